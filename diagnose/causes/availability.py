@@ -8,7 +8,7 @@ from typing import cast
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUNNING, WAITING
-from kneewatch.diagnose.causes.evidence import Cause, Evidence, Facts
+from kneewatch.diagnose.causes.evidence import Cause, Evidence, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
 from kneewatch.diagnose.deployment.canary_state import CanaryState
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
@@ -23,6 +23,11 @@ STALLED_S = 30.0
 STALL_NOTED_S = 10.0
 
 CRASH_LOOP_S = 600.0
+HOUR_S = 3600.0
+CRASHES_WARNING, CRASHES_CRITICAL = 3, 5
+"""Processes that broke off within an hour: a slow crash loop. Deployments drain theirs first."""
+
+RESTARTS_SHOWN = 3
 RESTART_NOTED_S = 60.0
 DOWN_WARNING_FAILURES = 2
 DOWN_CRITICAL_FAILURES = 3
@@ -219,24 +224,42 @@ ENGINE_ASLEEP = CauseRecord(
 
 def engine_restarted(facts: Facts) -> Cause | None:
     """The vLLM process was replaced: info for a minute, then warning or critical if it repeats."""
-    times_s = [t_s for t_s in facts.restarts_s if facts.now_s - t_s <= CRASH_LOOP_S]
-    if not times_s:
+    within_hour = [each for each in facts.restarts if facts.now_s - each.t_s <= HOUR_S]
+    if not within_hour:
         return None
-    ago_s, count = facts.now_s - times_s[-1], len(times_s)
-    if count < 2 and ago_s > RESTART_NOTED_S * facts.scale:
+    ago_s = facts.now_s - within_hour[-1].t_s
+    at_once = sum(facts.now_s - each.t_s <= CRASH_LOOP_S for each in within_hour)
+    broke_off = sum(each.broke_off for each in within_hour)
+    severity = max(
+        Severity.INFO if at_once < 2 else Severity.WARNING if at_once < 3 else Severity.CRITICAL,
+        Severity.INFO
+        if broke_off < CRASHES_WARNING
+        else Severity.WARNING
+        if broke_off < CRASHES_CRITICAL
+        else Severity.CRITICAL,
+    )
+    if severity == Severity.INFO and ago_s > RESTART_NOTED_S * facts.scale:
         return None
-    loop = f"{count} times in {CRASH_LOOP_S / 60:.0f} minutes, last " if count > 1 else ""
+    loop, many = "", len(within_hour) if broke_off >= CRASHES_WARNING else at_once
+    if many > 1:
+        minutes = (HOUR_S if many > at_once else CRASH_LOOP_S) / 60
+        loop = f"{many} times in {minutes:.0f} minutes, last "
     return Cause(
         "engine_restarted",
         0.99,
-        Severity.INFO if count < 2 else Severity.WARNING if count < 3 else Severity.CRITICAL,
+        severity,
         f"Engine restarted {loop}{ago_s:.0f} s ago; its caches are cold.",
         (
             Evidence(
                 "process_start",
-                float(count),
+                float(many),
                 None,
                 "the counters or the process start time were reset",
+            ),
+            *(
+                Evidence("process_start", each.uptime_s, None, _ended(each))
+                for each in reversed(within_hour[-RESTARTS_SHOWN:])
+                if each.last_page
             ),
         ),
         (),
@@ -244,6 +267,13 @@ def engine_restarted(facts: Facts) -> Cause | None:
         "If nobody restarted it on purpose, read the old process's log. A load balancer in front "
         "of several processes looks the same: scrape each process directly.",
     )
+
+
+def _ended(process: ReplacedProcess) -> str:
+    """What was seen of a process before it was replaced, and how long it had run."""
+    ran = "" if process.uptime_s is None else f" after {process.uptime_s / 60:.0f} min"
+    how = "broke off" if process.broke_off else "ended without requests"
+    return f"a process {how}{ran}; its last page: {process.last_page}"
 
 
 def is_blind(facts: Facts) -> bool:

@@ -49,6 +49,18 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacedProcess:
+    """A vLLM process that was replaced: when the next one was first seen, how long it ran (None
+    where that is unknown), and its last page in words. `broke_off`: it had requests in flight or a
+    cause at warning, so that nobody drained it on purpose."""
+
+    t_s: float
+    uptime_s: float | None = None
+    last_page: str = ""
+    broke_off: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All that a cause may look at, for one engine at one moment.
 
@@ -77,7 +89,7 @@ class Facts:
     baseline: Quiet
     config: Mapping[str, str]
     targets: Targets
-    restarts_s: Sequence[float]
+    restarts: Sequence[ReplacedProcess]
     gpus: Sequence[GpuState] = ()
     gpus_guessed: bool = False
     gpus_lost: Sequence[str] = ()
@@ -111,7 +123,7 @@ class Facts:
             baseline=NO_BASELINE,
             config=config or {},
             targets=targets or Targets(),
-            restarts_s=(),
+            restarts=(),
         )
 
     def get(self, signal: str, default: float = 0.0) -> float:

@@ -14,7 +14,7 @@ from kneewatch.collector.scrape_history import History, Restart
 from kneewatch.collector.signals.signal import Reading, Signal, SignalSet
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.causes import availability as observer
-from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts
+from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.lora_adapters import adapters_seen
 from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, ranked
 from kneewatch.diagnose.causes.workload import LENGTH_POINTS
@@ -142,6 +142,13 @@ class Learned:
 
 
 RESTARTS_KEPT = 16
+LAST_PAGE = (
+    ("running", "{:.0f} running"),
+    ("waiting", "{:.0f} waiting"),
+    ("kv_usage_ratio", "KV {:.0%}"),
+)
+"""Signals of a process's last page that are kept after it was replaced."""
+
 SCRAPES_IN_WINDOW = 2.2
 """Least length of the window in scrape intervals, so that it always holds two scrapes."""
 
@@ -188,7 +195,8 @@ class EngineMonitor:
         self._tracker = CauseTracker(scale=profile.scale)
         self._adviser = Adviser(profile.stated)
         self._unless: tuple[str, tuple[Counterfactual, ...]] = ("", ())
-        self._restarts_s: deque[float] = deque(maxlen=RESTARTS_KEPT)
+        self._restarts: deque[ReplacedProcess] = deque(maxlen=RESTARTS_KEPT)
+        self._newest_read: Diagnosis | None = None
         self._vanished, self._blind = 0, 0
         self._appeared_s = float("-inf")
         self._disturbed_s = dict.fromkeys(FAMILIES, float("-inf"))
@@ -232,11 +240,12 @@ class EngineMonitor:
         """The diagnosis after one scrape; None where the scrape is not newer than the last."""
         steps = self.history.clock_steps
         before = len(self.history.times), self.history.times[-1:]
+        started_s = self.history.started_s
         restart = self.history.append(t_s, page, binding, process_start)
         if (len(self.history.times), self.history.times[-1:]) == before:
             return None
         if restart is not None or self.history.clock_steps != steps:
-            self._reset(t_s, restart)
+            self._reset(t_s, restart, started_s)
         if self.died is not None and (restart is not None or self._works_since(self.died.since_s)):
             self.died = None
         if increase_since_last(self.history, "generation_tokens"):
@@ -247,6 +256,7 @@ class EngineMonitor:
         window = Window(self.history, now_s=t_s, range_s=self._range_s(t_s))
         reading = self._signals.read(window)
         self.newest, self.restart = self._judge(t_s, window, reading, gpus), restart
+        self._newest_read = self.newest
         return self.newest
 
     def _works_since(self, since_s: float) -> bool:
@@ -334,10 +344,11 @@ class EngineMonitor:
         )  # fmt: skip
         return self.newest
 
-    def _reset(self, t_s: float, restart: Restart | None) -> None:
-        """Forget trends and durations: the process was replaced or the clock was set back."""
+    def _reset(self, t_s: float, restart: Restart | None, started_s: float | None) -> None:
+        """Forget trends and durations: the process, which began at `started_s`, was replaced, or
+        the clock was set back."""
         if restart is not None:
-            self._restarts_s.append(restart.t_s)
+            self._restarts.append(_replaced(restart.t_s, started_s, self._newest_read))
         self._disturbed_s = dict.fromkeys(FAMILIES, t_s)
         self._rules.forget()
         self._cascade.forget()
@@ -380,7 +391,7 @@ class EngineMonitor:
             baseline=learned.baseline,
             config=config,
             targets=profile.targets,
-            restarts_s=self._restarts_s,
+            restarts=self._restarts,
             gpus=gpus.states,
             gpus_guessed=gpus.guess and len(gpus.states) != self._server_gpus,
             gpus_lost=gpus.lost,
@@ -499,6 +510,23 @@ class EngineMonitor:
             lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]
             self._unknown = (reading.missing, lines)
         return self._unknown[1]
+
+
+def _replaced(t_s: float, started_s: float | None, newest: Diagnosis | None) -> ReplacedProcess:
+    """A replaced process by its last diagnosis; `t_s` is when the next one was first seen."""
+    if newest is None:
+        return ReplacedProcess(t_s)
+    numbers = [
+        words.format(value)
+        for key, words in LAST_PAGE
+        if (value := newest.values.get(key)) is not None
+    ]
+    causes = [cause.id for cause in newest.causes if cause.severity >= Severity.WARNING]
+    in_flight = (newest.values.get("running") or 0.0) + (newest.values.get("waiting") or 0.0)
+    uptime_s = None if started_s is None else max(0.0, newest.t_s - started_s)
+    return ReplacedProcess(
+        t_s, uptime_s, ", ".join([*numbers, *causes]), broke_off=in_flight >= 1 or bool(causes)
+    )
 
 
 def _engine_name(key: EngineKey) -> str:

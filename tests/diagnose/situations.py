@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from kneewatch.diagnose.causes.evidence import Cause, Facts, Targets
+from kneewatch.diagnose.causes.evidence import Cause, Facts, ReplacedProcess, Targets
 from kneewatch.diagnose.causes.ranking import conclude
 from kneewatch.diagnose.gpu.health import GpuState, XidSeen
 from kneewatch.diagnose.learned.knee import LearnedKnee
@@ -94,7 +94,7 @@ class Situation:
     worst: Severity = Severity.OK
     observed_s: float = 600.0
     scale: float = 1.0
-    restarts_s: tuple[float, ...] = ()
+    restarts: tuple[ReplacedProcess, ...] = ()
     gpus: tuple[GpuState, ...] = ()
     gpus_guessed: bool = False
     gpus_lost: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ class Situation:
             baseline=baseline,
             config=self.config,
             targets=self.targets,
-            restarts_s=self.restarts_s,
+            restarts=self.restarts,
             gpus=self.gpus,
             gpus_guessed=self.gpus_guessed,
             gpus_lost=self.gpus_lost,
@@ -277,6 +277,6 @@ CONCLUSIVE: Mapping[str, Situation] = {
     "tp_overhead": replace(CALM, split=split_of({1: 1000.0, 4: 500.0}, tensor_parallel=4)),
     "engine_stalled": CALM.lasting(stalled=45.0),
     "engine_asleep": CALM.but(awake=0.0),
-    "engine_restarted": replace(CALM, restarts_s=(NOW_S - 10,)),
+    "engine_restarted": replace(CALM, restarts=(ReplacedProcess(NOW_S - 10),)),
 }
 """For each cause the least that concludes it."""

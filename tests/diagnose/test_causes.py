@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.causes.evidence import ReplacedProcess, Targets
 from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES, EXAMINED, conclude, ranked
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.knee import LearnedKnee, Range
@@ -233,7 +233,7 @@ NEAR_MISSES = [
     ("engine_stalled", STILL.lasting(stalled=29.9), "nothing came out for less than 30 s"),
     ("engine_stalled", replace(STILL, streaks_s={}), "tokens come out"),
     ("engine_stalled", replace(STILL, scale=0.1).lasting(stalled=9.0), "too short a look"),
-    ("engine_restarted", replace(CALM, restarts_s=(NOW_S - 61,)), "a minute ago"),
+    ("engine_restarted", replace(CALM, restarts=(ReplacedProcess(NOW_S - 61),)), "a minute ago"),
 ]
 
 

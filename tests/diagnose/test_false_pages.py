@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.diagnose.causes import availability as observer
-from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.causes.evidence import ReplacedProcess, Targets
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.rules.cascade import Cascade
 from kneewatch.rules.rule import Bound, Severity
@@ -26,14 +26,40 @@ RESTARTS = [
 
 @pytest.mark.parametrize(("ago_s", "severity"), RESTARTS)
 def test_a_crash_loop_is_more_than_a_restart(ago_s: tuple[float, ...], severity: Severity) -> None:
-    facts = replace(CALM, restarts_s=tuple(NOW_S - ago for ago in ago_s)).facts()
+    facts = replace(CALM, restarts=tuple(ReplacedProcess(NOW_S - ago) for ago in ago_s)).facts()
     told = observer.engine_restarted(facts)
     assert told is not None
     assert told.severity == severity
 
 
+@pytest.mark.parametrize(
+    ("count", "broke_off", "severity"),
+    [
+        pytest.param(3, True, Severity.WARNING, id="three crashes in an hour"),
+        pytest.param(5, True, Severity.CRITICAL, id="five crashes in an hour"),
+        pytest.param(5, False, None, id="five deployments in an hour"),
+        pytest.param(2, True, None, id="two crashes in an hour"),
+    ],
+)
+def test_a_slow_crash_loop_is_told_from_deployments(
+    count: int, broke_off: bool, severity: Severity | None
+) -> None:
+    ends = [
+        ReplacedProcess(NOW_S - 100 - 640 * at, 600.0, "8 running, KV 99%", broke_off)
+        for at in reversed(range(count))
+    ]
+    told = observer.engine_restarted(replace(CALM, restarts=tuple(ends)).facts())
+    assert (told.severity if told else None) == severity
+    if told is not None:
+        assert f"{count} times in 60 minutes" in told.summary
+        assert "broke off after 10 min; its last page: 8 running, KV 99%" in told.evidence[1].text
+
+
 def test_a_single_restart_is_forgotten_after_a_minute() -> None:
-    assert observer.engine_restarted(replace(CALM, restarts_s=(NOW_S - 61,)).facts()) is None
+    assert (
+        observer.engine_restarted(replace(CALM, restarts=(ReplacedProcess(NOW_S - 61),)).facts())
+        is None
+    )
 
 
 @pytest.mark.parametrize(
