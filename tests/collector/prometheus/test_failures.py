@@ -223,6 +223,24 @@ def test_headers_and_the_form_arrive(start: Start, tmp_path: Path) -> None:
     assert forms == [{"query": "up" * 9000, "time": "12.500"}]
 
 
+def test_a_token_that_was_renewed_is_sent_with_the_next_query(start: Start, tmp_path: Path) -> None:
+    token, header = tmp_path / "token", tmp_path / "header"
+    server = start(always(ONE))
+    with (
+        source(server, FetchSettings(bearer_token_file=str(token))) as bearer,
+        source(server, FetchSettings(header_files={"Authorization": str(header)})) as basic,
+    ):
+        for number in range(2):
+            token.write_text(f"hour-{number}\n")
+            header.write_text(f"Basic {number}")
+            bearer.instant("up")
+            basic.instant("up")
+    sent = [request.decode() for request in server.requests]
+    for number in range(2):
+        assert any(f"Authorization: Bearer hour-{number}\r\n" in request for request in sent)
+        assert any(f"Authorization: Basic {number}\r\n" in request for request in sent)
+
+
 def test_credentials_of_the_url_are_sent_and_never_shown(start: Start) -> None:
     server = start(always(failed("403 Forbidden", "no")))
     with (
