@@ -223,6 +223,16 @@ def test_headers_and_the_form_arrive(start: Start, tmp_path: Path) -> None:
     assert forms == [{"query": "up" * 9000, "time": "12.500"}]
 
 
+def test_a_store_that_wants_signed_requests_is_told_apart(start: Start) -> None:
+    said = answer(b'{"message": "Missing Authentication Token"}', status="403 Forbidden")
+    with (
+        source(start(always(said)), FetchSettings()) as asked,
+        pytest.raises(CollectError) as caught,
+    ):
+        asked.instant("up")
+    assert "SigV4 proxy" in caught.value.hint
+
+
 def test_a_token_that_was_renewed_is_sent_with_the_next_query(start: Start, tmp_path: Path) -> None:
     token, header = tmp_path / "token", tmp_path / "header"
     server = start(always(ONE))
