@@ -217,22 +217,32 @@ class LivingFleet:
         """Write all that is scraped between two moments of its life. Returns the number of
         samples."""
         written = 0
+        for rows in self.scraped(from_s=from_s, to_s=to_s):
+            written += sum(map(len, rows.values()))
+            server.write(
+                (dict(series), b"".join(sample(self._at_ms(t_s), value) for t_s, value in samples))
+                for series, samples in rows.items()
+            )
+        return written
+
+    def scraped(self, *, from_s: float, to_s: float) -> Iterator[Rows]:
+        """What is scraped of each target between two moments of its life: moments and values of its
+        series, None where a series ends."""
         for pages in self._targets():
-            rows: dict[Series, list[bytes]] = {}
+            rows: Rows = {}
             before: set[Series] = set()
             for t_s in self._scrapes(from_s, to_s):
                 shown = dict(pages(t_s))
-                t_ms = round((self.epoch_s + t_s) * 1000)
                 for series, value in shown.items():
-                    rows.setdefault(series, []).append(sample(t_ms, value))
+                    rows.setdefault(series, []).append((t_s, value))
                 for series in before.difference(shown):
-                    rows[series].append(sample(t_ms, None))
+                    rows[series].append((t_s, None))
                 before = set(shown)
-            if not rows:
-                continue
-            written += sum(map(len, rows.values()))
-            server.write((dict(series), b"".join(samples)) for series, samples in rows.items())
-        return written
+            if rows:
+                yield rows
+
+    def _at_ms(self, t_s: float) -> int:
+        return round((self.epoch_s + t_s) * 1000)
 
     def _scrapes(self, from_s: float, to_s: float) -> Iterator[float]:
         for at in range(int((to_s - from_s) // self.scrape_s) + 1):
@@ -252,7 +262,70 @@ class LivingFleet:
             yield partial(_constant, series, value)
 
 
+# --- Operations, and faults in the midst of them -------------------------------------------------
+
+
+MIN_S = 60
+FAULTS_S = 10.0 * MIN_S, 22.0 * MIN_S
+"""When the faults of `with_faults` begin and end."""
+
+FAULTS = {
+    "code": "engine_stalled",
+    "big": "bad_node",
+    "rag": "kv_pressure",
+    "late": "queue_saturation",
+    "chat": "target_down",
+    "lost": "target_down",
+}
+"""The faults of `with_faults`: the cause, by namespace."""
+
+
+def operated(fleet: LivingFleet) -> LivingFleet:
+    """Fifty minutes of operations: rollouts, a second model, scaling, and a Prometheus that is down
+    for eight minutes (`GAP_S`)."""
+    chat = fleet.pool("Deployment", "chat", 4)
+    code = fleet.pool("StatefulSet", "code", 3)
+    big = fleet.pool("LeaderWorkerSet", "big", 2)
+    chat.roll(10 * MIN_S)
+    code.roll(12 * MIN_S)
+    big.roll(12 * MIN_S)
+    fleet.pool("Deployment", "chat", 2, at_s=16 * MIN_S, model="m-second", workload="second")
+    chat.scale(25 * MIN_S, 6)
+    chat.scale(28 * MIN_S, 3)
+    fleet.gap(*GAP_S)
+    chat.roll(39 * MIN_S, workload="chat-v2")
+    return fleet
+
+
+GAP_S = 30.0 * MIN_S, 38.0 * MIN_S
+
+
+def with_faults(fleet: LivingFleet) -> LivingFleet:
+    """Half an hour of a fleet in which a pool is rolled while one thing goes wrong in each
+    namespace of `FAULTS`."""
+    pools = {name: fleet.pool("Deployment", name, 4) for name in ("chat", "rag", "lost", "late")}
+    pools["code"] = fleet.pool("StatefulSet", "code", 4)
+    pools["big"] = fleet.pool("LeaderWorkerSet", "big", 3)
+    from_s, to_s = FAULTS_S
+    pools["code"].pods[0].ails(from_s, to_s, running=26.0, arrival_per_s=0.0)
+    pools["big"].pods[0].ails(from_s, to_s, itl_s=0.06, sm_clock_mhz=1200.0, xid=79.0)
+    full = {"kv_usage_ratio": 0.99, "preemption_per_s": 4.0, "waiting": 6.0, "ttft_s": 3.0}
+    pools["rag"].pods[0].ails(from_s, to_s, **full)
+    late = {"running": 30.0, "waiting": 60.0, "queue_s": 15.0, "ttft_s": 20.0, "itl_s": 0.045}
+    pools["late"].overload(from_s, to_s, **late)
+    crashed = pools["chat"].pods[0]
+    crashed.silent_s, crashed.gone_s = from_s, to_s
+    pools["lost"].vanish(from_s)
+    pools["lost"].begin(to_s - 90, 4)
+    pools["chat"].roll(8 * MIN_S)
+    return fleet
+
+
+# --- What is scraped ------------------------------------------------------------------------------
+
+
 Series = tuple[tuple[str, str], ...]
+Rows = dict[Series, list[tuple[float, float | None]]]
 Pages = Callable[[float], Sequence[tuple[Series, float]]]
 
 

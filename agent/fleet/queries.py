@@ -245,10 +245,9 @@ def held(
     return {key: " or ".join(f"({queries[key]})" for queries in by_prefix) for key in by_prefix[0]}
 
 
-def alerts(scope: QueryScope) -> str:
-    """The findings that the exported rules' alerts fire for, by engine, rule and severity."""
-    series = scope.series("ALERTS", 'kneewatch="finding",alertstate="firing"')
-    return f"max by ({', '.join((*scope.by, 'rule', 'severity'))}) ({series})"
+def findings(scope: QueryScope) -> str:
+    """The severities of the findings that the exported rules have in force, by engine and rule."""
+    return f"max by ({', '.join((*scope.by, 'rule'))}) ({scope.series('kneewatch:finding')})"
 
 
 def process_queries(scope: QueryScope) -> dict[str, str]:

@@ -20,7 +20,7 @@ from kneewatch.diagnose.fleet.engine_state import Coverage, coverage
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Shape, shape_of
 from kneewatch.diagnose.fleet.observed import WEEK_S, Load, Observed, Past
 from kneewatch.rules.facts import range_s
-from kneewatch.rules.rule import WORDS, Severity
+from kneewatch.rules.rule import Severity
 
 MODEL = ("modelName", "model_name")
 NODE = ("Hostname", "hostname", "node")
@@ -162,7 +162,7 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     all_recorded = shape.recorded and all(member.key in keys for member in shape.members)
     use_recorded = all_recorded and bool(shape.members)
     values, sources = _signals(source, scope, shape, log, at_s, config, recorded=use_recorded)
-    fires = _alerts(source, scope, shape, log, at_s) if use_recorded else {}
+    findings = _findings(source, scope, shape, log, at_s) if use_recorded else {}
     streaks_s = _streaks(
         source, scope, shape, log, at_s, config, interval_s=interval_s, recorded=not raw
     )
@@ -187,7 +187,7 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
         values=values,
         gpus=gpus,
         configs=configs,
-        alerts=fires,
+        alerts=findings,
         past=past,
         gone=presence.gone,
         loading=presence.loading,
@@ -264,19 +264,16 @@ def _streaks(
     return streaks_s
 
 
-def _alerts(
+def _findings(
     source: PrometheusSource, scope: QueryScope, shape: Shape, log: AnswerLog, at_s: float
 ) -> dict[Key, dict[str, Severity]]:
-    """The worst severity at which each rule fires, by engine and rule."""
-    fires: dict[Key, dict[str, Severity]] = {}
-    words = {word: severity for severity, word in WORDS.items()}
-    answers = source.instants({"alerts": queries.alerts(scope)}, at_s)
-    for sample in log.samples("alerts", answers["alerts"]):
-        rule, severity = sample.labels.get("rule", ""), words.get(sample.labels.get("severity", ""))
-        if severity is not None:
-            by_rule = fires.setdefault(shape.key(sample.labels), {})
-            by_rule[rule] = max(severity, by_rule.get(rule, severity))
-    return fires
+    """The severity of each finding that the exported rules have in force, by engine and rule."""
+    severities: dict[Key, dict[str, Severity]] = {}
+    answers = source.instants({"findings": queries.findings(scope)}, at_s)
+    for sample in log.samples("findings", answers["findings"]):
+        by_rule = severities.setdefault(shape.key(sample.labels), {})
+        by_rule[sample.labels.get("rule", "")] = Severity(int(sample.value))
+    return severities
 
 
 def _gpus_and_configs(

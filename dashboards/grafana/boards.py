@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kneewatch.collector.names.vllm_metrics import PREFIXES
 from kneewatch.collector.signals.expr import any_of
-from kneewatch.dashboards.grafana.panel import SELECTOR, Board, Panel, Query, Row, lines, signal
+from kneewatch.dashboards.grafana.panel import Board, Panel, Query, Row, lines, signal
 
 ENOUGH = "On in dcgm-exporter's default list of fields."
 FULLER = "Needs the recommended list of fields (kneewatch export dcgm)."
@@ -92,10 +92,9 @@ FLEET = Board(
                 Panel("Worst stage", "The highest stage of the KV cascade in each tier.",
                       (Query(f"max {TIER} ({signal('cascade_stage')})", NAMED),),
                       kind="number", bounds=STAGES, width=6),
-                Panel("Causes", "Causes that stand now, with their replicas.",
-                      (Query('ALERTS{kneewatch="cause", alertstate="firing", ' + SELECTOR + "}"
-                             " or on () vector(0)",
-                             "{{cause}} {{severity}} {{namespace}} {{pod}} {{instance}}"),),
+                Panel("Causes", "Causes in force by replica: 1 info, 2 warning, 3 critical.",
+                      (Query(f"{signal('cause')} or on () vector(0)",
+                             "{{cause}} {{namespace}} {{pod}} {{instance}}"),),
                       kind="rows", width=12, triage=True),
             ),
         ),

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kneewatch.collector.signals.vllm import ARRIVALS, within_ttft
-from kneewatch.dashboards.prometheus.recording_rules import FOUND, derived, inexpressible
-from kneewatch.dashboards.prometheus.rule_group import SUBJECT, Alert, Group, Plan, Record
+from kneewatch.dashboards.prometheus.in_force import (
+    CAUSE,
+    FINDING,
+    Lasts,
+    in_force_records,
+    met,
+)
+from kneewatch.dashboards.prometheus.pool_alerts import (
+    POOL,
+    WHERE,
+    WORST_NAME,
+    affected,
+    count_text,
+    firing,
+    worst_text,
+)
+from kneewatch.dashboards.prometheus.recording_rules import (
+    CAUSE_SEVERITY,
+    FOUND,
+    derived,
+    inexpressible,
+)
+from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
+from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.doc_links import cause_page, rule_page
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.facts import duration, number, recorded
@@ -35,55 +57,53 @@ def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
     return can, cannot
 
 
-def finding_group(plan: Plan) -> Group:
-    """An alert for each bound of each rule."""
+def finding_groups(plan: Plan) -> tuple[Group, Group]:
+    """The findings in force for each engine, and an alert for each severity of each rule."""
     rules, _ = expressible(plan)
-    return Group("kneewatch-findings", tuple(_alerts(plan, rules)))
+    lasts = {rule.id: _lasts(plan, rule) for rule in rules}
+    records = (
+        *(Record(met(FINDING), _met(plan, rule), {"rule": rule.id}) for rule in rules),
+        *in_force_records(plan, FINDING, "rule", lasts),
+    )
+    alerts = tuple(_alert(plan, rule, bound) for rule in rules for bound in rule.bounds)
+    return Group("kneewatch-findings", records), Group("kneewatch-finding-alerts", alerts)
 
 
-def _alerts(plan: Plan, rules: Iterable[Rule]) -> Iterable[Alert]:
-    for rule in rules:
-        ends = any(guard.ends for guard in rule.guards)
-        for bound in rule.bounds:
-            yield Alert(
-                name=alert_name(rule.id),
-                expr=_expr(plan, rule, bound),
-                for_s=rule.for_s * plan.scale,
-                keep_s=0.0 if ends else rule.clear_s * plan.scale,
-                labels={
-                    "severity": bound.severity.word,
-                    "kneewatch": "finding",
-                    "rule": rule.id,
-                },
-                annotations=_annotations(plan, rule, bound),
-            )
+def _lasts(plan: Plan, rule: Rule) -> Lasts:
+    ends = any(guard.ends for guard in rule.guards)
+    return Lasts(rule.for_s * plan.scale, 0.0 if ends else rule.clear_s * plan.scale)
 
 
-def alert_name(rule_id: str) -> str:
-    """An alert's name: `KV-EVICT` is `KneewatchKvEvict`."""
-    return "Kneewatch" + "".join(part.capitalize() for part in rule_id.split("-"))
+def finding_of(rule: Rule) -> str:
+    """The series of a rule's findings in force."""
+    return f'{FINDING}{{rule="{rule.id}"}}'
 
 
-def _expr(plan: Plan, rule: Rule, bound: Bound) -> str:
-    """Fires beyond the threshold; once firing, until the value is back inside by `clear_ratio`."""
+def _met(plan: Plan, rule: Rule) -> str:
+    """The severity of the worst bound that is crossed; one in force until the value is back inside
+    by `clear_ratio`."""
+    worst_first = sorted(rule.bounds, key=lambda bound: bound.severity, reverse=True)
+    levels = " or ".join(
+        f"(({_crossed(plan, rule, bound)}) * 0 + {int(bound.severity)})" for bound in worst_first
+    )
+    guards = "".join(f" and {_guard(plan, guard)}" for guard in rule.guards)
+    return f"({levels}){guards}" if guards else levels
+
+
+def _crossed(plan: Plan, rule: Rule, bound: Bound) -> str:
     signal, sign = recorded(rule.signal), "<" if rule.below else ">"
     margin = abs(bound.threshold) * rule.clear_ratio
     relaxed = bound.threshold + margin if rule.below else bound.threshold - margin
     crossed = f"{signal} {sign} {number(bound.threshold)}"
     if margin:
-        firing = firing_of(alert_name(rule.id), bound.severity.word)
+        in_force = f"({finding_of(rule)} >= {int(bound.severity)})"
         crossed = (
-            f"({crossed}) or (({signal} {sign} {number(relaxed)}) and on ({plan.engine}) {firing})"
+            f"({crossed}) or (({signal} {sign} {number(relaxed)}) and on ({plan.engine})"
+            f" {in_force})"
         )
     if not rule.below and bound.threshold - margin <= 0:
         crossed = f"({crossed}) > 0"
-    guards = "".join(f" and {_guard(plan, guard)}" for guard in rule.guards)
-    return f"({crossed}){guards}" if guards else crossed
-
-
-def firing_of(alert: str, severity: str) -> str:
-    """Selector of the ALERTS series that exists while an alert fires."""
-    return f'ALERTS{{alertname="{alert}", severity="{severity}", alertstate="firing"}}'
+    return crossed
 
 
 def _guard(plan: Plan, guard: Guard) -> str:
@@ -91,28 +111,79 @@ def _guard(plan: Plan, guard: Guard) -> str:
         series = plan.dialect.series(SEEN_ELSEWHERE[guard.signal])
         return f"on ({plan.process}) {series}"
     sign = "<=" if guard.below else ">="
-    return f"({recorded(guard.signal)} {sign} {number(guard.value)})"
+    return f"on ({plan.engine}) ({recorded(guard.signal)} {sign} {number(guard.value)})"
+
+
+def _alert(plan: Plan, rule: Rule, bound: Bound) -> Alert:
+    covering = [record.id for record in CAUSES if rule.id in record.covers]
+    return Alert(
+        name=alert_name(rule.id),
+        expr=uncovered(plan, finding_of(rule), bound.severity, covering),
+        for_s=plan.settles_s if covering or bound.severity < Severity.CRITICAL else 0.0,
+        keep_s=0.0,
+        labels={"severity": bound.severity.word, "kneewatch": "finding", "rule": rule.id},
+        annotations=_annotations(plan, rule, bound),
+    )
+
+
+def uncovered(plan: Plan, in_force: str, severity: Severity, covering: Sequence[str]) -> str:
+    """How many replicas of a pool are affected at this severity and have none of the causes that
+    cover it, where no replica of the pool has such a cause that is at least as severe."""
+    if not covering:
+        return firing(plan, in_force, severity)
+    causes = _lately_concluded(plan, covering)
+    alone = f"({in_force} unless on ({plan.engine}) ({causes} >= {int(Severity.WARNING)}))"
+    as_bad = f"({causes} >= {int(max(severity, Severity.WARNING))})"
+    return f"({firing(plan, alone, severity)}) unless on ({plan.pool}) {as_bad}"
+
+
+def _lately_concluded(plan: Plan, causes: Sequence[str]) -> str:
+    """The severities of causes within the last two windows: what they cover may end after them."""
+    series = f'{recorded(CAUSE_SEVERITY)}{{cause=~"({"|".join(causes)})(:.*)?"}}'
+    return f"max_over_time({series}[{duration(2 * plan.range_s)}])"
+
+
+def alert_name(rule_id: str) -> str:
+    """An alert's name: `KV-EVICT` is `KneewatchKvEvict`."""
+    return "Kneewatch" + "".join(part.capitalize() for part in rule_id.split("-"))
+
+
+def firing_of(alert: str, severity: str) -> str:
+    """Selector of the ALERTS series that exists while an alert fires."""
+    return f'ALERTS{{alertname="{alert}", severity="{severity}", alertstate="firing"}}'
 
 
 def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
     sign, unit = "below" if rule.below else "above", unit_of(rule.signal)
+    one = "bottomk" if rule.below else "topk"
+    engines = f'{FINDING}{{rule="{rule.id}", {POOL}}}'
+    worst = f"{one}(1, {recorded(rule.signal)}{{{POOL}}} and on ({plan.engine}) {engines})"
+    said = (
+        f"{rule.signal} is {unit.text('value $worst')} ({sign} {unit.threshold(bound.threshold)}: "
+        f"{bound.source}) on {WORST_NAME}, the worst."
+    )
     annotations = {
-        "summary": f"{rule.summary}: {SUBJECT}",
-        "description": f"{rule.signal} is {unit.value} ({sign} "
-        f"{unit.threshold(bound.threshold)}: {bound.source}).",
+        "summary": f"{rule.summary}: {count_text(plan)}",
+        "description": worst_text(plan, worst, said),
         "action": rule.advice,
         "guide": ", ".join(rule.guide),
     }
-    return annotations | link_annotations(plan, rule_page(plan.runbooks, rule.id))
+    return annotations | link_annotations(plan, rule_page(plan.runbooks, rule.id), worst)
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """How a signal's value is written in an annotation: as a template, and as a number."""
+    """How a signal's value is written: a template's functions, and what follows the number. A bound
+    is a number of its own, with `scale` and `symbol`."""
 
-    value: str
+    functions: str
+    after: str = ""
     scale: float = 1.0
     symbol: str = ""
+
+    def text(self, value: str) -> str:
+        """A template's value with its unit."""
+        return f"{{{{ {value} | {self.functions} }}}}{self.after}"
 
     def threshold(self, bound: float) -> str:
         """A bound of the signal with its unit."""
@@ -120,15 +191,15 @@ class Unit:
 
 
 UNITS: tuple[tuple[tuple[str, ...], Unit], ...] = (
-    (("_drift_ratio", "_tail_ratio"), Unit('{{ printf "%.1f" $value }}x', symbol="x")),
-    (("_ratio_per_s",), Unit("{{ $value | humanizePercentage }}/s", 100.0, "%/s")),
-    (("_ratio", "_points"), Unit("{{ $value | humanizePercentage }}", 100.0, "%")),
-    (("_per_s",), Unit('{{ printf "%.3g" $value }}/s', symbol="/s")),
-    (("_s",), Unit("{{ $value | humanizeDuration }}", symbol="s")),
+    (("_drift_ratio", "_tail_ratio"), Unit('printf "%.1f"', "x", symbol="x")),
+    (("_ratio_per_s",), Unit("humanizePercentage", "/s", 100.0, "%/s")),
+    (("_ratio", "_points"), Unit("humanizePercentage", "", 100.0, "%")),
+    (("_per_s",), Unit('printf "%.3g"', "/s", symbol="/s")),
+    (("_s",), Unit("humanizeDuration", symbol="s")),
 )
 """Units by the end of a signal's name, the longer ends first."""
 
-PLAIN = Unit('{{ printf "%.3g" $value }}')
+PLAIN = Unit('printf "%.3g"')
 
 
 def unit_of(signal: str) -> Unit:
@@ -136,15 +207,18 @@ def unit_of(signal: str) -> Unit:
     return next((unit for ends, unit in UNITS if signal.endswith(ends)), PLAIN)
 
 
-def link_annotations(plan: Plan, runbook: str) -> dict[str, str]:
-    """Links of an alert about an engine to the runbook, the triage page and the replica's
-    dashboard, as far as their addresses are set."""
-    triage = f"{plan.triage_url.rstrip('/')}/{{{{ $labels.instance }}}}" if plan.triage_url else ""
-    return (
-        runbook_annotation(runbook)
-        | ({"triage": triage} if triage else {})
-        | dashboard_annotation(plan, "kneewatch-replica", replica="instance")
-    )
+def link_annotations(plan: Plan, runbook: str, worst: str = "") -> dict[str, str]:
+    """Links of an alert about a pool to the runbook, and to the triage page and the dashboard of
+    the replica that a query finds (without one, of all), as far as their addresses are set."""
+    links = runbook_annotation(runbook)
+    if plan.triage_url:
+        page = worst_text(plan, worst, '{{ label "instance" $worst }}') if worst else ""
+        links["triage"] = f"{plan.triage_url.rstrip('/')}{'/' if page else ''}{page}"
+    if plan.grafana_url and worst:
+        chosen = worst_text(plan, worst, '{{ label "instance" $worst | urlquery }}')
+        links["dashboard_url"] = dashboard_of(plan, f"kneewatch-replica?var-replica={chosen}")
+        return links
+    return links | dashboard_annotation(plan, "kneewatch-fleet", model="model_name")
 
 
 def dashboard_annotation(plan: Plan, board: str, **variables: str) -> dict[str, str]:
@@ -155,7 +229,12 @@ def dashboard_annotation(plan: Plan, board: str, **variables: str) -> dict[str, 
     chosen = "&".join(
         f"var-{name}={{{{ $labels.{label} | urlquery }}}}" for name, label in variables.items()
     )
-    return {"dashboard_url": f"{plan.grafana_url.rstrip('/')}/d/{board}?{chosen}"}
+    return {"dashboard_url": dashboard_of(plan, f"{board}?{chosen}")}
+
+
+def dashboard_of(plan: Plan, board: str) -> str:
+    """The address of a dashboard."""
+    return f"{plan.grafana_url.rstrip('/')}/d/{board}"
 
 
 def runbook_annotation(runbook: str) -> dict[str, str]:
@@ -172,8 +251,8 @@ def runbook_annotation(runbook: str) -> dict[str, str]:
 
 WINDOWS_S = (300.0, 1800.0, 3600.0, 21600.0)
 SPEEDS = (
-    ("KneewatchTtftBudgetFastBurn", "critical", 14.4, 3600.0, 300.0, "two days"),
-    ("KneewatchTtftBudgetSlowBurn", "warning", 6.0, 21600.0, 1800.0, "five days"),
+    ("KneewatchTtftBudgetFastBurn", Severity.CRITICAL, 14.4, 3600.0, 300.0, "two days"),
+    ("KneewatchTtftBudgetSlowBurn", Severity.WARNING, 6.0, 21600.0, 1800.0, "five days"),
 )
 """Name, severity, burn from, long and short window, and when a month's budget is gone at that
 speed. Source: Google, The Site Reliability Workbook, chapter 5, table 5-8."""
@@ -182,21 +261,22 @@ TRAFFIC_S = 300.0
 
 
 def burn_groups(plan: Plan) -> tuple[Group, ...]:
-    """Recording rules for the error ratios and their alerts; empty without a TTFT target."""
+    """Recording rules for the pools' error ratios and their alerts; empty without a TTFT target."""
     within = within_ttft(plan.targets.ttft_p99_s)
     if within is None:
         return ()
+    of_pools = replace(plan.dialect, by=plan.pool_labels)
     rules: list[Record | Alert] = []
     for window_s in WINDOWS_S:
-        share = within.promql(replace(plan.dialect, range_s=window_s))
+        share = within.promql(replace(of_pools, range_s=window_s))
         rules.append(Record(error_ratio(window_s), f"1 - ({share})"))
-    traffic = ARRIVALS.promql(replace(plan.dialect, range_s=TRAFFIC_S))
+    traffic = ARRIVALS.promql(replace(of_pools, range_s=TRAFFIC_S))
     rules.append(Record(recorded("arrival_per_s:5m"), traffic or ""))
     return (Group("kneewatch-burn", (*rules, *_burn_rate_alerts(plan))),)
 
 
 def error_ratio(window_s: float) -> str:
-    """Recorded series: share of requests in the window that exceeded the TTFT target."""
+    """Recorded series: share of a pool's requests in the window that exceeded the TTFT target."""
     minutes = round(window_s / 60)
     window = f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}m"
     return recorded(f"ttft_error_ratio:{window}")
@@ -211,16 +291,17 @@ def _burn_rate_alerts(plan: Plan) -> list[Alert]:
             Alert(
                 name=name,
                 expr=f"({error_ratio(long_s)} > {bound}) and ({error_ratio(short_s)} > {bound})"
-                f" and ({recorded('arrival_per_s:5m')} > 0)",
+                f" and ({recorded('arrival_per_s:5m')} > 0)"
+                f" unless on ({plan.pool}) ({CAUSE} >= {int(severity)})",
                 for_s=0.0,
                 keep_s=0.0,
-                labels={"severity": severity, "kneewatch": "burn"},
+                labels={"severity": severity.word, "kneewatch": "burn"},
                 annotations={
-                    "summary": f"TTFT error budget is burning: {SUBJECT}",
+                    "summary": f"TTFT error budget is burning: {WHERE}",
                     "description": "{{ $value | humanizePercentage }} of requests in the last "
                     f"{duration(long_s)} exceeded the TTFT target. At this rate a month's error "
                     f"budget is used up in {gone}.",
-                    "action": "Check the triage page and the cause alerts for the root cause.",
+                    "action": "Check the triage page for the replicas that are late.",
                     "guide": "9.3",
                 }
                 | link_annotations(plan, rule_page(plan.runbooks, "TTFT-P99")),
@@ -241,7 +322,8 @@ STAGE_ADVICE = {
 
 
 def stage_group(plan: Plan) -> Group:
-    """An alert for each stage from 1 on and each severity that it can have."""
+    """The worst stage in each pool, and an alert for each stage from 1 on and each severity that it
+    can have: of those, a pool has one."""
     alerts: list[Alert] = []
     for number_, severities in (
         (1, (Severity.INFO,)),
@@ -251,16 +333,29 @@ def stage_group(plan: Plan) -> Group:
     ):
         for severity in severities:
             alerts.append(_stage(plan, number_, severity))
-    return Group("kneewatch-stages", tuple(alerts))
+    return Group("kneewatch-stages", (Record(POOL_STAGE, _pool_stage(plan)), *alerts))
+
+
+POOL_STAGE = recorded("pool_cascade")
+"""Ten times the severity plus the stage of a pool's worst engine without the cause kv_pressure."""
+
+
+def _pool_stage(plan: Plan) -> str:
+    stage = recorded(STAGE)
+    covered = f"({_lately_concluded(plan, ['kv_pressure'])} >= {int(Severity.WARNING)})"
+    engines = f"(10 * {recorded('cascade_severity')} + ({stage} > 0))"
+    return f"max by ({plan.pool}) ({engines} unless on ({plan.engine}) {covered})"
 
 
 def _stage(plan: Plan, number_: int, severity: Severity) -> Alert:
-    name = NAMES[number_]
+    name, stage = NAMES[number_], recorded(STAGE)
+    usage = f"{recorded('kv_usage_ratio')}{{{POOL}}}"
+    worst = f"topk(1, {usage} and on ({plan.engine}) {stage}{{{POOL}}} == {number_})"
     return Alert(
         name=f"KneewatchCascade{name.capitalize()}",
-        expr=f"({recorded('cascade_stage')} == {number_})"
-        f" and ({recorded('cascade_severity')} == {int(severity)})",
-        for_s=0.0,
+        expr=f"{affected(plan, f'{stage} >= {number_}')}"
+        f" and on ({plan.pool}) ({POOL_STAGE} == {10 * int(severity) + number_})",
+        for_s=plan.settles_s,
         keep_s=0.0,
         labels={
             "severity": severity.word,
@@ -268,11 +363,16 @@ def _stage(plan: Plan, number_: int, severity: Severity) -> Alert:
             "stage": str(number_),
         },
         annotations={
-            "summary": f"KV memory pressure, stage {number_} ({name}): {SUBJECT}",
-            "description": "From KV cache usage, preemptions and the queue; evidence in "
-            f"{recorded('cascade_evidence')}.",
+            "summary": f"KV memory pressure, stage {number_} ({name}): {count_text(plan)}",
+            "description": worst_text(
+                plan,
+                worst,
+                f"The KV cache of {WORST_NAME} is "
+                "{{ value $worst | humanizePercentage }} full, the fullest at this stage. Stages "
+                "are concluded from KV cache usage, preemptions and the queue.",
+            ),
             "action": STAGE_ADVICE[number_],
             "guide": "7.4",
         }
-        | link_annotations(plan, cause_page(plan.runbooks, "kv_pressure")),
+        | link_annotations(plan, cause_page(plan.runbooks, "kv_pressure"), worst),
     )

@@ -12,8 +12,16 @@ from kneewatch.dashboards.prometheus.gpu_engines import (
     ENGINE_XID,
     gpu_queries,
 )
-from kneewatch.dashboards.prometheus.recording_rules import CONFIDENCE, Recorded
-from kneewatch.dashboards.prometheus.rule_group import SUBJECT, Alert, Group, Plan, Record
+from kneewatch.dashboards.prometheus.in_force import CAUSE, Lasts, in_force_records, met
+from kneewatch.dashboards.prometheus.pool_alerts import (
+    POOL,
+    WORST_NAME,
+    count_text,
+    firing,
+    worst_text,
+)
+from kneewatch.dashboards.prometheus.recording_rules import CAUSE_SEVERITY, CONFIDENCE, Recorded
+from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW
 from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES, EXPLAINS
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Say
@@ -109,9 +117,6 @@ def _over(plan: Plan, series: str, sign: str = "/") -> str:
 # listed with the reason by `left_out`.
 
 
-SEVERITY = "cause_severity"
-
-
 def cause_queries(plan: Plan) -> tuple[CauseQuery, ...]:
     """All forms of all causes that the plan's series can show."""
     to = Recorded(plan)
@@ -179,7 +184,10 @@ def cause_groups(plan: Plan) -> tuple[Group, Group]:
         *peer_records(plan),
         *(_record(query) for query in queries),
         *(_severity(plan, query) for query in queries),
-    ]
+        *(Record(met(CAUSE), _reported(plan, query, queries), {"cause": query.series})
+          for query in queries),
+        *in_force_records(plan, CAUSE, "cause", {q.series: _lasts(plan, q) for q in queries}),
+    ]  # fmt: skip
     alerts = [alert for query in queries for alert in _alerts(plan, query, queries)]
     return (
         Group("kneewatch-confidence", tuple(records)),
@@ -212,60 +220,78 @@ def _severity(plan: Plan, query: CauseQuery) -> Record:
         if severity != Severity.INFO
     ]
     options.append(f"(({series} >= {number(CONCLUDED_FROM)}) * 0 + {int(Severity.INFO)})")
-    return Record(recorded(SEVERITY), " or ".join(options), {"cause": query.series})
+    return Record(recorded(CAUSE_SEVERITY), " or ".join(options), {"cause": query.series})
 
 
 def _series(key: str, query: CauseQuery) -> str:
     return f'{recorded(key)}{{cause="{query.series}"}}'
 
 
-def _alerts(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> list[Alert]:
-    """One alert per possible severity, including those of explained causes; silent while another
-    cause explains this one."""
-    series, on = _series(CONFIDENCE, query), f"on ({plan.engine})"
-    above = [cause for cause, others in EXPLAINS.items() if query.record.id in others]
+def _lasts(plan: Plan, query: CauseQuery) -> Lasts:
+    record = query.record
+    onset_s = record.onset_s.value * plan.scale
+    return Lasts(onset_s if query.for_s is None else query.for_s, record.clear_s.value * plan.scale)
+
+
+def _explained(query: CauseQuery, queries: Sequence[CauseQuery]) -> list[CauseQuery]:
+    """The causes that are reported under this one."""
     under = EXPLAINS.get(query.record.id, ()) if not query.apart else ()
-    explained = [other for other in queries if other.record.id in under]
-    worst = _series(SEVERITY, query)
-    if explained:
+    return [other for other in queries if other.record.id in under]
+
+
+def _reported(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> str:
+    """The severity of a cause with those that it explains; absent where another explains it."""
+    series, on = _series(CONFIDENCE, query), f"on ({plan.engine})"
+    worst = _series(CAUSE_SEVERITY, query)
+    if explained := _explained(query, queries):
         names = "|".join(other.series for other in explained)
         sure = f"({series} >= {number(DOUBTFUL_BELOW)})"
-        worst = (
-            f"max by ({plan.engine}) ({worst} or"
-            f' ({recorded(SEVERITY)}{{cause=~"{names}"}} and {on} {sure}))'
-        )
-    unless = ""
+        under = f'{recorded(CAUSE_SEVERITY)}{{cause=~"{names}"}}'
+        worst = f"max by ({plan.engine}) ({worst} or ({under} and {on} {sure}))"
+    above = [cause for cause, others in EXPLAINS.items() if query.record.id in others]
     names = "|".join(
         other.series for other in queries if other.record.id in above and not other.apart
     )
-    if names:
-        unless = f' unless {on} ({recorded(CONFIDENCE)}{{cause=~"{names}"}}'
-        unless += f" >= {number(DOUBTFUL_BELOW)})"
+    if not names:
+        return worst
+    sure = f'({recorded(CONFIDENCE)}{{cause=~"{names}"}} >= {number(DOUBTFUL_BELOW)})'
+    return f"{worst} unless {on} {sure}"
+
+
+def _alerts(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> list[Alert]:
+    """One alert per possible severity, including those of explained causes."""
+    explained = _explained(query, queries)
     levels = {severity for concluded in (query, *explained) for severity, _ in concluded.levels}
     return [
-        _alert(plan, query, severity, f"({series} and {on} ({worst} == {int(severity)})){unless}")
-        for severity in sorted(levels | {Severity.INFO}, reverse=True)
+        _alert(plan, query, severity) for severity in sorted(levels | {Severity.INFO}, reverse=True)
     ]
 
 
-def _alert(plan: Plan, query: CauseQuery, severity: Severity, expr: str) -> Alert:
+def _alert(plan: Plan, query: CauseQuery, severity: Severity) -> Alert:
     record = query.record
-    onset_s = record.onset_s.value * plan.scale
+    sure, engines = (
+        f'{series}{{cause="{query.series}", {POOL}}}' for series in (recorded(CONFIDENCE), CAUSE)
+    )
+    worst = f"{sure} and topk(1, {sure} + {engines})"
+    said = (
+        f"{record.id}, confidence {{{{ value $worst | humanizePercentage }}}} on {WORST_NAME}, "
+        "the worst."
+    )
     return Alert(
         name=cause_alert(query),
-        expr=expr,
-        for_s=onset_s if query.for_s is None else query.for_s,
-        keep_s=record.clear_s.value * plan.scale,
+        expr=firing(plan, f'{CAUSE}{{cause="{query.series}"}}', severity),
+        for_s=0.0 if severity == Severity.CRITICAL else plan.settles_s,
+        keep_s=0.0,
         labels={
             "severity": severity.word,
             "kneewatch": "cause",
             "cause": record.id,
         },
         annotations={
-            "summary": f"{query.summary}: {SUBJECT}",
-            "description": f"{record.id}, confidence {{{{ $value | humanizePercentage }}}}.",
+            "summary": f"{query.summary}: {count_text(plan)}",
+            "description": worst_text(plan, worst, said),
             "action": query.lever,
             "guide": ", ".join(query.guide),
         }
-        | link_annotations(plan, cause_page(plan.runbooks, record.id)),
+        | link_annotations(plan, cause_page(plan.runbooks, record.id), worst),
     )

@@ -13,8 +13,10 @@ from kneewatch.dashboards.prometheus.gpu_series import (
     BOARD,
     CLOCK,
     NAME,
+    USED_BY,
     WHERE,
     field_of,
+    of_owner,
     raw,
     series_of,
 )
@@ -118,7 +120,7 @@ def clock_alerts(plan: Plan) -> tuple[Alert, ...]:
 def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> Alert:
     return Alert(
         name="KneewatchGpuThrottled",
-        expr=expr,
+        expr=of_owner(expr),
         for_s=ONSET_S * plan.scale,
         keep_s=CLEAR_S * plan.scale,
         labels={
@@ -128,7 +130,7 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
             "reason": reason.id,
         },
         annotations={
-            "summary": f"{NAME} of {WHERE} is throttled {reason.text} under load",
+            "summary": f"{NAME} of {WHERE}{USED_BY} is throttled {reason.text} under load",
             "description": "Confidence {{ $value | humanizePercentage }}. Throttled time and "
             f"clocks are in {series_of('')}*.",
             "action": f"On {WHERE} {reason.action}.",
@@ -377,7 +379,7 @@ def _by_field() -> tuple[GpuFault, ...]:
 def _fault_alert(plan: Plan, fault: GpuFault) -> Alert:
     return Alert(
         name="KneewatchGpuFault",
-        expr=f'{AILMENT}{{ailment="{fault.id}"}}',
+        expr=of_owner(f'{AILMENT}{{ailment="{fault.id}"}}'),
         for_s=ONSET_S * plan.scale,
         keep_s=CLEAR_S * plan.scale,
         labels={
@@ -387,7 +389,7 @@ def _fault_alert(plan: Plan, fault: GpuFault) -> Alert:
             "ailment": fault.id,
         },
         annotations={
-            "summary": f"{NAME} of {WHERE}: {fault.what}",
+            "summary": f"{NAME} of {WHERE}{USED_BY}: {fault.what}",
             "description": f"{fault.id}: {{{{ $value | humanize }}}}. This is a hardware "
             "error, not a cache or batch problem.",
             "action": f"Drain {WHERE}: {fault.action}.",

@@ -27,6 +27,16 @@ NAME = "GPU {{ $labels.gpu }}{{ if not $labels.gpu }}{{ $labels.UUID }}{{ end }}
 WHERE = "{{ $labels.Hostname }}{{ $labels.hostname }}"
 """A GPU and its node in an annotation."""
 
+USED_BY = (
+    "{{ with $labels.pod }}, used by {{ . }}{{ end }}"
+    "{{ with $labels.namespace }} in {{ . }}{{ end }}"
+)
+"""The pod that uses a GPU in an annotation; empty where it is not known."""
+
+REMEMBERED_S = 3600.0
+"""How long a GPU counts as that of the last pod that used it: a pod that ends because of its GPU
+does not end the alert about it."""
+
 USED, FREE = DEV + "FB_USED", DEV + "FB_FREE"
 BUSY = PROF + "GR_ENGINE_ACTIVE"
 CLOCK = DEV + "SM_CLOCK"
@@ -38,6 +48,9 @@ BLANKS_32 = 0x7FFFFFF0, 0x7FFFFFF0 + 16
 BLANKS_DOUBLE = 2.0**47
 """DCGM's blanks as on a page (collector/names/dcgm_fields.py); fields that are not wide never
 reach 2^47 otherwise."""
+
+
+OWNER = recorded("gpu:pod_seen_s")
 
 
 def series_of(key: str) -> str:
@@ -65,6 +78,38 @@ def gpu_records(plan: Plan) -> tuple[Record, ...]:
         *(Record(series_of(key), query) for key, query in queries.items()),
         *(Record(series_of(key), f"avg_over_time({_bit(key)}[{window}])") for key in shares),
     )
+
+
+def owner_record(plan: Plan) -> Record:
+    """The pod that uses a board, as labels `namespace` and `pod`: those of the pod alone where the
+    exporter keeps them (honorLabels), else with `exported_` before them. The value is when it was
+    last seen, in Unix seconds. A board that several pods share has the namespace that they share.
+    """
+    by_label: list[str] = []
+    for name, _ in spellings(CLOCK):
+        exported = raw(plan, name, 'exported_pod!=""')
+        for label in ("namespace", "pod"):
+            exported = f'label_replace({exported}, "{label}", "$1", "exported_{label}", "(.+)")'
+        # Without a pod of its own a series has the labels of the exporter's pod.
+        plain = raw(plan, name, 'exported_pod="",pod!=""')
+        own = f"({plain} unless on (instance, pod) up)"
+        by_label += [exported, own]
+    used = " or ".join(by_label)
+    owners = " or ".join(
+        f"({pods} and on ({BOARD}) (count by ({BOARD}) ({pods}) == 1))"
+        for labels in ("namespace, pod", "namespace")
+        for pods in (f"group by ({BOARD}, {labels}) ({used})",)
+    )
+    now = f"max by ({BOARD}, namespace, pod) (topk by ({BOARD}) (1, {owners})) * 0 + time()"
+    before = f"topk by ({BOARD}) (1, last_over_time({OWNER}[{duration(REMEMBERED_S)}]))"
+    lately = f"({before} > time() - {number(REMEMBERED_S)})"
+    return Record(OWNER, f"({now}) or ({lately} unless on ({BOARD}) ({now}))")
+
+
+def of_owner(expr: str) -> str:
+    """An expression about boards, with the labels of the pod that uses each."""
+    named = f"({expr}) * on ({BOARD}) group_left (namespace, pod) ({OWNER} * 0 + 1)"
+    return f"({named}) or (({expr}) unless on ({BOARD}) {OWNER})"
 
 
 def raw(plan: Plan, name: str, extra: str = "") -> str:

@@ -246,15 +246,11 @@ def _troubled(plan: Plan) -> Iterator[Scenario]:
     evicting = server.busy(
         running=16, usage=0.99, preempted_per_s=1.25 * 16 * critical, waiting=server.level(30)
     )
-    yield Scenario(name, evicting, frozenset({
-        ("KneewatchKvEvict", "warning"), ("KneewatchKvEvict", "critical"),
-        ("KneewatchCascadeQueueing", "critical"), ("KneewatchCauseKvPressure", "critical"),
-    }))  # fmt: skip
+    yield Scenario(name, evicting, frozenset({("KneewatchCauseKvPressure", "critical")}))
     name = "more requests arrive than are served"
     server = Server(plan, name)
-    yield Scenario(name, server.busy(running=16, waiting=server.ramp(0.25)), frozenset({
-        ("KneewatchQueueGrows", "warning"), ("KneewatchCauseAdmissionLimit", "warning"),
-    }))  # fmt: skip
+    growing = server.busy(running=16, waiting=server.ramp(0.25))
+    yield Scenario(name, growing, frozenset({("KneewatchCauseAdmissionLimit", "warning")}))
     name = "no token comes out"
     stalled = Server(plan, name).busy(running=8, served_per_s=0.0, tokens_per_s=0.0)
     yield Scenario(name, stalled, frozenset({("KneewatchCauseEngineStalled", "critical")}))
@@ -271,9 +267,8 @@ def _poor_speculation(plan: Plan) -> Scenario:
         server.named(f"spec_decode_num_{part}_total"): server.rate(per_s)
         for part, per_s in drafts.items()
     }
-    return Scenario(name, server.busy(running=8) | counted, frozenset({
-        ("KneewatchSpecAccept", "warning"), ("KneewatchCauseSpecDecodePoor", "warning"),
-    }))  # fmt: skip
+    fires = frozenset({("KneewatchCauseSpecDecodePoor", "warning")})
+    return Scenario(name, server.busy(running=8) | counted, fires)
 
 
 def _without_answer(plan: Plan) -> Scenario:
@@ -346,7 +341,7 @@ def _expected(plan: Plan, scenario: Scenario) -> dict[str, Any]:
     firing = 'alertname=~"Kneewatch.*", alertstate="firing", severity=~"warning|critical"'
     alerts = " or ".join(
         f'ALERTS{{{label}=~"{scenario.name}.*", {firing}, rule!~"{STATED}"}}'
-        for label in ("instance", "Hostname")
+        for label in ("model_name", "Hostname")
     )
     return {
         "expr": f"count by (alertname, severity) ({alerts})",

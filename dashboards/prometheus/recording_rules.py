@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kneewatch.collector.signals.expr import Dialect, InfoChanges
 from kneewatch.collector.signals.signal import Signal
+from kneewatch.dashboards.prometheus.in_force import FINDING
 from kneewatch.dashboards.prometheus.rule_group import Group, Plan, Record
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM
 from kneewatch.diagnose.causes.ranking import CAUSES
@@ -52,6 +53,7 @@ from kneewatch.rules.facts import (
     span_s,
 )
 from kneewatch.rules.quantities import BaselineValue
+from kneewatch.rules.rule import Severity
 
 STEP_S = 300.0
 """How often is looked whether an hour has begun."""
@@ -128,7 +130,7 @@ def _week(hour: str, week: int) -> str:
 # --- Recording rules: every signal that PromQL can express, and what is derived from several ------
 
 
-CONFIDENCE = "cause_confidence"
+CONFIDENCE, CAUSE_SEVERITY = "cause_confidence", "cause_severity"
 FAMILY_SERIES = ("disturbed", "sampled")
 
 REACHING = (
@@ -287,12 +289,9 @@ def calm_group(plan: Plan) -> Group:
 
     Evaluated after the alerts, for a finding at warning is not quiet.
     """
-    # Once for all families: there are many alerts to look through.
-    firing = 'ALERTS{kneewatch="finding", alertstate="firing", severity=~"warning|critical"}'
-    seen, warned, arrivals = map(recorded, ("seen", "warned", "arrival_per_s"))
+    seen, arrivals = map(recorded, ("seen", "arrival_per_s"))
     half, window = duration(plan.range_s / 2), duration(plan.range_s)
     rules = [
-        Record(warned, f"max by ({plan.engine}, rule) ({firing})"),
         # A target that has just appeared has no quiet yet.
         Record(seen, f"({arrivals} > 0) and ({recorded('running')} offset {half})"),
     ]
@@ -320,9 +319,10 @@ def _disturbed(plan: Plan, family: str) -> str:
     causes = "|".join(record.id for record in CAUSES if family in record.moves)
     rules = "|".join(rule.id for rule in plan.rules() if family in rule.moves)
     concluded = f'{recorded(CONFIDENCE)}{{cause=~"({causes})(:.*)?"}} >= {number(CONCLUDED_FROM)}'
-    warned = f'{recorded("warned")}{{rule=~"{rules}"}}'
+    warned = f'{FINDING}{{rule=~"{rules}"}} >= {int(Severity.WARNING)}'
     parts = [f"(max by ({plan.engine}) ({concluded}))"]
-    parts += [f"(max by ({plan.engine}) ({warned}))"] if rules else []
+    # Without findings a plan is lean: what they alone show is then no disturbance.
+    parts += [f"(max by ({plan.engine}) ({warned}))"] if rules and not plan.lean else []
     if family in STAGE_MOVES:
         parts.append(f"({recorded('cascade_stage')} >= {EVICTS})")
     if family in QUEUE_MOVES:

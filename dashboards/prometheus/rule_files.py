@@ -14,7 +14,7 @@ from kneewatch.dashboards.prometheus.alerts import (
     TRAFFIC_S,
     burn_groups,
     expressible,
-    finding_group,
+    finding_groups,
     firing_of,
     stage_group,
 )
@@ -96,7 +96,7 @@ def groups(plan: Plan) -> tuple[Group, ...]:
         joined_group(plan),
         cascade_group(plan),
         *cause_groups(plan),
-        finding_group(plan),
+        *finding_groups(plan),
         stage_group(plan),
         calm_group(plan),
     )
@@ -227,7 +227,7 @@ def _without_keep(plan: Plan, rule: Record | Alert) -> Record | Alert:
     lately_s = rule.keep_s + plan.interval_s / 2
     lately = f"[{duration(lately_s)}:{duration(plan.interval_s)}]"
     firing = firing_of(rule.name, rule.labels["severity"])
-    kept = f"last_over_time(({rule.expr}){lately}) and on ({rule.by or plan.engine}) {firing}"
+    kept = f"last_over_time(({rule.expr}){lately}) and on ({rule.by}) {firing}"
     return replace(rule, expr=f"({rule.expr}) or ({kept})", keep_s=0.0)
 
 

@@ -23,13 +23,6 @@ LABELS = (
 )
 """Labels that keep engines apart, and those by which people find them; absent ones do no harm."""
 
-SUBJECT = (
-    "{{ with $labels.pod }}{{ . }}{{ else }}{{ $labels.instance }}{{ end }}"
-    "{{ with $labels.namespace }} in {{ . }}{{ end }}"
-    "{{ with $labels.model_name }}, model {{ . }}{{ end }}"
-)
-"""An alert's server in an annotation: its pod (else its address), namespace and model."""
-
 POOL_LABELS = tuple(dict.fromkeys(("job", *(name for part in GROUPS for name in DEFAULTS[part]))))
 """Labels that tell tiers, models and pools apart, never those of one engine; absent ones do no
 harm."""
@@ -78,6 +71,12 @@ class Plan(Profile):
         return max(self.scrape_s, self.interval_s)
 
     @property
+    def settles_s(self) -> float:
+        """Seconds that an alert waits if it is not critical, or if a cause may cover it: by then
+        two scrapes have shown whether it gets worse, and which cause it is."""
+        return max(self.window_s, 2 * self.scrape_s)
+
+    @property
     def runbooks(self) -> str:
         """The base of the pages about causes and rules: as stated, else the daemon's own; empty
         where neither is known."""
@@ -98,7 +97,17 @@ class Plan(Profile):
     @property
     def pool(self) -> str:
         """The labels that peers have in common."""
-        return ", ".join(label for label in self.labels if label in POOL_LABELS)
+        return ", ".join(self.pool_labels)
+
+    @property
+    def pool_labels(self) -> tuple[str, ...]:
+        """The labels that peers have in common."""
+        return tuple(label for label in self.labels if label in POOL_LABELS)
+
+    @property
+    def replica(self) -> str:
+        """The labels of a replica: what its engines share, its pool's among them."""
+        return ", ".join(label for label in self.labels if label != "engine")
 
     @property
     def process(self) -> str:
@@ -118,7 +127,7 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class Alert:
     """An alerting rule; `keep_s` is how long it goes on firing after its expression has ended, `by`
-    are the labels of its subject (empty: an engine's)."""
+    are the labels of its subject where that matters for keeping it."""
 
     name: str
     expr: str

@@ -11,7 +11,15 @@ from kneewatch.dashboards.prometheus.alerts import (
     link_annotations,
     runbook_annotation,
 )
-from kneewatch.dashboards.prometheus.rule_group import SUBJECT, Alert, Group, Plan, Record
+from kneewatch.dashboards.prometheus.pool_alerts import (
+    POOL,
+    WHERE,
+    WORST_NAME,
+    affected,
+    count_text,
+    worst_text,
+)
+from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.rules.facts import SCRAPES_PER_RANGE, WIDE_RANGE_S, duration, number, recorded
 
@@ -26,6 +34,9 @@ POOL_LOADING_S = 900.0
 loads its model."""
 
 UNREACHABLE_SINCE = recorded("unreachable_since_s")
+DOWN_SINCE = recorded("target_down_since_s")
+"""Since when, in Unix seconds, a server that should serve is unreachable, with its model."""
+
 POOL_ENGINES = recorded("pool_engines")
 
 POD = "cluster, namespace, pod"
@@ -46,6 +57,7 @@ def observer_group(plan: Plan) -> Group:
         (
             *_missing(plan),
             Record(UNREACHABLE_SINCE, _unreachable_since(plan)),
+            Record(DOWN_SINCE, _down_since(plan)),
             _target_down(plan),
             Record(POOL_ENGINES, f"count by ({plan.pool}, workload) ({_workload(_running())})"),
             *_pool_vanished(plan),
@@ -83,15 +95,17 @@ def _missing(plan: Plan) -> tuple[Alert, Alert]:
         ),
         Alert(
             name="KneewatchMetricsVanished",
-            expr=f"sum by ({plan.process})"
-            f" (max_over_time({running}[1h]) unless {running})"
-            f" and on ({plan.process}) (up == 1)"
-            f" unless on ({plan.process}) {unused}",
+            expr=affected(
+                plan,
+                f"(max_over_time({running}[1h]) unless {running})"
+                f" and on ({plan.process}) (up == 1) unless on ({plan.process}) {unused}",
+            ),
             for_s=gone_s,
             keep_s=0.0,
             labels={"severity": "warning", "kneewatch": "observer"},
             annotations={
-                "summary": f"vLLM metrics missing from a reachable page: {SUBJECT}",
+                "summary": "vLLM metrics missing from reachable pages: "
+                f'{{{{ printf "%.0f" $value }}}} of {WHERE}',
                 "description": "The page answers, but lacks series of the last hour.",
                 "action": "Check whether an engine died or --disable-log-stats was set.",
                 "guide": "",
@@ -107,14 +121,18 @@ def _unreachable_since(plan: Plan) -> str:
     A pod that has not been scraped successfully in its life is no such server. A target that leaves
     service discovery has no `up` from then on.
     """
-    running = plan.dialect.series("num_requests_running")
-    served = f"(max by ({plan.process}) (max_over_time({running}[1h])) >= 0)"
+    served = f"(max by ({plan.process}) ({_served(plan)}) >= 0)"
     down = f"(max by ({plan.process}) (up) == 0 and on ({plan.process}) {served})"
     return f"({UNREACHABLE_SINCE} and on ({plan.process}) {down}) or ({down} * 0 + time())"
 
 
-def _target_down(plan: Plan) -> Alert:
-    """Fires once all of the last scrapes have failed, and for pods only while they should serve.
+def _served(plan: Plan) -> str:
+    """The engines of the last hour."""
+    return f"max_over_time({plan.dialect.series('num_requests_running')}[1h])"
+
+
+def _down_since(plan: Plan) -> str:
+    """Servers whose last scrapes have all failed; pods only while they should serve.
 
     A pod with a deletion timestamp is ending; one that was created after the failures began is a
     StatefulSet's next pod at the same address, which loads.
@@ -127,20 +145,35 @@ def _target_down(plan: Plan) -> Alert:
     )
     created = f"max by ({POD}) (kube_pod_created)"
     starts = f"({UNREACHABLE_SINCE} < on ({POD}) group_left () ({created}))"
+    down = (
+        f"{UNREACHABLE_SINCE} and on ({plan.process}) (up == 0)"
+        f" and on ({plan.process}) ({failed})"
+        f" unless on ({POD}) kube_pod_deletion_timestamp unless on ({plan.process}) {starts}"
+    )
+    models = f"max by ({plan.replica}) ({_served(plan)})"
+    return f"{models} * 0 + on ({plan.process}) group_left () ({down})"
+
+
+def _target_down(plan: Plan) -> Alert:
+    """Fires once servers of a pool have been down for a scrape."""
+    longest = f"topk(1, time() - {DOWN_SINCE}{{{POOL}}})"
+    said = (
+        "{{ value $worst | humanizeDuration }} ago the scrapes of "
+        f"{WORST_NAME} began to fail, the first of them."
+    )
     return Alert(
         name="KneewatchTargetDown",
-        expr=f"(up == 0) and ({failed}) and on ({plan.process}) {UNREACHABLE_SINCE}"
-        f" unless on ({POD}) kube_pod_deletion_timestamp unless on ({plan.process}) {starts}",
+        expr=affected(plan, DOWN_SINCE),
         for_s=plan.scrape_s,
         keep_s=0.0,
         labels={"severity": "critical", "kneewatch": "cause", "cause": "target_down"},
         annotations={
-            "summary": f"vLLM server is not reachable: {SUBJECT}",
-            "description": "Its scrapes fail; it was scraped within the last hour.",
+            "summary": f"vLLM servers are not reachable: {count_text(plan, also=DOWN_SINCE)}",
+            "description": worst_text(plan, longest, said),
             "action": "Check the vLLM process and its log, then `curl` its /metrics.",
             "guide": "",
         }
-        | link_annotations(plan, cause_page(plan.runbooks, "target_down")),
+        | link_annotations(plan, cause_page(plan.runbooks, "target_down"), longest),
     )
 
 
@@ -158,12 +191,21 @@ def _pool_vanished(plan: Plan) -> tuple[Alert, Alert]:
     )
     gone = (
         f"(last_over_time({POOL_ENGINES}[1h]) and {served}) unless on ({plan.pool}) {POOL_ENGINES}"
-        f" unless on ({WORKLOAD}) ({zero})"
+        f" unless on ({WORKLOAD}) ({zero}) unless on ({plan.pool}) {DOWN_SINCE}"
+        " and on () count(up)"  # a ruler that outlives its Prometheus sees no target at all
     )
-    targets = f"unless on (job, {WORKLOAD}) {_workload('up')}"
+    loading = f"on (job, {WORKLOAD}) {_workload('up')}"
+    # Once told, it is over when the model is served, not when its next pods begin to load.
+    told = 'ALERTS{alertname="KneewatchPoolVanished", how="gone", alertstate="firing"}'
+    no_targets = f"({gone} unless {loading}) or ({gone} and on ({plan.pool}) {told})"
     return (
-        _vanished(plan, f"sum by ({plan.pool}) ({gone} {targets})", 2 * plan.scrape_s, "gone"),
-        _vanished(plan, f"sum by ({plan.pool}) ({gone})", POOL_LOADING_S, "replaced"),
+        _vanished(plan, f"sum by ({plan.pool}) ({no_targets})", 2 * plan.scrape_s, "gone"),
+        _vanished(
+            plan,
+            f"sum by ({plan.pool}) ({gone}) unless on ({plan.pool}) {told}",
+            POOL_LOADING_S,
+            "replaced",
+        ),
     )
 
 

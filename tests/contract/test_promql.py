@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kneewatch.collector.samples import Series
-from kneewatch.dashboards.prometheus.causes import SEVERITY, cause_groups
-from kneewatch.dashboards.prometheus.recording_rules import CONFIDENCE, Recorded
+from kneewatch.dashboards.prometheus.causes import cause_groups
+from kneewatch.dashboards.prometheus.recording_rules import CAUSE_SEVERITY, CONFIDENCE, Recorded
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
 from kneewatch.diagnose.causes.evidence import Facts, Targets
 from kneewatch.diagnose.causes.ranking import EXAMINED
@@ -139,7 +139,7 @@ def of_prometheus(
         if isinstance(rule, Record) and rule.labels.get("cause", "").partition(":")[0] == record.id
     ]
     document = json.dumps({"groups": [{"name": "one", "rules": own}]})
-    asked = (recorded(CONFIDENCE), recorded(SEVERITY))
+    asked = (recorded(CONFIDENCE), recorded(CAUSE_SEVERITY))
     sure, grave = dict[str, float](), dict[str, float]()
     metrics = {metric for rule in own for metric in METRIC.findall(str(rule["expr"]))}
     # Facts whose series of these metrics are the same make one instance.

@@ -16,19 +16,17 @@ from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.dashboards.prometheus.alerts import expressible
 from kneewatch.dashboards.prometheus.causes import cause_queries
+from kneewatch.dashboards.prometheus.in_force import CAUSE, FINDING
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, Flavor, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.rules.rule import WORDS
 from tests.dashboards.promtool import Sample, evaluate, series_of
 from tests.recordings import WINDOW_S
 
 STEP_S = 2.0
 STAGE = "kneewatch:cascade_stage"
-FINDINGS = 'ALERTS{kneewatch="finding",alertstate="firing"}'
-CAUSES = 'ALERTS{kneewatch="cause",alertstate="firing"}'
+FINDINGS, CAUSES = FINDING, CAUSE
 GROUPS = ("kneewatch", "kneewatch-observer")
-RANKS = {word: int(severity) for severity, word in WORDS.items()}
 
 Verdict = Mapping[str, int]
 """Severities by rule or cause id; `stage` is the stage's number."""
@@ -79,14 +77,11 @@ def prometheus(path: Path, plan: Plan, rules: str, folder: Path) -> tuple[list[V
 
 
 def verdict_of(samples: Iterable[tuple[Mapping[str, str], float]]) -> Verdict:
-    """What the recorded stage and the firing alerts of one engine say, by their labels."""
+    """What is recorded of one engine, by the series' labels: its stage, and what is in force."""
     verdict = {"stage": 0}
     for labels, value in samples:
-        if "severity" in labels:
-            key, rank = labels.get("rule") or labels["cause"], RANKS[labels["severity"]]
-        else:
-            key, rank = "stage", int(value)
-        verdict[key] = max(verdict.get(key, 0), rank)
+        key = labels.get("rule") or labels.get("cause", "stage").partition(":")[0]
+        verdict[key] = max(verdict.get(key, 0), int(value))
     return verdict
 
 

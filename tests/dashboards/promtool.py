@@ -78,18 +78,18 @@ def evaluate(
     steps: int,
     from_step: int = 0,
     evaluated_each_s: float | None = None,
+    series_step_s: float | None = None,
 ) -> dict[str, list[list[Sample]]]:
     """What each expression comes to at each step (from one on), the rules evaluated at each step
-    before it."""
+    before it (at another interval, if told); the series have a value at each step of their own."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rules.yml").write_text(rules)
-    step = f"{round(1000 * step_s)}ms"
     document = {
         "rule_files": ["rules.yml"],
         "evaluation_interval": f"{round(1000 * (evaluated_each_s or step_s))}ms",
         "tests": [
             {
-                "interval": step,
+                "interval": f"{round(1000 * (series_step_s or step_s))}ms",
                 "input_series": [
                     {"series": _spelled(one), "values": values} for one, values in series.items()
                 ],

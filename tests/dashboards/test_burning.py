@@ -35,9 +35,11 @@ def test_the_budget_burns_only_with_traffic(tmp_path: Path) -> None:
         "input_series": [{"series": key, "values": values} for key, values in series.items()],
         "promql_expr_test": [
             {
-                "expr": f"count by (instance) ({asked})",
+                "expr": f"count by (model_name) ({asked})",
                 "eval_time": "5h59m",
-                "exp_samples": [{"labels": f'{{instance="{one}"}}', "value": 1} for one in firing],
+                "exp_samples": [
+                    {"labels": f'{{model_name="{one}"}}', "value": 1} for one in firing
+                ],
             }
         ],
     }

@@ -18,8 +18,8 @@ from kneewatch.dashboards.prometheus.gpu_series import BLANKS_32, BLANKS_DOUBLE,
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.gpu.monitor import GpuMonitor
+from kneewatch.rules.rule import WORDS
 from tests.collector.dcgm_pages import Pages, body, labels
-from tests.dashboards.parity import RANKS
 from tests.dashboards.promtool import Sample, evaluate
 from tests.diagnose.situations import CALM, NOW_S
 from tests.programs import require
@@ -29,6 +29,7 @@ STEP_S, HELD, ENOUGH = 15.0, 4, 7
 onset."""
 
 FIRING = 'ALERTS{kneewatch="gpu",alertstate="firing"}'
+RANKS = {word: int(severity) for severity, word in WORDS.items()}
 GPU = labels(0, pod="vllm-0")
 OTHER_POD = labels(0, pod="batch-0")
 EXPORTED = labels(0, pod="vllm-0", exported=True)
@@ -201,6 +202,32 @@ def test_what_only_looks_like_trouble_is_not_told(
 ) -> None:
     assert sidecar(HARMLESS[name]) == {}
     assert alerts[name] == []
+
+
+@pytest.mark.parametrize(
+    ("story", "namespace", "pod"),
+    [
+        pytest.param("a row is not remapped", "llm", "vllm-0", id="honorLabels"),
+        pytest.param("without honorLabels", "llm", "vllm-0", id="exported labels"),
+        pytest.param("a board of MIG instances", "llm", "", id="two pods of a namespace"),
+    ],
+)
+def test_an_alert_names_the_pod_and_its_namespace(
+    story: str, namespace: str, pod: str, alerts: Mapping[str, list[Sample]]
+) -> None:
+    assert {(label(one, "namespace"), label(one, "pod")) for one in alerts[story]} == {
+        (namespace, pod)
+    }
+
+
+def test_an_alert_stays_that_of_a_pod_that_has_ended(rules: str, tmp_path: Path) -> None:
+    broken = {"DEV_ROW_REMAP_FAILURE": 1.0}
+    unused = labels(0)
+    pages = [{GPU: broken}] * 4 + [{unused: broken}] * 4
+    told = evaluate(tmp_path, rules, written(pages, 8, "n"), [FIRING], step_s=STEP_S, steps=8)[
+        FIRING
+    ]
+    assert [[label(one, "pod") for one in now] for now in told[4:]] == [["vllm-0"]] * 4
 
 
 def test_without_an_exporter_there_is_nothing(rules: str, tmp_path: Path) -> None:

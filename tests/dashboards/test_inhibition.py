@@ -57,50 +57,67 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     running.close()
 
 
-def alert(name: str, pod: str, severity: str = "warning", **labels: str) -> dict[str, Any]:
-    where = {"namespace": "chat", "job": "vllm", "pod": pod, "instance": f"{pod}:8000"}
-    engine = {} if name == "KneewatchTargetDown" else {"model_name": "llama", "engine": "0"}
-    return {"labels": {"alertname": name, "severity": severity, **where, **engine, **labels}}
+def alert(name: str, pool: str, severity: str = "warning", **labels: str) -> dict[str, Any]:
+    where = {"namespace": f"of-{pool}", "job": "vllm", "model_name": pool}
+    return {"labels": {"alertname": name, "severity": severity, **where, **labels}}
 
 
-def cause(name: str, which: str, pod: str, severity: str = "warning") -> dict[str, Any]:
-    return alert(name, pod, severity, kneewatch="cause", cause=which)
+def cause(name: str, which: str, pool: str, severity: str = "warning") -> dict[str, Any]:
+    return alert(name, pool, severity, kneewatch="cause", cause=which)
 
 
-def finding(name: str, rule: str, pod: str) -> dict[str, Any]:
-    return alert(name, pod, kneewatch="finding", rule=rule)
+def finding(name: str, rule: str, pool: str) -> dict[str, Any]:
+    return alert(name, pool, kneewatch="finding", rule=rule)
 
 
-def test_one_alert_for_each_root_cause_is_notified(manager: Manager) -> None:
+def gpu(name: str, which: str, node: str) -> dict[str, Any]:
+    labels = {"alertname": name, "severity": "critical", "kneewatch": "gpu", "cause": which}
+    return {"labels": {**labels, "namespace": "of-broken", "Hostname": node, "gpu": "0"}}
+
+
+def test_one_alert_for_each_root_cause_of_a_pool_is_notified(manager: Manager) -> None:
     fired = [
         cause("KneewatchCauseKvPressure", "kv_pressure", "full", "critical"),
+        cause("KneewatchCauseKvPressure", "kv_pressure", "full"),
         cause("KneewatchCauseQueueSaturation", "queue_saturation", "full"),
         cause("KneewatchCauseAdmissionLimit", "admission_limit", "full"),
         finding("KneewatchKvEvict", "KV-EVICT", "full"),
         finding("KneewatchQueueGrows", "QUEUE-GROWS", "full"),
         alert("KneewatchCascadeQueueing", "full", "critical", kneewatch="stage", stage="3"),
         finding("KneewatchErrors", "ERRORS", "full"),
-        # Nothing of another engine is muted.
+        # Nothing of another pool is muted.
         cause("KneewatchCauseQueueSaturation", "queue_saturation", "other"),
         finding("KneewatchQueueGrows", "QUEUE-GROWS", "third"),
         # A doubtful cause mutes nothing.
         cause("KneewatchCauseKvPressure", "kv_pressure", "doubtful", "info"),
         cause("KneewatchCauseQueueSaturation", "queue_saturation", "doubtful"),
+        # Nothing mutes what is worse: other replicas may have it.
+        cause("KneewatchCauseKvPressure", "kv_pressure", "two"),
+        cause("KneewatchCauseQueueSaturation", "queue_saturation", "two", "critical"),
+        # The replicas that are left carry the load of those that are down.
         cause("KneewatchTargetDown", "target_down", "down", "critical"),
-        cause("KneewatchCauseEngineStalled", "engine_stalled", "down", "critical"),
+        cause("KneewatchCauseQueueSaturation", "queue_saturation", "down"),
+        cause("KneewatchCauseKvPressure", "kv_pressure", "down", "critical"),
+        # The alert about the GPU names it.
+        gpu("KneewatchGpuFault", "gpu_fault", "node-1"),
+        cause("KneewatchCauseGpuFault", "gpu_fault", "broken", "critical"),
     ]
     manager.ask("/api/v2/alerts", fired)
     active = sorted(
-        (one["labels"]["pod"], one["labels"]["alertname"])
+        (one["labels"].get("model_name", ""), one["labels"]["alertname"])
         for one in manager.alerts()
         if one["status"]["state"] != "suppressed" and one["labels"]["severity"] != "info"
     )
     assert len(manager.alerts()) == len(fired)
     assert active == [
+        ("", "KneewatchGpuFault"),
         ("doubtful", "KneewatchCauseQueueSaturation"),
+        ("down", "KneewatchCauseKvPressure"),
         ("down", "KneewatchTargetDown"),
         ("full", "KneewatchCauseKvPressure"),
         ("full", "KneewatchErrors"),
         ("other", "KneewatchCauseQueueSaturation"),
         ("third", "KneewatchQueueGrows"),
+        ("two", "KneewatchCauseKvPressure"),
+        ("two", "KneewatchCauseQueueSaturation"),
     ]

@@ -25,7 +25,7 @@ HEALTHY_S, TROUBLED_S = 300.0, 600.0
 JUDGING = ("kneewatch", "kneewatch-observer")
 
 ASKED = (
-    'group by (instance, cause) (ALERTS{alertstate="firing", severity=~"warning|critical",'
+    'group by (model_name, cause) (ALERTS{alertstate="firing", severity=~"warning|critical",'
     ' kneewatch!="finding", cause!=""})'
 )
 SHIPPED = Plan()
@@ -102,7 +102,7 @@ def test_each_cause_fires_at_each_scrape_interval(
     plan: Plan, scrape_s: float, tmp_path: Path
 ) -> None:
     expected = [
-        {"labels": f'{{instance="{name}", cause="{cause}"}}', "value": 1}
+        {"labels": f'{{model_name="{name}", cause="{cause}"}}', "value": 1}
         for name, cause in CAUSES.items()
         if cause
     ]

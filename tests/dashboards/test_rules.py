@@ -206,10 +206,10 @@ def test_alerts_carry_what_a_person_needs() -> None:
     for alert in alerts:
         assert {"summary", "description", "action", "guide"} <= set(alert["annotations"])
         assert alert["labels"]["severity"] in ("info", "warning", "critical")
-        of_no_server = alert["alert"] in ("KneewatchNoMetrics", "KneewatchPoolVanished")
-        if not of_no_server and alert["labels"]["kneewatch"] != "gpu":
+        if alert["labels"]["kneewatch"] in ("cause", "finding", "stage"):
             link = alert["annotations"]["triage"]
-            assert link == "https://triage.example/triage/{{ $labels.instance }}"
+            assert link.startswith("https://triage.example/triage/{{")
+            assert '{{ label "instance" $worst }}' in link
 
 
 SPAN = re.compile(r"(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?")
@@ -253,6 +253,15 @@ def test_names_and_selector_reach_every_series() -> None:
     text = files_of("short window, other names")[RULES_FILE]
     assert "vllm:" not in text.replace("ray_vllm_", "")
     assert not re.search(r"ray_vllm_\w+(?!\w|{)", text)
+
+
+def test_an_alert_has_the_labels_of_a_pool_alone() -> None:
+    alerts = [rule for group in groups(Plan()) for rule in group.rules if isinstance(rule, Alert)]
+    of_pools = [one for one in alerts if one.labels["kneewatch"] in ("cause", "finding", "stage")]
+    assert len(of_pools) > 50
+    for alert in of_pools:
+        assert alert.expr.lstrip("(").startswith(f"count by ({Plan().pool}) ("), alert.name
+    assert not {"pod", "instance", "engine"} & set(Plan().pool_labels)
 
 
 def test_lean_rules_have_no_findings_and_record_only_what_is_read() -> None:

@@ -20,10 +20,9 @@ from kneewatch.diagnose.fleet.inventory import label_map
 from tests.agent.fleet.prometheus_fleet import QUICK, watched
 from tests.agent.notify.factories import receiver
 from tests.collector.oracle import LOOPBACK, Prometheus, running
-from tests.living_fleet import LivingFleet
+from tests.living_fleet import FAULTS, FAULTS_S, MIN_S, LivingFleet, operated, with_faults
 from tests.programs import require
 
-MIN_S = 60
 CYCLE_S = 60.0
 HOLD_S = 120.0
 HOOK = f'kind = "webhook"\nurl = "http://127.0.0.1:1/"\nseverity = "warning"\nhold_s = {HOLD_S}'
@@ -91,18 +90,7 @@ def server() -> Iterator[Prometheus]:
 
 @pytest.mark.parametrize("scrape_s", [15, 30, 60])
 def test_operations_send_nothing(server: Prometheus, tmp_path: Path, scrape_s: int) -> None:
-    fleet = living(scrape_s)
-    chat = fleet.pool("Deployment", "chat", 4)
-    code = fleet.pool("StatefulSet", "code", 3)
-    big = fleet.pool("LeaderWorkerSet", "big", 2)
-    chat.roll(10 * MIN_S)
-    code.roll(12 * MIN_S)
-    big.roll(12 * MIN_S)
-    fleet.pool("Deployment", "chat", 2, at_s=16 * MIN_S, model="m-second", workload="second")
-    chat.scale(25 * MIN_S, 6)
-    chat.scale(28 * MIN_S, 3)
-    fleet.gap(30 * MIN_S, 38 * MIN_S)
-    chat.roll(39 * MIN_S, workload="chat-v2")
+    fleet = operated(living(scrape_s))
     fleet.load(server, from_s=0, to_s=50 * MIN_S)
     player = Player(fleet, server, tmp_path)
     told = [*player.play(8 * MIN_S, 29 * MIN_S), *player.play(38 * MIN_S, 50 * MIN_S)]
@@ -113,37 +101,15 @@ def test_operations_send_nothing(server: Prometheus, tmp_path: Path, scrape_s: i
 def test_faults_during_operations_begin_and_end_once(
     server: Prometheus, tmp_path: Path, scrape_s: int, within_s: int
 ) -> None:
-    fleet = living(scrape_s)
-    pools = {name: fleet.pool("Deployment", name, 4) for name in ("chat", "rag", "lost", "late")}
-    pools["code"] = fleet.pool("StatefulSet", "code", 4)
-    pools["big"] = fleet.pool("LeaderWorkerSet", "big", 3)
-    from_s, to_s = 10 * MIN_S, 22 * MIN_S
-    pools["code"].pods[0].ails(from_s, to_s, running=26.0, arrival_per_s=0.0)
-    pools["big"].pods[0].ails(from_s, to_s, itl_s=0.06, sm_clock_mhz=1200.0, xid=79.0)
-    full = {"kv_usage_ratio": 0.99, "preemption_per_s": 4.0, "waiting": 6.0, "ttft_s": 3.0}
-    pools["rag"].pods[0].ails(from_s, to_s, **full)
-    late = {"running": 30.0, "waiting": 60.0, "queue_s": 15.0, "ttft_s": 20.0}
-    pools["late"].overload(from_s, to_s, **late)
-    crashed = pools["chat"].pods[0]
-    crashed.silent_s, crashed.gone_s = from_s, to_s
-    pools["lost"].vanish(from_s)
-    pools["lost"].begin(to_s - 90, 4)
-    pools["chat"].roll(8 * MIN_S)
+    fleet = with_faults(living(scrape_s))
     fleet.load(server, from_s=0, to_s=32 * MIN_S)
     told = Player(fleet, server, tmp_path).play(6 * MIN_S, 32 * MIN_S)
     began = {(one.target.split("/")[1], one.id): one.t_s for one in told if one.kind == "began"}
-    assert began.keys() == {
-        ("code", "engine_stalled"),
-        ("big", "bad_node"),
-        ("rag", "kv_pressure"),
-        ("late", "queue_saturation"),
-        ("chat", "target_down"),
-        ("lost", "target_down"),
-    }
+    assert began.keys() == set(FAULTS.items())
     assert [one for one in told if one.kind == "ended" and one.how] == []
     for kind in ("began", "ended"):
         assert len([one for one in told if one.kind == kind]) == len(began), kind
-    slow = {key: t_s - from_s for key, t_s in began.items() if t_s - from_s > within_s}
+    slow = {key: t_s - FAULTS_S[0] for key, t_s in began.items() if t_s - FAULTS_S[0] > within_s}
     assert slow == {}
 
 
