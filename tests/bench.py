@@ -31,7 +31,7 @@ from tests.recordings import CAPTURES
 from tests.report_rows import report_rows
 from tests.soak.growing import FRESH_PAGES, counters, raised
 from tests.soak.process import cpu_s as used_cpu_s
-from tests.soak.rows import daemon_rows
+from tests.soak.rows import daemon_rows, triage_rows
 
 BUSY = CAPTURES / "knee_sweep.jsonl.gz"
 CYCLES = 80
@@ -52,11 +52,13 @@ def main() -> None:
     """Print the table."""
     print(f"{'what':44}{'kneewatch':>22}{'peer':>40}{'ratio':>8}")
     bodies = [e.body for e in CaptureReader(BUSY) if e.body is not None]
-    parse_row(bodies)
+    for row in daemon_rows():
+        show(*row)
     cycle_row()
+    parse_row(bodies)
     replay_row()
     diagnose_row()
-    for row in daemon_rows():
+    for row in triage_rows():
         show(*row)
     for what, ours, bound in report_rows():
         show(what, ours, f"at most {bound}")

@@ -39,6 +39,7 @@ from kneewatch.agent.daemon.baselines import (
 from kneewatch.agent.daemon.baselines import SEASONS_EVERY_S as SEASONS_EVERY_S
 from kneewatch.agent.daemon.cycle import Sinks
 from kneewatch.agent.daemon.discovery import Discovery
+from kneewatch.agent.daemon.due_queue import DueQueue
 from kneewatch.agent.daemon.gpu_sources import GPU_JOB, GpuJob, GpuSources
 from kneewatch.agent.daemon.process import Systemd
 from kneewatch.agent.daemon.reload import Reload
@@ -156,7 +157,7 @@ class Daemon:
             self._gpus = GpuSources(discovery.specs(), settings)
             parts.callback(self._close_gpus)
             self._fleet_job = None if fleet_watch is None else self._job_of(fleet_watch)
-            self._scheduler = Scheduler()
+            self._scheduler, self._cycles = Scheduler(), DueQueue()
             parts.callback(self._end_cycles)
             self._reload = Reload(
                 settings,
@@ -178,7 +179,7 @@ class Daemon:
                 seasons=self._seasons,
                 knees=self._knees,
             )
-            self._jobs = TargetJobs(self._scheduler, sinks, on_targets=self._retarget)
+            self._jobs = TargetJobs(self._cycles, sinks, on_targets=self._retarget)
             self._server = HttpServer(make_app(self._service()), settings)
             parts.callback(lambda: self._server.stop(self._left_s(0.7)))
             self._server.bind()
@@ -193,6 +194,7 @@ class Daemon:
         supervisor = Supervisor(
             Parts(
                 scheduler=self._scheduler,
+                cycles=self._cycles,
                 jobs=self._jobs,
                 discovery=self._discovery,
                 board=self._board,
@@ -205,6 +207,7 @@ class Daemon:
         process.tune_process()
         with supervisor.handled(), self._parts:
             self._scheduler.start()
+            self._cycles.start()
             supervisor.start()
             self._scheduler.put(
                 GPU_JOB,
@@ -258,8 +261,9 @@ class Daemon:
 
     def _end_cycles(self) -> None:
         self._scheduler.stop()
+        self._cycles.stop()
         until_s = time.monotonic() + self._left_s(0.3)
-        while self._scheduler.pool.busy and time.monotonic() < until_s:
+        while (self._scheduler.pool.busy or self._cycles.busy) and time.monotonic() < until_s:
             time.sleep(0.01)
 
     def _close_gpus(self) -> None:

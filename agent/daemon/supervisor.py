@@ -13,6 +13,7 @@ from types import FrameType
 
 from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
 from kneewatch.agent.daemon.discovery import Discovery
+from kneewatch.agent.daemon.due_queue import DueQueue
 from kneewatch.agent.daemon.process import Systemd
 from kneewatch.agent.daemon.scheduler import Scheduler, phase_ratio
 from kneewatch.agent.daemon.target_profile import TargetProfile, TargetProfiles, target_profile
@@ -35,13 +36,13 @@ class TargetJobs:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        cycles: DueQueue,
         sinks: Sinks,
         *,
         on_targets: Callable[[Sequence[TargetSpec]], None] | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._scheduler, self._sinks, self._wall = scheduler, sinks, wall
+        self._cycles, self._sinks, self._wall = cycles, sinks, wall
         self._on_targets = on_targets
         self._watches: dict[str, TargetWatch] = {}
         self._specs: tuple[TargetSpec, ...] = ()
@@ -87,15 +88,15 @@ class TargetJobs:
             spread_s = FIRST_CYCLE_S * len(self._watches)
             soon = spread_s <= interval_s / 2
             first_in_s = phase_ratio(spec.name) * spread_s if soon else None
-            self._scheduler.put(spec.name, watch, interval_s=interval_s, first_in_s=first_in_s)
+            self._cycles.put(spec.name, watch, interval_s=interval_s, first_in_s=first_in_s)
             return
         other_interval = watch.spec.settings["interval_s"] != interval_s
         watch.adopt(spec)
         if other_interval:
-            self._scheduler.put(spec.name, watch, interval_s=interval_s)
+            self._cycles.put(spec.name, watch, interval_s=interval_s)
 
     def _end(self, name: str, watch: TargetWatch) -> None:
-        self._scheduler.drop(name)
+        self._cycles.drop(name)
         watch.retire()
         if name not in self._watches:
             self._sinks.board.drop(name)
@@ -110,7 +111,8 @@ class TargetJobs:
 TICK_S = 0.5
 READY_AFTER_S = 10.0
 STALLED_S = 10.0
-"""The scheduler counts as stalled after this many idle seconds: it has a job every second."""
+"""The scheduler counts as stalled after this many idle seconds, because it has a job every second;
+the cycles do once one has been due for this long."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
@@ -122,6 +124,7 @@ class Parts:
     them to everything but the targets, `address` is the URL of the triage page."""
 
     scheduler: Scheduler
+    cycles: DueQueue
     jobs: TargetJobs
     discovery: Discovery
     board: Board
@@ -164,7 +167,7 @@ class Supervisor:
 
     def _tick(self, elapsed_s: float) -> None:
         parts = self._parts
-        step_s = parts.scheduler.check()
+        step_s = max(parts.scheduler.check(), parts.cycles.check(), key=abs)
         if step_s:
             log.warning("system clock was set, rescheduling step_s=%.1f", step_s)
         if self._discovery.poll():
@@ -173,7 +176,7 @@ class Supervisor:
             self._ready = True
             parts.systemd.ready(self._status_line())
             log.info("ready targets=%s after_s=%.1f", len(parts.jobs.specs()), elapsed_s)
-        if parts.scheduler.idle_s < STALLED_S:
+        if parts.scheduler.idle_s < STALLED_S and parts.cycles.late_s < STALLED_S:
             parts.systemd.alive()
         if self._ready and (status := self._status_line()) != self._status:
             self._status = status

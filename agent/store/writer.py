@@ -227,6 +227,10 @@ INBOX_CYCLES = 1024
 """Unpacked cycles are large: this many wait at most, while a write is running."""
 
 BATCH_CYCLES = 256
+GATHER_S = 0.1
+"""Cycles that arrive within this time of the first are packed and written together: a thread that
+wakes for each would take turns with the cycles."""
+
 BACKOFF_S = (1.0, 30.0)
 IDLE_S = 20.0
 
@@ -288,11 +292,12 @@ class Store:
     def put(self, cycle: Cycle) -> None:
         """Queue a cycle. Thread-safe; never waits for the disk and never raises."""
         with self._wake:
+            if not self._inbox:
+                self._wake.notify()
             self._inbox.append(cycle)
             if len(self._inbox) > INBOX_CYCLES:
                 self._inbox.popleft()
                 self._inbox_dropped += 1
-            self._wake.notify()
 
     def stats(self) -> StoreStats:
         """Counts, size and the last error of the store."""
@@ -336,6 +341,8 @@ class Store:
         with self._wake:
             if not self._inbox and self._close_by_s is None:
                 self._wake.wait(self._idle_s())
+            if self._inbox and self._close_by_s is None:
+                self._wake.wait(GATHER_S)  # only `close` notifies while cycles are waiting
             close_by_s, received = self._close_by_s, list(self._inbox)
             self._received = len(received)
             self._inbox.clear()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.daemon.cycle import Sinks
-from kneewatch.agent.daemon.scheduler import Scheduler
+from kneewatch.agent.daemon.due_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import TICK_S, TargetJobs
 from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.store.reader import Reader
@@ -48,7 +48,7 @@ class Noted:
         self._store.put(cycle)
 
 
-def wait(clockwork: Scheduler, span_s: float) -> None:
+def wait(clockwork: DueQueue, span_s: float) -> None:
     """Look after the clock as the daemon does."""
     until_s = time.monotonic() + span_s
     while time.monotonic() < until_s:
@@ -72,7 +72,7 @@ def clock_set() -> Told:
         path, made = Path(name) / "kneewatch.db", settings(interval_s=INTERVAL_S)
         specs = argument_specs(urls["live"], made)
         store = Store.open(path, retention=Retention(), clock=wall)
-        noted, board, clockwork = Noted(store), Board(), Scheduler(wall=wall)
+        noted, board, clockwork = Noted(store), Board(), DueQueue(wall=wall)
         fleet = TargetJobs(clockwork, Sinks(board, noted), wall=wall)
         clockwork.start()
         fleet.apply(specs, TargetProfiles().of(specs))

@@ -16,21 +16,22 @@ Row = tuple[str, str, str, str]
 
 
 def daemon_rows() -> Iterator[Row]:
-    """All of them, each as soon as it is measured."""
+    """The whole daemon at three sizes, each row as soon as it is measured."""
     yield from footprint_rows(8, interval_s=5.0)
+    yield from footprint_rows(100, interval_s=5.0)
     yield from footprint_rows(1000, interval_s=15.0, cpu=MANY_CORE)
-    yield from triage_rows()
 
 
 def footprint_rows(targets: int, *, interval_s: float, cpu: int | None = None) -> Iterator[Row]:
-    """The share of a core and the memory, a Prometheus scraping the same pages beside us."""
+    """The share of a core and the memory, a Prometheus scraping the same pages beside us. The ratio
+    is that of CPU time."""
     found = footprint(targets, interval_s=interval_s, for_s=SPAN_S, warm_s=WARM_S, cpu=cpu)
     ours, peer, cycles = found.ours, found.peer, found.cycles
     yield (
         f"daemon, {targets} engines and GPUs at {interval_s:.0f} s",
         f"{100 * ours.cpu_ratio:.1f} %, {ours.peak_bytes / MIB:.0f} MiB",
         f"Prometheus {100 * peer.cpu_ratio:.1f} %, {peer.peak_bytes / MIB:.0f} MiB" if peer else "",
-        f"{peer.peak_bytes / ours.peak_bytes:.1f}x" if peer else "",
+        f"{peer.cpu_ratio / ours.cpu_ratio:.2f}x" if peer else "",
     )
     yield "its cycles missed or late", f"{cycles.missed + cycles.late} of {cycles.due}", "", ""
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.daemon.discovery import Discovery
-from kneewatch.agent.daemon.scheduler import Scheduler
+from kneewatch.agent.daemon.due_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import TargetJobs
 from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.targets import TargetSpec
@@ -30,7 +30,7 @@ class Fleeting:
     """A fleet with its clockwork."""
 
     def __init__(self) -> None:
-        self.kept, self.clockwork, self.told = Kept(), Scheduler(), list[list[str]]()
+        self.kept, self.clockwork, self.told = Kept(), DueQueue(), list[list[str]]()
         self.fleet = TargetJobs(
             self.clockwork,
             self.kept.sinks(),
@@ -47,7 +47,7 @@ class Fleeting:
     def close(self) -> None:
         self.apply([])
         self.clockwork.stop()
-        until(lambda: self.clockwork.pool.busy == 0)
+        until(lambda: self.clockwork.busy == 0)
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_target_that_is_dropped_leaves_no_memory_behind(
         for server in (stays, goes)
     }
     fleeting.apply([quick(stays.url)])
-    until(lambda: fleeting.clockwork.pool.busy == 0)
+    until(lambda: fleeting.clockwork.busy == 0)
     until(lambda: all(one() is None for one in held[goes.port]))
     assert all(one() is not None for one in held[stays.port])
 

@@ -7,14 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, tzinfo
+from typing import TypeAlias
 
 import pytest
 from apscheduler.schedulers import base  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.agent.daemon.due_queue import DueQueue
 from kneewatch.agent.daemon.scheduler import Grid, Scheduler, phase_ratio
 from tests.waiting import PATIENCE_S, until
+
+Clockwork: TypeAlias = Scheduler | DueQueue
 
 
 class Counted:
@@ -34,9 +38,15 @@ class Counted:
         return None
 
 
-@pytest.fixture
-def clockwork() -> Iterator[Scheduler]:
-    made = Scheduler()
+def busy(clockwork: Clockwork) -> int:
+    """How many jobs are running."""
+    return clockwork.busy if isinstance(clockwork, DueQueue) else clockwork.pool.busy
+
+
+@pytest.fixture(params=[Scheduler, DueQueue])
+def clockwork(request: pytest.FixtureRequest) -> Iterator[Clockwork]:
+    """What runs jobs at their intervals: the scheduler, and the queue of the targets' cycles."""
+    made: Clockwork = request.param()
     made.start()
     yield made
     made.stop()
@@ -74,7 +84,7 @@ def test_phases_are_spread_evenly() -> None:
     assert phase_ratio("a") == phase_ratio("a")
 
 
-def test_jobs_keep_their_interval(clockwork: Scheduler) -> None:
+def test_jobs_keep_their_interval(clockwork: Clockwork) -> None:
     job = Counted()
     clockwork.put("a", job, interval_s=0.1)
     until(lambda: len(job.times) >= 12)
@@ -82,7 +92,7 @@ def test_jobs_keep_their_interval(clockwork: Scheduler) -> None:
     assert sum(gaps) / len(gaps) > 0.08
 
 
-def test_the_first_run_comes_soon(clockwork: Scheduler) -> None:
+def test_the_first_run_comes_soon(clockwork: Clockwork) -> None:
     soon, on_the_grid = Counted(), Counted()
     since_s = time.monotonic()
     clockwork.put("a", soon, interval_s=1e6, first_in_s=0.05)
@@ -92,7 +102,7 @@ def test_the_first_run_comes_soon(clockwork: Scheduler) -> None:
     assert not on_the_grid.times
 
 
-def test_never_two_at_once_and_nobody_is_delayed(clockwork: Scheduler) -> None:
+def test_never_two_at_once_and_nobody_is_delayed(clockwork: Clockwork) -> None:
     hang = threading.Event()
 
     def hangs() -> None:
@@ -107,7 +117,7 @@ def test_never_two_at_once_and_nobody_is_delayed(clockwork: Scheduler) -> None:
     until(lambda: len(slow.times) >= 3)
 
 
-def test_a_job_says_when_it_is_next(clockwork: Scheduler) -> None:
+def test_a_job_says_when_it_is_next(clockwork: Clockwork) -> None:
     waits = iter([0.3, 0.3, 0.3])
     job = Counted(lambda: next(waits, 1e6))
     clockwork.put("a", job, interval_s=0.1)
@@ -119,7 +129,7 @@ def test_a_job_says_when_it_is_next(clockwork: Scheduler) -> None:
 
 
 def test_a_crash_is_logged_and_the_next_run_comes(
-    clockwork: Scheduler, caplog: pytest.LogCaptureFixture
+    clockwork: Clockwork, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = Counted(lambda: 1 / 0)
     with caplog.at_level(logging.ERROR):
@@ -129,31 +139,100 @@ def test_a_crash_is_logged_and_the_next_run_comes(
     record = caplog.records[0]
     assert (record.msg, record.args) == ("job crashed name=%s", ("a",))
     assert record.exc_info is not None
-    until(lambda: clockwork.idle_s < 5)
 
 
-def test_a_dropped_job_runs_no_more(clockwork: Scheduler) -> None:
+def test_a_dropped_job_runs_no_more(clockwork: Clockwork) -> None:
     job = Counted(lambda: 0.05)
     clockwork.put("a", job, interval_s=0.1)
     until(lambda: job.times)
     clockwork.drop("a")
     clockwork.drop("a")
     time.sleep(0.1)
-    until(lambda: not clockwork.pool.busy)
+    until(lambda: not busy(clockwork))
     ran = len(job.times)
     time.sleep(0.3)
     assert len(job.times) == ran
 
 
-def test_a_name_may_be_anything(clockwork: Scheduler) -> None:
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    made = Scheduler()
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_a_name_may_be_anything(scheduler: Scheduler) -> None:
     job = Counted()
-    clockwork.put("heartbeat", job, interval_s=0.1)
+    scheduler.put("heartbeat", job, interval_s=0.1)
     until(lambda: job.times)
-    clockwork.drop("heartbeat")
+    scheduler.drop("heartbeat")
     time.sleep(0.1)
     dropped_s = time.monotonic()
     # The scheduler's own heart beats on.
-    until(lambda: time.monotonic() - clockwork.idle_s > dropped_s)
+    until(lambda: time.monotonic() - scheduler.idle_s > dropped_s)
+
+
+# Threads of the queue
+
+
+@pytest.fixture
+def queue() -> Iterator[DueQueue]:
+    made = DueQueue()
+    made.start()
+    yield made
+    made.stop()
+
+
+class Threads(Counted):
+    """A job that notes the threads it ran in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+
+    def cycle(self) -> float | None:
+        self.threads.add(threading.get_ident())
+        return super().cycle()
+
+
+def test_quick_jobs_share_a_few_threads(queue: DueQueue) -> None:
+    jobs = [Threads() for _ in range(40)]
+    for number, job in enumerate(jobs):
+        queue.put(f"{number}", job, interval_s=0.2)
+    until(lambda: all(len(job.times) >= 3 for job in jobs))
+    assert len(set[int]().union(*(job.threads for job in jobs))) < len(jobs)
+
+
+def test_many_that_hang_delay_no_other(queue: DueQueue) -> None:
+    hang, quick = threading.Event(), Counted()
+    slow = [Counted(lambda: hang.wait(20) and None) for _ in range(30)]
+    for number, job in enumerate(slow):
+        queue.put(f"slow {number}", job, interval_s=0.1)
+    until(lambda: all(job.times for job in slow))
+    assert queue.busy == 30
+    queue.put("quick", quick, interval_s=0.1)
+    until(lambda: len(quick.times) >= 10)
+    hang.set()
+    until(lambda: all(len(job.times) >= 2 for job in slow))
+
+
+def test_a_job_that_is_replaced_while_it_runs_never_runs_twice_at_once(queue: DueQueue) -> None:
+    hang, after = threading.Event(), Counted()
+    queue.put("a", Counted(lambda: hang.wait(20) and None), interval_s=0.1)
+    until(lambda: queue.busy == 1)
+    queue.put("a", after, interval_s=0.1)
+    time.sleep(0.3)
+    assert not after.times
+    hang.set()
+    until(lambda: len(after.times) >= 2)
+
+
+def test_a_due_job_without_a_thread_is_seen() -> None:
+    queue = DueQueue()  # not started: nobody runs anything
+    assert queue.late_s == 0.0
+    queue.put("a", Counted(), interval_s=0.1)
+    until(lambda: queue.late_s > 0.2)
 
 
 class Clock:
@@ -175,9 +254,12 @@ class Clock:
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+@pytest.mark.parametrize("kind", [Scheduler, DueQueue])
+def test_a_clock_that_is_set(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Clockwork], hours: int
+) -> None:
     clock = Clock(monkeypatch)
-    clockwork = Scheduler(wall=clock)
+    clockwork = kind(wall=clock)
     clockwork.start()
     try:
         job = Counted()
@@ -189,7 +271,7 @@ def test_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, hours: int) -> Non
         ran = len(job.times)
         time.sleep(0.5)
         if hours < 0:
-            assert len(job.times) <= ran + 1, "without the check APScheduler waits for the hour"
+            assert len(job.times) <= ran + 1, "without the check it waits for the hour"
         assert clockwork.check() == pytest.approx(3600.0 * hours, abs=60)
         ran = len(job.times)
         until(lambda: len(job.times) >= ran + 5)
