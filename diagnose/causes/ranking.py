@@ -80,6 +80,7 @@ CAUSES: tuple[CauseRecord, ...] = (
     observer.ENGINE_STALLED,
     observer.ENGINE_ASLEEP,
     memory.KV_PRESSURE,
+    memory.KV_LEAK,
     memory.QUEUE_SATURATION,
     memory.ADMISSION_LIMIT,
     clients.CLIENTS_GIVE_UP,

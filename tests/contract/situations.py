@@ -55,6 +55,10 @@ OTHERS: Mapping[str, Situation] = {
         preemption_ratio_per_s=0.06, kv_usage_avg_ratio=0.8, itl_stall_time_ratio=0.025,
         waiting_by_capacity=1.2,
     ),
+    "kv_leak:connected": CONCLUSIVE["kv_leak"].but(
+        kv_usage_ratio=0.025, kv_transfer_mean_s=0.02
+    ).lasting(kv_held=700.0),
+    "kv_leak:little": CONCLUSIVE["kv_leak"].but(kv_usage_ratio=0.03),
     "queue_saturation:targets": replace(
         QUEUED.but(running_max=12.0, itl_mean_drift_ratio=1.8, waiting_by_capacity=2.2,
                    kv_usage_avg_ratio=0.9, running=10.0, completed_per_s=1.5),

@@ -222,6 +222,9 @@ CONCLUSIVE: Mapping[str, Situation] = {
         stage=2,
         worst=Severity.WARNING,
     ),
+    "kv_leak": CALM.but(
+        running=0.0, running_avg=0.0, running_max=0.0, kv_usage_ratio=0.14, kv_usage_avg_ratio=0.14
+    ).lasting(kv_held=150.0),
     "queue_saturation": QUEUED.but(running_max=12.0, itl_mean_drift_ratio=2.0),
     "admission_limit": QUEUED.but(running_max=10.0),
     "clients_give_up": CALM.but(

@@ -35,6 +35,7 @@ THRASH, XFER, SPEC, STALLS, STILL = (
         *("prefill_interference", "engine_stalled"),
     )
 )
+LEAK = CONCLUSIVE["kv_leak"]
 BLOCK_ID = "prefix_block_too_large"
 BLOCK = CONCLUSIVE[BLOCK_ID]
 SWAPS = {"lora_change_per_s": 6 / 15}
@@ -359,6 +360,21 @@ def test_first_tokens_tell_the_wait_where_nobody_waits_for_the_end() -> None:
 def test_more_requests_than_are_served_is_said_of_a_queue_that_grows() -> None:
     cause = QUEUED.but(waiting_slope_per_s=0.5).causes()["queue_saturation"]
     assert cause.summary.startswith("Overloaded:")
+
+
+@pytest.mark.parametrize(
+    ("situation", "leaks"),
+    [
+        pytest.param(LEAK, True, id="held for two minutes without a request"),
+        pytest.param(LEAK.lasting(kv_held=100.0), False, id="for less than two minutes"),
+        pytest.param(LEAK.but(kv_transfer_mean_s=0.02), False, id="a peer may still fetch it"),
+        pytest.param(
+            LEAK.but(kv_transfer_mean_s=0.02).lasting(kv_held=700.0), True, id="no peer fetched it"
+        ),
+    ],
+)
+def test_blocks_that_nobody_holds_are_a_leak(situation: Situation, leaks: bool) -> None:
+    assert ("kv_leak" in situation.causes()) == leaks
 
 
 def test_a_sleeping_engine_is_told_as_asleep_and_is_why_it_stalls() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from tests.incidents import overload, without_progress
+from tests.incidents import lost_memory, overload, without_progress
 from tests.incidents.incident import Incident, said, table
 
-INCIDENTS: tuple[Incident, ...] = (*without_progress.INCIDENTS, *overload.INCIDENTS)
+INCIDENTS: tuple[Incident, ...] = (
+    *without_progress.INCIDENTS,
+    *overload.INCIDENTS,
+    *lost_memory.INCIDENTS,
+)
 
 
 def report() -> str:
