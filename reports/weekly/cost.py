@@ -21,6 +21,8 @@ HOURS_PER_MONTH = 730.0
 
 NO_GPUS = "number of GPUs per engine not set (gpus, or tensor_parallel)"
 NO_PRICE = "no price set (usd_per_gpu_hour), and the GPU is unknown (gpu)"
+NO_MEMORY = "the GPU is unknown (gpu), or the number of GPUs per engine (gpus)"
+NO_TARGET = "no TTFT target set (slo.ttft_p99_s)"
 NO_CURVE = "no GPU source, and the capacity of an engine is unknown"
 SCALE_DOWN = "scale-down"
 
@@ -58,6 +60,20 @@ def money(
                     "usd_per_million_tokens", _per_million(rate), DOWN,
                     missing=missing or "no tokens counted"), now, before,
         ),
+        requests_per_s_per_gpu=trend(
+            Measure("requests_per_s_per_gpu", "requests/s per GPU", "per_s",
+                    m.per_gpu(m.COMPLETED, gpus), UP, missing=NO_GPUS), now, before,
+        ),
+        requests_in_time_per_usd=trend(
+            Measure("requests_in_time_per_usd", "requests within the targets per USD",
+                    "requests_per_usd", _in_time_per_usd(tier, rate), UP,
+                    missing=missing or NO_TARGET), now, before,
+        ),
+        tokens_per_s_per_hbm_gb=trend(
+            Measure("tokens_per_s_per_hbm_gb", "tokens/s per GB of GPU memory", "tokens_per_s",
+                    m.per_gpu(m.GENERATED, _hbm_gb(tier, gpus)), UP, missing=NO_MEMORY),
+            now, before,
+        ),
         usd_per_million_tokens_at_full=_at_full(rate, knee),
         utilization_ratio=used,
         utilization_basis=basis,
@@ -72,6 +88,24 @@ def money(
 def _usd(rate: float | None) -> Of:
     """The cost of a span in USD: every hour of an engine is paid."""
     return lambda span: None if rate is None else span.engine_s / HOUR_S * rate
+
+
+def _in_time_per_usd(tier: TierObserved, rate: float | None) -> Of:
+    """Requests within the targets for each dollar (guide 8.4: latency against cost)."""
+    targets = tier.stated.targets
+    good = m.goodput(targets.ttft_p99_s, targets.itl_p99_s)
+
+    def read(span: Span) -> float | None:
+        good_per_s = good(span)
+        return None if good_per_s is None else m.over(good_per_s * span.clock_s, _usd(rate)(span))
+
+    return read
+
+
+def _hbm_gb(tier: TierObserved, gpus: int | None) -> float | None:
+    """GPU memory of one engine in 10^9 bytes; None where its GPUs are not known."""
+    gpu = tier.stated.stated.gpu
+    return None if gpu is None or gpus is None else gpus * gpu.memory_bytes / 1e9
 
 
 def _per_million(rate: float | None) -> Of:

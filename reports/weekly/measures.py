@@ -29,7 +29,6 @@ FAILED = "failed"
 """Finished requests with reason error or abort."""
 
 RESIDENCY = "kv_block_lifetime_seconds"
-TPOT = "request_time_per_output_token_seconds"
 
 COUNTS = (
     COMPLETED,
@@ -162,13 +161,31 @@ def within(metric: str, bound: float | None) -> Of:
     return read
 
 
-def goodput(ttft_target_s: float | None) -> Of:
-    """Requests served per second whose first token came within the target."""
-    share, served = within(TTFT, ttft_target_s), per_s(COMPLETED)
+def goodput(ttft_target_s: float | None, itl_target_s: float | None) -> Of:
+    """Requests served per second within the targets: those with the first token in time, less the
+    share of token gaps above the ITL target, where one is set.
+
+    vLLM counts gaps, not requests with a slow one: late gaps are taken to be spread over requests
+    that were in time.
+    """
+    first, gaps = within(TTFT, ttft_target_s), within(ITL, itl_target_s)
+    served = per_s(COMPLETED)
 
     def read(span: Span) -> float | None:
-        in_time, all_per_s = share(span), served(span)
-        return None if in_time is None or all_per_s is None else in_time * all_per_s
+        in_time, all_per_s = first(span), served(span)
+        smooth = 1.0 if itl_target_s is None else gaps(span)
+        if in_time is None or all_per_s is None or smooth is None:
+            return None
+        return max(0.0, in_time + smooth - 1) * all_per_s
+
+    return read
+
+
+def per_gpu(key: str, gpus: float | None) -> Of:
+    """A counter per second and GPU, or per second and any other share of an engine."""
+
+    def read(span: Span) -> float | None:
+        return None if gpus is None else over(span.counts.get(key), span.engine_s * gpus)
 
     return read
 

@@ -166,7 +166,9 @@ class TierMoney:
 
     Every hour in which an engine was watched is paid. `idle_hours`: GPU-hours of engines without
     load; `utilization_ratio`: mean share of the usable capacity that was used;
-    `utilization_basis`: how it was computed.
+    `utilization_basis`: how it was computed. `requests_in_time_per_usd`: requests within the
+    targets for each dollar; `tokens_per_s_per_hbm_gb`: generated tokens for each 10^9 bytes of GPU
+    memory.
     """
 
     tier: str
@@ -177,6 +179,9 @@ class TierMoney:
     usd: Trend
     tokens_per_gpu_hour: Trend
     usd_per_million_tokens: Trend
+    requests_per_s_per_gpu: Trend
+    requests_in_time_per_usd: Trend
+    tokens_per_s_per_hbm_gb: Trend
     usd_per_million_tokens_at_full: float | None
     utilization_ratio: Trend
     utilization_basis: str
@@ -301,8 +306,9 @@ class WeekdayHour:
 class TierSlo:
     """How a tier met its targets.
 
-    `goodput_per_s`: the part of `served_per_s` whose first token came within the target. The ratios
-    are shares of the requests' total time; `other_ratio` is the rest.
+    `goodput_per_s`: the part of `served_per_s` with the first token in time, less the share of
+    token gaps above the ITL target. The ratios are shares of the requests' total time;
+    `other_ratio` is the rest.
     """
 
     tier: str

@@ -120,6 +120,7 @@ _FORMATTERS: Mapping[str, Callable[[float], str]] = {
     "usd_per_hour": lambda value: f"{_usd(value)}/h",
     "usd_per_million_tokens": lambda value: f"{_usd(value)} per million tokens",
     "requests": lambda value: f"{number(value)} {'request' if value == 1 else 'requests'}",
+    "requests_per_usd": lambda value: f"{number(value)} requests per USD",
     "gpus": _gpus,
     "hours": lambda value: f"{number(value)} {'hour' if value == 1 else 'hours'}",
     "gpu_hours": lambda value: f"{number(value)} GPU-hours",

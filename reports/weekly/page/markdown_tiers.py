@@ -306,7 +306,8 @@ def _lever(lever: Lever) -> tuple[str, ...]:
 def money(tier: TierMoney, _calendar: Calendar) -> Lines:
     """What was paid, for what, and what the recommendations save."""
     trends = (tier.usd, tier.tokens_per_gpu_hour, tier.usd_per_million_tokens,
-              tier.utilization_ratio)  # fmt: skip
+              tier.requests_per_s_per_gpu, tier.requests_in_time_per_usd,
+              tier.tokens_per_s_per_hbm_gb, tier.utilization_ratio)  # fmt: skip
     return sections(
         bullets(
             [

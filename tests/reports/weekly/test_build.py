@@ -93,6 +93,8 @@ def test_figures_are_sums_over_time_and_engines() -> None:
     assert money.usd.value == pytest.approx(168 * 2 * 2 * 3.0)
     assert money.tokens_per_gpu_hour.value == pytest.approx(4 * 150 * 3600 / 4)
     assert money.usd_per_million_tokens.value == pytest.approx(12e6 / (4 * 150 * 3600))
+    assert money.requests_per_s_per_gpu.value == pytest.approx(4 / 4)
+    assert money.requests_in_time_per_usd.value == pytest.approx(4 * 3600 / 12)
     assert work.arrivals.mean_per_s.value == pytest.approx(4.0)
     assert work.computed_prompt_ratio == pytest.approx(0.25)
     hits = row(report.tables[0].monitoring, "Prefix cache hit rate")
@@ -467,3 +469,14 @@ def test_of_partial_answers_nothing_is_called_healthy_and_trouble_is_still_told(
         quiet, episodes=[episode("kv_pressure", Severity.CRITICAL, start_s, start_s + 600)]
     )
     assert made(replace(sick, partial=True)).verdicts == made(sick).verdicts
+
+
+def test_goodput_counts_late_gaps_where_an_itl_target_is_set() -> None:
+    busy = engine("a", busy=lambda _slot: 3.0)
+    targets = replace(STATED.targets, itl_p99_s=0.01)
+    report = made(observed(tier("t", [busy], stated=replace(STATED, targets=targets))))
+    # Every gap is of 50 ms.
+    assert report.slo[0].goodput_per_s.value == 0.0
+    only_first = replace(STATED.targets, itl_p99_s=None)
+    report = made(observed(tier("t", [busy], stated=replace(STATED, targets=only_first))))
+    assert report.slo[0].goodput_per_s.value == pytest.approx(3.0)
