@@ -117,7 +117,8 @@ def test_a_gpu_that_works_after_an_xid_that_halts_it_has_an_old_mark() -> None:
 def test_a_gpu_that_is_off_the_bus_is_dead_though_the_code_is_older_than_the_watch(
     before: int,
 ) -> None:
-    pages = [*[{H100: {"DEV_XID_ERRORS": 79}}] * before, *[{H100: OFF_THE_BUS}] * 3]
+    pages: list[Mapping[str, At]] = [{H100: {"DEV_XID_ERRORS": 79}}] * before
+    pages += [{H100: OFF_THE_BUS}] * 3
     cause = told(read(*pages))["gpu_fault"]
     assert (cause.severity, cause.apart) == (Severity.CRITICAL, False)
     assert "reboot" in cause.lever

@@ -115,20 +115,6 @@ def test_variant_takes_everything_but_its_own_from_its_base() -> None:
     assert (base.quantization, variant.quantization) == ("bf16", "awq")
 
 
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [
-        pytest.param("meta-llama/Llama-3.1-8B-Instruct", 7.5, id="dense: without the input table"),
-        pytest.param("meta-llama/Llama-3.2-1B", 1.24, id="tied: the table is the head"),
-        pytest.param("Qwen/Qwen3-30B-A3B", 3.0, id="8 of 128 experts"),
-        pytest.param("deepseek-ai/DeepSeek-R1", 36.6, id="8 of 256 experts and the shared one"),
-        pytest.param("mistralai/Mixtral-8x7B-v0.1", 12.7, id="2 of 8 experts"),
-    ],
-)
-def test_active_parameters(name: str, billions: float) -> None:
-    assert model(name).active_parameters == pytest.approx(billions * 1e9, rel=0.02)
-
-
 def test_prediction_layers_of_a_configuration_are_not_counted_but_known() -> None:
     without = {key: value for key, value in DEEPSEEK_V3.items() if "nextn" not in key}
     plain, own = model_from_config("m", without), model_from_config("m", DEEPSEEK_V3)
