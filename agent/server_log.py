@@ -34,8 +34,8 @@ class LogSource(Protocol):
     path: str
     log: StartupLog
 
-    def read_rest(self) -> None:
-        """Read all that is new.
+    def read_rest(self, limit_bytes: int = ...) -> bool:
+        """Read what is new, about `limit_bytes` at most. Returns whether that was all.
 
         Raises:
             SettingsError: the log cannot be read.
@@ -84,16 +84,14 @@ class LogFollower:
         self.log.feed(data)
         return len(data)
 
-    def read_rest(self) -> None:
-        """Read all that the file has, or the end of a large one.
+    def read_rest(self, limit_bytes: int = 2 * TAIL_BYTES) -> bool:
+        """Read what is new in the file, about `limit_bytes` at most: a file that grows faster than
+        it is read must not be read for ever. Returns whether that was all.
 
         Raises:
             SettingsError: as `read`.
         """
-        # A file that grows faster than it is read must not be read for ever.
-        for _ in range(2 * TAIL_BYTES // CHUNK_BYTES):
-            if not self.read():
-                break
+        return any(not self.read() for _ in range(max(1, limit_bytes // CHUNK_BYTES)))
 
     def _place(self, status: os.stat_result) -> None:
         """Start again where the file was replaced or is shorter than what was read of it."""

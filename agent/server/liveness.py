@@ -47,10 +47,10 @@ class Liveness:
 
     def note(self, readings: Sequence[SourceReading]) -> None:
         """Remember the process whose facts were read."""
-        values = next((r.values for r in readings if r.source == PROCESS), {})
-        pid, started_s = values.get("pid"), values.get("process_started_s")
-        if isinstance(pid, int) and isinstance(started_s, float):
-            self._add(pid, started_s, str(values.get("unit", "")))
+        for reading in readings:
+            pid, started_s = reading.values.get("pid"), reading.values.get("process_started_s")
+            if reading.source == PROCESS and isinstance(pid, int) and isinstance(started_s, float):
+                self._add(pid, started_s, str(reading.values.get("unit", "")))
 
     def state(self, error: CollectError, now_s: float) -> ServerState:
         """The state of the server after a failed scrape."""

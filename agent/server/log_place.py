@@ -103,14 +103,15 @@ class Journal:
         self._unit, self._cursor = unit, ""
         self._due_s = 0.0
 
-    def read_rest(self) -> None:
-        """Read what is new in the journal; the first time, its last `JOURNAL_LINES` lines.
+    def read_rest(self, limit_bytes: int = TAIL_BYTES) -> bool:
+        """Read what is new in the journal, the end of it if that is more than `limit_bytes`; the
+        first time, its last `JOURNAL_LINES` lines. Returns True: it was read to its end.
 
         Raises:
             SettingsError: the journal cannot be read.
         """
         if time.monotonic() < self._due_s:
-            return
+            return True
         self._due_s = time.monotonic() + JOURNAL_EVERY_S
         since = f"--after-cursor={self._cursor}" if self._cursor else f"--lines={JOURNAL_LINES}"
         command = ("journalctl", "--no-pager", "--quiet", "--output=cat", "--show-cursor", since)
@@ -129,4 +130,5 @@ class Journal:
         if cursor is not None:
             self._cursor = cursor[1].decode("ascii", "replace")
         text = done.stdout[: cursor.start()] if cursor else done.stdout
-        self.log.feed(text[-TAIL_BYTES:])
+        self.log.feed(text[-limit_bytes:])
+        return True

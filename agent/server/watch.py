@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from kneewatch.agent.server.liveness import Liveness
 
 READ_EVERY_S = 3600.0
+READ_BYTES = 8 * 1024 * 1024
+"""Most of a log that one scrape reads: a large one must not delay it."""
+
 PROBE, SERVER_LOG = "server.probe", "server_log"
 WATCH_SETTINGS = (PROBE, SERVER_LOG)
 """The settings that decide what is read."""
@@ -46,7 +49,7 @@ def server_watch(address: str, settings: Settings) -> ServerWatch | None:
 
 def page_watch(address: str, settings: Settings) -> ServerWatch:
     """A watch that merges settings, page and log, and asks no server."""
-    return ServerWatch(address, settings.fetch(), read=_read_nothing, log=_log(settings))
+    return ServerWatch(address, settings.fetch(), read=read_nothing, log=_log(settings))
 
 
 def _log(settings: Settings) -> LogFollower | None:
@@ -70,7 +73,8 @@ def read_server(address: str, fetch: FetchSettings, now_s: float) -> Sequence[So
     return readings
 
 
-def _read_nothing(_address: str, _fetch: FetchSettings, _now_s: float) -> Sequence[SourceReading]:
+def read_nothing(_address: str, _fetch: FetchSettings, _now_s: float) -> Sequence[SourceReading]:
+    """No reading: only settings, page and log are merged."""
     return ()
 
 
@@ -93,7 +97,7 @@ class ServerWatch:
         self._log_place: object = None
         self._log_error = ""
         self._log_failure: Failure | None = None
-        self._log_starts = self._old_log_starts = 0
+        self._log_starts, self._old_log_starts = 0, 0
         self._read_s = -math.inf
         self._readings: Sequence[SourceReading] = ()
         self._merged_of: object = None
@@ -104,9 +108,9 @@ class ServerWatch:
         that it ends with to the monitor."""
         if self.log is None:
             return
-        self._log_error = ""
+        self._log_error, is_all = "", True
         try:
-            self.log.read_rest()
+            is_all = self.log.read_rest(READ_BYTES)
         except SettingsError as error:
             # The file may be back at the next scrape.
             self._log_error = str(error)
@@ -114,7 +118,7 @@ class ServerWatch:
             self._log_failure = self.log.log.failure
             failure = failure_of(self.log.log, monitor.profile.stated, t_s)
             monitor.set_log_failure(failure, past=self._log_is_new)
-        self._log_is_new = False
+        self._log_is_new = self._log_is_new and not is_all
 
     def state(self, t_s: float, error: CollectError, monitor: TargetMonitor) -> ServerState:
         """The state of the server after a failed scrape: /health, its process."""
@@ -135,7 +139,7 @@ class ServerWatch:
         place = log_place(pid)
         if place is not None and place != self._log_place:
             self._log_place, self.log, self._log_is_new = place, place.open(), True
-            self._log_starts = self._old_log_starts = 0
+            self._log_starts, self._old_log_starts = 0, 0
             self.read_log(t_s, monitor)
 
     def update(self, t_s: float, monitor: TargetMonitor) -> None:

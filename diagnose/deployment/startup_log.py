@@ -349,12 +349,18 @@ _READY = re.compile(r"(?:INFO: +)?Application startup complete\.?$")
 _STATISTICS = re.compile(r"(?:Engine \d+: )?Avg prompt throughput: ")
 _REQUEST = re.compile(r'(?:INFO: +)?[\w.:\[\]]{1,60} - "[A-Z]{3,7} /\S{0,200} HTTP/')
 _STOPPED = re.compile(r"(?:INFO: +)?(?:Shutting down|Application shutdown complete\.?)$")
-_OF_A_SERVING_ENGINE = re.compile(
-    rb"rror|xception|died|failed|out of memory|Kill|KILL|OOM|137|version|args: |LLM engine"
-    rb"|Avg prompt|Shutting down|shutdown"
+_SERVING_WORDS = (
+    b"rror|xception|died|failed|out of memory|Kill|KILL|OOM|137|version|args: |LLM engine"
+    b"|Avg prompt|Shutting down|shutdown"
 )
-"""In every line that counts while the server serves. Nearly all others are of requests, and must
-not cost time."""
+_WHILE_SERVING = re.compile(_SERVING_WORDS)
+_WHILE_STARTING = re.compile(
+    _SERVING_WORDS + b"|model len|took |GiB|blocks|KV|concurrency|backend|Graph|memory|seq len"
+    b"|max_model_len|uantization|NCCL|Errno|local folder|couldn't|Engine|startup complete|HTTP/"
+    b"|Traceback"
+)
+"""One of the words is in every line that counts, while the server serves or before. Other lines,
+nearly all of requests, must not cost time."""
 
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|'[^']*$|\"[^\"]*$")
 _ANY_FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,60}")
@@ -476,7 +482,8 @@ class StartupLog:
     # --- lines ------------------------------------------------------------------------------------
 
     def _line(self, raw: bytes) -> None:
-        if self.phase == "serving" and not _OF_A_SERVING_ENGINE.search(raw):
+        words = _WHILE_SERVING if self.phase == "serving" else _WHILE_STARTING
+        if not words.search(raw):
             return
         text = _ANSI.sub("", raw[:LONGEST_LINE].decode("utf-8", "replace"))
         for module, message in _messages(text.strip()):

@@ -31,7 +31,12 @@ FAILED = CanaryState(None, 2, 1001.0, "timeout after 30 s")
 class Sent:
     """A canary to a server that answers by path."""
 
-    def __init__(self, start: Start, answers: dict[str, bytes | None], **changed: object) -> None:
+    def __init__(
+        self,
+        start: Start,
+        answers: dict[str, bytes | None],
+        spawn: Callable[[Callable[[], None]], None] = lambda run: run(),
+    ) -> None:
         self.bodies: list[bytes] = []
 
         def serve(sock: socket.socket, request: bytes, _number: int) -> bool:
@@ -47,9 +52,8 @@ class Sent:
             return True
 
         self.server: Server = start(serve)
-        values: dict[str, object] = {"interval_s": 30.0, "timeout_s": 0.2, "model": ""}
-        made = CanarySettings(**values | changed, fetch=FetchSettings())  # type: ignore[arg-type]
-        self.canary = Canary(self.server.url, made, wall=lambda: 1000.0, spawn=lambda run: run())
+        made = CanarySettings(30.0, 0.2, "", FetchSettings())
+        self.canary = Canary(self.server.url, made, wall=lambda: 1000.0, spawn=spawn)
 
     def poll(self, t_s: float, *, awake: bool = True) -> CanaryState:
         return self.canary.poll(t_s, "tiny", awake=awake)
@@ -127,8 +131,7 @@ def test_a_server_that_does_not_answer_fails_until_it_does(serving: Start) -> No
 
 def test_one_request_at_a_time(serving: Start) -> None:
     waiting: list[Callable[[], None]] = []
-    sent = Sent(serving, {"/v1/completions": ANSWER})
-    sent.canary._spawn = waiting.append
+    sent = Sent(serving, {"/v1/completions": ANSWER}, waiting.append)
     for t_s in (1000.0, 1030.0, 1060.0):
         sent.poll(t_s)
     assert len(waiting) == 1

@@ -13,7 +13,7 @@ import pytest
 from kneewatch.agent.server import liveness
 from kneewatch.agent.server.liveness import Liveness
 from kneewatch.agent.server.process import read_process
-from kneewatch.agent.server.watch import ServerWatch
+from kneewatch.agent.server.watch import ServerWatch, read_nothing
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition.grammar import Limits
@@ -36,7 +36,7 @@ ERROR_500 = answer(b"", status="500 Internal Server Error")
 
 def cause_at(url: str, error: CollectError) -> Cause:
     stream = TargetStream("tiny", Profile(), Limits())
-    stream.server = ServerWatch(url, FAST, read=lambda *_: (), liveness=Liveness(url, FAST))
+    stream.server = ServerWatch(url, FAST, read=read_nothing, liveness=Liveness(url, FAST))
     (diagnosis,) = stream.judge(1000.0, error)
     return diagnosis.causes[0]
 
@@ -105,7 +105,7 @@ def test_oom_kills_of_the_control_group_count_from_the_first_reading(
     _, port = listening("vllm", "serve", "org/model")
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom 4\noom_kill 4\n")
-    monkeypatch.setattr(liveness, "_events_file", lambda _pid: events)
+    monkeypatch.setattr(liveness, "_events_file", lambda *_: events)
     server = followed(port)
     assert server.state(REFUSED, time.time()).oom_kills is None
     events.write_text("low 0\noom 5\noom_kill 5\n")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.server.watch import ENDED, ServerWatch
-from kneewatch.agent.server_log import LogFollower
+from kneewatch.agent.server import watch
+from kneewatch.agent.server.watch import ENDED, ServerWatch, read_nothing
+from kneewatch.agent.server_log import CHUNK_BYTES, LogFollower
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition.grammar import Limits
@@ -42,7 +43,7 @@ class Followed:
         self.log = log
         self._stream = TargetStream("tiny", Profile(), Limits())
         self._stream.server = ServerWatch(
-            "http://127.0.0.1:1", FetchSettings(), read=lambda *_: (), log=LogFollower(str(log))
+            "http://127.0.0.1:1", FetchSettings(), read=read_nothing, log=LogFollower(str(log))
         )
         self._times_s: Iterator[float] = itertools.count(1000.0, 5.0)
 
@@ -134,19 +135,16 @@ def test_the_facts_of_the_log_are_of_the_log(followed: Followed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("text", "problem"),
     [
-        (lambda text: text.replace("5,120", "5,152"), "kv_cache_size_tokens 5152, the page says"),
-        (
-            lambda text: text.replace("'kv_cache_dtype': 'auto'", "'block_size': 64"),
-            None,
-        ),
+        (SERVING.replace("5,120", "5,152"), "kv_cache_size_tokens 5152, the page says"),
+        (SERVING.replace("'kv_cache_dtype': 'auto'", "'block_size': 64"), None),
     ],
 )
 def test_a_log_that_contradicts_the_page_is_of_another_start(
-    followed: Followed, change: Callable[[str], str], problem: str | None
+    followed: Followed, text: str, problem: str | None
 ) -> None:
-    followed.write(change(SERVING))
+    followed.write(text)
     followed.page(PAGES[0])
     server = followed.page(PAGES[1]).server
     assert server is not None
@@ -168,6 +166,18 @@ def test_a_restart_without_a_new_start_in_the_log_drops_its_facts(followed: Foll
     server = followed.page(of_a_new_process(PAGES[1])).server
     assert server is not None
     assert server.value("weights_gib") == 13.5
+
+
+def test_a_scrape_reads_a_bounded_part_of_a_log(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "READ_BYTES", CHUNK_BYTES)
+    followed.write(logs.ENGINE_DIED + "x" * CHUNK_BYTES + "\n" + SERVING + DIED)
+    followed.page(PAGES[0])
+    diagnosis = followed.page(PAGES[0])
+    assert ids(diagnosis) == [], "what was in the log when it was read first is past"
+    assert diagnosis.server is not None
+    assert diagnosis.server.notes == (ENDED,)
 
 
 def test_a_log_that_is_gone_is_a_note(followed: Followed) -> None:
