@@ -9,7 +9,7 @@ from statistics import median
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.answer_log import AnswerLog
 from kneewatch.agent.fleet.queries import QueryScope
-from kneewatch.agent.fleet.workload_names import is_worker, workloads_of
+from kneewatch.agent.fleet.workload_names import Objects, is_worker, workloads_of
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import Sample, Track
@@ -42,6 +42,7 @@ class Presence:
     loading: Sequence[Loading]
     interval_s: float | None
     scaled_to_zero: frozenset[str] | None
+    renamed: Mapping[str, str]
     is_scraping: bool
 
 
@@ -96,6 +97,7 @@ def presence_of(
         ),
         interval_s,
         zero,
+        _renamed([member for member in vanished.members if member.pool in empty], members),
         is_scraping,
     )
 
@@ -177,7 +179,6 @@ def _agree(target: Labels, labels: Labels) -> bool:
 
 
 Target = tuple[tuple[str, str], ...]
-Pod = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def _failures(asking: _Asking, failing: Sequence[Labels]) -> dict[Target, _Failu
     if not failing:
         return {}
     deleted = asking.instants({"deleted pods": queries.DELETED})["deleted pods"]
-    terminating = {_pod(sample.labels) for sample in deleted}
+    terminating = Objects((sample.labels, _pod(sample.labels)) for sample in deleted)
     points = {
         _target(track.labels): track.points
         for track in asking.tracks("failed scrapes", queries.scrapes_of(failing))
@@ -208,7 +209,7 @@ def _failures(asking: _Asking, failing: Sequence[Labels]) -> dict[Target, _Failu
         times_s = _since_answer(scrapes)
         held = len(times_s) >= DOWN_SCRAPES and times_s[-1] - times_s[0] >= DOWN_S
         why = Why.DOWN if held else Why.FAILING
-        if _pod(labels) in terminating:
+        if terminating.has(labels, _pod(labels)):
             why = Why.TERMINATING
         failures[target] = _Failure(labels, times_s, len(times_s) < len(scrapes), why)
     return failures
@@ -228,11 +229,9 @@ def _since_answer(scrapes: Sequence[tuple[float, float]]) -> list[float]:
     return failed_s
 
 
-def _pod(labels: Labels) -> Pod:
-    """The namespace and name of a pod. Without honorLabels the workload's labels are the exported_*
-    ones."""
-    exported = "exported_" if labels.get("exported_pod") else ""
-    return labels.get(f"{exported}namespace", ""), labels.get(f"{exported}pod", "")
+def _pod(labels: Labels) -> str:
+    """The name of a pod. Without honorLabels the workload's label is exported_pod."""
+    return labels.get("exported_pod") or labels.get("pod", "")
 
 
 def scrape_interval_s(counts: Sequence[Sample], shape: Shape) -> float | None:
@@ -327,16 +326,32 @@ def _scaled_to_zero(asking: _Asking, members: Sequence[Member]) -> frozenset[str
     workloads = asking.instants({"workloads": queries.LEAST_WANTED})["workloads"]
     if not workloads:
         return None
-    zero = {_workload(sample.labels) for sample in workloads if sample.value == 0}
+    zero = Objects(
+        (sample.labels, sample.labels.get("deployment") or sample.labels.get("statefulset", ""))
+        for sample in workloads
+        if sample.value == 0
+    )
     return frozenset(
         member.pool
         for member in members
         for name in workloads_of(member.labels.get("pod", ""))
-        if (member.labels.get("namespace", ""), name) in zero
+        if zero.has(member.labels, name)
     )
 
 
-def _workload(labels: Labels) -> tuple[str, str]:
-    """The namespace and name of a Deployment or StatefulSet."""
-    namespace = labels.get("exported_namespace") or labels.get("namespace", "")
-    return namespace, labels.get("deployment") or labels.get("statefulset", "")
+def _renamed(stopped: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:
+    """The pool that serves now, by the pool whose workloads or servers it has: the same ones serve
+    another model."""
+    serving: dict[tuple[Space, str], str] = {}
+    for member in members:
+        serving |= {(_space(member.labels), name): member.pool for name in _servers(member)}
+    return {
+        member.pool: serving[place]
+        for member in stopped
+        for name in _servers(member)
+        if (place := (_space(member.labels), name)) in serving
+    }
+
+
+def _servers(member: Member) -> set[str]:
+    return workloads_of(member.replica) or {member.replica}

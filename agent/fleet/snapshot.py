@@ -192,6 +192,7 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
         gone=presence.gone,
         loading=presence.loading,
         scaled_to_zero=presence.scaled_to_zero,
+        renamed=presence.renamed,
         is_scraping=presence.is_scraping,
         recorded=sources[0],
         raw=sources[1],

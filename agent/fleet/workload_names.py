@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+
+from kneewatch.diagnose.fleet.inventory import Labels
 
 _SAFE = "[bcdfghjklmnpqrstvwxz2456789]"
 """The letters of generated names (k8s.io/apimachinery/pkg/util/rand)."""
@@ -26,6 +28,28 @@ def workloads_of(pod: str) -> set[str]:
         if leader := _NUMBERED.fullmatch(match[1]):
             names.add(leader[1])
     return names
+
+
+class Objects:
+    """Objects of Kubernetes by kube-state-metrics' series, each with the name of its object."""
+
+    def __init__(self, named: Iterable[tuple[Labels, str]]) -> None:
+        self._clusters: dict[tuple[str, str], set[str]] = {}
+        for labels, name in named:
+            place = _namespace(labels), name
+            self._clusters.setdefault(place, set()).add(labels.get("cluster", ""))
+
+    def has(self, labels: Labels, name: str) -> bool:
+        """Whether one of this name is in the namespace of a series, and in its cluster where both
+        say which that is."""
+        clusters = self._clusters.get((_namespace(labels), name), set())
+        own = labels.get("cluster", "")
+        return bool(clusters) and (not own or bool(clusters & {own, ""}))
+
+
+def _namespace(labels: Labels) -> str:
+    """The namespace of a series' object: without honorLabels the label is exported_namespace."""
+    return labels.get("exported_namespace") or labels.get("namespace", "")
 
 
 def is_worker(pod: str, replicas: Collection[str]) -> bool:

@@ -189,9 +189,12 @@ def _pool_vanished(plan: Plan) -> tuple[Alert, Alert]:
         f'label_replace({series} == 0, "workload", "$1", "{label}", "(.+)")'
         for series, label in SCALED_TO_ZERO
     )
+    # A workload that serves under another name now was renamed.
+    renamed = f'{POOL_ENGINES}{{workload!=""}}'
     gone = (
         f"(last_over_time({POOL_ENGINES}[1h]) and {served}) unless on ({plan.pool}) {POOL_ENGINES}"
         f" unless on ({WORKLOAD}) ({zero}) unless on ({plan.pool}) {DOWN_SINCE}"
+        f" unless on (job, {WORKLOAD}) {renamed}"
         " and on () count(up)"  # a ruler that outlives its Prometheus sees no target at all
     )
     loading = f"on (job, {WORKLOAD}) {_workload('up')}"

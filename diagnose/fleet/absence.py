@@ -45,6 +45,8 @@ class _Pool:
     loading: Sequence[Loading]
     is_scaled_to_zero: bool | None
     now_s: float
+    renamed: str = ""
+    """The pool that the same workload serves now; empty where it serves none."""
 
     def gone_because(self, *reasons: Why) -> list[Gone]:
         """The replicas that are gone for one of these reasons."""
@@ -90,6 +92,7 @@ def _pools(observed: Observed) -> list[_Pool]:
             [row for row in observed.loading if row.pool == name],
             None if zero is None else name in zero,
             observed.t_s,
+            observed.renamed.get(name, ""),
         )
         for name in sorted(names)
     ]
@@ -134,9 +137,10 @@ def _late(pool: _Pool, late: Sequence[Loading]) -> FleetCause:
 
 
 def _vanished(pool: _Pool) -> list[FleetCause]:
-    """The cause for a pool without replicas; none where its workload is scaled to zero."""
+    """The cause for a pool without replicas; none where its workload is scaled to zero, or serves
+    another model."""
     seen_s = pool.seen_s
-    if pool.is_scaled_to_zero or seen_s is None:
+    if pool.is_scaled_to_zero or pool.renamed or seen_s is None:
         return []
     names = sorted(
         row.replica
@@ -186,6 +190,8 @@ def absence_notes(observed: Observed) -> list[str]:
             )
         if pool.is_vanished and pool.is_scaled_to_zero:
             notes.append(f"{pool.name} is scaled to zero: no replica is wanted, none serves")
+        elif pool.is_vanished and pool.renamed:
+            notes.append(f"{pool.name} is served no more: its workload serves {pool.renamed} now")
         elif pool.is_vanished and not observed.is_scraping:
             notes.append(
                 f"{pool.name}: no series now, but Prometheus has hardly scraped anything in the "

@@ -182,6 +182,7 @@ class Observed:
 
     `scaled_to_zero` are the pools without a running replica whose workload wanted none within the
     last minutes; None where no kube-state-metrics is scraped, or every pool has replicas.
+    `renamed` are pools without one whose workload serves another model now: {pool: pool now}.
     `is_scraping`: targets have been scraped for some intervals, so that a missing series means a
     missing replica.
     """
@@ -200,6 +201,7 @@ class Observed:
     gone: Sequence[Gone] = ()
     loading: Sequence[Loading] = ()
     scaled_to_zero: frozenset[str] | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     is_scraping: bool = True
     recorded: Sequence[str] = ()
     raw: Sequence[str] = ()

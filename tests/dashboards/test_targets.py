@@ -113,6 +113,13 @@ def operations(at: Timeline) -> Iterator[Mapping[str, str]]:
         yield at.state(name, namespace, labels, f"{level(1, at.served)} {level(0, at.after)}")
 
 
+def renamed(at: Timeline) -> Iterator[Mapping[str, str]]:
+    """A Deployment whose pods are replaced by pods that serve another model."""
+    yield at.leaving("renamed", "chat-7d9f8b6c5-a1b2c")
+    new = at.starting("renamed", "chat-5c6b7a8d9-d3e4f")
+    yield {series.replace('"llama"', '"mistral"'): values for series, values in new.items()}
+
+
 def outages(at: Timeline) -> Iterator[Mapping[str, str]]:
     """What is wrong, by the namespaces of `FIRES`."""
     yield at.down("crashed", "chat-0")
@@ -140,7 +147,7 @@ def test_operations_are_no_outage_and_outages_are(
 ) -> None:
     at = Timeline(scrape_s)
     series: dict[str, str] = {}
-    for part in (*operations(at), *outages(at)):
+    for part in (*operations(at), *renamed(at), *outages(at)):
         series |= part
     expected = [
         {"labels": f'{{alertname="{name}", namespace="{namespace}"}}', "value": 1}

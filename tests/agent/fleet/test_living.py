@@ -205,6 +205,15 @@ def test_a_pool_without_replicas_is_critical_unless_none_is_wanted(
         assert text.endswith("the model is not served.")
 
 
+def test_a_model_that_is_renamed_in_its_deployment_is_a_note(server: Prometheus) -> None:
+    fleet = living(15)
+    fleet.pool("Deployment", "chat", 3, model="m-old").vanish(22 * MIN_S)
+    fleet.pool("Deployment", "chat", 3, model="m-new", at_s=20 * MIN_S)
+    found = seen(fleet, server, 30 * MIN_S)
+    assert summaries(found) == []
+    assert noted(found, "chat/m-old is served no more: its workload serves chat/m-new now")
+
+
 def test_a_pool_that_is_replaced_may_load_for_ten_minutes(server: Prometheus) -> None:
     fleet = living(15)
     chat = fleet.pool("Deployment", "chat", 3)
