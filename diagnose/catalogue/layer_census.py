@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kneewatch.diagnose.catalogue.families import (
     ALL_SLIDING,
@@ -227,12 +228,31 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
     kinds: Counter[LayerKind] = Counter()
     for word, count in counts.items():
         if word == FULL:
-            kinds[_full(config)] += count
+            kind = _full(config)
+            shared = count - min(index_layers(config, count), count)
+            if isinstance(kind, LatentAttention) and kind.index_dim and shared:
+                kinds[replace(kind, index_dim=0, shares_index=True)] += shared
+                count -= shared
+            kinds[kind] += count
         elif word == SLIDING:
             kinds[_sliding(config)] += count
         elif word in (LINEAR, MAMBA):
             kinds[recurrent_layer(config)] += count
     return tuple(Layers(kind, count) for kind, count in kinds.items())
+
+
+def index_layers(config: Config, layers: int) -> int:
+    """Layers with an indexer of their own, of those with sparse attention: all, unless the
+    configuration lets layers share one.
+
+    Source: vllm/model_executor/models/deepseek_v2.py (0.32): index_topk_freq and its pattern.
+    """
+    pattern = config.word("index_topk_pattern")
+    if pattern:
+        return layers - pattern[:layers].count("S")
+    every = config.count("index_topk_freq", default=1) or 1
+    first = config.count("index_skip_topk_offset", default=2)
+    return sum(max(layer - first + 1, 0) % every == 0 for layer in range(layers))
 
 
 def head_dim(config: Config) -> int:

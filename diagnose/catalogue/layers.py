@@ -33,12 +33,19 @@ class SlidingAttention:
 class LatentAttention:
     """One compressed vector per token (MLA), copied on every tensor-parallel rank.
 
-    `index_dim` is the key size of a sparse-attention indexer; 0 without one.
+    `index_dim` is the key size of a sparse-attention indexer; 0 without one. `shares_index`: it
+    attends to the tokens that an earlier layer's indexer chose.
     """
 
     latent_dim: int
     rope_dim: int
     index_dim: int = 0
+    shares_index: bool = False
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it attends to chosen tokens only."""
+        return self.index_dim > 0 or self.shares_index
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from kneewatch.diagnose.catalogue.layer_census import (
     SLIDING,
     depth,
     head_dim,
+    index_layers,
     keeping_words,
     kv_heads,
     layer_words,
@@ -285,7 +286,7 @@ def parameter_census(config: Config, *, experts: Experts, vision: float = 0.0) -
         - shared_kv
         + (recurrent * recurrent_parameters(config) if recurrent else 0.0),
         kv=keeping[FULL] * full_kv + keeping[SLIDING] * kv,
-        replicated=every[FULL] * replicated,
+        replicated=every[FULL] * replicated + _indexers(config, hidden, every[FULL]),
         mlp=_dense_mlp(config, hidden, experts),
         experts=_routed(config, hidden, experts),
         embedding=table + _layer_tables(config),
@@ -330,11 +331,17 @@ def _latent(config: Config, hidden: int, heads: int) -> tuple[float, float, floa
     split = float((query_rank or hidden) * heads * (nope + rope))
     split += rank * heads * (nope + value) + heads * value * hidden
     replicated = float(hidden * query_rank + hidden * (rank + rope))
-    index = config.count("index_head_dim", default=0)
-    if index:
-        index_heads = config.positive("index_n_heads")
-        replicated += query_rank * index_heads * index + hidden * index + hidden * index_heads
     return split, 0.0, replicated
+
+
+def _indexers(config: Config, hidden: int, layers: int) -> float:
+    """Parameters of the indexers of sparse attention, copied to every rank."""
+    index = config.count("index_head_dim", default=0)
+    if not index or not config.has("kv_lora_rank"):
+        return 0.0
+    heads, query_rank = config.positive("index_n_heads"), config.count("q_lora_rank", default=0)
+    each = query_rank * heads * index + hidden * index + hidden * heads
+    return float(index_layers(config, layers) * each)
 
 
 def _dense_mlp(config: Config, hidden: int, experts: Experts) -> float:

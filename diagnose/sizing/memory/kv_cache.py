@@ -76,7 +76,7 @@ def token_bytes(kind: LayerKind, settings: KvSettings) -> float:
 
 def latent_row_bytes(kind: LatentAttention, settings: KvSettings) -> float:
     """Bytes of a token's latent vector in one layer, the same on every rank."""
-    kept = settings.indexed_format if kind.index_dim else None
+    kept = settings.indexed_format if kind.is_sparse else None
     row = (kept or settings.kv_format).latent_row_bytes(kind.latent_dim, kind.rope_dim)
     if settings.padded_latent:
         row = ceil(row / _LATENT_ROW_BYTES) * _LATENT_ROW_BYTES

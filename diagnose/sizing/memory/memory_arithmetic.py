@@ -212,7 +212,7 @@ def _head(kind: FullAttention | SlidingAttention, kept: KvFormat) -> str:
 
 
 def _latent(kind: LatentAttention, count: int, settings: KvSettings) -> tuple[str, str, str]:
-    kept = (settings.indexed_format if kind.index_dim else None) or settings.kv_format
+    kept = (settings.indexed_format if kind.is_sparse else None) or settings.kv_format
     element_bytes = kept.key_bits / 8
     rope_bytes = element_bytes if kept.rope_bytes is None else kept.rope_bytes
     formula = "latent and rope in bytes"

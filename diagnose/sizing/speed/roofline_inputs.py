@@ -297,9 +297,10 @@ def _add_latent(
     latent, rope = kind.latent_dim, kind.rope_dim
     kept = count * (latent + rope) * kv_bytes
     decode_flop = 2 * heads * count * (2 * latent + rope)
-    if kind.index_dim:
+    if kind.is_sparse:
         sums.windows += (Window(SPARSE_TOPK_TOKENS, kept, decode_flop),)
-        sums.kv_bytes_per_token += count * (kind.index_dim + _INDEX_SCALE_BYTES)
+        if kind.index_dim:
+            sums.kv_bytes_per_token += count * (kind.index_dim + _INDEX_SCALE_BYTES)
         return
     sums.kv_bytes_per_token += kept
     sums.flop_per_pair += decode_flop

@@ -112,6 +112,37 @@ def kept(document: dict[str, Any]) -> dict[LayerKind, int]:
             id="deepseek v3.2: with an indexer",
         ),
         pytest.param(
+            {
+                **DEEPSEEK_V3,
+                "model_type": "glm_moe_dsa",
+                "index_head_dim": 128,
+                "index_n_heads": 32,
+                "index_topk": 2048,
+                "index_topk_freq": 4,
+            },
+            # Layers 0, 1, 5, 9, ... 57 have an indexer of their own.
+            {
+                LatentAttention(512, 64, 128): 16,
+                LatentAttention(512, 64, 0, shares_index=True): 45,
+            },
+            id="glm 5: an indexer in every fourth layer",
+        ),
+        pytest.param(
+            {
+                **DEEPSEEK_V3,
+                "model_type": "glm_moe_dsa",
+                "index_head_dim": 128,
+                "index_n_heads": 32,
+                "index_topk": 2048,
+                "index_topk_pattern": "FFSS" * 15 + "F",
+            },
+            {
+                LatentAttention(512, 64, 128): 31,
+                LatentAttention(512, 64, 0, shares_index=True): 30,
+            },
+            id="glm 5: indexers by a pattern",
+        ),
+        pytest.param(
             llama(
                 model_type="kimi_linear",
                 num_hidden_layers=4,
