@@ -97,7 +97,8 @@ class ServerWatch:
         self._log_place: object = None
         self._log_error = ""
         self._log_failure: Failure | None = None
-        self._log_starts, self._old_log_starts = 0, 0
+        self._log_starts: int = 0
+        self._old_log_starts: int = 0
         self._read_s = -math.inf
         self._readings: Sequence[SourceReading] = ()
         self._merged_of: object = None

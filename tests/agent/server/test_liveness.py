@@ -105,7 +105,11 @@ def test_oom_kills_of_the_control_group_count_from_the_first_reading(
     _, port = listening("vllm", "serve", "org/model")
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom 4\noom_kill 4\n")
-    monkeypatch.setattr(liveness, "_events_file", lambda *_: events)
+
+    def events_file(_pid: int) -> Path:
+        return events
+
+    monkeypatch.setattr(liveness, "_events_file", events_file)
     server = followed(port)
     assert server.state(REFUSED, time.time()).oom_kills is None
     events.write_text("low 0\noom 5\noom_kill 5\n")
