@@ -9,6 +9,7 @@ from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
+from kneewatch.diagnose.learned.forecast import AHEAD_S
 from kneewatch.diagnose.learned.live_workload import unwatched
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison, compared, degrees_of
 from kneewatch.rules.library import RULES
@@ -32,6 +33,7 @@ class Profile:
         default_factory=dict[str, Mapping[str, float]]
     )
     thresholds_origin: str = "settings"
+    kv_horizon_s: float = AHEAD_S
 
     @property
     def scale(self) -> float:

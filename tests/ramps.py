@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from statistics import median
 
-from kneewatch.diagnose.learned.forecast import Forecaster, demand_ratio
+from kneewatch.diagnose.learned.forecast import KvForecaster
 
 STEP_S = 0.25
 SCRAPE_S = 5.0
@@ -103,6 +103,7 @@ def scrapes(
         count = len(window)
         values = {
             "kv_usage_avg_ratio": sum(one[0] for one in window) / count,
+            "kv_usage_max_ratio": max(one[0] for one in window),
             "running_avg": sum(one[1] for one in window) / count,
             "waiting_by_capacity": float(len(cache.waiting)),
         }
@@ -111,13 +112,13 @@ def scrapes(
 
 def run(rate: Rate, *, for_s: float, seed: int, capacity: float = 60_000.0) -> Outcome:
     """A run under a load, forecast as the sidecar does."""
-    forecaster = Forecaster(window_s=WINDOW_S)
+    forecaster = KvForecaster(window_s=WINDOW_S)
     forecast_s: float | None = None
     alarmed_s, last_s = 0.0, float("-inf")
     for now_s, values, preempted in scrapes(Cache(capacity, Random(seed)), rate, for_s):
         if preempted:
             return Outcome(now_s, forecast_s, alarmed_s, now_s)
-        if forecaster.update(now_s, demand_ratio(values)) is not None:
+        if forecaster.update(now_s, values)["kv_exhausted_in_s"] is not None:
             alarmed_s += SCRAPE_S
             if forecast_s is None or now_s - last_s > BROKEN_S:
                 forecast_s = now_s

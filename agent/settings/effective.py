@@ -98,6 +98,7 @@ class Settings:
             benchmark_gpu_ratio=self["benchmark.gpu_ratio"],
             thresholds=self.thresholds,
             thresholds_origin=self.thresholds_origin,
+            kv_horizon_s=self["kv_horizon_s"],
         )
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kneewatch.diagnose.learned.forecast import AHEAD_S
 from kneewatch.rules.rule import WINDOW_S
 
 Kind = Literal["seconds", "count", "number", "text", "texts", "url", "flag", "pairs"]
@@ -50,6 +51,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("window_s", "seconds", WINDOW_S, "short window; the rules' durations scale with it"),
     Setting("interval_s", "seconds", 2.0, "time between scrapes; default 5 s in run", most=DAY_S),
     Setting("watch_s", "seconds", 30.0, "how long diagnose watches", "for"),
+    Setting(
+        "kv_horizon_s",
+        "seconds",
+        AHEAD_S,
+        "warn this long before the KV cache is exhausted at its trend",
+        most=DAY_S,
+    ),
     Setting(
         "slo.ttft_p99_s",
         "seconds",

@@ -26,9 +26,9 @@ from kneewatch.diagnose.causes.common_conditions import (
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Say, term
+from kneewatch.diagnose.causes.record import CauseRecord, Finds, Form, Level, Say, term
 from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
-from kneewatch.rules.cascade import EVICT_WARNING_PER_S, SEVERITY
+from kneewatch.rules.cascade import EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, PYTHON, Condition, Number
 from kneewatch.rules.quantities import Held, Named, Signal
 from kneewatch.rules.rule import Severity
@@ -144,7 +144,7 @@ KV_PRESSURE = CauseRecord(
             guide=("7.4", "9.3"),
         ),
     ),
-    explains=(*QUEUES, *SLOW_PROMPTS, "decode_bound", "prefix_churn"),
+    explains=(*QUEUES, *SLOW_PROMPTS, "decode_bound", "prefix_churn", "kv_exhaustion_ahead"),
     covers=("KV-EVICT", "KV-FULL", "ITL-STALL", *QUEUE_RULES),
     moves=(TTFT, ITL, PREFIX, LOAD),
     levers=(
@@ -163,6 +163,63 @@ KV_PRESSURE = CauseRecord(
     outlasts=True,
     capacity=True,
     queues=True,
+)
+
+EXHAUSTED_IN_S = Signal(FORECAST)
+
+KV_EXHAUSTION_AHEAD = CauseRecord(
+    id="kv_exhaustion_ahead",
+    title="KV cache will be exhausted in minutes",
+    means="KV demand climbs, and its peaks reach the cache's capacity within minutes; nothing is "
+    "harmed yet.",
+    forms=(
+        Form(
+            gate=Finds("KV-EXHAUST") & EXHAUSTED_IN_S.known & NOT_EVICTING,
+            start=Number(0.0),
+            terms=(
+                term(
+                    EXHAUSTED_IN_S,
+                    None,
+                    1.0,
+                    "at its trend KV demand reaches the cache's capacity in {value:s}",
+                ),
+                term(
+                    Signal("kv_peak_demand_ratio"),
+                    0.5,
+                    1.0,
+                    "KV demand is {value:%} of the cache at its peaks",
+                ),
+            ),
+            levels=(Level(Severity.WARNING),),
+            say=(
+                (
+                    EXHAUSTED_IN_S < 1.0,
+                    "The KV cache is about to be exhausted: demand is {kv_peak_demand_ratio:%} of "
+                    "it at its peaks and climbs.",
+                ),
+                (
+                    ALWAYS,
+                    "The KV cache will be exhausted in about {kv_exhausted_in_s:s}: demand is "
+                    "{kv_peak_demand_ratio:%} of it at its peaks and climbs.",
+                ),
+            ),
+            summary="The KV cache will be exhausted in minutes",
+            lever="Add replicas or enlarge the KV cache before vLLM preempts.",
+            guide=("7.4",),
+        ),
+    ),
+    covers=("KV-EXHAUST", "KV-FULL"),
+    levers=(
+        "kv_blocks",
+        "kv_memory_bytes",
+        "kv_fp8",
+        "gpu_memory_utilization",
+        "more_replicas",
+    ),
+    enough="preemption_per_s",
+    clear_s=Number(45.0),
+    capacity=True,
+    sidecar="a forecast needs minutes of KV demand, whose capacity is a label",
 )
 
 RUNS = (BATCH_MOST > 0.0).assume(unknown=True)

@@ -81,6 +81,7 @@ CAUSES: tuple[CauseRecord, ...] = (
     observer.ENGINE_ASLEEP,
     memory.KV_PRESSURE,
     memory.KV_LEAK,
+    memory.KV_EXHAUSTION_AHEAD,
     memory.QUEUE_SATURATION,
     memory.ADMISSION_LIMIT,
     clients.CLIENTS_GIVE_UP,

@@ -43,10 +43,8 @@ from kneewatch.diagnose.learned.derived_signals import (
     unused,
 )
 from kneewatch.diagnose.learned.forecast import (
-    Forecaster,
+    KvForecaster,
     SloForecaster,
-    demand_ratio,
-    forecast_values,
 )
 from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
 from kneewatch.diagnose.learned.live_workload import WorkloadWatch
@@ -89,7 +87,7 @@ class Learned:
             longest_s=LONG_WINDOWS * window_s,
             stated=self.workload.points.get(ANSWERS, ()),
         )
-        self._forecaster = Forecaster(window_s=window_s)
+        self._forecaster = KvForecaster(window_s=window_s, ahead_s=profile.kv_horizon_s)
         self._slo_forecaster = SloForecaster(
             window_s=window_s, ttft_p99_s=profile.targets.ttft_p99_s, seats=profile.stated.seats
         )
@@ -99,9 +97,7 @@ class Learned:
 
     def forecasts(self, t_s: float, values: Values) -> dict[str, float | None]:
         """The forecast signals after a scrape with these values."""
-        demand = demand_ratio(values)
-        forecast = forecast_values(demand, self._forecaster.update(t_s, demand))
-        return forecast | self._slo_forecaster.update(t_s, values)
+        return self._forecaster.update(t_s, values) | self._slo_forecaster.update(t_s, values)
 
     def set_seats(self, seats: float | None) -> None:
         """Set the launch's limit on running requests; None: unknown."""

@@ -55,8 +55,11 @@ HELP: dict[str, str] = {
     "cascade_stage": "stage of the KV memory-pressure cascade, 0 to 4",
     "cascade_severity": "severity of that stage: 0 ok, 1 info, 2 warning, 3 critical",
     "kv_demand_ratio": "KV tokens needed by requests in flight over the KV cache's capacity",
-    "kv_exhausted_in_s": "seconds until kv_demand_ratio reaches 1 at its trend; no value without "
-    "a trend",
+    "kv_peak_demand_ratio": "kv_demand_ratio at the window's highest KV usage",
+    "kv_demand_ahead_ratio": "kv_peak_demand_ratio at its trend, kv_horizon_s from now; without a "
+    "trend kv_demand_ratio",
+    "kv_exhausted_in_s": "seconds until kv_peak_demand_ratio reaches 1 at its trend; no value "
+    "without a trend",
     "kv_exhausted_soonest_s": "the same at the steepest likely trend",
     "kv_exhausted_latest_s": "the same at the flattest likely trend; no value beyond half an hour",
     "slo_breaks_in_s": "seconds until TTFT exceeds its target at the present trend; no value "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, isfinite, log, sqrt
+from math import isfinite, log, sqrt
 
 SPACINGS = (0.25, 1.0)
 """Distances of samples, in windows: a quarter for fast changes, one for slow ones."""
@@ -27,6 +27,9 @@ DEMAND_MIN = 0.3
 HORIZON_S = 1800.0
 """Longest forecast: half an hour."""
 
+AHEAD_S = 300.0
+"""How far ahead KV demand is projected unless configured: new replicas take minutes to serve."""
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -42,11 +45,18 @@ class Forecast:
     slope_per_s: float
 
 
-def forecast_values(demand: float | None, forecast: Forecast | None) -> dict[str, float | None]:
-    """The derived signals of KV demand and its forecast."""
+def forecast_values(
+    demand: float | None, peak_demand: float | None, forecast: Forecast | None, *, ahead_s: float
+) -> dict[str, float | None]:
+    """The derived signals of KV demand, mean and at its peaks, and of their forecast."""
     latest_s = None if forecast is None else forecast.latest_s
+    ahead = demand
+    if forecast is not None and peak_demand is not None:
+        ahead = peak_demand + forecast.slope_per_s * ahead_s
     return {
         "kv_demand_ratio": demand,
+        "kv_peak_demand_ratio": peak_demand,
+        "kv_demand_ahead_ratio": ahead,
         "kv_exhausted_in_s": None if forecast is None else forecast.expected_s,
         "kv_exhausted_soonest_s": None if forecast is None else forecast.soonest_s,
         "kv_exhausted_latest_s": latest_s if latest_s and isfinite(latest_s) else None,
@@ -67,12 +77,35 @@ def demand_ratio(values: Mapping[str, float | None]) -> float | None:
     return usage * (1 + (values.get("waiting_by_capacity") or 0.0) / running)
 
 
-class Forecaster:
-    """The KV demand of one engine over the last minutes. `window_s` is the short window; from a
-    demand of `come_at` on there is nothing to forecast."""
+class KvForecaster:
+    """Forecasts when one engine's KV demand reaches the cache's capacity at its peaks: vLLM evicts
+    at the first peak beyond it, while the mean is still below. `window_s` is the short window,
+    `ahead_s` how far ahead demand is projected."""
 
-    def __init__(self, *, window_s: float, come_at: float = 1.0) -> None:
-        self._come_at = come_at
+    def __init__(self, *, window_s: float, ahead_s: float = AHEAD_S) -> None:
+        self._ahead_s = ahead_s
+        self._load = Forecaster(window_s=window_s)
+
+    def forget(self) -> None:
+        """Drop the trend after a restart: an empty cache has none."""
+        self._load.forget()
+
+    def update(self, now_s: float, values: Mapping[str, float | None]) -> dict[str, float | None]:
+        """The derived signals after a scrape with these values."""
+        demand = demand_ratio(values)
+        mean, most = values.get("kv_usage_avg_ratio"), values.get("kv_usage_max_ratio")
+        peak_demand = demand * most / mean if demand is not None and mean and most else demand
+        forecast = self._load.update(now_s, peak_demand)
+        come = demand is not None and demand >= 1.0
+        return forecast_values(
+            demand, peak_demand, None if come else forecast, ahead_s=self._ahead_s
+        )
+
+
+class Forecaster:
+    """When a load of one engine reaches 1, by its last minutes. `window_s` is the short window."""
+
+    def __init__(self, *, window_s: float) -> None:
         self._trends = tuple(_Trend(spacing * window_s) for spacing in SPACINGS)
 
     def forget(self) -> None:
@@ -87,7 +120,7 @@ class Forecaster:
             self.forget()
             return None
         forecasts = [trend.update(now_s, demand) for trend in self._trends]
-        if demand >= self._come_at or not self._trends[0].rises:
+        if not self._trends[0].rises:
             return None
         return min(
             (forecast for forecast in forecasts if forecast is not None),
@@ -220,7 +253,7 @@ class SloForecaster:
     ) -> None:
         self._target_s, self.seats, self._kept_s = ttft_p99_s, seats, window_s
         self._loads = {
-            name: Forecaster(window_s=window_s, come_at=inf)
+            name: Forecaster(window_s=window_s)
             for name in (LOADS if ttft_p99_s is not None else ())
         }
         self._last: tuple[float, Forecast] | None = None

@@ -18,8 +18,8 @@ from kneewatch.diagnose.recommend import (
     levers_replicas,
     levers_speculation,
 )
-from kneewatch.diagnose.recommend.context import Lever, LeverContext
-from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand
+from kneewatch.diagnose.recommend.context import KV_AHEAD, Lever, LeverContext
+from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, ahead, demand
 from kneewatch.diagnose.recommend.past_recommendations import CausePeaks, RecommendationTracker
 from kneewatch.diagnose.recommend.prediction import After, predicted
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation, Value
@@ -143,8 +143,7 @@ def ranked_recommendations(
     Where no single change suffices, a pair that does comes first. The sort is stable.
     """
     ranked = list(recommendations)
-    kv_pressure = ranked and ranked[0].cause == "kv_pressure"
-    if kv_pressure and not any(suffices(recommendation, context) for recommendation in ranked):
+    if context.for_kv and not any(suffices(recommendation, context) for recommendation in ranked):
         ranked[:0] = _sufficient_pair(ranked, context)
     ranked.sort(key=lambda recommendation: _rank(recommendation, context))
     return [] if ranked and ranked[0].id == QUEUE_LIMIT else ranked
@@ -300,7 +299,7 @@ def recommend(
             cause,
             facts,
             server,
-            peaks.peak(cause, demand_now),
+            peaks.peak(cause, ahead(demand_now, facts.values) if cause == KV_AHEAD else demand_now),
             weekly_peak_requests=weekly_peak_requests,
         )
         recommendations: list[Recommendation] = []

@@ -15,6 +15,9 @@ from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, 
 VERIFY_S = 300.0
 """Time in seconds in which a change must show at an unchanged load."""
 
+KV_AHEAD = "kv_exhaustion_ahead"
+"""The cause whose sizes are for the load that is expected, not for the present one."""
+
 MEASURED = "measured"
 """Key of `memo` for the measured mfu_ratio and mbu_ratio."""
 
@@ -35,6 +38,11 @@ class LeverContext:
     demand: Demand
     memo: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     weekly_peak_requests: float | None = None
+
+    @property
+    def for_kv(self) -> bool:
+        """Whether the KV cache is too small for the load: then KV tokens decide a size."""
+        return self.cause in ("kv_pressure", KV_AHEAD)
 
     def get(self, signal: str) -> float:
         """The value of a signal; 0 where it is unknown."""

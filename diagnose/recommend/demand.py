@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, sqrt
 
 from kneewatch.diagnose.deployment.deployment import Deployment
@@ -105,6 +105,21 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
         output_tokens=values.get("output_tokens_mean") or values.get("output_tokens_p50"),
         saved_ratio=min(1.0, max(0.0, get("prefix_saved_ratio"))),
         spread_tokens=_spread_tokens(values),
+    )
+
+
+def ahead(now: Demand, values: Mapping[str, float | None]) -> Demand:
+    """The demand that the KV forecast expects in minutes: the present load, grown at its trend."""
+    peak, expected = values.get("kv_peak_demand_ratio"), values.get("kv_demand_ahead_ratio")
+    if not peak or expected is None or expected <= peak:
+        return now
+    times = expected / peak
+    return replace(
+        now,
+        requests=times * now.requests,
+        running=times * now.running,
+        served_per_s=times * now.served_per_s,
+        arrival_per_s=times * now.arrival_per_s,
     )
 
 

@@ -45,7 +45,7 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     now = server.replicas
     total = max(now + 1, ceil(round(now * ratio * SAFETY_DEFAULT, 6)))
     steady = context
-    if context.cause != "kv_pressure":
+    if not context.for_kv:
         # Once the queue is drained, what arrives runs as long as what is served now.
         at_once = min(context.demand.requests, context.demand.running * ratio)
         steady = replace(context, demand=replace(context.demand, requests=at_once))
@@ -66,7 +66,7 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         numbers["backlog_drain_s"], drain_words = drain.seconds, drain.words
     assumed = "" if server.stated.replicas else " (assuming 1 replica; set --replicas)"
     least = ceil(round(now * ratio, 6))
-    carry = f"{least} carry it, " if least < total and context.cause != "kv_pressure" else ""
+    carry = f"{least} carry it, " if least < total and not context.for_kv else ""
     return advice(
         context,
         REPLICAS,
@@ -98,7 +98,7 @@ def _moved(replicas: int, new_replicas: int, *, modulo: bool) -> float:
 def _load_ratio(context: LeverContext) -> float | None:
     """Load over capacity of one replica; None where unknown."""
     demand, capacity = context.demand, context.server.capacity_tokens
-    if context.cause == "kv_pressure":
+    if context.for_kv:
         if demand.tokens is None or not capacity:
             return None
         return demand.tokens / capacity
@@ -125,7 +125,7 @@ def backlog_drain(context: LeverContext, replicas: int) -> Drain | None:
     demand, now = context.demand, context.server.replicas
     queued = demand.waiting * now
     spare_per_s = demand.served_per_s * replicas - demand.arrival_per_s * now
-    if context.cause == "kv_pressure" or queued < 1 or spare_per_s <= 0:
+    if context.for_kv or queued < 1 or spare_per_s <= 0:
         return None
     seconds = queued / spare_per_s
     more = ceil((queued / DRAIN_S - spare_per_s) / demand.served_per_s)

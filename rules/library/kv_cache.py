@@ -15,6 +15,9 @@ TRAFFIC = Guard("running_avg", 0.05)
 PROMPT_WORK = Guard("prefix_query_per_s", 200.0)
 """Prompt tokens/s from which on a prefix cache's hit ratio is meaningful."""
 
+SEVERAL = Guard("running_avg", 3.0)
+"""One long prompt that fills the KV cache is no load that climbs."""
+
 EVICTING = Guard("cascade_stage", 2.0, ends=True)
 """The rule ends with the stage, which has a hysteresis of its own; what the window still holds is
 the past."""
@@ -54,6 +57,16 @@ RULES = (
         advice="No harm by itself. Plan an fp8 KV cache or more replicas before the load grows.",
         guide=("7.7", "9.3"),
         for_s=30.0,
+    ),
+    Rule(
+        id="KV-EXHAUST",
+        signal="kv_demand_ahead_ratio",
+        bounds=(Bound(Severity.WARNING, 1.0, "beyond its capacity vLLM preempts"),),
+        summary="The KV cache will be exhausted in minutes at the present trend",
+        advice="Add replicas or enlarge the KV cache now; nothing is harmed yet.",
+        guide=("7.4",),
+        for_s=30.0,
+        guards=(SEVERAL, Guard("cascade_stage", 1.0, below=True, ends=True)),
     ),
     Rule(
         id="KV-UNUSED",

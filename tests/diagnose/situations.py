@@ -225,6 +225,10 @@ CONCLUSIVE: Mapping[str, Situation] = {
     "kv_leak": CALM.but(
         running=0.0, running_avg=0.0, running_max=0.0, kv_usage_ratio=0.14, kv_usage_avg_ratio=0.14
     ).lasting(kv_held=150.0),
+    "kv_exhaustion_ahead": replace(
+        CALM.but(kv_exhausted_in_s=200.0, kv_peak_demand_ratio=0.8, kv_demand_ahead_ratio=1.1),
+        findings={"KV-EXHAUST": Severity.WARNING},
+    ),
     "queue_saturation": QUEUED.but(running_max=12.0, itl_mean_drift_ratio=2.0),
     "admission_limit": QUEUED.but(running_max=10.0),
     "clients_give_up": CALM.but(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.learned.forecast import Forecaster, demand_ratio
+from kneewatch.diagnose.learned.forecast import Forecaster, KvForecaster, demand_ratio
 from tests.ramps import ramp, run, steady
 
 
@@ -70,10 +70,27 @@ def test_a_climb_that_has_ended_is_silence() -> None:
     assert told[-1] is None
 
 
+def climbing(peak_to_mean: float, *, to: float) -> dict[str, float | None]:
+    """The forecast's signals after ten minutes in which mean KV usage climbed from 0.4."""
+    forecaster, told = KvForecaster(window_s=60.0), dict[str, float | None]()
+    for tick in range(121):
+        mean = 0.4 + (to - 0.4) * tick / 120
+        usage = {"kv_usage_avg_ratio": mean, "kv_usage_max_ratio": mean * peak_to_mean}
+        told = forecaster.update(5.0 * tick, {**usage, "running_avg": 10.0})
+    return told
+
+
+def test_the_cache_is_exhausted_when_its_peaks_are() -> None:
+    # From 0.4 to 0.7 in 600 s: the mean would take another 600 s, peaks of 1.25 times 200 s.
+    assert climbing(1.0, to=0.7)["kv_exhausted_in_s"] == pytest.approx(600, rel=0.05)
+    told = climbing(1.25, to=0.7)
+    assert told["kv_exhausted_in_s"] == pytest.approx(200, rel=0.05)
+    assert told["kv_peak_demand_ratio"] == pytest.approx(0.875)
+    assert told["kv_demand_ahead_ratio"] == pytest.approx(0.875 + 300 * 0.3 * 1.25 / 600, 0.05)
+
+
 def test_demand_beyond_capacity_needs_no_forecast() -> None:
-    forecaster = climb(5e-4)
-    values = {"kv_usage_avg_ratio": 0.99, "running_avg": 10.0, "waiting_by_capacity": 5.0}
-    assert forecaster.update(600.0, demand_ratio(values)) is None
+    assert climbing(1.0, to=1.02)["kv_exhausted_in_s"] is None
 
 
 def test_a_restart_forgets_the_trend() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kneewatch.agent.api.metrics import recommended_replicas
 from tests.incidents.incident import Incident, said
 from tests.incidents.table import INCIDENTS
 
@@ -11,3 +12,10 @@ from tests.incidents.table import INCIDENTS
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.name)
 def test_an_incident_is_said_as_expected(incident: Incident) -> None:
     assert said(incident).wrong == ""
+
+
+def test_a_forecast_reaches_the_autoscaler_before_harm_and_is_taken_back() -> None:
+    ramp, ended = (next(i for i in INCIDENTS if name in i.name) for name in ("slow ramp", "ended"))
+    climbing, stays = said(ramp), said(ended)
+    assert {recommended_replicas(diagnosis, 1) for diagnosis in climbing.judged} == {2.0}
+    assert {recommended_replicas(diagnosis, 1) for diagnosis in stays.judged} == {1.0}

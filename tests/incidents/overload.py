@@ -9,6 +9,7 @@ from tests.incidents.incident import NOTHING, Incident
 from tests.incidents.pages import SERVING, STEP_S, Load
 
 LASTS_S, SURE_S = 300.0, 60.0
+QUIET_S, RAMP_S = 120.0, 380.0
 GIANT = replace(
     SERVING,
     running=8.0,
@@ -29,6 +30,19 @@ def giants(at_s: float) -> Load:
     running = (8.0, 5.0, 7.0, 4.0, 8.0, 6.0)
     step = round(at_s / STEP_S)
     return replace(GIANT, kv_ratio=usage[step % len(usage)], running=running[step % len(running)])
+
+
+def slow_ramp(at_s: float) -> Load:
+    """3 to 22 requests over 380 s after a quiet minute; usage swings by a tenth."""
+    climbed = min(1.0, max(0.0, (at_s - QUIET_S) / RAMP_S))
+    requests = 3 + 19 * climbed
+    swing = 0.9 + 0.2 * (round(at_s / STEP_S) % 2)
+    return replace(SERVING, running=round(requests), kv_ratio=0.042 * requests * swing)
+
+
+def evening(at_s: float) -> Load:
+    """The same climb to two thirds of it, and there the load stays."""
+    return slow_ramp(min(at_s, QUIET_S + 0.6 * RAMP_S))
 
 
 def bursts(at_s: float) -> Load:
@@ -67,6 +81,23 @@ INCIDENTS = (
         load_at=bursts,
         lasts_s=LASTS_S,
         judged_from_s=0.0,
+        first_cause=NOTHING,
+    ),
+    Incident(
+        name="a slow ramp, 100 s before the first eviction",
+        source="vLLM 0.32 on CPU, 3 to 22 requests",
+        load_at=slow_ramp,
+        lasts_s=QUIET_S + 0.95 * RAMP_S,
+        judged_from_s=QUIET_S + 0.7 * RAMP_S,
+        first_cause="kv_exhaustion_ahead",
+        least=Severity.WARNING,
+    ),
+    Incident(
+        name="a climb that has ended: a load that stays",
+        source="healthy",
+        load_at=evening,
+        lasts_s=900.0,
+        judged_from_s=QUIET_S + 0.6 * RAMP_S + 180,
         first_cause=NOTHING,
     ),
     Incident(

@@ -122,10 +122,10 @@ GUARDED = [rule for rule in ALL if rule.guards]
 @pytest.mark.parametrize("unknown", [False, True], ids=["guard not met", "guard unknown"])
 def test_a_rule_is_not_judged_where_a_guard_does_not_hold(rule: Rule, *, unknown: bool) -> None:
     for guard in rule.guards:
-        under = math.nextafter(guard.value, -math.inf)
+        outside = math.nextafter(guard.value, math.inf if guard.below else -math.inf)
         judge, over = Judge(rule), beyond(rule, rule.bounds[-1])
         for t_s in (0.0, rule.for_s, 3 * rule.for_s + 1):
-            found = judge.at(t_s, over, **{guard.signal: None if unknown else under})
+            found = judge.at(t_s, over, **{guard.signal: None if unknown else outside})
             assert found.state == "ok"
 
 

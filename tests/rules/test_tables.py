@@ -21,7 +21,7 @@ DESIGNED = FLEET | HARDWARE | OBSERVER | FROM_LOG | {
     *("prefill_interference", "prefill_bound", "decode_bound", "slo_conflict"),
     *("spec_decode_poor", "adapter_thrash", "kv_transfer_slow"),
     *("underused", "kv_overprovisioned", "tp_overhead", "runaway_generation", "engine_stalled"),
-    "engine_asleep", "kv_leak",
+    *("engine_asleep", "kv_leak", "kv_exhaustion_ahead"),
     *("workload_drift", "clients_give_up", "client_errors"),
 }  # fmt: skip
 """The cause ids that are promised to stay: DESIGN, "Cause ids"."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.deployment.deployment import Deployment
-from kneewatch.diagnose.recommend.demand import Demand, demand
+from kneewatch.diagnose.recommend.demand import Demand, ahead, demand
 from tests.diagnose.recommend.scenes import FULL, LLAMA, advised, changes
 
 SERVER = Deployment(stated=LLAMA, block_tokens=32, capacity_tokens=5088.0)
@@ -87,3 +87,13 @@ def test_an_override_is_raised_to_the_peak() -> None:
     # (160 x 1,600 + 69,700) / 16 = 20,360 blocks, in round numbers.
     assert changes(told) == {"--num-gpu-blocks-override": (10_001, 20_480)}
     assert told.predicted["preemption_per_s"] == 0
+
+
+def test_the_load_ahead_is_the_present_one_grown_at_its_trend() -> None:
+    now = of(200.0, 0.0)
+    grown = ahead(now, {"kv_peak_demand_ratio": 0.8, "kv_demand_ahead_ratio": 1.2})
+    assert grown.requests == pytest.approx(45.0)
+    assert grown.arrival_per_s == pytest.approx(4.5)
+    assert grown.held_tokens == now.held_tokens
+    assert ahead(now, {"kv_peak_demand_ratio": 0.8, "kv_demand_ahead_ratio": 0.8}) == now
+    assert ahead(now, {}) == now
