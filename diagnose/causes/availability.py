@@ -208,7 +208,17 @@ ENGINE_ASLEEP = CauseRecord(
         Form(
             gate=AWAKE < 1.0,
             start=Number(1.0),
-            terms=(term(AWAKE, None, 2.0, "engine_sleep_state says that it is not awake"),),
+            terms=(
+                term(AWAKE, None, 2.0, "engine_sleep_state says that it is not awake"),
+                term(
+                    IN_FLIGHT,
+                    1.0,
+                    0.5,
+                    "{value} requests in flight that it does not serve",
+                    when=IN_FLIGHT >= 1.0,
+                    signal="waiting",
+                ),
+            ),
             levels=(Level(Severity.INFO),),
             say=((ALWAYS, "Engine asleep: it serves no request until it is woken."),),
             summary="Engine asleep: it serves no request until it is woken",

@@ -26,7 +26,7 @@ from tests.contract import golden
 from tests.dashboards.promtool import evaluate
 from tests.programs import require
 
-STEP_S, STEPS = 5.0, 40
+STEP_S, STEPS = 5.0, 125
 END_S = STEP_S * (STEPS - 1)
 LABELS = re.compile(r'(\w+)="([^"]*)"')
 METRIC = re.compile(r"\b(?:kneewatch|vllm):[\w:]+")
@@ -79,25 +79,28 @@ def series_of(record: CauseRecord, facts: Facts, instance: str) -> Iterator[tupl
         held.of.left.key: held
         for held in PARTS[record.id]
         if isinstance(held, Held) and isinstance(held.of, Compare)
-        if isinstance(held.of.left, Signal) and not held.flagged
+        if isinstance(held.of.left, Signal | Named) and not held.flagged
     }
+
+    def held_value(key: str, value: float, *, since_s: float = END_S) -> str:
+        """A value that began when its condition did; without a streak, at `since_s`."""
+        held = streaks.get(key)
+        if held is None or held.name not in facts.streaks_s:
+            return constant(value, since_s=since_s)
+        return constant(value, since_s=min(END_S, facts.streaks_s[held.name]), before="0")
+
     watched_s = min(END_S, facts.observed_s)
     for key, value in facts.values.items():
         if value is None or key == "lora_max":
             continue
-        held = streaks.get(key)
-        values = constant(value, since_s=watched_s)
-        if held is not None and held.name in facts.streaks_s:
-            since_s = min(END_S, facts.streaks_s[held.name])
-            values = constant(value, since_s=since_s, before="0")
-        yield named(recorded(key)), values
+        yield named(recorded(key)), held_value(key, value, since_s=watched_s)
     for key, value in facts.recent.items():
         if value is not None:
             yield named(recorded(RECENT[key])), constant(value)
     for quantity in {node for node in PARTS[record.id] if isinstance(node, Named)}:
         value = quantity.read()(facts)
         if value is not None:
-            yield named(recorded(quantity.key)), constant(value)
+            yield named(recorded(quantity.key)), held_value(quantity.key, value)
     for usual in {node for node in PARTS[record.id] if isinstance(node, BaselineValue)}:
         value = usual.read()(facts)
         if value is not None:
