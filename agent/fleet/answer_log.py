@@ -1,12 +1,23 @@
-"""The warnings and errors of a diagnosis's queries. Pure."""
+"""The queries of one diagnosis: several in one request, with their errors. I/O edge."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.prometheus.responses import Answer, Sample
+from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.collector.prometheus.responses import Answer, Sample, Track
+
+KEY = "kneewatch_query"
+"""The label that tells the samples of queries in one request apart."""
+
+TOGETHER, TOGETHER_CHARACTERS = 6, 8000
+"""How many queries share a request, and how long it may be: servers limit the time of a request and
+its length (VictoriaMetrics 16 KiB)."""
+
+OF_THE_QUERY = frozenset({"query", "timeout", "too_large"})
+"""Errors that one of several queries can cause for all of them: each is then sent by itself."""
 
 
 @dataclass(slots=True)
@@ -23,3 +34,73 @@ class AnswerLog:
             return ()
         self.warnings.update(dict.fromkeys(answer.warnings))
         return answer.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Queries for one moment, whose errors and warnings are kept."""
+
+    source: PrometheusSource
+    log: AnswerLog
+    at_s: float
+
+    def instants(self, wanted: Mapping[str, str]) -> dict[str, Sequence[Sample]]:
+        """The samples of each query; empty for an error."""
+        shared = {tuple(part): _joined(part) for part in _parts(wanted)}
+        alone: list[str] = []
+        found: dict[str, Sequence[Sample]] = {}
+        names = {" ".join(keys): keys for keys in shared}
+        queries = {name: shared[keys] for name, keys in names.items()}
+        for name, answer in self.source.instants(queries, self.at_s).items():
+            keys = names[name]
+            if isinstance(answer, CollectError) and answer.kind in OF_THE_QUERY and len(keys) > 1:
+                alone += keys
+                continue
+            for key in keys:
+                found[key] = _of(key, self.log.samples(key, answer), len(keys))
+        again = self.source.instants({key: wanted[key] for key in alone}, self.at_s)
+        found |= {key: self.log.samples(key, answer) for key, answer in again.items()}
+        return {key: found[key] for key in wanted}
+
+    def tracks(self, key: str, selector: str) -> Sequence[Track]:
+        """The samples of a range selector, as they were scraped; empty for an error."""
+        try:
+            piece = self.source.samples(selector, self.at_s)
+        except CollectError as exc:
+            self.log.failed[key] = str(exc)
+            return ()
+        self.log.warnings.update(dict.fromkeys(piece.warnings))
+        return piece.tracks
+
+
+def _parts(wanted: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The queries, as many together as share a request."""
+    part: dict[str, str] = {}
+    for key, query in wanted.items():
+        length = sum(map(len, part.values())) + len(query)
+        if part and (len(part) == TOGETHER or length > TOGETHER_CHARACTERS):
+            yield part
+            part = {}
+        part[key] = query
+    if part:
+        yield part
+
+
+def _joined(part: Mapping[str, str]) -> str:
+    """One query for several: each has its key as a label. A single one is left as it is."""
+    if len(part) == 1:
+        return next(iter(part.values()))
+    return " or ".join(
+        f'label_replace({query}, "{KEY}", "{key}", "", "")' for key, query in part.items()
+    )
+
+
+def _of(key: str, samples: Sequence[Sample], queries: int) -> Sequence[Sample]:
+    """The samples of one of several queries, without the label that says so."""
+    if queries == 1:
+        return samples
+    return [
+        replace(sample, labels={name: v for name, v in sample.labels.items() if name != KEY})
+        for sample in samples
+        if sample.labels.get(KEY) == key
+    ]

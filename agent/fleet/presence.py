@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from kneewatch.agent.fleet import queries
-from kneewatch.agent.fleet.answer_log import AnswerLog
+from kneewatch.agent.fleet.answer_log import Asking
 from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.fleet.workload_names import Objects, is_worker, workloads_of
-from kneewatch.collector.errors import CollectError
-from kneewatch.collector.prometheus.client import PrometheusSource
-from kneewatch.collector.prometheus.responses import Sample, Track
+from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.diagnose.fleet.inventory import LabelMap, Labels, Member, Shape, shape_of
 from kneewatch.diagnose.fleet.observed import Gone, Loading, Why
 
@@ -46,19 +44,11 @@ class Presence:
     is_scraping: bool
 
 
-def presence_of(
-    source: PrometheusSource,
-    scope: QueryScope,
-    names: LabelMap,
-    shape: Shape,
-    log: AnswerLog,
-    at_s: float,
-) -> Presence:
+def presence_of(asking: Asking, scope: QueryScope, names: LabelMap, shape: Shape) -> Presence:
     """The presence of all replicas of the last hour.
 
     A metrics system can return old values for minutes after a scrape fails: these are dropped.
     """
-    asking = _Asking(source, log, at_s)
     answers = asking.instants(
         {"vanished": queries.vanished(scope), "scrapes": queries.scrapes(scope)}
     )
@@ -120,30 +110,6 @@ def _gone(
     return list(gone.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Asking:
-    """Queries for one moment, whose errors and warnings are kept."""
-
-    source: PrometheusSource
-    log: AnswerLog
-    at_s: float
-
-    def instants(self, wanted: Mapping[str, str]) -> dict[str, Sequence[Sample]]:
-        """The samples of each query; empty for an error."""
-        answers = self.source.instants(wanted, self.at_s)
-        return {key: self.log.samples(key, answer) for key, answer in answers.items()}
-
-    def tracks(self, key: str, selector: str) -> Sequence[Track]:
-        """The samples of a range selector, as they were scraped; empty for an error."""
-        try:
-            piece = self.source.samples(selector, self.at_s)
-        except CollectError as exc:
-            self.log.failed[key] = str(exc)
-            return ()
-        self.log.warnings.update(dict.fromkeys(piece.warnings))
-        return piece.tracks
-
-
 # --- Targets and their failed scrapes -------------------------------------------------------------
 
 
@@ -192,7 +158,7 @@ class _Failure:
     why: Why
 
 
-def _failures(asking: _Asking, failing: Sequence[Labels]) -> dict[Target, _Failure]:
+def _failures(asking: Asking, failing: Sequence[Labels]) -> dict[Target, _Failure]:
     """The targets whose scrapes fail, and why they do."""
     if not failing:
         return {}
@@ -251,7 +217,7 @@ def scrape_interval_s(counts: Sequence[Sample], shape: Shape) -> float | None:
 
 
 def _loading(
-    asking: _Asking,
+    asking: Asking,
     names: LabelMap,
     known: Sequence[Member],
     targets: Sequence[Sample],
@@ -302,7 +268,7 @@ def _space(labels: Labels) -> Space:
 
 
 def _patience_s(
-    asking: _Asking, jobs: Sequence[str], interval_s: float | None
+    asking: Asking, jobs: Sequence[str], interval_s: float | None
 ) -> dict[Space, float]:
     """How long a target may take to answer first, by where starts have been seen."""
     if interval_s is None:
@@ -320,7 +286,7 @@ def _patience_s(
 # --- Pools without a running replica --------------------------------------------------------------
 
 
-def _scaled_to_zero(asking: _Asking, members: Sequence[Member]) -> frozenset[str] | None:
+def _scaled_to_zero(asking: Asking, members: Sequence[Member]) -> frozenset[str] | None:
     """The pools of these members whose workloads wanted no replica within the last minutes; None
     without kube-state-metrics."""
     workloads = asking.instants({"workloads": queries.LEAST_WANTED})["workloads"]

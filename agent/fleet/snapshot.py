@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kneewatch.agent.fleet import queries
-from kneewatch.agent.fleet.answer_log import AnswerLog
+from kneewatch.agent.fleet.answer_log import AnswerLog, Asking
 from kneewatch.agent.fleet.past_days import past_of
 from kneewatch.agent.fleet.presence import presence_of
 from kneewatch.agent.fleet.queries import COUNTED, GPUS, QueryScope
@@ -152,7 +152,8 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     recorded = [s.labels for s in running if s.labels.get("__name__") == RECORDED]
     shape = shape_of(raw or recorded, config.names)
     scope = scope.for_engines(shape.by, raw)
-    presence = presence_of(source, scope, config.names, shape, log, at_s)
+    asking = Asking(source, log, at_s)
+    presence = presence_of(asking, scope, config.names, shape)
     shape, interval_s = presence.shape, presence.interval_s
     if interval_s is not None:
         scope = replace(scope, window_s=range_s(config.window_s, interval_s))
@@ -161,12 +162,10 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     keys = {shape.key(labels) for labels in recorded}
     all_recorded = shape.recorded and all(member.key in keys for member in shape.members)
     use_recorded = all_recorded and bool(shape.members)
-    values, sources = _signals(source, scope, shape, log, at_s, config, recorded=use_recorded)
-    findings = _findings(source, scope, shape, log, at_s) if use_recorded else {}
-    streaks_s = _streaks(
-        source, scope, shape, log, at_s, config, interval_s=interval_s, recorded=not raw
-    )
-    shape, gpus, configs = _gpus_and_configs(source, scope, shape, log, at_s, values)
+    values, sources = _signals(asking, scope, shape, config, recorded=use_recorded)
+    findings = _findings(asking, scope, shape) if use_recorded else {}
+    streaks_s = _streaks(asking, scope, shape, config, interval_s=interval_s, recorded=not raw)
+    shape, gpus, configs = _gpus_and_configs(asking, scope, shape, values)
     past = config.past
     if past is None:
         past = past_of(
@@ -213,11 +212,9 @@ Values = dict[Key, dict[str, float]]
 
 
 def _signals(
-    source: PrometheusSource,
+    asking: Asking,
     scope: QueryScope,
     shape: Shape,
-    log: AnswerLog,
-    at_s: float,
     config: FleetConfig,
     *,
     recorded: bool,
@@ -226,24 +223,21 @@ def _signals(
     values: Values = {member.key: {} for member in shape.members}
     raw, recorded_keys = queries.raw_queries(scope, config.covered), list[str]()
     if recorded:
-        answers = source.instants(queries.recorded_queries(scope, config.covered), at_s)
-        for key, answer in answers.items():
-            samples = log.samples(key, answer)
+        answers = asking.instants(queries.recorded_queries(scope, config.covered))
+        for key, samples in answers.items():
             if samples:
                 recorded_keys.append(key)
                 raw.pop(key, None)
             _spread(values, shape, key, samples)
-    for key, answer in source.instants(raw, at_s).items():
-        _spread(values, shape, key, log.samples(key, answer))
+    for key, samples in asking.instants(raw).items():
+        _spread(values, shape, key, samples)
     return values, (recorded_keys, list(raw))
 
 
 def _streaks(
-    source: PrometheusSource,
+    asking: Asking,
     scope: QueryScope,
     shape: Shape,
-    log: AnswerLog,
-    at_s: float,
     config: FleetConfig,
     *,
     interval_s: float | None,
@@ -255,34 +249,30 @@ def _streaks(
         scope, config.profile.targets, interval_s or DEFAULT_SCRAPES_S, recorded_only=recorded
     )
     by_text = {f"{name} for {for_s:g} s": (name, for_s) for name, for_s in held}
-    answers = source.instants({text: held[key] for text, key in by_text.items()}, at_s)
+    answers = asking.instants({text: held[key] for text, key in by_text.items()})
     streaks_s: dict[Key, dict[str, float]] = {}
-    for text, answer in answers.items():
+    for text, samples in answers.items():
         name, for_s = by_text[text]
-        for sample in log.samples(text, answer):
+        for sample in samples:
             by_name = streaks_s.setdefault(shape.key(sample.labels), {})
             by_name[name] = max(by_name.get(name, 0.0), for_s)
     return streaks_s
 
 
-def _findings(
-    source: PrometheusSource, scope: QueryScope, shape: Shape, log: AnswerLog, at_s: float
-) -> dict[Key, dict[str, Severity]]:
+def _findings(asking: Asking, scope: QueryScope, shape: Shape) -> dict[Key, dict[str, Severity]]:
     """The severity of each finding that the exported rules have in force, by engine and rule."""
     severities: dict[Key, dict[str, Severity]] = {}
-    answers = source.instants({"findings": queries.findings(scope)}, at_s)
-    for sample in log.samples("findings", answers["findings"]):
+    answers = asking.instants({"findings": queries.findings(scope)})
+    for sample in answers["findings"]:
         by_rule = severities.setdefault(shape.key(sample.labels), {})
         by_rule[sample.labels.get("rule", "")] = Severity(int(sample.value))
     return severities
 
 
 def _gpus_and_configs(
-    source: PrometheusSource,
+    asking: Asking,
     scope: QueryScope,
     shape: Shape,
-    log: AnswerLog,
-    at_s: float,
     values: Values,
 ) -> tuple[Shape, Values, dict[Key, Labels]]:
     """The shape with tiers, GPU figures and cache configurations by engine.
@@ -294,10 +284,7 @@ def _gpus_and_configs(
         "kv_capacity_tokens": queries.configs(scope),
         **queries.gpu_queries(scope.selector),
     }
-    answers = {
-        key: log.samples(key, answer)
-        for key, answer in source.instants(extra_queries, at_s).items()
-    }
+    answers = asking.instants(extra_queries)
     for hour in ("running_hour_avg", "running_hour_max", "running_hour_ago"):
         _spread(values, shape, hour, answers[hour])
     _by_process(values, shape, "age_s", answers["age_s"])
