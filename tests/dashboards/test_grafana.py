@@ -27,8 +27,10 @@ from tests.waiting import PATIENCE_S, until
 
 GENERATED = Path(__file__).parents[2] / "dashboards" / "generated" / "grafana"
 RECORDINGS = ("kv_pressure_cascade", "lora_thrash", "prefix_churn", "spec_mixed")
-NEEDS_QUIET = {"TTFT against quiet times"}
-"""Rules learn a quiet median only while they run: test_parity covers it."""
+MAY_BE_EMPTY = {
+    "TTFT against quiet times": "rules learn a quiet median only while they run (test_parity)",
+}
+"""Panels that these recordings leave empty, and why."""
 
 GPU = 'gpu="0",UUID="GPU-c4529c8d",modelName="NVIDIA H100 80GB HBM3",Hostname="gpu-node-1"'
 
@@ -97,7 +99,7 @@ def silent(prometheus: Prometheus) -> list[str]:
     return [
         f"{board.title}: {panel.title}"
         for board, panel in panels()
-        if panel.title not in NEEDS_QUIET
+        if panel.title not in MAY_BE_EMPTY
         and not any(answered(prometheus, asked(query.expr)) for query in panel.queries)
     ]
 
@@ -146,5 +148,5 @@ def test_bounds_are_the_rules() -> None:
     bounds, below = bounds_of("preemption_ratio_per_s")
     assert bounds == ((0.05, "warning"), (0.2, "critical"))
     assert not below
-    assert bounds_of("spec_acceptance_ratio") == (((0.5, "warning"), (0.6, "info")), True)
+    assert bounds_of("spec_acceptance_ratio") == (((0.6, "info"),), True)
     assert bounds_of("running") == ((), False)
