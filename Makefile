@@ -6,7 +6,7 @@ PACKAGES := agent collector rules diagnose reports dashboards
 TARGET ?=
 FOR ?=
 
-.PHONY: help run quick test test-wheel check docs site release image metric-names bench soak accuracy mutations lab clean
+.PHONY: help run quick test test-wheel check check-pyright check-mypy check-files docs site release image metric-names bench soak accuracy mutations lab clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -42,9 +42,15 @@ test-wheel: $(VENV)/.dev  ## build the wheel and try it in a clean environment
 check: $(VENV)/.dev  ## lint, types, imports, generated files fresh
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p kneewatch
-	$(BIN)/mypy tests
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-pyright check-mypy check-files
+
+check-pyright: $(VENV)/.dev
 	$(BIN)/pyright $(PACKAGES) tests
+
+check-mypy: $(VENV)/.dev
+	$(BIN)/mypy -p kneewatch -p tests
+
+check-files: $(VENV)/.dev
 	PYTHONPATH=build/typing $(BIN)/lint-imports
 	$(BIN)/python -m tests.generated --check
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -18,9 +19,10 @@ def test_rules_and_their_tests(main: Main, tmp_path: Path) -> None:
     told = main("export", "prometheus-tests", str(tmp_path / "out"), "--slo-ttft", "2s")
     assert told.status == 0
     rules, tests = (Path(line) for line in told.out.splitlines())
-    # All of them are run in tests/dashboards/test_rules.py.
-    document = yaml.safe_load(tests.read_text())
-    tests.write_text(yaml.safe_dump({**document, "tests": document["tests"][:1]}))
+    # What they expect is tried in tests/dashboards/test_rules.py.
+    document = yaml.load(tests.read_text(), yaml.CSafeLoader)
+    (test,) = document["tests"]
+    tests.write_text(json.dumps({**document, "tests": [{**test, "promql_expr_test": []}]}))
     for command in (["check", "rules", str(rules)], ["test", "rules", str(tests)]):
         subprocess.run([require("promtool"), *command], check=True, capture_output=True)
 

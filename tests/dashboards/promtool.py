@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kneewatch.agent.stream import STATUS_OK
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.exposition.parser import PageParser
 from kneewatch.collector.samples import Series
+from kneewatch.dashboards.prometheus.rule_files import RECORDED
 
 TIMES = ("vllm:lora_requests_info",)
 """Series whose values are times: promtool's clock begins at 0."""
@@ -31,6 +33,24 @@ class Sample:
 
     labels: str
     value: float
+
+
+def needed(
+    groups: Sequence[Mapping[str, Any]], wanted: Callable[[Mapping[str, Any]], bool]
+) -> list[dict[str, Any]]:
+    """The groups with the rules that are wanted, and the records that these read, directly or
+    through others: promtool takes as long for every other rule."""
+    rules = [rule for group in groups for rule in group["rules"]]
+    exprs = [rule["expr"] for rule in rules if wanted(rule)]
+    read: set[str] = set()
+    while exprs:
+        more = {name for expr in exprs for name in RECORDED.findall(expr)} - read
+        read |= more
+        exprs = [rule["expr"] for rule in rules if rule.get("record") in more]
+    return [
+        {**group, "rules": [r for r in group["rules"] if wanted(r) or r.get("record") in read]}
+        for group in groups
+    ]
 
 
 def series_of(path: Path, *, step_s: float, instance: str) -> tuple[dict[Series, str], int, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,11 @@ def outages(at: Timeline) -> Iterator[Mapping[str, str]]:
     )
 
 
+def is_absence(rule: Mapping[str, Any]) -> bool:
+    """Whether a rule is an alert of FIRES."""
+    return rule.get("alert") in FIRES.values()
+
+
 @pytest.mark.parametrize(
     ("plan", "scrape_s"),
     [
@@ -158,4 +164,4 @@ def test_operations_are_no_outage_and_outages_are(
         {"expr": NOW, "eval_time": duration(SERVED_S + within_s), "exp_samples": expected},
         {"expr": EVER, "eval_time": duration(SERVED_S + AFTER_S), "exp_samples": expected},
     ]
-    assert promtool(tmp_path, plan, series, scrape_s, asked) == ""
+    assert promtool(tmp_path, plan, series, scrape_s, asked, is_absence) == ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.notify.mail_server import MailServer, Ways
+from tests.made_once import made_once
 from tests.weeks import EVERY_S, Week, week
 
 
@@ -20,9 +21,12 @@ def made_week() -> Week:
 @pytest.fixture(scope="session")
 def made_store(made_week: Week, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its store."""
-    path = tmp_path_factory.mktemp("week") / "week.db"
-    made_week.write(path, every_s=EVERY_S)
-    return path
+    folder = made_once(
+        tmp_path_factory,
+        "week",
+        lambda folder: made_week.write(folder / "week.db", every_s=EVERY_S),
+    )
+    return folder / "week.db"
 
 
 @pytest.fixture
