@@ -85,6 +85,7 @@ OTHERS: Mapping[str, Situation] = {
         QUEUED.but(running_max=10.0, completed_per_s=40.0), targets=SLOW
     ),
     "admission_limit:unserved": UNSERVED.but(running_max=10.0),
+    "engine_asleep:one request": CONCLUSIVE["engine_asleep"].but(running=1.0),
     "engine_stalled:one request": CONCLUSIVE["engine_stalled"].but(running=1.0),
     "queue_saturation:some KV": QUEUED.but(
         running_max=10.0, kv_usage_avg_ratio=0.85, **MEASURED_ROOM
