@@ -62,6 +62,9 @@ MOMENTARY: Mapping[str, Quantity] = {
 """Derived signals that can be computed from one moment."""
 
 STAGE_KEYS = ("cascade_stage", "cascade_severity")
+FORECAST_BY_DAEMON = ("kv_demand_ahead_ratio",)
+"""Signals whose trend recording rules do not follow."""
+
 OF_CONFIG = ("kv_capacity_tokens",)
 """Signals from the labels of cache_config_info."""
 
@@ -127,6 +130,8 @@ def _reason(rule: Rule, unknown: Sequence[str], signals: Sequence[CatalogueSigna
     """Why a rule cannot be judged on one moment."""
     if rule.signal.startswith("gpu_"):
         return "needs the engine's GPUs: load recording rules exported with --gpu-join"
+    if unknown and unknown[0] in FORECAST_BY_DAEMON:
+        return f"{unknown[0]} is a forecast: only kneewatch run makes it"
     if unknown and unknown[0] in {signal.key for signal in signals}:
         return f"{unknown[0]} is read from labels: load the recording rules"
     if unknown:

@@ -78,7 +78,7 @@ def test_what_is_wrong_with_one_engine_is_not_said_of_another() -> None:
     seen: dict[str, set[str]] = {"0": set(), "1": set()}
     for mine, other in zip(sick, well, strict=False):
         for told in target.take(mine + engine_only(labelled(other, engine="1"))):
-            seen[told.engine] |= {cause.id for cause in told.causes}
+            seen[told.engine] |= {name for c in told.causes for name in (c.id, *c.explains)}
             assert told.engine == "0" or alarming([told]) == []
     assert "kv_pressure" in seen["0"]
     assert "kv_pressure" not in seen["1"]
