@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from kneewatch.agent.daemon.discovery import Discovery
 from kneewatch.agent.daemon.due_queue import DueQueue
+from kneewatch.agent.daemon.scheduler import Grid, Job, first_run_s, phase_ratio
 from kneewatch.agent.daemon.supervisor import TargetJobs
 from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.targets import TargetSpec
@@ -156,14 +156,29 @@ def test_a_capture_that_cannot_be_played_changes_nothing(
     until(lambda: len(server.requests) >= 3)
 
 
-def test_many_targets_do_not_begin_at_once(serving: Start, fleeting: Fleeting) -> None:
-    server = serving(in_turn(HEALTHY))
-    plain = settings(interval_s=2.0)
-    specs = [TargetSpec(f"t{n}", server.url, {}, plain, None, "test") for n in range(80)]
-    since_s = time.monotonic()
-    fleeting.apply(specs)
-    time.sleep(max(0.0, since_s + 1.0 - time.monotonic()))
-    assert 8 < len(fleeting.kept.cycles) < 72, "half of them after half the interval"
+class Planned(DueQueue):
+    """Notes when each job would run first, from 0 on, and runs none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_s: list[float] = []
+
+    def put(
+        self, name: str, job: Job, *, interval_s: float, first_in_s: float | None = None
+    ) -> None:
+        del job
+        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name) * interval_s)
+        self.first_s.append(first_run_s(grid, 0.0, first_in_s))
+
+
+def test_many_targets_do_not_begin_at_once() -> None:
+    plain, planned = settings(interval_s=2.0), Planned()
+    specs = [TargetSpec(f"t{n}", "http://a:1", {}, plain, None, "test") for n in range(80)]
+    TargetJobs(planned, Kept().sinks(), on_targets=lambda _: None).apply(
+        specs, TargetProfiles().of(specs)
+    )
+    assert len(planned.first_s) == 80
+    assert 24 < sum(first_s < 1.0 for first_s in planned.first_s) < 56, "half in half the interval"
 
 
 def test_a_roster() -> None:

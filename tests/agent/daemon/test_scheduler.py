@@ -206,7 +206,7 @@ def test_quick_jobs_share_a_few_threads(queue: DueQueue) -> None:
 
 def test_many_that_hang_delay_no_other(queue: DueQueue) -> None:
     hang, quick = threading.Event(), Counted()
-    slow = [Counted(lambda: hang.wait(20) and None) for _ in range(30)]
+    slow = [Counted(lambda: hang.wait(2 * PATIENCE_S) and None) for _ in range(30)]
     for number, job in enumerate(slow):
         queue.put(f"slow {number}", job, interval_s=0.1)
     until(lambda: all(job.times for job in slow))
@@ -219,7 +219,7 @@ def test_many_that_hang_delay_no_other(queue: DueQueue) -> None:
 
 def test_a_job_that_is_replaced_while_it_runs_never_runs_twice_at_once(queue: DueQueue) -> None:
     hang, after = threading.Event(), Counted()
-    queue.put("a", Counted(lambda: hang.wait(20) and None), interval_s=0.1)
+    queue.put("a", Counted(lambda: hang.wait(2 * PATIENCE_S) and None), interval_s=0.1)
     until(lambda: queue.busy == 1)
     queue.put("a", after, interval_s=0.1)
     time.sleep(0.3)
