@@ -150,6 +150,35 @@ CENSUSES: Sequence[tuple[str, Sequence[LayerFacts]]] = (
 )
 
 
+# What of the KV cache's formats the kernels of a census can keep; UltraQuant's module cannot be
+# imported without a GPU.
+_OF_HEADS = (
+    "fp8_per_token_head",
+    "int8_per_token_head",
+    "int4_per_token_head",
+    "nvfp4",
+    "turboquant_k8v4",
+    "turboquant_4bit_nc",
+    "turboquant_k3v4_nc",
+    "turboquant_3bit_nc",
+)
+_OF_LATENTS = ("fp8_per_token_head", "int4_per_token_head")
+_OF_INDEXED = ("fp8_ds_mla", "nvfp4_ds_mla")
+
+
+def _formats(census: Sequence[LayerFacts]) -> Sequence[str]:
+    kinds = {layer["kind"] for layer in census}
+    if all(layer.get("index_dim") for layer in census):
+        return _OF_INDEXED
+    if "latent" in kinds:
+        # Beside recurrent layers the block follows the latent backend, which is not built here.
+        return () if "recurrent" in kinds else _OF_LATENTS
+    if any(layer.get("key_dim") != layer.get("value_dim") for layer in census):
+        return _OF_HEADS[:3]
+    # Which layers are first and last is not said of a census of several kinds.
+    return _OF_HEADS if len(census) == 1 and kinds == {"full"} else _OF_HEADS[:4]
+
+
 def _cases() -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, census in CENSUSES:
         kinds = {layer["kind"] for layer in census}
@@ -171,6 +200,9 @@ def _cases() -> Iterator[tuple[str, Mapping[str, Any]]]:
                     yield name, {**aligned, "tensor_parallel": parallel}
                 for block in (32, 64, 128):
                     yield name, {**aligned, "block_tokens": block}
+        for dtype in _formats(census):
+            yield name, {"kv_cache_dtype": dtype}
+            yield name, {"kv_cache_dtype": dtype, "tensor_parallel": 4, "block_tokens": 64}
         for stages in (2, 4):
             yield name, {"pipeline_parallel": stages, "batches_in_flight": stages + 1}
 

@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 from tests.lab.kv_censuses import CASES, CENSUSES, DEFAULTS, GIB, LayerFacts, settings_of
-from tests.lab.kv_specs import Foreign, backend, layer_specs, state_of
+from tests.lab.kv_specs import Foreign, backend, layer_specs, packing, state_of
 
 
 def record() -> dict[str, Any]:
@@ -56,6 +56,7 @@ def _outcome(census: Sequence[LayerFacts], name: str, stated: Mapping[str, Any])
     utils = import_module("vllm.v1.core.kv_cache_utils")
     config = _config(case)
     _align(config, census, case)
+    _spare_ends(config, census, case)
     stages = _stages(layer_specs(config, census, case), case["pipeline_parallel"])
     free_bytes = int(case["available_gib"] * GIB)
     try:
@@ -136,7 +137,7 @@ def _align(config: Foreign, census: Sequence[LayerFacts], case: Mapping[str, Any
     if not recurrent or not attention:
         return
     shapes, dtypes = state_of(recurrent[0], case["tensor_parallel"])
-    first, kernels = attention[0], backend()
+    first, kernels = attention[0], backend(case)
     latent = first["kind"] == "latent"
     width = first["latent_dim"] + first["rope_dim"] if latent else first["key_dim"]
     config.model_config.use_mla = latent
@@ -156,6 +157,26 @@ def _align(config: Foreign, census: Sequence[LayerFacts], case: Mapping[str, Any
         mock.patch.object(current, "set_current_vllm_config", mock.MagicMock()),
     ):
         platform._align_hybrid_block_size(config, kernels)
+
+
+def _spare_ends(config: Foreign, census: Sequence[LayerFacts], case: Mapping[str, Any]) -> None:
+    """Let vLLM choose the layers that stay in 16 bit, and the block size beside them."""
+    if not case["kv_cache_dtype"].startswith("turboquant"):
+        return
+    turbo = import_module("vllm.model_executor.layers.quantization.turboquant.config")
+    model, first = config.model_config, census[0]
+    model.is_hybrid = False
+    model.hf_text_config = SimpleNamespace(num_hidden_layers=first["count"])
+    model.get_head_size = mock.Mock(return_value=first["key_dim"])
+    heads = max(1, first["kv_heads"] // case["tensor_parallel"])
+    model.get_num_kv_heads = mock.Mock(return_value=heads)
+    config.cache_config.kv_cache_dtype_skip_layers = (
+        turbo.TurboQuantConfig.get_boundary_skip_layers(model)
+    )
+    platform = import_module("vllm.platforms.interface").Platform
+    current = import_module("vllm.config.vllm")
+    with mock.patch.object(current, "set_current_vllm_config", mock.MagicMock()):
+        platform._align_heterogeneous_kv_block_size(config, packing(case))
 
 
 def _stages(specs: Mapping[str, Any], stages: int) -> list[dict[str, Any]]:

@@ -5,9 +5,11 @@ Needs the lab's interpreter, as `tests.lab.kv_layout` does; vLLM is imported whe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
+from unittest import mock
 
 from tests.lab.kv_censuses import LayerFacts
 
@@ -15,6 +17,13 @@ from tests.lab.kv_censuses import LayerFacts
 Foreign = Any
 # What the kernels of the default backends take multiples of.
 _KERNEL_TOKENS = 16
+# Bytes that vLLM's layer of sparse latent attention states itself.
+_PACKED_ROW_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+_BACKENDS = (
+    ("nvfp4", "vllm.v1.attention.backends.flashinfer", "FlashInferBackend"),
+    ("turboquant", "vllm.v1.attention.backends.turboquant_attn", "TurboQuantAttentionBackend"),
+    ("", "vllm.v1.attention.backends.triton_attn", "TritonAttentionBackend"),
+)
 
 
 def state_of(layer: LayerFacts, tensor_parallel: int) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -25,21 +34,43 @@ def state_of(layer: LayerFacts, tensor_parallel: int) -> tuple[Sequence[Any], Se
     return shape, (torch.bfloat16, getattr(torch, layer["state_dtype"]))
 
 
-def backend() -> type:
-    """An attention backend whose kernels take any multiple of 16 tokens, as FlashAttention's do."""
+def quantizes(case: Mapping[str, Any]) -> bool:
+    """Whether the case's KV cache has a format of its own, so that a backend packs it."""
+    return case["kv_cache_dtype"] not in ("auto", "fp8")
+
+
+def packing(case: Mapping[str, Any]) -> type:
+    """The backend that packs heads in the case's format."""
+    # The format's arithmetic needs none of FlashInfer's kernels.
+    for absent in ("flashinfer", "flashinfer.decode", "flashinfer.prefill", "flashinfer.utils"):
+        sys.modules.setdefault(absent, mock.MagicMock())
+    module, name = next(
+        place for prefix, *place in _BACKENDS if case["kv_cache_dtype"].startswith(prefix)
+    )
+    found: type = getattr(import_module(module), name)
+    return found
+
+
+def backend(case: Mapping[str, Any]) -> type:
+    """An attention backend that packs heads as the case's format has it, with kernels for any
+    multiple of 16 tokens, as FlashAttention's are."""
     base = import_module("vllm.v1.attention.backend")
+    parent = packing(case) if quantizes(case) else base.AttentionBackend
 
     def sizes(_spec: Foreign = None) -> list[Any]:
         return [base.MultipleOf(_KERNEL_TOKENS)]
 
     methods = {"get_supported_kernel_block_sizes": staticmethod(sizes)}
-    return type("Backend", (base.AttentionBackend,), methods)
+    return type("Backend", (parent,), methods)
 
 
 def layer_specs(
     config: Foreign, census: Sequence[LayerFacts], case: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What every layer registers, kinds spread evenly over the model's depth."""
+    """What every layer registers, kinds spread evenly over the model's depth, the first and last
+    in 16 bit where vLLM leaves them."""
+    plain = {**case, "kv_cache_dtype": "auto"}
+    spared = set(config.cache_config.kv_cache_dtype_skip_layers)
     placed = sorted(
         ((index + 0.5) / layer["count"], kind, index)
         for kind, layer in enumerate(census)
@@ -47,7 +78,8 @@ def layer_specs(
     )
     found: dict[str, Any] = {}
     for _, kind, index in placed:
-        for part, spec in enumerate(specs_of(config, census[kind], case)):
+        own = plain if str(index) in spared else case
+        for part, spec in enumerate(specs_of(config, census[kind], own)):
             found[f"{kind}.{index}.{part}"] = spec
     return found
 
@@ -57,6 +89,7 @@ def specs_of(config: Foreign, layer: LayerFacts, case: Mapping[str, Any]) -> lis
     specs = import_module("vllm.v1.kv_cache_interface")
     torch = import_module("torch")
     block, kind = config.cache_config.block_size, layer["kind"]
+    mode = specs.get_kv_quant_mode(case["kv_cache_dtype"])
     dtype = torch.bfloat16 if case["kv_cache_dtype"] == "auto" else torch.uint8
     if kind == "recurrent":
         shapes, dtypes = state_of(layer, case["tensor_parallel"])
@@ -65,27 +98,48 @@ def specs_of(config: Foreign, layer: LayerFacts, case: Mapping[str, Any]) -> lis
         held = block if mode == "align" else case["max_model_len"]
         return [specs.MambaSpec(held, shapes, dtypes, padded, mamba_cache_mode=mode)]
     if kind == "latent":
-        return _latent_specs(layer, block, dtype)
+        return _latent_specs(layer, block, dtype, case)
     shape = {
         "num_kv_heads": max(1, layer["kv_heads"] // case["tensor_parallel"]),
         "head_size": layer["key_dim"],
         "head_size_v": layer["value_dim"],
         "dtype": dtype,
+        "kv_quant_mode": mode,
     }
     if kind == "full":
-        return [specs.FullAttentionSpec(block_size=block, **shape)]
+        return [packed(specs.FullAttentionSpec(block_size=block, **shape), case)]
     shape["sliding_window"] = layer["window_tokens"]
-    one = specs.SlidingWindowSpec(block_size=1, **shape).page_size_bytes
+    one = packed(specs.SlidingWindowSpec(block_size=1, **shape), case).page_size_bytes
     fits = import_module("vllm.model_executor.layers.attention.attention")
-    tokens = fits._largest_kernel_block_within(backend(), one, one * block, block)
-    return [specs.SlidingWindowSpec(block_size=tokens, **shape)]
+    tokens = fits._largest_kernel_block_within(backend(case), one, one * block, block)
+    return [packed(specs.SlidingWindowSpec(block_size=tokens, **shape), case)]
 
 
-def _latent_specs(layer: LayerFacts, block: int, dtype: Foreign) -> list[Any]:
+def packed(spec: Foreign, case: Mapping[str, Any]) -> Foreign:
+    """The specification as the backend of the case's format packs it."""
+    if not quantizes(case):
+        return spec
+    return import_module("vllm.v1.worker.utils").customize_attention_spec(packing(case), spec)
+
+
+def _latent_specs(
+    layer: LayerFacts, block: int, dtype: Foreign, case: Mapping[str, Any]
+) -> list[Any]:
     specs = import_module("vllm.v1.kv_cache_interface")
     row = {"block_size": block, "num_kv_heads": 1, "max_tp_shards": 1}
     width = layer["latent_dim"] + layer["rope_dim"]
-    found = [specs.MLAAttentionSpec(**row, head_size=width, dtype=dtype)]
+    stated = case["kv_cache_dtype"]
+    latent = specs.MLAAttentionSpec(
+        **row,
+        head_size=width,
+        dtype=dtype,
+        kv_quant_mode=specs.get_kv_quant_mode(stated),
+        state_content_bytes=_PACKED_ROW_BYTES.get(stated),
+    )
+    if quantizes(case):
+        common = import_module("vllm.model_executor.layers.attention.mla_attention")
+        latent = common.MLACommonBackend.customize_spec(latent)
+    found = [latent]
     if layer["index_dim"]:
         # 8-bit keys and a scale of 4 bytes.
         index = {"head_size": layer["index_dim"] + 4, "dtype": import_module("torch").uint8}
