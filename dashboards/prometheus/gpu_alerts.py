@@ -35,12 +35,18 @@ from kneewatch.diagnose.causes.gpu_clocks import (
     THROTTLED_FROM,
     ThrottledGpu,
 )
-from kneewatch.diagnose.causes.gpu_faults import LINK_ERRORS_PER_S, PCIE_REPLAYS_PER_S
+from kneewatch.diagnose.causes.gpu_faults import (
+    LINK_ERRORS_PER_S,
+    PCIE_REPLAYS_PER_S,
+    WORKS_AGAIN,
+)
 from kneewatch.diagnose.causes.record import CLEAR_S, ONSET_S
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.gpu.health import (
     DRAINED,
+    ENERGY,
     LINK,
+    LOADS,
     RECOVERY,
     REPLACE,
     RESET,
@@ -50,6 +56,9 @@ from kneewatch.diagnose.gpu.health import (
     XID_KEPT_S,
     XIDS,
     GpuState,
+)
+from kneewatch.diagnose.gpu.health import (
+    POWER as POWER_USAGE,
 )
 from kneewatch.rules.facts import duration, number
 from kneewatch.rules.rule import Severity
@@ -251,6 +260,7 @@ XID_NOW = series_of("xid")
 XID_NEW = series_of("xid_new")
 XID_COUNTED = series_of("xid_counted")
 XID_SEEN = series_of("xid_seen")
+XID_WORKED = series_of("xid_worked")
 LOST_S = 3600.0
 """A GPU is missing if its node's page had it within this time and no longer has it."""
 
@@ -287,6 +297,7 @@ def fault_records(plan: Plan) -> tuple[Record, ...]:
             f"(last_over_time({XID_NEW}[{kept}]) unless on ({BOARD}) ({last} == 0))"
             f" or last_over_time({XID_COUNTED}[{kept}])",
         ),
+        Record(XID_WORKED, _worked(plan)),
         *(
             Record(
                 AILMENT,
@@ -316,19 +327,41 @@ def _counted(plan: Plan, codes: str) -> str:
     return f"({by} ({rising}) > 0) or ({by} ({there}) > 0)"
 
 
+def _worked(plan: Plan) -> str:
+    """XIDs that halt a GPU, where it is awake and has had load since: diagnose/gpu/health.py."""
+    xid = f'{{xid=~"{_codes(code for code, xid in XIDS.items() if xid.halts)}"}}'
+    halting = f"({XID_SEEN}{xid} or {XID_NOW}{xid})"
+    powered = f"({field_of(CLOCK)} > 0 and on ({BOARD}) {field_of(POWER_USAGE)} > 0)"
+    frozen = f"changes({field_of(ENERGY)}[{duration(plan.range_s)}]) == 0"
+    loaded = " or ".join(f"{field_of(load)} > 0" for load in LOADS)
+    return (
+        f"({halting} and on ({BOARD}) ({powered} unless on ({BOARD}) {frozen}))"
+        f" and on ({BOARD}, xid) ({XID_WORKED} or ({halting} and on ({BOARD}) ({loaded})))"
+    )
+
+
 def _by_xid() -> tuple[GpuFault, ...]:
-    """XIDs by urgency: new ones, and those that were there at the first scrape."""
+    """XIDs by urgency: new ones and those that halt a GPU, those that were there at the first
+    scrape, notes, and those after which the GPU works again."""
     urgent = _codes(code for code, xid in XIDS.items() if xid.urgent)
+    halting = _codes(code for code, xid in XIDS.items() if xid.halts)
+    running = _codes(code for code, xid in XIDS.items() if xid.urgent and not xid.halts)
     others = _codes(code for code, xid in XIDS.items() if not xid.urgent)
-    seen, now = f'{XID_SEEN}{{xid=~"{urgent}"}}', f'{XID_NOW}{{xid=~"{urgent}"}}'
+    seen = f'{XID_SEEN}{{xid=~"{urgent}"}}'
+    at_work = f'({seen} or {XID_NOW}{{xid=~"{halting}"}}) unless on ({BOARD}, xid) {XID_WORKED}'
+    now = f'{XID_NOW}{{xid=~"{running}"}}'
     note = f'{XID_SEEN}{{xid=~"{others}"}} or {XID_NOW}{{xid=~"{others}"}}'
     return (
-        GpuFault("xid", seen, _xid_text(urgent=True), _xid_action(urgent=True), Severity.CRITICAL),
+        GpuFault("xid", at_work, _xid_text(urgent=True), _xid_action(urgent=True),
+                 Severity.CRITICAL),
         GpuFault("xid_old", f"{now} unless {seen}",
                  f"{_xid_text(urgent=True)}, already present when Prometheus first scraped it",
                  _xid_action(urgent=True), Severity.WARNING, False),
         GpuFault("xid_note", note, _xid_text(urgent=False), _xid_action(urgent=False),
-               Severity.INFO, False),
+                 Severity.INFO, False),
+        GpuFault("xid_worked", XID_WORKED,
+                 f"{_xid_text(urgent=True)} was reported; the GPU works again", "",
+                 Severity.INFO, False),
     )  # fmt: skip
 
 
@@ -392,7 +425,7 @@ def _fault_alert(plan: Plan, fault: GpuFault) -> Alert:
             "summary": f"{NAME} of {WHERE}{USED_BY}: {fault.what}",
             "description": f"{fault.id}: {{{{ $value | humanize }}}}. This is a hardware "
             "error, not a cache or batch problem.",
-            "action": f"Drain {WHERE}: {fault.action}.",
+            "action": f"Drain {WHERE}: {fault.action}." if fault.action else WORKS_AGAIN,
             "guide": "9.3",
         }
         | runbook_annotation(cause_page(plan.runbooks, "gpu_fault"))

@@ -14,7 +14,7 @@ from kneewatch.collector.names.dcgm_fields import Field, field_table
 from kneewatch.collector.signals.expr import BitShare, Dialect, Expr
 from kneewatch.collector.signals.gpu import DEV, PROF, health_signals
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
-from kneewatch.diagnose.gpu.health import XID
+from kneewatch.diagnose.gpu.health import ENERGY, LOADS, POWER, XID
 from kneewatch.diagnose.gpu.monitor import OF_AN_INSTANCE
 from kneewatch.rules.facts import PREFIX, duration, number, recorded
 
@@ -40,7 +40,7 @@ does not end the alert about it."""
 USED, FREE = DEV + "FB_USED", DEV + "FB_FREE"
 BUSY = PROF + "GR_ENGINE_ACTIVE"
 CLOCK = DEV + "SM_CLOCK"
-SHOWN = (USED, FREE, BUSY, XID)
+SHOWN = (USED, FREE, BUSY, XID, CLOCK, POWER, ENERGY, *LOADS)
 """Fields that findings and the XIDs need beside the health signals."""
 
 NO_VALUE_FROM = 2.0**63

@@ -181,7 +181,12 @@ CHECK_COST = (BATCH.otherwise(0.0) * (1.0 + DRAFT_TOKENS) / RIDGE_TOKENS).at_lea
 SPEEDUP = (1.0 + PER_DRAFT) / (CHECK_COST + DRAFT_COST_RATIO * DRAFT_TOKENS)
 """Estimated speed over that without speculation, at this batch."""
 
-PAYS = ((SPEEDUP >= WORTH_AT_BEST) & ~FALLEN & ~LOADED).assume(unknown=False)
+SURE_SPEEDUP = 1.2
+"""From this estimate on speculation surely pays. The estimate takes a draft token for a tenth of a
+step: where it costs a fifth, 1.2x with drafts of three tokens is no gain."""
+
+PAYS = ((SPEEDUP >= SURE_SPEEDUP) & ~FALLEN & ~LOADED).assume(unknown=False)
+PAYS_LITTLE = ((SPEEDUP >= WORTH_AT_BEST) & ~FALLEN & ~LOADED).assume(unknown=False)
 PAYS_NOT = ((SPEEDUP < WORTH_AT_BEST) & ~FALLEN & ~LOADED).assume(unknown=False)
 
 
@@ -298,6 +303,11 @@ SPEC_DECODE_POOR = CauseRecord(
                     PAYS,
                     "Draft acceptance is low ({accepted:%}), but speculation still pays: an "
                     "estimated {speedup:.2f}x the speed without it at this batch.",
+                ),
+                (
+                    PAYS_LITTLE,
+                    "Speculation gains little: {accepted:%} of draft tokens are accepted, at "
+                    "best an estimated {speedup:.2f}x the speed without it at this batch.",
                 ),
                 (
                     PAYS_NOT,

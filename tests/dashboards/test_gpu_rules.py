@@ -59,6 +59,10 @@ def bits(mask: int, **own: float) -> Story:
 
 TROUBLE: Mapping[str, Story] = {
     "an XID comes": [{GPU: {}}, {GPU: {}}, {GPU: {"DEV_XID_ERRORS": 79.0}}],
+    "an XID comes and the GPU stops": [
+        {GPU: {}}, {GPU: {}},
+        {GPU: {"DEV_XID_ERRORS": 79.0, "DEV_SM_CLOCK": 0.0, "DEV_POWER_USAGE": 0.0}},
+    ],
     "an XID stood there": still(DEV_XID_ERRORS=95.0),
     "an XID that is a note": still(DEV_XID_ERRORS=63.0),
     "an XID behind the next one": [

@@ -144,16 +144,6 @@ def _work(tokens_per_request: float, requests_per_s: float, rate: float) -> Frac
     return exact(requests_per_s) * exact(tokens_per_request) / exact(rate)
 
 
-def _step(phase: str, tokens: str, values: str, work: Fraction) -> Step:
-    return Step(
-        title=f"Replicas for {phase}",
-        formula=f"ceil(peak RPS x {tokens} / {phase} tokens/s of one replica)",
-        values=f"ceil({values}) = ceil({figure(float(work))})",
-        result=f"{math.ceil(work)}",
-        source=_SOURCE,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class PrefillDecodeRatio:
     """GPUs of the two pools of a disaggregated fleet; `ratio` is prefill over decode.
