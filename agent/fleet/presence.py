@@ -9,13 +9,11 @@ from statistics import median
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.answer_log import Asking
 from kneewatch.agent.fleet.queries import QueryScope
-from kneewatch.agent.fleet.workload_names import Objects, is_worker, workloads_of
+from kneewatch.agent.fleet.workload_names import Objects, is_worker, pod_of, workloads_of
 from kneewatch.collector.prometheus.responses import Sample
+from kneewatch.diagnose.fleet.absence import is_down
 from kneewatch.diagnose.fleet.inventory import LabelMap, Labels, Member, Shape, shape_of
 from kneewatch.diagnose.fleet.observed import Gone, Loading, Why
-
-DOWN_SCRAPES, DOWN_S = 3, 60.0
-"""A target is down once it has failed this many scrapes over at least this many seconds."""
 
 DEFAULT_PATIENCE_S = 900.0
 """How long a target may take to answer first, where no start has been seen."""
@@ -163,7 +161,7 @@ def _failures(asking: Asking, failing: Sequence[Labels]) -> dict[Target, _Failur
     if not failing:
         return {}
     deleted = asking.instants({"deleted pods": queries.DELETED})["deleted pods"]
-    terminating = Objects((sample.labels, _pod(sample.labels)) for sample in deleted)
+    terminating = Objects((sample.labels, pod_of(sample.labels)) for sample in deleted)
     points = {
         _target(track.labels): track.points
         for track in asking.tracks("failed scrapes", queries.scrapes_of(failing))
@@ -173,9 +171,9 @@ def _failures(asking: Asking, failing: Sequence[Labels]) -> dict[Target, _Failur
         target = _target(labels)
         scrapes = points.get(target, ())
         times_s = _since_answer(scrapes)
-        held = len(times_s) >= DOWN_SCRAPES and times_s[-1] - times_s[0] >= DOWN_S
-        why = Why.DOWN if held else Why.FAILING
-        if terminating.has(labels, _pod(labels)):
+        over_s = times_s[-1] - times_s[0] if times_s else 0.0
+        why = Why.DOWN if is_down(len(times_s), over_s) else Why.FAILING
+        if terminating.has(labels, pod_of(labels)):
             why = Why.TERMINATING
         failures[target] = _Failure(labels, times_s, len(times_s) < len(scrapes), why)
     return failures
@@ -193,11 +191,6 @@ def _since_answer(scrapes: Sequence[tuple[float, float]]) -> list[float]:
         else:
             failed_s.append(t_s)
     return failed_s
-
-
-def _pod(labels: Labels) -> str:
-    """The name of a pod. Without honorLabels the workload's label is exported_pod."""
-    return labels.get("exported_pod") or labels.get("pod", "")
 
 
 def scrape_interval_s(counts: Sequence[Sample], shape: Shape) -> float | None:

@@ -11,6 +11,7 @@ from kneewatch.agent.fleet.answer_log import AnswerLog, Asking
 from kneewatch.agent.fleet.past_days import past_of
 from kneewatch.agent.fleet.presence import presence_of
 from kneewatch.agent.fleet.queries import COUNTED, GPUS, QueryScope
+from kneewatch.agent.fleet.workload_names import namespace_of, pod_of
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_resolver import BLOCKS, own_blocks
 from kneewatch.collector.prometheus.client import PrometheusSource
@@ -64,8 +65,8 @@ def with_gpus(
 def places(labels: Labels) -> Iterable[Place]:
     """The pod and nodes of a GPU. Without honorLabels the workload's labels are the exported_*
     ones."""
-    pod = labels.get("exported_pod") or labels.get("pod", "")
-    namespace = labels.get("exported_namespace") or labels.get("namespace", "")
+    pod = pod_of(labels)
+    namespace = namespace_of(labels)
     cluster = labels.get("cluster", "")
     if pod and (labels.get("exported_pod") or "dcgm" not in pod):
         yield "pod", cluster, namespace, pod

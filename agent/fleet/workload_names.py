@@ -36,20 +36,25 @@ class Objects:
     def __init__(self, named: Iterable[tuple[Labels, str]]) -> None:
         self._clusters: dict[tuple[str, str], set[str]] = {}
         for labels, name in named:
-            place = _namespace(labels), name
+            place = namespace_of(labels), name
             self._clusters.setdefault(place, set()).add(labels.get("cluster", ""))
 
     def has(self, labels: Labels, name: str) -> bool:
         """Whether one of this name is in the namespace of a series, and in its cluster where both
         say which that is."""
-        clusters = self._clusters.get((_namespace(labels), name), set())
+        clusters = self._clusters.get((namespace_of(labels), name), set())
         own = labels.get("cluster", "")
         return bool(clusters) and (not own or bool(clusters & {own, ""}))
 
 
-def _namespace(labels: Labels) -> str:
+def namespace_of(labels: Labels) -> str:
     """The namespace of a series' object: without honorLabels the label is exported_namespace."""
     return labels.get("exported_namespace") or labels.get("namespace", "")
+
+
+def pod_of(labels: Labels) -> str:
+    """The name of a series' pod. Without honorLabels the workload's label is exported_pod."""
+    return labels.get("exported_pod") or labels.get("pod", "")
 
 
 def is_worker(pod: str, replicas: Collection[str]) -> bool:

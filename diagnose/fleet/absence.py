@@ -15,6 +15,9 @@ from kneewatch.rules.rule import Severity
 OF_A_POOL = TARGET_DOWN.id
 """The cause that is reported for a pool: a replica that is down has no tier label."""
 
+DOWN_SCRAPES, DOWN_S = 3, 60.0
+"""A target is down once it has failed this many scrapes over at least this many seconds."""
+
 HELD_S = 60.0
 """How long a pool must have no replica before that is reported: new pods are targets by then."""
 
@@ -32,6 +35,11 @@ TELL_KNEEWATCH = (
     "Check why the pods are gone. If this was wanted, silence the alert; where Prometheus scrapes "
     "kube-state-metrics, kneewatch recognises a workload that is scaled to zero."
 )
+
+
+def is_down(failed: int, over_s: float) -> bool:
+    """Whether a target that failed so many scrapes in a row, over a time in seconds, is down."""
+    return failed >= DOWN_SCRAPES and over_s >= DOWN_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
-from kneewatch.agent.report.prometheus.period import Configs, PeriodData, scrape_of
+from kneewatch.agent.report.prometheus.period import Configs, PeriodData
 from kneewatch.agent.report.prometheus.queries import (
     BEGUN,
     CONFIDENCE,
@@ -24,6 +24,7 @@ from kneewatch.agent.report.prometheus.queries import (
 )
 from kneewatch.agent.report.prometheus.replay import SHOWN, Replay, replay_samples
 from kneewatch.agent.report.prometheus.resolution import Steps
+from kneewatch.agent.report.prometheus.target_scrapes import TargetScrapes
 from kneewatch.agent.report.request import ReportRequest
 from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.agent.report.spans import spans_of
@@ -67,9 +68,6 @@ LATE_SHARE, LATE_MIN = 0.1, 5.0
 """Share and number of late requests per step that count as a sign: 1% is late by definition."""
 
 BRIDGED_STEPS = 2
-LOADING_S, TERMINATING_S = 1800.0, 600.0
-"""A pod may load or terminate this long before its failed scrapes count as an outage."""
-
 FAILED = "the scrape failed (up is 0)"
 
 
@@ -85,15 +83,17 @@ class SuspectSpan:
     harm_requests: float = 0.0
 
 
-def suspect_spans(values: Mapping[str, Floats], at: Steps, up: Floats | None) -> list[SuspectSpan]:
+def suspect_spans(
+    values: Mapping[str, Floats], at: Steps, scrapes: TargetScrapes | None
+) -> list[SuspectSpan]:
     """Spans with signs of trouble of one engine, overlapping ones merged. Shapes: (steps,)."""
-    signs = _signs(values, at, up)
+    signs = _signs(values, at, scrapes)
     suspects: list[SuspectSpan] = []
     for why in ORDER:
         if why in signs:
             suspects += _runs(why, signs[why], at)
     return [
-        replace(suspect, harm_requests=_harm_requests(suspect, values, signs, at, up))
+        replace(suspect, harm_requests=_harm_requests(suspect, values, signs, at, scrapes))
         for suspect in _merged(suspects)
     ]
 
@@ -119,7 +119,7 @@ def _harm_requests(
     values: Mapping[str, Floats],
     signs: Mapping[str, Truths],
     at: Steps,
-    up: Floats | None,
+    scrapes: TargetScrapes | None,
 ) -> float:
     inside = (at.begins_s >= suspect.from_s) & (at.begins_s < suspect.to_s)
     nothing = np.full(at.count, np.nan)
@@ -129,43 +129,21 @@ def _harm_requests(
     queued = np.nan_to_num(values.get(WAITING, nothing)[inside]).max(initial=0.0)
     usual = float(np.nanmean(begun)) if not np.isnan(begun).all() else 0.0
     missed = np.zeros(at.count)
-    if DOWN in signs and up is not None:
-        missed = np.where(signs[DOWN], 1 - up, 0.0)
+    if DOWN in signs and scrapes is not None:
+        missed = np.where(signs[DOWN], 1 - scrapes.up, 0.0)
     if STALLED in signs:
         missed = np.maximum(missed, signs[STALLED])
     return float(late + preempted + queued + usual * missed[inside].sum())
 
 
-def lived_s(up: Floats, at: Steps) -> tuple[float, float]:
-    """Unix times between which a failed scrape of a target is an outage.
-
-    A target that appears in the period and fails until its first good step was loading; one that
-    fails after its last good step and then disappears was terminating. A target that loads for more
-    than LOADING_S or terminates for more than TERMINATING_S was down.
-    """
-    seen, good = np.flatnonzero(~np.isnan(up)), np.flatnonzero(up >= 1)
-    born_s, gone_s = -np.inf, np.inf
-    if len(good) == 0:
-        return born_s, gone_s
-    if 0 < seen[0] and (good[0] - seen[0]) * at.step_s <= LOADING_S:
-        born_s = float(at.begins_s[good[0]])
-    if seen[-1] < at.count - 1 and (seen[-1] - good[-1]) * at.step_s <= TERMINATING_S:
-        gone_s = float(at.begins_s[good[-1]]) + at.step_s
-    return born_s, gone_s
-
-
-def _down(up: Floats, at: Steps) -> Truths:
-    """The steps with failed scrapes while the target should have served. Shape: (steps,)."""
-    born_s, gone_s = lived_s(up, at)
-    return np.asarray((up < 1) & (at.begins_s >= born_s) & (at.begins_s < gone_s))
-
-
-def _signs(values: Mapping[str, Floats], at: Steps, up: Floats | None) -> dict[str, Truths]:
+def _signs(
+    values: Mapping[str, Floats], at: Steps, scrapes: TargetScrapes | None
+) -> dict[str, Truths]:
     """The steps that show each sign. Shape: (steps,). Comparisons with NaN are false."""
     signs: dict[str, Truths] = {}
     running, waiting = values.get(RUNNING), values.get(WAITING)
-    if up is not None:
-        signs[DOWN] = _down(up, at)
+    if scrapes is not None:
+        signs[DOWN] = scrapes.down(at)
     if PREEMPTED in values:
         signs[PREEMPTING] = values[PREEMPTED] >= PREEMPTIONS_MIN
     if running is not None and GENERATED_TOKENS in values:
@@ -223,19 +201,23 @@ def targets(fleet: FleetEngines, now: PeriodData) -> list[TargetObserved]:
         if engine.target in by_target or not now.has(engine.key):
             continue
         by_target[engine.target] = _target(
-            engine, running[engine.key], now.up.get(scrape_of(engine.member.labels)), fleet, now
+            engine, running[engine.key], now.scrapes_of(engine.member.labels), fleet, now
         )
     return list(by_target.values())
 
 
 def _target(
-    engine: TierEngine, row: Floats, up: Floats | None, fleet: FleetEngines, now: PeriodData
+    engine: TierEngine,
+    row: Floats,
+    scrapes: TargetScrapes | None,
+    fleet: FleetEngines,
+    now: PeriodData,
 ) -> TargetObserved:
     at, scrape_s = now.at, fleet.scrape_s
     there = ~np.isnan(row)
     missed = np.zeros(at.count)
-    if up is not None:
-        missed = np.where(_down(up, at), np.nan_to_num(1 - up), 0.0)
+    if scrapes is not None:
+        missed = np.where(scrapes.down(at), np.nan_to_num(1 - scrapes.up), 0.0)
     lost: Floats = np.where(there, missed, 1.0)
     lost[: int(np.flatnonzero(there)[0])] = 0.0
     scrapes_per_step = at.step_s / scrape_s
@@ -401,7 +383,7 @@ class IncidentSearch:
 
     def _windows(self, engine: TierEngine) -> list[_ReplayWindow]:
         values = self._now.engine(engine.key)
-        up = self._now.up.get(scrape_of(engine.member.labels))
+        scrapes = self._now.scrapes_of(engine.member.labels)
         return [
             _ReplayWindow(
                 engine,
@@ -409,7 +391,7 @@ class IncidentSearch:
                 stretch.from_s - BEFORE_S,
                 min(stretch.to_s + AFTER_S, stretch.from_s + REPLAYED_S, self._now.grid.to_s),
             )
-            for stretch in suspect_spans(values, self._now.at, up)
+            for stretch in suspect_spans(values, self._now.at, scrapes)
         ]
 
     def _read(self, progress: Progress, window: _ReplayWindow) -> _ReplayWindow:
@@ -429,8 +411,8 @@ class IncidentSearch:
         with self._ranges.problems.lock:
             self._ranges.problems.warnings.update(dict.fromkeys(piece.warnings))
         profile, catalogue = self._profile_of(window.engine)
-        up = self._now.up.get(scrape_of(member.labels))
-        lived = (-np.inf, np.inf) if up is None else lived_s(up, self._now.at)
+        scrapes = self._now.scrapes_of(member.labels)
+        lived = (-np.inf, np.inf) if scrapes is None else scrapes.lived_s(self._now.at)
         replay = replay_samples(
             piece.tracks, member, profile, catalogue, window.engine.target, lived
         )

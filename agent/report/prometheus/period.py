@@ -11,6 +11,7 @@ import numpy as np
 
 from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.fleet.snapshot import Place, places, places_of
+from kneewatch.agent.fleet.workload_names import namespace_of, pod_of
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.hourly_counters import (
     BUCKETS,
@@ -28,6 +29,7 @@ from kneewatch.agent.report.prometheus.resolution import (
     Steps,
     steps,
 )
+from kneewatch.agent.report.prometheus.target_scrapes import TargetScrapes
 from kneewatch.agent.report.series import Floats, Signals
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
@@ -74,7 +76,8 @@ MINUTE_S = 60.0
 @dataclass(frozen=True, slots=True)
 class PeriodData:
     """The data of a period. Rows by engine (`gauges`, `signs`, `preempted`), by process
-    (`starts`), by target (`up`), by a tier's labels (`counts`, `histograms`, `begun`).
+    (`starts`), by target (`up`, `failed`), by pod (`deleted`), by a tier's
+    labels (`counts`, `histograms`, `begun`).
 
     `summed`: for how many hours `counts` and `histograms` come from recording rules.
     """
@@ -90,6 +93,9 @@ class PeriodData:
     begun_s: float
     signs: Mapping[str, Rows]
     up: Rows
+    failed: Rows
+    deleted: Rows
+    scrape_s: float
     starts: Rows
     configs: Rows
     curve: Mapping[Key, Signals]
@@ -99,6 +105,17 @@ class PeriodData:
         """Whether an engine was present in the period."""
         row = self.gauges[RUNNING].get(key)
         return row is not None and not np.isnan(row).all()
+
+    def scrapes_of(self, labels: Labels) -> TargetScrapes | None:
+        """The scrapes of the target with an engine's labels; None where there is no `up`."""
+        target = scrape_of(labels)
+        up = self.up.get(target)
+        if up is None:
+            return None
+        failed = self.failed.get(target, np.full(self.at.count, np.nan))
+        cluster, *place = pod_key(labels)
+        deleted = self.deleted.get((cluster, *place), self.deleted.get(("", *place)))
+        return TargetScrapes(up, failed, self.scrape_s, deleted)
 
     def counted(self, groups: Sequence[RowKey]) -> dict[str, Floats]:
         """Counters per hour, summed over `groups`; counters without data are left out."""
@@ -146,6 +163,11 @@ class PeriodData:
 def scrape_of(labels: Labels) -> RowKey:
     """The labels that identify a scrape target: job and instance."""
     return labels.get("job", ""), labels.get("instance", "")
+
+
+def pod_key(labels: Labels) -> RowKey:
+    """The cluster, namespace and name of the pod of a series."""
+    return labels.get("cluster", ""), namespace_of(labels), pod_of(labels)
 
 
 def process_names(by: Sequence[str]) -> tuple[str, ...]:
@@ -203,6 +225,9 @@ class PeriodReader:
                 queries.CONFIDENCE: _disturbing(finely.get(queries.CONFIDENCE, {})),
             },
             up=finely.get("up", {}),
+            failed=finely.get("failed", {}),
+            deleted=finely.get("deleted", {}),
+            scrape_s=self._found.scrape_s,
             starts=finely.get("starts", {}),
             configs=of_engines["configs"],
             curve=curve,
@@ -253,7 +278,12 @@ class PeriodReader:
             self._engines,
             self._scraped(1),
         )
-        by_name["up"] = Query(partial(queries.up, jobs), scrape_of, self._engines, self._scraped(1))
+        for name, text in (("up", queries.up), ("failed", queries.failed_scrapes)):
+            by_name[name] = Query(partial(text, jobs), scrape_of, self._engines, self._scraped(1))
+        namespaces = sorted({namespace_of(engine.member.labels) for engine in fleet.members} - {""})
+        by_name["deleted"] = Query(
+            partial(queries.deleted, namespaces), pod_key, self._engines, self._scraped(1)
+        )
         names = process_names(asking.by)
         by_name["starts"] = Query(
             partial(queries.starts, asking),

@@ -10,7 +10,7 @@ from threading import Lock
 
 import numpy as np
 
-from kneewatch.agent.fleet.queries import GPU_LABELS, PRESENCE, QueryScope
+from kneewatch.agent.fleet.queries import DELETED, GPU_LABELS, PRESENCE, QueryScope
 from kneewatch.agent.report.prometheus.resolution import RowKey, Rows, Steps, hour_runs
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
@@ -140,6 +140,24 @@ def up(jobs: Sequence[str], range_s: float) -> str:
     """The share of successful scrapes (0-1) per job and instance."""
     only = f"{{{any_of('job', jobs)}}}" if jobs else ""
     return f"avg by (job, instance) (avg_over_time(up{only}[{duration(range_s)}]))"
+
+
+def failed_scrapes(jobs: Sequence[str], range_s: float) -> str:
+    """The number of failed scrapes per job and instance."""
+    scrapes = f"up{{{any_of('job', jobs)}}}" if jobs else "up"
+    over = f"{scrapes}[{duration(range_s)}]"
+    return f"sum by (job, instance) (count_over_time({over}) - sum_over_time({over}))"
+
+
+def deleted(namespaces: Sequence[str], range_s: float) -> str:
+    """A value for each pod of these namespaces that Kubernetes deletes, by kube-state-metrics."""
+    over = f"[{duration(range_s)}]"
+    if not namespaces:
+        return f"last_over_time({DELETED}{over})"
+    return " or ".join(
+        f"last_over_time({DELETED}{{{any_of(label, namespaces)}}}{over})"
+        for label in ("namespace", "exported_namespace")
+    )
 
 
 def starts(asking: QueryScope, range_s: float) -> str:

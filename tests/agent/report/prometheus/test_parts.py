@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from kneewatch.agent.report.prometheus.resolution import (
     steps,
     unit_s,
 )
+from kneewatch.agent.report.prometheus.target_scrapes import TargetScrapes
 from kneewatch.agent.report.prometheus.tier_totals import gauges_of
 from kneewatch.agent.report.series import Floats
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
@@ -132,6 +134,11 @@ def test_a_gpu_is_its_pods_before_its_nodes() -> None:
 AT = Steps(TO_S + 60.0, 60.0, 6)
 
 
+def scraped(up: Floats) -> TargetScrapes:
+    """A target that is scraped four times a minute."""
+    return TargetScrapes(up, (1 - up) * 4, 15.0)
+
+
 @pytest.mark.parametrize(
     ("values", "up", "why", "from_step", "to_step"),
     [
@@ -149,7 +156,7 @@ def test_a_sign_of_trouble(
     from_step: int,
     to_step: int,
 ) -> None:
-    (one,) = suspect_spans(values, AT, up)
+    (one,) = suspect_spans(values, AT, None if up is None else scraped(up))
     assert (one.why, one.from_s, one.to_s) == (why, TO_S + 60 * from_step, TO_S + 60 * to_step)
 
 
@@ -159,7 +166,7 @@ def test_calm_and_unknown_are_no_trouble_and_signs_that_overlap_are_one() -> Non
         GENERATED_TOKENS: row(*[99.0] * 6),
         PREEMPTED: row(0, 1, 0, NAN, 0, 2),
     }
-    assert suspect_spans(calm, AT, row(*[1.0] * 6)) == []
+    assert suspect_spans(calm, AT, scraped(row(*[1.0] * 6))) == []
     both = {
         RUNNING: row(*[8.0] * 6),
         WAITING: row(0, 0, 9, 9, 9, 0),
@@ -173,19 +180,33 @@ def test_calm_and_unknown_are_no_trouble_and_signs_that_overlap_are_one() -> Non
     ("up", "downs"),
     [
         pytest.param(row(NAN, 0, 0.5, 1, 1, 1), 0, id="loading before its first scrape"),
-        pytest.param(row(1, 1, 1, 0.5, 0, NAN), 0, id="terminating, then gone"),
+        pytest.param(row(1, 1, 1, 1, 0.5, NAN), 0, id="terminating, then gone"),
+        pytest.param(row(1, 1, 1, 0.5, 0, NAN), 1, id="down, then gone"),
+        pytest.param(row(1, 1, 1, 1, 1, 0.5), 0, id="stopped answering just now"),
         pytest.param(row(NAN, 0, 1, 0, 1, 1), 1, id="down once it had served"),
         pytest.param(row(0, 0, 1, 1, 1, 1), 1, id="down since before the period"),
         pytest.param(row(1, 1, 1, 0, 0, 0), 1, id="still down at the end of the period"),
     ],
 )
 def test_loading_and_terminating_are_no_outage(up: Floats, downs: int) -> None:
-    assert len(suspect_spans({}, AT, up)) == downs
+    assert len(suspect_spans({}, AT, scraped(up))) == downs
+
+
+def test_a_pod_that_kubernetes_deletes_is_down_only_before_that() -> None:
+    up = row(1, 0, 0, 0, 0, NAN)
+    down = replace(scraped(up), deleted=row(NAN, NAN, NAN, 1, 1, NAN))
+    (span,) = suspect_spans({}, AT, down)
+    assert (span.from_s, span.to_s) == (TO_S + 60, TO_S + 180)
+    deleted = replace(scraped(up), deleted=row(NAN, 1, 1, 1, 1, NAN))
+    assert suspect_spans({}, AT, deleted) == []
+    earlier = replace(scraped(up), deleted=row(1, NAN, NAN, NAN, NAN, NAN))
+    (span,) = suspect_spans({}, AT, replace(earlier, up=row(1, 1, 0, 0, 0, NAN)))
+    assert span.from_s == TO_S + 120, "the pod of this name before it was deleted"
 
 
 def test_a_target_that_loads_for_hours_is_down() -> None:
     at = Steps(TO_S + 1800.0, 1800.0, 5)
-    assert suspect_spans({}, at, row(NAN, 0, 0, 0, 1)) != []
+    assert suspect_spans({}, at, scraped(row(NAN, 0, 0, 0, 1))) != []
 
 
 def test_the_harm_of_a_sign_counts_requests_late_preempted_queued_and_not_served() -> None:
@@ -193,7 +214,8 @@ def test_the_harm_of_a_sign_counts_requests_late_preempted_queued_and_not_served
     assert [span.harm_requests for span in suspect_spans(late, AT, None)] == [20.0]
     queued = {RUNNING: row(*[8.0] * 6), WAITING: row(0, 0, 9, 30, 0, 0), PREEMPTED: row(*[5.0] * 6)}
     assert [span.harm_requests for span in suspect_spans(queued, AT, None)] == [60.0]
-    down = suspect_spans({BEGUN: row(50, 50, NAN, NAN, 50, 50)}, AT, row(1, 1, 0.5, 0, 1, 1))
+    up = scraped(row(1, 1, 0.5, 0, 1, 1))
+    down = suspect_spans({BEGUN: row(50, 50, NAN, NAN, 50, 50)}, AT, up)
     assert [span.harm_requests for span in down] == [75.0]
 
 
