@@ -1,6 +1,8 @@
 """The command line: results to stdout, everything else to stderr.
 
 Exit status: 0 nothing found, 1 findings at warning or worse, 2 usage, settings or no data.
+
+Commands import their modules when they run: version and help texts need none of them.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
-from kneewatch.agent import commands, recording
-from kneewatch.agent.printing import NO_DATA, OK, say
+from kneewatch.agent.console import NO_DATA, OK, say
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.options import (
     DEPLOYMENT,
@@ -31,7 +33,7 @@ from kneewatch.agent.settings.options import (
     timestamp,
 )
 from kneewatch.agent.size.options import size_options
-from kneewatch.collector.errors import CollectError, KneewatchError
+from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 
 SHELLS = ("bash", "zsh", "fish")
@@ -110,9 +112,11 @@ def diagnose(
     With --log: add what vLLM's log says; without TARGET, say from it alone why the server did not
     start or died.
     """
+    from kneewatch.agent import diagnose_command as command
+
     settings = effective(given)
     if target is None and prometheus is None and settings["server_log"]:
-        return commands.diagnose_log(settings, form=form)
+        return command.diagnose_log(settings, form=form)
     if target is None and prometheus is None:
         raise click.UsageError("Missing argument 'TARGET' (or --prometheus or --log).")
     if target is not None and prometheus is not None:
@@ -122,10 +126,10 @@ def diagnose(
     if prometheus is not None and settings.origin("server_log").startswith("flag"):
         raise click.UsageError("--log is of one server; --prometheus is of a fleet.")
     if target is not None:
-        return commands.diagnose(target, settings, form=form)
-    from kneewatch.agent.fleet import command  # lazy: slow to import
+        return command.diagnose(target, settings, form=form)
+    from kneewatch.agent.fleet import command as fleet
 
-    return command.diagnose(
+    return fleet.diagnose(
         prometheus or "",
         settings,
         selector=selector,
@@ -146,7 +150,7 @@ def inspect(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
     Each fact has its source and age; conflicts, what could not be read, and what is still unknown
     with how to supply it follow. The model does no work for it.
     """
-    from kneewatch.agent.server import command as server  # lazy: most runs do not need it
+    from kneewatch.agent.server import command as server
 
     return server.inspect(target, effective(given), form=form)
 
@@ -177,9 +181,7 @@ def run(
     """
     if selector and prometheus is None:
         raise click.UsageError("--selector needs --prometheus.")
-    from kneewatch.agent.daemon import (
-        command as daemon,  # lazy: slow to import
-    )
+    from kneewatch.agent.daemon import command as daemon
 
     defaults = daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS
     daemon.run(
@@ -209,7 +211,9 @@ def replay(
 
     `--format json` prints one line per scrape, target and engine.
     """
-    return commands.replay(
+    from kneewatch.agent import replay_command as command
+
+    return command.replay(
         captures, effective(given), form=form, from_time=from_time, to_time=to_time
     )
 
@@ -224,6 +228,8 @@ def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # n
 
     Each page is written at once, so a kill loses none. An existing FILE is appended to.
     """
+    from kneewatch.agent import recording
+
     return recording.record(url, file, effective(given), for_s=for_s)
 
 
@@ -232,7 +238,9 @@ def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # n
 @form_option
 def demo(form: str, **given: Any) -> int:  # noqa: ANN401
     """Replay the shipped recording of a real server going through the KV cascade."""
-    return commands.demo(effective(given), form=form)
+    from kneewatch.agent import replay_command as command
+
+    return command.demo(effective(given), form=form)
 
 
 @cli.command("size", short_help="Size a launch: memory, speed, GPUs and cost.")
@@ -243,9 +251,7 @@ def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
 
     Exit status: 0 it fits, 1 it does not, 2 it cannot be sized.
     """
-    from kneewatch.agent.size import (
-        command as size,  # lazy: slow to import
-    )
+    from kneewatch.agent.size import command as size
 
     return size.run(form=form, **given)
 
@@ -254,7 +260,9 @@ def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
 @setting_options(*table.BY_KEY)
 def config(**given: Any) -> int:  # noqa: ANN401
     """Print the effective settings and where each came from."""
-    return commands.config(effective(given))
+    from kneewatch.agent import config_command as command
+
+    return command.config(effective(given))
 
 
 @cli.command("export", short_help="Write rules and dashboards for a metrics system.")
@@ -312,7 +320,7 @@ def export_command(kind: str, folder: Path, flavor: str, **given: Any) -> int:  
 
     The rules have the same signals, thresholds and durations as the sidecar.
     """
-    from kneewatch.agent import export  # lazy: imports YAML
+    from kneewatch.agent import export
 
     settings_ = effective(given)
     return export.export(kind, folder, export.plan_of(settings_, **given), flavor)
@@ -344,7 +352,7 @@ def mcp(
     Needs the extra mcp: pip install 'kneewatch[mcp]'. All tools only read.
     """
     try:
-        from kneewatch.agent.mcp import server  # lazy: the SDK costs 64 MiB
+        from kneewatch.agent.mcp import server
     except ModuleNotFoundError as exc:
         raise click.UsageError("mcp needs an extra: pip install 'kneewatch[mcp]'") from exc
 
@@ -375,7 +383,7 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
 
     With --attach, the daemon's settings apply. The exit status follows the last state.
     """
-    from kneewatch.agent.watch import command as terminal  # lazy: slow to import
+    from kneewatch.agent.watch import command as terminal
 
     return terminal.run(targets, effective(given), **given)
 
@@ -422,7 +430,7 @@ def report_command(to_time: str | None, compare: str | None, **given: Any) -> in
 
     Exit status: 0 nothing at warning or worse, 1 findings, 2 no data in the period.
     """
-    from kneewatch.agent.report import command  # lazy: imports pandas
+    from kneewatch.agent.report import command
 
     since_s: float = given["since_s"]
     settings = effective(given)
@@ -441,7 +449,11 @@ def completion(shell: str) -> int:
 
     For bash: eval "$(kneewatch completion bash)"
     """
-    return commands.completion(cli, shell)
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
+        raise SettingsError(f"no completion for {shell}")
+    click.echo(completion_class(cli, {}, "kneewatch", "_KNEEWATCH_COMPLETE").source())
+    return OK
 
 
 def main(args: Sequence[str] | None = None) -> None:

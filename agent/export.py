@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
+from kneewatch.agent.console import OK
 from kneewatch.agent.fleet.queries import checked_selector
-from kneewatch.agent.printing import OK
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.names.vllm_metrics import PREFIXES

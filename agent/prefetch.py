@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from traceback import format_exc
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from kneewatch.agent.printing import say
+from kneewatch.agent.console import say
 from kneewatch.agent.recording import Captures
 from kneewatch.agent.stream import PageReader
 from kneewatch.collector.errors import CaptureError, CollectError

@@ -11,27 +11,20 @@ from typing import TextIO
 import click
 import orjson
 
+from kneewatch.agent.console import FOUND, NO_DATA, OK, say
 from kneewatch.collector.errors import CaptureError
 from kneewatch.diagnose.deployment.startup_log import LogFact
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports import diagnosis_timeline as timeline
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, escaped, markdown, text
-from kneewatch.reports.formatting import WIDTH, printable, wrapped
+from kneewatch.reports.formatting import WIDTH, wrapped
 from kneewatch.reports.log_facts import log_document, log_words
 from kneewatch.rules.rule import Severity
-
-OK, FOUND, NO_DATA = 0, 1, 2
-"""Exit status: nothing found; findings at warning or worse; wrong usage or settings, or no data."""
 
 NO_FACTS: Mapping[str, LogFact] = {}
 NO_SCRAPE = "no scrape in the requested period"
 LEAST_WIDTH = 60
-
-
-def say(message: str) -> None:
-    """Print a message of the program itself to stderr."""
-    click.echo(f"kneewatch: {printable(message)}", err=True)
 
 
 def style(docs_url: str = "") -> Style:

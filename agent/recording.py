@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from time import time
 
-from kneewatch.agent.printing import NO_DATA, OK, say
+from kneewatch.agent.console import NO_DATA, OK, say
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stream import capture_name, ticks
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter

@@ -24,7 +24,7 @@ from kneewatch.agent import logs
 from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.server import HttpServer
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.commands import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
+from kneewatch.agent.console import OK
 from kneewatch.agent.daemon import process
 from kneewatch.agent.daemon.baselines import KNEES_EVERY_S as KNEES_EVERY_S
 from kneewatch.agent.daemon.baselines import (
@@ -47,7 +47,7 @@ from kneewatch.agent.daemon.scheduler import Scheduler
 from kneewatch.agent.daemon.supervisor import Parts, Supervisor, TargetJobs
 from kneewatch.agent.daemon.target_profile import target_profile
 from kneewatch.agent.notify.notifier import Notifier
-from kneewatch.agent.printing import OK
+from kneewatch.agent.replay_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.store.database import STORE_NAME, store_path
 from kneewatch.agent.store.reader import Reader

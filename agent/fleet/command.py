@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 import orjson
 
+from kneewatch.agent.console import FOUND, NO_DATA, OK, say
 from kneewatch.agent.fleet.config import fleet_config, source_settings
 from kneewatch.agent.fleet.snapshot import observe
-from kneewatch.agent.printing import FOUND, NO_DATA, OK, say, style
+from kneewatch.agent.printing import style
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.collector.prometheus.client import PrometheusSource

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
-from kneewatch.agent.printing import FOUND, NO_DATA, OK
+from kneewatch.agent.console import FOUND, NO_DATA, OK
 from kneewatch.agent.report.period_source import PeriodSource, gather
 from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
 from kneewatch.agent.report.request import ReportRequest, stated_of

@@ -8,7 +8,8 @@ from contextlib import closing
 import click
 import orjson
 
-from kneewatch.agent.printing import OK, style
+from kneewatch.agent.console import OK
+from kneewatch.agent.printing import style
 from kneewatch.agent.server.watch import page_watch, server_watch
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated

@@ -1,4 +1,7 @@
-"""Command line options: parameter types, and a flag for each setting."""
+"""Command line options: parameter types, and a flag for each setting.
+
+Help texts need only the flags, so this module does not import the diagnosis.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from kneewatch.agent.settings import table
-from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.sources import load, pair
 from kneewatch.collector.errors import SettingsError
+
+if TYPE_CHECKING:
+    from kneewatch.agent.settings.effective import Settings
 
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -50,7 +54,7 @@ class Pair(click.ParamType[tuple[str, str]]):
     ) -> tuple[str, str]:
         """The name and the value."""
         try:
-            return pair(str(value))
+            return table.pair(str(value))
         except ValueError as exc:
             self.fail(str(exc), param, ctx)
 
@@ -158,6 +162,8 @@ def loader(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> Cal
 
     Removes the settings' flags from the arguments `given`. `defaults` are the command's own.
     """
+    from kneewatch.agent.settings.sources import load  # lazy: imports the diagnosis
+
     file: Path | None = given.pop("config_file", None)
     flags: dict[str, Any] = {}
     for key, row in table.BY_KEY.items():

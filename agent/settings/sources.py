@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from kneewatch.agent.settings.effective import Effective, Settings
-from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting
+from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting, pair
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import parse_target
 
@@ -71,19 +71,6 @@ def load(
             place = f"flag {BY_KEY[key].option}"
             values[key] = Effective(validated(BY_KEY[key], value, place), place)
     return Settings(values, thresholds, origin, tables)
-
-
-def pair(text: str) -> tuple[str, str]:
-    """The name and the value of NAME=VALUE.
-
-    Raises:
-        ValueError: the name or the equals sign is missing. The message does not contain the value,
-            which may be a secret.
-    """
-    name, equals, value = text.partition("=")
-    if not name.strip() or not equals:
-        raise ValueError("write NAME=VALUE")
-    return name.strip(), value.strip()
 
 
 def _from_file(file: Path) -> dict[str, Any]:

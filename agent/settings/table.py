@@ -47,6 +47,19 @@ class Setting:
         return "--" + (self.flag or plain.replace(".", "-").replace("_", "-"))
 
 
+def pair(text: str) -> tuple[str, str]:
+    """The name and the value of NAME=VALUE.
+
+    Raises:
+        ValueError: the name or the equals sign is missing. The message does not contain the value,
+            which may be a secret.
+    """
+    name, equals, value = text.partition("=")
+    if not name.strip() or not equals:
+        raise ValueError("write NAME=VALUE")
+    return name.strip(), value.strip()
+
+
 SETTINGS: tuple[Setting, ...] = (
     Setting("window_s", "seconds", WINDOW_S, "short window; the rules' durations scale with it"),
     Setting("interval_s", "seconds", 2.0, "time between scrapes; default 5 s in run", most=DAY_S),

@@ -10,8 +10,9 @@ from typing import Any
 import click
 import orjson
 
+from kneewatch.agent.console import NO_DATA, OK, say
 from kneewatch.agent.input_files import named_model, profile_text, text_of
-from kneewatch.agent.printing import NO_DATA, OK, say, style
+from kneewatch.agent.printing import style
 from kneewatch.agent.size.inputs import (
     asked,
     choices_of,

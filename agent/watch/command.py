@@ -7,7 +7,8 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 
-from kneewatch.agent.printing import NO_DATA, status
+from kneewatch.agent.console import NO_DATA
+from kneewatch.agent.printing import status
 from kneewatch.agent.recording import capture_names
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import BY_KEY

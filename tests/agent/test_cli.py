@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.commands import DEMO_CRITICAL_AFTER_S
+from kneewatch.agent.replay_command import DEMO_CRITICAL_AFTER_S
 from kneewatch.collector.captures.capture import CaptureReader
 from tests.agent.running import ARGV, Document, Ended, Main, capture, environment, run
 from tests.reports.schema import problems
@@ -279,17 +279,44 @@ HEAVY = ("apscheduler", "fastapi", "uvicorn", "textual", "pynvml", "sqlite3", "y
 
 
 def test_no_other_command_pays_for_the_daemon() -> None:
-    code = f"import sys, kneewatch.agent.cli; print([m for m in {HEAVY} if m in sys.modules])"
+    code = (
+        "import sys, kneewatch.agent.cli\n"
+        "from kneewatch.agent import diagnose_command, recording, replay_command\n"
+        f"print([module for module in {HEAVY} if module in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("args", [["--version"], ["diagnose", str(HEALTHY), *WINDOW]])
-def test_pydantic_is_not_imported_without_a_document(args: list[str]) -> None:
+OF_A_DIAGNOSIS = (
+    "kneewatch.agent.printing",
+    "kneewatch.agent.settings.effective",
+    "kneewatch.collector.http",
+    "kneewatch.collector.signals",
+    "kneewatch.diagnose.causes",
+    "kneewatch.rules.library",
+)
+
+
+@pytest.mark.parametrize(
+    "args", [["--version"], ["--help"], ["diagnose", "--help"], ["completion", "bash"]]
+)
+def test_version_and_help_do_not_import_the_diagnosis(args: list[str]) -> None:
+    code = (
+        "import atexit, sys, kneewatch.agent.cli as cli\n"
+        f"imported = lambda: [module for module in {OF_A_DIAGNOSIS} if module in sys.modules]\n"
+        "atexit.register(lambda: print(imported(), file=sys.stderr))\n"
+        f"cli.main({args!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+def test_pydantic_is_not_imported_without_a_document() -> None:
     code = (
         "import atexit, sys, kneewatch.agent.cli as cli\n"
         "atexit.register(lambda: print('pydantic' in sys.modules, file=sys.stderr))\n"
-        f"cli.main({args!r})"
+        f"cli.main({['diagnose', str(HEALTHY), *WINDOW]!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "False\n")

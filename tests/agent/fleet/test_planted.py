@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from kneewatch.agent.printing import FOUND, NO_DATA
+from kneewatch.agent.console import FOUND, NO_DATA
 from kneewatch.collector.errors import CollectError
 from tests import fleets
 from tests.agent.fleet.prometheus_fleet import told, watched

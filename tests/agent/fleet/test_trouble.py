@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from kneewatch.agent.printing import FOUND, NO_DATA
+from kneewatch.agent.console import FOUND, NO_DATA
 from kneewatch.collector.prometheus.client import PrometheusSource
 from tests import fleets
 from tests.agent.fleet.prometheus_fleet import QUICK, told, watched

@@ -1,36 +1,21 @@
-"""The commands diagnose, replay, demo, config and completion. I/O edge."""
+"""The command diagnose: a server's next scrapes, a capture or a log. I/O edge."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
-from importlib.resources import files
 
-import click
-from click.shell_completion import get_completion_class
-
-from kneewatch.agent.notify.receivers import as_toml as receivers_toml
-from kneewatch.agent.notify.receivers import receivers
-from kneewatch.agent.prefetch import PrefetchedPages
-from kneewatch.agent.printing import (
-    NO_DATA,
-    OK,
-    print_diagnoses,
-    print_timeline,
-    progress,
-    say,
-    style,
-)
-from kneewatch.agent.recording import Captures, capture_names, infrequent_gc
+from kneewatch.agent.console import say
+from kneewatch.agent.printing import print_diagnoses, progress
+from kneewatch.agent.recording import Captures
 from kneewatch.agent.server.watch import ServerWatch, page_watch, server_watch
 from kneewatch.agent.server_log import NO_START, read_log, stated_with_log
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.options import timestamp
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import GpuStream, TargetStream, capture_name, ticks
-from kneewatch.agent.targets import target_name, targets_toml
+from kneewatch.agent.targets import target_name
 from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import metrics_url, parse_target
@@ -39,24 +24,15 @@ from kneewatch.diagnose.causes.availability import STALLED_S
 from kneewatch.diagnose.deployment.startup_log import StartupLog
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from kneewatch.diagnose.engine.log_diagnosis import log_diagnosis
 from kneewatch.diagnose.learned.derived_signals import STALL
 from kneewatch.reports.diagnosis_timeline import WorstState
-from kneewatch.reports.formatting import wrapped
 
 GPU_INTERVAL_S = 10.0
 """dcgm-exporter collects every 30 s, so scraping it more often shows the same samples."""
 
 SCRAPES_IN_WINDOW = 2.2
 """Rates need two scrapes in the window, and scrapes are slightly late."""
-
-DEMO = "demo.jsonl.gz"
-DEMO_WINDOW_S = 15.0
-"""The phases of the shipped recording last 30 s each: a window of a minute would blur them."""
-
-DEMO_CRITICAL_AFTER_S = 80.0
-"""The shipped recording turns critical this long after its start."""
 
 
 def diagnose(target: str, settings: Settings, *, form: str) -> int:
@@ -206,75 +182,3 @@ def _with_url(url: str, error: CollectError) -> CollectError:
     if url in str(error):
         return error
     return CollectError(f"{url}: {error}", kind=error.kind, hint=error.hint)
-
-
-def replay(
-    captures: Sequence[str],
-    settings: Settings,
-    *,
-    form: str,
-    from_time: str | None,
-    to_time: str | None,
-) -> int:
-    """Print the diagnosis of every recorded scrape. Returns the exit status."""
-    from_s, to_s = timestamp(from_time), timestamp(to_time)
-    if from_s is not None and to_s is not None and from_s > to_s:
-        raise SettingsError(f"--from {from_time} is later than --to {to_time}")
-    pages = PrefetchedPages(Captures(captures, from_s=from_s, to_s=to_s), settings.limits())
-    profile = settings.profile(stated=stated(settings))
-    diagnoses = _replayed(pages, captures, profile, settings)
-    with infrequent_gc():
-        status = print_timeline(diagnoses, form, settings.docs_url, named=len(captures) > 1)
-    return NO_DATA if status == OK and pages.unusable else status
-
-
-def _replayed(
-    pages: PrefetchedPages, paths: Sequence[str], profile: Profile, settings: Settings
-) -> Iterator[list[Diagnosis]]:
-    """The diagnoses of each scrape. Raises SettingsError for a wrong threshold before the first."""
-    catalogue, limits = Catalogue.of(profile), settings.limits()
-    streams = [TargetStream(name, profile, limits, catalogue) for name in capture_names(paths)]
-    return (streams[at].judge(t_s, page) for batch in pages for at, t_s, page in batch)
-
-
-def demo(settings: Settings, *, form: str) -> int:
-    """Replay the shipped recording. Returns the exit status."""
-    recording = str(files("kneewatch.agent") / DEMO)
-    window_s = settings["window_s"]
-    if settings.origin("window_s") == "default":
-        window_s = DEMO_WINDOW_S
-    pages = PrefetchedPages(Captures([recording]), settings.limits())
-    diagnoses = _replayed(pages, [recording], settings.profile(window_s=window_s), settings)
-    if form == "text":
-        introduction = (
-            "A recording of a real vLLM 0.32.0 server on CPU with 160 KV blocks: healthy, nearly "
-            "full, preempting, queueing, drained. It was scraped every 2 s and is judged with a "
-            f"window of {window_s:g} s."
-        )
-        click.echo("\n".join(wrapped(introduction, width=style().width, more=0)) + "\n")
-    return print_timeline(diagnoses, form, settings.docs_url, named=False)
-
-
-def config(settings: Settings) -> int:
-    """Print the effective settings as a TOML file with their origins. Returns the exit status."""
-    # Lazy: imports APScheduler.
-    from kneewatch.agent.report.delivery import receivers_of
-    from kneewatch.agent.report.schedule import cron_of
-
-    # Whatever `run` would reject is an error before anything is printed.
-    settings.profile().rules()
-    receivers(settings)
-    if cron_of(settings) is not None:
-        receivers_of(settings)
-    for line in (*settings.as_toml(), *targets_toml(settings), *receivers_toml(settings)):
-        click.echo(line)
-    return OK
-
-
-def completion(cli: click.Command, shell: str) -> int:
-    """Print a shell completion script. Returns the exit status."""
-    completion_class = get_completion_class(shell)
-    if completion_class is None:
-        raise SettingsError(f"no completion for {shell}")
-    click.echo(completion_class(cli, {}, "kneewatch", "_KNEEWATCH_COMPLETE").source())
-    return OK
