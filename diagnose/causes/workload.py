@@ -292,7 +292,7 @@ RUNAWAY_GENERATION = CauseRecord(
             guide=("9.4",),
         ),
     ),
-    explains=("underused", "workload_drift", "slo_conflict"),
+    explains=("underused", "workload_drift", "slo_conflict", "kv_exhaustion_ahead"),
     covers=("OUTPUT-CAP",),
     moves=(LENGTHS, LOAD),
     levers=("output_cap",),
