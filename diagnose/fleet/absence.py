@@ -111,13 +111,24 @@ def absence_causes(observed: Observed) -> list[FleetCause]:
     causes: list[FleetCause] = []
     for pool in _pools(observed):
         down, late = pool.gone_because(Why.DOWN), pool.late
-        if pool.is_vanished and pool.unserved_s >= HELD_S and observed.is_scraping:
+        if _is_missed(pool, observed):
             causes += _vanished(pool)
         elif down:
             causes.append(_down(pool, down))
         elif late:
             causes.append(_late(pool, late))
     return causes
+
+
+def vanished_causes(observed: Observed) -> list[FleetCause]:
+    """A cause for each pool whose replicas have all left."""
+    missed = [pool for pool in _pools(observed) if _is_missed(pool, observed)]
+    return [cause for pool in missed for cause in _vanished(pool)]
+
+
+def _is_missed(pool: _Pool, observed: Observed) -> bool:
+    """Whether a pool has vanished for long enough, as far as Prometheus can tell."""
+    return pool.is_vanished and pool.unserved_s >= HELD_S and observed.is_scraping
 
 
 def _down(pool: _Pool, down: Sequence[Gone]) -> FleetCause:

@@ -40,7 +40,8 @@ METHODS: tuple[Method, ...] = (
         f"{REPLAYED_MOST} with most harm; of long ones the first {duration(REPLAYED_S)}) the raw "
         "samples are read and diagnosed as the sidecar diagnoses its scrapes; further outages, "
         "cascades "
-        "and stalls are reported from the steps alone. Restarts are process_start_time_seconds. "
+        "and stalls are reported from the steps alone. A pool without replicas is judged as "
+        "`diagnose --prometheus --at` judges it then. Restarts are process_start_time_seconds. "
         "Repeats within 15 minutes count as one incident; downstream effects are reported under "
         "their root cause.",
         ("7.4", "8.5"),
@@ -69,17 +70,17 @@ SAID_MOST = 4
 
 
 class SearchCounts(Protocol):
-    """How many suspect spans were replayed from samples, reported from the steps alone, left out,
-    and could not be read."""
+    """How many suspect spans were replayed from samples, reported from the steps alone, and could
+    not be read."""
 
     replayed: int
     coarse: int
-    left_out: int
     unread: int
 
 
-def notices_of(problems: QueryProblems, search: SearchCounts) -> tuple[str, ...]:
-    """Warnings for the top of the report: partial answers, failed queries, spans left out."""
+def notices_of(problems: QueryProblems, left_out: int) -> tuple[str, ...]:
+    """Warnings for the top of the report: partial answers, failed queries, and how many times with
+    signs of trouble were left out."""
     notices: list[str] = []
     if problems.warnings:
         shown = "; ".join([*problems.warnings][:SAID_MOST])
@@ -90,8 +91,8 @@ def notices_of(problems: QueryProblems, search: SearchCounts) -> tuple[str, ...]
         )
         queries = plural(len(problems.failed), "query", "queries")
         notices.append(f"{queries} failed, and their figures are unknown: {shown}")
-    if search.left_out:
-        times = plural(search.left_out, "more time")
+    if left_out:
+        times = plural(left_out, "more time")
         notices.append(
             f"not analysed: {times} with signs of trouble. The list of incidents is incomplete; "
             "use --tier or a shorter --since"

@@ -22,6 +22,7 @@ from kneewatch.agent.report.prometheus.period import (
     PeriodReader,
     process_names,
 )
+from kneewatch.agent.report.prometheus.pool_outages import PoolOutages
 from kneewatch.agent.report.prometheus.queries import Ranges
 from kneewatch.agent.report.prometheus.resolution import resolution
 from kneewatch.agent.report.prometheus.tier_totals import gauges_of, tier_spans
@@ -99,6 +100,8 @@ class MetricsSource:
             self._ranges, self._fleet, self._now, self._configs, config.profile, request
         )
         self._search.look(counter)
+        self._outages = PoolOutages(self._ranges, config.selector, config.names, self._fleet)
+        self._outages.look(self._now)
         progress(1, 1)
 
     @property
@@ -107,7 +110,7 @@ class MetricsSource:
         return self._source.url
 
     def engines(self) -> Iterator[EnginePeriod]:
-        """The requested engines of both periods."""
+        """The requested engines of both periods, and the outages of whole pools."""
         now = self._observed(self._now, self._configs)
         before = self._observed(self._before) if self._before is not None else {}
         for engine in self._fleet.members:
@@ -123,6 +126,7 @@ class MetricsSource:
                 recommended=self._search.recommended(engine),
                 configured=self._configured(engine),
             )
+        yield from self._outages.engines()
 
     def totals(self, tier: str) -> tuple[TierTotals, TierTotals]:
         """Counters, histograms and gauges of a tier: the server adds up its engines."""
@@ -139,7 +143,7 @@ class MetricsSource:
         problems = self._ranges.problems
         return Remarks(
             filters=(f"selector {self._selector}",) if self._selector else (),
-            notices=notices_of(problems, self._search),
+            notices=notices_of(problems, self._search.left_out + self._outages.left_out),
             notes=notes_of(self._fleet, self._resolution, self._now, self._source, self._search),
             methods=METHODS,
             partial=bool(problems.warnings or problems.failed),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -76,18 +75,8 @@ def test_a_long_one_is_told_to_its_end(main: Main) -> None:
     assert late == pytest.approx(ARRIVAL_PER_S * LONG_S, rel=0.1)
 
 
-@dataclass
-class SearchCounts:
-    """How many suspect spans were replayed, and how many were not."""
-
-    replayed: int = 60
-    coarse: int = 0
-    left_out: int = 0
-    unread: int = 0
-
-
 def test_spans_left_out_are_a_notice() -> None:
-    (notice,) = notices_of(QueryProblems(), SearchCounts(left_out=3))
+    (notice,) = notices_of(QueryProblems(), 3)
     assert "3 more times with signs of trouble" in notice
     assert "incomplete" in notice
-    assert notices_of(QueryProblems(), SearchCounts(coarse=3)) == ()
+    assert notices_of(QueryProblems(), 0) == ()

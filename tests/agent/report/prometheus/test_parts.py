@@ -20,6 +20,7 @@ from kneewatch.agent.report.prometheus.incidents import (
     worst_spans,
 )
 from kneewatch.agent.report.prometheus.period import by_engine
+from kneewatch.agent.report.prometheus.pool_outages import EmptySpan, empty_spans
 from kneewatch.agent.report.prometheus.queries import BEGUN, GENERATED_TOKENS, LATE, PREEMPTED
 from kneewatch.agent.report.prometheus.resolution import (
     Rows,
@@ -229,3 +230,18 @@ def test_harm_decides_what_is_replayed_and_signs_that_only_a_replay_explains_hav
     many = [SuspectSpan(DOWN, 0.0, 60.0, 1, harm_requests=9.0)] * 10 + [queue]
     assert 10 in worst_spans(many, most=4)
     assert sorted(worst_spans(spans, most=200)) == list(range(103))
+
+
+def test_a_pool_is_empty_where_no_engine_of_it_has_series() -> None:
+    running = {
+        ("a0",): row(4, 4, NAN, NAN, NAN, NAN),
+        ("a1",): row(NAN, NAN, NAN, NAN, 4, 4),
+        ("b0",): row(NAN, NAN, 4, 4, NAN, NAN),
+        ("c0",): row(4, NAN, NAN, 4, 4, 4),
+        ("c1",): row(NAN, 4, 4, 4, 4, 4),
+    }
+    pools = {"a": [("a0",), ("a1",)], "b": [("b0",)], "c": [("c0",), ("c1",)], "d": [("d0",)]}
+    assert empty_spans(pools, running, AT) == [
+        EmptySpan("a", TO_S + 120, TO_S + 240, goes_on=False),
+        EmptySpan("b", TO_S + 240, TO_S + 360, goes_on=True),
+    ]

@@ -1,0 +1,42 @@
+"""The report of a fleet that lives: it names the faults that were planted, and no rollout."""
+
+from __future__ import annotations
+
+import json
+
+from tests.agent.running import Main
+from tests.collector.oracle import LOOPBACK, running
+from tests.living_fleet import FAULTS, FAULTS_S, MIN_S, LivingFleet, with_faults
+from tests.programs import require
+
+END_S = 1_795_262_400
+MINUTES = 32
+NEAR_S = 90.0
+NOT_YET = {"big"}
+"""Faults that only peers show, which the report does not judge."""
+
+
+def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
+    fleet = with_faults(LivingFleet(scrape_s=30, epoch_s=END_S - MINUTES * MIN_S))
+    with running(require("prometheus")) as server:
+        fleet.load(server, from_s=0, to_s=MINUTES * MIN_S)
+        done = main(
+            "report", "--prometheus", f"http://{LOOPBACK}:{server.port}", "--since",
+            f"{MINUTES}m", "--to", END_S, "--compare", "none", "--slo-ttft", 1,
+            "--fleet-queries-per-s", 1000, "--format", "json",
+        )  # fmt: skip
+    assert done.status == 1, done.err
+    report = json.loads(done.out)
+    assert report["notices"] == []
+    named = {
+        (row["tier"].split(" on ")[0].removeprefix("m-"), row["cause"])
+        for row in report["incidents"]
+    }
+    assert named == {fault for fault in FAULTS.items() if fault[0] not in NOT_YET}
+    down = {
+        row["target"]: row["start_s"] - fleet.epoch_s - FAULTS_S[0]
+        for row in report["incidents"]
+        if row["cause"] == "target_down"
+    }
+    assert down.keys() == {fleet.pools[0].pods[0].name, "lost/m-lost"}
+    assert all(abs(late_s) <= NEAR_S for late_s in down.values()), down
