@@ -20,6 +20,9 @@ from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Shape, shape_of
 from kneewatch.reports.weekly.hours import DAY_S, HOUR_S
 
+SCRAPES_COUNTED_S = 600.0
+"""Scrapes are counted over this time: few pods of a fleet that is rolled live for an hour."""
+
 USUAL_S = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 NEAR = 0.1
 """A measured scrape interval this close to a usual one is taken as the usual one."""
@@ -151,8 +154,8 @@ def _gpus(ranges: Ranges, from_s: float, to_s: float) -> list[Sample]:
 
 
 def _scrape_s(ranges: Ranges, asking: QueryScope, from_s: float, to_s: float) -> float:
-    """The usual scrape interval in seconds, from the number of scrapes per hour."""
-    length_s = min(HOUR_S, to_s - from_s)
+    """The usual scrape interval in seconds, from the number of scrapes in SCRAPES_COUNTED_S."""
+    length_s = min(SCRAPES_COUNTED_S, to_s - from_s)
     query = Query(
         lambda range_s: f"max({queries.scrapes(asking, range_s)})", lambda _: (), scraped=1.0
     )

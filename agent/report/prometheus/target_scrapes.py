@@ -33,13 +33,15 @@ class TargetScrapes:
         """Unix times between which a failed scrape of the target is an outage.
 
         A target that appears in the period and fails until its first good step was loading, unless
-        that lasts longer than LOADING_S. The failed scrapes after its last good step are an outage
+        that lasts longer than LOADING_S; one that has no good step may have lived for less than
+        one. The failed scrapes after its last good step are an outage
         if fleet mode calls the target down for them, until Kubernetes deletes the pod.
         """
         seen, good = np.flatnonzero(~np.isnan(self.up)), np.flatnonzero(self.up >= 1)
         born_s, gone_s = -np.inf, np.inf
         if len(good) == 0:
-            return born_s, gone_s
+            failed_s = float(np.nansum(self.failed)) * self.scrape_s
+            return (np.inf if 0 < seen[0] and failed_s <= LOADING_S else born_s), gone_s
         if 0 < seen[0] and (good[0] - seen[0]) * at.step_s <= LOADING_S:
             born_s = float(at.begins_s[good[0]])
         end = self._deleted_from(int(good[-1]), at)

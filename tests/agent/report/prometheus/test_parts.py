@@ -183,6 +183,8 @@ def test_calm_and_unknown_are_no_trouble_and_signs_that_overlap_are_one() -> Non
         pytest.param(row(NAN, 0, 0.5, 1, 1, 1), 0, id="loading before its first scrape"),
         pytest.param(row(1, 1, 1, 1, 0.5, NAN), 0, id="terminating, then gone"),
         pytest.param(row(1, 1, 1, 0.5, 0, NAN), 1, id="down, then gone"),
+        pytest.param(row(NAN, NAN, 0.5, 0.5, NAN, NAN), 0, id="lived for less than a step"),
+        pytest.param(row(0, 0.5, NAN, NAN, NAN, NAN), 1, id="never well since before the period"),
         pytest.param(row(1, 1, 1, 1, 1, 0.5), 0, id="stopped answering just now"),
         pytest.param(row(NAN, 0, 1, 0, 1, 1), 1, id="down once it had served"),
         pytest.param(row(0, 0, 1, 1, 1, 1), 1, id="down since before the period"),
