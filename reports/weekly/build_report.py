@@ -144,14 +144,15 @@ def _worst(own: Sequence[Incident]) -> Mapping[str, Severity]:
 
 
 def _tier(tier: TierObserved, now: TierPeriod | None) -> Tier:
-    gpus = tier.stated.gpus
+    gpus, present = tier.stated.gpus, replicas_present(tier.engines)
     length_s = now.grid.to_s - now.grid.from_s if now is not None else 1.0
     return Tier(
         id=tier.id,
         model=tier.model,
         gpu=tier.gpu,
         engines=tuple(_engine(engine, length_s) for engine in tier.engines),
-        gpus=None if gpus is None else gpus * replicas_present(tier.engines),
+        engines_present=present,
+        gpus=None if gpus is None else gpus * present,
     )
 
 

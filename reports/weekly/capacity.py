@@ -160,7 +160,8 @@ def sized(
 
 
 def replicas_present(engines: Sequence[EngineObserved]) -> int:
-    """The engines alive at once at the end of the period: their mean number over PRESENT_S.
+    """The engines alive at once at the end of the period: their mean number over PRESENT_S, without
+    the time in which none was.
 
     In a rollout an old pod and the one that replaces it count as one replica.
     """
@@ -170,8 +171,16 @@ def replicas_present(engines: Sequence[EngineObserved]) -> int:
     from_s = max(newest_s - PRESENT_S, min(engine.first_s for engine in engines))
     if newest_s <= from_s:
         return len(engines)
-    alive_s = sum(max(0.0, engine.last_s - max(engine.first_s, from_s)) for engine in engines)
-    return max(1, round(alive_s / (newest_s - from_s)))
+    lives = sorted(
+        (max(engine.first_s, from_s), engine.last_s) for engine in engines if engine.last_s > from_s
+    )
+    alive_s = served_s = 0.0
+    until_s = from_s
+    for first_s, last_s in lives:
+        alive_s += last_s - first_s
+        served_s += max(0.0, last_s - max(first_s, until_s))
+        until_s = max(until_s, last_s)
+    return max(1, round(alive_s / served_s))
 
 
 def _answer(

@@ -44,14 +44,16 @@ class EngineSpan:
 class Tier:
     """A model on a kind of GPU. No figure combines two tiers (guide 9.5).
 
-    `id` is its name in all sections. `gpu` is empty if unknown; `gpus` is the number of GPUs of all
-    its engines, None if not stated.
+    `id` is its name in all sections. `engines` are all that were watched in the period,
+    `engines_present` is how many of them are alive at once at its end. `gpu` is empty if unknown;
+    `gpus` is the number of GPUs of the engines present, None if not stated.
     """
 
     id: str
     model: str
     gpu: str
     engines: tuple[EngineSpan, ...]
+    engines_present: int
     gpus: int | None
 
 

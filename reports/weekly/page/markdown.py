@@ -178,7 +178,7 @@ def _verdict(report: WeeklyReport) -> Lines:
 
 def _line(tier: Tier, verdict: Verdict | None) -> tuple[str, ...]:
     gpus = "number of GPUs not stated" if tier.gpus is None else plural(tier.gpus, "GPU")
-    who = f"**{text(tier.id)}** ({plural(len(tier.engines), 'engine')}, {gpus})"
+    who = f"**{text(tier.id)}** ({plural(tier.engines_present, 'engine')}, {gpus})"
     if verdict is None:
         return who, f"**{HEALTH['unknown']}**", "-", "-", "-"
     trouble = f" In incidents for {span(verdict.incident_s)}." if verdict.incidents else ""

@@ -191,7 +191,14 @@ def test_a_rollout_does_not_double_the_replicas() -> None:
     new = [replace(engine(f"new-{at}"), first_s=rolled_s) for at in range(4)]
     report = made(observed(tier("t", [*old, *new], stated=replace(STATED, gpus=2))))
     assert report.sizes[0].replicas_present == 4
-    assert report.tiers[0].gpus == 8
+    assert (report.tiers[0].engines_present, report.tiers[0].gpus) == (4, 8)
+
+
+def test_an_outage_of_all_does_not_halve_the_replicas() -> None:
+    old = [replace(engine(f"old-{at}"), last_s=WEEK.to_s - 3600) for at in range(4)]
+    new = [replace(engine(f"new-{at}"), first_s=WEEK.to_s - 1200) for at in range(4)]
+    report = made(observed(tier("t", [*old, *new], stated=STATED)))
+    assert report.sizes[0].replicas_present == 4
 
 
 def test_an_engine_that_vanished_is_not_present() -> None:

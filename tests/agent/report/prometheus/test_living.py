@@ -33,6 +33,8 @@ def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
         for row in report["incidents"]
     }
     assert named == {fault for fault in FAULTS.items() if fault[0] not in NOT_YET}
+    present = {tier["model"]: tier["engines_present"] for tier in report["tiers"]}
+    assert present == {"m-big": 3, **{f"m-{name}": 4 for name in FAULTS if name != "big"}}
     down = {
         row["target"]: row["start_s"] - fleet.epoch_s - FAULTS_S[0]
         for row in report["incidents"]

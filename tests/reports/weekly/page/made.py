@@ -37,6 +37,7 @@ def tier(name: str, gpu: str, targets: Sequence[str], *, gpus: int | None) -> Ti
         model=name.partition(" ")[0],
         gpu=gpu,
         engines=tuple(EngineSpan(one, "0", one, FROM_S, TO_S, 0.998) for one in targets),
+        engines_present=len(targets),
         gpus=gpus,
     )
 
