@@ -396,6 +396,7 @@ class Week:
             store.put(cycle)
             written += 1
             while store.stats().queued > 200:
+                store.flush()
                 time.sleep(0.001)
         store.close(60.0)
         stats = store.stats()

@@ -228,8 +228,8 @@ INBOX_CYCLES = 1024
 
 BATCH_CYCLES = 256
 GATHER_S = 0.1
-"""Cycles that arrive within this time of the first are packed and written together: a thread that
-wakes for each would take turns with the cycles."""
+"""Cycles that arrive within this time of the first, `BATCH_CYCLES` at most, are packed and written
+together: a thread that wakes for each would take turns with the cycles."""
 
 BACKOFF_S = (1.0, 30.0)
 IDLE_S = 20.0
@@ -252,6 +252,7 @@ class Store:
         self._received = 0
         self._wake = threading.Condition()
         self._close_by_s: float | None = None
+        self._hurried = False
         self._backoff_s = self._retry_s = 0.0
         self._busy = False
         self._written = self._inbox_dropped = 0
@@ -292,28 +293,32 @@ class Store:
     def put(self, cycle: Cycle) -> None:
         """Queue a cycle. Thread-safe; never waits for the disk and never raises."""
         with self._wake:
-            if not self._inbox:
-                self._wake.notify()
             self._inbox.append(cycle)
+            if len(self._inbox) in (1, BATCH_CYCLES):
+                self._wake.notify()
             if len(self._inbox) > INBOX_CYCLES:
                 self._inbox.popleft()
                 self._inbox_dropped += 1
 
-    def stats(self) -> StoreStats:
-        """Counts, size and the last error of the store."""
+    def flush(self) -> None:
+        """Have queued cycles written now, without gathering more. Returns at once."""
         with self._wake:
-            queued = len(self._inbox) + self._received + len(self._backlog)
-            dropped = self._inbox_dropped + self._backlog.dropped
+            self._hurried = True
+            self._wake.notify()
+
+    def stats(self) -> StoreStats:
+        """Counts, size and the last error of the store, all of one moment."""
         file_bytes = size_bytes(self.path)
-        return StoreStats(
-            queued,
-            self._written,
-            dropped,
-            self._error,
-            file_bytes,
-            self._store_file.oldest_s,
-            self._unwritten_s,
-        )
+        with self._wake:
+            return StoreStats(
+                len(self._inbox) + self._received + len(self._backlog),
+                self._written,
+                self._inbox_dropped + self._backlog.dropped,
+                self._error,
+                file_bytes,
+                self._store_file.oldest_s,
+                self._unwritten_s,
+            )
 
     def waiting(self) -> list[PackedCycle]:
         """Packed cycles not yet written, oldest first."""
@@ -323,7 +328,7 @@ class Store:
         """Write queued cycles for at most `timeout_s`, then close the file."""
         with self._wake:
             self._close_by_s = time.monotonic() + timeout_s
-            self._wake.notify()
+            self.flush()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             log.warning("store not closed in time path=%s timeout_s=%s", self.path, timeout_s)
@@ -341,11 +346,13 @@ class Store:
         with self._wake:
             if not self._inbox and self._close_by_s is None:
                 self._wake.wait(self._idle_s())
-            if self._inbox and self._close_by_s is None:
-                self._wake.wait(GATHER_S)  # only `close` notifies while cycles are waiting
+            if self._inbox:
+                self._wake.wait_for(self._is_gathered, GATHER_S)
             close_by_s, received = self._close_by_s, list(self._inbox)
-            self._received = len(received)
+            self._received, self._hurried = len(received), close_by_s is not None
             self._inbox.clear()
+            if received and self._error and self._unwritten_s is None:
+                self._unwritten_s = received[0].t_s  # maintenance failed while none was queued
         for cycle in received:
             self._backlog.add(cycle)
             self._received -= 1
@@ -361,6 +368,9 @@ class Store:
             )
             return False
         return unwritten > 0
+
+    def _is_gathered(self) -> bool:
+        return self._hurried or len(self._inbox) >= BATCH_CYCLES
 
     def _idle_s(self) -> float:
         if self._retry_s:
@@ -397,8 +407,9 @@ class Store:
             log.exception("cannot write cycle target=%s", batch[0].target)
             self._backlog.drop(batch[0])
         else:
-            self._backlog.mark_written(len(batch))
-            self._written += len(batch)
+            with self._wake:
+                self._backlog.mark_written(len(batch))
+                self._written += len(batch)
             self._backlog.forget_documents(refused)
 
     def _back_off(self, error: Exception) -> None:
@@ -409,9 +420,10 @@ class Store:
             error = move_error
         if str(error) != self._error:
             log.warning("store cannot write path=%s error=%s", self.path, error)
-        if self._unwritten_s is None:
-            self._unwritten_s = self._backlog.oldest_s
-        self._error, self._busy = str(error), False
+        with self._wake:
+            if self._unwritten_s is None:
+                self._unwritten_s = self._backlog.oldest_s
+            self._error, self._busy = str(error), False
         min_s, max_s = BACKOFF_S
         self._backoff_s = min(max_s, max(min_s, 2 * self._backoff_s))
         self._retry_s = time.monotonic() + self._backoff_s
@@ -419,8 +431,9 @@ class Store:
     def _succeeded(self) -> None:
         if self._error:
             log.info("store recovered path=%s queued=%s", self.path, len(self._backlog))
-        self._error, self._backoff_s, self._retry_s = "", 0.0, 0.0
-        self._unwritten_s = None
+        with self._wake:
+            self._error, self._unwritten_s = "", None
+        self._backoff_s = self._retry_s = 0.0
         if self._store_file.files != self._files:
             self._files = self._store_file.files
             self._backlog.reset()

@@ -107,6 +107,7 @@ class Node:
             self.clock.now_s = t_s + phase_ratio(watch.spec.name) * INTERVAL_S
             watch.cycle()
         while self.store.stats().queued > QUEUED_MOST:
+            self.store.flush()
             time.sleep(0.001)
 
 

@@ -23,6 +23,7 @@ from tests.agent.store.factories import (
     cause,
     cycle,
     diagnosis,
+    settle,
     written,
 )
 from tests.reports.made import NOW_S
@@ -97,7 +98,7 @@ def test_what_waits_for_a_full_disk_is_told_and_that_it_waits(tmp_path: Path) ->
     store = Store.open(path, retention=KEEP_ALL)
     for at in range(40):
         store.put(well(at))
-    until(lambda: not store.stats().queued)
+    settle(store)
     with files_of_at_most(1), asked(path, store) as client:
         for at in range(40, 60):
             store.put(well(at))
@@ -118,7 +119,7 @@ def test_what_waits_for_a_full_disk_is_told_and_that_it_waits(tmp_path: Path) ->
     assert words in found["notices"][0]
     for text in (plain, marked, now, page, missing):
         assert words[4:] in " ".join(text.split())
-    until(lambda: not store.stats().queued)
+    settle(store)
     assert store.stats().unwritten_s is None
     store.close(PATIENCE_S)
 

@@ -87,8 +87,14 @@ def cycle(
 
 
 def settle(store: Store) -> None:
-    """Wait until everything that was put is written."""
-    until(lambda: not store.stats().queued)
+    """Wait until everything that was put is written, and the round that wrote it has ended."""
+
+    def is_settled() -> bool:
+        stats = store.stats()
+        return not stats.queued and not stats.last_error
+
+    store.flush()
+    until(is_settled)
 
 
 def cache_of(store: Store) -> EngineCache:

@@ -30,8 +30,11 @@ from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.writer import Store
 from tests.agent.store.factories import EVER, START_S, STEP_S, cause, counted, cycle, diagnosis
 
-RUN_S = (0.02, 0.25)
-"""A child lives so long, from its first cycle on."""
+RUN_CYCLES = (1, 30)
+"""A child writes so many cycles at least."""
+
+AIM_S = 0.01
+"""It is killed within this time after them: in the midst of a cycle, or some cycles later."""
 
 SIGNALS = 60
 Popen = subprocess.Popen[str]
@@ -64,6 +67,7 @@ def child(path: Path) -> None:
         made = numbered(at)
         say("put", at)
         store.put(made)
+        store.flush()
         while store.stats().queued:
             time.sleep(0)
         assert store.stats().last_error == ""
@@ -140,9 +144,10 @@ def kill_once(running: Popen, path: Path, rng: random.Random) -> Left:
     running.stdin.write("begin\n")
     running.stdin.flush()
     numbers: dict[str, int] = {"put": -1, "written": -1}
-    while "pid" not in numbers or numbers["put"] < 0:
-        _take(running.stdout.readline(), numbers)
-    time.sleep(rng.uniform(*RUN_S))
+    wanted = rng.randint(*RUN_CYCLES)
+    while wanted or "pid" not in numbers:
+        wanted -= _take(running.stdout.readline(), numbers) == "written" and wanted > 0
+    time.sleep(rng.uniform(0.0, AIM_S))
     os.kill(numbers["pid"], signal.SIGKILL)
     while "ended" not in numbers:
         _take(running.stdout.readline(), numbers)
@@ -150,10 +155,11 @@ def kill_once(running: Popen, path: Path, rng: random.Random) -> Left:
     return Left(numbers["put"] + 1, found, max(0, numbers["written"] + 1 - found))
 
 
-def _take(line: str, numbers: dict[str, int]) -> None:
+def _take(line: str, numbers: dict[str, int]) -> str:
     assert line, "the child did not start"
     word, _, number = line.partition(" ")
     numbers[word] = int(number)
+    return word
 
 
 def kill_often(path: Path, times: int, *, seed: int = 1) -> list[Left]:

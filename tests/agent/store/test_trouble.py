@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.report.store_arrays import History
+from kneewatch.agent.store import writer
 from kneewatch.agent.store.chunk_flush import flush_engine
 from kneewatch.agent.store.chunks import ChunkBody, bytes_reader
 from kneewatch.agent.store.database import connect
+from kneewatch.agent.store.maintenance import Maintenance
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import DAY_S, Cycle
-from kneewatch.agent.store.writer import INBOX_CYCLES, Backlog, Store
+from kneewatch.agent.store.writer import BATCH_CYCLES, INBOX_CYCLES, Backlog, Store
 from kneewatch.collector.errors import StoreError
 from tests.agent.store.disks import as_nobody, files_of_at_most, mount, small_disk, unchangeable
 from tests.agent.store.factories import (
@@ -71,7 +73,14 @@ def put_until_full(store: Store) -> int:
 
 
 def settle_or_fail(store: Store) -> None:
+    store.flush()
     until(lambda: not store.stats().queued or bool(store.stats().last_error))
+
+
+def pack(store: Store) -> None:
+    """Wait until everything that was put is packed, while nothing can be written."""
+    store.flush()
+    until(lambda: store.stats().queued == len(store.waiting()))
 
 
 def test_a_full_disk_loses_nothing_that_fits_the_queue(tmp_path: Path) -> None:
@@ -83,7 +92,7 @@ def test_a_full_disk_loses_nothing_that_fits_the_queue(tmp_path: Path) -> None:
         for at in range(put, put_more):
             store.put(numbered(at))
         until(lambda: store.stats().queued > 40)
-    until(lambda: not store.stats().queued)
+    settle(store)
     stats = store.stats()
     assert (stats.last_error, stats.dropped, stats.written) == ("", 0, put_more)
     store.close(PATIENCE_S)
@@ -96,7 +105,7 @@ def test_a_file_system_without_room(tmp_path: Path) -> None:
         put = put_until_full(store)
         assert "full" in store.stats().last_error
         mount("-o", "remount,size=20m", str(disk))
-        until(lambda: not store.stats().queued)
+        settle(store)
         store.close(PATIENCE_S)
         assert numbers(disk / "store.db") == list(range(put))
 
@@ -112,7 +121,7 @@ def test_files_that_become_read_only(tmp_path: Path) -> None:
         reader = Reader(path)
         assert reader.document(1, START_S) is not None
         reader.close()
-    until(lambda: not store.stats().queued)
+    settle(store)
     store.close(PATIENCE_S)
     assert numbers(path) == [0, 1]
 
@@ -124,10 +133,10 @@ def test_a_queue_that_is_full_drops_the_oldest_and_counts_them(tmp_path: Path) -
         more = INBOX_CYCLES * 9
         for at in range(more):
             store.put(numbered(at))
-            if at % 100 == 0:
-                time.sleep(0.01)
+            if at % 100 == 0:  # what is not packed yet is dropped too, and makes a gap
+                pack(store)
         until(lambda: store.stats().dropped > 0 and bool(store.stats().last_error))
-    until(lambda: not store.stats().queued)
+    settle(store)
     stats = store.stats()
     store.close(PATIENCE_S)
     assert stats.dropped + stats.written == more
@@ -154,6 +163,39 @@ def test_what_a_dropped_cycle_said_the_next_ones_say() -> None:
     backlog.drop(last)
     backlog.add(numbered(8))
     assert backlog.next(1)[0].engines[0].document is not None
+
+
+def test_what_waits_since_maintenance_failed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bool:
+        raise OSError("no room")
+
+    store = opened(tmp_path / "store.db")
+    monkeypatch.setattr(writer, "BACKOFF_S", (PATIENCE_S, PATIENCE_S))
+    monkeypatch.setattr(Maintenance, "step", fail)
+    store.flush()
+    until(lambda: store.stats().last_error)
+    assert store.stats().unwritten_s is None, "nothing waits"
+    store.put(numbered(0))
+    pack(store)
+    assert store.stats().unwritten_s == START_S
+    store.close(PATIENCE_S)
+    assert store.stats().written == 1
+
+
+def test_a_flush_writes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "GATHER_S", 2 * PATIENCE_S)
+    store = opened(tmp_path / "store.db")
+    for at in range(3):
+        store.put(numbered(at))
+        settle(store)
+    for at in range(BATCH_CYCLES):
+        store.put(numbered(at))
+    until(lambda: not store.stats().queued)  # a full batch waits for no more
+    store.put(numbered(3))
+    store.close(PATIENCE_S)
+    assert store.stats().written == 3 + BATCH_CYCLES + 1
 
 
 def test_putting_never_waits_for_the_disk(tmp_path: Path) -> None:
@@ -229,7 +271,7 @@ def test_damage_at_run_time_stops_nothing(tmp_path: Path, seed: int) -> None:
     for at in range(901, 1000):
         store.put(numbered(at))
         time.sleep(0.001)
-    until(lambda: not store.stats().queued)
+    settle(store)
     stats = store.stats()
     assert (stats.dropped, stats.last_error) == (0, "")
     store.close(PATIENCE_S)
@@ -249,7 +291,7 @@ def test_damage_that_nobody_came_across_is_found_within_a_day(tmp_path: Path) ->
     store.put(numbered(901))
     until(lambda: any(tmp_path.glob("*.corrupt-*")))
     store.put(numbered(902))
-    until(lambda: not store.stats().queued)
+    settle(store)
     store.close(PATIENCE_S)
     assert numbers(path)[-1] == 902
 

@@ -54,6 +54,7 @@ def write(path: Path, *, days: float, interval_s: float) -> tuple[int, float]:
         store.put(cycle)
         put_s += time.thread_time() - before_s
         while store_is_behind(store):
+            store.flush()
             time.sleep(0.001)
         if time.monotonic() - said_s > 30:
             said_s = time.monotonic()
