@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.daemon.running import Daemon
-from tests.agent.running import Main, bodies, ended, in_turn, run, start, wait_for
+from tests.agent.running import Main, bodies, in_turn, run
 from tests.collector.servers import Start
 from tests.waiting import PATIENCE_S, until
 
@@ -219,19 +219,18 @@ def test_hostile_pages_make_no_lines_in_the_log(serving: Start, tmp_path: Path) 
 def test_json_logs_and_the_history_in_the_state_folder(serving: Start, tmp_path: Path) -> None:
     server = serving(in_turn(HEALTHY))
     url = server.url.replace("//", "//me:sesame@")
-    process = start(
-        "run", url, "--listen", "127.0.0.1:0", *QUICK,
-        cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "state"), KNEEWATCH_LOG_FORMAT="json",
-    )  # fmt: skip
-    wait_for(server, 3)
-    process.send_signal(signal.SIGTERM)
-    told = ended(process)
-    assert told.status == 0
-    lines = [json.loads(line) for line in told.err.splitlines()]
-    assert {"watching targets", "listening", "ready", "target up"} <= {one["msg"] for one in lines}
-    assert "sesame" not in told.err + told.out
+    env = {"XDG_STATE_HOME": str(tmp_path / "state"), "KNEEWATCH_LOG_FORMAT": "json"}
+    messages = {"watching targets", "listening", "ready", "target up"}
+    with Daemon(tmp_path, url, *QUICK, store=False, env=env) as daemon:
+        until(lambda: all(f'"{message}"' in daemon.log for message in messages))
+        daemon.end()
+        assert daemon.process.stdout is not None
+        out = daemon.process.stdout.read().decode()
+    lines = [json.loads(line) for line in daemon.log.splitlines()]
+    assert messages <= {line["msg"] for line in lines}
+    assert "sesame" not in daemon.log + out
     folder = tmp_path / "state" / "kneewatch"
-    assert f"history  {folder}/kneewatch.db" in told.out
+    assert f"history  {folder}/kneewatch.db" in out
     assert (folder / "kneewatch.db").exists()
     assert folder.stat().st_mode & 0o777 == 0o700
 
