@@ -70,7 +70,11 @@ def gpu_scenarios(plan: Plan, steps: int) -> tuple[GpuScenario, ...]:
         **gpu("MIG", "1"),
         **gpu("MIG", "2"),
     }
-    lost = gpu(of=LOST, DEV_XID_ERRORS=f"0x{half} 79x{half}")
+    gone = {
+        f"DEV_{field}": f"{BUSY[f'DEV_{field}']}x{half} 0x{half}"
+        for field in ("SM_CLOCK", "POWER_USAGE")
+    }
+    lost = gpu(of=LOST, DEV_XID_ERRORS=f"0x{half} 79x{half}", **gone)
     held_ns = f"0+{number(0.4e9 * scrape_s)}x{steps}"
     hot = gpu(of=HOT, DEV_SM_CLOCK=level(990), DEV_THERMAL_VIOLATION=held_ns)
     return (
@@ -249,7 +253,7 @@ def _troubled(plan: Plan) -> Iterator[Scenario]:
     yield Scenario(name, evicting, frozenset({("KneewatchCauseKvPressure", "critical")}))
     name = "more requests arrive than are served"
     server = Server(plan, name)
-    growing = server.busy(running=16, waiting=server.ramp(0.25))
+    growing = server.busy(running=16, waiting=server.ramp(0.11))
     yield Scenario(name, growing, frozenset({("KneewatchCauseAdmissionLimit", "warning")}))
     name = "no token comes out"
     stalled = Server(plan, name).busy(running=8, served_per_s=0.0, tokens_per_s=0.0)
@@ -262,7 +266,7 @@ def _troubled(plan: Plan) -> Iterator[Scenario]:
 def _poor_speculation(plan: Plan) -> Scenario:
     name = "a speculation that does not pay"
     server = Server(plan, name)
-    drafts = {"drafts": 50.0, "draft_tokens": 150.0, "accepted_tokens": 30.0}
+    drafts = {"drafts": 50.0, "draft_tokens": 150.0, "accepted_tokens": 10.0}
     counted = {
         server.named(f"spec_decode_num_{part}_total"): server.rate(per_s)
         for part, per_s in drafts.items()

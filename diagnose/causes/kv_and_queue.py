@@ -325,6 +325,7 @@ def _queue(
                 "the queue grows by {value:.1f} requests/s",
                 when=Signal("waiting_slope_per_s") > GROWS_FROM_PER_S,
             ),
+            term(WAIT_S, None, 0.0, "expected wait {value:s}"),
             *(GPU_ROOM if pinned else (term(ITL_DRIFT, GPU_BUSY_DRIFT, 0.6, _gpu),)),
         ),
         levels=(

@@ -38,6 +38,7 @@ LABEL_VALUES: Mapping[str, tuple[str, ...]] = {
     "max_lora": ("2",),
     "running_lora_adapters": ("", "a0", "a1"),
     "waiting_lora_adapters": ("", "a2"),
+    "sleep_state": ("awake", "weights_offloaded", "discard_all"),
 }
 BARE = frozenset({"corrupted_requests"})
 """Counters shown without _total, as Ray does."""

@@ -41,7 +41,7 @@ def concluded(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Facts, C
     [
         ("spec_bad", "spec_decode_poor", "spec_acceptance_ratio"),
         ("prefix_off", "prefix_cache_off", "computed_prompt_tokens_per_s"),
-        ("queue_overload", "admission_limit", "waiting_by_capacity"),
+        ("queue_overload", "admission_limit", "expected_wait_s"),
         ("itl_spikes_no_chunked", "prefill_interference", "itl_stall_time_ratio"),
     ],
 )
