@@ -306,7 +306,8 @@ def _queue(
 ) -> Form:
     """A queue that neither preemption nor a full cache explains; `pinned`: the batch limit does."""
     return Form(
-        gate=QUEUE_HELD & RUNS & HURTS & NOT_EVICTING & gate,
+        # A streak outlasts one scrape without a queue, and the wait is the window's mean.
+        gate=QUEUE_HELD & (QUEUE > 0.0) & RUNS & HURTS & NOT_EVICTING & gate,
         start=Number(0.3),
         terms=(
             term(QUEUE, 2.0, 1.2, _expected_wait),
