@@ -19,6 +19,7 @@ from kneewatch.diagnose.deployment.server_facts import (
 )
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
+from kneewatch.diagnose.engine.log_diagnosis import BASIS as LOG_BASIS
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.formatting import (
@@ -276,7 +277,8 @@ def _verdict(diagnosis: Diagnosis, style: Style) -> str:
     verdict = style.paint(diagnosis.health.upper(), diagnosis.health)
     first = f"  {style.bold(diagnosis.headline)}" if diagnosis.headline else ""
     # A failing target is scraped ever more rarely: durations end at its newest scrape.
-    as_of = "" if diagnosis.was_read else f", last tried at {clock(diagnosis.t_s)} UTC"
+    last = "log read" if diagnosis.judged_against == LOG_BASIS else "last tried"
+    as_of = "" if diagnosis.was_read else f", {last} at {clock(diagnosis.t_s)} UTC"
     return f"{verdict}{first}  {who(diagnosis)}{as_of}"
 
 

@@ -12,13 +12,14 @@ import click
 
 from kneewatch.agent.cli import cli
 from kneewatch.agent.settings.table import SETTINGS
-from kneewatch.collector.signals.expr import Dialect, HereOnly
+from kneewatch.collector.signals.expr import Dialect
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.dashboards.dcgm_exporter import dcgm_files
 from kneewatch.dashboards.grafana.build import dashboards
 from kneewatch.dashboards.prometheus.inhibition import inhibition_files
+from kneewatch.dashboards.prometheus.recording_rules import why_inexpressible
 from kneewatch.dashboards.prometheus.rule_files import OBJECT_FILE, Flavor, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.causes.ranking import CAUSES
@@ -113,8 +114,9 @@ def row(signal: Signal) -> tuple[str, ...]:
 def promql(signal: Signal, dialect: Dialect) -> str:
     """A list item with a signal's PromQL."""
     query = signal.expr.promql(dialect)
-    unsaid = "names no engine" if isinstance(signal.expr, HereOnly) else "read off a label"
-    return f"- `{signal.key}`: " + (f"`{query}`" if query else f"no PromQL: {unsaid}")
+    return f"- `{signal.key}`: " + (
+        f"`{query}`" if query else f"no PromQL: {why_inexpressible(signal)}"
+    )
 
 
 def settings_page() -> str:

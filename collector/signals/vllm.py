@@ -91,7 +91,7 @@ GENERATION_HANDLERS = (
 """Handlers of calls that generate text; others (tokenize, embeddings) finish no such request."""
 
 HTTP_SOURCE = "prometheus_fastapi_instrumentator; vllm/entrypoints (0.32)"
-ONE_ENGINE = "an endpoint of one engine: http_requests_total names none"
+ONE_ENGINE = "one engine behind the endpoint: http_requests_total has no engine label"
 
 
 def http_calls(status: str) -> Expr:

@@ -43,7 +43,7 @@ SEEN_ELSEWHERE = {"lora_max": "lora_requests_info"}
 
 def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
     """Rules that PromQL can evaluate, and the others with the first signal that they lack."""
-    known = {s.key for s in plan.signals()} - set(inexpressible(plan))
+    known = {s.key for s in plan.signals()} - {s.key for s in inexpressible(plan)}
     known |= set(derived(plan)) | {STAGE} | set(SEEN_ELSEWHERE)
     known |= set(FOUND) if plan.gpu_join else set()
     can: list[Rule] = []

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from kneewatch.collector.signals.expr import Dialect, InfoChanges
+from kneewatch.collector.signals.expr import Dialect, HereOnly, InfoChanges
 from kneewatch.collector.signals.signal import Signal
+from kneewatch.collector.signals.vllm import ONE_ENGINE
 from kneewatch.dashboards.prometheus.in_force import FINDING
 from kneewatch.dashboards.prometheus.rule_group import Group, Plan, Record
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM
@@ -148,9 +149,15 @@ FOUND = ("gpu_memory_used_ratio", "gpu_engine_active_ratio")
 """Signals of an engine's GPUs that findings judge, where labels join them."""
 
 
-def inexpressible(plan: Plan) -> list[str]:
-    """Signals that PromQL cannot express: numbers that stand inside a label."""
-    return [s.key for s in plan.signals() if s.expr.promql(plan.dialect) is None]
+def inexpressible(plan: Plan) -> list[Signal]:
+    """Signals that PromQL cannot express."""
+    return [signal for signal in plan.signals() if signal.expr.promql(plan.dialect) is None]
+
+
+def why_inexpressible(signal: Signal) -> str:
+    """Why PromQL cannot express a signal, as text."""
+    of_engine = not isinstance(signal.expr, HereOnly) and signal.needs != ONE_ENGINE
+    return "a number inside a label" if of_engine else "its metric has no engine label"
 
 
 class Recorded:
@@ -161,7 +168,7 @@ class Recorded:
         self.interval_s = plan.interval_s
         self.scale, self.targets, self.process = plan.scale, plan.targets, plan.process
         self.everywhere = EVERYWHERE
-        signals = {signal.key for signal in plan.signals()} - set(inexpressible(plan))
+        signals = {s.key for s in plan.signals()} - {s.key for s in inexpressible(plan)}
         of_gpus = FOUND if plan.gpu_join else ()
         self.keys = frozenset({*signals, *derived(plan), *CASCADE, *of_gpus})
         """What is recorded for each engine."""

@@ -30,6 +30,7 @@ from kneewatch.dashboards.prometheus.recording_rules import (
     inexpressible,
     season_group,
     signal_group,
+    why_inexpressible,
 )
 from kneewatch.dashboards.prometheus.recording_rules import stage_group as cascade_group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
@@ -163,16 +164,12 @@ def _flavored(plan: Plan, flavor: Flavor) -> list[Group]:
     return list(groups(plan))
 
 
-def _unsaid(key: str) -> str:
-    return "it names no engine" if key.startswith("lmcache_") else "a number inside a label"
-
-
 def left_out(plan: Plan) -> list[str]:
     """What of the sidecar's catalogue the rules do not have, and why."""
     _, rules = expressible(plan)
     if plan.lean:
         return [f"cause {cause} ({why})" for cause, why in causes_left_out(plan).items()]
-    lines = [f"signal {key} ({_unsaid(key)})" for key in inexpressible(plan)]
+    lines = [f"signal {signal.key} ({why_inexpressible(signal)})" for signal in inexpressible(plan)]
     lines += [f"rule {rule.id} (needs {signal})" for rule, signal in rules]
     return lines + [f"cause {cause} ({why})" for cause, why in causes_left_out(plan).items()]
 

@@ -222,7 +222,8 @@ ENGINE_ASLEEP = CauseRecord(
             levels=(Level(Severity.INFO),),
             say=((ALWAYS, "Engine asleep: it serves no request until it is woken."),),
             summary="Engine asleep: it serves no request until it is woken",
-            lever="Wake it with POST /wake_up when it is needed; route no request to it before.",
+            lever="Wake it with POST /wake_up (VLLM_SERVER_DEV_MODE=1) when it is needed; route no "
+            "request to it before.",
             guide=("9.4",),
         ),
     ),
