@@ -46,21 +46,20 @@ class Asking:
 
     def instants(self, wanted: Mapping[str, str]) -> dict[str, Sequence[Sample]]:
         """The samples of each query; empty for an error."""
-        shared = {tuple(part): _joined(part) for part in _parts(wanted)}
-        alone: list[str] = []
-        found: dict[str, Sequence[Sample]] = {}
-        names = {" ".join(keys): keys for keys in shared}
-        queries = {name: shared[keys] for name, keys in names.items()}
-        for name, answer in self.source.instants(queries, self.at_s).items():
-            keys = names[name]
-            if isinstance(answer, CollectError) and answer.kind in OF_THE_QUERY and len(keys) > 1:
-                alone += keys
+        parts = {" ".join(part): part for part in _parts(wanted)}
+        requests = {name: _joined(part) for name, part in parts.items()}
+        alone: dict[str, str] = {}
+        by_key: dict[str, Sequence[Sample]] = {}
+        for name, answer in self.source.instants(requests, self.at_s).items():
+            part = parts[name]
+            if isinstance(answer, CollectError) and answer.kind in OF_THE_QUERY and len(part) > 1:
+                alone |= part
                 continue
-            for key in keys:
-                found[key] = _of(key, self.log.samples(key, answer), len(keys))
-        again = self.source.instants({key: wanted[key] for key in alone}, self.at_s)
-        found |= {key: self.log.samples(key, answer) for key, answer in again.items()}
-        return {key: found[key] for key in wanted}
+            for key in part:
+                by_key[key] = _of(key, self.log.samples(key, answer), len(part))
+        again = self.source.instants(alone, self.at_s)
+        by_key |= {key: self.log.samples(key, answer) for key, answer in again.items()}
+        return {key: by_key[key] for key in wanted}
 
     def tracks(self, key: str, selector: str) -> Sequence[Track]:
         """The samples of a range selector, as they were scraped; empty for an error."""

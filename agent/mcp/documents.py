@@ -10,18 +10,11 @@ import orjson
 
 from kneewatch.agent.api.openapi import schemas
 from kneewatch.agent.api.responses import COMPONENTS
+from kneewatch.reports.triage.view_model import CASCADE_SIGNALS
 
 JsonObject = dict[str, Any]
 
-CORE_SIGNALS = (
-    "kv_usage_ratio",
-    "running",
-    "waiting",
-    "preemption_ratio_per_s",
-    "ttft_p99_s",
-    "itl_p99_s",
-    "generation_tokens_per_s",
-)
+CORE_SIGNALS = (*CASCADE_SIGNALS, "generation_tokens_per_s")
 """Signals that every shortened diagnosis has, besides those of its evidence."""
 
 UNKNOWN_MAX = 5

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from kneewatch.agent.server.process import container_id
 from kneewatch.agent.server_log import TAIL_BYTES, LogFollower, LogSource
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.deployment.startup_log import StartupLog
@@ -21,7 +22,6 @@ JOURNAL_LINES = 20_000
 JOURNAL_EVERY_S = 15.0
 JOURNAL_TIMEOUT_S = 5.0
 _CURSOR = re.compile(rb"(?m)^-- cursor: (\S{1,500})\n?\Z")
-_CONTAINER = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:/|$)", re.MULTILINE)
 _UNIT = re.compile(r"/system\.slice/(?:[^/]+\.slice/)*([A-Za-z0-9@_:.\\-]{1,200}\.service)(?:/|$)")
 _RUNTIMES = ("docker", "containerd", "kubelet", "crio", "podman", "ssh", "sshd")
 """Units that start other programs, whose journal is not that of a server."""
@@ -75,10 +75,10 @@ def _redirected(pid: int) -> LogPlace | None:
 def place_of_group(cgroup: str) -> LogPlace | None:
     """The log that Kubernetes, Docker or systemd keeps of a control group, by the text of
     /proc/PID/cgroup."""
-    container = _CONTAINER.search(cgroup)
-    if container is not None:
-        files = [*PODS.glob(f"*-{container[1]}.log")][:1]
-        docker = DOCKER / container[1] / f"{container[1]}-json.log"
+    container = container_id(cgroup)
+    if container:
+        files = [*PODS.glob(f"*-{container}.log")][:1]
+        docker = DOCKER / container / f"{container}-json.log"
         files += [docker] if _exists(docker) else []
         return LogPlace(str(files[0])) if files else None
     unit = _UNIT.search(cgroup)

@@ -37,7 +37,7 @@ DEFAULT_PORT = 8000
 
 VARIABLES_MAX = 50
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
-_CONTAINER = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
+_CONTAINER = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:/|$)", re.MULTILINE)
 _UNIT = re.compile(r"/([^/]+\.service)(?:/|$)")
 
 ALLOW = (
@@ -216,10 +216,16 @@ def _with_config(launch: Launch, server: ServerProcess) -> Launch:
     return with_config_file(launch, document)
 
 
+def container_id(cgroup: str) -> str:
+    """The container in the text of /proc/PID/cgroup; empty outside one."""
+    container = _CONTAINER.search(cgroup)
+    return "" if container is None else container[1]
+
+
 def place(cgroup: str) -> dict[str, Value]:
     """The systemd unit and the container in the text of /proc/PID/cgroup."""
-    container, unit = _CONTAINER.search(cgroup), _UNIT.search(cgroup)
-    values: dict[str, Value] = {} if container is None else {"container": container[1][:12]}
+    container, unit = container_id(cgroup), _UNIT.search(cgroup)
+    values: dict[str, Value] = {"container": container[:12]} if container else {}
     return values if unit is None else values | {"unit": _printable(unit[1])}
 
 

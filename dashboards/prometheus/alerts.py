@@ -43,13 +43,15 @@ SEEN_ELSEWHERE = {"lora_max": "lora_requests_info"}
 
 def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
     """Rules that PromQL can evaluate, and the others with the first signal that they lack."""
-    known = {s.key for s in plan.signals()} - {s.key for s in inexpressible(plan)}
-    known |= set(derived(plan)) | {STAGE} | set(SEEN_ELSEWHERE)
-    known |= set(FOUND) if plan.gpu_join else set()
+    recorded_keys = {s.key for s in plan.signals()} - {s.key for s in inexpressible(plan)}
+    recorded_keys |= set(derived(plan)) | {STAGE} | set(SEEN_ELSEWHERE)
+    recorded_keys |= set(FOUND) if plan.gpu_join else set()
     can: list[Rule] = []
     cannot: list[tuple[Rule, str]] = []
     for rule in plan.rules():
-        lacking = [s for s in (rule.signal, *(g.signal for g in rule.guards)) if s not in known]
+        lacking = [
+            s for s in (rule.signal, *(g.signal for g in rule.guards)) if s not in recorded_keys
+        ]
         if lacking:
             cannot.append((rule, lacking[0]))
         else:

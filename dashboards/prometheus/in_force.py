@@ -42,7 +42,7 @@ def in_force_records(plan: Plan, kind: str, label: str, lasts: Mapping[str, Last
     long_enough = " or ".join(
         f'((time() - {since}{{{only}, severity="{severity.word}"}} >= {number(for_s)}) * 0'
         f" + {int(severity)})"
-        for for_s, only in _alike(label, {key: one.for_s for key, one in lasts.items()})
+        for for_s, only in _alike(label, {key: last.for_s for key, last in lasts.items()})
         for severity in WORST_FIRST
     )
     again = " or ".join(
@@ -54,7 +54,7 @@ def in_force_records(plan: Plan, kind: str, label: str, lasts: Mapping[str, Last
         f"max_over_time({held}{{{only}}}[{duration(keep_s + plan.interval_s / 2)}])"
         if keep_s
         else f"{held}{{{only}}}"
-        for keep_s, only in _alike(label, {key: one.keep_s for key, one in lasts.items()})
+        for keep_s, only in _alike(label, {key: last.keep_s for key, last in lasts.items()})
     )
     return [
         *(_since(now, since, severity) for severity in WORST_FIRST),

@@ -37,6 +37,7 @@ HIT_RATIO, QUIET_HIT_RATIO = Signal("prefix_hit_ratio"), BaselineValue("prefix_h
 RECENT_HIT_RATIO = Recent("prefix_hit_ratio")
 HITS = Named("prefix_hit_fewest_ratio", Minimum(HIT_RATIO, RECENT_HIT_RATIO))
 """The lower of the window's ratio and that of its newest part, where a loss shows first."""
+FEW_HITS = term(HITS, 0.02, 0.3, "hit ratio {value:%}", below=True, signal="prefix_hit_ratio")
 
 HIT_TOKENS = Named(
     "prefix_hit_fewest_tokens_mean",
@@ -210,14 +211,7 @@ PREFIX_BLOCK_TOO_LARGE = CauseRecord(
                     when=~IN_A_BLOCK,
                     signal="prompt_tokens_p95",
                 ),
-                term(
-                    HITS,
-                    0.02,
-                    0.3,
-                    "hit ratio {value:%}",
-                    below=True,
-                    signal="prefix_hit_ratio",
-                ),
+                FEW_HITS,
             ),
             levels=(Level(Severity.INFO),),
             say=(
@@ -313,16 +307,7 @@ PREFIX_REUSE_LOST = CauseRecord(
         Form(
             gate=NEVER_HIT & ~IN_FEW_BLOCKS.assume(unknown=False),
             start=Number(0.2),
-            terms=(
-                term(
-                    HITS,
-                    0.02,
-                    0.3,
-                    "hit ratio {value:%}",
-                    below=True,
-                    signal="prefix_hit_ratio",
-                ),
-            ),
+            terms=(FEW_HITS,),
             levels=(Level(Severity.INFO),),
             say=(
                 (

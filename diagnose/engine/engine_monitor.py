@@ -415,11 +415,7 @@ class EngineMonitor:
             values=values,
             unknown=[
                 *_without_stage(unjudged, window.scrapes),
-                *(
-                    [f"canary: {self.canary.refused}"]
-                    if self.canary and self.canary.refused
-                    else ()
-                ),
+                *self._canary_words(),
                 *self._unknowns(reading),
                 *gpus.unknown,
             ],

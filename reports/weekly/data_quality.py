@@ -134,8 +134,6 @@ METHODS: tuple[Method, ...] = (
 
 
 GAPS_SHOWN = 12
-VERSION_MARKS = ("_block_size_resolved", "vllm_version", "version")
-"""Labels that change only with the vLLM version."""
 
 
 def data_quality(observed: Observed) -> DataQuality:

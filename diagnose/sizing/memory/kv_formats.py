@@ -133,14 +133,14 @@ def kv_format(kv_cache_dtype: str) -> KvFormat:
     Raises:
         SizingError: an unknown dtype; the choices are listed.
     """
-    known = _FORMATS.get(kv_cache_dtype.lower())
-    if known is None:
+    named = _FORMATS.get(kv_cache_dtype.lower())
+    if named is None:
         raise SizingError(
             f"unknown KV cache dtype {kv_cache_dtype!r}",
             name="kv_cache_dtype",
             choices=tuple(_FORMATS),
         )
-    return known
+    return named
 
 
 def kernel_missing(kind: KvFormat, gpu: Gpu) -> str | None:

@@ -12,9 +12,6 @@ from types import MappingProxyType
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive
 
-READING_S_PER_TOKEN = 0.090
-"""A fast reader takes a token this often: faster output is not felt (guide 1.4)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Archetype:

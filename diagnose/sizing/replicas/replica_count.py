@@ -14,10 +14,6 @@ SAFETY_DEFAULT = 1.3
 variable inputs or severe SLO violations (guide 8.3)."""
 
 
-_NORMAL_FROM = 1e4
-"""Mean arrivals from which a normal distribution stands in: within one arrival in a hundred."""
-
-
 def whole(name: str, value: float) -> int:
     """The count as an integer of 1 or more.
 

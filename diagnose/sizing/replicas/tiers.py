@@ -143,8 +143,6 @@ TRAP_RATIO = 0.40
 CEILING_RATIO = 0.90
 """Fleet utilization above which there is no room for spikes (9.3)."""
 
-SHARE_TOLERANCE = 1e-6
-
 
 @dataclass(frozen=True, slots=True)
 class Blend:

@@ -77,7 +77,7 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
     read += sum(min(w.tokens, context_tokens) * w.kv_bytes_per_token for w in costs.windows)
     touched_bytes = costs.experts_bytes * (1 - costs.untouched_ratio**sequences)
     weights_bytes = costs.weights_bytes + touched_bytes
-    made = decode_intensity_flop_per_byte(
+    decode_flop_per_byte = decode_intensity_flop_per_byte(
         batch=sequences,
         parameters=parameters,
         weights_bytes=weights_bytes,
@@ -89,7 +89,7 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
         weights_bytes=costs.weights_bytes + costs.experts_bytes,
         kv_bytes_per_request=read,
     )
-    bound = "compute" if made >= ridge else "bandwidth"
+    bound = "compute" if decode_flop_per_byte >= ridge else "bandwidth"
     until = (
         "at any batch of this context"
         if batch is None
@@ -102,8 +102,8 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
         values=f"2 x {figure(parameters / 1e9)}e9 x {figure(sequences)} / "
         f"({figure(weights_bytes / 1e9)} + {figure(sequences)} x {figure(read / 1e9)} GB), "
         f"ridge {figure(ridge)}",
-        result=f"{figure(made)} FLOP per byte: bound by {bound}"
+        result=f"{figure(decode_flop_per_byte)} FLOP per byte: bound by {bound}"
         + (f" {until}" if bound == "bandwidth" else ""),
         source="guide 3.1 to 3.4",
     )
-    return Intensity(ridge, made, batch, step)
+    return Intensity(ridge, decode_flop_per_byte, batch, step)
