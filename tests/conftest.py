@@ -38,10 +38,13 @@ OUTSIDE = (
 """Modules for servers, browsers and other programs."""
 
 SLOW = (
-    "kneewatch.agent.store", "kneewatch.collector.captures", "tests.accuracy", "tests.recordings",
-    "tests.contract.golden", "tests.simulator",
+    "kneewatch.agent.store", "kneewatch.collector.captures",
+    "kneewatch.reports.weekly.page.charts", "kneewatch.reports.weekly.page.html",
+    "kneewatch.reports.weekly.build_report", "tests.accuracy", "tests.contract.golden",
+    "tests.recordings", "tests.simulator",
 )  # fmt: skip
-"""Modules that write databases, play recordings or simulate: seconds a test."""
+"""Modules that write databases, play recordings, simulate, or make weekly reports and their charts:
+seconds a test."""
 
 FORBIDDEN_EVENTS = (
     "os.fork",

@@ -13,13 +13,14 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError
 from tests.collector.captures import NAMES, entry, line, times, write
+from tests.examples import examples
 
 NOISE = random.Random(2).randbytes(999_999)
 
@@ -203,7 +204,7 @@ def test_line_that_is_too_long_is_passed_over(tmp_path: Path, pack: type[bytes])
     assert (reader.damaged, "too long" in reader.first_damage) == (1, True)
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.data())
 def test_any_damage_leaves_entries_or_a_capture_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -19,6 +19,7 @@ from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.exposition.parser import PageParser, decompress, parse
 from kneewatch.collector.samples import Page
+from tests.examples import examples
 
 PAGES = sorted((Path(__file__).parents[1] / "fixtures" / "pages").glob("*.txt.gz"))
 BUSY = "vllm-0.32.0-loaded.txt.gz"
@@ -30,10 +31,9 @@ T = TypeVar("T")
 Sample = tuple[str, dict[str, str], str, float | None]
 
 
-def bounded(examples: int) -> settings:
+def bounded(count: int) -> settings:
     """The same examples on every run, a tenth of them in `make quick`; no file left behind."""
-    examples = examples * settings().max_examples // 100
-    return settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+    return settings(examples(count), derandomize=True, database=None)
 
 
 def recorded(name: str) -> str:

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kneewatch.collector.captures.format import TEXT_MAX_BYTES, Damage, Members, text_of
+from tests.examples import examples
 
 NOISE = random.Random(1).randbytes(3_000_000)
 
@@ -68,7 +69,7 @@ def test_large_cut_member_keeps_what_it_had(text: bytes, step_bytes: int) -> Non
     assert len(damages(items)) == 1
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.integers(0, 2_000), st.integers(1, 255), st.integers(1, 1_500))
 @example(0, 1, 7)
 def test_flipped_bits_cost_one_member(at: int, flip: int, step_bytes: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.collector.errors import CollectError
@@ -15,6 +15,7 @@ from kneewatch.collector.names.vllm_resolver import Binding, resolve
 from kneewatch.collector.names.vllm_series import HistogramSlots
 from kneewatch.collector.samples import Layout, Page, Series
 from tests.collector.name_pages import kinds, labelled, prefixed, recorded, resolved, slots, values
+from tests.examples import examples
 
 TABLE = metric_table()
 LINES = [line for line in recorded("0.32.0-lora").splitlines() if line.startswith("vllm:")]
@@ -55,7 +56,7 @@ def check(page: Page, binding: Binding) -> None:
     assert len({engine.key for engine in binding.engines}) == len(binding.engines)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(keys=st.sets(KEYS, min_size=1, max_size=5), seed=st.integers(0, 99))
 def test_engines_are_those_that_the_labels_name(keys: set[tuple[str, str, str]], seed: int) -> None:
     lines: list[str] = []
@@ -71,7 +72,7 @@ def test_engines_are_those_that_the_labels_name(keys: set[tuple[str, str, str]],
     assert not [missing for missing in binding.missing if missing.core]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(kept=st.sets(st.sampled_from(LINES)), prefix=st.sampled_from(PREFIXES))
 def test_any_part_of_a_page_resolves_or_is_no_vllm(kept: set[str], prefix: str) -> None:
     page = parse(prefixed("\n".join(kept) + "\n", prefix))
@@ -85,7 +86,7 @@ def test_any_part_of_a_page_resolves_or_is_no_vllm(kept: set[str], prefix: str) 
     check(page, binding)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     series=st.lists(
         st.tuples(

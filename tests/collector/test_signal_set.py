@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.collector.signals.expr import (
@@ -29,6 +29,7 @@ from kneewatch.collector.signals.expr import (
 from kneewatch.collector.signals.signal import Reading, Signal, SignalSet
 from kneewatch.collector.window import Window
 from tests.collector.histories import Handmade
+from tests.examples import examples
 
 BOUNDS = (0.5, 1.0, math.inf)
 SECOND_CHOICE = FirstOf((Rate("late"), Rate("early")))
@@ -95,7 +96,7 @@ def pages(draw: st.DrawFn) -> list[Shown]:
     return draw(st.lists(st.tuples(value, value, value, steps), min_size=1, max_size=12))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(shown=pages())
 def test_what_was_bound_early_equals_what_is_bound_anew(shown: list[Shown]) -> None:
     watched = Watched()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.collector.signals.expr import (
@@ -23,6 +23,7 @@ from kneewatch.collector.signals.expr import (
 from kneewatch.collector.window import HALF_MS_S, LOOKBACK_S, Window, extrapolated_rate
 from tests.collector.histories import Handmade, Scraped
 from tests.collector.name_pages import recorded
+from tests.examples import examples
 
 INF = math.inf
 BOUNDS = (0.1, 0.5, 2.5, INF)
@@ -87,7 +88,7 @@ def filled(scrapes: Sequence[Scrape]) -> tuple[Handmade, dict[str, list[tuple[fl
     return handmade, points
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     scrapes=runs(),
     range_s=st.sampled_from((1.0, 3.0, 10.0, 60.0, 300.0)),
@@ -120,7 +121,7 @@ def test_a_window_equals_the_rate_of_the_raw_points(
         assert rate is None or rate == window.total_rate((at,)), "all at once as one by one"
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(scrapes=runs(), range_s=st.sampled_from((3.0, 10.0, 60.0, 300.0)))
 def test_no_rate_is_negative_or_no_number(scrapes: list[Scrape], range_s: float) -> None:
     handmade, _ = filled(scrapes)

@@ -6,7 +6,7 @@ import math
 from statistics import median
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.rules.baseline import (
@@ -18,6 +18,7 @@ from kneewatch.rules.baseline import (
     TRACKED_SIGNALS,
     Baseline,
 )
+from tests.examples import examples
 
 WINDOW_S = 60.0
 START_S = 1_795_000_000.0
@@ -52,7 +53,7 @@ def test_it_follows_what_has_been_usual_for_long_enough() -> None:
     assert moved.get("ttft_p99_s") == 4.0
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(values=st.lists(st.sampled_from((0.0, 0.5, 1.0, 1.5, 7.0, math.inf)), max_size=600))
 def test_it_is_the_median_of_the_newest_samples(values: list[float]) -> None:
     newest = values[-SAMPLES_MAX:]

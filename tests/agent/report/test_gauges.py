@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.agent.report.series import Signals, gap_s
@@ -15,6 +15,7 @@ from kneewatch.agent.report.spans import signal_spans
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.aggregation import SERVING
 from kneewatch.reports.weekly.measures import KV_USAGE, LEVELS
+from tests.examples import examples
 
 
 def signals(times: list[float], **values: list[float]) -> Signals:
@@ -76,7 +77,7 @@ def test_who_waits_is_not_idle() -> None:
     assert made.idle_s[0, 0] == 0
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.lists(st.floats(min_value=0.1, max_value=20.0), min_size=2, max_size=80),
     st.integers(min_value=1, max_value=6),

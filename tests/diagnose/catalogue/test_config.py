@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.hf_config import read_config
@@ -22,6 +22,7 @@ from tests.diagnose.catalogue.configurations import (
     QWEN3_NEXT,
     llama,
 )
+from tests.examples import examples
 
 
 def test_nested_part_is_completed_by_its_class() -> None:
@@ -169,7 +170,7 @@ _KEYS = sorted(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     seed=st.sampled_from(_SEEDS),
     changes=st.dictionaries(st.sampled_from(_KEYS), _JSON, max_size=4),
@@ -186,7 +187,7 @@ def test_any_object_gives_a_model_or_says_what_is_wrong(
     assert found is None or found.parameters is None or found.parameters.total >= 0
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(document=st.dictionaries(st.sampled_from(_KEYS) | st.text(max_size=8), _JSON, max_size=8))
 def test_nonsense_is_told_apart(document: dict[str, Any]) -> None:
     taken(document)

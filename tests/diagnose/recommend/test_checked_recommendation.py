@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.causes.evidence import Targets
@@ -16,6 +16,7 @@ from kneewatch.diagnose.recommend.context import LeverContext, advice
 from kneewatch.diagnose.recommend.demand import demand
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised
 from tests.diagnose.situations import Situation
+from tests.examples import examples
 
 COUNTS = st.one_of(st.floats(0, 5000), st.just(float("inf")))
 RATIOS = st.floats(0, 1)
@@ -63,7 +64,7 @@ STATED = st.sampled_from(
 TARGETS = st.sampled_from([Targets(), Targets(1.0, 0.05)])
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     cause_id=st.sampled_from(ADVISED),
     values=VALUES,

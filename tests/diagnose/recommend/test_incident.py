@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.causes.evidence import Targets
@@ -19,6 +19,7 @@ from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.reports.diagnosis_json import document
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised, cause, changes
 from tests.diagnose.situations import CALM, NOW_S
+from tests.examples import examples
 from tests.reports.made import SICK
 from tests.reports.schema import problems
 
@@ -82,7 +83,7 @@ AMOUNTS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     page=st.dictionaries(st.sampled_from(LABELS), HOSTILE),
     flags=st.dictionaries(st.sampled_from(NUMBERED), AMOUNTS),

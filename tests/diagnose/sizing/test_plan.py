@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpus as catalogue
@@ -18,6 +18,7 @@ from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter
 from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_document, plan_lines
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile, read_profile
+from tests.examples import examples
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 
@@ -422,7 +423,7 @@ def test_every_output_is_finite_and_every_step_has_a_source(example: Plan) -> No
             assert one.source, one.title
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(peaks=st.tuples(st.floats(0.1, 2000), st.floats(0.1, 2000)))
 def test_more_peak_never_takes_fewer_gpus(peaks: tuple[float, float]) -> None:
     counts: list[int] = []
@@ -433,7 +434,7 @@ def test_more_peak_never_takes_fewer_gpus(peaks: tuple[float, float]) -> None:
     assert counts[0] <= counts[1]
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(targets=st.tuples(st.floats(0.3, 20), st.floats(0.3, 20)))
 def test_a_tighter_target_never_takes_fewer_gpus(targets: tuple[float, float]) -> None:
     tight, loose = sorted(targets)

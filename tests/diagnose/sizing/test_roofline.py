@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
@@ -23,6 +23,7 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Effi
 from kneewatch.diagnose.sizing.speed.slo_capacity import performance_steps
 from tests import throughput
 from tests.effort import calls
+from tests.examples import examples
 
 H100 = gpu("h100-sxm")
 IDEAL = Efficiency(
@@ -201,7 +202,7 @@ def test_more_requests_than_places_wait_and_gain_nothing() -> None:
 
 
 @given(COSTS, LOADS)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_results_are_finite_positive_and_obey_littles_law(cost: Costs, load: Load) -> None:
     found = performance(cost, load)
     for field in ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "itl_s"):
@@ -215,7 +216,7 @@ def test_results_are_finite_positive_and_obey_littles_law(cost: Costs, load: Loa
 
 
 @given(COSTS, LOADS, st.sampled_from(["bandwidth_bytes_per_s", "flop_per_s", "link_bytes_per_s"]))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_faster_gpu_is_never_slower(cost: Costs, load: Load, field: str) -> None:
     faster = dataclasses.replace(cost, **{field: 1.5 * getattr(cost, field)})
     slow, fast = performance(cost, load), performance(faster, load)
@@ -229,7 +230,7 @@ def test_a_faster_gpu_is_never_slower(cost: Costs, load: Load, field: str) -> No
     st.floats(1.001, 10),
     st.floats(1, 100_000),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_larger_decode_batch_never_yields_fewer_tokens(
     cost: Costs, batch: float, factor: float, context: float
 ) -> None:
@@ -268,7 +269,7 @@ MEAN_CONTEXT_ERROR = 0.02
         prefix_hit_ratio=0.3875,
     ),
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_cached_prefixes_never_slow_a_server(cost: Costs, load: Load) -> None:
     cold = performance(cost, dataclasses.replace(load, prefix_hit_ratio=0.0))
     warm = performance(cost, load)

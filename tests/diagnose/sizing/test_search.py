@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu, gpus
@@ -33,6 +33,7 @@ from kneewatch.diagnose.sizing.speed.performance import Load, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import Targets, capacity
 from tests.effort import calls
+from tests.examples import examples
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"
 DEEPSEEK, GPT_OSS = "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b"
@@ -64,7 +65,7 @@ def rejected(found: Found) -> dict[str, int]:
 # --- the highest concurrency at the targets
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     itl_s=st.none() | st.floats(0.004, 0.2),
     ttft_s=st.none() | st.floats(0.02, 5),
@@ -125,7 +126,7 @@ def test_size_confirms_every_candidate(name: str, peak: float | None) -> None:
         assert candidate.usd_per_hour == pytest.approx(candidate.gpus * price)
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(
     peak=st.floats(0.5, 300),
     itl_s=st.floats(0.012, 0.1),
@@ -172,7 +173,7 @@ def test_without_a_peak_tokens_are_ranked() -> None:
 
 
 @given(looser=st.floats(1, 10))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_looser_targets_never_cost_more(looser: float) -> None:
     choices = Choices(gpu_ids=["h100-sxm", "a10g", "l40s"])
     strict = search(asked(itl_s=0.03, ttft_s=0.4), choices).winner
