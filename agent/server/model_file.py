@@ -15,7 +15,7 @@ from kneewatch.agent.server.files import FileError, read_file
 from kneewatch.agent.server.process import ServerProcess
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model, model_from_config
-from kneewatch.diagnose.deployment.server_facts import CONFIG_FILE, TEXT_MAX_CHARS, SourceReading
+from kneewatch.diagnose.deployment.server_facts import CONFIG_FILE, SourceReading, printable
 
 CONFIG = "config.json"
 CONFIG_MAX_BYTES = 1024 * 1024
@@ -39,8 +39,7 @@ def read_model(server: ServerProcess, now_s: float) -> SourceReading:
         note = str(exc)
     except (ValueError, RecursionError):
         note = "is not JSON"
-    printable = "".join(char if char.isprintable() else "?" for char in note[:TEXT_MAX_CHARS])
-    return SourceReading(CONFIG_FILE, now_s, notes=(f"{CONFIG} of the model: {printable}",))
+    return SourceReading(CONFIG_FILE, now_s, notes=(f"{CONFIG} of the model: {printable(note)}",))
 
 
 def _in_catalogue(name: str) -> bool:

@@ -26,6 +26,7 @@ from kneewatch.diagnose.deployment.server_facts import (
     VERSION,
     SourceReading,
     Value,
+    printable,
     version_of,
 )
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST
@@ -60,7 +61,7 @@ def ask_server(target: str, settings: FetchSettings, now_s: float) -> SourceRead
             if error.kind in ("timeout", "refused", "dns", "tls"):
                 break
         except (ValueError, RecursionError) as exc:
-            notes.append(f"GET {request}: not vLLM's answer: {_printable(str(exc))}")
+            notes.append(f"GET {request}: not vLLM's answer: {printable(str(exc))}")
     return SourceReading(SERVER, now_s, values, notes=tuple(notes))
 
 
@@ -205,10 +206,6 @@ def _text(text: str) -> str:
     if not text.isprintable() or len(text) > TEXT_MAX_CHARS:
         raise ValueError(f"{text[:40]!r} is no name")
     return text
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text[:TEXT_MAX_CHARS])
 
 
 Reader = Callable[[bytes], Values]

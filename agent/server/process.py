@@ -19,9 +19,9 @@ from kneewatch.agent.server.files import FileError, read_yaml
 from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.deployment.server_facts import (
     PROCESS,
-    TEXT_MAX_CHARS,
     SourceReading,
     Value,
+    printable,
 )
 from kneewatch.diagnose.deployment.vllm_flags import Launch, process_launch, with_config_file
 
@@ -74,7 +74,7 @@ def read_process(target: str, now_s: float) -> tuple[SourceReading, ServerProces
     try:
         listeners = _listeners(address.host, address.port)
     except (psutil.Error, OSError) as exc:
-        note = f"port {address.port}: the node's sockets cannot be listed: {_printable(str(exc))}"
+        note = f"port {address.port}: the node's sockets cannot be listed: {printable(str(exc))}"
         return replace(nothing, notes=(note,)), None
     pids = {pid for pid in listeners if pid is not None}
     if not pids:
@@ -90,7 +90,7 @@ def read_process(target: str, now_s: float) -> tuple[SourceReading, ServerProces
         except (psutil.Error, OSError) as exc:
             others.append(f"pid {pid}: {type(exc).__name__}")
     note = f"port {address.port}: {', '.join(others[:3])} listens there, which is no vLLM"
-    return replace(nothing, notes=(_printable(note),)), None
+    return replace(nothing, notes=(printable(note),)), None
 
 
 def is_local(host: str) -> bool:
@@ -203,7 +203,7 @@ def _facts(
         try:
             launch = _with_config(launch, server)
         except FileError as exc:
-            notes.append(_printable(f"--config: {exc}"))
+            notes.append(printable(f"--config: {exc}"))
     reading = SourceReading(PROCESS, now_s, values, launch=launch, notes=tuple(notes))
     return reading, replace(server, launch=launch)
 
@@ -226,7 +226,7 @@ def place(cgroup: str) -> dict[str, Value]:
     """The systemd unit and the container in the text of /proc/PID/cgroup."""
     container, unit = container_id(cgroup), _UNIT.search(cgroup)
     values: dict[str, Value] = {"container": container[:12]} if container else {}
-    return values if unit is None else values | {"unit": _printable(unit[1])}
+    return values if unit is None else values | {"unit": printable(unit[1])}
 
 
 def shown_variables(environ: Mapping[str, str]) -> dict[str, Value]:
@@ -236,7 +236,7 @@ def shown_variables(environ: Mapping[str, str]) -> dict[str, Value]:
         for name in sorted(environ)
         if name == "CUDA_VISIBLE_DEVICES" or (name.startswith("VLLM_") and not _SECRET.search(name))
     ]
-    return {_printable(name): _printable(environ[name]) for name in names[:VARIABLES_MAX]}
+    return {printable(name): printable(environ[name]) for name in names[:VARIABLES_MAX]}
 
 
 def _environ(process: psutil.Process) -> Mapping[str, str] | None:
@@ -275,7 +275,3 @@ def _text(path: Path) -> str:
             return file.read(16 * 1024).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text[:TEXT_MAX_CHARS])

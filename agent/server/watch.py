@@ -62,15 +62,17 @@ def read_server(address: str, fetch: FetchSettings, now_s: float) -> Sequence[So
     # Lazy: most commands read no server.
     from kneewatch.agent.server.gpus import read_gpus
     from kneewatch.agent.server.model_file import read_model
+    from kneewatch.agent.server.pod import read_pod
     from kneewatch.agent.server.probe import ask_server
     from kneewatch.agent.server.process import read_process
 
     readings = [ask_server(address, fetch, now_s)]
     shown, server = read_process(address, now_s)
-    readings.append(shown)
     if server is not None:
-        readings += [read_model(server, now_s), read_gpus(server.pid, now_s)]
-    return readings
+        return [*readings, shown, read_model(server, now_s), read_gpus(server.pid, now_s)]
+    pod = read_pod(address, now_s)
+    # Where the pod has the command line, it does not matter why its process could not be read.
+    return [*readings, pod] if pod.launch is not None else [*readings, shown, pod]
 
 
 def read_nothing(_address: str, _fetch: FetchSettings, _now_s: float) -> Sequence[SourceReading]:

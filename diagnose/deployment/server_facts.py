@@ -14,11 +14,12 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Version, parse_version
 
 Value = str | int | float | bool
 
-SETTING, PAGE, SERVER, PROCESS, LOG, GPUS, CONFIG_FILE = SOURCES = (
+SETTING, PAGE, SERVER, PROCESS, POD, LOG, GPUS, CONFIG_FILE = SOURCES = (
     "setting",
     "page",
     "server",
     "process",
+    "pod",
     "log",
     "gpus",
     "config.json",
@@ -398,6 +399,11 @@ def version_of(value: Value) -> Version | None:
         return parse_version(str(value))
     except SizingError:
         return None
+
+
+def printable(text: str) -> str:
+    """The text's first `TEXT_MAX_CHARS`, with ? for what cannot be printed."""
+    return "".join(char if char.isprintable() else "?" for char in text[:TEXT_MAX_CHARS])
 
 
 def version_text(version: Version) -> str:

@@ -143,6 +143,13 @@ SWITCHES = ("--rm", "-d", "-i", "-t", "-it", "-ti", "--init", "--privileged", "-
 """Switches of `docker run`: what follows another flag of it is that flag's value."""
 
 _IMAGE = re.compile(r"[^\s=]*vllm[^\s=]*")
+_VLLM_IMAGE = re.compile(
+    r"(?:\S{1,200}/)?vllm(?:-(?:openai|cpu)[a-z0-9-]{0,40})?(?::([\w.-]{1,128}))?(?:@[\w:]{1,100})?"
+)
+"""vLLM's own images, also from another registry, with their tag. Images of other names may hold a
+router or a benchmark, and their tags count something else."""
+
+_RELEASE = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:\.?(?:post|rc)\d{1,3})?)(?:[-+_].*)?")
 _FLAG = re.compile(r"--?[A-Za-z]")
 
 
@@ -240,6 +247,19 @@ def process_launch(words: Sequence[str]) -> Launch | None:
     if program.split("/")[-1] == "vllm" and rest[1:2] == ["serve"]:
         return _parsed(rest[2:])
     return _parsed(rest[1:]) if program.endswith(_SCRIPTS) else None
+
+
+def image_launch(image: str, arguments: Sequence[str]) -> Launch | None:
+    """The launch of a container that has only arguments; None for an image that is not vLLM's,
+    whose own command is unknown."""
+    return _parsed(list(arguments)) if _VLLM_IMAGE.fullmatch(image) else None
+
+
+def image_version(image: str) -> str | None:
+    """The vLLM release in the tag of one of vLLM's images; None where the tag names none."""
+    match = _VLLM_IMAGE.fullmatch(image)
+    release = None if match is None else _RELEASE.fullmatch(match[1] or "")
+    return None if release is None else release[1]
 
 
 def with_config_file(launch: Launch, document: Mapping[str, object]) -> Launch:

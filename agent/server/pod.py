@@ -1,0 +1,249 @@
+"""Reads the pod that kneewatch runs in, for a server in the same pod. I/O edge.
+
+`python -m kneewatch.agent.server.pod` is the child process that asks the Kubernetes API: its client
+is an extra that takes 20 MiB, which must not stay in the daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+from kneewatch.agent.server.process import DEFAULT_PORT, is_local, shown_variables
+from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.http.address import parse_target
+from kneewatch.diagnose.catalogue.gpu_specs import recognise
+from kneewatch.diagnose.deployment.server_facts import (
+    GPU,
+    POD,
+    TEXT_MAX_CHARS,
+    VERSION,
+    SourceReading,
+    Value,
+    printable,
+)
+from kneewatch.diagnose.deployment.vllm_flags import (
+    Launch,
+    image_launch,
+    image_version,
+    parse_launch,
+    process_launch,
+)
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Token, CA and namespace of the pod's service account."""
+
+API_TIMEOUT_S = 3.0
+CHILD_TIMEOUT_S = 15.0
+"""The client's import alone takes seconds on a busy node."""
+
+GPU_LIMITS = ("nvidia.com/gpu", "amd.com/gpu")
+GPU_PRODUCT = "nvidia.com/gpu.product"
+"""The node label that NVIDIA's GPU feature discovery sets to the GPU's name."""
+
+CLIENT_MISSING = "the pod's spec is not read: install kneewatch[kubernetes], or set launch_file"
+FORBIDDEN = "; allow its service account `get` on `pods` in its namespace, or set launch_file"
+
+_REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z0-9]+)\)")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+Json = Mapping[str, object]
+
+
+def read_pod(
+    target: str,
+    now_s: float,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    account: Path = ACCOUNT,
+) -> SourceReading:
+    """The facts of the container that serves the target in kneewatch's own pod; nothing outside
+    Kubernetes and for a target elsewhere. Why the pod cannot be read is a note."""
+    nothing = SourceReading(POD, now_s)
+    address = parse_target(target)
+    if not environ.get("KUBERNETES_SERVICE_HOST") or not is_local(address.host):
+        return nothing
+    # A pod's host name is its name, unless it has the node's network.
+    name = environ.get("POD_NAME") or environ.get("HOSTNAME", "")
+    namespace = environ.get("POD_NAMESPACE") or _text(account / "namespace")
+    try:
+        document = _asked(name, namespace, environ, account)
+        return pod_reading(document, address.port, now_s)
+    except SettingsError as exc:
+        note = printable(f"pod {namespace}/{name}: {exc}")
+    return SourceReading(POD, now_s, notes=(note,))
+
+
+def pod_reading(pod: Json, port: int, now_s: float) -> SourceReading:
+    """The facts of the container that serves a port, by the pod's object in the Kubernetes API."""
+    spec, metadata = _object(pod.get("spec")), _object(pod.get("metadata"))
+    name = f"{metadata.get('namespace')}/{metadata.get('name')}"
+    container, launch = _server(spec, port)
+    if launch is None:
+        note = printable(f"pod {name}: no container of it serves vLLM on port {port}")
+        return SourceReading(POD, now_s, notes=(note,))
+    values: dict[str, Value] = {"pod": printable(name)}
+    image = container.get("image")
+    for key, text in (
+        ("pod_container", container.get("name")),
+        ("image", image),
+        ("node", spec.get("nodeName")),
+    ):
+        if isinstance(text, str):
+            values[key] = printable(text)
+    version = image_version(image) if isinstance(image, str) else None
+    if version is not None:
+        values[VERSION] = version
+    product = _object(spec.get("nodeSelector")).get(GPU_PRODUCT)
+    gpu = recognise(product) if isinstance(product, str) else None
+    if gpu is not None:
+        values[GPU] = gpu.id
+    limits = _object(_object(container.get("resources")).get("limits"))
+    count = next((str(limits[key]) for key in GPU_LIMITS if key in limits), "")
+    if count.isdecimal() and len(count) < 5:
+        values["gpu_limit"] = int(count)
+    values |= shown_variables(_variables(container))
+    unread = "--config: its file is in the server's own file system; set launch_file"
+    notes = (unread,) if "--config" in launch.flags else ()
+    return SourceReading(POD, now_s, values, launch=launch, notes=notes)
+
+
+def _server(spec: Json, port: int) -> tuple[Json, Launch | None]:
+    """The container that serves vLLM on a port, with its launch; ({}, None) where none does or it
+    cannot be told which."""
+    served = [
+        (container, launch)
+        for container in _objects(spec.get("containers"))
+        if (launch := _launch(container)) is not None
+    ]
+    there = [row for row in served if (row[1].count("--port") or DEFAULT_PORT) == port]
+    return there[0] if len(there) == 1 else ({}, None)
+
+
+def _launch(container: Json) -> Launch | None:
+    """The launch by a container's command and arguments; None where it does not serve vLLM."""
+    variables = _variables(container)
+    command = [expanded(word, variables) for word in _words(container.get("command"))]
+    arguments = [expanded(word, variables) for word in _words(container.get("args"))]
+    words = [*command, *arguments]
+    launch = process_launch(words)
+    if launch is not None or not words:
+        return launch
+    if len(words) >= 3 and words[1].startswith("-") and words[1].endswith("c"):
+        try:
+            return parse_launch(words[2], origin="args")
+        except SettingsError:
+            return None
+    return None if command else image_launch(str(container.get("image") or ""), arguments)
+
+
+def expanded(word: str, variables: Mapping[str, str]) -> str:
+    """A word of a command with `$(NAME)` replaced as Kubernetes does; `$$` is a dollar sign."""
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[1] is None else variables.get(match[1], match[0])
+
+    return _REFERENCE.sub(value, word)
+
+
+def _variables(container: Json) -> dict[str, str]:
+    """The variables whose values are in the spec; those from secrets and other fields are not."""
+    rows = _objects(container.get("env"))
+    return {
+        name: value
+        for row in rows
+        if isinstance(name := row.get("name"), str) and isinstance(value := row.get("value"), str)
+    }
+
+
+def _asked(name: str, namespace: str, environ: Mapping[str, str], account: Path) -> Json:
+    """The pod's object, by a child process.
+
+    Raises:
+        SettingsError: it cannot be read.
+    """
+    if find_spec("kubernetes") is None:
+        raise SettingsError(CLIENT_MISSING)
+    if not _NAME.fullmatch(name) or not _NAME.fullmatch(namespace):
+        raise SettingsError("its name is unknown: set POD_NAME and POD_NAMESPACE (downward API)")
+    command = (sys.executable, "-P", "-m", __name__, namespace, name, str(account))
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=dict(environ),
+            timeout=CHILD_TIMEOUT_S,
+            check=False,
+        )
+        answer: object = json.loads(done.stdout)
+    except (OSError, ValueError, RecursionError, subprocess.TimeoutExpired) as exc:
+        raise SettingsError(f"the Kubernetes API: {type(exc).__name__}") from exc
+    error = _object(answer).get("error")
+    if error is not None:
+        raise SettingsError(f"the Kubernetes API: {error}")
+    return _object(_object(answer).get("pod"))
+
+
+def ask_api(
+    namespace: str, name: str, account: Path, environ: Mapping[str, str] = os.environ
+) -> Json:
+    """The child's answer: `pod` with the pod's object, else `error`."""
+    from urllib3.exceptions import HTTPError
+
+    # Typed in part only, and missing where the extra is not installed.
+    client: Any = import_module("kubernetes.client")
+    config: Any = import_module("kubernetes.config.incluster_config")
+    configuration = client.Configuration()
+    # Neither repeated nor redirected: the token is for this server alone.
+    configuration.retries = False
+    try:
+        config.InClusterConfigLoader(
+            str(account / "token"), str(account / "ca.crt"), environ=environ
+        ).load_and_set(configuration)
+        with client.ApiClient(configuration) as api:
+            pod = client.CoreV1Api(api).read_namespaced_pod(
+                name, namespace, _request_timeout=(API_TIMEOUT_S, API_TIMEOUT_S)
+            )
+            return {"pod": api.sanitize_for_serialization(pod)}
+    except client.ApiException as exc:
+        hint = FORBIDDEN if exc.status in (401, 403) else ""
+        return {"error": f"status {exc.status} {exc.reason}{hint}"}
+    except config.ConfigException as exc:
+        return {"error": f"{exc} Mount the service account's token, or set launch_file"}
+    except (HTTPError, OSError, ValueError) as exc:
+        return {"error": type(exc).__name__}
+
+
+def _object(value: object) -> Json:
+    return cast("Json", value) if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> Iterator[Json]:
+    rows = cast("list[object]", value) if isinstance(value, list) else []
+    return (cast("Json", row) for row in rows if isinstance(row, dict))
+
+
+def _words(value: object) -> Sequence[str]:
+    rows = cast("list[object]", value) if isinstance(value, list) else []
+    return [word for word in rows if isinstance(word, str)]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")[:TEXT_MAX_CHARS].strip()
+    except (OSError, ValueError):
+        return ""
+
+
+if __name__ == "__main__":
+    json.dump(ask_api(sys.argv[1], sys.argv[2], Path(sys.argv[3])), sys.stdout)
