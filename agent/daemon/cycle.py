@@ -22,12 +22,14 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.scrape_history import Restart
+from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS
 from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.gpu.monitor import NO_GPUS, GpuReading
+from kneewatch.rules.rule import Severity
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +59,12 @@ class LimitedLog:
             log.warning("log lines suppressed target=%s lines=%s", self._name, self._suppressed)
         self._since_s, self._written, self._suppressed = t_s, 0, 0
 
-    def info(self, message: str, *args: object) -> None:
-        """Log a line, or count it over the limit."""
+    def write(self, severity: Severity, message: str, *args: object) -> None:
+        """Log a line, a critical one as a warning, or count it over the limit."""
         if self._written < LINES_MAX:
             self._written += 1
-            log.info(message, *args)
+            level = logging.WARNING if severity is Severity.CRITICAL else logging.INFO
+            log.log(level, message, *args)
             return
         if not self._suppressed:
             log.warning(
@@ -74,14 +77,16 @@ class LimitedLog:
 
 
 class ChangeLog:
-    """Logs changes of one target: up or down, and each engine's stage and causes."""
+    """Logs changes of one target: up or down, and each engine's stage and causes. A cause is logged
+    when it begins, when it gets worse than it was and when it ends."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._up: bool | None = None
         self._interval_s = 0.0
         self._failed = 0
-        self._last: dict[Key, tuple[int | None, frozenset[str]]] = {}
+        self._last: dict[Key, tuple[int | None, dict[str, Severity]]] = {}
+        """Per engine the stage, and its causes with the worst severity that each was logged at."""
         self._lines = LimitedLog(name)
 
     def scraped(self, error: CollectError | None, interval_s: float) -> None:
@@ -108,7 +113,7 @@ class ChangeLog:
         self._up = False
 
     def diagnosed(self, diagnoses: Sequence[Diagnosis]) -> None:
-        """Log changes of stages and causes."""
+        """Log changes of stages and causes; what is critical is a warning."""
         if diagnoses:
             self._lines.begin(diagnoses[0].t_s)
         self._forget(diagnoses)
@@ -116,31 +121,37 @@ class ChangeLog:
             if not diagnosis.was_read:
                 continue  # the failed scrape was logged already
             key = diagnosis.model, diagnosis.engine
-            causes = frozenset(cause.id for cause in diagnosis.causes)
-            was_stage, was_causes = self._last.get(key, (0, frozenset[str]()))
+            was_stage, logged = self._last.get(key, (0, {}))
             number = was_stage if diagnosis.stage is None else diagnosis.stage.number
-            self._last[key] = number, causes
             if number != was_stage:
                 self._stage(diagnosis, was_stage)
+            worst: dict[str, Severity] = {}
             for cause in diagnosis.causes:
-                if cause.id not in was_causes:
-                    self._lines.info(
-                        "cause began target=%s model=%s engine=%s cause=%s severity=%s "
-                        "confidence=%s summary=%s",
-                        self._name,
-                        *key,
-                        cause.id,
-                        cause.severity.word,
-                        cause.confidence,
-                        cause.summary,
-                    )
-            for cause_id in sorted(was_causes - causes):
-                self._lines.info(
+                before = logged.get(cause.id)
+                worst[cause.id] = max(cause.severity, before or cause.severity)
+                if before is None or cause.severity > before:
+                    self._cause("cause began" if before is None else "cause worsened", key, cause)
+            self._last[key] = number, worst
+            for cause_id in sorted(logged.keys() - worst.keys()):
+                self._lines.write(
+                    Severity.INFO,
                     "cause resolved target=%s model=%s engine=%s cause=%s",
                     self._name,
                     *key,
                     cause_id,
                 )
+
+    def _cause(self, what: str, key: Key, cause: Cause) -> None:
+        self._lines.write(
+            cause.severity,
+            f"{what} target=%s model=%s engine=%s cause=%s severity=%s confidence=%s summary=%s",
+            self._name,
+            *key,
+            cause.id,
+            cause.severity.word,
+            cause.confidence,
+            cause.summary,
+        )
 
     def _forget(self, diagnoses: Sequence[Diagnosis]) -> None:
         """Forget engines without a diagnosis when there are more than a target may have."""
@@ -151,7 +162,8 @@ class ChangeLog:
     def _stage(self, diagnosis: Diagnosis, before: int | None) -> None:
         stage = diagnosis.stage
         if stage is not None:
-            self._lines.info(
+            self._lines.write(
+                stage.severity,
                 "stage changed target=%s model=%s engine=%s before=%s now=%s name=%s severity=%s",
                 self._name,
                 diagnosis.model,

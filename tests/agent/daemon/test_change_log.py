@@ -12,6 +12,7 @@ from kneewatch.agent.daemon.cycle import LINES_MAX, LINES_S, ChangeLog
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.rule import Severity
 from tests.agent.running import capture
 from tests.recordings import diagnoses
 from tests.reports.made import SICK
@@ -38,6 +39,20 @@ def test_every_change_of_stage_and_causes_once(said: pytest.LogCaptureFixture) -
     ends = [record for record in said.records if record.msg.startswith("cause resolved")]
     assert 1 <= len(begins) <= 6
     assert len(begins) == len(ends), "it ended well"
+
+
+def test_a_cause_that_gets_worse_is_logged_once(said: pytest.LogCaptureFixture) -> None:
+    changes = ChangeLog("t")
+    (first, *_) = SICK.causes
+    severities = [Severity.INFO, Severity.CRITICAL, Severity.INFO, Severity.CRITICAL]
+    for severity in severities:
+        changes.diagnosed([replace(SICK, stage=None, causes=(replace(first, severity=severity),))])
+    logged = [(r.levelname, *r.getMessage().split(" target=t ")) for r in said.records]
+    assert [(level, what) for level, what, _ in logged] == [
+        ("INFO", "cause began"),
+        ("WARNING", "cause worsened"),
+    ]
+    assert f"cause={first.id} severity=critical" in logged[1][2]
 
 
 def test_down_and_up(said: pytest.LogCaptureFixture) -> None:
@@ -81,8 +96,7 @@ def test_labels_that_change_with_every_scrape_do_not_fill_the_log(
     changes = ChangeLog("t")
     for number in range(10):
         changes.diagnosed(flood(number, 1000.0 + 5.0 * number))
-    (warning,) = [one for one in said.records if one.levelno == logging.WARNING]
-    assert warning.getMessage().startswith("too many changes, suppressing further log lines")
+    assert said.messages[-1].startswith("too many changes, suppressing further log lines")
     assert len(said.records) == LINES_MAX + 1
     said.clear()
     changes.diagnosed([replace(SICK, engine="a", t_s=1000.0 + LINES_S, stage=None)])
