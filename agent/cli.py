@@ -106,6 +106,9 @@ def diagnose(
 ) -> int:
     """Watch TARGET (a server's URL or a capture) for a while, then report what is wrong.
 
+    Exit status: 0 nothing at warning or worse, 1 findings, 2 no data. That of a capture is its last
+    state; a line above it says if it was worse before.
+
     With --prometheus instead of TARGET: diagnose all replicas that a Prometheus, Thanos, Mimir or
     VictoriaMetrics scrapes, with causes across replicas.
 
@@ -160,7 +163,7 @@ def inspect(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
 @setting_options(*(key for key in table.BY_KEY if key not in DIAGNOSE_ONLY))
 @click.option("--prometheus", metavar="URL", help="also watch the fleet that this system scrapes")
 @click.option("--selector", default="", metavar="MATCHERS", help='only these series: namespace="a"')
-@click.option("--demo", is_flag=True, help="play the shipped recording; keeps no history")
+@click.option("--demo", is_flag=True, help="play the shipped recording; its history is deleted at exit")
 @click.option("--for", "for_s", type=SPAN, help="stop after this time; unset: on SIGTERM or Ctrl-C")
 def run(
     targets: tuple[str, ...],

@@ -14,7 +14,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
-from kneewatch.agent.console import FOUND, NO_DATA, OK
+from kneewatch.agent.console import FOUND, NO_DATA, OK, say
+from kneewatch.agent.logs import without_secrets
 from kneewatch.agent.report.period_source import PeriodSource, gather
 from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
 from kneewatch.agent.report.request import ReportRequest, stated_of
@@ -131,6 +132,9 @@ def run(
     )
     write(render(report), out)
     exit_status = status(report)
+    if exit_status == NO_DATA:
+        source = prometheus or store_path(settings["store.file"], os.environ)
+        say(f"no data in this period: {without_secrets(str(source))} has none, the report is empty")
     return NO_DATA if partial and exit_status == OK else exit_status
 
 

@@ -129,7 +129,7 @@ def setting_option(row: table.Setting) -> Callable[[Command], Command]:
         "seconds": {"type": SPAN},
         "count": {"type": int},
         "number": {"type": float},
-        "text": {"type": click.Path() if row.key.endswith(("_file", ".file")) else str},
+        "text": {"type": click.Path() if row.key.endswith(("_file", ".file", "_log")) else str},
         "url": {"type": str, "metavar": "URL"},
         "flag": {"default": None},
         "pairs": {"type": PAIR, "multiple": True},

@@ -225,7 +225,7 @@ SETTINGS: tuple[Setting, ...] = (
         "docs_url",
         "url",
         None,
-        "base URL of the pages about causes and rules; unset: the daemon's own",
+        "base URL of the pages about causes and rules; unset: those that run serves at /docs",
     ),
     Setting("listen", "text", "127.0.0.1:9877", "address of run's HTTP endpoint: HOST:PORT"),
     Setting(

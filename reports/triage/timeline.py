@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf
 
-from kneewatch.reports.formatting import moment, percent, span
+from kneewatch.reports.formatting import moment, percent, plural, span
 from kneewatch.reports.triage.charts import Axis
 from kneewatch.reports.triage.verdict import RANKS
 from kneewatch.reports.triage.view_model import IntervalView
@@ -212,7 +212,7 @@ def _description(stages: Sequence[IntervalView], gaps: Sequence[Bar], moment_s: 
         return "The stage is unknown in this time range."
     newest = [f"{interval_name(stage)} {lasted(stage, moment_s)}" for stage in stages[-DESCRIBED:]]
     more = f"{len(stages) - DESCRIBED} earlier; " if len(stages) > DESCRIBED else ""
-    unknown = f" {len(gaps)} gaps in which the stage is unknown." if gaps else ""
+    unknown = f" {plural(len(gaps), 'gap')} in which the stage is unknown." if gaps else ""
     return f"{more}{'; '.join(newest)}.{unknown}"
 
 
