@@ -36,9 +36,11 @@ class Address:
     @property
     def url(self) -> str:
         """The page's URL without credentials, for messages."""
-        return f"{self.scheme}://{self._authority()}{self.path}"
+        return f"{self.scheme}://{self.authority}{self.path}"
 
-    def _authority(self) -> str:
+    @property
+    def authority(self) -> str:
+        """Host and port, as in a URL and in the Host header; without the scheme's own port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -47,7 +49,7 @@ class Address:
         if self.user is None:
             return self.url
         secret = f"{quote(self.user, safe='')}:{quote(self.password, safe='')}"
-        return f"{self.scheme}://{secret}@{self._authority()}{self.path}"
+        return f"{self.scheme}://{secret}@{self.authority}{self.path}"
 
 
 def metrics_url(target: str) -> str:

@@ -44,6 +44,8 @@ class TimedSocket:
         self.sock = sock
         self.deadline_s = math.inf
         self.received_bytes = 0
+        self.unread = b""
+        """Data that was received already: the next file of this socket begins with it."""
 
     def tighten(self) -> None:
         """Set the socket's timeout to the time left.
@@ -59,6 +61,12 @@ class TimedSocket:
     def sendall(self, data: bytes) -> None:
         self.tighten()
         self.sock.sendall(data)
+
+    def recv(self, most_bytes: int) -> bytes:
+        self.tighten()
+        data = self.sock.recv(most_bytes)
+        self.received_bytes += len(data)
+        return data
 
     def makefile(self, _mode: str = "rb") -> io.BufferedReader:
         return io.BufferedReader(_TimedReader(self), 65_536)
@@ -85,11 +93,17 @@ class _TimedReader(io.RawIOBase):
         self._timed = timed
         # The socket's own file keeps it open when http.client closes it before the body is read.
         self._file = timed.sock.makefile("rb", buffering=0)
+        self._unread, timed.unread = timed.unread, b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int | None:
+        if self._unread:
+            view = memoryview(buffer)
+            data, self._unread = self._unread[: len(view)], self._unread[len(view) :]
+            view[: len(data)] = data
+            return len(data)
         self._timed.tighten()
         count = self._file.readinto(buffer)
         self._timed.received_bytes += count or 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import re
 import time
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -42,6 +44,72 @@ class Fetched:
 DEFAULT_SETTINGS = FetchSettings()
 
 
+PLAIN_HEAD = re.compile(
+    rb"HTTP/1\.1 200 [^\r\n]{0,200}+\r\n((?:[!-9;-~]{1,100}+:[^\r\n]{0,2000}+\r\n){1,50}+)\r\n"
+)
+NOT_PLAIN = frozenset({"transfer-encoding", "content-encoding", "connection"})
+"""Headers of answers that are left to http.client."""
+
+RECEIVE_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class PlainAnswer:
+    """An answer 200 that states its length, with what `Fetcher` needs of an HTTPResponse.
+
+    Nearly every page comes so. http.client parses headers as those of mail, which takes longer than
+    all else of a scrape.
+    """
+
+    headers: Mapping[str, str]
+    length: int
+    """Bytes of the body that were not read yet."""
+    timed: TimedSocket
+    begun: bytes
+    """The part of the body that came with the head."""
+    status: int = http.client.OK
+    reason: str = "OK"
+    chunked: bool = False
+    will_close: bool = False
+
+    @classmethod
+    def of(cls, data: bytes, timed: TimedSocket) -> PlainAnswer | None:
+        """The answer that begins with this data; None where it is not plain."""
+        head = PLAIN_HEAD.match(data)
+        if head is None:
+            return None
+        lines = head[1].decode("latin-1").split("\r\n")[:-1]
+        pairs = [
+            (name.lower(), text.strip())
+            for name, _, text in (line.partition(":") for line in lines)
+        ]
+        headers = dict(pairs)
+        length = headers.get("content-length", "")
+        one_each = len(headers) == len(pairs) and NOT_PLAIN.isdisjoint(headers)
+        if not one_each or not (length.isascii() and length.isdigit() and len(length) < 16):
+            return None
+        begun = data[head.end() :]
+        if len(begun) > int(length):
+            return None
+        return cls(headers, int(length), timed, begun)
+
+    def read(self, most_bytes: int) -> bytes:
+        """The body, `most_bytes` at most; shorter where the connection ends before it does."""
+        parts, left = [self.begun], min(self.length, most_bytes) - len(self.begun)
+        while left > 0 and (data := self.timed.recv(min(left, RECEIVE_BYTES))):
+            parts.append(data)
+            left -= len(data)
+        body = b"".join(parts)
+        self.length -= len(body)
+        return body
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+Answer = PlainAnswer | http.client.HTTPResponse
+
+
 class Fetcher:
     """Fetches one page of one server; keeps the connection between scrapes. Not thread-safe.
 
@@ -60,9 +128,8 @@ class Fetcher:
         self._post = post
         self._address, self._any_answer = parse_target(url), any_answer
         self._settings = settings
-        self._connection: http.client.HTTPConnection | None = None
         self._timed: TimedSocket | None = None
-        self._response: http.client.HTTPResponse | None = None
+        self._response: Answer | None = None
         self._headers: dict[str, str] = {}
         self._tls = TlsAccess(self._address, settings)
         self._path = self._address.path
@@ -104,16 +171,17 @@ class Fetcher:
 
     def close(self) -> None:
         """Close the connection; the next `get` opens another."""
-        if self._response is not None:  # an answer that ends the connection keeps the socket open
-            self._response.close()
-        if self._connection is not None:
-            self._connection.close()
-        if self._timed is not None:
-            self._timed.close()
-        self._connection = self._timed = self._response = None
+        self._disconnect()
         self._path = self._address.path
 
-    def _follow(self) -> http.client.HTTPResponse:
+    def _disconnect(self) -> None:
+        if self._response is not None:
+            self._response.close()
+        if self._timed is not None:
+            self._timed.close()
+        self._timed = self._response = None
+
+    def _follow(self) -> Answer:
         # Where a redirect led is kept as long as the connection: one GET a scrape from then on.
         for _hop in range(REDIRECTS_MAX + 1):
             response = self._answer()
@@ -137,56 +205,65 @@ class Fetcher:
             hint="the server redirects in a circle; check its proxy's rules",
         )
 
-    def _answer(self) -> http.client.HTTPResponse:
+    def _answer(self) -> Answer:
         kept = self._timed
-        if kept is not None and self._connection is not None and self._connection.sock is not None:
+        if kept is not None:
             if kept.is_quiet():
                 try:
-                    return self._ask(self._connection, kept)
+                    return self._ask(kept)
                 except ConnectionError:
                     # The server closed what it had kept, while we asked: it has served nothing.
                     if kept.received_bytes:
                         raise
-            path = self._path
-            self.close()
-            self._path = path
-        return self._ask(*self._open())
+            self._disconnect()
+        return self._ask(self._open())
 
-    def _ask(
-        self, connection: http.client.HTTPConnection, timed: TimedSocket
-    ) -> http.client.HTTPResponse:
+    def _ask(self, timed: TimedSocket) -> Answer:
         if self._deadline_s is None:
             self._deadline_s = time.monotonic() + self._settings.read_timeout_s
         timed.deadline_s = self._deadline_s
         timed.received_bytes = 0
-        if self._post is None:
-            connection.request("GET", self._path, headers=self._headers)
-        else:
-            headers = {**self._headers, "Content-Type": "application/json"}
-            connection.request("POST", self._path, body=self._post, headers=headers)
-        self._response = connection.getresponse()
+        timed.sendall(self._request())
+        data = timed.recv(RECEIVE_BYTES)
+        if not data:
+            raise ConnectionResetError("the server closed the connection without an answer")
+        self._response = PlainAnswer.of(data, timed)
+        if self._response is None:
+            timed.unread = data
+            response = http.client.HTTPResponse(cast("socket.socket", timed))
+            self._response = response
+            response.begin()
         return self._response
 
-    def _open(self) -> tuple[http.client.HTTPConnection, TimedSocket]:
-        address = self._address
-        self._headers = request_headers(address, self._settings)
-        timed = connect(
-            address,
+    def _request(self) -> bytes:
+        headers = {"Host": self._host(), "Accept-Encoding": "identity", **self._headers}
+        body = self._post or b""
+        if self._post is not None:
+            headers |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        method = "GET" if self._post is None else "POST"
+        lines = [f"{method} {self._path} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+    def _host(self) -> str:
+        authority = self._address.authority
+        return authority if authority.isascii() else authority.encode("idna").decode()
+
+    def _open(self) -> TimedSocket:
+        self._headers = request_headers(self._address, self._settings)
+        self._timed = connect(
+            self._address,
             timeout_s=self._settings.connect_timeout_s,
             tls=self._tls.context(),
         )
-        connection = http.client.HTTPConnection(address.host, address.port)
-        connection.auto_open = 0
-        connection.default_port = 443 if address.scheme == "https" else 80
-        connection.sock = cast("socket.socket", timed)
-        self._connection, self._timed = connection, timed
-        return connection, timed
+        return self._timed
 
-    def _body(self, response: http.client.HTTPResponse) -> bytes:
+    def _body(self, response: Answer) -> bytes:
         limit_bytes = self._settings.body_limit_bytes
         if (response.length or 0) > limit_bytes:
             raise failures.too_large(self._address, limit_bytes, "as the server announces")
         body = response.read(limit_bytes + 1)
+        if response.will_close:
+            self._disconnect()
         if len(body) > limit_bytes:
             raise failures.too_large(self._address, limit_bytes, "as sent")
         if response.length:
@@ -217,7 +294,7 @@ class Fetcher:
             raise failures.truncated(self._address, "its compressed form is incomplete")
         return body
 
-    def _check(self, response: http.client.HTTPResponse, body: bytes, content_type: str) -> None:
+    def _check(self, response: Answer, body: bytes, content_type: str) -> None:
         if response.length is None and not response.chunked and not body.endswith(b"\n"):
             # The end of the connection is the end of the page: only its last line can tell.
             raise failures.truncated(self._address, "its last line has no end")

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.http.connection import FetchSettings, TimedSocket
+from kneewatch.collector.http.fetch import PlainAnswer
 from tests.collector.servers import PAGE, Fetch, Server, Start, always, answer, chunked, failure
 
 
@@ -339,3 +340,47 @@ def test_unusable_credentials(
     assert caught.value.hint
     assert "SECRET" not in f"{caught.value}{settings!r}"
     assert server.connections == 0
+
+
+HEAD = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(HEAD, id="half a head"),
+        pytest.param(HEAD.replace("200", "204") + "\r\na 1\n", id="another status"),
+        pytest.param(HEAD.replace("1.1", "1.0") + "\r\na 10\n", id="HTTP 1.0"),
+        pytest.param(HEAD + "Connection: close\r\n\r\na 10\n", id="it closes"),
+        pytest.param(HEAD + "Content-Encoding: gzip\r\n\r\na 10\n", id="compressed"),
+        pytest.param(HEAD + "Transfer-Encoding: chunked\r\n\r\na 10\n", id="chunks"),
+        pytest.param(HEAD + "content-length: 4\r\n\r\na 10\n", id="two lengths"),
+        pytest.param(HEAD.replace("5", "-5") + "\r\na 10\n", id="no length"),
+        pytest.param(HEAD + " folded\r\n\r\na 10\n", id="a folded header"),
+        pytest.param(HEAD + "\r\na 10\nHTTP/1.1", id="more than the page"),
+    ],
+)
+def test_answer_out_of_the_ordinary_is_left_to_http_client(data: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert PlainAnswer.of(data.encode(), TimedSocket(ours)) is None
+
+
+def test_plain_answer_is_read_to_its_length() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"0\nnext")
+        plain = PlainAnswer.of(f"{HEAD}X-A:b \r\n\r\na 1".encode(), TimedSocket(ours))
+        assert plain is not None
+        assert plain.headers == {"content-length": "5", "x-a": "b"}
+        assert (plain.read(100), plain.length) == (b"a 10\n", 0)
+        assert ours.recv(9) == b"next"
+
+
+def test_plain_answer_that_ends_early_says_what_is_missing() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        plain = PlainAnswer.of(f"{HEAD}\r\na".encode(), TimedSocket(ours))
+        theirs.close()
+        assert plain is not None
+        assert (plain.read(100), plain.length) == (b"a", 4)
