@@ -163,7 +163,7 @@ def inspect(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
 @setting_options(*(key for key in table.BY_KEY if key not in DIAGNOSE_ONLY))
 @click.option("--prometheus", metavar="URL", help="also watch the fleet that this system scrapes")
 @click.option("--selector", default="", metavar="MATCHERS", help='only these series: namespace="a"')
-@click.option("--demo", is_flag=True, help="play the shipped recording; its history is deleted at exit")
+@click.option("--demo", is_flag=True, help="play the shipped recording; its history is temporary")
 @click.option("--for", "for_s", type=SPAN, help="stop after this time; unset: on SIGTERM or Ctrl-C")
 def run(
     targets: tuple[str, ...],
