@@ -16,6 +16,7 @@ from kneewatch.diagnose.deployment.server_facts import (
     SETTING,
     TENSOR_PARALLEL,
     VERSION,
+    ServerFacts,
 )
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
@@ -220,10 +221,9 @@ def latency_basis(diagnosis: Diagnosis) -> str:
     return f"latency judged against {diagnosis.judged_against}"
 
 
-def known_words(diagnosis: Diagnosis) -> str:
-    """Version, model, GPUs and limits of the server with their sources; empty if nothing was read
+def known_words(server: ServerFacts | None) -> str:
+    """Version, model, GPUs and limits of a server with their sources; empty if nothing was read
     from it."""
-    server = diagnosis.server
     if server is None:
         return ""
     facts = {fact.name: fact for fact in server.facts}
@@ -329,7 +329,7 @@ def _footer(diagnosis: Diagnosis, style: Style) -> list[str]:
         lines = wrapped(
             f"window {span(diagnosis.window_s)}; {latency_basis(diagnosis)}", width=style.width
         )
-    if words := known_words(diagnosis):
+    if words := known_words(diagnosis.server):
         lines += wrapped(f"known: {words}", width=style.width)
     unknown = gaps(diagnosis)
     if unknown:
@@ -376,7 +376,7 @@ def _markdown(diagnosis: Diagnosis, docs_url: str, *, footers: bool) -> str:
         return "\n".join(lines)
     basis = latency_basis(diagnosis)
     lines += ["", f"{basis[:1].upper()}{basis[1:]}."]
-    if words := known_words(diagnosis):
+    if words := known_words(diagnosis.server):
         lines += ["", f"Known: {escaped(words)}."]
     if unknown := gaps(diagnosis):
         lines += ["", "Could not be judged:", "", *(f"- {escaped(line)}" for line in unknown)]

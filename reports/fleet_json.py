@@ -11,7 +11,7 @@ from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.replica_count import TierSize
 from kneewatch.diagnose.fleet.tier import FleetCause, Spread, Tier
-from kneewatch.reports.diagnosis_json import recommendation_document, rounded
+from kneewatch.reports.diagnosis_json import recommendation_document, rounded, server_document
 
 SCHEMA = "kneewatch.fleet/1"
 
@@ -35,8 +35,10 @@ def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]
         "replicas": len({engine.member.replica for engine in diagnosis.engines}),
         "engines": len(diagnosis.engines),
         "tiers": [
-            _tier(*tier_and_size)
-            for tier_and_size in zip(diagnosis.tiers, diagnosis.sizes, strict=True)
+            {**_tier(tier, size), "server": server_document(server, observed.t_s)}
+            for tier, size, server in zip(
+                diagnosis.tiers, diagnosis.sizes, diagnosis.servers, strict=True
+            )
         ],
         "causes": [_cause(cause, docs_url) for cause in diagnosis.causes],
         "recommendations": [

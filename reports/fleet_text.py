@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.diagnosis import FleetAdvice, FleetDiagnosis
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.replica_count import Split, TierSize
 from kneewatch.diagnose.fleet.tier import FleetCause, Spread, Tier
-from kneewatch.reports.diagnosis_text import AGAINST_SHOWN, Style, escaped
+from kneewatch.reports.diagnosis_text import AGAINST_SHOWN, Style, escaped, known_words
 from kneewatch.reports.formatting import (
     clock,
     date,
@@ -217,13 +218,15 @@ def _tiers(diagnosis: FleetDiagnosis, style: Style) -> list[str]:
     ill = {e.member.group for e in worst_engines(diagnosis)}
     in_full: list[str] = []
     in_a_line: list[str] = []
-    for tier, size in zip(diagnosis.tiers, diagnosis.sizes, strict=True):
+    for tier, size, server in zip(diagnosis.tiers, diagnosis.sizes, diagnosis.servers, strict=True):
         if (
             not troubled.isdisjoint({(tier.pool, tier.tier), (tier.pool, "")})
             or (tier.pool, tier.tier, tier.role) in ill
         ):
             in_full += ["", *wrapped(tier_words(tier), width=style.width)]
             in_full += wrapped(size_words(size), width=style.width, indent=3)
+            if words := known_words(server):
+                in_full += wrapped(f"known: {words}", width=style.width, indent=3)
             for spread in tier.spreads:
                 in_full += wrapped(spread_words(spread), width=style.width, indent=3)
         else:
@@ -276,8 +279,8 @@ def markdown(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> str:
         for advice in diagnosis.advice:
             head, *rows = advice_words(advice)
             lines += [f"- {escaped(head)}", *(f"  - {escaped(row)}" for row in rows)]
-    for tier, size in zip(diagnosis.tiers, diagnosis.sizes, strict=True):
-        lines += ["", *_tier(tier, size)]
+    for tier, size, server in zip(diagnosis.tiers, diagnosis.sizes, diagnosis.servers, strict=True):
+        lines += ["", *_tier(tier, size, server)]
     worst = worst_engines(diagnosis)
     if worst:
         lines += ["", "### Worst engines", ""]
@@ -305,11 +308,13 @@ def _markdown_cause(place: int, fleet_cause: FleetCause, docs_url: str) -> list[
     ]
 
 
-def _tier(tier: Tier, size: TierSize) -> list[str]:
+def _tier(tier: Tier, size: TierSize, server: ServerFacts) -> list[str]:
+    known = known_words(server)
     return [
         f"### {escaped(tier_words(tier))}",
         "",
         escaped(size_words(size)),
+        *(["", f"Known: {escaped(known)}"] if known else []),
         "",
         "| signal | worst | where | min | median | mean | max | engines | unknown |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -349,6 +349,17 @@ def hourly(scope: QueryScope, groups: Sequence[str]) -> dict[str, str]:
     return {key: grouped.either(expr.promql) for key, expr in _catalogue(USUAL_SIGNALS).items()}
 
 
+IMAGES = (
+    "count by (cluster, exported_namespace, exported_pod, exported_container, namespace, pod, "
+    "container, image, image_spec) "
+    '(kube_pod_container_info{image=~".*vllm.*"} '
+    'or kube_pod_container_info{image_spec=~".*vllm.*"})'
+)
+"""The containers with an image of vLLM, by kube-state-metrics, which has no arguments of theirs.
+`image` is what the container's runtime names, `image_spec` (newer versions) what the pod asks
+for."""
+
+
 def gpu_queries(selector: str) -> dict[str, str]:
     """A query for each GPU figure, and one for the number of GPUs."""
     labels = ", ".join(GPU_LABELS)

@@ -87,6 +87,26 @@ def places_of(member: Member) -> Iterable[Place]:
             yield "node", cluster, node
 
 
+def images_of(members: Iterable[Member], samples: Sequence[Sample]) -> dict[Key, str]:
+    """The image of each engine's container; engines whose pod has several images of vLLM are left
+    out, unless the series of the engine name the container."""
+    by_pod: dict[Place, dict[str, set[str]]] = {}
+    for sample in samples:
+        labels = sample.labels
+        image = labels.get("image_spec") or labels.get("image", "")
+        container = labels.get("exported_container") or labels.get("container", "")
+        for place in places(labels):
+            by_pod.setdefault(place, {}).setdefault(container, set()).add(image)
+    images: dict[Key, str] = {}
+    for member in members:
+        containers = next((by_pod[at] for at in places_of(member) if at in by_pod), {})
+        own = containers.get(member.labels.get("container", ""))
+        candidates = own or {image for several in containers.values() for image in several}
+        if len(candidates) == 1:
+            images[member.key] = next(iter(candidates))
+    return images
+
+
 # --- KV pools -------------------------------------------------------------------------------------
 
 
@@ -166,7 +186,7 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     values, sources = _signals(asking, scope, shape, config, recorded=use_recorded)
     findings = _findings(asking, scope, shape) if use_recorded else {}
     streaks_s = _streaks(asking, scope, shape, config, interval_s=interval_s, recorded=not raw)
-    shape, gpus, configs = _gpus_and_configs(asking, scope, shape, values)
+    shape, gpus, configs, images = _gpus_and_configs(asking, scope, shape, values)
     past = config.past
     if past is None:
         past = past_of(
@@ -187,6 +207,7 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
         values=values,
         gpus=gpus,
         configs=configs,
+        images=images,
         alerts=findings,
         past=past,
         gone=presence.gone,
@@ -275,8 +296,8 @@ def _gpus_and_configs(
     scope: QueryScope,
     shape: Shape,
     values: Values,
-) -> tuple[Shape, Values, dict[Key, Labels]]:
-    """The shape with tiers, GPU figures and cache configurations by engine.
+) -> tuple[Shape, Values, dict[Key, Labels], dict[Key, str]]:
+    """The shape with tiers; GPU figures, cache configurations and images by engine.
 
     Adds process ages, hourly figures and KV capacities to `values`.
     """
@@ -284,6 +305,7 @@ def _gpus_and_configs(
         **queries.process_queries(scope),
         "kv_capacity_tokens": queries.configs(scope),
         **queries.gpu_queries(scope.selector),
+        "images": queries.IMAGES,
     }
     answers = asking.instants(extra_queries)
     for hour in ("running_hour_avg", "running_hour_max", "running_hour_ago"):
@@ -295,7 +317,7 @@ def _gpus_and_configs(
         if tokens is not None:
             values[key]["kv_capacity_tokens"] = tokens
     shape, gpus = with_gpus(shape, {key: answers[key] for key in (*queries.GPUS, queries.COUNTED)})
-    return shape, gpus, configs
+    return shape, gpus, configs, images_of(shape.members, answers["images"])
 
 
 def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.causes.ranking import CAUSES, explained_by, with_explained
 from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.absence import absence_causes, absence_notes
 from kneewatch.diagnose.fleet.engine_causes import LEFT_OUT
@@ -22,6 +23,7 @@ from kneewatch.diagnose.fleet.replica_count import (
     server_of,
     sizes_of,
     splits_of,
+    tier_facts,
 )
 from kneewatch.diagnose.fleet.routing import mixed_tiers, reuse_possible, routing_dilution
 from kneewatch.diagnose.fleet.tensor_parallel import split_notes, tp_overhead
@@ -146,7 +148,8 @@ class FleetDiagnosis:
     """The verdict on a fleet: causes by rank, engines worst first.
 
     `lost` says since when and why there is no newer answer, empty if this one is current. `notes`
-    list what could not be judged and why. `sizes` are in the order of `tiers`; `splits` are of
+    list what could not be judged and why. `sizes` and `servers` (what
+    is known about each tier's servers) are in the order of `tiers`; `splits` are of
     tiers with separate prefill and decode replicas.
     """
 
@@ -156,6 +159,7 @@ class FleetDiagnosis:
     causes: tuple[FleetCause, ...]
     notes: tuple[str, ...]
     sizes: tuple[TierSize, ...]
+    servers: tuple[ServerFacts, ...]
     advice: tuple[FleetAdvice, ...]
     splits: tuple[Split, ...] = ()
     lost: str = ""
@@ -213,6 +217,12 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
     notes += split_notes(tiers, profile)
     notes += unprofiled(tiers, profile.stated)
     stated, targets = profile.stated, profile.targets
+    servers = [tier_facts(tier, stated, t_s=observed.t_s)[0] for tier in tiers]
+    notes += [
+        f"{tier.name}: {note}"
+        for tier, server in zip(tiers, servers, strict=True)
+        for note in server.notes
+    ]
     blind = bool(observed.warnings or observed.failed)
     sizes = sizes_of(tiers, observed, ranked, stated, targets, blind=blind)
     splits = splits_of(tiers, stated, targets)
@@ -224,6 +234,7 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
         tuple(ranked),
         tuple(notes),
         tuple(sizes),
+        tuple(servers),
         tuple(advice),
         tuple(splits),
     )

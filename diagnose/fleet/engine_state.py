@@ -154,7 +154,8 @@ class RuleHit:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine's verdict. `stage` is None where it is unknown; `causes` are ranked."""
+    """One engine's verdict. `stage` is None where it is unknown; `causes` are ranked; `image` is
+    its container's, empty where it is unknown."""
 
     member: Member
     values: Values
@@ -164,6 +165,7 @@ class Engine:
     severity: Severity
     findings: tuple[RuleHit, ...]
     causes: tuple[Cause, ...] = ()
+    image: str = ""
 
     @property
     def health(self) -> str:
@@ -200,6 +202,7 @@ def engines_of(observed: Observed, profile: Profile, covered: Coverage) -> list[
             observed.configs.get(member.key, {}),
             observed.alerts.get(member.key, {}),
             observed.streaks_s.get(member.key, {}),
+            observed.images.get(member.key, ""),
         )
         for member in observed.shape.members
     ]
@@ -230,6 +233,7 @@ class _Evaluator:
         config: Labels,
         alerts: Mapping[str, Severity],
         streaks_s: Mapping[str, float],
+        image: str,
     ) -> Engine:
         """One engine's verdict; `alerts` are the severities of rules that fire there, `streaks_s`
         how long named conditions have held."""
@@ -265,7 +269,9 @@ class _Evaluator:
             *(cause.severity for cause in causes),
             Severity.OK,
         )
-        return Engine(member, known, gpus, config, stage, severity, tuple(findings), tuple(causes))
+        return Engine(
+            member, known, gpus, config, stage, severity, tuple(findings), tuple(causes), image
+        )
 
     def _severity(self, values: Values) -> Severity:
         moment = Moment(values, self._targets)

@@ -176,7 +176,8 @@ class Observed:
     are signals that recording rules gave, `raw` those computed from raw series, `failed` those
     that could not be asked, with the reason. `skew_s` is how far the server's clock is ahead,
     None where that is within what measuring it can tell. `configs` are the labels of
-    cache_config_info, `alerts` the severities of rules whose recorded alerts fire, by rule id.
+    cache_config_info, `images` those of the containers by kube-state-metrics, `alerts` the
+    severities of rules whose recorded alerts fire, by rule id.
     `streaks_s` is for how long at least named conditions have held, `scrape_interval_s` the
     longest time between scrapes of a pool, None where it could not be measured.
 
@@ -194,6 +195,7 @@ class Observed:
     values: Mapping[Key, Values]
     gpus: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
     configs: Mapping[Key, Labels] = field(default_factory=dict[Key, Labels])
+    images: Mapping[Key, str] = field(default_factory=dict[Key, str])
     alerts: Mapping[Key, Mapping[str, Severity]] = field(
         default_factory=dict[Key, Mapping[str, Severity]]
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -13,6 +13,20 @@ from kneewatch.diagnose.catalogue.models import Model, model
 from kneewatch.diagnose.causes.evidence import Facts, Targets
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.deployment import Deployment, Stated, deployment
+from kneewatch.diagnose.deployment.server_facts import (
+    GPU,
+    GPUS,
+    PAGE,
+    POD,
+    TENSOR_PARALLEL,
+    VERSION,
+    ServerFacts,
+    SourceReading,
+    Value,
+    merge,
+    printable,
+)
+from kneewatch.diagnose.deployment.vllm_flags import image_version
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.observed import DAY_S, Observed, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
@@ -71,27 +85,54 @@ def averaged(tier: Tier) -> dict[str, float | None]:
 
 
 def server_of(tier: Tier, stated: Stated) -> Deployment:
-    """The deployment of each engine of the tier: as stated, else from its series.
+    """The deployment of each engine of the tier: as stated, else from its series."""
+    return deployment(tier.engines[0].config, tier_facts(tier, stated, t_s=0.0)[1])
 
-    The model is the one that `model_name` names, the GPU the one of the tier's name, and DCGM
-    counts the GPUs of each pod, which its data-parallel engines share evenly.
+
+def tier_facts(tier: Tier, stated: Stated, *, t_s: float) -> tuple[ServerFacts, Stated]:
+    """What the series of `t_s` say about the servers of a tier, and the settings completed by it.
+
+    The model is the one that `model_name` names, the version that of all replicas' images, the GPU
+    the one of the tier's name, and DCGM counts the GPUs of each pod, which its data-parallel
+    engines share evenly.
     """
+    member, config = tier.engines[0].member, tier.engines[0].config
     pod = middle(engine.gpus.get("gpus") for engine in tier.engines)
     gpus = pod / (tier.engines_each or 1) if pod else 0.0
     gpus_each = int(gpus) if gpus and gpus == int(gpus) else None
-    launch = stated.launch
-    split = (
-        stated.tensor_parallel or (launch and launch.count("--tensor-parallel-size")) or gpus_each
+    gpu = recognise(tier.tier) if tier.tier else None
+    devices: dict[str, Value | None] = {
+        GPU: None if gpu is None else gpu.id,
+        "gpus": gpus_each,
+        TENSOR_PARALLEL: gpus_each,
+    }
+    facts, completed = merge(
+        replace(stated, replicas=tier.replicas),
+        (
+            SourceReading(PAGE, t_s, model=_model_named(member.model)),
+            _of_images({engine.image for engine in tier.engines}, t_s),
+            SourceReading(GPUS, t_s, {k: v for k, v in devices.items() if v is not None}),
+        ),
+        config=config,
+        model_names=(member.model,) if member.model else (),
+        settings_s=t_s,
+        page_s=t_s,
     )
-    tier_stated = replace(
-        stated,
-        model=stated.model or _model_named(tier.engines[0].member.model),
-        gpu=stated.gpu or (recognise(tier.tier) if tier.tier else None),
-        tensor_parallel=split,
-        gpus=stated.gpus or gpus_each,
-        replicas=tier.replicas,
-    )
-    return deployment(tier.engines[0].config, tier_stated)
+    return facts, replace(completed, gpus=stated.gpus or gpus_each)
+
+
+def _of_images(images: Set[str], t_s: float) -> SourceReading:
+    """The version that the tags of all replicas' images name; a note where they name several."""
+    versions = sorted({image_version(image) or "" for image in images})
+    if len(versions) > 1 and all(versions):
+        note = f"replicas run different versions of vLLM: {', '.join(versions)}"
+        return SourceReading(POD, t_s, notes=(note,))
+    if len(versions) != 1 or not versions[0]:
+        return SourceReading(POD, t_s)
+    values: dict[str, Value] = {VERSION: versions[0]}
+    if len(images) == 1:
+        values["image"] = printable(next(iter(images)))
+    return SourceReading(POD, t_s, values)
 
 
 def _model_named(name: str) -> Model | None:

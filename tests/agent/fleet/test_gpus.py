@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.agent.fleet.snapshot import with_gpus
+from kneewatch.agent.fleet.snapshot import images_of, with_gpus
 from kneewatch.collector.prometheus.responses import Sample
 from tests.diagnose.fleet.made import pod, shaped
 
@@ -34,3 +34,34 @@ def test_nodes_of_one_name_in_two_clusters_too() -> None:
 
 def test_an_exporter_that_names_no_cluster_is_joined_by_pod() -> None:
     assert clocks(gpu(600.0, namespace="prod", pod="a"), cluster=("eu",)) == {"eu": 600.0}
+
+
+# --- Images, by kube-state-metrics ----------------------------------------------------------------
+
+
+def container(image: str, name: str = "vllm", **labels: str) -> Sample:
+    place = {"namespace": "prod", "pod": "a", "container": name}
+    return Sample({**place, "image": image, **labels}, 1.0)
+
+
+def images(*samples: Sample, **labels: str) -> list[str]:
+    return list(images_of(shaped([pod("a", **labels)]).members, samples).values())
+
+
+def test_an_engine_has_the_image_of_its_pod() -> None:
+    assert images(container("vllm:v1"), container("vllm:v2", pod="b")) == ["vllm:v1"]
+    assert images(container("vllm:v1", namespace="test")) == []
+    asked_for = container("sha256:00", image_spec="vllm:v1")
+    assert images(asked_for) == ["vllm:v1"], "what the pod asks for names the release"
+
+
+def test_without_honor_labels_the_pod_is_the_exported_one() -> None:
+    scraped = {"exported_namespace": "prod", "exported_pod": "a", "exported_container": "vllm"}
+    own = {"namespace": "monitoring", "pod": "kube-state-metrics-0", "container": "ksm"}
+    assert images(Sample({**own, **scraped, "image": "vllm:v1"}, 1.0)) == ["vllm:v1"]
+
+
+def test_of_several_images_only_the_engines_own_counts() -> None:
+    both = container("vllm:v1"), container("vllm-router:v7", name="router")
+    assert images(*both) == []
+    assert images(*both, container="vllm") == ["vllm:v1"]

@@ -72,9 +72,10 @@ def verdict(
     usual: Mapping[Group, Usual] | None = None,
     profile: Profile | None = None,
     streaks_s: Mapping[str, Mapping[str, float]] | None = None,
+    images: Mapping[str, str] | None = None,
 ) -> FleetDiagnosis:
-    """The verdict on engines, each as usual but for what is stated and `lacking`; GPUs and streaks
-    by pod."""
+    """The verdict on engines, each as usual but for what is stated and `lacking`; GPUs, streaks and
+    images by pod."""
     shape = shaped([labels for labels, _ in engines])
     return diagnose(
         Observed(
@@ -92,6 +93,11 @@ def verdict(
                 member.key: gpus[member.labels["pod"]]
                 for member in shape.members
                 if gpus and member.labels["pod"] in gpus
+            },
+            images={
+                member.key: images[member.labels["pod"]]
+                for member in shape.members
+                if images and member.labels["pod"] in images
             },
             past=Past(peaks or {}, lengths or {}, recent=recent or {}, usual=usual or {}),
             gone=gone,

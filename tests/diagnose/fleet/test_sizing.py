@@ -298,3 +298,69 @@ def test_a_peak_counts_what_was_seen() -> None:
     found = peak_of([(0.0, 1.0), (300.0, 5.0), (600.0, float("nan"))], span_s=900.0, steps=4)
     assert found == Peak(5.0, 300.0, 3.0, 900.0, 0.5)
     assert peak_of([(0.0, float("nan"))], span_s=900.0, steps=4) is None
+
+
+# --- What is known about a tier's servers ---------------------------------------------------------
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+OF_0_26 = "registry.example/vllm-openai:v0.26.0"
+
+
+def server_values(found: FleetDiagnosis) -> dict[str, tuple[object, str]]:
+    (server,) = found.servers
+    return {fact.name: (fact.value, fact.source) for fact in server.facts}
+
+
+def known_fleet(images: dict[str, str], profile: Profile | None = None) -> FleetDiagnosis:
+    h100 = fleet(2, model_name=LLAMA, tier="NVIDIA H100 80GB HBM3")
+    gpus = {name: {"gpus": 2.0} for name in ("r0", "r1")}
+    return verdict(*h100, gpus=gpus, images=images, profile=profile)
+
+
+def test_images_gpus_and_model_name_are_facts_with_their_sources() -> None:
+    found = known_fleet({"r0": OF_0_26, "r1": OF_0_26})
+    values = server_values(found)
+    assert values["vllm_version"] == ("0.26.0", "pod")
+    assert values["image"] == (OF_0_26, "pod")
+    assert values["model"] == (LLAMA, "page")
+    assert values["gpu"] == ("h100-sxm", "gpus")
+    assert values["tensor_parallel"] == (2, "gpus")
+    server = document(found)["tiers"][0]["server"]
+    assert {fact["age_s"] for fact in server["facts"]} == {0.0}
+    assert "launch" in {missing["name"] for missing in server["unknown"]}
+    assert f"known: vLLM 0.26.0, {LLAMA}, h100-sxm, TP 2; from: pod, page, gpus" in " ".join(
+        text(verdict(*fleet(2, model_name=LLAMA, tier="NVIDIA H100 80GB HBM3"),
+                     (pod("r2", model_name=LLAMA, tier="NVIDIA H100 80GB HBM3"),
+                      {"preemption_per_s": 3.0, "preemption_ratio_per_s": 0.3,
+                       "kv_usage_ratio": 1.0, "waiting": 20.0}),
+                     gpus={name: {"gpus": 2.0} for name in ("r0", "r1", "r2")},
+                     images=dict.fromkeys(("r0", "r1", "r2"), OF_0_26)),
+             Style(width=200)).split()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("images", "note"),
+    [
+        ({"r0": OF_0_26, "r1": "vllm/vllm-openai:v0.32.0"}, "0.26.0, 0.32.0"),
+        ({"r0": OF_0_26}, ""),
+        ({"r0": OF_0_26, "r1": "vllm/vllm-openai:latest"}, ""),
+        ({}, ""),
+    ],
+    ids=["a rollout", "one pod is unknown", "one tag names no release", "no kube-state-metrics"],
+)
+def test_a_version_of_some_replicas_is_none_of_the_tier(images: dict[str, str], note: str) -> None:
+    found = known_fleet(images)
+    assert "vllm_version" not in server_values(found)
+    rolling = [line for line in found.notes if "different versions of vLLM" in line]
+    assert [note in line for line in rolling] == ([True] if note else [])
+
+
+def test_a_setting_wins_over_the_image_and_both_are_named() -> None:
+    stated = Profile(stated=Stated(version=(0, 30, 0)))
+    found = known_fleet({"r0": OF_0_26, "r1": OF_0_26}, stated)
+    assert server_values(found)["vllm_version"] == ("0.30.0", "setting")
+    assert any(
+        "setting says 0.30.0, pod says 0.26.0: the setting's is used" in line
+        for line in found.notes
+    )
