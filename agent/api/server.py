@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import re
@@ -194,6 +195,7 @@ def _stamp(settings: Settings) -> Stamp:
 # --- The server -----------------------------------------------------------------------------------
 
 
+IN_USE = "; is kneewatch running already? --listen 127.0.0.1:0 takes a free port"
 KEEP_ALIVE_S = 15
 HANDSHAKE_S = 10.0
 GRACE_S = 1
@@ -234,7 +236,7 @@ class HttpServer:
             listening.close()
             raise SettingsError(
                 f"{self._settings.origin('listen')}: listen = {self._settings['listen']!r}: "
-                f"{exc.strerror or exc}; is kneewatch running already?"
+                f"{exc.strerror or exc}{IN_USE if exc.errno == errno.EADDRINUSE else ''}"
             ) from exc
         self._socket = listening
         self._address = Address(address.host, address.ip, listening.getsockname()[1])
