@@ -39,7 +39,7 @@ class Compiler(Protocol[C]):
         ...
 
     def leaf(self, condition: Leaf, *, side: bool) -> C:
-        """Where a condition with its own two implementations is true, or false."""
+        """Where a single comparison or state is true; with `side=False` where it is false."""
         ...
 
 

@@ -297,8 +297,8 @@ def targets(jobs: Iterable[str]) -> str:
 
 
 def scrapes_of(failing: Sequence[Labels]) -> str:
-    """All scrapes of the last hour of the targets with these labels; also of targets that have the
-    job of one and the address of another."""
+    """The query for the last hour's scrapes of the targets with these labels. Its answer may have
+    targets that share a job with one of them and an address with another."""
     matchers = (
         any_of(name, sorted({labels.get(name, "") for labels in failing}))
         for name in ("job", "instance")

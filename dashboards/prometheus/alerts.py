@@ -324,8 +324,11 @@ STAGE_ADVICE = {
 
 
 def stage_group(plan: Plan) -> Group:
-    """The worst stage in each pool, and an alert for each stage from 1 on and each severity that it
-    can have: of those, a pool has one."""
+    """The worst stage of each pool as a recorded series, and the alerts about it.
+
+    There is one alert for each stage above 0 and each severity that it can have; a pool fires at
+    most one of them.
+    """
     alerts: list[Alert] = []
     for number_, severities in (
         (1, (Severity.INFO,)),

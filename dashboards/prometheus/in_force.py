@@ -72,7 +72,7 @@ def _since(now: str, since: str, severity: Severity) -> Record:
 
 
 def _alike(label: str, seconds: Mapping[str, float]) -> Iterator[tuple[float, str]]:
-    """The matcher of all that have a time in common, by that time."""
+    """Each time in seconds, with the matcher of all names that have it."""
     names: dict[float, list[str]] = defaultdict(list)
     for name, time_s in seconds.items():
         names[time_s].append(name)

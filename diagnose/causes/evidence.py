@@ -64,16 +64,18 @@ class ReplacedProcess:
 class Facts:
     """All that a cause may look at, for one engine at one moment.
 
-    `values` are signals and derived signals, `recent` some signals on a quarter of the window,
-    `streaks_s` how long named conditions have held, `config` the labels of cache_config_info,
-    `observed_s` how long this process has been watched. `gpus` are the target's GPUs one by one, or
-    with `gpus_guessed` those that may be; `gpus_lost` has a line for each that does not answer.
-    `adapters` had a slot in the window; they are looked for only while requests are held back.
-    `lengths` is how far answers are from those of quiet times, looked for only while many more than
-    then end at their limit; None where too few are known. `endless` is how many go far beyond what
-    is stated, looked for while many end at their limit, `workload` all requests of an hour against
-    what is stated; None where nothing is. `knee` is what this engine carries, as far as its own
-    loads have told. `split` is what stated sweeps say of its tensor-parallel degree.
+    - `values`: signals and derived signals; `recent`: some of them over the newest quarter of the
+      window; `streaks_s`: how long each named condition has held.
+    - `config`: the labels of cache_config_info; `observed_s`: how long this process was watched.
+    - `gpus`: the target's GPUs; with `gpus_guessed`, GPUs that may be its own. `gpus_lost`: a line
+      for each that does not answer.
+    - `adapters`: LoRA adapters that had a slot in the window; only filled while requests wait.
+    - `lengths`: answers' lengths against those of quiet times; only filled while many more than
+      then end at their limit, and None where too few are known.
+    - `endless`: answers far longer than the stated workload, filled while many end at their limit;
+      `workload`: the requests of an hour against it. None without a stated workload.
+    - `knee`: the load that this engine carries, learned from its own windows; `split`: what the
+      stated benchmarks say about its tensor-parallel degree.
     """
 
     now_s: float

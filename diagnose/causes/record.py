@@ -136,10 +136,10 @@ class Level:
 class Form:
     """One way in which a cause shows. The first form whose gate holds is the one that is concluded.
 
-    `start` are the log-odds before any evidence. Of `levels` the first that applies is the
-    severity; the last one always does. `words` name quantities for templates. `name` tells the
-    form's recorded series from those of the others, `summary` is its alert's text.
-    `apart`: nothing follows from it now.
+    `start` is the log-odds before any evidence. The severity is that of the first of `levels` that
+    applies; the last one always does. `words` are quantities that the texts may use, by name.
+    `summary` is the alert's text, `name` part of the names of the recorded series. While `apart`
+    holds, the cause explains no other cause.
     """
 
     gate: Condition

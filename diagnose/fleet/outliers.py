@@ -195,10 +195,10 @@ IDLE_SHARE = 0.25
 
 
 def replica_imbalance(tier: Tier) -> FleetCause | None:
-    """The cause where some engines carry far more requests or tokens because they get more.
+    """The cause where some engines carry far more load because more requests or tokens reach them.
 
-    It stands above what those engines suffer if they queue or preempt while the median engine has
-    room; else nothing follows from it.
+    If they queue or preempt while the median engine has room, it explains their own causes.
+    Otherwise it explains none.
     """
     known = [(load, e) for e in tier.engines if (load := e.in_flight) is not None]
     if len(known) < 2:

@@ -22,8 +22,12 @@ LINK = "reset all GPUs of that NVLink fabric; check cables, bridges and NVSwitch
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One XID error number. `urgent`: work on that GPU is lost or wrong until the action is
-    taken. `halts`: the GPU does no work at all until then, so that one which works has had it."""
+    """An XID error number, what it means and what to do about it.
+
+    `urgent`: until the action is taken, work on that GPU is lost or its results are wrong. `halts`:
+    the GPU does nothing at all until then. If it works, the action has been taken and the number is
+    old.
+    """
 
     code: int
     meaning: str

@@ -311,7 +311,7 @@ def slo_loads(values: Values, *, target_s: float, seats: float | None) -> dict[s
 
 
 def _peak(in_flight: float) -> float:
-    """Requests in flight that 1 arrival in 100 exceeds, over their mean."""
+    """The 99th percentile of requests in flight over their mean, for Poisson arrivals."""
     return 1 + ONE_IN_A_HUNDRED / sqrt(in_flight) if in_flight > 0 else 1.0
 
 

@@ -193,7 +193,7 @@ _PREDICTED = "speeds are predicted by the roofline: benchmark the winner before 
 
 
 def notes(result: Found, candidate: Candidate) -> tuple[str, ...]:
-    """What to validate, to check or to know before that candidate is bought."""
+    """Doubts and checks for the buyer of that candidate, a sentence each."""
     setup, gpu = candidate.setup, candidate.gpu
     lines: list[str] = []
     if setup.quantization is not None:

@@ -43,12 +43,13 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Degree:
-    """What one engine of a degree gives: at C_max where there are targets, else at most.
+    """The measured throughput of one engine at a tensor-parallel degree.
 
-    `per_s` are tokens or requests a second, as all degrees beside it. `most_per_s` is what the next
-    measured load gave, which breaks a target: the true limit lies between. `reached`: more load
-    would not have given more. `point` is None where no measured load keeps the targets, and
-    `missed` says which.
+    `per_s` is in tokens or requests per second, the same for all degrees that are compared. With
+    latency targets it is that of the highest measured load that meets them, else the highest
+    measured. `most_per_s` is the throughput of the next load, which missed a target: the limit lies
+    between the two. `reached`: throughput had stopped growing with load. `point` is None where no
+    measured load met the targets; `missed` then names the target.
     """
 
     tensor_parallel: int
