@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -90,6 +91,8 @@ class TargetStream:
         self.monitor = TargetMonitor(name, profile, catalogue)
         self.gpus: GpuSource | None = None
         self.server: ServerSource | None = None
+        self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered around what waits for nothing but the CPU."""
         self._pages, self._catalogue = PageReader(limits), catalogue
         self._fetch_s: float | None = None
 
@@ -120,7 +123,8 @@ class TargetStream:
             state = watched.state(t_s, page, self.monitor) if watched is not None else NO_STATE
             return self.monitor.failed(t_s, page, state)
         gpus = self.gpus.reading(t_s) if self.gpus else NO_GPUS
-        diagnoses = self.monitor.page(t_s, page, gpus, fetch_s=self._fetch_s)
+        with self.computing():
+            diagnoses = self.monitor.page(t_s, page, gpus, fetch_s=self._fetch_s)
         if self.server is not None:
             self.server.update(t_s, self.monitor)
         return diagnoses
@@ -137,7 +141,8 @@ class TargetStream:
         except CollectError as error:
             return error
         self._fetch_s = fetched.duration_s
-        return self._pages.page(t_s, fetched.body, fetched.content_type, None)
+        with self.computing():
+            return self._pages.page(t_s, fetched.body, fetched.content_type, None)
 
 
 def _stale_error(page: Page, t_s: float) -> CollectError | None:

@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
@@ -254,7 +255,8 @@ class Sinks:
 
 
 class TargetWatch:
-    """Watches one target. Its cycles run one at a time, in any thread.
+    """Watches one target. Its cycles run one at a time, in any thread, and enter `computing` around
+    what waits for nothing but the CPU.
 
     Raises:
         CaptureError: the target is a capture that cannot be played.
@@ -268,12 +270,13 @@ class TargetWatch:
         *,
         wall: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
+        computing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.spec, self.profile = spec, profile
         self._sinks, self._wall, self._jitter = sinks, wall, jitter
         self._pages, self._shown_address = open_pages(spec), spec.shown_address
         self._stream = TargetStream(spec.name, profile.profile, profile.limits, profile.catalogue)
-        self._stream.gpus = self
+        self._stream.gpus, self._stream.computing = self, computing
         self._stream.server = _server_watch(spec)
         self._canary = _canary(spec)
         self._changes = ChangeLog(spec.name)
@@ -327,7 +330,8 @@ class TargetWatch:
                 if not engine.learned.knee.history_requested:
                     self._sinks.knees.request(self.spec.name, engine)
         restart = Restart(t_s, STARTED_OVER) if self._stream.monitor is not before else None
-        return self._publish(t_s, diagnoses, began_s, restart)
+        with self._stream.computing():
+            return self._publish(t_s, diagnoses, began_s, restart)
 
     def _send_canary(self, t_s: float, monitor: TargetMonitor) -> None:
         """Send a canary where it is on, and give the monitor what the last ones showed."""

@@ -4,6 +4,9 @@ A thread runs the due cycles one after the other, so that short ones cost no han
 threads; phases have few values (`phase_ratio`), so that cycles come in runs. A cycle that waits for
 a slow server must not delay the others: a due cycle that waits longer than the grace time gets
 another thread, and while any cycle takes that long, a spare thread waits for the next one.
+
+A cycle that computes waits for the CPU at most, not for its server (`computing`): the interpreter
+runs one thread at a time, and more threads would not help.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import heapq
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock, Thread, local
 
 from kneewatch.agent.daemon.scheduler import STEP_S, Grid, Job, first_run_s, phase_ratio
 
@@ -25,7 +29,8 @@ GRACE_RATIO, GRACE_S = 1 / 20, (0.05, 0.5)
 within limits."""
 
 QUICK_MAX = 8
-"""Most threads with a job that has not run for the grace time: more would only take turns."""
+"""Most threads with a job that computes or has not run for the grace time: more would only take
+turns."""
 
 IDLE_S = 30.0
 """Surplus threads end after this many seconds."""
@@ -34,7 +39,8 @@ IDLE_S = 30.0
 @dataclass(slots=True, eq=False)
 class Entry:
     """A job in the queue. `due_s` is on the wall clock; None while it runs and once it was dropped.
-    `first_s` is the first run after the running one, if the job was replaced meanwhile."""
+    `first_s` is the first run after the running one, if the job was replaced meanwhile. `computes`:
+    it runs, and waits for nothing but the CPU."""
 
     name: str
     job: Job
@@ -42,6 +48,7 @@ class Entry:
     due_s: float | None = None
     first_s: float | None = None
     is_dropped: bool = False
+    computes: bool = False
 
 
 class DueQueue:
@@ -61,6 +68,8 @@ class DueQueue:
         """Entries that run, with the monotonic time of their start."""
         self._is_waited_for = False
         """Whether a thread waits for the next due job."""
+        self._own = local()
+        """`entry`: the one whose job this thread runs."""
         self._spares = self._wanted = 0
         """Threads that wait for work, and how many of them are to wake."""
         self._stopped = False
@@ -105,6 +114,19 @@ class DueQueue:
                     self._push(entry, entry.grid.after_s(now_s))
         return step_s
 
+    @contextmanager
+    def computing(self) -> Generator[None]:
+        """For jobs: entered around what waits for nothing but the CPU."""
+        entry: Entry | None = getattr(self._own, "entry", None)
+        if entry is None:
+            yield
+            return
+        entry.computes = True
+        try:
+            yield
+        finally:
+            entry.computes = False
+
     @property
     def busy(self) -> int:
         """Number of jobs that are running."""
@@ -141,9 +163,12 @@ class DueQueue:
         return self._heap[0][0] if self._heap else None
 
     def _quick(self) -> int:
-        """Number of jobs that have not run for the grace time."""
+        """Number of running jobs that do not wait for a slow server: they compute, or have not run
+        for the grace time."""
         since_s = time.monotonic() - self._grace_s
-        return sum(started_s >= since_s for started_s in self._running.values())
+        return sum(
+            entry.computes or started_s >= since_s for entry, started_s in self._running.items()
+        )
 
     def _add_thread(self) -> None:
         """Wake a spare thread, or start one."""
@@ -225,7 +250,7 @@ class DueQueue:
         return True
 
     def _run(self, entry: Entry) -> float | None:
-        job = entry.job
+        job, self._own.entry = entry.job, entry
         try:
             return job.cycle()
         except Exception as error:

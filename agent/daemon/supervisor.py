@@ -70,7 +70,9 @@ class TargetJobs:
             watches[spec.name] = (
                 old
                 if old is not None and same
-                else TargetWatch(spec, profile, self._sinks, wall=self._wall)
+                else TargetWatch(
+                    spec, profile, self._sinks, wall=self._wall, computing=self._cycles.computing
+                )
             )
         before, self._watches, self._specs = self._watches, watches, tuple(specs)
         for name, watch in before.items():

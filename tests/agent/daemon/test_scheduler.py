@@ -14,7 +14,7 @@ from apscheduler.schedulers import base  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.daemon.due_queue import DueQueue
+from kneewatch.agent.daemon.due_queue import GRACE_S, QUICK_MAX, DueQueue
 from kneewatch.agent.daemon.scheduler import Grid, Scheduler, phase_ratio
 from tests.waiting import PATIENCE_S, until
 
@@ -215,6 +215,22 @@ def test_many_that_hang_delay_no_other(queue: DueQueue) -> None:
     until(lambda: len(quick.times) >= 10)
     hang.set()
     until(lambda: all(len(job.times) >= 2 for job in slow))
+
+
+def test_many_that_compute_get_a_few_threads(queue: DueQueue) -> None:
+    go_on = threading.Event()
+
+    def computes() -> None:
+        with queue.computing():
+            go_on.wait(2 * PATIENCE_S)
+
+    jobs = [Counted(computes) for _ in range(2 * QUICK_MAX)]
+    for number, job in enumerate(jobs):
+        queue.put(f"{number}", job, interval_s=0.1)
+    until(lambda: queue.late_s > 20 * GRACE_S[0])
+    assert 0 < queue.busy <= QUICK_MAX
+    go_on.set()
+    until(lambda: all(len(job.times) >= 2 for job in jobs))
 
 
 def test_a_job_that_is_replaced_while_it_runs_never_runs_twice_at_once(queue: DueQueue) -> None:
