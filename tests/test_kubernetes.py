@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from kneewatch.agent.cli import cli
+from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.sources import load
 from tests.programs import require
 
@@ -27,6 +28,7 @@ FOLDER = ROOT / "packaging" / "kubernetes"
 SETTINGS = {
     "kneewatch-settings": FOLDER / "fleet" / "kneewatch.toml",
     "kneewatch-sidecar": FOLDER / "sidecar" / "kneewatch.toml",
+    "kneewatch-node-settings": FOLDER / "node" / "kneewatch.toml",
 }
 KUBECTL = (1, 22)
 """The first kubectl whose Kustomize has components and labels."""
@@ -290,6 +292,88 @@ def test_other_workloads_are_left_alone(watched: dict[str, dict[str, Any]]) -> N
     assert watched["replicaset"] == {"containers": [{"name": "vllm", "image": "vllm/vllm-openai"}]}
 
 
+def node_daemon(folder: Path, *components: str) -> list[dict[str, Any]]:
+    """The objects of the node base with components."""
+    objects = rendered(
+        folder,
+        {
+            "resources": [at("node", folder)],
+            "components": [at(component, folder) for component in components],
+            "images": [{"name": "kneewatch", "newName": "registry.example/kneewatch"}],
+            "namespace": "chat",
+            "labels": [{"pairs": {"release": "mine"}}],
+        },
+    )
+    for obj in objects:
+        check(obj)
+        assert obj["metadata"]["namespace"] == "chat"
+        assert obj["metadata"]["labels"]["release"] == "mine"
+    return objects
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return node_daemon(tmp_path_factory.mktemp("node"))
+
+
+def in_force(objects: list[dict[str, Any]]) -> Settings:
+    """The settings of the node daemon: its file, and its environment as Kubernetes sets it."""
+    data = {obj["metadata"]["name"]: obj["data"] for obj in objects if obj["kind"] == "ConfigMap"}
+    environ: dict[str, str] = {}
+    for variable in ours(pods(objects)["kneewatch-node"])["env"]:
+        source = variable.get("valueFrom", {})
+        if "configMapKeyRef" in source:
+            reference = source["configMapKeyRef"]
+            environ[variable["name"]] = data[reference["name"]][reference["key"]]
+        elif "fieldRef" in source:
+            assert source["fieldRef"]["fieldPath"] == "spec.nodeName"
+            environ[variable["name"]] = "gpu-7"
+        else:
+            environ[variable["name"]] = variable["value"]
+    return load(file=SETTINGS["kneewatch-node-settings"], environ=environ, flags={})
+
+
+def test_a_node_daemon_watches_the_pods_and_gpus_of_its_node(
+    node: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    settings = in_force(node)
+    assert settings["kubernetes.node"] == "gpu-7"
+    assert settings["kubernetes.pods"] == "app.kubernetes.io/name=vllm"
+    assert settings["kubernetes.port"] == "8000"
+    assert settings["gpu_metrics"].endswith(":9400/metrics")
+    driver = node_daemon(tmp_path, "node-nvml")
+    assert in_force(driver)["gpu_metrics"] == "nvml"
+    assert pods(driver)["kneewatch-node"]["runtimeClassName"] == "nvidia"
+    spec = pods(node)["kneewatch-node"]
+    assert "runtimeClassName" not in spec
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & set(spec)
+    assert not any("hostPath" in volume for volume in spec["volumes"])
+    (state,) = [volume for volume in spec["volumes"] if volume["name"] == "state"]
+    assert state["emptyDir"] == {"sizeLimit": "2Gi"}
+    assert settings["store.max_bytes"] <= 1024**3, "an evicted pod loses its history"
+
+
+def test_a_node_daemon_may_list_the_pods_of_its_namespace_and_nothing_else(
+    node: list[dict[str, Any]],
+) -> None:
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    assert only(node, "Role")["rules"] == rules
+    binding = only(node, "RoleBinding")
+    assert binding["roleRef"]["name"] == only(node, "Role")["metadata"]["name"]
+    account = only(node, "ServiceAccount")["metadata"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account["name"], "namespace": "chat"}
+    ]
+    spec = pods(node)["kneewatch-node"]
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == (
+        account["name"],
+        True,
+    )
+    assert not {"ClusterRole", "ClusterRoleBinding", "Secret"} & {obj["kind"] for obj in node}
+    labels = only(node, "DaemonSet")["spec"]["selector"]["matchLabels"]
+    assert only(node, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == labels
+
+
 def test_a_field_that_a_kind_lacks_is_seen(example: list[dict[str, Any]]) -> None:
     for kind, error in (
         ("Deployment", kubernetes_validate.ValidationError),
@@ -301,9 +385,12 @@ def test_a_field_that_a_kind_lacks_is_seen(example: list[dict[str, Any]]) -> Non
 
 
 def test_the_pods_may_do_little_and_start_a_command_that_exists(
-    example: list[dict[str, Any]], watched: dict[str, dict[str, Any]]
+    example: list[dict[str, Any]],
+    node: list[dict[str, Any]],
+    watched: dict[str, dict[str, Any]],
 ) -> None:
-    for pod in (pods(example)["kneewatch"], watched["deployment"]):
+    node_pod = pods(node)["kneewatch-node"]
+    for pod in (pods(example)["kneewatch"], node_pod, watched["deployment"]):
         container = ours(pod)
         limits = {**pod.get("securityContext", {}), **container["securityContext"]}
         assert limits["runAsNonRoot"]
@@ -320,10 +407,18 @@ def test_the_pods_may_do_little_and_start_a_command_that_exists(
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_the_settings_are_valid_and_refer_to_what_is_mounted(
-    name: str, example: list[dict[str, Any]], watched: dict[str, dict[str, Any]]
+    name: str,
+    example: list[dict[str, Any]],
+    node: list[dict[str, Any]],
+    watched: dict[str, dict[str, Any]],
 ) -> None:
     settings = load(file=SETTINGS[name], environ={}, flags={})
-    pod = pods(example)["kneewatch"] if name == "kneewatch-settings" else watched["deployment"]
+    pod = {
+        "kneewatch-settings": pods(example).get("kneewatch"),
+        "kneewatch-node-settings": pods(node).get("kneewatch-node"),
+        "kneewatch-sidecar": watched["deployment"],
+    }[name]
+    assert pod is not None
     mounts = [mount["mountPath"] for mount in ours(pod)["volumeMounts"]]
     for key in ("http.token_file", "http.admin_token_file"):
         assert any(settings[key].startswith(f"{mount}/") for mount in mounts)
@@ -333,6 +428,11 @@ def test_the_settings_are_valid_and_refer_to_what_is_mounted(
 def test_the_image_has_the_version_of_the_package() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     tags = {f"kneewatch:{version}"}
-    for name in ("fleet/deployment.yaml", "sidecar/container.yaml", "sidecar/leader.yaml"):
+    for name in (
+        "fleet/deployment.yaml",
+        "node/daemon-set.yaml",
+        "sidecar/container.yaml",
+        "sidecar/leader.yaml",
+    ):
         text = (FOLDER / name).read_text()
         assert {word for word in text.split() if word.startswith("kneewatch:")} == tags, name

@@ -41,6 +41,7 @@ from kneewatch.agent.daemon.cycle import Sinks
 from kneewatch.agent.daemon.discovery import Discovery
 from kneewatch.agent.daemon.due_queue import DueQueue
 from kneewatch.agent.daemon.gpu_sources import GPU_JOB, GpuJob, GpuSources
+from kneewatch.agent.daemon.pod_discovery import PODS_EVERY_S, PODS_JOB
 from kneewatch.agent.daemon.process import Systemd
 from kneewatch.agent.daemon.reload import Reload
 from kneewatch.agent.daemon.scheduler import Scheduler
@@ -220,6 +221,8 @@ class Daemon:
                 SEASONS_JOB, self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0
             )
             self._scheduler.put(KNEES_JOB, self._knees, interval_s=KNEES_EVERY_S)
+            if (pods := self._discovery.pods) is not None:
+                self._scheduler.put(PODS_JOB, pods, interval_s=PODS_EVERY_S, first_in_s=0.0)
             if self._fleet_watch is not None and self._fleet_job is not None:
                 every_s = self._fleet_watch.state.interval_s
                 self._scheduler.put("fleet", self._fleet_job, interval_s=every_s, first_in_s=0.0)

@@ -1,4 +1,4 @@
-"""Target discovery: arguments, tables, and file_sd files, reread when they change. I/O edge."""
+"""Target discovery: arguments, tables, file_sd files, pods; reread when they change. I/O edge."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from kneewatch.agent.daemon.pod_discovery import PodTargets, Server, pod_specs
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.sources import is_pairs, is_texts
 from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, spec, table_specs
@@ -192,24 +193,38 @@ NO_TARGET = (
 
 
 class Discovery:
-    """Targets from arguments, tables and files; `may_be_empty` if a fleet is watched instead.
+    """Targets from arguments, tables, files and pods; `may_be_empty` if a fleet is watched instead.
+
+    `before` is the discovery under the previous settings: its invalid files keep their targets, and
+    its pods stay.
 
     Raises:
-        SettingsError: no target is configured, one is invalid, or two have the same name.
+        SettingsError: no target is configured, one is invalid, two have the same name, or the
+            Kubernetes API cannot be used.
     """
 
     def __init__(
         self,
         arguments: Sequence[str],
         settings: Settings,
-        before: FileTargets | None = None,
+        before: Discovery | None = None,
         *,
         may_be_empty: bool = False,
     ) -> None:
-        self._arguments, self._may_be_empty = tuple(arguments), may_be_empty
+        self._arguments, self._settings = tuple(arguments), settings
+        self._may_be_empty = may_be_empty or bool(settings["kubernetes.pods"])
         self._static = self._static_specs(settings)
-        self._files = FileTargets(settings["file_sd"] or (), settings, before)
+        files = None if before is None else before._files
+        self._files: FileTargets = FileTargets(settings["file_sd"] or (), settings, files)
         self._files.refresh(self._static)
+        self.pods: PodTargets | None = None
+        if before is not None:
+            self.pods = before.pods
+        elif settings["kubernetes.pods"]:
+            self.pods = PodTargets(settings)
+        self._servers: tuple[Server, ...] = ()
+        self._pod_specs: list[TargetSpec] = []
+        self._refresh_pods()
 
     def reloaded(self, settings: Settings) -> Discovery:
         """Discovery with new settings; files are read again, and invalid ones keep their previous
@@ -218,15 +233,32 @@ class Discovery:
         Raises:
             SettingsError: as at the start.
         """
-        return Discovery(self._arguments, settings, self._files, may_be_empty=self._may_be_empty)
+        return Discovery(self._arguments, settings, self, may_be_empty=self._may_be_empty)
 
     def poll(self) -> bool:
-        """Read changed files. Returns whether the targets may have changed."""
-        return self._files.refresh(self._static)
+        """Read changed files, and take over the pods of the last reading. Returns whether the
+        targets may have changed."""
+        files = self._files.refresh(self._static)
+        return self._refresh_pods() or files
 
     def specs(self) -> list[TargetSpec]:
         """All targets."""
-        return [*self._static, *self._files.specs()]
+        return [*self._static, *self._files.specs(), *self._pod_specs]
+
+    def _refresh_pods(self) -> bool:
+        servers = self.pods.servers() if self.pods else ()
+        if servers == self._servers:
+            return False
+        self._servers = servers
+        try:
+            specs = pod_specs(servers, self._settings)
+            check_unique([*self._static, *self._files.specs(), *specs])
+        except SettingsError as error:
+            log.error("pods: unchanged after an error error=%s", error)  # noqa: TRY400 - no bug
+            return False
+        self._pod_specs = specs
+        log.info("pods: changed targets=%s", len(specs))
+        return True
 
     def _static_specs(self, settings: Settings) -> list[TargetSpec]:
         specs = [*argument_specs(self._arguments, settings), *table_specs(settings)]

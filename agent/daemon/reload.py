@@ -27,6 +27,7 @@ RESTART_ONLY = (
     "fleet.interval_s",
     "fleet.queries",
     "fleet.query_timeout_s",
+    "kubernetes.",
 )
 """Prefixes of the settings that need a restart."""
 

@@ -1,7 +1,7 @@
 """Reads the pod that kneewatch runs in, for a server in the same pod. I/O edge.
 
 `python -m kneewatch.agent.server.pod` is the child process that asks the Kubernetes API: its client
-is an extra that takes 20 MiB, which must not stay in the daemon.
+is an extra that takes 35 MiB, which must not stay in the daemon.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+from kneewatch.agent.kubernetes import ACCOUNT, Cluster
 from kneewatch.agent.server.process import DEFAULT_PORT, is_local, shown_variables
-from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.deployment.server_facts import (
@@ -38,10 +38,6 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     process_launch,
 )
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Token, CA and namespace of the pod's service account."""
-
-API_TIMEOUT_S = 3.0
 CHILD_TIMEOUT_S = 15.0
 """The client's import alone takes seconds on a busy node."""
 
@@ -187,10 +183,10 @@ def _asked(name: str, namespace: str, environ: Mapping[str, str], account: Path)
         )
         answer: object = json.loads(done.stdout)
     except (OSError, ValueError, RecursionError, subprocess.TimeoutExpired) as exc:
-        raise SettingsError(f"the Kubernetes API: {type(exc).__name__}") from exc
+        raise SettingsError(f"Kubernetes API: {type(exc).__name__}") from exc
     error = _object(answer).get("error")
     if error is not None:
-        raise SettingsError(f"the Kubernetes API: {error}")
+        raise SettingsError(str(error))
     return _object(_object(answer).get("pod"))
 
 
@@ -198,30 +194,12 @@ def ask_api(
     namespace: str, name: str, account: Path, environ: Mapping[str, str] = os.environ
 ) -> Json:
     """The child's answer: `pod` with the pod's object, else `error`."""
-    from urllib3.exceptions import HTTPError
-
-    # Typed in part only, and missing where the extra is not installed.
-    client: Any = import_module("kubernetes.client")
-    config: Any = import_module("kubernetes.config.incluster_config")
-    configuration = client.Configuration()
-    # Neither repeated nor redirected: the token is for this server alone.
-    configuration.retries = False
     try:
-        config.InClusterConfigLoader(
-            str(account / "token"), str(account / "ca.crt"), environ=environ
-        ).load_and_set(configuration)
-        with client.ApiClient(configuration) as api:
-            pod = client.CoreV1Api(api).read_namespaced_pod(
-                name, namespace, _request_timeout=(API_TIMEOUT_S, API_TIMEOUT_S)
-            )
-            return {"pod": api.sanitize_for_serialization(pod)}
-    except client.ApiException as exc:
-        hint = FORBIDDEN if exc.status in (401, 403) else ""
-        return {"error": f"status {exc.status} {exc.reason}{hint}"}
-    except config.ConfigException as exc:
-        return {"error": f"{exc} Mount the service account's token, or set launch_file"}
-    except (HTTPError, OSError, ValueError) as exc:
-        return {"error": type(exc).__name__}
+        return {"pod": Cluster(account, environ).pod(namespace, name)}
+    except CollectError as exc:
+        return {"error": f"{exc}{FORBIDDEN if exc.kind == 'auth' else ''}"}
+    except SettingsError as exc:
+        return {"error": f"{exc}, or set launch_file"}
 
 
 def _object(value: object) -> Json:

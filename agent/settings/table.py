@@ -222,6 +222,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("fleet.query_timeout_s", "seconds", 30.0, "timeout for one query"),
     Setting("file_sd", "texts", None, "files with targets in Prometheus's file_sd format; globs"),
     Setting(
+        "kubernetes.pods",
+        "text",
+        None,
+        "label selector of vLLM's pods: run finds them through the Kubernetes API",
+    ),
+    Setting("kubernetes.namespaces", "texts", None, "namespaces of the pods; unset: its own"),
+    Setting("kubernetes.node", "text", None, "only pods of this node; unset: of every node"),
+    Setting("kubernetes.port", "text", "8000", "port of the pods: number, or a container's name"),
+    Setting(
         "docs_url",
         "url",
         None,
