@@ -34,6 +34,7 @@ class Profile:
     )
     thresholds_origin: str = "settings"
     kv_horizon_s: float = AHEAD_S
+    expected_prefix_hit_ratio: float | None = None
 
     @property
     def scale(self) -> float:

@@ -49,6 +49,11 @@ def document(diagnosis: Diagnosis, *, docs_url: str = "") -> dict[str, Any]:
         "stage": stage_document(diagnosis.stage),
         "causes": [cause_document(cause, docs_url=docs_url) for cause in diagnosis.causes],
         "symptoms": list(diagnosis.symptoms),
+        "symptom_actions": {
+            symptom: SYMPTOMS[symptom].action
+            for symptom in diagnosis.symptoms
+            if symptom in SYMPTOMS
+        },
         "findings": [finding_document(finding) for finding in diagnosis.findings],
         "recommendations": [
             recommendation_document(with_current_values(recommendation, diagnosis.values))

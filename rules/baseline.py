@@ -73,20 +73,25 @@ class Samples:
 
 @dataclass(slots=True)
 class Baseline:
-    """The baselines of one engine: medians of its quiet scrapes."""
+    """The baselines of one engine: medians of its quiet scrapes, and what its user states.
+
+    `stated` are values that more-is-better signals are known to reach.
+    """
 
     spacing_s: float
     _samples: dict[str, Samples]
     _last_s: dict[str, float]
     _medians: dict[str, float]
+    _stated: Mapping[str, float]
     season: Mapping[str, float]
     """Usual values at this hour of the week, by signal; empty where unknown."""
 
-    def __init__(self, *, window_s: float) -> None:
+    def __init__(self, *, window_s: float, stated: Mapping[str, float] | None = None) -> None:
         self.spacing_s = window_s / 2
         self._samples = {key: Samples() for key in TRACKED_SIGNALS}
         self._last_s = dict.fromkeys(TRACKED, float("-inf"))
         self._medians = {}
+        self._stated = stated or {}
         self.season = {}
 
     def learn(
@@ -110,7 +115,12 @@ class Baseline:
 
     def get(self, key: str) -> float | None:
         """A signal's baseline: its quiet median or the usual value at this hour of the week,
-        whichever is worse; None if neither exists."""
+        whichever is worse, but not worse than a stated value; None if none exists."""
+        if key in self._stated:
+            return max(self._stated[key], self._learned(key) or 0.0)
+        return self._learned(key)
+
+    def _learned(self, key: str) -> float | None:
         quiet, usual = self._medians.get(key), self.season.get(key)
         if quiet is None or usual is None:
             return usual if quiet is None else quiet

@@ -28,7 +28,7 @@ MONITORING = (
     Row(
         "9.3",
         "GPU compute utilization",
-        ("GPU-BUSY-LOW", "GPU-BUSY-FULL"),
+        ("GPU-BUSY-LOW", "GPU-BUSY-FULL", "GPU-SATURATED"),
         gap="needs a GPU source (--gpu-metrics); unknown without",
     ),
     Row(

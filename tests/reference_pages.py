@@ -302,7 +302,7 @@ def facts_list(record: CauseRecord) -> list[str]:
         ("Reported under it", [cause_link(other) for other in dict.fromkeys(record.explains)]),
         ("It is reported under", [cause_link(other) for other in above]),
         ("Covers the rules", [rule_link(rule) for rule in dict.fromkeys(record.covers)]),
-        ("Symptoms", [SYMPTOMS[symptom] for symptom in record.symptoms]),
+        ("Symptoms", [SYMPTOMS[symptom].words for symptom in record.symptoms]),
         ("Levers, best first", [f"`{lever}`" for lever in record.levers]),
     )
     lines += [f"- {name}: {', '.join(values)}." for name, values in rows if values]

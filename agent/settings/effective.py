@@ -99,6 +99,7 @@ class Settings:
             thresholds=self.thresholds,
             thresholds_origin=self.thresholds_origin,
             kv_horizon_s=self["kv_horizon_s"],
+            expected_prefix_hit_ratio=self["expect.prefix_hit_ratio"],
         )
 
     @property

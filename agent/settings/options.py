@@ -99,7 +99,7 @@ ALIASES = {"tensor_parallel": ("--tp",)}
 """Further names of flags, as `size` has them."""
 
 SWEEPS = "benchmark.by_tensor_parallel"
-DIAGNOSIS = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
+DIAGNOSIS = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "expect.prefix_hit_ratio", "gpus")
 FETCH = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fetch."))
 FLEET = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fleet."))
 

@@ -92,6 +92,14 @@ SETTINGS: tuple[Setting, ...] = (
         "share of requests that must meet the targets",
         most=0.99999,
     ),
+    Setting(
+        "expect.prefix_hit_ratio",
+        "number",
+        None,
+        "prefix hit ratio that the workload is known to reach; lower ones are reported even if "
+        "they never changed",
+        most=1.0,
+    ),
     Setting("gpus", "count", None, "GPUs of one engine, for tokens per GPU-hour", most=1e6),
     Setting(
         "peak.flop_per_s",

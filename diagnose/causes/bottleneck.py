@@ -16,6 +16,9 @@ from kneewatch.rules.conditions import Condition
 FED_FROM = 0.6
 """The guide wants a serving GPU busy for 60 % of the time at least (9.3)."""
 
+FEW_REQUESTS = 8.0
+"""A batch of fewer is low concurrency: each step reads all weights for a few tokens."""
+
 Kind = Literal["memory", "compute", "host"]
 WORDS: dict[Kind, str] = {
     "memory": "memory-bound",
@@ -79,6 +82,22 @@ def bound_of(facts: Facts) -> Bound | None:
     else:
         return None
     return Bound(kind, signal, value, threshold, f"{WORDS[kind]} ({_shares(facts)})")
+
+
+def has_spare_compute(facts: Facts) -> bool:
+    """Whether the GPUs serve few requests and could compute more; False where it is unknown.
+
+    A GPU that reads memory all the time counts as busy, and its tensor pipes may idle.
+    """
+    running = facts.get("running_avg")
+    if facts.gpus_guessed or not 1 <= running < FEW_REQUESTS:
+        return False
+    computing = [
+        value < threshold
+        for kind, signal, threshold in LIMITS
+        if kind == "compute" and (value := facts.values.get(signal)) is not None
+    ]
+    return all(computing) and (bool(computing) or bound_of(facts) is not None)
 
 
 def is_bound(kind: Kind) -> Condition:

@@ -17,7 +17,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
 from kneewatch.rules.baseline import ITL, TTFT
-from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.conditions import ALWAYS, PYTHON, Number
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
@@ -132,13 +132,14 @@ SLO_CONFLICT = CauseRecord(
                 ),
             ),
             summary="TTFT and ITL P99 both exceed their targets",
-            lever="Separate prefill and decode (P/D disaggregation), or reduce the load.",
+            lever="Quantize weights or add replicas to take load off; if both targets still fail, "
+            "separate prefill and decode (P/D disaggregation).",
             guide=("6.5", "8.5"),
         ),
     ),
     explains=("prefill_bound", "decode_bound", "past_knee"),
     symptoms=("S4",),
-    levers=("disaggregation", "more_replicas"),
+    levers=("quantized_weights", "more_replicas", "disaggregation"),
 )
 
 PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)
@@ -150,13 +151,18 @@ def _prefill_lever(facts: Facts) -> str:
     bound = bound_of(facts)
     if bound is not None and bound.kind == "host":
         return LEVERS["host"]
-    return _PREFILL_ACTION
+    return _ALONE_ACTION if _IS_ALONE(facts) else _PREFILL_ACTION
 
 
 _PREFILL_ACTION = (
     "Check the prefix hit ratio first; then raise the tensor-parallel degree; then separate "
     "prefill and decode (P/D disaggregation)."
 )
+_ALONE_ACTION = (
+    "Check the prefix hit ratio first; then raise the tensor-parallel degree or shorten prompts. "
+    "P/D disaggregation does not help: the prefill of a single request exceeds the target."
+)
+_IS_ALONE = ALONE.compile(PYTHON)
 
 
 def _prefill_delays(facts: Facts) -> str:
@@ -249,7 +255,7 @@ DECODE_BOUND = CauseRecord(
             guide=("3.3", "9.3"),
         ),
     ),
-    levers=("fp8_weights", "tensor_parallel", "more_replicas"),
+    levers=("speculation", "quantized_weights", "tensor_parallel", "more_replicas"),
 )
 
 TAIL_DRIFT = Signal("ttft_p99_p50_drift_ratio")
@@ -356,7 +362,7 @@ PAST_KNEE = CauseRecord(
     ),
     moves=(TTFT,),
     symptoms=("S8",),
-    levers=("more_replicas", "fp8_weights"),
+    levers=("quantized_weights", "more_replicas"),
     enough="waiting",
     capacity=True,
 )

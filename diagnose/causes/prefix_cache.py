@@ -287,8 +287,8 @@ PREFIX_REUSE_LOST = CauseRecord(
             say=(
                 (
                     ALWAYS,
-                    "Prompts stopped sharing prefixes: hit ratio down to {hits:%} from a baseline "
-                    "of {quiet:%}.",
+                    "Prompts share fewer prefixes than they should: hit ratio {hits:%}, baseline "
+                    "{quiet:%}.",
                 ),
             ),
             words=(

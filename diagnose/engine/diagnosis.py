@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
 from kneewatch.diagnose.causes.evidence import Cause, Facts, Targets
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
@@ -13,20 +15,49 @@ from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.rule_state import Finding
 
+
+class Symptom(NamedTuple):
+    """A row of the guide's list: what shows, and what to do first."""
+
+    words: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.words} ({self.action})"
+
+
 SYMPTOMS = {
-    "S1": "TTFT too high at low concurrency",
-    "S2": "ITL spikes under mixed load",
-    "S3": "throughput plateau too low",
-    "S4": "TTFT and ITL targets cannot both be met",
-    "S5": "throughput per GPU falls as tensor parallelism grows",
-    "S6": "ITL too high at low concurrency while the GPU has spare compute",
-    "S7": "TTFT spikes for some tenants, unrelated to prompt length",
-    "S8": "P99 latency good at low load, too high at peak load",
+    "S1": Symptom(
+        "TTFT too high at low concurrency",
+        "check the prefix hit ratio first, then the tensor-parallel degree",
+    ),
+    "S2": Symptom("ITL spikes under mixed load", "chunked prefill first"),
+    "S3": Symptom(
+        "throughput plateau too low", "quantize weights and KV cache before adding hardware"
+    ),
+    "S4": Symptom(
+        "TTFT and ITL targets cannot both be met",
+        "P/D disaggregation, after what helps without new servers",
+    ),
+    "S5": Symptom(
+        "throughput per GPU falls as tensor parallelism grows",
+        "lower the tensor-parallel degree and add replicas",
+    ),
+    "S6": Symptom(
+        "ITL too high at low concurrency while the GPU has spare compute",
+        "speculative decoding before more hardware",
+    ),
+    "S7": Symptom(
+        "TTFT spikes for some tenants, unrelated to prompt length",
+        "check how often LoRA adapters are swapped",
+    ),
+    "S8": Symptom(
+        "P99 latency good at low load, too high at peak load",
+        "add replicas or quantize before the next peak",
+    ),
 }
 
-LOW_CONCURRENCY = 8.0
 SLOW_DRIFT = 3.0
-GPU_SPARE_BELOW = 0.6
 
 
 def symptoms(facts: Facts, causes: Iterable[Cause]) -> list[str]:
@@ -36,15 +67,14 @@ def symptoms(facts: Facts, causes: Iterable[Cause]) -> list[str]:
     """
     present = {cause.id for cause in causes}
     present |= {other for cause in causes for other in cause.explains}
-    few = facts.get("running_avg") < LOW_CONCURRENCY
+    few = facts.get("running_avg") < FEW_REQUESTS
     slow_first = _too_high(facts, "ttft", facts.targets.ttft_p99_s)
     slow_steps = _too_high(facts, "itl", facts.targets.itl_p99_s)
-    busy = facts.values.get("gpu_engine_active_ratio")
     queued = any(BY_ID[cause].queues for cause in present)
     shown = {symptom for cause in present for symptom in BY_ID[cause].symptoms}
-    if few and slow_first and not queued:
+    if few and slow_first and not queued and "S7" not in shown:
         shown.add("S1")
-    if few and slow_steps and busy is not None and busy < GPU_SPARE_BELOW:
+    if slow_steps and has_spare_compute(facts):
         shown.add("S6")
     if queued and slow_first:
         shown.add("S8")

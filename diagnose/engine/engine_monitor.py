@@ -78,7 +78,10 @@ class Learned:
     def __init__(self, profile: Profile) -> None:
         window_s = profile.window_s
         self._profile = profile
-        self.baseline = Baseline(window_s=window_s)
+        expected = profile.expected_prefix_hit_ratio
+        self.baseline = Baseline(
+            window_s=window_s, stated={} if expected is None else {"prefix_hit_ratio": expected}
+        )
         self.workload = WorkloadWatch(profile.stated, window_s=window_s)
         self.knee = self._new_knee()
         self._launch: Mapping[str, str] = {}

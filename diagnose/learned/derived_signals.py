@@ -44,7 +44,7 @@ HELP: dict[str, str] = {
     STALL: "seconds for which requests have been in flight, or calls ended, without progress: no "
     "token, no finished request, no prefill that fills more of the KV cache than those before it",
     **{key: f"{per_s} times the window" for key, per_s in COUNTED},
-    "prefix_hit_quiet_ratio": "prefix_hit_ratio's quiet baseline",
+    "prefix_hit_quiet_ratio": "prefix_hit_ratio's quiet baseline, at least expect.prefix_hit_ratio",
     **{key: f"{of} over its quiet baseline" for key, of in DRIFTS},
     "kv_transfer_drift_ratio": "kv_transfer_mean_s over its quiet baseline",
     "finished_length_drift_points": "finished_length_ratio less its quiet baseline",

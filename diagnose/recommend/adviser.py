@@ -114,6 +114,7 @@ QUEUE_LIMIT = "queue-limit"
 
 BUDGET = "max-num-batched-tokens"
 FEWER_SEATS = "max-num-seqs-down"
+QUANTIZED = ("fp8-weights", "int8-weights", "awq-weights")
 
 
 def suffices(recommendation: Recommendation, context: LeverContext) -> bool | None:
@@ -155,6 +156,9 @@ def _rank(recommendation: Recommendation, context: LeverContext) -> int:
     if recommendation.id == BUDGET and not context.server.launch_known:
         # vLLM may refuse to start with it because of flags that are not known.
         return 4
+    if recommendation.id in QUANTIZED and context.server.setup is not None:
+        # The guide quantizes before it adds hardware (8.5), where weights are known to be 16-bit.
+        return 0
     if suffices(recommendation, context):
         return 0 if is_free(recommendation) else 1
     return 3
@@ -255,12 +259,13 @@ LEVERS: Mapping[str, Lever] = {
         levers_prefill.smaller_budget,
         levers_prefill.long_prefill_threshold,
         levers_prefill.disaggregation,
-        levers_prefill.fp8_weights,
+        levers_prefill.quantized_weights,
         levers_kv_cache.prompt_order,
         levers_kv_cache.sticky_routing,
         levers_kv_cache.transfer_path,
         levers_speculation.shorter_draft,
         levers_speculation.no_speculation,
+        levers_speculation.speculation,
         levers_limits.more_adapter_slots,
         levers_limits.adapter_routing,
         levers_limits.output_cap,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from math import floor, log2
 
-from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.causes.bottleneck import bound_of
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
 from kneewatch.diagnose.recommend.prediction import (
     After,
@@ -270,7 +271,14 @@ def long_prefill_threshold(context: LeverContext) -> Recommendation | None:
 
 
 def disaggregation(context: LeverContext) -> Recommendation | None:
-    """Prefill and decode on separate servers, where chunking cannot meet both targets."""
+    """Prefill and decode on separate servers, where chunking cannot meet both targets.
+
+    None where the prefill of a single request takes longer than the TTFT target: a server that does
+    nothing else would break it too.
+    """
+    target_s = context.facts.targets.ttft_p99_s
+    if target_s is not None and context.get("prefill_mean_s") > target_s:
+        return None
     return advice(
         context,
         "pd-disaggregation",
@@ -293,24 +301,23 @@ def disaggregation(context: LeverContext) -> Recommendation | None:
     )
 
 
-def fp8_weights(context: LeverContext) -> Recommendation | None:
-    """FP8 weights: each step reads half the weight bytes."""
+CONFIRM_16_BIT = "confirm that the checkpoint is 16-bit now: vLLM's metrics do not show it"
+
+
+def quantized_weights(context: LeverContext) -> Recommendation | None:
+    """Weights of fewer bits: each step reads fewer bytes. FP8, or INT8 or AWQ on a GPU without."""
     setup, server = context.server.setup, context.server
     gpu = server.stated.gpu
-    if gpu is not None and gpu.fp8_flop_per_s is None:
-        return None
     launch = server.stated.launch
     given = None if launch is None else launch.text("--quantization")
     if given is not None or (setup is not None and setup.scheme.linear_bits < 16):
         return None
-    fp8_setup = changed_setup(context, quantization="fp8")
-    capacity = resized_tokens(context, fp8_setup)
-    numbers = (
-        predicted(context, After(setup=fp8_setup, capacity_tokens=capacity)) if fp8_setup else {}
-    )
-    checks = ["test answers on your own evaluation set; prefer a calibrated FP8 checkpoint"]
+    if gpu is not None and gpu.fp8_flop_per_s is None:
+        return _without_fp8(context, gpu)
+    numbers = _quantized_numbers(context, "fp8")
+    checks = [f"{EVALUATE}; prefer a calibrated FP8 checkpoint"]
     if setup is None:
-        checks.insert(0, "confirm that the checkpoint is 16-bit now: vLLM's metrics do not show it")
+        checks.insert(0, CONFIRM_16_BIT)
     if gpu is None:
         checks.append("confirm that the GPU supports FP8 (H100, L40S, MI300 and newer)")
     return advice(
@@ -323,9 +330,44 @@ def fp8_weights(context: LeverContext) -> Recommendation | None:
         predicted=numbers,
         checks=checks,
         risk="A small loss of answer quality.",
-        verify=[f"itl_p50_s falls and kv_capacity_tokens rises {SETTLE_WORDS}"],
+        verify=QUANTIZED_VERIFY,
         guide=("4.2", "8.5"),
     )
+
+
+EVALUATE = "test answers on your own evaluation set"
+QUANTIZED_VERIFY = (f"itl_p50_s falls and kv_capacity_tokens rises {SETTLE_WORDS}",)
+
+
+def _without_fp8(context: LeverContext, gpu: Gpu) -> Recommendation:
+    """INT8 where compute is the limit, because its tensor cores run twice as fast; AWQ elsewhere:
+    4-bit weights are the fewest bytes."""
+    bound = bound_of(context.facts)
+    scheme = "int8" if bound is not None and bound.kind == "compute" else "awq"
+    words = "INT8 (W8A8)" if scheme == "int8" else "AWQ (4-bit)"
+    checks = [EVALUATE]
+    if context.server.setup is None:
+        checks.insert(0, CONFIRM_16_BIT)
+    return advice(
+        context,
+        f"{scheme}-weights",
+        [("checkpoint", "16-bit", words)],
+        f"{gpu.name} has no FP8 arithmetic. Serve an {words} checkpoint of the model: each step "
+        "reads fewer weight bytes, and vLLM uses the freed memory for the KV cache.",
+        before=present(context),
+        predicted=_quantized_numbers(context, scheme),
+        checks=checks,
+        risk="A loss of answer quality, larger with 4 bits than with 8.",
+        verify=QUANTIZED_VERIFY,
+        guide=("4.2", "8.5"),
+    )
+
+
+def _quantized_numbers(context: LeverContext, quantization: str) -> dict[str, float]:
+    setup = changed_setup(context, quantization=quantization)
+    if setup is None:
+        return {}
+    return predicted(context, After(setup=setup, capacity_tokens=resized_tokens(context, setup)))
 
 
 def _stall_numbers(context: LeverContext) -> dict[str, float]:

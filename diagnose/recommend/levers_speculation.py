@@ -6,7 +6,7 @@ import json
 from typing import cast
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.causes.bottleneck import bound_of
+from kneewatch.diagnose.causes.bottleneck import bound_of, has_spare_compute
 from kneewatch.diagnose.causes.optional_features import (
     DRAFT_COST_RATIO,
     NGRAM_COST_RATIO,
@@ -80,6 +80,37 @@ def _batch_words(context: LeverContext, drafts: Drafts) -> str:
     if _verify_ratios(context, drafts.tokens):
         return f" at the present batch of {batch:.0f}, where verification takes {more:.0f}% longer"
     return " at small batches"
+
+
+FIRST_DRAFT_TOKENS = 3
+"""Draft tokens to begin with: short drafts cost little where they are wrong."""
+
+
+def speculation(context: LeverContext) -> Recommendation | None:
+    """Speculation on, where few requests decode slowly and the GPU has compute to spare."""
+    facts, (text, _) = context.facts, _config(context)
+    drafting = text is not None or facts.values.get("spec_draft_tokens_per_s") is not None
+    if drafting or not has_spare_compute(facts):
+        return None
+    config = {
+        "method": "ngram",
+        "num_speculative_tokens": FIRST_DRAFT_TOKENS,
+        "prompt_lookup_max": 4,
+    }
+    return advice(
+        context,
+        "spec-on",
+        [("--speculative-config", None, json.dumps(config))],
+        f"Only {context.get('running_avg'):.0f} requests run and the GPU has compute to spare: "
+        f"speculation verifies several tokens in a step that otherwise yields one. N-grams "
+        "need no second model and suit answers that repeat their prompt (code, summaries, RAG); "
+        "for other traffic use a draft model or EAGLE head made for this model.",
+        before={"itl_mean_s": context.get("itl_mean_s")},
+        checks=["measure tokens/s per stream with and without, at your usual and your peak batch"],
+        risk="At large, compute-bound batches verification costs more than it gains.",
+        verify=[f"spec_acceptance_ratio is above 0.5 and tpot_mean_s falls {SETTLE_WORDS}"],
+        guide=("6.6", "8.5"),
+    )
 
 
 def shorter_draft(context: LeverContext) -> Recommendation | None:

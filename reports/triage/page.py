@@ -206,7 +206,7 @@ def _engine_part(
         vitals=reasons.vitals(),
         worse=reasons.findings("warning", "critical"),
         notes=reasons.findings("info"),
-        symptoms=[(symptom, SYMPTOMS.get(symptom, "")) for symptom in diagnosis.symptoms],
+        symptoms=[(symptom, str(SYMPTOMS.get(symptom, ""))) for symptom in diagnosis.symptoms],
         gaps=gaps(diagnosis, shown=GAPS_SHOWN),
         log=log[:LOG_ROWS],
         more=max(0, len(log) - LOG_ROWS),

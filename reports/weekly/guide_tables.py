@@ -70,7 +70,7 @@ def _gpu_rows(of: Mapping[str, Row]) -> tuple[RowSpec, ...]:
         RowSpec(
             of["GPU compute utilization"], (serving,), "60-85% while serving",
             "share of time with GPU activity, while requests ran", 0.6, 0.85,
-            {"GPU-BUSY-LOW": 0, "GPU-BUSY-FULL": 0}, enable=m.GPU_SOURCE,
+            {"GPU-BUSY-LOW": 0, "GPU-BUSY-FULL": 0, "GPU-SATURATED": 0}, enable=m.GPU_SOURCE,
         ),
         RowSpec(
             of["Fleet utilization"], (fleet,), "60-80%",

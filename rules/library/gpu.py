@@ -6,6 +6,9 @@ from kneewatch.rules.rule import Bound, Guard, Rule, Severity
 
 SERVING = Guard("running_avg", 1.0)
 
+PEGGED_FROM, TTFT_RISES_FROM = 0.98, 2.0
+"""A GPU that is busy all the time; TTFT P99 over its baseline where it is no longer stable."""
+
 RULES = (
     Rule(
         id="GPU-MEMORY-LOW",
@@ -41,13 +44,23 @@ RULES = (
     Rule(
         id="GPU-BUSY-FULL",
         signal="gpu_engine_active_ratio",
-        bounds=(Bound(Severity.INFO, 0.98, "guide 9.3: fully busy; healthy while TTFT is stable"),),
-        summary="The GPU is busy all the time",
-        advice="Fine while TTFT is stable. If it rises: chunked prefill, P/D disaggregation, or "
-        "more GPUs.",
+        bounds=(Bound(Severity.INFO, PEGGED_FROM, "guide 9.3: fully busy with stable TTFT"),),
+        summary="The GPU is busy all the time while TTFT is stable",
+        advice="Nothing to do: the GPU is used fully and TTFT holds.",
         guide=("9.3",),
         for_s=300.0,
-        guards=(SERVING,),
+        guards=(SERVING, Guard("ttft_p99_drift_ratio", TTFT_RISES_FROM, below=True)),
+    ),
+    Rule(
+        id="GPU-SATURATED",
+        signal="ttft_p99_drift_ratio",
+        bounds=(Bound(Severity.INFO, TTFT_RISES_FROM, "guide 9.3: fully busy and TTFT rises"),),
+        summary="The GPU is busy all the time and TTFT rises",
+        advice="Prefill saturates the GPU: try chunked prefill, then quantized weights, then more "
+        "GPUs or P/D disaggregation.",
+        guide=("9.3",),
+        for_s=300.0,
+        guards=(SERVING, Guard("gpu_engine_active_ratio", PEGGED_FROM)),
     ),
     Rule(
         id="FLEET-LOW",

@@ -6,11 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.rules.rule import Severity
 from tests.diagnose.recommend.scenes import LLAMA, advised
 from tests.diagnose.situations import CONCLUSIVE, Situation
 from tests.diagnose.streams import bodies
-from tests.recordings import CAPTURES, diagnoses
+from tests.recordings import CAPTURES, WINDOW_S, diagnoses
 
 CHURN, LOST = CONCLUSIVE["prefix_churn"], CONCLUSIVE["prefix_reuse_lost"]
 
@@ -94,3 +99,23 @@ def test_what_old_hits_would_save_in_money_follows_from_model_and_gpu() -> None:
 def test_a_router_without_a_better_time_to_point_at_promises_nothing() -> None:
     told = advised("prefix_reuse_lost", situation=replace(UNSHARED, quiet={}), stated=LLAMA)
     assert told["prefix-routing"].predicted == {}
+
+
+@pytest.mark.parametrize(
+    ("expected_ratio", "severity"),
+    [
+        pytest.param(None, Severity.INFO, id="no sharing is no fault by itself"),
+        pytest.param(0.6, Severity.WARNING, id="sharing that is known and was never there"),
+    ],
+)
+def test_known_reuse_makes_a_ratio_that_never_changed_a_finding(
+    expected_ratio: float | None, severity: Severity
+) -> None:
+    profile = Profile(window_s=WINDOW_S, expected_prefix_hit_ratio=expected_ratio)
+    stream = TargetStream("page", profile, Limits())
+    recording = CaptureReader(CAPTURES / "long_prompt_prefill_heavy.jsonl.gz")
+    told = [found for entry in recording for found in stream.replay(entry)]
+    said = [c.severity for one in told for c in one.causes if c.id == "prefix_reuse_lost"]
+    assert max(said) == severity
+    found = [f for one in told for f in one.findings if f.rule.id == "PREFIX-HIT"]
+    assert any(f.severity for f in found) == (expected_ratio is not None)

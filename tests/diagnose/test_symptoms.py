@@ -48,6 +48,32 @@ def shown(situation: Situation) -> list[str]:
             FEW.but(itl_p99_drift_ratio=3.0, gpu_engine_active_ratio=0.9), [],
             id="S6 needs a GPU with room",
         ),
+        pytest.param(
+            FEW.but(
+                itl_p99_drift_ratio=3.0,
+                gpu_engine_active_ratio=0.88,
+                gpu_tensor_active_ratio=0.0075,
+            ),
+            ["S6"], id="S6: a busy GPU whose tensor pipes idle",
+        ),
+        pytest.param(
+            FEW.but(itl_p99_drift_ratio=3.0, mbu_ratio=0.7), ["S6"], id="S6: bound by memory"
+        ),
+        pytest.param(
+            FEW.but(
+                itl_p99_drift_ratio=3.0,
+                gpu_engine_active_ratio=0.5,
+                gpu_tensor_active_ratio=0.55,
+            ),
+            [], id="no S6 where the tensor pipes are busy",
+        ),
+        pytest.param(
+            CALM.but(itl_p99_drift_ratio=3.0, mbu_ratio=0.7), [], id="S6 needs few requests"
+        ),
+        pytest.param(
+            CONCLUSIVE["adapter_thrash"].but(running_avg=2.0, ttft_p99_drift_ratio=5.0),
+            ["S7"], id="a wait for an adapter is no S1",
+        ),
         pytest.param(CONCLUSIVE["adapter_thrash"], ["S7"], id="S7"),
         pytest.param(CONCLUSIVE["past_knee"], ["S8"], id="S8 at the knee"),
         pytest.param(

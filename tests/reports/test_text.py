@@ -93,7 +93,9 @@ def test_a_sick_engine() -> None:
         "CRITICAL  kv_pressure  http://gpu-7:8000 (model llama, engine 0)",
         "KV cascade: stage 3 (queueing) for 40 s, since 00:06:00 UTC",
         "now: KV 100%, 12 running, 9 waiting, 24% preempted/s, TTFT P99 123 ms, ITL P99 21 ms",
-        "symptoms: S8 P99 latency good at low load, too high at peak load",
+        "symptoms: S8 P99 latency good at low load, too high at peak load (add replicas or "
+        "quantize before",
+        "  the next peak)",
         "",
         "1. kv_pressure (critical, confidence 0.97) for 30 s, since 00:06:10 UTC",
         "   The KV cache is too small for this load.",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
@@ -169,6 +170,60 @@ def test_fp8_weights_free_room_and_are_not_made_twice() -> None:
 
     again = advised("decode_bound", situation=FULL, stated=launched("--quantization fp8"))
     assert "fp8-weights" not in again
+
+
+A100 = replace(LLAMA, gpu=gpu("a100-80gb"))
+
+
+@pytest.mark.parametrize(
+    ("activity", "lever", "checkpoint"),
+    [
+        pytest.param({}, "awq-weights", "AWQ (4-bit)", id="fewest bytes"),
+        pytest.param({"mfu_ratio": 0.6}, "int8-weights", "INT8 (W8A8)", id="compute-bound"),
+    ],
+)
+def test_a_gpu_without_fp8_gets_another_quantization(
+    activity: dict[str, float], lever: str, checkpoint: str
+) -> None:
+    made = advised("decode_bound", situation=FULL.but(itl_mean_s=0.02, **activity), stated=A100)
+    assert changes(made[lever]) == {"checkpoint": ("16-bit", checkpoint)}
+    assert made[lever].predicted["kv_capacity_tokens"] > 160_000
+    assert not {"fp8-weights", "awq-weights", "int8-weights"} - {lever} & set(made)
+
+
+@pytest.mark.parametrize("cause", ["queue_saturation", "past_knee", "decode_bound", "slo_conflict"])
+def test_known_16_bit_weights_are_quantized_before_hardware_is_added(cause: str) -> None:
+    order = list(advised(cause, situation=FULL.but(itl_mean_s=0.02), stated=LLAMA))
+    assert order.index("fp8-weights") < order.index("replicas")
+
+
+def test_unknown_weights_are_no_reason_to_put_replicas_last() -> None:
+    order = list(advised("queue_saturation", situation=FULL))
+    assert order.index("replicas") < order.index("fp8-weights")
+
+
+@pytest.mark.parametrize("cause", ["prefill_bound", "slo_conflict"])
+def test_no_servers_apart_where_one_prefill_breaks_the_target(cause: str) -> None:
+    short = replace(FULL.but(prefill_mean_s=0.8), targets=Targets(1.0, 0.1))
+    assert list(advised(cause, situation=short, stated=LLAMA))[-1] == "pd-disaggregation"
+    alone = replace(FULL.but(prefill_mean_s=1.2), targets=Targets(1.0, 0.1))
+    assert "pd-disaggregation" not in advised(cause, situation=alone, stated=LLAMA)
+
+
+SLOW_FEW = CALM.but(running_avg=3.0, itl_mean_s=0.05, gpu_engine_active_ratio=0.88)
+
+
+def test_speculation_for_few_requests_on_idle_tensor_pipes() -> None:
+    spare = SLOW_FEW.but(gpu_tensor_active_ratio=0.0075)
+    order = list(advised("decode_bound", situation=spare, stated=LLAMA))
+    assert order.index("spec-on") < order.index("replicas")
+    for busy in (
+        SLOW_FEW,
+        spare.but(gpu_tensor_active_ratio=0.7),
+        spare.but(running_avg=40.0),
+        spare.but(spec_draft_tokens_per_s=12.0),
+    ):
+        assert "spec-on" not in advised("decode_bound", situation=busy, stated=LLAMA)
 
 
 def test_two_that_suffice_together_come_first() -> None:
