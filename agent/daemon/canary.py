@@ -61,32 +61,51 @@ class Canary:
         self._spawn = spawn or _in_thread
         self._running = threading.Lock()
         self._due_s = float("-inf")
-        self.state = CanaryState()
-        """What the newest requests showed; replaced as a whole, by the request's thread."""
+        # Replaced as a whole, by the request's thread.
+        self._newest = CanaryState()
+        self._withheld = ""
 
-    def poll(self, t_s: float, model: str, *, awake: bool) -> CanaryState:
-        """Send a request if one is due, none is running, and the engines are awake."""
+    @property
+    def state(self) -> CanaryState:
+        """What the newest requests showed, and why none is sent now."""
+        return _not_sent(self._newest, self._withheld) if self._withheld else self._newest
+
+    def poll(self, t_s: float, model: str) -> None:
+        """Send a request to a server whose page has just been read, if one is due, none is running,
+        and the server says that it is neither asleep nor paused."""
+        self._withheld = ""
         model = self._settings.model or model
         # A clock that was set back must not delay the next request.
         due = not 0 <= t_s - self._due_s < self._settings.interval_s
-        if due and awake and model and self._running.acquire(blocking=False):
+        if due and model and self._running.acquire(blocking=False):
             self._due_s = t_s
             self._spawn(lambda: self._send(model))
-        return self.state
+
+    def withhold(self, reason: str) -> None:
+        """Report why no request is sent before the next `poll`."""
+        self._withheld = reason
 
     def _send(self, model: str) -> None:
         try:
-            if not any(self._rests(request) for request in AT_REST):
-                self.state = self._asked(model)
+            reason = next(filter(None, map(self._at_rest, AT_REST)), "")
+            self._newest = _not_sent(self._newest, reason) if reason else self._asked(model)
         finally:
             self._running.release()
 
-    def _rests(self, request: str) -> bool:
+    def _at_rest(self, request: str) -> str:
+        """Why the server must be left alone by its answer to a request; empty where it need not.
+
+        A server without the request cannot be put to rest: it came with the requests that do it.
+        """
         try:
             answer: object = json.loads(answer_of(self._address, request, self._settings.fetch))
-        except (CollectError, ValueError, RecursionError):
-            return False
-        return isinstance(answer, dict) and True in answer.values()
+        except CollectError as error:
+            return "" if error.kind == "not_found" else f"GET {request}: {error}"
+        except (ValueError, RecursionError):
+            return f"GET {request}: not vLLM's answer"
+        if isinstance(answer, dict) and set(answer.values()) == {False}:
+            return ""
+        return f"GET {request}: {str(answer)[:100]}"
 
     def _asked(self, model: str) -> CanaryState:
         sent_s, began_s = self._wall(), time.perf_counter()
@@ -103,10 +122,15 @@ class Canary:
             broken = error.status is not None and error.status >= 500
             if error.kind != "timeout" and (not broken or error.status == UNAVAILABLE):
                 return CanaryState(refused=str(error))
-            before = self.state
+            before = self._newest
             since_s = before.since_s if before.failures else sent_s
             return CanaryState(None, before.failures + 1, since_s, str(error))
         return CanaryState(time.perf_counter() - began_s)
+
+
+def _not_sent(newest: CanaryState, reason: str) -> CanaryState:
+    """The state where no request was sent. Earlier failures still count: they were observed."""
+    return replace(newest, latency_s=None, refused=f"not sent: {reason}")
 
 
 def _in_thread(run: Callable[[], None]) -> None:

@@ -321,8 +321,10 @@ class TargetWatch:
             for engine in before.engines:
                 engine.set_usual(self._sinks.seasons.usual(self.spec.name, engine.key, t_s))
         page = self._pages.take(self._stream, t_s)
-        self._send_canary(t_s, before)
+        if self._canary is not None:
+            before.set_canary(self._canary.state)
         diagnoses = self._stream.judge(t_s, page)
+        self._send_canary(t_s, diagnoses)
         self._claim_gpus()
         # A recording that starts over must not learn from its own past rounds.
         if self._sinks.knees and not self.spec.played:
@@ -333,14 +335,17 @@ class TargetWatch:
         with self._stream.computing():
             return self._publish(t_s, diagnoses, began_s, restart)
 
-    def _send_canary(self, t_s: float, monitor: TargetMonitor) -> None:
-        """Send a canary where it is on, and give the monitor what the last ones showed."""
-        if self._canary is None:
+    def _send_canary(self, t_s: float, diagnoses: Sequence[Diagnosis]) -> None:
+        """Send a canary where it is on and due, and the page shows a server that is awake."""
+        if self._canary is None or not diagnoses:
             return
-        models = sorted({engine.key.model for engine in monitor.engines if engine.key.model})
-        newest = [engine.newest for engine in monitor.engines if engine.newest is not None]
-        awake = all(diagnosis.values.get("awake") != 0.0 for diagnosis in newest)
-        monitor.set_canary(self._canary.poll(t_s, models[0] if models else "", awake=awake))
+        if any(not diagnosis.was_read for diagnosis in diagnoses):
+            self._canary.withhold("the engine's metrics were not read")
+        elif any(diagnosis.values.get("awake") == 0.0 for diagnosis in diagnoses):
+            self._canary.withhold("the server is asleep")
+        else:
+            models = sorted({diagnosis.model for diagnosis in diagnoses if diagnosis.model})
+            self._canary.poll(t_s, models[0] if models else "")
 
     def _claim_gpus(self) -> None:
         """Pass on which GPUs the server's process uses."""

@@ -11,7 +11,8 @@ class CanaryState:
 
     `latency_s` is how long the newest took; None where it had no answer. `failures` counts those in
     a row that the server did not answer, the first of them sent at `since_s`; `error` is of the
-    newest. `refused` says why the server does not accept the request: then nothing is known.
+    newest. `refused` says why the server did not accept the newest request, or why none was
+    sent: then nothing new is known.
     """
 
     latency_s: float | None = None

@@ -338,7 +338,8 @@ class EngineMonitor:
         self.newest = Diagnosis(
             t_s, self.target, self.key.engine, self.key.model, None,
             health(causes[0].severity, readable=False), None, causes, [], [], {},
-            [f"every signal: {why}", *(log.unknown if log else ())], 0.0, f"nothing: {seen}",
+            [f"every signal: {why}", *self._canary_words(), *(log.unknown if log else ())],
+            0.0, f"nothing: {seen}",
             recommendations=log.recommendations if log else (), server=self._server,
         )  # fmt: skip
         return self.newest

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -17,10 +18,11 @@ from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.deployment.canary_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from tests.agent.daemon.factories import settings
+from tests.agent.daemon.factories import Kept, settings, target, watch
 from tests.agent.running import bodies
 from tests.agent.server.vllm_server import MISSING, document, path_of
 from tests.collector.servers import Server, Start, answer
+from tests.waiting import until
 
 ANSWER = document({"choices": [{"text": "b"}]})
 PAGES = bodies("kv_pressure_cascade", 0, 20)
@@ -55,8 +57,9 @@ class Sent:
         made = CanarySettings(30.0, 0.2, "", FetchSettings())
         self.canary = Canary(self.server.url, made, wall=lambda: 1000.0, spawn=spawn)
 
-    def poll(self, t_s: float, *, awake: bool = True) -> CanaryState:
-        return self.canary.poll(t_s, "tiny", awake=awake)
+    def poll(self, t_s: float) -> CanaryState:
+        self.canary.poll(t_s, "tiny")
+        return self.canary.state
 
     @property
     def posts(self) -> list[bytes]:
@@ -88,14 +91,62 @@ def test_it_asks_for_one_token_at_the_interval(serving: Start) -> None:
 def test_a_server_at_rest_is_left_alone(serving: Start, path: str) -> None:
     at_rest = document({path[1:]: True})
     sent = Sent(serving, {"/v1/completions": ANSWER, path: at_rest})
-    assert sent.poll(1000.0) == CanaryState()
+    said = f"{{'{path[1:]}': True}}"
+    assert sent.poll(1000.0) == CanaryState(refused=f"not sent: GET {path}: {said}")
     assert sent.posts == []
 
 
-def test_engines_that_are_asleep_by_their_page_are_left_alone(serving: Start) -> None:
-    sent = Sent(serving, {"/v1/completions": ANSWER})
-    sent.poll(1000.0, awake=False)
-    assert sent.server.requests == []
+@pytest.mark.parametrize(
+    "response",
+    [
+        answer(b"", status="500 Internal Server Error"),
+        answer(b"", status="403 Forbidden"),
+        document([True]),
+        document({"is_sleeping": "no"}),
+        document({}),
+        None,
+    ],
+)
+def test_where_it_is_unknown_whether_a_server_rests_none_is_sent(
+    serving: Start, response: bytes | None
+) -> None:
+    sent = Sent(serving, {"/v1/completions": ANSWER, "/is_sleeping": response})
+    state = sent.poll(1000.0)
+    assert state.refused.startswith("not sent: GET /is_sleeping: ")
+    assert (sent.posts, state.failures) == ([], 0)
+
+
+def test_a_server_that_says_it_is_awake_is_asked(serving: Start) -> None:
+    awake = {path: document({path[1:]: False}) for path in ("/is_sleeping", "/is_paused")}
+    sent = Sent(serving, {"/v1/completions": ANSWER, **awake})
+    assert sent.poll(1000.0).refused == ""
+    assert len(sent.posts) == 1
+
+
+ASLEEP = re.sub(rb'(sleep_state="awake"}) 1.0', rb"\1 0.0", IDLE)
+
+
+def test_only_a_page_that_was_just_read_and_is_awake_lets_it_be_sent(serving: Start) -> None:
+    answers: dict[str, bytes | None] = {"/v1/completions": ANSWER}
+    sent = Sent(serving, answers)
+    kept, times_s = Kept(), itertools.count(1000.0, 10.0)
+    watched = watch(
+        target(sent.server.url, canary__interval_s=1.0), kept, wall=lambda: next(times_s)
+    )
+    posts: list[int] = []
+    words: list[list[str]] = []
+    for page in (IDLE, b"no page", b"no page", ASLEEP, ASLEEP, IDLE, IDLE):
+        answers["/metrics"] = answer(page)
+        watched.cycle()
+        until(lambda: all(thread.name != "canary" for thread in threading.enumerate()))
+        posts.append(len(sent.posts))
+        (engine,) = kept.cycles[-1].engines
+        words.append([line for line in engine.diagnosis.unknown if line.startswith("canary: ")])
+    watched.retire()
+    assert posts == [1, 1, 1, 1, 1, 2, 3]
+    assert words[2] == ["canary: not sent: the engine's metrics were not read"]
+    assert words[4] == ["canary: not sent: the server is asleep"]
+    assert words[6] == []
 
 
 @pytest.mark.parametrize(
