@@ -98,7 +98,6 @@ def fleet(count: int) -> Fleet:
             "itl_s": 0.06,
             "sm_clock_mhz": 1200.0,
             "temperature_c": 86.0,
-            "xid": 79.0,
         },
         {"plan": "cold_replica", "age_s": 120.0, "hit_share": 0.4, "ttft_s": 0.9},
         {"plan": "target_down", "ends_before_s": 60.0},

@@ -271,7 +271,7 @@ FAULTS_S = 10.0 * MIN_S, 22.0 * MIN_S
 
 FAULTS = {
     "code": "engine_stalled",
-    "big": "bad_node",
+    "big": "gpu_fault",
     "rag": "kv_pressure",
     "late": "queue_saturation",
     "chat": "target_down",

@@ -17,6 +17,7 @@ from kneewatch.diagnose.fleet.engine_state import Coverage
 from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.diagnose.fleet.observed import HITS, HOUR_S, USUAL_SIGNALS, WEEK_S
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
+from kneewatch.diagnose.gpu import health
 from kneewatch.diagnose.workload.stated_workload import METRICS
 from kneewatch.rules.facts import Targets, duration, recorded
 from kneewatch.rules.quantities import RECENT
@@ -52,9 +53,15 @@ GPU_LABELS = (
 GPUS: Mapping[str, tuple[str, str]] = {
     "sm_clock_mhz": ("min", "DCGM_FI_DEV_SM_CLOCK"),
     "temperature_c": ("max", "DCGM_FI_DEV_GPU_TEMP"),
-    "xid": ("max", "DCGM_FI_DEV_XID_ERRORS"),
 }
 """GPU figures: their aggregation over the GPUs of a replica, and DCGM's field."""
+
+XID, XID_NEW, XID_WORKED = XIDS = "xid", "xid_new", "xid_worked"
+"""The last XID of each GPU that has one, whether it has come within the hour, and whether the GPU
+works with it."""
+
+BOARD = "cluster, Hostname, hostname, gpu, UUID"
+"""Labels that tell boards apart."""
 
 COUNTED = "gpus"
 EXPORTED = ("namespace", "pod", "container")
@@ -360,31 +367,47 @@ IMAGES = (
 for."""
 
 
-def gpu_queries(selector: str) -> dict[str, str]:
-    """A query for each GPU figure, and one for the number of GPUs."""
-    labels = ", ".join(GPU_LABELS)
+def gpu_queries(scope: QueryScope) -> dict[str, str]:
+    """A query for each GPU figure, one for the number of GPUs, and those for the XIDs by GPU.
+
+    An XID counts for two windows: what it explains may end after it.
+    """
+    labels, selector = ", ".join(GPU_LABELS), scope.selector
     by_key = {
         key: f"{fold} by ({labels}) ({_gpu_series(name, selector)})"
         for key, (fold, name) in GPUS.items()
     }
     # Do not count MIG devices as GPUs.
-    whole_gpus = _gpu_series(GPUS["sm_clock_mhz"][1], selector, 'GPU_I_ID=""')
-    return {**by_key, COUNTED: f"count by ({labels}) ({whole_gpus})"}
+    whole_gpus = _gpu_series(health.CLOCK, selector, 'GPU_I_ID=""')
+    by_key[COUNTED] = f"count by ({labels}) ({whole_gpus})"
+    over = f"max_over_time({{}}[{duration(2 * scope.window_s)}]) > 0"
+    changes = f"changes({{}}[{duration(HOUR_S)}]) > 0"
+    seen = _gpu_series(health.XID, selector, of=over)
+    loads = " or ".join(f"{load} > 0" for load in health.LOADS)
+    works = (f"{health.CLOCK} > 0", f"{health.POWER} > 0", loads)
+    working = "".join(f" and on ({BOARD}) ({sign})" for sign in works)
+    by_board = f"max by ({labels}, gpu)"
+    return by_key | {
+        XID: f"{by_board} ({seen})",
+        XID_NEW: f"{by_board} ({_gpu_series(health.XID, selector, of=changes)})",
+        XID_WORKED: f"{by_board} (({seen}){working})",
+    }
 
 
-def _gpu_series(name: str, selector: str, extra: str = "") -> str:
+def _gpu_series(name: str, selector: str, extra: str = "", *, of: str = "{}") -> str:
     """DCGM's series, restricted as far as their labels allow: where the exporter names the
-    workload, by namespace, pod and container; where it does not, all are kept."""
+    workload, by namespace, pod and container; where it does not, all are kept. `of` is a function
+    of them."""
     matchers = [
         f"exported_{label}{sign}{value}"
         for label, sign, value in MATCHER.findall(selector)
         if label in EXPORTED
     ]
     if not matchers:
-        return f"{name}{{{extra}}}"
+        return of.format(f"{name}{{{extra}}}")
     with_pod = ",".join(['exported_pod!=""', *matchers, *([extra] if extra else [])])
     without_pod = ",".join(['exported_pod=""', *([extra] if extra else [])])
-    return f"{name}{{{with_pod}}} or {name}{{{without_pod}}}"
+    return " or ".join(of.format(f"{name}{{{matching}}}") for matching in (with_pod, without_pod))
 
 
 def _catalogue(keys: Sequence[str]) -> dict[str, Expr]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.answer_log import AnswerLog, Asking
 from kneewatch.agent.fleet.past_days import past_of
 from kneewatch.agent.fleet.presence import presence_of
-from kneewatch.agent.fleet.queries import COUNTED, GPUS, QueryScope
+from kneewatch.agent.fleet.queries import COUNTED, GPUS, XIDS, QueryScope
 from kneewatch.agent.fleet.workload_names import namespace_of, pod_of
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_resolver import BLOCKS, own_blocks
@@ -20,6 +21,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.engine_state import Coverage, coverage
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Shape, shape_of
 from kneewatch.diagnose.fleet.observed import WEEK_S, Load, Observed, Past
+from kneewatch.diagnose.gpu.health import GpuState, XidSeen
 from kneewatch.rules.facts import range_s
 from kneewatch.rules.rule import Severity
 
@@ -30,36 +32,55 @@ Place = tuple[str, ...]
 
 def with_gpus(
     shape: Shape, answers: Mapping[str, Sequence[Sample]]
-) -> tuple[Shape, dict[Key, dict[str, float]]]:
-    """The shape with the GPU's model as the tier of engines without a tier label, and GPU figures
-    by engine.
+) -> tuple[Shape, dict[Key, dict[str, float]], dict[Key, tuple[GpuState, ...]]]:
+    """The shape with the GPU's model as the tier of engines without a tier label; GPU figures by
+    engine, and those of its GPUs that report an XID.
 
     `gpus` is among the figures only where DCGM names the pod: a node's GPUs may belong to others.
     """
     by_place: dict[Place, dict[str, float]] = {}
     models: dict[Place, set[str]] = {}
+    boards: dict[Place, dict[str, dict[str, float]]] = {}
     for key, samples in answers.items():
         fold = min if GPUS.get(key, ("max",))[0] == "min" else max
         for sample in samples:
             for place in places(sample.labels):
                 if key == COUNTED and place[0] != "pod":
                     continue
+                if key in XIDS:
+                    gpus = boards.setdefault(place, {})
+                    board = gpus.setdefault(sample.labels.get("gpu", ""), {})
+                    board[key] = max(board.get(key, sample.value), sample.value)
                 figures = by_place.setdefault(place, {})
                 figures[key] = fold(figures.get(key, sample.value), sample.value)
                 if model := next((sample.labels[n] for n in MODEL if sample.labels.get(n)), ""):
                     models.setdefault(place, set()).add(model)
     members: list[Member] = []
     figures_by_engine: dict[Key, dict[str, float]] = {}
+    faulty: dict[Key, tuple[GpuState, ...]] = {}
     for member in shape.members:
         found_place = next((place for place in places_of(member) if place in by_place), None)
         if found_place is None:
             members.append(member)
             continue
         figures_by_engine[member.key] = by_place[found_place]
+        faulty[member.key] = tuple(
+            _faulty(gpu, member.node, board)
+            for gpu, board in sorted(boards.get(found_place, {}).items())
+            if queries.XID in board
+        )
         gpu_models = models.get(found_place, set())
         tier = member.tier or (next(iter(gpu_models)) if len(gpu_models) == 1 else "")
         members.append(replace(member, tier=tier))
-    return replace(shape, members=tuple(members)), figures_by_engine
+    return replace(shape, members=tuple(members)), figures_by_engine, faulty
+
+
+def _faulty(gpu: str, node: str, board: Mapping[str, float]) -> GpuState:
+    """A GPU with its last XID. When that came within the hour is not known."""
+    worked = queries.XID_WORKED in board
+    since_s = 0.0 if queries.XID_NEW in board else None
+    xid = XidSeen(int(board[queries.XID]), since_s, worked)
+    return GpuState(gpu, "", node, "", xids=(xid,), is_awake=worked)
 
 
 def places(labels: Labels) -> Iterable[Place]:
@@ -186,7 +207,8 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     values, sources = _signals(asking, scope, shape, config, recorded=use_recorded)
     findings = _findings(asking, scope, shape) if use_recorded else {}
     streaks_s = _streaks(asking, scope, shape, config, interval_s=interval_s, recorded=not raw)
-    shape, gpus, configs, images = _gpus_and_configs(asking, scope, shape, values)
+    of_pods = _of_pods(asking, scope, shape, values)
+    shape = of_pods.shape
     past = config.past
     if past is None:
         past = past_of(
@@ -205,9 +227,10 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
         window_s=scope.window_s,
         shape=shape,
         values=values,
-        gpus=gpus,
-        configs=configs,
-        images=images,
+        gpus=of_pods.gpus,
+        faulty_gpus=of_pods.faulty_gpus,
+        configs=of_pods.configs,
+        images=of_pods.images,
         alerts=findings,
         past=past,
         gone=presence.gone,
@@ -291,20 +314,31 @@ def _findings(asking: Asking, scope: QueryScope, shape: Shape) -> dict[Key, dict
     return severities
 
 
-def _gpus_and_configs(
+class _OfPods(NamedTuple):
+    """The shape with tiers; GPU figures, GPUs with an XID, cache configurations and images of vLLM
+    by engine."""
+
+    shape: Shape
+    gpus: Values
+    faulty_gpus: dict[Key, tuple[GpuState, ...]]
+    configs: dict[Key, Labels]
+    images: dict[Key, str]
+
+
+def _of_pods(
     asking: Asking,
     scope: QueryScope,
     shape: Shape,
     values: Values,
-) -> tuple[Shape, Values, dict[Key, Labels], dict[Key, str]]:
-    """The shape with tiers; GPU figures, cache configurations and images by engine.
+) -> _OfPods:
+    """What is asked for once per pod, process or GPU.
 
     Adds process ages, hourly figures and KV capacities to `values`.
     """
     extra_queries = {
         **queries.process_queries(scope),
         "kv_capacity_tokens": queries.configs(scope),
-        **queries.gpu_queries(scope.selector),
+        **queries.gpu_queries(scope),
         "images": queries.IMAGES,
     }
     answers = asking.instants(extra_queries)
@@ -316,8 +350,10 @@ def _gpus_and_configs(
         tokens = capacity_tokens(labels)
         if tokens is not None:
             values[key]["kv_capacity_tokens"] = tokens
-    shape, gpus = with_gpus(shape, {key: answers[key] for key in (*queries.GPUS, queries.COUNTED)})
-    return shape, gpus, configs, images_of(shape.members, answers["images"])
+    of_gpus = {key: answers[key] for key in (*queries.GPUS, queries.COUNTED, *XIDS)}
+    shape, gpus, faulty_gpus = with_gpus(shape, of_gpus)
+    images = images_of(shape.members, answers["images"])
+    return _OfPods(shape, gpus, faulty_gpus, configs, images)
 
 
 def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:

@@ -12,6 +12,7 @@ from kneewatch.dashboards.prometheus.gpu_engines import (
     ENGINE_XID,
     gpu_queries,
 )
+from kneewatch.dashboards.prometheus.gpu_series import BOARD, OWNER
 from kneewatch.dashboards.prometheus.in_force import CAUSE, Lasts, in_force_records, met
 from kneewatch.dashboards.prometheus.pool_alerts import (
     POOL,
@@ -28,7 +29,7 @@ from kneewatch.diagnose.causes.record import CauseRecord, Form, Say
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.outliers import CLOCK_BELOW, PEERS_MIN, SAME_ARRIVALS, SLOWER, TERMS
 from kneewatch.rules.conditions import ToPromQL, nodes
-from kneewatch.rules.facts import number, recorded
+from kneewatch.rules.facts import duration, number, recorded
 from kneewatch.rules.quantities import Held
 from kneewatch.rules.rule import Severity
 
@@ -187,6 +188,7 @@ def cause_groups(plan: Plan) -> tuple[Group, Group]:
         *(Record(met(CAUSE), _reported(plan, query, queries), {"cause": query.series})
           for query in queries),
         *in_force_records(plan, CAUSE, "cause", {q.series: _lasts(plan, q) for q in queries}),
+        *((_gpu_pods(plan), _alone(queries)) if _knows_pods(plan) else ()),
     ]  # fmt: skip
     alerts = [alert for query in queries for alert in _alerts(plan, query, queries)]
     return (
@@ -258,6 +260,41 @@ def _reported(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> s
     return f"{worst} unless {on} {sure}"
 
 
+# --- Causes that the alert about a pod's GPU explains ---------------------------------------------
+#
+# Without `gpu_join` no engine has a GPU cause. The alert about a GPU names the pod that uses it,
+# and a pod whose GPU has an alert has no other for what that explains.
+
+
+GPU_PODS, ALONE = recorded("gpu:pod_severity"), recorded("cause_alone")
+POD = ("cluster", "namespace", "pod")
+
+
+def _knows_pods(plan: Plan) -> bool:
+    return not plan.gpu_join and "pod" in plan.labels
+
+
+def _gpu_pods(plan: Plan) -> Record:
+    """The severity of the worst alert about a GPU that each pod uses, kept for two windows: what
+    it explains may end after it."""
+    lately_s = 2 * plan.range_s
+    alerts = " or ".join(
+        f'(max_over_time(ALERTS{{kneewatch="gpu", pod!="", at_work!="false", alertstate="firing",'
+        f' severity="{severity.word}"}}[{duration(lately_s)}]) * 0 + {int(severity)})'
+        for severity in (Severity.CRITICAL, Severity.WARNING)
+    )
+    uses = f"on ({BOARD}, namespace, pod) ({OWNER} > time() - {number(lately_s)})"
+    return Record(GPU_PODS, f"max by ({', '.join(POD)}) (({alerts}) and {uses})")
+
+
+def _alone(queries: Sequence[CauseQuery]) -> Record:
+    """What is in force, but for what a GPU alert of the same pod, as severe or worse, explains."""
+    under = {*EXPLAINS["gpu_fault"], *EXPLAINS["gpu_throttled"]}
+    names = "|".join(query.series for query in queries if query.record.id in under)
+    of_gpus = f'{CAUSE}{{cause=~"{names}"}} <= on ({", ".join(POD)}) group_left () {GPU_PODS}'
+    return Record(ALONE, f"{CAUSE} unless ({of_gpus})")
+
+
 def _alerts(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> list[Alert]:
     """One alert per possible severity, including those of explained causes."""
     explained = _explained(query, queries)
@@ -269,8 +306,9 @@ def _alerts(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> lis
 
 def _alert(plan: Plan, query: CauseQuery, severity: Severity) -> Alert:
     record = query.record
+    in_force = ALONE if _knows_pods(plan) else CAUSE
     sure, engines = (
-        f'{series}{{cause="{query.series}", {POOL}}}' for series in (recorded(CONFIDENCE), CAUSE)
+        f'{series}{{cause="{query.series}", {POOL}}}' for series in (recorded(CONFIDENCE), in_force)
     )
     worst = f"{sure} and topk(1, {sure} + {engines})"
     said = (
@@ -279,7 +317,7 @@ def _alert(plan: Plan, query: CauseQuery, severity: Severity) -> Alert:
     )
     return Alert(
         name=cause_alert(query),
-        expr=firing(plan, f'{CAUSE}{{cause="{query.series}"}}', severity),
+        expr=firing(plan, f'{in_force}{{cause="{query.series}"}}', severity),
         for_s=0.0 if severity == Severity.CRITICAL else plan.settles_s,
         keep_s=0.0,
         labels={

@@ -289,7 +289,7 @@ GPU_THROTTLED = CauseRecord(
     title="GPU throttled",
     means="A GPU under load runs below its full clock because of heat, power or a setting.",
     judge=gpu_throttled,
-    explains=SLOW_GPU,
+    explains=(*SLOW_GPU, "bad_node"),
     moves=(TTFT, ITL, LOAD),
     sidecar="no label says which GPUs an engine uses (state it with --gpu-join); each GPU has an "
     "alert of its own",

@@ -182,7 +182,7 @@ GPU_FAULT = CauseRecord(
     title="GPU fault",
     means="A GPU reports a hardware fault or no longer answers.",
     judge=gpu_fault,
-    explains=(*SLOW_GPU, "engine_stalled", "kv_transfer_slow", "gpu_throttled"),
+    explains=(*SLOW_GPU, "engine_stalled", "kv_transfer_slow", "gpu_throttled", "bad_node"),
     sidecar="no label says which GPUs an engine uses (state it with --gpu-join); each GPU has an "
     "alert of its own",
 )

@@ -6,14 +6,16 @@ drifts come from the metrics system, where it can tell.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.causes.availability import STALLED_S, Stalled
 from kneewatch.diagnose.causes.evidence import Cause, Facts, Targets
+from kneewatch.diagnose.causes.gpu_faults import GPU_FAULT
 from kneewatch.diagnose.causes.ranking import CAUSES, conclude, ranked
 from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.diagnose.fleet.observed import HOUR_S, Values
+from kneewatch.diagnose.gpu.health import GpuState
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.conditions import nodes
 from kneewatch.rules.facts import Spelling, duration
@@ -30,7 +32,10 @@ SIGNALS = signals_of(_FORMS)
 BASELINES = {node.key: node.name for node in nodes(_FORMS) if isinstance(node, BaselineValue)}
 """Signals that are compared with quiet times, and the keys of their recorded baselines."""
 
-LEFT_OUT = {record.id: record.sidecar for record in CAUSES if record.sidecar and not record.fleet}
+LEFT_OUT = {
+    **{record.id: record.sidecar for record in CAUSES if record.sidecar and not record.fleet},
+    GPU_FAULT.id: "of a GPU's faults only XIDs are read; exported alerts have the others",
+}
 """Causes that fleet mode cannot conclude, and why."""
 
 REMEMBERED = (*BASELINES.values(), *RECENT.values())
@@ -75,6 +80,8 @@ def causes_of(
     targets: Targets,
     window_s: float,
     scale: float,
+    faulty_gpus: Sequence[GpuState] = (),
+    gpus_guessed: bool = False,
 ) -> list[Cause]:
     """The causes of one engine, ranked; those that others explain are folded into them."""
     age_s = values.get("age_s", HOUR_S if "running_hour_ago" in values else 0.0)
@@ -88,5 +95,7 @@ def causes_of(
         streaks_s=streaks_s,
         stage=Stage(stage or 0, 0.0, severity, None, ()),
         baseline=RecordedBaselines(values),
+        gpus=faulty_gpus,
+        gpus_guessed=gpus_guessed,
     )
     return ranked(conclude(facts))

@@ -194,18 +194,7 @@ class Engine:
 def engines_of(observed: Observed, profile: Profile, covered: Coverage) -> list[Engine]:
     """The verdict on every engine of a fleet."""
     evaluator = _Evaluator(profile, covered, observed.window_s)
-    return [
-        evaluator.engine(
-            member,
-            {**_baselines(observed, member), **observed.values.get(member.key, {})},
-            observed.gpus.get(member.key, {}),
-            observed.configs.get(member.key, {}),
-            observed.alerts.get(member.key, {}),
-            observed.streaks_s.get(member.key, {}),
-            observed.images.get(member.key, ""),
-        )
-        for member in observed.shape.members
-    ]
+    return [evaluator.engine(member, observed) for member in observed.shape.members]
 
 
 def _baselines(observed: Observed, member: Member) -> Values:
@@ -225,18 +214,11 @@ class _Evaluator:
         self._severities = [(s, when.compile(PYTHON)) for s, when in severities(evicting)]
         self._momentary = {key: quantity.read() for key, quantity in MOMENTARY.items()}
 
-    def engine(
-        self,
-        member: Member,
-        values: Values,
-        gpus: Values,
-        config: Labels,
-        alerts: Mapping[str, Severity],
-        streaks_s: Mapping[str, float],
-        image: str,
-    ) -> Engine:
-        """One engine's verdict; `alerts` are the severities of rules that fire there, `streaks_s`
-        how long named conditions have held."""
+    def engine(self, member: Member, observed: Observed) -> Engine:
+        """One engine's verdict."""
+        values = {**_baselines(observed, member), **observed.values.get(member.key, {})}
+        gpus, config = observed.gpus.get(member.key, {}), observed.configs.get(member.key, {})
+        alerts = observed.alerts.get(member.key, {})
         moment = Moment(values, self._targets, window_s=self._window_s)
         known = dict(values)
         for key, read in self._momentary.items():
@@ -255,13 +237,15 @@ class _Evaluator:
         ]
         causes = engine_causes.causes_of(
             known,
-            streaks_s=streaks_s,
+            streaks_s=observed.streaks_s.get(member.key, {}),
             stage=stage,
             severity=stage_severity(known),
             config=config,
             targets=self._targets,
             window_s=self._window_s,
             scale=self._window_s / WINDOW_S,
+            faulty_gpus=observed.faulty_gpus.get(member.key, ()),
+            gpus_guessed="gpus" not in gpus,
         )
         severity = max(
             stage_severity(known),
@@ -270,7 +254,15 @@ class _Evaluator:
             Severity.OK,
         )
         return Engine(
-            member, known, gpus, config, stage, severity, tuple(findings), tuple(causes), image
+            member,
+            known,
+            gpus,
+            config,
+            stage,
+            severity,
+            tuple(findings),
+            tuple(causes),
+            observed.images.get(member.key, ""),
         )
 
     def _severity(self, values: Values) -> Severity:

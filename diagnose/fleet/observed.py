@@ -9,6 +9,7 @@ from math import isfinite
 from statistics import median
 
 from kneewatch.diagnose.fleet.inventory import Group, Key, Labels, Shape
+from kneewatch.diagnose.gpu.health import GpuState
 from kneewatch.diagnose.workload.drift import Buckets
 from kneewatch.rules.rule import Severity
 
@@ -172,7 +173,8 @@ class Load:
 class Observed:
     """A fleet at one moment, by engine key.
 
-    `values` are signals, `gpus` the figures of the GPUs that an engine's replica has. `recorded`
+    `values` are signals, `gpus` the figures of the GPUs that an engine's replica has, `faulty_gpus`
+    those of its GPUs that report an XID (of its node's, where DCGM names no pod). `recorded`
     are signals that recording rules gave, `raw` those computed from raw series, `failed` those
     that could not be asked, with the reason. `skew_s` is how far the server's clock is ahead,
     None where that is within what measuring it can tell. `configs` are the labels of
@@ -194,6 +196,9 @@ class Observed:
     shape: Shape
     values: Mapping[Key, Values]
     gpus: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
+    faulty_gpus: Mapping[Key, Sequence[GpuState]] = field(
+        default_factory=dict[Key, Sequence[GpuState]]
+    )
     configs: Mapping[Key, Labels] = field(default_factory=dict[Key, Labels])
     images: Mapping[Key, str] = field(default_factory=dict[Key, str])
     alerts: Mapping[Key, Mapping[str, Severity]] = field(

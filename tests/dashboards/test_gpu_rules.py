@@ -15,11 +15,13 @@ import yaml
 from kneewatch.collector.exposition.parser import PageParser
 from kneewatch.collector.names.dcgm_fields import is_sentinel
 from kneewatch.collector.samples import Series
+from kneewatch.dashboards.prometheus.causes import cause_groups
 from kneewatch.dashboards.prometheus.gpu_series import BLANKS_32, BLANKS_DOUBLE, NO_VALUE_FROM
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.gpu.monitor import GpuMonitor
-from kneewatch.rules.rule import WORDS
+from kneewatch.rules.facts import recorded
+from kneewatch.rules.rule import WORDS, Severity
 from tests.collector.dcgm_pages import Pages, body, labels
 from tests.dashboards.promtool import Sample, evaluate
 from tests.diagnose.situations import CALM, NOW_S
@@ -260,3 +262,49 @@ def test_the_blanks_are_dcgms() -> None:
         assert is_sentinel(blank) == (blank != BLANKS_32[1])
     assert is_sentinel(NO_VALUE_FROM, wide=True)
     assert not is_sentinel(BLANKS_32[0] - 1)
+
+
+def test_the_alert_about_a_pods_gpu_explains_what_follows_from_it_there(tmp_path: Path) -> None:
+    require("promtool")
+    alone, of_pods = recorded("cause_alone"), recorded("gpu:pod_severity")
+    rules = [
+        {"record": rule.name, "expr": rule.expr}
+        for rule in cause_groups(Plan())[0].rules
+        if rule.name in (alone, of_pods)
+    ]
+    series: dict[Series, str] = {}
+
+    def level(name: str, value: str, **labels: str) -> None:
+        series[Series(name, tuple(sorted({"namespace": "n", **labels}.items())))] = f"{value}x20"
+
+    def engine(pod: str, cause: str, severity: Severity) -> None:
+        level("kneewatch:cause", f"{int(severity)}+0", pod=pod, cause=cause)
+
+    def gpu(pod: str, severity: str, seen: str = "0+15", at_work: str = "true") -> None:
+        board = {"pod": pod, "Hostname": f"node-{pod}", "gpu": "0"}
+        alert = {"kneewatch": "gpu", "alertstate": "firing", "severity": severity}
+        level("ALERTS", "1+0", **board, **alert, at_work=at_work)
+        level("kneewatch:gpu:pod_seen_s", seen, **board)
+
+    for pod in ("faulty", "well", "old", "milder", "moved"):
+        engine(pod, "bad_node", Severity.WARNING)
+    engine("faulty", "kv_leak", Severity.WARNING)
+    engine("milder", "engine_stalled", Severity.CRITICAL)
+    gpu("faulty", "critical")
+    gpu("old", "warning", at_work="false")
+    gpu("milder", "warning")
+    gpu("moved", "critical", seen="0+0")
+    text = json.dumps({"groups": [{"name": "alone", "rules": rules}]})
+    shown = evaluate(tmp_path, text, series, [alone], step_s=STEP_S, steps=21, from_step=20)
+    (samples,) = shown[alone][20:]
+    told = {
+        tuple(re.search(rf'{name}="(\w+)"', one.labels)[1] for name in ("pod", "cause"))  # type: ignore[index]
+        for one in samples
+    }
+    assert told == {
+        ("well", "bad_node"),
+        ("old", "bad_node"),
+        ("moved", "bad_node"),
+        ("milder", "engine_stalled"),
+        ("faulty", "kv_leak"),
+    }

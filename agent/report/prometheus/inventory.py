@@ -119,7 +119,7 @@ def fleet_engines(
         )
     shape = shape_of(series, names)
     asking = asking.for_engines(shape.by, series)
-    shape, _ = with_gpus(shape, {CLOCKED: _gpus(ranges, from_s, request.grid.to_s)})
+    shape, _, _ = with_gpus(shape, {CLOCKED: _gpus(ranges, from_s, request.grid.to_s)})
     everyone = _by_pool([_tier_engine(member, request) for member in shape.members])
     replicas = [engine.target for engine in everyone]
     existing = [*replicas, *(engine.member.name for engine in everyone)]

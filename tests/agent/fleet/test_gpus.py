@@ -14,7 +14,7 @@ def gpu(value: float, **labels: str) -> Sample:
 def clocks(*samples: Sample, cluster: tuple[str, ...] = ("eu", "us")) -> dict[str, float]:
     """The clock of pod a in each cluster, by DCGM's samples."""
     shape = shaped([pod("a", cluster=one, node="n") for one in cluster])
-    answers = {"sm_clock_mhz": samples, "temperature_c": (), "xid": (), "gpus": ()}
+    answers = {"sm_clock_mhz": samples, "temperature_c": ()}
     found = with_gpus(shape, answers)[1]
     return {
         m.labels["cluster"]: found[m.key]["sm_clock_mhz"] for m in shape.members if m.key in found
@@ -25,6 +25,24 @@ def test_pods_of_one_name_in_two_clusters_have_their_own_gpus() -> None:
     eu, us = ({"cluster": one, "namespace": "prod", "pod": "a"} for one in ("eu", "us"))
     assert clocks(gpu(600.0, **eu), gpu(1980.0, **us)) == {"eu": 600.0, "us": 1980.0}
     assert clocks(gpu(600.0, **eu)) == {"eu": 600.0}, "of the other nothing is known"
+
+
+def test_an_xid_is_that_of_its_gpu_and_not_of_another_pod() -> None:
+    shape = shaped([pod("a", node="n"), pod("b", node="n")])
+    a, b = ({"Hostname": "n", "namespace": "prod", "pod": name} for name in "ab")
+    answers = {
+        "sm_clock_mhz": (gpu(1980.0, **a), gpu(1980.0, **b)),
+        "xid": (gpu(79.0, **a, gpu="0"), gpu(48.0, **a, gpu="1")),
+        "xid_new": (gpu(1.0, **a, gpu="1"),),
+        "xid_worked": (gpu(79.0, **a, gpu="0"),),
+    }
+    _, figures, faulty = with_gpus(shape, answers)
+    of_a, of_b = (member.key for member in shape.members)
+    assert [(g.name, x.code, x.since_s, x.worked_since) for g in faulty[of_a] for x in g.xids] == [
+        ("GPU 0 of n", 79, None, True),
+        ("GPU 1 of n", 48, 0.0, False),
+    ]
+    assert (figures[of_a]["xid"], faulty[of_b]) == (79.0, ())
 
 
 def test_nodes_of_one_name_in_two_clusters_too() -> None:

@@ -85,7 +85,7 @@ def test_two_spellings_in_one_fleet_are_one_query() -> None:
 def test_gpus_are_restricted_where_their_labels_say_the_workload(
     selector: str, matchers: tuple[str, ...]
 ) -> None:
-    for query in gpu_queries(selector).values():
+    for query in gpu_queries(QueryScope(selector, 60.0)).values():
         assert "model_name=" not in query
         for matcher in matchers:
             assert query.count(matcher) == 1

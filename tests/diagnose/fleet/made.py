@@ -8,6 +8,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
 from kneewatch.diagnose.fleet.inventory import Group, Labels, Shape, label_map, shape_of
 from kneewatch.diagnose.fleet.observed import Gone, Observed, Past, Peak, Usual
+from kneewatch.diagnose.gpu.health import GpuState
 from kneewatch.diagnose.workload.drift import Buckets
 
 USUAL: Mapping[str, float] = {
@@ -73,9 +74,10 @@ def verdict(
     profile: Profile | None = None,
     streaks_s: Mapping[str, Mapping[str, float]] | None = None,
     images: Mapping[str, str] | None = None,
+    faulty_gpus: Mapping[str, Sequence[GpuState]] | None = None,
 ) -> FleetDiagnosis:
-    """The verdict on engines, each as usual but for what is stated and `lacking`; GPUs, streaks and
-    images by pod."""
+    """The verdict on engines, each as usual but for what is stated and `lacking`; GPUs, faulty
+    ones, streaks and images by pod."""
     shape = shaped([labels for labels, _ in engines])
     return diagnose(
         Observed(
@@ -98,6 +100,11 @@ def verdict(
                 member.key: images[member.labels["pod"]]
                 for member in shape.members
                 if images and member.labels["pod"] in images
+            },
+            faulty_gpus={
+                member.key: faulty_gpus[member.labels["pod"]]
+                for member in shape.members
+                if faulty_gpus and member.labels["pod"] in faulty_gpus
             },
             past=Past(peaks or {}, lengths or {}, recent=recent or {}, usual=usual or {}),
             gone=gone,

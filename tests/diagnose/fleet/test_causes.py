@@ -12,6 +12,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Group
 from kneewatch.diagnose.fleet.observed import Gone, Usual, Why, usual_of
+from kneewatch.diagnose.gpu.health import GpuState, XidSeen
 from kneewatch.diagnose.workload.drift import Buckets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import DILUTED, Row, causes, fleet, pod, verdict
@@ -90,6 +91,34 @@ def test_a_gpu_with_low_clocks_and_xid_makes_the_case_stronger() -> None:
     assert fine.confidence < plain.confidence < known.confidence
     assert "XID 79" in " ".join(item.text for item in known.evidence)
     assert fine.against
+
+
+def dead_gpu(**more: bool) -> GpuState:
+    return GpuState("3", "", "n7", "", xids=(XidSeen(79, None, **more),))
+
+
+def test_a_gpu_with_an_xid_explains_the_slow_replica() -> None:
+    own = {"gpus": 1.0, "xid": 79.0}
+    rows = (*fleet(5), (pod("slow"), SLOW))
+    found = verdict(*rows, gpus={"slow": own}, faulty_gpus={"slow": [dead_gpu()]})
+    assert causes(found) == {"gpu_fault": ("slow",)}
+    (fault,) = found.causes
+    assert (fault.cause.severity, fault.cause.explains) == (Severity.CRITICAL, ("bad_node",))
+    assert "GPU 3 of n7" in fault.cause.summary
+
+
+def test_a_gpu_that_works_again_or_may_be_of_another_pod_explains_nothing() -> None:
+    rows = (*fleet(5), (pod("slow"), SLOW))
+    works = verdict(
+        *rows,
+        gpus={"slow": {"gpus": 1.0, "xid": 79.0}},
+        faulty_gpus={"slow": [dead_gpu(worked_since=True)]},
+    )
+    of_node = verdict(*rows, gpus={"slow": {"xid": 79.0}}, faulty_gpus={"slow": [dead_gpu()]})
+    for found, severity in ((works, Severity.INFO), (of_node, Severity.WARNING)):
+        assert causes(found).keys() == {"bad_node", "gpu_fault"}
+        told = {one.cause.id: one.cause.severity for one in found.causes}
+        assert told["gpu_fault"] <= severity
 
 
 def test_a_median_beyond_the_edge_of_a_bucket_is_not_slow() -> None:
