@@ -73,6 +73,12 @@ class Board:
         """A target's newest state; None if it is not watched or had no cycle yet."""
         return self._states.get(name)
 
+    @property
+    def answering(self) -> int:
+        """Number of targets whose newest cycle succeeded."""
+        with self._lock:
+            return sum(not state.failing for state in self._states.values())
+
     def states(self) -> list[TargetState]:
         """The states of all targets, worst first, then by name."""
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import ipaddress
 import logging
@@ -202,8 +203,9 @@ GRACE_S = 1
 """How long running responses may take after `stop`."""
 
 START_S = 10.0
+TICK_S = 1.0
 TLS_TICKS = 100
-"""The server ticks ten times per second, so certificates are checked every 10 s."""
+"""uvicorn counts ten ticks per second, so certificates are checked every 10 s."""
 
 
 class HttpServer:
@@ -281,7 +283,7 @@ class HttpServer:
         """Stop accepting requests and end running ones. Returns whether that was done in time."""
         server, thread = self._server, self._thread
         if server is not None and thread is not None:
-            server.should_exit = True
+            server.end()
             thread.join(timeout_s)
         if self._socket is not None:
             self._socket.close()
@@ -301,11 +303,13 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.up = threading.Event()
         self._counts, self._listening, self._tls = counts, listening, tls
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. Replaces uvicorn's startup, which has no setting for the handshake timeout."""
         del sockets
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
         protocol = partial(
             TimedProtocol,
             self._counts,
@@ -324,6 +328,20 @@ class _Server(uvicorn.Server):
         self.servers = [server]
         self.started = True
         self.up.set()
+
+    def end(self) -> None:
+        """Have the server stop. Thread-safe."""
+        self.should_exit = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def main_loop(self) -> None:
+        """Serve until `end`. Replaces uvicorn's loop, which wakes ten times per second."""
+        ticks = 0
+        while not await self.on_tick(ticks):
+            ticks += round(10 * TICK_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), TICK_S)
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop; also refreshes certificates."""

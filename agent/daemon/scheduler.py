@@ -22,7 +22,7 @@ from kneewatch.agent.daemon.thread_pool import DaemonPool
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT, HEARTBEAT_S = "heartbeat", 1.0
+HEARTBEAT, HEARTBEAT_S = "heartbeat", 3.0
 JOB = "job "
 TOLERANCE_S = 0.001
 """Tolerance for times, in seconds: APScheduler rounds them by less than this."""

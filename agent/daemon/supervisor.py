@@ -113,8 +113,8 @@ class TargetJobs:
 TICK_S = 0.5
 READY_AFTER_S = 10.0
 STALLED_S = 10.0
-"""The scheduler counts as stalled after this many idle seconds, because it has a job every second;
-the cycles do once one has been due for this long."""
+"""The scheduler counts as stalled after this many idle seconds, because it has a heartbeat more
+often; the cycles do once one has been due for this long."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
@@ -209,10 +209,9 @@ class Supervisor:
         parts.systemd.ready(self._status_line())
 
     def _status_line(self) -> str:
-        states = self._parts.board.states()
-        answering = sum(not state.failing for state in states)
-        watched = len(self._parts.jobs.specs())
-        return f"{watched} targets, {answering} answer; {self._parts.address}"
+        parts = self._parts
+        watched = len(parts.jobs.specs())
+        return f"{watched} targets, {parts.board.answering} answer; {parts.address}"
 
     def _next_signal(self) -> int | None:
         try:
