@@ -527,11 +527,11 @@ class ToPromQL:
 
 def nodes(root: object) -> Iterator[object]:
     """Yields a record, quantity or condition and all its parts, depth first."""
-    yield root
-    parts: list[object] = []
-    if isinstance(root, tuple):
-        parts = list(cast("tuple[object, ...]", root))
-    elif is_dataclass(root):
-        parts = [getattr(root, part.name) for part in fields(root)]
-    for part in parts:
-        yield from nodes(part)
+    ahead = [root]
+    while ahead:
+        node = ahead.pop()
+        yield node
+        if isinstance(node, tuple):
+            ahead += reversed(cast("tuple[object, ...]", node))
+        elif is_dataclass(node):
+            ahead += [getattr(node, part.name) for part in reversed(fields(node))]

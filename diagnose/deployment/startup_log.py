@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, cast
 
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST, Launch
@@ -57,19 +58,24 @@ _ENGINE_MODULES = frozenset(
 _TEXT = r"(?:[^'\\]|\\.){0,500}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Wording:
     """How versions from `since` up to, not including, `until` log facts.
 
-    `facts` are the names of the pattern's groups, in order. `ranks`: which of several processes'
+    `facts` are the names of the groups of `regex`, in order. `ranks`: which of several processes'
     values counts.
     """
 
     facts: tuple[str, ...]
-    pattern: re.Pattern[str]
+    regex: str
     since: Version = (0, 6, 0)
     until: Version | None = None
     ranks: Literal["least", "most", "last"] = "last"
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """The compiled `regex`: most commands read no log, and compiling all takes 0.1 s."""
+        return re.compile(self.regex)
 
 
 def _wording(
@@ -80,9 +86,7 @@ def _wording(
     ranks: Literal["least", "most", "last"] = "last",
 ) -> Wording:
     number = r"(-?[\d,]{1,15}(?:\.\d{1,12})?)"
-    return Wording(
-        tuple(facts.split()), re.compile(pattern.replace("NUMBER", number)), since, until, ranks
-    )
+    return Wording(tuple(facts.split()), pattern.replace("NUMBER", number), since, until, ranks)
 
 
 _POOL = r"[A-Z]{2,5}(?: \+ host)?"
@@ -240,84 +244,85 @@ MODEL_LEN, FLAG, QUANTIZATION, NCCL, PORT, HOST_MEMORY_IN_USE, MODEL_PATH, OTHER
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FailureWording:
-    """How a failure is logged; the pattern's groups are its numbers and words, by name."""
+    """How a failure is logged; the groups of `regex` are its numbers and words, by name."""
 
     kind: str
-    pattern: re.Pattern[str]
+    regex: str
 
-
-def _failure(kind: str, pattern: str) -> FailureWording:
-    return FailureWording(kind, re.compile(pattern))
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """The compiled `regex`."""
+        return re.compile(self.regex)
 
 
 FAILURES: tuple[FailureWording, ...] = (
-    _failure(KV_NONE, r"(?:ValueError: )?No available memory for the cache blocks\."),
-    _failure(
+    FailureWording(KV_NONE, r"(?:ValueError: )?No available memory for the cache blocks\."),
+    FailureWording(
         KV_SMALL,
         r"(?:ValueError: )?To serve at least one request with the models?'s max seq len "
         r"\((?P<max_model_len>\d{1,12})\), \(?(?P<needed_gib>[\d.]{1,12}) GiB KV cache is needed, "
         r"which is larger than the available KV cache memory \((?P<available_gib>-?[\d.]{1,12}) GiB"
         r"\)(?:.{0,60}estimated maximum model length is (?P<longest_tokens>\d{1,12}))?",
     ),
-    _failure(
+    FailureWording(
         KV_SMALL,
         r"(?:ValueError: )?The model's max seq len \((?P<max_model_len>\d{1,12})\) is larger than "
         r"the maximum number of tokens that can be stored in KV cache "
         r"\((?P<longest_tokens>\d{1,12})\)",
     ),
-    _failure(
+    FailureWording(
         FREE_MEMORY,
         r"(?:ValueError: )?Free memory on device .{0,20}\((?P<free_gib>[\d.]{1,12})/"
         r"(?P<gpu_memory_gib>[\d.]{1,12}) GiB\) on startup is less than desired GPU memory "
         r"utilization \((?P<gpu_memory_utilization>[\d.]{1,12}), ",
     ),
-    _failure(
+    FailureWording(
         HOST_MEMORY_IN_USE,
         r"(?:ValueError: )?Available memory on node \d{1,4} \([\d./]{1,30} GiB\) on (?:startup is "
         r"less than desired CPU memory utilization|kv cache allocation is less than requested "
         r"memory for kv)",
     ),
-    _failure(
+    FailureWording(
         MODEL_PATH,
         r"(?:[\w.]{0,60}(?:HFValidationError|RepositoryNotFoundError): |OSError: .{1,300} is not a "
         r"local folder and is not a valid model identifier"
         r"|OSError: We couldn't connect to '.{1,100}' to load the files)",
     ),
-    _failure(
+    FailureWording(
         GPU_MEMORY,
         r"(?:[\w.]{0,40}OutOfMemoryError|RuntimeError): (?:CUDA|HIP|XPU)(?: error:)? out of memory"
         r"(?: occurred when warming up sampler with (?P<max_num_seqs>\d{1,9}) dummy requests)?",
     ),
-    _failure(
+    FailureWording(
         MODEL_LEN,
         r"(?:ValueError: |Value error, )?User-specified max_model_len "
         r"\((?P<max_model_len>\d{1,12})\) is greater than the derived max_model_len "
         r"\([\w.]{1,60}=(?P<longest_tokens>\d{1,12})",
     ),
-    _failure(
+    FailureWording(
         QUANTIZATION,
         r"(?:ValueError|RuntimeError|AssertionError): (?:The quantization method "
         r"(?P<quantization>[\w-]{1,40}) is not supported for the current GPU|\(?'?Quantization "
         r"scheme is not supported for)",
     ),
-    _failure(
+    FailureWording(
         QUANTIZATION,
         r"(?:ValueError: |Value error, )Unknown quantization method: (?P<quantization>[\w-]{1,40})",
     ),
-    _failure(NCCL, r"(?:[\w.]{0,60}DistBackendError|RuntimeError): NCCL error"),
-    _failure(
+    FailureWording(NCCL, r"(?:[\w.]{0,60}DistBackendError|RuntimeError): NCCL error"),
+    FailureWording(
         PORT,
         r"(?:OSError|ERROR): +\[Errno (?:98|48)\] (?:[Aa]ddress already in use"
         r"|error while attempting to bind on address \('[^']{0,60}', (?P<port>\d{1,5})\))",
     ),
-    _failure(
+    FailureWording(
         FLAG,
         r"(?:vllm(?: \w{1,12})?|(?:\w{1,20}\.)?api_server\.py|__main__\.py): error: "
         r"(?:unrecognized arguments: |argument |ambiguous option: )",
     ),
-    _failure(
+    FailureWording(
         HOST_MEMORY,
         r"(?:Out of memory: )?Killed(?: process \d{1,10}.{0,80})?$"
         r"|.{0,80}(?:OOMKilled|exited with code 137|[Ee]xit [Cc]ode:? 137|killed by the OOM killer"
