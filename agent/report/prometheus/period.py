@@ -262,7 +262,7 @@ class PeriodReader:
     def _finely(self, late_s: float | None) -> dict[str, Query]:
         fleet, asking = self._fleet, self._fleet.asking
         jobs = sorted({engine.member.labels.get("job", "") for engine in fleet.members} - {""})
-        keys = [queries.PREEMPTED, queries.GENERATED_TOKENS, queries.BEGUN]
+        keys = [queries.PREEMPTED, queries.GENERATED_TOKENS, queries.BEGUN, queries.ITL_MEAN]
         bound_s = max((bound for bound in TTFT_BOUNDS_S if bound <= (late_s or 0.0)), default=None)
         if bound_s is not None:
             keys.append(queries.LATE)
@@ -345,6 +345,7 @@ SIGNS = (
     queries.GENERATED_TOKENS,
     queries.LATE,
     queries.BEGUN,
+    queries.ITL_MEAN,
     queries.STAGE_SEVERITY,
 )
 

@@ -35,6 +35,7 @@ from kneewatch.reports.weekly.measures import (
 from kneewatch.rules.facts import duration, recorded
 
 PREEMPTED, GENERATED_TOKENS, LATE, BEGUN = "preempted", "made", "late", "begun"
+ITL_MEAN = "itl_mean_s"
 STAGE_SEVERITY, CONFIDENCE = "cascade_severity", "cause_confidence"
 GAUGES: Mapping[str, OverTime] = {
     RUNNING: OverTime("num_requests_running", "avg"),
@@ -42,6 +43,7 @@ GAUGES: Mapping[str, OverTime] = {
     KV_USAGE: OverTime("kv_cache_usage_perc", "avg"),
     DEFERRED: OverTime("num_requests_waiting_by_reason", "avg", (("reason", "deferred"),)),
 }
+_SIGNALS: Mapping[str, Signal] = {signal.key: signal for signal in VLLM_SIGNALS}
 GPUS = (GPU_BUSY, GPU_MEMORY)
 PROCESS = ("model_name", "engine")
 """Labels that per-process series do not have: they are exported once for all engines."""
@@ -95,7 +97,9 @@ def _with_bounds(part: str, by: Sequence[str]) -> tuple[str, ...]:
 
 
 def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) -> str:
-    """Counters that show signs of trouble, per engine."""
+    """Counters that show signs of trouble, and the mean ITL, per engine."""
+    if key == ITL_MEAN:
+        return _either(asking, range_s, _SIGNALS[ITL_MEAN].expr.promql)
     if key == PREEMPTED:
         return gained(PREEMPTIONS, "", asking, asking.by, range_s)
     if key == GENERATED_TOKENS:
@@ -126,8 +130,7 @@ def narrowed(asking: QueryScope, only: str) -> QueryScope:
 
 def curve(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
     """A signal on the window, on some engines (`only`: matchers), for their latency curve."""
-    signals: dict[str, Signal] = {signal.key: signal for signal in VLLM_SIGNALS}
-    return _either(narrowed(asking, only), asking.window_s, signals[key].expr.promql)
+    return _either(narrowed(asking, only), asking.window_s, _SIGNALS[key].expr.promql)
 
 
 def curve_recorded(asking: QueryScope, key: str, only: str, _step_s: float) -> str:

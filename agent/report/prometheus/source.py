@@ -13,6 +13,7 @@ from kneewatch.agent.fleet.queries import checked_selector
 from kneewatch.agent.fleet.snapshot import capacity_tokens
 from kneewatch.agent.report.curve import in_flight, points
 from kneewatch.agent.report.period_source import EnginePeriod, Remarks, ReportProgress
+from kneewatch.agent.report.prometheus.fleet_incidents import FleetIncidents
 from kneewatch.agent.report.prometheus.incidents import IncidentSearch, targets
 from kneewatch.agent.report.prometheus.inventory import TierEngine, fleet_engines
 from kneewatch.agent.report.prometheus.notes import METHODS, notes_of, notices_of
@@ -22,7 +23,6 @@ from kneewatch.agent.report.prometheus.period import (
     PeriodReader,
     process_names,
 )
-from kneewatch.agent.report.prometheus.pool_outages import PoolOutages
 from kneewatch.agent.report.prometheus.queries import Ranges
 from kneewatch.agent.report.prometheus.resolution import resolution
 from kneewatch.agent.report.prometheus.tier_totals import gauges_of, tier_spans
@@ -100,8 +100,10 @@ class MetricsSource:
             self._ranges, self._fleet, self._now, self._configs, config.profile, request
         )
         self._search.look(counter)
-        self._outages = PoolOutages(self._ranges, config.selector, config.names, self._fleet)
-        self._outages.look(self._now)
+        self._of_fleet = FleetIncidents(
+            self._ranges, config.selector, config.names, self._fleet, config.profile
+        )
+        self._of_fleet.look(self._now)
         progress(1, 1)
 
     @property
@@ -119,14 +121,14 @@ class MetricsSource:
                 model=engine.member.model,
                 tier=engine.tier,
                 gpu=engine.gpu,
-                evidence=self._search.evidence_of(engine),
+                evidence=self._of_fleet.evidence_of(engine, self._search.evidence_of(engine)),
                 now=now.get(engine.key),
                 before=before.get(engine.key),
-                held=self._search.held(engine),
+                held=[*self._search.held(engine), *self._of_fleet.held(engine)],
                 recommended=self._search.recommended(engine),
                 configured=self._configured(engine),
             )
-        yield from self._outages.engines()
+        yield from self._of_fleet.pools()
 
     def totals(self, tier: str) -> tuple[TierTotals, TierTotals]:
         """Counters, histograms and gauges of a tier: the server adds up its engines."""
@@ -143,7 +145,7 @@ class MetricsSource:
         problems = self._ranges.problems
         return Remarks(
             filters=(f"selector {self._selector}",) if self._selector else (),
-            notices=notices_of(problems, self._search.left_out + self._outages.left_out),
+            notices=notices_of(problems, self._search.left_out + self._of_fleet.left_out),
             notes=notes_of(self._fleet, self._resolution, self._now, self._source, self._search),
             methods=METHODS,
             partial=bool(problems.warnings or problems.failed),

@@ -8,6 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kneewatch.agent.report.prometheus.fleet_incidents import (
+    EmptySpan,
+    SlowSpan,
+    empty_spans,
+    slow_spans,
+)
 from kneewatch.agent.report.prometheus.hourly_counters import added, tallies_of
 from kneewatch.agent.report.prometheus.incidents import (
     DOWN,
@@ -19,8 +25,8 @@ from kneewatch.agent.report.prometheus.incidents import (
     suspect_spans,
     worst_spans,
 )
+from kneewatch.agent.report.prometheus.inventory import TierEngine
 from kneewatch.agent.report.prometheus.period import by_engine
-from kneewatch.agent.report.prometheus.pool_outages import EmptySpan, empty_spans
 from kneewatch.agent.report.prometheus.queries import BEGUN, GENERATED_TOKENS, LATE, PREEMPTED
 from kneewatch.agent.report.prometheus.resolution import (
     Rows,
@@ -37,6 +43,7 @@ from kneewatch.diagnose.fleet.inventory import label_map, shape_of
 from kneewatch.reports.weekly.aggregation import SERVING
 from kneewatch.reports.weekly.hours import DAY_S, HOUR_S, grid
 from kneewatch.reports.weekly.measures import KV_USAGE, RUNNING, WAITING
+from tests.diagnose.fleet.made import pod, shaped
 
 TO_S = 1_795_262_400.0
 NAN = math.nan
@@ -247,3 +254,24 @@ def test_a_pool_is_empty_where_no_engine_of_it_has_series() -> None:
         EmptySpan("a", TO_S + 120, TO_S + 240, goes_on=False),
         EmptySpan("b", TO_S + 240, TO_S + 360, goes_on=True),
     ]
+
+
+def test_a_replica_is_slow_beside_its_peers_at_the_same_load_for_five_minutes() -> None:
+    engines = [
+        TierEngine(member, "m", "") for member in shaped([pod(name) for name in "abcd"]).members
+    ]
+    usual, slow = row(*[0.02] * 6), row(0.02, *[0.05] * 5)
+
+    def found(*itl: Floats, busy: float = 60.0, of: int = 4) -> list[SlowSpan]:
+        means = {engine.key: means_s for engine, means_s in zip(engines, itl, strict=False)}
+        begun = {e.key: row(*[busy if e is engines[0] else 60.0] * 6) for e in engines}
+        return slow_spans(engines[:of], means, begun, AT)
+
+    assert found(slow, usual, usual, usual) == [
+        SlowSpan(engines[0], TO_S + 60, TO_S + 360, goes_on=True)
+    ]
+    assert found(slow, usual, usual, usual, busy=90.0) == []
+    assert found(row(0.02, 0.02, *[0.05] * 4), usual, usual, usual) == []
+    assert found(slow, usual, of=2) == []
+    assert found(slow, usual, usual, row(*[NAN] * 6))[0].engine is engines[0]
+    assert found(slow, usual, row(*[NAN] * 6), row(*[NAN] * 6)) == []

@@ -1,0 +1,259 @@
+"""Incidents that only the whole fleet shows: pools without a replica, replicas slower than their
+peers, as fleet mode concludes them at such a moment. I/O edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kneewatch.agent.fleet.snapshot import FleetConfig, observe
+from kneewatch.agent.report.period_source import EnginePeriod
+from kneewatch.agent.report.prometheus import queries
+from kneewatch.agent.report.prometheus.incidents import BRIDGED_STEPS
+from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
+from kneewatch.agent.report.prometheus.period import PeriodData
+from kneewatch.agent.report.prometheus.queries import Ranges
+from kneewatch.agent.report.prometheus.resolution import Rows, Steps
+from kneewatch.agent.report.series import Floats, runs
+from kneewatch.collector.errors import CollectError
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.absence import vanished_causes
+from kneewatch.diagnose.fleet.diagnosis import diagnose
+from kneewatch.diagnose.fleet.inventory import Key, LabelMap
+from kneewatch.diagnose.fleet.observed import Observed, Past
+from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER
+from kneewatch.diagnose.fleet.tier import FleetCause
+from kneewatch.reports.diagnosis_json import cause_document
+from kneewatch.reports.weekly.measures import RUNNING
+from kneewatch.reports.weekly.observed import Episode, EpisodeObserved, Held
+
+Evidence = Callable[[Episode, bool], EpisodeObserved]
+
+JUDGED_MOST = 10
+"""At most this many spans, the longest, are judged: each costs some 30 queries."""
+
+JUDGED_AFTER_S = 2700.0
+"""A pool is judged at the latest this long after its last replica: fleet mode looks back an
+hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmptySpan:
+    """A time, in Unix seconds, in which a pool that had replicas has none. `goes_on`: to the end of
+    the period."""
+
+    pool: str
+    from_s: float
+    to_s: float
+    goes_on: bool
+
+    @property
+    def judged_s(self) -> float:
+        """The moment at which fleet mode judges it: as late as it remembers the replicas."""
+        return min(self.to_s, self.from_s + JUDGED_AFTER_S)
+
+
+def empty_spans(pools: Mapping[str, Sequence[Key]], running: Rows, at: Steps) -> list[EmptySpan]:
+    """The spans of whole steps without any engine of a pool. `pools`: the engines of each;
+    `running` has a value in the steps in which an engine has series."""
+    spans: list[EmptySpan] = []
+    for pool, keys in pools.items():
+        rows = [~np.isnan(running[key]) for key in keys if key in running]
+        serving = np.logical_or.reduce(rows) if rows else np.zeros(at.count, dtype=bool)
+        if not serving.any():
+            continue
+        empty = ~serving
+        empty[: int(np.argmax(serving))] = False
+        for run in runs(empty):
+            from_s = float(at.begins_s[run[0]])
+            to_s = float(at.begins_s[run[-1]]) + at.step_s
+            spans.append(EmptySpan(pool, from_s, to_s, bool(run[-1] == at.count - 1)))
+    return spans
+
+
+SLOW_LASTS_S = 300.0
+"""A replica is behind its peers for at least this long, as the exported alert has it."""
+
+SLOW_JUDGED_AFTER_S = 600.0
+SLOW_CAUSES = ("gpu_fault", "gpu_throttled", "bad_node")
+"""Why a replica is slower than its peers, root causes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSpan:
+    """A time, in Unix seconds, in which an engine generates tokens more slowly than its peers.
+    `goes_on`: to the end of the period."""
+
+    engine: TierEngine
+    from_s: float
+    to_s: float
+    goes_on: bool
+
+    @property
+    def judged_s(self) -> float:
+        """The moment at which fleet mode judges it."""
+        return min((self.from_s + self.to_s) / 2, self.from_s + SLOW_JUDGED_AFTER_S)
+
+
+def slow_spans(
+    engines: Sequence[TierEngine], itl_s: Rows, begun: Rows, at: Steps
+) -> list[SlowSpan]:
+    """The spans in which single engines of a tier are slow at the same load, as `bad_node` has it.
+    `itl_s` is the mean ITL, `begun` the number of requests in each step."""
+    known = [engine for engine in engines if engine.key in itl_s]
+    if len(known) < PEERS_MIN:
+        return []
+    nothing = np.full(at.count, np.nan)
+    means_s = np.array([itl_s[engine.key] for engine in known])
+    arrivals = np.array([begun.get(engine.key, nothing) for engine in known])
+    compared = (~np.isnan(means_s)).sum(axis=0) >= PEERS_MIN
+    busier = arrivals > SAME_ARRIVALS * _middle(arrivals)
+    slow = compared & (means_s >= SLOWER * _middle(means_s)) & ~busier
+    return [
+        SlowSpan(engine, from_s, to_s, bool(run[-1] == at.count - 1))
+        for engine, holds in zip(known, slow, strict=True)
+        for run in runs(holds, bridged=BRIDGED_STEPS)
+        for from_s in (float(at.begins_s[run[0]]),)
+        for to_s in (float(at.begins_s[run[-1]]) + at.step_s,)
+        if to_s - from_s >= SLOW_LASTS_S
+    ]
+
+
+def _middle(rows: Floats) -> Floats:
+    """The median of each step, NaN where no row has a value."""
+    known = ~np.isnan(rows).all(axis=0)
+    return np.where(known, np.nanmedian(np.where(known, rows, 0.0), axis=0), np.nan)
+
+
+class FleetIncidents:
+    """The incidents of a report that fleet mode concludes. `left_out`: how many suspect spans were
+    not judged."""
+
+    def __init__(
+        self,
+        ranges: Ranges,
+        selector: str,
+        names: LabelMap,
+        fleet: FleetEngines,
+        profile: Profile,
+    ) -> None:
+        self._ranges, self._selector, self._names = ranges, selector, names
+        self._fleet, self._profile = fleet, profile
+        self._outages: list[tuple[EmptySpan, Observed, FleetCause]] = []
+        self._slow: dict[Key, list[tuple[SlowSpan, FleetCause]]] = {}
+        self.left_out = 0
+
+    def look(self, now: PeriodData) -> None:
+        """Judge the longest spans."""
+        spans: list[EmptySpan | SlowSpan] = [*self._empty(now), *self._behind(now)]
+        spans.sort(key=lambda span: span.from_s - span.to_s)
+        self.left_out = len(spans[JUDGED_MOST:])
+        for span in spans[:JUDGED_MOST]:
+            observed = self._observed(span)
+            if observed is None:
+                continue
+            if isinstance(span, EmptySpan):
+                causes = vanished_causes(observed)
+                self._outages += [(span, observed, c) for c in causes if c.pool == span.pool]
+            elif (cause := self._why_slow(span, observed)) is not None:
+                self._slow.setdefault(span.engine.key, []).append((span, cause))
+
+    def _empty(self, now: PeriodData) -> list[EmptySpan]:
+        wanted = {engine.member.pool for engine in self._fleet.members}
+        pools: dict[str, list[Key]] = {}
+        for member in self._fleet.shape.members:
+            if member.pool in wanted:
+                pools.setdefault(member.pool, []).append(member.key)
+        return empty_spans(pools, now.gauges[RUNNING], now.at)
+
+    def _behind(self, now: PeriodData) -> Iterator[SlowSpan]:
+        itl_s, begun = now.signs[queries.ITL_MEAN], now.signs[queries.BEGUN]
+        for tier in self._fleet.tiers():
+            yield from slow_spans(self._fleet.of(tier), itl_s, begun, now.at)
+
+    def _observed(self, span: EmptySpan | SlowSpan) -> Observed | None:
+        """The fleet at the moment at which a span is judged; None if it cannot be read."""
+        window_s = self._fleet.asking.window_s
+        config = FleetConfig(self._selector, self._names, window_s, at_s=span.judged_s, past=Past())
+        try:
+            return observe(self._ranges.source, config)
+        except CollectError as exc:
+            name = span.pool if isinstance(span, EmptySpan) else span.engine.target
+            with self._ranges.problems.lock:
+                self._ranges.problems.failed[f"replicas of {name}"] = exc
+            return None
+
+    def _why_slow(self, span: SlowSpan, observed: Observed) -> FleetCause | None:
+        """The cause by which a replica is slow; None where fleet mode has none."""
+        name = span.engine.member.name
+        causes = {
+            cause.cause.id: cause
+            for cause in diagnose(observed, self._profile).causes
+            if name in cause.replicas
+        }
+        return next((causes[cause] for cause in SLOW_CAUSES if cause in causes), None)
+
+    def pools(self) -> Iterator[EnginePeriod]:
+        """Each outage, as an incident of its pool."""
+        for span, observed, cause in self._outages:
+            engine = next(e for e in self._fleet.members if e.member.pool == span.pool)
+            yield EnginePeriod(
+                target=span.pool,
+                model=engine.member.model,
+                tier=engine.tier,
+                gpu=engine.gpu,
+                evidence=_evidence(engine.tier, cause),
+                held=[_held(span, cause, _last_seen_s(span, observed))],
+            )
+
+    def held(self, engine: TierEngine) -> list[Held]:
+        """The intervals in which an engine was slower than its peers, by their causes."""
+        return [_held(span, cause, span.from_s) for span, cause in self._slow.get(engine.key, ())]
+
+    def evidence_of(self, engine: TierEngine, others: Evidence) -> Evidence:
+        """What was observed around an engine's incidents: fleet mode's causes for its own, for
+        all others what `others` returns."""
+        documents = {
+            cause.cause.id: _document(cause) for _, cause in self._slow.get(engine.key, ())
+        }
+
+        def observed(episode: Episode, detailed: bool, /) -> EpisodeObserved:
+            known = others(episode, detailed)
+            document = documents.get(episode.cause, known.document)
+            return replace(known, document=document)
+
+        return observed
+
+
+def _held(span: EmptySpan | SlowSpan, cause: FleetCause, start_s: float) -> Held:
+    """The interval of a span's cause."""
+    return Held(
+        "cause",
+        cause.cause.id,
+        cause.cause.severity,
+        start_s,
+        None if span.goes_on else span.to_s,
+        span.to_s,
+        "" if span.goes_on else "ended",
+    )
+
+
+def _last_seen_s(span: EmptySpan, observed: Observed) -> float:
+    """When the last series of a pool ended."""
+    last_seen_s = [
+        row.seen_s for row in observed.gone if row.pool == span.pool and row.seen_s is not None
+    ]
+    return max(last_seen_s, default=span.from_s)
+
+
+def _evidence(tier: str, cause: FleetCause) -> Evidence:
+    """The incident of a pool, with fleet mode's cause."""
+    document = _document(cause)
+    return lambda episode, _detailed: EpisodeObserved(tier, cause.pool, "", episode, document)
+
+
+def _document(cause: FleetCause) -> Mapping[str, Any]:
+    return {"causes": [cause_document(cause.cause)]}
