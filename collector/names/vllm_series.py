@@ -16,7 +16,7 @@ Labels = tuple[tuple[str, str], ...]
 _OF_VLLM_ALONE = ("num_preemptions", "num_preemptions_total", "cache_config_info")
 """Names that no other engine has. A prefix that is not listed needs one of them: other engines took
 over vLLM's names for load, tokens and latency."""
-_UNOWNED = ("lmcache:", "http_requests")
+_UNOWNED = ("lmcache:", "http_requests", "process_resident_memory_bytes")
 """What names start with that have no prefix of vLLM's and do not name their engine."""
 _OWN = frozenset({"model_name", "engine", "le"})
 # What tells replicas apart on a page that has several, most telling first: Ray names its replicas,

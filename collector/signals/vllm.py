@@ -828,6 +828,17 @@ LMCACHE_OWN = tuple(
     )
 )
 
+HOST = (
+    Signal(
+        "host_process_bytes",
+        HereOnly(Gauge("process_resident_memory_bytes")),
+        "Resident memory of the process that serves /metrics: the API server.",
+        "prometheus_client/process_collector.py",
+        needs="one engine behind the endpoint: the metric has no engine label",
+        optional=True,
+    ),
+)
+
 WORK = (
     Signal(
         "flop_per_s",
@@ -857,6 +868,7 @@ VLLM_SIGNALS = (
     *LORA,
     *TRANSFER,
     *LMCACHE_OWN,
+    *HOST,
     *WORK,
 )
 

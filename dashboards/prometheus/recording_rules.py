@@ -17,6 +17,14 @@ from kneewatch.diagnose.learned.derived_signals import (
     RECENT_SCRAPES,
     RECENT_SHARE,
 )
+from kneewatch.diagnose.learned.slow_trends import (
+    HOST_MEMORY,
+    SLOW,
+    SPEC_ACCEPTED,
+    STEPS,
+    WORK,
+    SlowQuantity,
+)
 from kneewatch.rules.baseline import (
     DRIFTS,
     FAMILIES,
@@ -77,10 +85,18 @@ BASELINED = tuple(
 
 COMPARED = tuple(
     dict.fromkeys(
-        (*(of for _, of in DRIFTS), "kv_transfer_mean_s", "finished_length_ratio", *BASELINED)
+        (
+            *(of for _, of in DRIFTS),
+            "kv_transfer_mean_s",
+            "finished_length_ratio",
+            *BASELINED,
+        )
     )
 )
 """Signals that a rule holds against what they were."""
+
+SEASONAL = (*COMPARED, SPEC_ACCEPTED.signal)
+"""Signals whose usual value at this hour of the week is recorded."""
 
 SEASON = "season"
 """A label that only what is usual has, so that it stands beside the quiet median."""
@@ -88,10 +104,10 @@ SEASON = "season"
 
 def season_group(plan: Plan) -> Group:
     """The medians of each hour, and what is usual at the hour that begins."""
-    hours = [Record(recorded(f"{key}:hour"), _hour(recorded(key))) for key in COMPARED]
+    hours = [Record(recorded(f"{key}:hour"), _hour(recorded(key))) for key in SEASONAL]
     usual = [
         Record(recorded(f"{key}:usual"), _usual(plan, recorded(f"{key}:hour")), {SEASON: "week"})
-        for key in COMPARED
+        for key in SEASONAL
     ]
     return Group("kneewatch-seasons", (*hours, *usual), interval_s=STEP_S)
 
@@ -100,8 +116,11 @@ def compared_with(plan: Plan, key: str) -> str:
     """What a signal is compared with: its quiet median or the usual value at this hour of the week,
     whichever is worse; the other where one is missing."""
     worse = "min" if key in MORE_IS_BETTER else "max"
-    usual = f"last_over_time({recorded(f'{key}:usual')}[{duration(HOUR_S + STEP_S)}])"
-    return f"{worse} by ({plan.engine}) ({recorded(f'{key}:quiet')} or {usual})"
+    return f"{worse} by ({plan.engine}) ({recorded(f'{key}:quiet')} or {_usual_now(key)})"
+
+
+def _usual_now(key: str) -> str:
+    return f"last_over_time({recorded(f'{key}:usual')}[{duration(HOUR_S + STEP_S)}])"
 
 
 def _hour(series: str) -> str:
@@ -126,6 +145,59 @@ def _week(hour: str, week: int) -> str:
     ago_s = week * WEEK_S - HOUR_S
     around = f"{hour}[{duration(2 * STEP_S)}] offset {duration(ago_s - STEP_S)}"
     return f'label_replace(last_over_time({around}), "week", "{week}", "", "")'
+
+
+# --- Trends over hours ----------------------------------------------------------------------------
+
+SLOW_STEP_S = 120.0
+"""How often trends over hours are computed: often enough for an instant query to find them."""
+
+
+def slow_group(plan: Plan) -> Group:
+    """The levels of what moves slowly, and the line through those of some hours
+    (diagnose/learned/slow_trends.py)."""
+    rules = tuple(
+        Record(recorded(key), expr) for slow in SLOW for key, expr in _slow(plan, slow).items()
+    )
+    return Group("kneewatch-slow", rules, interval_s=SLOW_STEP_S)
+
+
+def _slow(plan: Plan, slow: SlowQuantity) -> dict[str, str]:
+    level, growth = recorded(slow.level), recorded(slow.growth)
+    span, whole = duration(slow.span_s), duration(STEPS * slow.span_s)
+    seen = f"and ({level} offset {whole})"
+    source = _SOURCES.get(slow.signal)
+    signal = recorded(slow.signal)
+    exprs = {} if source is None else {slow.signal: source(plan)}
+    return exprs | {
+        slow.level: f"{slow.fold}_over_time({signal}[{span}])",
+        slow.growth: f"(deriv({level}[{whole}]) * {number(STEPS * slow.span_s)}) {seen}",
+        slow.before: f"avg_over_time({level}[{whole}]) - {growth} / 2",
+        slow.straight: f"{growth} * {growth} / 12 / (stdvar_over_time({level}[{whole}]) > 0)",
+        slow.late: f"({level} - ({level} offset {span})) * {STEPS} / ({growth} != 0)",
+    }
+
+
+def _work(plan: Plan) -> str:
+    """Tokens of the running requests; 0 where none runs, whose lengths nobody knows."""
+    del plan
+    running = recorded("running_avg")
+    lengths = f"({recorded('prompt_tokens_mean')} + {recorded('output_tokens_mean')})"
+    return f"({running} == 0) or ({running} * {lengths})"
+
+
+def _host_memory(plan: Plan) -> str:
+    """The process's resident memory, for each of its engines."""
+    selector = f"{{{plan.selector}}}" if plan.selector else ""
+    resident = f"max by ({plan.process}) (process_resident_memory_bytes{selector})"
+    return f"({EVERYWHERE} * 0 + 1) * on ({plan.process}) group_left () {resident}"
+
+
+_SOURCES: Mapping[str, Callable[[Plan], str]] = {
+    WORK.signal: _work,
+    HOST_MEMORY.signal: _host_memory,
+}
+"""What is followed and is no signal that PromQL has."""
 
 
 # --- Recording rules: every signal that PromQL can express, and what is derived from several ------
@@ -170,7 +242,8 @@ class Recorded:
         self.everywhere = EVERYWHERE
         signals = {s.key for s in plan.signals()} - {s.key for s in inexpressible(plan)}
         of_gpus = FOUND if plan.gpu_join else ()
-        self.keys = frozenset({*signals, *derived(plan), *CASCADE, *of_gpus})
+        slow = {key for slow in SLOW for key in _slow(plan, slow)}
+        self.keys = frozenset({*signals, *derived(plan), *slow, *CASCADE, *of_gpus})
         """What is recorded for each engine."""
 
     def series(self, key: str) -> str | None:
@@ -251,6 +324,9 @@ def derived(plan: Plan) -> Mapping[str, str]:
         exprs[key] = f"{recorded(of)} / ({compared_with(plan, of)} > 0)"
     ended = "finished_length_ratio"
     exprs["finished_length_drift_points"] = f"{recorded(ended)} - ({compared_with(plan, ended)})"
+    exprs["spec_accepted_usual_tokens"] = (
+        f"max by ({plan.engine}) ({_usual_now(SPEC_ACCEPTED.signal)})"
+    )
     for key in BASELINED:
         exprs[BaselineValue(key).name] = compared_with(plan, key)
     if plan.targets.ttft_p99_s is not None:

@@ -30,6 +30,7 @@ from kneewatch.dashboards.prometheus.recording_rules import (
     inexpressible,
     season_group,
     signal_group,
+    slow_group,
     why_inexpressible,
 )
 from kneewatch.dashboards.prometheus.recording_rules import stage_group as cascade_group
@@ -109,6 +110,7 @@ def groups(plan: Plan) -> tuple[Group, ...]:
         observer_group(plan),
         *((hourly_group(plan),) if plan.serves(TOTALS_S) else ()),
         season_group(plan),
+        slow_group(plan),
     )
     return _lean(every) if plan.lean else every
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kneewatch.rules.conditions import Number
+from datetime import UTC, datetime
+
+from kneewatch.diagnose.learned.slow_trends import WORK, SlowQuantity
+from kneewatch.rules.conditions import Condition, Number
 from kneewatch.rules.quantities import Held, Signal, Target, WindowSeconds
 
 WINDOW_S = WindowSeconds()
@@ -40,3 +43,29 @@ SLOW_GPU = (*dict.fromkeys((*QUEUES, *SLOW_PROMPTS)), "kv_pressure", "decode_bou
 
 QUEUE_RULES = ("QUEUE-GROWS", "QUEUE-SHARE", "TTFT-TAIL", "BREAKER")
 """Findings that only say that there is a queue."""
+
+STRAIGHT_FROM = 0.9
+"""From this share of the variance on, seven levels lie on a line: noise and a single step explain
+less."""
+
+LATE_FROM = 2 / 3
+"""A growth whose newest step is less than this share of the line's settles: a warm-up."""
+
+EQUAL_LOAD = 0.1
+"""Work that grew by more than this share may explain a growth."""
+
+
+def goes_on(slow: SlowQuantity) -> Condition:
+    """Whether a quantity moved along a line for hours and does not settle."""
+    return (Signal(slow.straight) >= STRAIGHT_FROM) & (Signal(slow.late) >= LATE_FROM)
+
+
+WORK_GROWTH = Signal(WORK.growth) / Signal(WORK.before)
+"""How much more work there is than hours before, as a share; below 0 where there is less."""
+
+SAME_WORK = (WORK_GROWTH <= EQUAL_LOAD).assume(unknown=True)
+
+
+def at_hour(t_s: float) -> str:
+    """A time to the minute: `Sun 22 Nov 19:00 UTC`."""
+    return f"{datetime.fromtimestamp(t_s, UTC):%a %d %b %H:%M} UTC"

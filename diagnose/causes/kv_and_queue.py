@@ -17,12 +17,10 @@ from kneewatch.diagnose.causes.common_conditions import (
     QUEUE,
     QUEUE_RULES,
     QUEUES,
-    RUNNING,
     SERVED,
     SLOW_PROMPTS,
     STALL_SHARE,
     TTFT_TARGET_S,
-    WAITING,
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -30,7 +28,7 @@ from kneewatch.diagnose.causes.record import CauseRecord, Finds, Form, Level, Sa
 from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
 from kneewatch.rules.cascade import EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, PYTHON, Condition, Number
-from kneewatch.rules.quantities import Held, Named, Signal
+from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
 PREEMPTIONS = Signal("preemption_per_s")
@@ -386,55 +384,6 @@ ADMISSION_LIMIT = replace(
             say="Batch pinned at {running_max} requests with room in the KV cache and on the GPU: "
             "{waiting_by_capacity} requests queued.",
             lever="Raise --max-num-seqs; check ITL as the batch grows.",
-        ),
-    ),
-)
-
-
-# --- KV blocks that are never given back ----------------------------------------------------------
-
-LEAK_FROM, LEAK_MATTERS_FROM = 0.02, 0.1
-LEAKED = Named("kv_unowned_ratio", Signal("kv_usage_ratio") - RUNNING - WAITING)
-"""KV usage while no request runs or waits; below 0 with any request."""
-
-CONNECTED = Signal("kv_expired_per_s").known | Signal("kv_transfer_mean_s").known
-"""A connector to other nodes holds the blocks of a finished prefill until they were fetched, or
-for 480 s (NIXL's default)."""
-
-
-def _held_for(for_s: float) -> Held:
-    return Held("kv_held", LEAKED >= LEAK_FROM, Number(for_s), stretch=False)
-
-
-KV_LEAK = CauseRecord(
-    id="kv_leak",
-    title="KV blocks are not given back",
-    means="KV blocks stay in use while no request runs or waits: they are lost until a restart.",
-    forms=(
-        Form(
-            gate=(~CONNECTED & _held_for(120.0)) | _held_for(600.0),
-            start=Number(0.5),
-            terms=(
-                term(
-                    LEAKED,
-                    LEAK_FROM,
-                    1.5,
-                    "KV usage stays at {value:.1%} while no request runs or waits",
-                    signal="kv_usage_ratio",
-                ),
-            ),
-            levels=(Level(Severity.WARNING, LEAKED >= LEAK_MATTERS_FROM), Level(Severity.INFO)),
-            say=(
-                (
-                    ALWAYS,
-                    "KV cache leaks: {kv_usage_ratio:.1%} of its blocks stay in use while no "
-                    "request runs or waits.",
-                ),
-            ),
-            summary="KV cache leaks: blocks stay in use while no request runs or waits",
-            lever="Restart the server in a quiet hour, and report it to vLLM with the version and "
-            "the KV connector. Aborted requests that wait for remote KV are the known case.",
-            guide=("7.4",),
         ),
     ),
 )

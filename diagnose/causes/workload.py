@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import copysign
 
-from kneewatch.diagnose.causes.common_conditions import BATCH, SERVED, WINDOW_S
+from kneewatch.diagnose.causes.common_conditions import (
+    BATCH,
+    SERVED,
+    STRAIGHT_FROM,
+    WINDOW_S,
+    WORK_GROWTH,
+    at_hour,
+    goes_on,
+)
 from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
 from kneewatch.diagnose.causes.record import (
     CauseRecord,
@@ -22,6 +30,7 @@ from kneewatch.diagnose.causes.record import (
 )
 from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS, LiveWorkload
 from kneewatch.diagnose.learned.output_lengths import ENDLESS
+from kneewatch.diagnose.learned.slow_trends import HOUR_S, SPEC_ACCEPTED, STEPS
 from kneewatch.diagnose.workload.drift import Departure, more_than_chance
 from kneewatch.diagnose.workload.stated_workload import KEYS, RATE_MIN, WORDS
 from kneewatch.rules.baseline import LENGTHS, LOAD
@@ -371,4 +380,66 @@ KV_OVERPROVISIONED = CauseRecord(
     ),
     levers=("fewer_replicas",),
     sidecar=OF_HOURS,
+)
+
+
+# --- Draft acceptance that decays over hours ------------------------------------------------------
+
+ACCEPTED, USUAL_ACCEPTED = Signal(SPEC_ACCEPTED.signal), Signal("spec_accepted_usual_tokens")
+ACCEPTED_TREND_S = STEPS * SPEC_ACCEPTED.span_s
+FALL = -1.0 * Signal(SPEC_ACCEPTED.growth) / Signal(SPEC_ACCEPTED.before)
+SAME_TRAFFIC = ((WORK_GROWTH <= 0.25) & (WORK_GROWTH >= -0.25)).assume(unknown=True)
+"""Without a weekly pattern a change of the load by more may have changed what is asked."""
+
+UNUSUAL = (ACCEPTED < 0.97 * USUAL_ACCEPTED) | (~USUAL_ACCEPTED.known & SAME_TRAFFIC)
+
+
+def _decayed(facts: Facts) -> str:
+    before, level = facts.get(SPEC_ACCEPTED.before), facts.get(SPEC_ACCEPTED.level)
+    return (
+        f"{before:.2f} draft tokens accepted per draft at "
+        f"{at_hour(facts.now_s - ACCEPTED_TREND_S)}, {level:.2f} in the last hour"
+    )
+
+
+SPEC_ACCEPTANCE_DRIFT = CauseRecord(
+    id="spec_acceptance_drift",
+    title="Draft acceptance decays",
+    means="Fewer draft tokens are accepted hour after hour: the requests move away from what the "
+    "draft model or method predicts well.",
+    forms=(
+        Form(
+            gate=goes_on(SPEC_ACCEPTED) & (FALL >= 0.05) & UNUSUAL,
+            start=Number(0.0),
+            terms=(
+                term(FALL, 0.05, 1.2, _decayed, signal=SPEC_ACCEPTED.growth),
+                term(
+                    Signal(SPEC_ACCEPTED.straight),
+                    STRAIGHT_FROM,
+                    0.8,
+                    "a straight line explains {value:%} of the decay",
+                ),
+                term(
+                    USUAL_ACCEPTED,
+                    None,
+                    0.5,
+                    "at this hour of earlier weeks it was {value:.2f}",
+                ),
+                term(
+                    ACCEPTED,
+                    None,
+                    0.0,
+                    "this hour in earlier weeks is not known: a daily pattern is not ruled out",
+                    when=~USUAL_ACCEPTED.known,
+                ),
+            ),
+            levels=(Level(Severity.INFO),),
+            say=((ALWAYS, lambda facts: f"Draft acceptance decays: {_decayed(facts)}."),),
+            summary="Draft acceptance decays over hours",
+            lever="Compare the prompts of both hours. Retrain or replace the draft for the new "
+            "traffic, or draft fewer tokens, before speculation stops paying.",
+            guide=("9.1",),
+        ),
+    ),
+    clear_s=Number(2 * HOUR_S),
 )

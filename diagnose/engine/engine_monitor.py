@@ -49,6 +49,7 @@ from kneewatch.diagnose.learned.forecast import (
 from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
 from kneewatch.diagnose.learned.live_workload import WorkloadWatch
 from kneewatch.diagnose.learned.output_lengths import OutputLengths
+from kneewatch.diagnose.learned.slow_trends import SlowTrends
 from kneewatch.diagnose.recommend.adviser import Adviser
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
 from kneewatch.diagnose.workload.drift import Departure, Drift
@@ -85,6 +86,7 @@ class Learned:
         self.workload = WorkloadWatch(profile.stated, window_s=window_s)
         self.knee = self._new_knee()
         self._launch: Mapping[str, str] = {}
+        self.slow_trends = SlowTrends()
         self._lengths = OutputLengths(
             window_s=window_s,
             longest_s=LONG_WINDOWS * window_s,
@@ -134,6 +136,7 @@ class Learned:
         """Forget trends and durations: the process was replaced or the clock was set back."""
         self._forecaster.forget()
         self._slo_forecaster.forget()
+        self.slow_trends.forget()
         self.workload.forget()
 
 
@@ -206,6 +209,8 @@ class EngineMonitor:
         """The restart that the newest page showed; None without one."""
         self.died: Cause | None = None
         """Why the engine died, by the server's log; None again after a token or a restart."""
+        self.host: Mapping[str, float] = {}
+        """Signals of the server's process on this node; empty where it runs elsewhere."""
         self.canary: CanaryState | None = None
         """What canary requests to the server showed; None where none is sent."""
         self.generated_s = float("-inf")
@@ -367,6 +372,8 @@ class EngineMonitor:
         values |= workload.values() if workload else {}
         if self.canary is not None:
             values["canary_s"] = self.canary.latency_s
+        values |= self.host
+        values |= learned.slow_trends.update(t_s, values)
         idle = not (values.get("running_max") or values.get("waiting"))
         stage = self._cascade.judge(
             t_s, values, preempted=increase_since_last(self.history, "num_preemptions")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,7 @@ class TargetMonitor:
         self._limit = EngineLimit()
         self._data_parallel: DataParallelEngines | None = None
         self._server: tuple[ServerFacts, Stated] | None = None
+        self._host: Mapping[str, float] = {}
         self._log_failure: LogFailure | None = None
         self.last_error: CollectError | None = None
         """Why the newest scrape failed; None where it succeeded."""
@@ -84,8 +85,15 @@ class TargetMonitor:
         for engine in self._engines.values():
             engine.canary = state
 
+    def set_host(self, signals: Mapping[str, float]) -> None:
+        """Set the signals of the server's process on this node, from the next page on."""
+        self._host = signals
+        for engine in self._engines.values():
+            engine.host = signals
+
     def _new_engine(self, key: EngineKey) -> EngineMonitor:
         engine = EngineMonitor(self.name, key, self.profile, self._catalogue)
+        engine.host = self._host
         if self._server is not None:
             engine.set_server(*self._server)
         return engine

@@ -10,6 +10,7 @@ from kneewatch.collector.signals.expr import InfoChanges
 from kneewatch.collector.signals.signal import Reading
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.collector.window import Window
+from kneewatch.diagnose.learned import slow_trends
 from kneewatch.rules.baseline import DRIFTS, Baseline
 from kneewatch.rules.facts import Holds, Moment, Targets
 
@@ -73,6 +74,8 @@ HELP: dict[str, str] = {
     "prefill_hit_share": "share of requests that computed at most a quarter of a median prompt",
     "prefill_miss_share": "share of requests that computed three quarters of a median prompt or "
     "more",
+    "spec_accepted_usual_tokens": "spec_accepted_per_draft_tokens at this hour in earlier weeks",
+    **slow_trends.HELP,
 }
 """Derived signals and what they are."""
 
@@ -105,6 +108,7 @@ def derive(
     derived["prefill_busy_ratio"] = _times(
         values.get("arrival_per_s"), values.get("prefill_mean_s")
     )
+    derived["spec_accepted_usual_tokens"] = baseline.season.get(slow_trends.SPEC_ACCEPTED.signal)
     derived["prefix_hit_quiet_ratio"] = baseline.get("prefix_hit_ratio")
     derived["queue_wait_estimate_ratio"] = _over(values.get("expected_wait_s"), targets.ttft_p99_s)
     if targets.ttft_p99_s is None:

@@ -84,7 +84,7 @@ def test_versions_ascend_and_rows_keep_to_them() -> None:
         newest, *former = metric.spellings
         for spelling in metric.spellings:
             if spelling.since is None:
-                assert metric.name.startswith(("lmcache_", "http_requests"))
+                assert metric.name.startswith(("lmcache_", "http_requests", "process_"))
                 continue
             assert spelling.until is None or order(spelling.since) <= order(spelling.until)
             assert spelling.hidden is None or order(spelling.hidden) >= order(spelling.since)

@@ -21,7 +21,7 @@ from tests.contract.situations import SITUATIONS
 from tests.contract.variants import Change, bases, changes
 
 STORE = Path(__file__).with_name("causes.json")
-TRACKED_S = 120
+TRACKED_S = 7_500
 """How long a cause is followed to see when it is reported and when it ends."""
 
 Verdict = tuple[float | None, str | None, str]

@@ -9,7 +9,7 @@ from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.learned.knee import LearnedKnee, Range
 from kneewatch.diagnose.workload.drift import Departure, Drift, Point
 from kneewatch.rules.rule import Severity
-from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, SLOW, Situation
+from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, SAME_WORK, SLOW, Situation
 
 MEASURED_ROOM = {"itl_mean_s": 0.02, "prefill_busy_ratio": 0.1, "itl_mean_drift_ratio": None}
 KV, CHURN, LOST, OFF, XFER, SPEC, STALLS, KNEE = (
@@ -22,6 +22,11 @@ KV, CHURN, LOST, OFF, XFER, SPEC, STALLS, KNEE = (
 PREFILL, DECODE, RUNAWAY = (
     CONCLUSIVE[cause] for cause in ("prefill_bound", "decode_bound", "runaway_generation")
 )
+MEMORY_LEAK, SPEC_DRIFT = CONCLUSIVE["host_memory_leak"], CONCLUSIVE["spec_acceptance_drift"]
+CLIMBING = CALM.but(
+    kv_floor_before_ratio=0.3, kv_floor_growth_ratio=0.15, kv_floor_level_ratio=0.45,
+    kv_floor_straight_ratio=0.97, kv_floor_late_ratio=1.0, **SAME_WORK,
+)  # fmt: skip
 UNSERVED = QUEUED.but(completed_per_s=0.0, arrival_per_s=0.0)
 ITL_ONLY = Targets(itl_p99_s=0.1)
 FETCHING = CALM.but(kv_fetch_waiting=4.0, kv_fetch_arrived=0.0, kv_fetch_queued=0.0).lasting(
@@ -58,6 +63,23 @@ OTHERS: Mapping[str, Situation] = {
     "kv_leak:connected": CONCLUSIVE["kv_leak"].but(
         kv_usage_ratio=0.025, kv_transfer_mean_s=0.02
     ).lasting(kv_held=700.0),
+    "kv_leak:climbing": CLIMBING,
+    "kv_leak:climbing a little": CLIMBING.but(kv_floor_growth_ratio=0.07),
+    "host_memory_leak:no limit": MEMORY_LEAK.but(host_memory_limit_bytes=None),
+    "host_memory_leak:full within the hour": MEMORY_LEAK.but(
+        host_memory_limit_bytes=49.0 * 2**30, work_before_tokens=None
+    ),
+    "host_memory_leak:slow": MEMORY_LEAK.but(
+        host_memory_growth_bytes=1.0 * 2**30, host_memory_before_bytes=47.0 * 2**30,
+        host_memory_limit_bytes=50.0 * 2**30,
+    ),
+    "spec_acceptance_drift:first week": SPEC_DRIFT.but(spec_accepted_usual_tokens=None),
+    "spec_acceptance_drift:first week, less load": SPEC_DRIFT.but(
+        spec_accepted_usual_tokens=None, work_growth_tokens=-1600.0
+    ),
+    "spec_acceptance_drift:more": SPEC_DRIFT.but(
+        spec_accepted_growth_tokens=-0.6, spec_accepted_per_draft_tokens=2.47
+    ),
     "kv_leak:little": CONCLUSIVE["kv_leak"].but(kv_usage_ratio=0.03),
     "queue_saturation:targets": replace(
         QUEUED.but(running_max=12.0, itl_mean_drift_ratio=1.8, waiting_by_capacity=2.2,

@@ -163,7 +163,8 @@ def _turning(
         this, bound = left_of(facts), right_of(facts)
         return None if this is None or bound is None else this >= bound
 
-    most = 1e6 if not leaf.key.endswith("_ratio") else 8.0
+    unit = leaf.key.rpartition("_")[2]
+    most = {"ratio": 8.0, "bytes": 1e12}.get(unit, 1e6)
     low, high = 1e-9, most
     first, last = over(low), over(high)
     if first is None or last is None or first == last:

@@ -214,6 +214,9 @@ def on_gpu(
     return GpuState(index, f"GPU-{index}", "node-a", model, values, xids)
 
 
+SAME_WORK = {"work_before_tokens": 8000.0, "work_growth_tokens": 200.0}
+"""Tokens of the running requests hours ago, and how many more there are."""
+
 CONCLUSIVE: Mapping[str, Situation] = {
     "gpu_fault": replace(CALM, gpus=(on_gpu({}, XidSeen(79, NOW_S - 20)),)),
     "gpu_throttled": replace(CALM, gpus=(on_gpu(HOT),)),
@@ -225,6 +228,26 @@ CONCLUSIVE: Mapping[str, Situation] = {
     "kv_leak": CALM.but(
         running=0.0, running_avg=0.0, running_max=0.0, kv_usage_ratio=0.14, kv_usage_avg_ratio=0.14
     ).lasting(kv_held=150.0),
+    "host_memory_leak": CALM.but(
+        host_memory_used_bytes=48.0 * 2**30,
+        host_memory_limit_bytes=64.0 * 2**30,
+        host_memory_level_bytes=48.0 * 2**30,
+        host_memory_before_bytes=44.0 * 2**30,
+        host_memory_growth_bytes=4.0 * 2**30,
+        host_memory_straight_ratio=0.98,
+        host_memory_late_ratio=1.0,
+        **SAME_WORK,
+    ),
+    "spec_acceptance_drift": CALM.but(
+        spec_accepted_per_draft_tokens=2.8,
+        spec_accepted_level_tokens=2.8,
+        spec_accepted_before_tokens=3.07,
+        spec_accepted_growth_tokens=-0.27,
+        spec_accepted_straight_ratio=0.96,
+        spec_accepted_late_ratio=1.0,
+        spec_accepted_usual_tokens=3.05,
+        **SAME_WORK,
+    ),
     "kv_exhaustion_ahead": replace(
         CALM.but(kv_exhausted_in_s=200.0, kv_peak_demand_ratio=0.8, kv_demand_ahead_ratio=1.1),
         findings={"KV-EXHAUST": Severity.WARNING},

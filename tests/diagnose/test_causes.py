@@ -18,6 +18,7 @@ from tests.diagnose.streams import Target
 
 EACH = pytest.mark.parametrize("cause_id", list(CONCLUSIVE))
 NOTES = {
+    "spec_acceptance_drift",
     "client_errors",
     "underused",
     "kv_overprovisioned",

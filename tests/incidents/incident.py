@@ -12,7 +12,7 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
-from tests.incidents.pages import Phases, pages
+from tests.incidents.pages import STEP_S, Phases, pages
 from tests.recordings import NO_TARGETS
 
 BEGUN_S = 1_795_000_000.0
@@ -41,6 +41,7 @@ class Incident:
     never: frozenset[str] = frozenset()
     no_change: frozenset[str] = frozenset()
     targets: Targets = NO_TARGETS
+    step_s: float = STEP_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Said:
         causes = {name for c in diagnosis.causes for name in (c.id, *c.explains)}
         flags = {change.flag for r in diagnosis.recommendations for change in r.changes}
         at = f"after {diagnosis.t_s - BEGUN_S:.0f} s: "
+        if causes & expected.never:
+            return f"{at}says {', '.join(sorted(causes & expected.never))}"
         if expected.first_cause == NOTHING:
             return "" if diagnosis.severity < Severity.WARNING else f"{at}{worded(diagnosis)}"
         first = diagnosis.causes[0] if diagnosis.causes else None
@@ -73,8 +76,6 @@ class Said:
             return at + worded(diagnosis)
         if expected.says not in first.summary:
             return at + first.summary
-        if causes & expected.never:
-            return f"{at}says {', '.join(sorted(causes & expected.never))}"
         if flags & expected.no_change:
             return f"{at}recommends {', '.join(sorted(flags & expected.no_change))}"
         return ""
@@ -93,7 +94,7 @@ def said(incident: Incident) -> Said:
     profile = Profile(targets=incident.targets, stated=Stated(replicas=1))
     stream = TargetStream("m@r0", profile, Limits())
     diagnoses: list[Diagnosis] = []
-    for at_s, page in pages(incident.load_at, incident.lasts_s):
+    for at_s, page in pages(incident.load_at, incident.lasts_s, incident.step_s):
         diagnoses += stream.take(BEGUN_S + at_s, page, "text/plain")
     return Said(incident, diagnoses)
 

@@ -19,7 +19,9 @@ class Load:
     alone. `waiting` requests are queued for capacity, `deferred` ones for a transfer, a grammar or
     an adapter; `blocks` is the size of the KV cache. Every first token came after `ttft_s`, every
     request that finished took `request_s` and had a prompt of `prompt_tokens`; of the prompts,
-    `giant_share` had `giant_tokens`. None leaves a metric out.
+    `giant_share` had `giant_tokens`; every answer had `answer_tokens`. `resident_bytes` is the
+    memory of the process that serves the page. Of the four tokens of a draft
+    `accepted_per_draft` were accepted. None leaves a metric out.
     """
 
     running: float = 0.0
@@ -43,6 +45,10 @@ class Load:
     prompt_tokens: float = 100.0
     giant_share: float = 0.0
     giant_tokens: float = 0.0
+    answer_tokens: float | None = None
+    resident_bytes: float | None = None
+    drafts_per_s: float | None = None
+    accepted_per_draft: float = 0.0
 
 
 Phases = Callable[[float], Load]
@@ -62,16 +68,16 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 8
 TOKENS = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0)
 
 
-def pages(load_at: Phases, lasts_s: float) -> Iterator[tuple[float, str]]:
-    """Seconds since the first page, and the page, every STEP_S seconds."""
+def pages(load_at: Phases, lasts_s: float, step_s: float = STEP_S) -> Iterator[tuple[float, str]]:
+    """Seconds since the first page, and the page, every `step_s` seconds."""
     counted = Counter[str]()
     at_s = 0.0
     while at_s <= lasts_s:
         load = load_at(at_s)
         if at_s:
-            counted.update({name: per_s * STEP_S for name, per_s in _rates(load).items()})
+            counted.update({name: per_s * step_s for name, per_s in _rates(load).items()})
         yield at_s, _page(load, counted)
-        at_s += STEP_S
+        at_s += step_s
 
 
 def then(before: Load, from_s: float, **after: float | None) -> Phases:
@@ -96,6 +102,14 @@ def _rates(load: Load) -> dict[str, float]:
     if load.accepted_per_s is not None:
         rates[f'http_requests_total{{{HTTP},status="2xx"}}'] = load.accepted_per_s
         rates[f'http_requests_total{{{HTTP},status="4xx"}}'] = load.refused_per_s
+    if load.drafts_per_s is not None:
+        accepted_per_s = load.drafts_per_s * load.accepted_per_draft
+        for name, per_s in (
+            ("drafts", load.drafts_per_s),
+            ("draft_tokens", 4 * load.drafts_per_s),
+            ("accepted_tokens", accepted_per_s),
+        ):
+            rates[f"vllm:spec_decode_num_{name}_total{{{LABELS}}}"] = per_s
     answered_per_s = finished_per_s + load.answered_per_s
     giant = answered_per_s * load.giant_share
     small = answered_per_s - giant
@@ -106,6 +120,9 @@ def _rates(load: Load) -> dict[str, float]:
         ("request_prompt_tokens", TOKENS, {load.prompt_tokens: small, load.giant_tokens: giant}),
     ):
         rates |= _histogram(name, bounds, values)
+    if load.answer_tokens is not None:
+        answers = {load.answer_tokens: answered_per_s}
+        rates |= _histogram("request_generation_tokens", TOKENS, answers)
     return rates
 
 
@@ -136,5 +153,7 @@ def _page(load: Load, counted: Counter[str]) -> str:
         f'vllm:cache_config_info{{block_size="{load.block_tokens}",enable_prefix_caching="True",'
         f'num_gpu_blocks="{load.blocks}",{LABELS}}}': 1.0,
     }
+    if load.resident_bytes is not None:
+        gauges["process_resident_memory_bytes"] = load.resident_bytes
     counters = {series: counted[series] for series in _rates(load)}
     return "".join(f"{series} {value!r}\n" for series, value in (gauges | counters).items())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tests.incidents import lost_memory, overload, without_progress
+from tests.incidents import lost_memory, overload, slow_decay, without_progress
 from tests.incidents.incident import Incident, said, table
 
 INCIDENTS: tuple[Incident, ...] = (
     *without_progress.INCIDENTS,
     *overload.INCIDENTS,
     *lost_memory.INCIDENTS,
+    *slow_decay.INCIDENTS,
 )
 
 

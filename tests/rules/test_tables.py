@@ -22,7 +22,8 @@ DESIGNED = FLEET | HARDWARE | OBSERVER | FROM_LOG | {
     *("spec_decode_poor", "adapter_thrash", "kv_transfer_slow"),
     *("underused", "kv_overprovisioned", "tp_overhead", "runaway_generation", "engine_stalled"),
     *("engine_asleep", "kv_leak", "kv_exhaustion_ahead"),
-    *("workload_drift", "clients_give_up", "client_errors"),
+    *("workload_drift", "clients_give_up", "client_errors", "host_memory_leak"),
+    *("spec_acceptance_drift",),
 }  # fmt: skip
 """The cause ids that are promised to stay: DESIGN, "Cause ids"."""
 

@@ -1,0 +1,215 @@
+"""Causes of memory that is never given back: KV blocks and host memory. Pure."""
+
+from __future__ import annotations
+
+from kneewatch.diagnose.causes.common_conditions import (
+    EQUAL_LOAD,
+    KV_USAGE,
+    RUNNING,
+    SAME_WORK,
+    STRAIGHT_FROM,
+    WAITING,
+    WORK_GROWTH,
+    at_hour,
+    goes_on,
+)
+from kneewatch.diagnose.causes.evidence import Facts
+from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
+from kneewatch.diagnose.learned.slow_trends import HOST_MEMORY, HOUR_S, KV_FLOOR, TREND_S, WORK
+from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.quantities import Held, Named, Signal
+from kneewatch.rules.rule import Severity
+
+GIB = 2**30
+DAY_S = 86_400.0
+
+# --- KV blocks that are never given back ----------------------------------------------------------
+
+LEAK_FROM, LEAK_MATTERS_FROM = 0.02, 0.1
+LEAKED = Named("kv_unowned_ratio", Signal("kv_usage_ratio") - RUNNING - WAITING)
+"""KV usage while no request runs or waits; below 0 with any request."""
+
+CONNECTED = Signal("kv_expired_per_s").known | Signal("kv_transfer_mean_s").known
+"""A connector to other nodes holds the blocks of a finished prefill until they were fetched, or
+for 480 s (NIXL's default)."""
+
+
+def _held_for(for_s: float) -> Held:
+    return Held("kv_held", LEAKED >= LEAK_FROM, Number(for_s), stretch=False)
+
+
+LEVER = (
+    "Restart the server in a quiet hour, and report it to vLLM with the version and the KV "
+    "connector. Aborted requests that wait for remote KV are the known case."
+)
+
+SAME_WORK_KNOWN = WORK_GROWTH <= EQUAL_LOAD
+UNEXPLAINED_FROM = 0.05
+UNEXPLAINED = Signal(KV_FLOOR.growth) - Signal(KV_FLOOR.before) * WORK_GROWTH.at_least(0.0)
+"""Share of the cache by which its lowest usage climbed, less what more work explains."""
+
+KV_FULL_IN_S = (1.0 - KV_USAGE) / Signal(KV_FLOOR.growth) * TREND_S
+_KV_FULL_IN_S = KV_FULL_IN_S.read()
+
+
+def _climbs(facts: Facts) -> str:
+    before, growth = facts.get(KV_FLOOR.before), facts.get(KV_FLOOR.growth)
+    full_in_s = _KV_FULL_IN_S(facts)
+    ends = "" if full_in_s is None else f"; full about {at_hour(facts.now_s + full_in_s)}"
+    return (
+        f"KV cache leaks: its lowest usage climbed from {before:.0%} to {before + growth:.0%} in "
+        f"{TREND_S / HOUR_S:.0f} h at equal load{ends}."
+    )
+
+
+def _climbed(facts: Facts) -> str:
+    return (
+        f"lowest KV usage {facts.get(KV_FLOOR.before):.1%} at {at_hour(facts.now_s - TREND_S)}, "
+        f"{facts.get(KV_FLOOR.level):.1%} in the last half hour"
+    )
+
+
+KV_LEAK = CauseRecord(
+    id="kv_leak",
+    title="KV blocks are not given back",
+    means="KV blocks stay in use while no request runs or waits, or the lowest usage climbs for "
+    "hours at equal load: they are lost until a restart.",
+    forms=(
+        Form(
+            gate=(~CONNECTED & _held_for(120.0)) | _held_for(600.0),
+            start=Number(0.5),
+            terms=(
+                term(
+                    LEAKED,
+                    LEAK_FROM,
+                    1.5,
+                    "KV usage stays at {value:.1%} while no request runs or waits",
+                    signal="kv_usage_ratio",
+                ),
+            ),
+            levels=(Level(Severity.WARNING, LEAKED >= LEAK_MATTERS_FROM), Level(Severity.INFO)),
+            say=(
+                (
+                    ALWAYS,
+                    "KV cache leaks: {kv_usage_ratio:.1%} of its blocks stay in use while no "
+                    "request runs or waits.",
+                ),
+            ),
+            summary="KV cache leaks: blocks stay in use while no request runs or waits",
+            lever=LEVER,
+            guide=("7.4",),
+        ),
+        Form(
+            name="climbing",
+            gate=goes_on(KV_FLOOR) & SAME_WORK_KNOWN & (UNEXPLAINED >= UNEXPLAINED_FROM),
+            start=Number(0.0),
+            terms=(
+                term(UNEXPLAINED, UNEXPLAINED_FROM, 1.5, _climbed, signal=KV_FLOOR.growth),
+                term(
+                    Signal(KV_FLOOR.straight),
+                    STRAIGHT_FROM,
+                    0.8,
+                    "a straight line explains {value:%} of the climb: no step, no swing",
+                ),
+                term(
+                    WORK_GROWTH.at_least(0.0),
+                    EQUAL_LOAD,
+                    -0.8,
+                    "the load has grown by {value:%} meanwhile",
+                    when=WORK_GROWTH > 0.0,
+                    signal=WORK.growth,
+                ),
+            ),
+            levels=(
+                Level(Severity.WARNING, UNEXPLAINED >= LEAK_MATTERS_FROM),
+                Level(Severity.INFO),
+            ),
+            say=((ALWAYS, _climbs),),
+            summary="KV cache leaks: its lowest usage climbs for hours at equal load",
+            lever=LEVER,
+            guide=("7.4",),
+        ),
+    ),
+)
+
+
+# --- Host memory that is never given back ---------------------------------------------------------
+
+USED_BYTES, GROWTH_BYTES = Signal(HOST_MEMORY.signal), Signal(HOST_MEMORY.growth)
+GROWTH_SHARE = GROWTH_BYTES / Signal(HOST_MEMORY.before)
+FULL_IN_S = (Signal("host_memory_limit_bytes") - USED_BYTES) / GROWTH_BYTES * TREND_S
+_FULL_IN_S = FULL_IN_S.read()
+
+GROWS = (GROWTH_SHARE >= 0.05) | (
+    ((FULL_IN_S <= DAY_S) & (GROWTH_SHARE >= 0.01)).assume(unknown=False)
+)
+
+
+def _grows(facts: Facts) -> str:
+    growth, used = facts.get(HOST_MEMORY.growth), facts.get(HOST_MEMORY.signal)
+    per_h = growth / TREND_S * HOUR_S
+    grows = f"grows by {per_h / GIB:.2g} GiB/h at equal load"
+    limit = facts.values.get("host_memory_limit_bytes")
+    if limit is None:
+        return f"Host memory {grows}: {used / GIB:.1f} GiB in use, limit unknown."
+    return f"Host memory {grows}: {used / GIB:.1f} of {limit / GIB:.1f} GiB in use, {_full(facts)}."
+
+
+def _full(facts: Facts) -> str:
+    return f"full about {at_hour(facts.now_s + max(0.0, _FULL_IN_S(facts) or 0.0))}"
+
+
+def _grew(facts: Facts) -> str:
+    before_bytes, level_bytes = (
+        facts.get(key) / GIB for key in (HOST_MEMORY.before, HOST_MEMORY.level)
+    )
+    return (
+        f"{before_bytes:.1f} GiB at {at_hour(facts.now_s - TREND_S)}, {level_bytes:.1f} GiB in the "
+        "last half hour"
+    )
+
+
+HOST_MEMORY_LEAK = CauseRecord(
+    id="host_memory_leak",
+    title="Host memory is not given back",
+    means="The server's host memory climbs for hours at equal load: at its limit the kernel kills "
+    "the server.",
+    forms=(
+        Form(
+            gate=goes_on(HOST_MEMORY) & GROWS & SAME_WORK,
+            start=Number(0.3),
+            terms=(
+                term(GROWTH_SHARE, 0.05, 1.2, _grew, signal=HOST_MEMORY.growth),
+                term(
+                    Signal(HOST_MEMORY.straight),
+                    STRAIGHT_FROM,
+                    0.8,
+                    "a straight line explains {value:%} of the growth: no step, no warm-up that "
+                    "settles",
+                ),
+                term(
+                    FULL_IN_S,
+                    DAY_S,
+                    1.0,
+                    _full,
+                    when=FULL_IN_S <= DAY_S,
+                    below=True,
+                    signal="host_memory_limit_bytes",
+                    sidecar="the limit is read on the node",
+                ),
+            ),
+            levels=(
+                Level(Severity.CRITICAL, FULL_IN_S <= HOUR_S),
+                Level(Severity.WARNING, FULL_IN_S <= DAY_S),
+                Level(Severity.INFO),
+            ),
+            say=((ALWAYS, _grows),),
+            summary="Host memory climbs for hours at equal load",
+            lever="Restart the server in a quiet hour before that, and report it to vLLM with the "
+            "version, the features in use (multimodal input, KV connector, structured output) and "
+            "this growth.",
+            guide=("9.4",),
+        ),
+    ),
+    clear_s=Number(2 * HOUR_S),
+)

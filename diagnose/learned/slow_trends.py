@@ -1,0 +1,188 @@
+"""Trends over hours: what climbs or falls slowly and steadily, such as a leak. Pure.
+
+A quantity's level is its minimum or mean over a span of half an hour or an hour. A line through
+seven levels gives the growth; how straight the line is, and whether it goes on, tell a leak
+from noise, from a single step, and from a warm-up that settles.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kneewatch.collector.signals.expr import average
+
+LEVELS = 7
+STEPS = LEVELS - 1
+HALF_HOUR_S, HOUR_S = 1800.0, 3600.0
+
+TREND_S = STEPS * HALF_HOUR_S
+"""Seconds between the first and the last level of most trends."""
+
+WORK_TOKENS, HOST_MEMORY_USED = "work_tokens", "host_memory_used_bytes"
+
+Values = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowQuantity:
+    """A quantity whose trend is followed: the `fold` of a signal over each span. Its derived
+    signals begin with `name` and end with `unit`."""
+
+    name: str
+    signal: str
+    unit: str
+    fold: Literal["min", "avg"]
+    span_s: float = HALF_HOUR_S
+
+    @property
+    def level(self) -> str:
+        """Key of the newest level."""
+        return f"{self.name}_level_{self.unit}"
+
+    @property
+    def before(self) -> str:
+        """Key of the line's first value."""
+        return f"{self.name}_before_{self.unit}"
+
+    @property
+    def growth(self) -> str:
+        """Key of the line's growth from the first level to the last; negative where it falls."""
+        return f"{self.name}_growth_{self.unit}"
+
+    @property
+    def straight(self) -> str:
+        """Key of the share of the levels' variance that the line explains."""
+        return f"{self.name}_straight_ratio"
+
+    @property
+    def late(self) -> str:
+        """Key of the newest step between two levels over the line's step."""
+        return f"{self.name}_late_ratio"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of all derived signals."""
+        return self.level, self.before, self.growth, self.straight, self.late
+
+
+HOST_MEMORY = SlowQuantity("host_memory", HOST_MEMORY_USED, "bytes", "min")
+KV_FLOOR = SlowQuantity("kv_floor", "kv_usage_ratio", "ratio", "min")
+WORK = SlowQuantity("work", WORK_TOKENS, "tokens", "avg")
+SPEC_ACCEPTED = SlowQuantity(
+    "spec_accepted", "spec_accepted_per_draft_tokens", "tokens", "avg", HOUR_S
+)
+SLOW = (HOST_MEMORY, KV_FLOOR, WORK, SPEC_ACCEPTED)
+"""What is followed for hours."""
+
+
+def _help(slow: SlowQuantity) -> dict[str, str]:
+    minutes, hours = slow.span_s / 60, STEPS * slow.span_s / HOUR_S
+    fold = "lowest" if slow.fold == "min" else "mean"
+    return {
+        slow.level: f"{fold} {slow.signal} of the last {minutes:.0f} minutes",
+        slow.before: f"{slow.level} of {hours:.0f} hours before, by a line through its values",
+        slow.growth: f"growth of {slow.level} over {hours:.0f} hours, by that line",
+        slow.straight: f"share of the variance of {slow.level} that the line explains",
+        slow.late: f"newest step of {slow.level}, of {minutes:.0f} minutes, over the line's",
+    }
+
+
+HELP: Mapping[str, str] = {
+    WORK_TOKENS: "running_avg times the mean tokens of a request, prompt and answer",
+    HOST_MEMORY_USED: "memory of the server's control group on this node, where that has a limit, "
+    "without file cache that can be dropped; else host_process_bytes",
+    "host_memory_limit_bytes": "limit of that control group",
+    **{key: text for slow in SLOW for key, text in _help(slow).items()},
+}
+"""The derived signals and what they are."""
+
+
+def work_tokens(values: Values) -> float | None:
+    """Tokens of the running requests at the mean lengths of those that finished."""
+    running = values.get("running_avg")
+    prompt, answer = values.get("prompt_tokens_mean"), values.get("output_tokens_mean")
+    if not running:
+        return running
+    return None if prompt is None or answer is None else running * (prompt + answer)
+
+
+class SlowTrends:
+    """The slow trends of one engine process."""
+
+    def __init__(self) -> None:
+        self._trends = tuple(_Trend(slow) for slow in SLOW)
+
+    def forget(self) -> None:
+        """The process was replaced, or the clock was set back."""
+        for trend in self._trends:
+            trend.forget()
+
+    def update(self, now_s: float, values: Values) -> dict[str, float | None]:
+        """The derived signals after a scrape with these values; None before seven spans were
+        seen."""
+        used_bytes = values.get(HOST_MEMORY_USED)
+        derived: dict[str, float | None] = {
+            HOST_MEMORY_USED: values.get("host_process_bytes"),
+            WORK_TOKENS: work_tokens(values),
+        }
+        if used_bytes is not None:
+            derived[HOST_MEMORY_USED] = used_bytes
+        followed = {**values, **derived}
+        for trend in self._trends:
+            derived |= trend.update(now_s, followed.get(trend.slow.signal))
+        return derived
+
+
+class _Trend:
+    """The last levels of one quantity."""
+
+    def __init__(self, slow: SlowQuantity) -> None:
+        self.slow = slow
+        self._levels: deque[float] = deque(maxlen=LEVELS)
+        self._scrapes, self._total, self._lowest = 0, 0.0, 0.0
+        self._began_s = self._last_s = 0.0
+        self._derived: dict[str, float | None] = dict.fromkeys(slow.keys)
+
+    def forget(self) -> None:
+        self._levels.clear()
+        self._scrapes = 0
+        self._derived = dict.fromkeys(self.slow.keys)
+
+    def update(self, now_s: float, value: float | None) -> Mapping[str, float | None]:
+        if value is None:
+            return self._derived
+        span_s = self.slow.span_s
+        if self._scrapes and not 0 <= now_s - self._last_s < span_s:
+            self.forget()  # a level that nobody saw breaks the line
+        if not self._scrapes:
+            self._began_s = now_s
+        elif now_s - self._began_s >= span_s:
+            mean = self._total / self._scrapes
+            self._levels.append(self._lowest if self.slow.fold == "min" else mean)
+            self._scrapes, self._began_s = 0, self._began_s + span_s
+            self._derived = self._fitted()
+        begins = self._scrapes == 0
+        self._lowest = value if begins else min(self._lowest, value)
+        self._total = value if begins else self._total + value
+        self._scrapes, self._last_s = self._scrapes + 1, now_s
+        return self._derived
+
+    def _fitted(self) -> dict[str, float | None]:
+        """The derived signals from seven levels; with fewer the level alone."""
+        slow, levels = self.slow, list(self._levels)
+        derived: dict[str, float | None] = dict.fromkeys(slow.keys)
+        derived[slow.level] = levels[-1]
+        if len(levels) < LEVELS:
+            return derived
+        middle, half = average(levels), STEPS // 2
+        steps = [at - half for at in range(LEVELS)]
+        squares = sum(step * step for step in steps)
+        slope = sum(step * level for step, level in zip(steps, levels, strict=True)) / squares
+        spread = sum((level - middle) ** 2 for level in levels)
+        derived[slow.growth], derived[slow.before] = STEPS * slope, middle - half * slope
+        derived[slow.straight] = slope * slope * squares / spread if spread > 0 else None
+        derived[slow.late] = (levels[-1] - levels[-2]) / slope if slope else None
+        return derived

@@ -1,0 +1,56 @@
+"""The host memory of a server's process: its control group, or the one above that binds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.server.host import host_memory
+
+USED, LIMIT = "host_memory_used_bytes", "host_memory_limit_bytes"
+POD, CONTAINER = "kubepods/pod1", "kubepods/pod1/vllm"
+
+
+def node(root: Path, groups: dict[str, tuple[str, str]], path: str = f"/{CONTAINER}") -> None:
+    """A node with control groups (limit and use by path), and process 7 in one of them."""
+    (root / "proc/7").mkdir(parents=True)
+    (root / "proc/7/cgroup").write_text(f"0::{path}\n")
+    for group, (limit, used) in groups.items():
+        folder = root / "cgroup" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text("anon 600\ninactive_file 100\n")
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        pytest.param(
+            {CONTAINER: ("1000", "700")}, {USED: 600.0, LIMIT: 1000.0}, id="less dropped files"
+        ),
+        pytest.param(
+            {CONTAINER: ("max", "700"), POD: ("2000", "1900")},
+            {USED: 1800.0, LIMIT: 2000.0},
+            id="the pod's limit binds",
+        ),
+        pytest.param(
+            {CONTAINER: ("1000", "700"), POD: ("2000", "1900")},
+            {USED: 1800.0, LIMIT: 2000.0},
+            id="the pod has less left",
+        ),
+        pytest.param({CONTAINER: ("max", "700")}, {}, id="no limit"),
+        pytest.param({}, {}, id="nothing can be read"),
+    ],
+)
+def test_memory_is_that_of_the_group_with_the_least_left(
+    groups: dict[str, tuple[str, str]], expected: dict[str, float], tmp_path: Path
+) -> None:
+    node(tmp_path, groups)
+    assert host_memory(7, cgroups=tmp_path / "cgroup", proc=tmp_path / "proc") == expected
+
+
+def test_a_group_outside_its_namespace_is_not_read(tmp_path: Path) -> None:
+    node(tmp_path, {"": ("1000", "700")}, path="/../../vllm")
+    assert host_memory(7, cgroups=tmp_path / "cgroup", proc=tmp_path / "proc") == {}
