@@ -20,8 +20,7 @@ from kneewatch.diagnose.recommend.recommendation import (
     with_current_values,
 )
 from kneewatch.rules.cascade import NAMES, Stage
-from kneewatch.rules.library import RULES
-from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import WORDS, Bound, Rule, Severity
 from kneewatch.rules.rule_state import UNKNOWN, Clearing, Finding
 

@@ -25,8 +25,7 @@ from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.learned.derived_signals import HELP
 from kneewatch.rules.guide_tables import ROWS
-from kneewatch.rules.library import RULES
-from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import Rule
 from tests.api_examples import api_examples
 from tests.reference_pages import reference_pages

@@ -49,8 +49,7 @@ from kneewatch.rules.conditions import (
     WithDefault,
     nodes,
 )
-from kneewatch.rules.library import RULES
-from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.quantities import (
     BaselineValue,
     Configured,

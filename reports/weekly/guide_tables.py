@@ -14,7 +14,7 @@ from kneewatch.reports.weekly.observed import TierStated
 from kneewatch.reports.weekly.tier_sections import TableRow, TierTables
 from kneewatch.reports.weekly.trends import Measure, Of, TierPeriod, trend
 from kneewatch.rules.guide_tables import KV_TABLE, MONITORING, Row
-from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.library import slo_rules
 from kneewatch.rules.rule import Rule, Severity
 
 OFF_LORA = "LoRA: no adapters reported"

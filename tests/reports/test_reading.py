@@ -17,8 +17,7 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, with_current_values
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, document
 from kneewatch.reports.diagnosis_text import Style, markdown, text
-from kneewatch.rules.library import RULES
-from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.rule_state import Clearing
 from tests.recordings import CAPTURES, diagnoses

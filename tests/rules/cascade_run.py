@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.rules.cascade import Cascade, Stage
-from kneewatch.rules.library.kv_cache import RULES
+from kneewatch.rules.library import RULES
 
 KV_EVICT = next(rule for rule in RULES if rule.id == "KV-EVICT")
 START_S = 1_795_000_000.0

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from kneewatch.rules.library import RULES
-from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import Bound, Rule, Severity
 from kneewatch.rules.rule_state import Finding, RuleState
 

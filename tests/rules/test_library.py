@@ -10,8 +10,7 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.diagnose.learned.derived_signals import HELP
-from kneewatch.rules.library import RULES
-from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import Bound, Rule, Severity, with_thresholds
 from tests.rules.judged import ALL, BY_BOUND, BY_ID
 

@@ -20,7 +20,7 @@ from kneewatch.reports.triage.view_model import (
     TargetView,
     TriageView,
 )
-from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.library import slo_rules
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.rule_state import Clearing, Finding
 from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
