@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 import orjson
@@ -19,7 +19,6 @@ from kneewatch.reports import diagnosis_timeline as timeline
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, escaped, markdown, text
 from kneewatch.reports.formatting import WIDTH, wrapped
-from kneewatch.reports.log_facts import log_document, log_words
 from kneewatch.rules.rule import Severity
 
 NO_FACTS: Mapping[str, LogFact] = {}
@@ -138,3 +137,27 @@ def _columns(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns or WIDTH
     except OSError:
         return WIDTH
+
+
+# --- Facts of a start-up log ----------------------------------------------------------------------
+
+
+_UNITS = {"_gib": " GiB", "_s": " s", "_tokens": " tokens"}
+
+
+def log_document(facts: Mapping[str, LogFact]) -> dict[str, Any]:
+    """Each fact's value and the line that it was read from."""
+    return {name: {"value": fact.value, "line": fact.line} for name, fact in facts.items()}
+
+
+def log_words(facts: Mapping[str, LogFact]) -> str:
+    """All facts in a sentence: from the log: version 0.19.1, weights 12.66 GiB, ..."""
+    return "from the log: " + ", ".join(_words(name, fact) for name, fact in facts.items())
+
+
+def _words(name: str, fact: LogFact) -> str:
+    value = f"{fact.value:,}" if type(fact.value) is int else str(fact.value)
+    for suffix, unit in _UNITS.items():
+        if name.endswith(suffix):
+            return f"{name.removesuffix(suffix)} {value}{unit}".replace("_", " ")
+    return f"{name.replace('_', ' ')} {value}"

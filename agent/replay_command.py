@@ -2,24 +2,167 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from traceback import format_exc
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import click
 
-from kneewatch.agent.console import NO_DATA, OK
-from kneewatch.agent.prefetch import PrefetchedPages
+from kneewatch.agent.console import NO_DATA, OK, say
 from kneewatch.agent.printing import print_timeline, style
 from kneewatch.agent.recording import Captures, capture_names, infrequent_gc
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.options import timestamp
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.stream import TargetStream
-from kneewatch.collector.errors import SettingsError
+from kneewatch.agent.stream import PageReader, TargetStream
+from kneewatch.collector.errors import CaptureError, CollectError, SettingsError
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.samples import Layout, Page
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from kneewatch.reports.formatting import wrapped
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+
+PageRead: TypeAlias = tuple[int, float, Page | CollectError]
+"""A capture's index, the time of the scrape, and the page or the error."""
+
+
+class _Packed(NamedTuple):
+    """A page in transit; `layout` is None if it equals that of the capture's previous page."""
+
+    at: int
+    t_s: float
+    layout: Layout | None
+    values: list[float]
+    timestamps_s: Mapping[int, float]
+
+
+class _Failed(NamedTuple):
+    """A failed scrape in transit."""
+
+    at: int
+    t_s: float
+    message: str
+    kind: str
+    hint: str
+
+
+class PrefetchedPages:
+    """The pages of captures in order of time, in batches.
+
+    On a single core there is no second process. Messages and errors of `Captures` appear in this
+    process; `unusable` is the number of captures without a readable entry.
+    """
+
+    def __init__(self, captures: Captures, limits: Limits) -> None:
+        self._captures, self._limits = captures, limits
+        self.unusable = 0
+
+    def __iter__(self) -> Iterator[list[PageRead]]:
+        return self._in_process() if os.cpu_count() == 1 else self._in_subprocess()
+
+    def _in_process(self) -> Iterator[list[PageRead]]:
+        yield from read_batches(self._captures, self._limits)
+        self.unusable = self._captures.unusable
+
+    def _in_subprocess(self) -> Iterator[list[PageRead]]:
+        # Lazy: slow to import.
+        from multiprocessing import get_context
+
+        context = get_context("fork")
+        source, sink = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_serve, args=(source, sink, self._captures, self._limits), daemon=True
+        )
+        process.start()
+        sink.close()
+        try:
+            yield from self._received(source)
+        except EOFError:
+            process.join()
+            message = f"the process that reads the captures exited ({process.exitcode})"
+            raise CaptureError(message) from None
+        finally:
+            source.close()
+            process.terminate()
+            process.join()
+
+    def _received(self, source: Connection) -> Iterator[list[PageRead]]:
+        """The batches that the other process sends.
+
+        Raises:
+            EOFError: it exited unexpectedly.
+        """
+        layouts: dict[int, Layout] = {}
+        while True:
+            message: tuple[str, Any] = source.recv()
+            kind, payload = message
+            if kind == "pages":
+                yield [_unpacked(packed, layouts) for packed in payload]
+            elif kind == "say":
+                say(payload)
+            elif kind == "refused":
+                raise CaptureError(payload)
+            elif kind == "broken":
+                raise RuntimeError(payload)
+            else:
+                self.unusable = payload
+                return
+
+
+def read_batches(captures: Captures, limits: Limits) -> Iterator[list[PageRead]]:
+    """Yields all pages in batches, read in this process."""
+    readers = [PageReader(limits) for _ in range(len(captures))]
+    for batch in captures.batches():
+        yield [(at, entry.t_s, readers[at].read(entry)) for at, entry in batch]
+
+
+def _serve(source: Connection, sink: Connection, captures: Captures, limits: Limits) -> None:
+    """Send all pages; stop when the receiver has closed the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this
+    source.close()
+    captures.on_message = lambda message: sink.send(("say", message))
+    last: dict[int, Layout] = {}
+    try:
+        for batch in read_batches(captures, limits):
+            sink.send(("pages", [_packed(read, last) for read in batch]))
+        sink.send(("end", captures.unusable))
+    except BrokenPipeError:
+        return
+    except CaptureError as error:
+        sink.send(("refused", str(error)))
+    except Exception:  # noqa: BLE001 - the parent process prints the traceback
+        sink.send(("broken", format_exc()))
+
+
+def _packed(read: PageRead, last: dict[int, Layout]) -> _Packed | _Failed:
+    """The message for a scrape; exemplars are omitted because no signal uses them."""
+    at, t_s, page = read
+    if isinstance(page, CollectError):
+        return _Failed(at, t_s, str(page), page.kind, page.hint)
+    layout = page.layout if last.get(at) is not page.layout else None
+    last[at] = page.layout
+    return _Packed(at, t_s, layout, page.values, page.timestamps_s)
+
+
+def _unpacked(packed: _Packed | _Failed, layouts: dict[int, Layout]) -> PageRead:
+    at, t_s = packed.at, packed.t_s
+    if isinstance(packed, _Failed):
+        return at, t_s, CollectError(packed.message, kind=packed.kind, hint=packed.hint)
+    if packed.layout is not None:
+        layouts[at] = packed.layout
+    return at, t_s, Page(layouts[at], packed.values, packed.timestamps_s)
+
+
+# --- The commands ---------------------------------------------------------------------------------
+
 
 DEMO = "demo.jsonl.gz"
 DEMO_WINDOW_S = 15.0

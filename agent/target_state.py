@@ -1,4 +1,7 @@
-"""The newest state of every target: written by its cycles, read by API, notifier and reports."""
+"""The newest state of every target, and how long a failing one waits for its next try.
+
+Cycles write the states; API, notifier and reports read them.
+"""
 
 from __future__ import annotations
 
@@ -84,3 +87,29 @@ class Board:
         with self._lock:
             states = list(self._states.values())
         return sorted(states, key=lambda state: (-state.severity, state.name))
+
+
+# --- When a target that does not answer is tried again --------------------------------------------
+
+
+FAILURES_BEFORE_BACKOFF = 3
+"""Failures in a row before backoff starts: the first ones are retried at the usual interval."""
+
+MAX_INTERVALS = 12
+MAX_S = 60.0
+
+
+def backoff_s(interval_s: float, *, failing: int, jitter: float) -> float:
+    """Seconds until the next try after `failing` failures in a row: doubled each time.
+
+    At most 12 intervals or a minute, whichever is less, and never less than the interval itself.
+    `jitter`, from 0 to 1, subtracts up to a fifth, so that targets that failed together are not
+    retried together.
+    """
+    if failing < FAILURES_BEFORE_BACKOFF:
+        return interval_s
+    most_s = max(min(MAX_INTERVALS * interval_s, MAX_S), interval_s)
+    # 2 ** 6 exceeds the limit already; larger powers in a long outage would overflow.
+    times = 2.0 ** min(failing - FAILURES_BEFORE_BACKOFF + 1, 6)
+    delay_s = min(interval_s * times, most_s)
+    return max(delay_s * (1 - 0.2 * jitter), interval_s)

@@ -8,9 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kneewatch.agent.settings.effective import Effective, Settings, toml_value
+from kneewatch.agent.settings.effective import (
+    Effective,
+    Settings,
+    flattened,
+    is_pairs,
+    nearest,
+    toml_value,
+    validated,
+)
 from kneewatch.agent.settings.options import DEPLOYMENT
-from kneewatch.agent.settings.sources import flattened, is_pairs, nearest, validated
 from kneewatch.agent.settings.table import BY_KEY, SETTINGS
 from kneewatch.agent.stream import capture_name
 from kneewatch.collector.captures.capture import is_capture

@@ -21,8 +21,7 @@ from kneewatch.diagnose.recommend.recommendation import (
 )
 from kneewatch.rules.cascade import NAMES, Stage
 from kneewatch.rules.library import RULES, slo_rules
-from kneewatch.rules.rule import WORDS, Bound, Rule, Severity
-from kneewatch.rules.rule_state import UNKNOWN, Clearing, Finding
+from kneewatch.rules.rule import UNKNOWN, WORDS, Bound, Clearing, Finding, Rule, Severity
 
 SCHEMA = "kneewatch.diagnosis/1"
 LIBRARY_BOUNDS = {rule.id: rule.bounds for rule in RULES}

@@ -37,7 +37,7 @@ from kneewatch.reports.formatting import (
     span,
     wrapped,
 )
-from kneewatch.rules.rule_state import Finding
+from kneewatch.rules.rule import Finding
 
 EVIDENCE_SHOWN = 3
 AGAINST_SHOWN = 2

@@ -1,10 +1,11 @@
-"""What a rule is: a signal, bounds, durations, advice and the guide's section. Pure."""
+"""A rule (signal, bounds, durations, advice, the guide's section) and its state over time. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 from kneewatch.collector.errors import SettingsError
 
@@ -141,3 +142,187 @@ def _with_bounds(rule: Rule, wanted: Mapping[str, float], origin: str) -> Rule:
             )
         bounds[by_word[word]] = Bound(by_word[word], threshold, origin)
     return replace(rule, bounds=tuple(bounds[severity] for severity in sorted(bounds)))
+
+
+# --- A rule's state over time ---------------------------------------------------------------------
+
+
+UNKNOWN = "unknown"
+NO_OBSERVATION = "requests are in flight, and the window has no observation"
+
+
+class Clearing(NamedTuple):
+    """A state in its clear time: since `since_s` the value is inside every bound, or not judged.
+    `was` is the last value out of bounds, `severity` the state's severity until then."""
+
+    since_s: float
+    was: float | None
+    severity: Severity
+
+
+class Finding(NamedTuple):
+    """A rule's current state. `state` is ok, info, warning, critical or unknown; `since_s` is its
+    start. A state in its clear time is reported as info.
+
+    `missing` names the metrics that an unknown finding lacks; `note` says why else it is not
+    judged, or what keeps it quiet though its value is out of bounds.
+    """
+
+    rule: Rule
+    state: str
+    severity: Severity
+    value: float | None
+    since_s: float | None
+    missing: tuple[str, ...] = ()
+    note: str = ""
+    clearing: Clearing | None = None
+
+    @property
+    def held(self) -> Severity:
+        """The severity with the clear time: what an alert with the same hysteresis fires at."""
+        return self.severity if self.clearing is None else self.clearing.severity
+
+
+class RuleState:
+    """One rule over time."""
+
+    def __init__(self, rule: Rule, *, scale: float) -> None:
+        self.rule = rule
+        self._for_s, self._clear_s = rule.for_s * scale, rule.clear_s * scale
+        self._active = Severity.OK
+        self._since_s: float | None = None
+        self._crossed_s: dict[Severity, float] = {}
+        self._calm_s: float | None = None
+        self._outside: float | None = None
+        self._inside_s: float | None = None
+        self._unjudged = Finding(rule, UNKNOWN, Severity.OK, None, None)
+
+    def forget(self) -> None:
+        """Drop the state: the process was replaced or the clock was set back."""
+        self._active, self._since_s, self._calm_s = Severity.OK, None, None
+        self._outside, self._inside_s = None, None
+        self._crossed_s.clear()
+
+    def judge(
+        self,
+        now_s: float,
+        values: Mapping[str, float | None],
+        missing: Mapping[str, tuple[str, ...]],
+        notes: Mapping[str, str],
+        *,
+        idle: bool,
+    ) -> Finding:
+        """The finding at `now_s`.
+
+        `notes` holds the reason for signals without a value. `idle`: no request is in flight, so a
+        signal without an observation is ok.
+        """
+        rule, signal = self.rule, self.rule.signal
+        lacking = missing.get(signal)
+        if lacking is not None or signal not in values:
+            return self._unknown(lacking or (signal,), "")
+        value = values[signal]
+        for guard in rule.guards:
+            if not guard.holds(values):
+                if guard.ends:
+                    self.forget()
+                return self._settle(
+                    now_s, Severity.OK, Severity.OK, value, note=self._kept_quiet(guard, value)
+                )
+        if value is None:
+            if not idle or signal in notes:
+                return self._unknown((), notes.get(signal, NO_OBSERVATION))
+            return self._settle(now_s, Severity.OK, Severity.OK, value)
+        level = rule.level(value)
+        # The relaxed bounds apply only to an active state.
+        relaxed = rule.level(value, relax=rule.clear_ratio) if self._active else level
+        return self._settle(now_s, level, relaxed, value)
+
+    def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
+        # The missing metrics rarely change between scrapes: reuse the finding.
+        finding = self._unjudged
+        if finding.missing != lacking or finding.note != note:
+            finding = self._unjudged = finding._replace(missing=lacking, note=note)
+        return finding
+
+    def _kept_quiet(self, guard: Guard, value: float | None) -> str:
+        """Note that a guard suppresses the rule; empty where the value is below warning anyway."""
+        if value is None or self.rule.level(value) < Severity.WARNING:
+            return ""
+        side = "above" if guard.below else "below"
+        return f"not judged while {guard.signal} is {side} {guard.value:g}"
+
+    def _settle(
+        self,
+        now_s: float,
+        level: Severity,
+        relaxed: Severity,
+        value: float | None,
+        *,
+        note: str = "",
+    ) -> Finding:
+        if not (level or self._active or self._crossed_s):
+            return Finding(self.rule, "ok", Severity.OK, value, None, (), note)
+        for severity in (Severity.INFO, Severity.WARNING, Severity.CRITICAL):
+            if level >= severity:
+                self._crossed_s.setdefault(severity, now_s)
+            else:
+                self._crossed_s.pop(severity, None)
+        held = max(
+            (s for s, since_s in self._crossed_s.items() if now_s - since_s >= self._for_s),
+            default=Severity.OK,
+        )
+        if held > self._active:
+            if self._active == Severity.OK:
+                self._since_s = self._crossed_s[held]
+            self._active, self._calm_s = held, None
+        elif relaxed < self._active:
+            self._calm_s = now_s if self._calm_s is None else self._calm_s
+            if now_s - self._calm_s >= self._clear_s:
+                self._active, self._calm_s = max(held, relaxed), None
+                self._since_s = self._since_s if self._active else None
+        else:
+            self._calm_s = None
+        return self._finding(now_s, level, relaxed, value, note)
+
+    def _finding(
+        self, now_s: float, level: Severity, relaxed: Severity, value: float | None, note: str
+    ) -> Finding:
+        active = self._active
+        if not active:
+            self._outside, self._inside_s = None, None
+            if level >= Severity.WARNING:
+                note = f"reported after {self._for_s:.0f} s out of bounds"
+            return Finding(self.rule, "ok", Severity.OK, value, None, (), note)
+        if relaxed:
+            self._outside, self._inside_s = value, None
+            return Finding(self.rule, active.word, active, value, self._since_s)
+        if self._inside_s is None:
+            self._inside_s = now_s
+        clearing = Clearing(self._inside_s, self._outside, active)
+        info = Severity.INFO
+        return Finding(self.rule, info.word, info, value, self._since_s, (), note, clearing)
+
+
+class RuleBook:
+    """All rules of one engine over time."""
+
+    def __init__(self, rules: Sequence[Rule], *, scale: float) -> None:
+        self._states = [RuleState(rule, scale=scale) for rule in rules]
+
+    def forget(self) -> None:
+        """The process was replaced, or the clock was set back."""
+        for state in self._states:
+            state.forget()
+
+    def judge(
+        self,
+        now_s: float,
+        values: Mapping[str, float | None],
+        missing: Mapping[str, tuple[str, ...]],
+        notes: Mapping[str, str],
+        *,
+        idle: bool,
+    ) -> list[Finding]:
+        """Every rule's finding, in the rules' order."""
+        return [state.judge(now_s, values, missing, notes, idle=idle) for state in self._states]

@@ -13,10 +13,10 @@ import sqlite3
 import time
 from pathlib import Path
 
-from kneewatch.agent.store.chunk_flush import flush_engine, flush_target
 from kneewatch.agent.store.chunks import ChunkBody, bytes_reader, pack_body
 from kneewatch.agent.store.columns import pack_times, unpack_times
 from kneewatch.agent.store.database import connect
+from kneewatch.agent.store.ingest import flush_engine, flush_target
 from kneewatch.agent.store.schema import SEQUENCE_BITS
 from tests.weeks import (
     CHAT,

@@ -19,8 +19,7 @@ import pytest
 import yaml
 
 from kneewatch.agent.cli import cli
-from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.sources import load
+from kneewatch.agent.settings.effective import Settings, load
 from tests.programs import require
 
 ROOT = Path(__file__).parent.parent

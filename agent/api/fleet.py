@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kneewatch.agent.api.parameters import FLEET_FORMS, At, FleetFormat, Unavailable
+from kneewatch.agent.api.parameters import FLEET_FORMS, At, FleetFormat, Unavailable, moment
 from kneewatch.agent.api.responses import (
     JSON,
     MARKDOWN,
@@ -28,7 +28,6 @@ from kneewatch.agent.api.responses import (
     dumped,
     form_of,
 )
-from kneewatch.agent.api.time_parameter import moment
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.fleet.absence import OF_A_POOL
 from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, FleetDiagnosis

@@ -1,17 +1,22 @@
-"""The types of path and query parameters, for the signatures of endpoints.
+"""Path and query parameters: their types, for the signatures of endpoints, and times.
 
-FastAPI documents them and passes any text on: the endpoints check it, because their errors say what
-to write instead.
+FastAPI documents the types and passes any text on: the endpoints check it, because their errors say
+what to write instead.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import Path, Query
 from pydantic import WithJsonSchema
 
-from kneewatch.agent.api.responses import HTML, JSON, MARKDOWN, TEXT
+from kneewatch.agent.api.responses import HTML, JSON, MARKDOWN, TEXT, Problem
 from kneewatch.agent.api.sizing import BOOLEANS
 
 TRIAGE_FORMS = (TEXT, JSON, MARKDOWN, HTML)
@@ -83,3 +88,78 @@ PageAt = Annotated[
     Text, _documented("A past moment; the page shows an error if it is invalid.", *AT_EXAMPLES)
 ]
 PageSince = Annotated[Text, _documented("Length of the timeline.", "3h", "24h")]
+
+
+# --- Times: unix seconds, ISO 8601, a time of day, or a duration ago ------------------------------
+
+
+UNITS_S: Mapping[str, float] = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+SECONDS = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?")
+AGO = re.compile(r"-?([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])")
+DAY_TIME = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?Z?")
+LOST_PLUS = re.compile(r"(.+[T ][0-9:.]+) ([0-9]{2}:?[0-9]{2})")
+"""A "+" in a query string arrives as a space unless it is encoded as %2B."""
+
+LONGEST = 40
+AHEAD_S = 60.0
+"""Tolerated difference between clocks; a later time is a mistake."""
+
+SYNTAX = (
+    "write unix seconds (1795219600), ISO 8601 (2026-11-21T03:07:00Z), a time of day in UTC "
+    "(03:07) or how long ago (-2h; units s, m, h, d, w)"
+)
+
+
+def moment(name: str, text: str, *, now_s: float, before_s: float | None = None) -> float:
+    """A time parameter as unix seconds. A duration counts back from `before_s` (default: now); a
+    time without a zone is UTC.
+
+    Raises:
+        Problem: the text is no time, or the time is in the future or after `before_s`.
+    """
+    ends_s = now_s if before_s is None else before_s
+    t_s = _parsed(text.strip(), ends_s) if len(text) <= LONGEST else None
+    if t_s is None:
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is not a time: {SYNTAX}")
+    if t_s > now_s + AHEAD_S:
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"{name} is in the future: it is {_iso(now_s)} here; leave {name} out for now",
+        )
+    if before_s is not None and t_s > before_s:
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} must be before the moment asked for"
+        )
+    return t_s
+
+
+def _parsed(text: str, ends_s: float) -> float | None:
+    if SECONDS.fullmatch(text):
+        return float(text)
+    if ago := AGO.fullmatch(text):
+        return max(0.0, ends_s - float(ago[1]) * UNITS_S[ago[2]])
+    if clock := DAY_TIME.fullmatch(text):
+        return _time_of_day(ends_s, int(clock[1]), int(clock[2]), int(clock[3] or 0))
+    lost = LOST_PLUS.fullmatch(text)
+    return _iso_moment(f"{lost[1]}+{lost[2]}" if lost else text)
+
+
+def _time_of_day(ends_s: float, hour: int, minute: int, second: int) -> float:
+    """The last such time of day up to `ends_s`."""
+    end = datetime.fromtimestamp(ends_s, tz=UTC)
+    moment = end.replace(hour=hour, minute=minute, second=second, microsecond=0)
+    return (moment if moment <= end else moment - timedelta(days=1)).timestamp()
+
+
+def _iso_moment(text: str) -> float | None:
+    try:
+        moment = datetime.fromisoformat(text)
+        t_s = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return t_s if math.isfinite(t_s) and t_s >= 0 else None
+
+
+def _iso(t_s: float) -> str:
+    return datetime.fromtimestamp(t_s, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

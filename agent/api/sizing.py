@@ -14,8 +14,8 @@ import orjson
 from starlette.requests import Request
 
 from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem
+from kneewatch.agent.settings.effective import nearest
 from kneewatch.agent.settings.options import SPAN
-from kneewatch.agent.settings.sources import nearest
 from kneewatch.agent.size.options import FLAGS, SWITCHES, Flag
 from kneewatch.diagnose.catalogue.inputs import SizingError
 

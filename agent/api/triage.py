@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from kneewatch.agent.api.parameters import TRIAGE_FORMS
+from kneewatch.agent.api.parameters import TRIAGE_FORMS, moment
 from kneewatch.agent.api.past import EngineInterval, History, Then, interval_document
 from kneewatch.agent.api.responses import (
     HTML,
@@ -26,7 +26,6 @@ from kneewatch.agent.api.responses import (
     no_such_target,
 )
 from kneewatch.agent.api.service import Service, worst_first
-from kneewatch.agent.api.time_parameter import moment
 from kneewatch.agent.api.triage_rendering import (
     HINT,
     Moment,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from kneewatch.agent.api.parameters import moment
 from kneewatch.agent.api.past import History
 from kneewatch.agent.api.responses import Problem, no_such_target
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.api.time_parameter import moment
 from kneewatch.agent.store.records import Interval, StoredEngine
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
-from kneewatch.agent.backoff import backoff_s
 from kneewatch.agent.daemon.canary import Canary, CanarySettings, canary_settings
 from kneewatch.agent.daemon.pages import open_pages
 from kneewatch.agent.daemon.target_profile import TargetProfile, with_tier
 from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
 from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters
 from kneewatch.agent.stream import TargetStream
-from kneewatch.agent.target_state import Board, SourceState, TargetState
+from kneewatch.agent.target_state import Board, SourceState, TargetState, backoff_s
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_series import EngineKey

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kneewatch.agent.daemon.pod_discovery import PodTargets, Server, pod_specs
-from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.sources import is_pairs, is_texts
+from kneewatch.agent.settings.effective import Settings, is_pairs, is_texts
 from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, spec, table_specs
 from kneewatch.collector.errors import SettingsError
 

@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kneewatch.agent.backoff import FAILURES_BEFORE_BACKOFF, backoff_s
 from kneewatch.agent.fleet.config import fleet_config, source_settings
 from kneewatch.agent.fleet.snapshot import observe
 from kneewatch.agent.notify.message import FLEET
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.target_state import TargetState
+from kneewatch.agent.target_state import FAILURES_BEFORE_BACKOFF, TargetState, backoff_s
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.causes.evidence import Cause, Evidence

@@ -20,8 +20,7 @@ from mcp.server.stdio import stdio_server
 
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.console import OK
-from kneewatch.agent.mcp.daemon_client import DaemonClient
-from kneewatch.agent.mcp.metrics_system import MetricsSystem
+from kneewatch.agent.mcp.backends import DaemonClient, MetricsSystem
 from kneewatch.agent.mcp.tools import Tool, daemon_tools, instructions, metrics_system_tools
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import KneewatchError, SettingsError

@@ -14,9 +14,9 @@ import orjson
 
 from kneewatch.agent.api.docs import source as manual_page
 from kneewatch.agent.api.openapi import size_inputs
+from kneewatch.agent.api.parameters import moment
 from kneewatch.agent.api.sizing import size_of
-from kneewatch.agent.api.time_parameter import moment
-from kneewatch.agent.mcp.daemon_client import FLEET, DaemonClient, triage_path
+from kneewatch.agent.mcp.backends import FLEET, DaemonClient, MetricsSystem, triage_path
 from kneewatch.agent.mcp.documents import (
     HISTORY_SCHEMA,
     PAGE_SCHEMA,
@@ -28,7 +28,6 @@ from kneewatch.agent.mcp.documents import (
     shortened_fleet,
     shortened_triage,
 )
-from kneewatch.agent.mcp.metrics_system import MetricsSystem
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.causes.ranking import CAUSES

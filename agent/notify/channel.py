@@ -13,12 +13,10 @@ from threading import Condition, Thread
 
 from kneewatch.agent.notify import events
 from kneewatch.agent.notify.alert_state import AlertState, StateFile
-from kneewatch.agent.notify.dedup import Groups, SentAlerts
 from kneewatch.agent.notify.delivery import SendError, deliver, post
-from kneewatch.agent.notify.events import Event
+from kneewatch.agent.notify.events import Event, Groups, SentAlerts
 from kneewatch.agent.notify.forward import DiagnosedAlert, forwarded
-from kneewatch.agent.notify.message import Message
-from kneewatch.agent.notify.message_formats import email, slack, webhook
+from kneewatch.agent.notify.message import Message, email, slack, webhook
 from kneewatch.agent.notify.receivers import SLACK, Receiver, Web
 from kneewatch.agent.target_state import TargetState
 

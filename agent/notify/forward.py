@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from kneewatch.agent.notify.dedup import DedupKey
+from kneewatch.agent.notify.events import DedupKey
 from kneewatch.agent.notify.message import FIRING, RESOLVED, Line, Message, Part, identity, link
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.doc_links import cause_page

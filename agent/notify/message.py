@@ -1,18 +1,22 @@
-"""A notification before it is formatted: a headline and one part per engine or alert. Pure.
+"""Notifications: a headline and one part per engine or alert, and their formats. Pure.
 
-All text is raw: names and summaries come from other machines. `formatting` escapes it for each
-receiver.
+All text of a `Message` is raw: names and summaries come from other machines. The formats escape it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import html
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from email.message import EmailMessage
+from email.utils import formatdate
 from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
-from kneewatch.reports.formatting import clock, date
+from kneewatch.reports.diagnosis_text import escaped
+from kneewatch.reports.formatting import clock, cut, date
 
 SCHEMA = "kneewatch.notification/1"
 FIRING, RESOLVED, UNWATCHED = "firing", "resolved", "unwatched"
@@ -82,3 +86,175 @@ def link(base: str, target: str, at_s: float | None = None) -> str:
 def identity(*parts: object) -> str:
     """A short hash of the parts, as hexadecimal text."""
     return sha256("\0".join(map(str, parts)).encode("utf-8", "replace")).hexdigest()[:20]
+
+
+# --- Escaping of untrusted text -------------------------------------------------------------------
+
+
+BREAK = "\u200b"
+"""A zero-width space: it breaks @mentions and automatic links."""
+
+LINKS = re.compile(
+    r"://|\]\(|(?<![A-Za-z0-9])(?:www|mailto|tel|javascript|data)(?=[.:])", re.IGNORECASE
+)
+MENTIONS = re.compile("@")
+SLACK_MARKUP = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "*": "\u2217", "~": "\u223c", "`": "'"}
+)
+"""Slack requires escaping of &, < and >. Its own markup has no escape, so look-alike characters
+replace it (asterisk operator, tilde operator)."""
+
+
+def escape_mail(text: str, most: int) -> str:
+    """The text on one line, cut to `most` characters, with links broken."""
+    return LINKS.sub(_broken, cut(text, most))
+
+
+def escape_plain(text: str, most: int) -> str:
+    """The text on one line, cut to `most` characters, with links and mentions broken."""
+    return MENTIONS.sub(_broken, escape_mail(text, most))
+
+
+def escape_slack(text: str, most: int) -> str:
+    """Like `escape_plain`, for Slack's mrkdwn and for Slack-compatible programs with Markdown."""
+    return escape_plain(text, most).translate(SLACK_MARKUP)
+
+
+def escape_markdown(text: str, most: int) -> str:
+    """Like `escape_plain`, for Markdown."""
+    return MENTIONS.sub(_broken, LINKS.sub(_broken, escaped(cut(text, most))))
+
+
+def escape_html(text: str, most: int) -> str:
+    """Like `escape_mail`, for HTML text and attributes."""
+    return html.escape(escape_mail(text, most), quote=True)
+
+
+def _broken(match: re.Match[str]) -> str:
+    token = match.group()
+    return token[0] + BREAK + token[1:] if token in ("://", "](") else token + BREAK
+
+
+# --- Messages as Slack JSON, webhook JSON, text and e-mail ----------------------------------------
+
+
+HEADLINE_MAX, LINE_MAX, SUBJECT_MAX = 240, 400, 160
+SECTION_MAX = 2900
+"""Slack's limit is 3,000 characters per section."""
+
+Escape = Callable[[str, int], str]
+
+
+def slack(message: Message) -> dict[str, Any]:
+    """The body for an incoming webhook of Slack or a compatible program.
+
+    Slack shows the blocks; `verbatim` stops it from linking URLs and names. Others show the text.
+    """
+    sections = [f"*{escape_slack(message.headline, HEADLINE_MAX)}*"]
+    sections += [_slack_part(part) for part in message.parts]
+    if message.more:
+        sections.append(escape_slack(message.more, LINE_MAX))
+    return {
+        "text": "\n".join(sections),
+        "blocks": [
+            {"type": "section", "text": {"type": "mrkdwn", "text": section, "verbatim": True}}
+            for section in sections
+        ],
+        "unfurl_links": False,
+        "unfurl_media": False,
+    }
+
+
+def webhook(message: Message) -> dict[str, Any]:
+    """The body for a program: the events as data, and text for people."""
+    return {
+        "schema": SCHEMA,
+        "id": message.id,
+        "t": round(message.t_s, 3),
+        "status": message.status,
+        "severity": message.severity,
+        "source": message.source,
+        "title": escape_plain(message.headline, HEADLINE_MAX),
+        "text": text(message),
+        "markdown": markdown(message),
+        "events": [dict(event) for event in message.events],
+    }
+
+
+def text(message: Message, escaped: Escape = escape_plain) -> str:
+    """A message as plain text."""
+    lines = [escaped(message.headline, HEADLINE_MAX)]
+    for part in message.parts:
+        lines += ["", escaped(part.title, LINE_MAX)]
+        lines += [f"  {_line(line, escaped, '')}" for line in part.lines]
+        lines += [f"  {url}" for _, url in part.links]
+    return "\n".join([*lines, *(["", message.more] if message.more else [])])
+
+
+def markdown(message: Message) -> str:
+    """A message as Markdown."""
+    lines = [f"**{escape_markdown(message.headline, HEADLINE_MAX)}**"]
+    for part in message.parts:
+        title = escape_markdown(part.title, LINE_MAX)
+        links = ", ".join(f"[{words}]({url})" for words, url in part.links)
+        lines += ["", f"{title} ({links})" if links else title, ""]
+        lines += [f"- {_line(line, escape_markdown, '')}" for line in part.lines]
+    return "\n".join([*lines, *(["", message.more] if message.more else [])])
+
+
+def email(message: Message, *, sender: str, recipients: tuple[str, ...]) -> EmailMessage:
+    """A message as e-mail: plain text, and the same in HTML."""
+    mail = EmailMessage()
+    mail["Subject"] = cut(f"[kneewatch] {message.headline}", SUBJECT_MAX)
+    mail["From"], mail["To"] = sender, ", ".join(recipients)
+    mail["Date"] = formatdate(message.t_s)
+    mail["Message-ID"] = f"<{message.id}@kneewatch.invalid>"
+    mail["Auto-Submitted"] = "auto-generated"
+    mail.set_content(text(message, escape_mail) + "\n")
+    mail.add_alternative(_html(message), subtype="html")
+    return mail
+
+
+def _slack_part(part: Part) -> str:
+    title = escape_slack(part.title, LINE_MAX)
+    # Links need no escape: their bases have no Slack markup and their queries are quoted.
+    rows = [" ".join([*(f"<{url}|{words}>" for words, url in part.links), title])]
+    size = len(rows[0])
+    for line in part.lines:
+        row = f"\u2022 {_line(line, escape_slack, '`')}"
+        size += len(row) + 1
+        if size > SECTION_MAX:
+            break
+        rows.append(row)
+    return "\n".join(rows)
+
+
+def _line(line: Line, escaped: Escape, quote: str) -> str:
+    content = escaped(line.text, LINE_MAX)
+    if line.code:
+        content = f"{quote}{escaped(line.code, LINE_MAX)}{quote}" + (
+            f". {content}" if content else ""
+        )
+    return f"{line.label}: {content}" if line.label else content
+
+
+def _html(message: Message) -> str:
+    def item(line: Line) -> str:
+        words = escape_html(line.text, LINE_MAX)
+        code = f"<code>{escape_html(line.code, LINE_MAX)}</code>. " if line.code else ""
+        label = f"<b>{html.escape(line.label)}:</b> " if line.label else ""
+        return f"<li>{label}{code}{words}</li>"
+
+    rows = [f"<p><b>{escape_html(message.headline, HEADLINE_MAX)}</b></p>"]
+    for part in message.parts:
+        title = escape_html(part.title, LINE_MAX)
+        links = ", ".join(
+            f'<a href="{html.escape(url, quote=True)}">{words}</a>' for words, url in part.links
+        )
+        title += f" ({links})" if links else ""
+        rows.append(f"<p>{title}</p>")
+        if part.lines:
+            rows.append(f"<ul>{''.join(item(line) for line in part.lines)}</ul>")
+    if message.more:
+        rows.append(f"<p>{html.escape(message.more)}</p>")
+    return f"<!DOCTYPE html><html><body>{''.join(rows)}</body></html>\n"

@@ -3,21 +3,273 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from kneewatch.agent.notify import events
 from kneewatch.agent.notify.alert_state import StateFile, state_path
-from kneewatch.agent.notify.alertmanager import AlertmanagerChannel
-from kneewatch.agent.notify.channel import Channel, NotifierStats, RetryPolicy
+from kneewatch.agent.notify.channel import Channel, NotifierStats, ReceiverThread, RetryPolicy
+from kneewatch.agent.notify.delivery import SendError, post
+from kneewatch.agent.notify.events import Event, Key, Problem, problems
 from kneewatch.agent.notify.forward import DiagnosedAlert
-from kneewatch.agent.notify.receivers import ALERTMANAGER, Receiver, receivers
+from kneewatch.agent.notify.message import HEADLINE_MAX, escape_plain, text
+from kneewatch.agent.notify.receivers import ALERTMANAGER, Receiver, Web, receivers
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import TargetState
-
-__all__ = ["Notifier", "NotifierStats"]
+from kneewatch.rules.rule import Severity
 
 log = logging.getLogger(__name__)
+
+
+# --- Alertmanager, which groups, silences and repeats alerts itself -------------------------------
+
+
+REPEAT_S = 60.0
+"""How often active alerts are sent again. Alertmanager resolves an alert that is not sent for its
+`resolve_timeout`, 5 minutes by default."""
+
+BATCH_MAX = 200
+"""Alerts in one request."""
+
+LABEL_CHARACTERS = re.compile(r"[^a-zA-Z0-9_]")
+
+Labels = Mapping[str, str]
+
+
+def alert(event: Event, labels: Labels, *, severity: Severity, base: str) -> dict[str, Any]:
+    """An alert as Alertmanager's /api/v2/alerts takes it. It fires where the event has no end.
+
+    `labels` are those of the target; `severity` is part of what identifies the alert; `base` is the
+    receiver's triage_url.
+    """
+    message = events.message([event], receiver="", base=base)
+    own = {
+        "alertname": alert_name(event.key.id),
+        "severity": severity.word,
+        "kneewatch": "cause",
+        "cause": event.key.id,
+        "kneewatch_target": event.key.target,
+        "model_name": event.key.model,
+        "engine": event.key.engine,
+    }
+    result: dict[str, Any] = {
+        "labels": {**_label_names(labels), **{name: value for name, value in own.items() if value}},
+        "annotations": {
+            "summary": escape_plain(message.headline, HEADLINE_MAX),
+            "description": text(message),
+        },
+        "startsAt": _time(event.since_s),
+    }
+    if event.ended_s is not None:
+        result["endsAt"] = _time(max(event.ended_s, event.since_s))
+    if link := message.parts[0].link:
+        result["generatorURL"] = link
+    return result
+
+
+def alert_name(cause: str) -> str:
+    """The name that the exported Prometheus rules use too: KneewatchCauseKvPressure."""
+    return "KneewatchCause" + "".join(part.capitalize() for part in cause.split("_"))
+
+
+def _label_names(labels: Labels) -> dict[str, str]:
+    names = {LABEL_CHARACTERS.sub("_", name): value for name, value in labels.items() if value}
+    return {f"_{name}" if name[:1].isdigit() else name: value for name, value in names.items()}
+
+
+def _time(t_s: float) -> str:
+    return datetime.fromtimestamp(t_s, tz=UTC).isoformat(timespec="milliseconds")
+
+
+class AlertmanagerChannel(ReceiverThread):
+    """One Alertmanager and the thread that sends to it; used like a `Channel`.
+
+    New and resolved alerts are sent at once, active ones again every `repeat_s`.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        state_file: StateFile,
+        retry: RetryPolicy,
+        clock: Callable[[], float],
+        *,
+        repeat_s: float = REPEAT_S,
+    ) -> None:
+        super().__init__(receiver, state_file, clock)
+        self._retry, self._repeat_s = retry, repeat_s
+        self._labels: dict[str, Labels] = {}
+        self._newest: dict[Key, Problem] = {}
+        self._unsent: dict[Key, Event | None] = {}
+        self._resolved: dict[tuple[Key, Severity], tuple[dict[str, Any], Event | None]] = {}
+        self._sent = self._failed = self._dropped = self._failures = 0
+        self._repeat_at_s = self._retry_at_s = 0.0
+        self._thread.start()
+
+    def offer(self, state: TargetState) -> None:
+        """Queue what a target's newest state changes."""
+        with self._changed:
+            changes = self._state.update(state)
+            active = self._state.active(state.name)
+            if active or changes:
+                self._labels[state.name] = state.labels
+                now = problems(state, self.receiver.severity)
+                self._newest |= {key: now[key] for key in active if key in now}
+            self._take(changes)
+            if not active:
+                self._labels.pop(state.name, None)
+
+    def set_watched(self, targets: Iterable[str], t_s: float) -> None:
+        """Resolve the alerts of targets that are not among `targets`, the watched ones."""
+        with self._changed:
+            for target in sorted(set(self._state.targets()).difference(targets)):
+                self._take(self._state.drop(target, t_s))
+                self._labels.pop(target, None)
+
+    def forward(self, alerts: Sequence[DiagnosedAlert], now_s: float) -> int:
+        """Forwards nothing and returns 0: the alerts come from an Alertmanager."""
+        return 0
+
+    def stats(self) -> NotifierStats:
+        """The counts so far: requests sent and failed, alerts queued and given up."""
+        with self._changed:
+            queued = len(self._unsent) + len(self._resolved)
+            return NotifierStats(self._sent, self._failed, queued, self._dropped)
+
+    def _take(self, changes: Sequence[Event]) -> None:
+        for event in changes:
+            key, severity = event.key, event.severity
+            if event.kind == "ended":
+                self._unsent.pop(key, None)
+                self._newest.pop(key, None)
+                self._resolve(event, severity, event)
+            elif event.kind in ("began", "worse"):
+                self._state.sent(event)
+                self._unsent[key] = event
+                self._resolved.pop((key, severity), None)
+                if event.before is not None and event.before < severity:
+                    # The severity is a label: Alertmanager knows the milder one as another alert.
+                    self._resolve(event, event.before, None, ended_s=event.t_s)
+        if changes:
+            self._changed.notify()
+
+    def _resolve(
+        self, event: Event, severity: Severity, end: Event | None, *, ended_s: float | None = None
+    ) -> None:
+        labels = self._labels.get(event.key.target)
+        if labels is None:  # not seen since a restart: Alertmanager's resolve_timeout ends it
+            if end is not None:
+                self._state.delivered(end)
+            return
+        resolved = alert(event, labels, severity=severity, base=self.receiver.triage_url)
+        if ended_s is not None:
+            resolved["endsAt"] = _time(max(ended_s, event.since_s))
+        self._resolved[event.key, severity] = (resolved, end)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                with self._changed:
+                    while not self._is_closing() and (wait_s := self._wait_s()) != 0.0:
+                        self._changed.wait(wait_s)
+                    closing = self._is_closing()
+                    if not closing and time.monotonic() >= self._repeat_at_s:
+                        self._repeat_at_s = time.monotonic() + self._repeat_s
+                        for key in self._state.active():
+                            if key in self._newest:
+                                self._unsent.setdefault(key, None)
+                    resolved = dict(list(self._resolved.items())[:BATCH_MAX])
+                    unsent = dict(list(self._unsent.items())[: BATCH_MAX - len(resolved)])
+                done = not (resolved or unsent) or self._try(resolved, unsent)
+                self._keep()
+                if closing and (not done or not (self._resolved or self._unsent)):
+                    return
+            except Exception:
+                # An alert that cannot be formatted must not block the others.
+                log.exception("notify: alerts dropped receiver=%s", self.receiver.name)
+                with self._changed:
+                    self._dropped += len(self._unsent) + len(self._resolved)
+                    self._unsent.clear()
+                    self._resolved.clear()
+
+    def _wait_s(self) -> float | None:
+        """Seconds until something is to be sent; None while nothing is."""
+        if self._unsent or self._resolved:
+            due_s = self._retry_at_s
+        elif self._newest:
+            due_s = max(self._repeat_at_s, self._retry_at_s)
+        else:
+            return None
+        return max(0.0, due_s - time.monotonic())
+
+    def _try(
+        self,
+        resolved: Mapping[tuple[Key, Severity], tuple[dict[str, Any], Event | None]],
+        unsent: Mapping[Key, Event | None],
+    ) -> bool:
+        endpoint = self.receiver.endpoint
+        assert isinstance(endpoint, Web)
+        body = [document for document, _ in resolved.values()]
+        with self._changed:
+            body += [firing for key in unsent if (firing := self._firing(key)) is not None]
+        timeout_s = min(self.receiver.timeout_s, self._close_at_s - time.monotonic())
+        error: SendError | None = None
+        try:
+            post(endpoint, body, timeout_s=timeout_s, now_s=self._clock())
+        except SendError as exc:
+            error = exc
+        with self._changed:
+            if error is not None:
+                self._failed += 1
+                self._failures += 1
+                retry_s = min(self._repeat_s, self._retry.wait_s(self._failures))
+                retry_s = max(retry_s, error.after_s or 0.0)
+                self._retry_at_s = time.monotonic() + retry_s
+                log.log(
+                    logging.ERROR if error.final else logging.WARNING,
+                    "notify: %s receiver=%s error=%s",
+                    "given up" if error.final else f"not delivered again_s={retry_s:.0f}",
+                    self.receiver.name, error,
+                )  # fmt: skip
+                if not error.final:
+                    return False
+                self._dropped += len(body)
+            else:
+                self._sent += 1
+                self._failures, self._retry_at_s = 0, 0.0
+            for name, (document, end) in resolved.items():
+                if name in self._resolved and self._resolved[name][0] is document:
+                    del self._resolved[name]
+                if end is not None:
+                    self._state.delivered(end)
+            for key, event in unsent.items():
+                if key in self._unsent and self._unsent[key] is event:
+                    del self._unsent[key]
+                if event is not None:
+                    self._state.delivered(event)
+        return error is None
+
+    def _firing(self, key: Key) -> dict[str, Any] | None:
+        """The alert of an active problem; None where it was resolved in the meantime."""
+        active = self._state.active().get(key)
+        problem, labels = self._newest.get(key), self._labels.get(key.target)
+        if active is None or problem is None or labels is None:
+            return None
+        event = Event(
+            "began", key, active.severity, active.stage, active.since_s, problem.diagnosis.t_s,
+            diagnosis=problem.diagnosis, cause=problem.cause,
+        )  # fmt: skip
+        return alert(event, labels, severity=active.severity, base=self.receiver.triage_url)
+
+
+# --- All receivers --------------------------------------------------------------------------------
+
+
+__all__ = ["Notifier", "NotifierStats"]
 
 RETRY = RetryPolicy()
 CHANGE_S = 1.0

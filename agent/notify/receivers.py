@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from kneewatch.agent.settings.effective import HIDDEN, Settings
-from kneewatch.agent.settings.sources import nearest, validated
+from kneewatch.agent.settings.effective import HIDDEN, Settings, nearest, validated
 from kneewatch.agent.settings.table import Kind, Setting
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import Address, parse_target

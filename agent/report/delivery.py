@@ -12,8 +12,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from kneewatch.agent.notify.delivery import SendError, deliver, post
-from kneewatch.agent.notify.message import Line, Message, Part, identity
-from kneewatch.agent.notify.message_formats import email, slack, webhook
+from kneewatch.agent.notify.message import Line, Message, Part, email, identity, slack, webhook
 from kneewatch.agent.notify.receivers import ALERTMANAGER, SLACK, Receiver, Web, receivers
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError

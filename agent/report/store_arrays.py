@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kneewatch.agent.report.increases import Counted
 from kneewatch.agent.report.series import NO_TIMES, Signals, in_order
+from kneewatch.agent.report.spans import Counted
 from kneewatch.agent.store.chunks import ColumnRow, CounterChunk, column_of
 from kneewatch.agent.store.columns import DamagedError, Decoders, decoding
 from kneewatch.agent.store.reader import Reader

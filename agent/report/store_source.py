@@ -11,12 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from kneewatch.agent.report.curve import in_flight, points
-from kneewatch.agent.report.increases import Increases
-from kneewatch.agent.report.period_source import EnginePeriod, Remarks, ReportProgress
-from kneewatch.agent.report.request import ReportRequest, check_names, tier_name
-from kneewatch.agent.report.series import Signals, gap_s, in_order, runs, usual_step_s
-from kneewatch.agent.report.spans import METRICS, MINUTE_S, spans_of
+from kneewatch.agent.report.period_source import (
+    EnginePeriod,
+    Remarks,
+    ReportProgress,
+    ReportRequest,
+    check_names,
+    tier_name,
+)
+from kneewatch.agent.report.series import (
+    Signals,
+    gap_s,
+    in_flight,
+    in_order,
+    points,
+    runs,
+    usual_step_s,
+)
+from kneewatch.agent.report.spans import METRICS, MINUTE_S, Increases, spans_of
 from kneewatch.agent.report.store_arrays import History
 from kneewatch.agent.store.records import Scrapes, StoredEngine
 from kneewatch.collector.signals.vllm import TTFT

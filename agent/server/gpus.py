@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.gpu.nvml_calls import Nvml, load_nvml
-from kneewatch.collector.gpu.nvml_processes import NodeGpu, node_gpus
+from kneewatch.collector.gpu.nvml_calls import NodeGpu, Nvml, load_nvml, node_gpus
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, recognise
 from kneewatch.diagnose.deployment.server_facts import (
     GPU,

@@ -1,4 +1,4 @@
-"""Effective settings, and the configuration objects that are built from them.
+"""Effective settings: where they come from, and the objects that are built from them. I/O edge.
 
 `rules.<ID>.<severity>` in a file sets a threshold; `[[targets]]` and `[[notify]]` are lists of
 tables, read by `agent/daemon` and `agent/notify`.
@@ -7,13 +7,18 @@ tables, read by `agent/daemon` and `agent/notify`.
 from __future__ import annotations
 
 import json
+import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeGuard, cast
 
-from kneewatch.agent.settings.table import SETTINGS, Setting
+from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting, pair
+from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.http.address import shown_url
+from kneewatch.collector.http.address import parse_target, shown_url
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
@@ -138,3 +143,205 @@ def toml_value(setting: Setting, value: object) -> str:
     shown = {name: HIDDEN if setting.secret else text for name, text in pairs.items()}
     inner = ", ".join(f"{json.dumps(name)} = {json.dumps(text)}" for name, text in shown.items())
     return f"{{ {inner} }}"
+
+
+# --- Where they come from: defaults < TOML file < environment < flags -----------------------------
+
+
+RULES_PREFIX = "rules."
+TABLES = ("targets", "notify")
+"""Keys that hold a list of tables; the code that uses the tables validates them."""
+
+BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+KIND_NAMES = {
+    "seconds": "a number of seconds",
+    "number": "a number",
+    "count": "a whole number",
+    "text": "text",
+    "url": "a URL",
+    "texts": "a list of texts",
+    "flag": "true or false",
+    "pairs": "a table with text values",
+}
+
+
+def load(
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> Settings:
+    """The effective settings. `flags` maps setting keys to values; None means not given.
+
+    `defaults` are a command's own and replace those of the table.
+
+    Raises:
+        SettingsError: a key is unknown, a value is of the wrong kind, or the file is unreadable;
+            the message names key and origin.
+    """
+    command_defaults = defaults or {}
+    values = {
+        setting.key: Effective(command_defaults.get(setting.key, setting.default), "default")
+        for setting in SETTINGS
+    }
+    tables: dict[str, list[dict[str, Any]]] = {}
+    thresholds: dict[str, dict[str, float]] = {}
+    origin = f"file {file}"
+    for key, value in (_from_file(file) if file else {}).items():
+        if key.startswith(RULES_PREFIX):
+            _threshold(thresholds, key, value, origin)
+        elif key in TABLES:
+            tables[key] = _tables(key, value, origin)
+        else:
+            values[key] = Effective(validated(_setting_of(key, origin), value, origin), origin)
+    for setting in SETTINGS:
+        if setting.env in environ:
+            place = f"environment {setting.env}"
+            parsed = _parsed(setting, environ[setting.env], place)
+            values[setting.key] = Effective(validated(setting, parsed, place), place)
+    for key, value in flags.items():
+        if value is not None:
+            place = f"flag {BY_KEY[key].option}"
+            values[key] = Effective(validated(BY_KEY[key], value, place), place)
+    return Settings(values, thresholds, origin, tables)
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise SettingsError(f"settings file {file}: {exc.strerror or exc}") from exc
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise SettingsError(f"settings file {file}: {exc}") from exc
+    except RecursionError as exc:  # without this, a reload would end the daemon
+        raise SettingsError(f"settings file {file}: nested too deeply") from exc
+    return flattened(document)
+
+
+def _tables(key: str, value: object, origin: str) -> list[dict[str, Any]]:
+    rows = cast("list[object]", value) if isinstance(value, list) else None
+    if rows is None or not all(isinstance(row, dict) for row in rows):
+        raise SettingsError(f"{origin}: write {key} as [[{key}]], one table per entry")
+    return cast("list[dict[str, Any]]", rows)
+
+
+def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A document's values by dotted key; settings that are tables themselves are not flattened."""
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        name = prefix + key
+        pairs = name in BY_KEY and BY_KEY[name].kind == "pairs"
+        if isinstance(value, dict) and not pairs:
+            flat |= flattened(cast("dict[str, Any]", value), name + ".")
+        else:
+            flat[name] = value
+    return flat
+
+
+def _setting_of(key: str, origin: str) -> Setting:
+    setting = BY_KEY.get(key)
+    if setting is None:
+        nearest_key = nearest(key, (*BY_KEY, *TABLES))
+        raise SettingsError(f"{origin}: unknown setting {key!r}; the nearest is {nearest_key!r}")
+    return setting
+
+
+def nearest(key: str, names: Sequence[str]) -> str:
+    """The name in `names` that is most similar to `key`."""
+    return get_close_matches(key, names, n=1, cutoff=0.0)[0]
+
+
+def _threshold(
+    thresholds: dict[str, dict[str, float]], key: str, value: object, origin: str
+) -> None:
+    parts = key.removeprefix(RULES_PREFIX).split(".")
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if len(parts) != 2 or not number:
+        raise SettingsError(f"{origin}: {key} must be rules.<ID>.<severity> = number")
+    thresholds.setdefault(parts[0], {})[parts[1]] = float(cast("float", value))
+
+
+def _parsed(setting: Setting, text: str, origin: str) -> object:
+    if setting.kind in ("seconds", "number", "count"):
+        try:
+            return int(text) if setting.kind == "count" else float(text)
+        except ValueError as exc:
+            raise SettingsError(f"{origin}: {text!r} is not {KIND_NAMES[setting.kind]}") from exc
+    if setting.kind == "flag":
+        if text.lower() not in BOOLEANS:
+            raise SettingsError(f"{origin}: {text!r} is neither true nor false")
+        return BOOLEANS[text.lower()]
+    if setting.kind == "pairs":
+        try:
+            return dict(pair(part) for part in text.split(",") if part.strip())
+        except ValueError as exc:
+            raise SettingsError(f"{origin}: {exc}, separated by commas") from exc
+    if setting.kind == "texts":
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def validated(setting: Setting, value: object, origin: str) -> object:
+    """The value of a setting, if it is of its kind and within its bounds.
+
+    Raises:
+        SettingsError: the value is of the wrong kind or out of range.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        "seconds": number,
+        "number": number,
+        "count": isinstance(value, int) and not isinstance(value, bool),
+        "text": isinstance(value, str),
+        "url": isinstance(value, str),
+        "texts": is_texts(value),
+        "flag": isinstance(value, bool),
+        "pairs": is_pairs(value),
+    }[setting.kind]
+    if not fits:
+        given = "" if setting.secret else f", not {value!r}"
+        raise SettingsError(f"{origin}: {setting.key} must be {KIND_NAMES[setting.kind]}{given}")
+    if isinstance(value, str):
+        _check_text(setting, value, origin)
+    if not number:
+        return value
+    amount = float(cast("float", value))
+    within = amount > 0 and setting.least <= amount <= setting.most
+    if not within or not math.isfinite(amount):
+        least = f"{setting.least:,.0f} or more" if setting.least else "more than 0"
+        limit = f" and at most {setting.most:g}" if math.isfinite(setting.most) else ""
+        raise SettingsError(
+            f"{origin}: {setting.key} = {value} is out of range: it must be {least}{limit}"
+        )
+    return value if setting.kind == "count" else amount
+
+
+def _check_text(setting: Setting, text: str, origin: str) -> None:
+    if text in setting.choices:
+        return
+    if setting.choices and setting.kind == "text":
+        raise SettingsError(
+            f"{origin}: {setting.key} must be one of {', '.join(setting.choices)}, not {text!r}"
+        )
+    if setting.kind == "url":
+        try:
+            parse_target(text)
+        except CollectError as error:
+            raise SettingsError(f"{origin}: {setting.key}: {error}; {error.hint}") from error
+
+
+def is_texts(value: object) -> TypeGuard[list[str]]:
+    """Whether a value is a list of strings."""
+    return isinstance(value, list) and all(
+        isinstance(item, str) for item in cast("list[object]", value)
+    )
+
+
+def is_pairs(value: object) -> TypeGuard[dict[str, str]]:
+    """Whether a value is a table with string values."""
+    return isinstance(value, dict) and all(
+        isinstance(part, str)
+        for both in cast("dict[object, object]", value).items()
+        for part in both
+    )

@@ -162,7 +162,7 @@ def loader(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> Cal
 
     Removes the settings' flags from the arguments `given`. `defaults` are the command's own.
     """
-    from kneewatch.agent.settings.sources import load  # lazy: imports the diagnosis
+    from kneewatch.agent.settings.effective import load  # lazy: imports the diagnosis
 
     file: Path | None = given.pop("config_file", None)
     flags: dict[str, Any] = {}

@@ -22,7 +22,7 @@ from kneewatch.diagnose.recommend.recommendation import MEASURED, Recommendation
 from kneewatch.reports.diagnosis_json import document, recommendation_document, rounded
 from kneewatch.reports.formatting import clock
 from kneewatch.rules.cascade import forecast_s
-from kneewatch.rules.rule_state import UNKNOWN
+from kneewatch.rules.rule import UNKNOWN
 
 DELTA_MAX_RATIO = 0.5
 """A document whose delta exceeds this share of a whole document is stored whole."""

@@ -9,12 +9,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 
-from kneewatch.agent.store.chunk_flush import flush_engine, flush_target
 from kneewatch.agent.store.columns import DamagedError
 from kneewatch.agent.store.database import find_file_damage
 from kneewatch.agent.store.downsampling import downsample
 from kneewatch.agent.store.engine_cache import EngineCache
-from kneewatch.agent.store.ingest import CycleWriter
+from kneewatch.agent.store.ingest import CycleWriter, flush_engine, flush_target
 from kneewatch.agent.store.outcomes import Evaluation
 from kneewatch.agent.store.records import DAY_S, Retention
 from kneewatch.agent.store.schema import SCRAPES, SEQUENCE_BITS, SIGNALS, rows_of

@@ -19,8 +19,7 @@ from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
 from kneewatch.diagnose.workload.drift import Departure, Drift
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import NO_BASELINE, Quiet
-from kneewatch.rules.rule import Severity
-from kneewatch.rules.rule_state import Finding
+from kneewatch.rules.rule import Finding, Severity
 
 CONCLUDED_FROM = 0.5
 """Below even odds a cause is not concluded."""

@@ -12,8 +12,7 @@ from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.cascade import Stage
-from kneewatch.rules.rule import Severity
-from kneewatch.rules.rule_state import Finding
+from kneewatch.rules.rule import Finding, Severity
 
 
 class Symptom(NamedTuple):

@@ -63,8 +63,7 @@ from kneewatch.rules.baseline import (
     Baseline,
 )
 from kneewatch.rules.cascade import EVICTS, Cascade, lacking
-from kneewatch.rules.rule import LONG_WINDOWS, Rule, Severity
-from kneewatch.rules.rule_state import Finding, RuleBook
+from kneewatch.rules.rule import LONG_WINDOWS, Finding, Rule, RuleBook, Severity
 
 Values = Mapping[str, float | None]
 

@@ -17,8 +17,7 @@ from kneewatch.reports.formatting import quantity
 from kneewatch.reports.recommendation_text import NUMBERS, advised, change_words
 from kneewatch.reports.triage.charts import Axis, Bound, Chart, chart
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS, EngineView
-from kneewatch.rules.rule import Severity
-from kneewatch.rules.rule_state import Finding
+from kneewatch.rules.rule import Finding, Severity
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import clearing_words, notable, summary_words
 from kneewatch.reports.formatting import span
 from kneewatch.reports.triage.view_model import EngineView, IntervalView, TargetView, TriageView
-from kneewatch.rules.rule_state import Finding
+from kneewatch.rules.rule import Finding
 
 LATE_INTERVALS = 3.0
 LATE_S = 15.0

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kneewatch.reports.formatting import percent
+from kneewatch.reports.weekly.advice import track_record
 from kneewatch.reports.weekly.capacity import replicas_present, sized
 from kneewatch.reports.weekly.cost import money
 from kneewatch.reports.weekly.data_quality import data_quality
@@ -26,7 +27,6 @@ from kneewatch.reports.weekly.tier_sections import (
     TierWorkload,
 )
 from kneewatch.reports.weekly.tier_workload import workload
-from kneewatch.reports.weekly.track_record import track_record
 from kneewatch.reports.weekly.trends import NOISE_TEST, TierPeriod, past
 from kneewatch.reports.weekly.verdict import SEVERITY, TierSections, severity, verdict
 from kneewatch.rules.rule import Severity

@@ -17,9 +17,9 @@ from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.search_space import Choices
 from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.weekly import measures as m
+from kneewatch.reports.weekly.advice import levers
 from kneewatch.reports.weekly.hours import HOUR_S
 from kneewatch.reports.weekly.knee import Curve
-from kneewatch.reports.weekly.levers import levers
 from kneewatch.reports.weekly.observed import EngineObserved, Recommended, TierObserved
 from kneewatch.reports.weekly.tier_sections import MemoryPart, Option, TierSize, TierWorkload
 from kneewatch.reports.weekly.trends import TierPeriod

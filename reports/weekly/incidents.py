@@ -11,6 +11,7 @@ from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
 from kneewatch.diagnose.causes.ranking import BY_ID, EXPLAINS
 from kneewatch.reports.formatting import duration
 from kneewatch.reports.weekly import measures as m
+from kneewatch.reports.weekly.advice import advised
 from kneewatch.reports.weekly.figures import EvidenceLine, Line
 from kneewatch.reports.weekly.observed import (
     Episode,
@@ -20,7 +21,6 @@ from kneewatch.reports.weekly.observed import (
     TierStated,
 )
 from kneewatch.reports.weekly.report import CauseSpan, Incident, IncidentCost, StageSpan
-from kneewatch.reports.weekly.track_record import advised
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.rule import Severity
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.settings.effective import HIDDEN
-from kneewatch.agent.settings.sources import load
+from kneewatch.agent.settings.effective import HIDDEN, load
 from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting
 from tests.agent.running import Main
 

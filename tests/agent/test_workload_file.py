@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.daemon.target_profile import TargetProfiles
-from kneewatch.agent.report.request import stated_of
-from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.sources import load
+from kneewatch.agent.report.period_source import stated_of
+from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.targets import table_specs
 from kneewatch.diagnose.workload.stated_workload import PROMPTS
 from tests.agent.running import Main

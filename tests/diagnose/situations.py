@@ -16,8 +16,7 @@ from kneewatch.diagnose.workload.stated_workload import PROMPTS
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.library import RULES
-from kneewatch.rules.rule import Severity
-from kneewatch.rules.rule_state import Finding
+from kneewatch.rules.rule import Finding, Severity
 from tests.diagnose.sweeps import sweep
 
 NOW_S = 1_795_000_000.0

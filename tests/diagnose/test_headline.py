@@ -8,8 +8,7 @@ import pytest
 
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.rules.rule import Severity
-from kneewatch.rules.rule_state import Finding
+from kneewatch.rules.rule import Finding, Severity
 from tests.recordings import CAPTURES, diagnoses
 
 

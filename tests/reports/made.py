@@ -9,8 +9,7 @@ from kneewatch.diagnose.causes.evidence import Cause, Evidence
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.library import RULES
-from kneewatch.rules.rule import Severity
-from kneewatch.rules.rule_state import Finding
+from kneewatch.rules.rule import Finding, Severity
 
 NOW_S = 1795219600.0
 """2026-11-21 00:06:40 UTC."""

@@ -18,8 +18,7 @@ from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, 
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, document
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.rules.library import RULES, slo_rules
-from kneewatch.rules.rule import Severity
-from kneewatch.rules.rule_state import Clearing
+from kneewatch.rules.rule import Clearing, Severity
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
 from tests.reports.schema import problems

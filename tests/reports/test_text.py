@@ -21,8 +21,7 @@ from kneewatch.reports.diagnosis_text import (
     slo_words,
     text,
 )
-from kneewatch.rules.rule import Severity
-from kneewatch.rules.rule_state import Clearing
+from kneewatch.rules.rule import Clearing, Severity
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.made import (
     HEALTHY,

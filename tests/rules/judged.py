@@ -7,8 +7,7 @@ import math
 import pytest
 
 from kneewatch.rules.library import RULES, slo_rules
-from kneewatch.rules.rule import Bound, Rule, Severity
-from kneewatch.rules.rule_state import Finding, RuleState
+from kneewatch.rules.rule import Bound, Finding, Rule, RuleState, Severity
 
 ALL = (
     *RULES,

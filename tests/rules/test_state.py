@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.rules.rule import Bound, Guard, Rule, Severity
-from kneewatch.rules.rule_state import Clearing, Finding, RuleBook
+from kneewatch.rules.rule import Bound, Clearing, Finding, Guard, Rule, RuleBook, Severity
 from tests.rules.judged import ALL, BY_BOUND, BY_ID, START_S, Judge, back, beyond, milder
 
 

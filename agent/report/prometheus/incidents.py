@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kneewatch.agent.report.period_source import ReportRequest
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
 from kneewatch.agent.report.prometheus.period import Configs, PeriodData
@@ -25,7 +26,6 @@ from kneewatch.agent.report.prometheus.queries import (
 from kneewatch.agent.report.prometheus.replay import SHOWN, Replay, replay_samples
 from kneewatch.agent.report.prometheus.resolution import Steps
 from kneewatch.agent.report.prometheus.target_scrapes import TargetScrapes
-from kneewatch.agent.report.request import ReportRequest
 from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.agent.report.spans import spans_of
 from kneewatch.collector.errors import CollectError

@@ -9,10 +9,10 @@ import numpy as np
 
 from kneewatch.agent.fleet.queries import MATCHER, PRESENCE, QueryScope
 from kneewatch.agent.fleet.snapshot import with_gpus
+from kneewatch.agent.report.period_source import ReportRequest, check_names, tier_name
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.queries import Query, Ranges
 from kneewatch.agent.report.prometheus.resolution import RowKey, Steps
-from kneewatch.agent.report.request import ReportRequest, check_names, tier_name
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.collector.signals.expr import any_of

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from kneewatch.agent.report.increases import Counted, Increases
 from kneewatch.agent.report.series import Floats, Signals
-from kneewatch.agent.report.spans import METRICS
+from kneewatch.agent.report.spans import METRICS, Counted, Increases
 from kneewatch.collector.columns import Column
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import Track

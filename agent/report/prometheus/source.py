@@ -11,8 +11,12 @@ import numpy as np
 from kneewatch.agent.fleet.config import source_settings
 from kneewatch.agent.fleet.queries import checked_selector
 from kneewatch.agent.fleet.snapshot import capacity_tokens
-from kneewatch.agent.report.curve import in_flight, points
-from kneewatch.agent.report.period_source import EnginePeriod, Remarks, ReportProgress
+from kneewatch.agent.report.period_source import (
+    EnginePeriod,
+    Remarks,
+    ReportProgress,
+    ReportRequest,
+)
 from kneewatch.agent.report.prometheus.fleet_incidents import FleetIncidents
 from kneewatch.agent.report.prometheus.incidents import IncidentSearch, targets
 from kneewatch.agent.report.prometheus.inventory import TierEngine, fleet_engines
@@ -26,8 +30,7 @@ from kneewatch.agent.report.prometheus.period import (
 from kneewatch.agent.report.prometheus.queries import Ranges
 from kneewatch.agent.report.prometheus.resolution import resolution
 from kneewatch.agent.report.prometheus.tier_totals import gauges_of, tier_spans
-from kneewatch.agent.report.request import ReportRequest
-from kneewatch.agent.report.series import Floats, Signals
+from kneewatch.agent.report.series import Floats, Signals, in_flight, points
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.collector.prometheus.client import PrometheusSource

@@ -15,8 +15,7 @@ from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.connections import Bounds
 from kneewatch.agent.api.server import HttpServer
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.sources import load
+from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.target_state import Board, SourceState, TargetState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

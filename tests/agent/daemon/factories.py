@@ -7,8 +7,7 @@ from typing import Any
 
 from kneewatch.agent.daemon.cycle import GpuReadings, Sinks, TargetWatch
 from kneewatch.agent.daemon.target_profile import TargetProfiles
-from kneewatch.agent.settings.effective import Effective, Settings
-from kneewatch.agent.settings.sources import load
+from kneewatch.agent.settings.effective import Effective, Settings, load
 from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.agent.targets import TargetSpec, argument_specs

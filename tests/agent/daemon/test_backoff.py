@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.backoff import backoff_s
+from kneewatch.agent.target_state import backoff_s
 
 
 @pytest.mark.parametrize(

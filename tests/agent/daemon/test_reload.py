@@ -15,8 +15,7 @@ from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
 from kneewatch.agent.daemon.reload import Reload
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.report.schedule import JOB_ID
-from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.sources import load
+from kneewatch.agent.settings.effective import Settings, load
 
 MONDAY, TUESDAY = '[report]\ncron = "0 6 * * mon"\n', '[report]\ncron = "0 6 * * tue"\n'
 RECEIVER = '[[notify]]\nkind = "webhook"\nurl = "http://127.0.0.1:9/"\nname = "oncall"\n'

@@ -11,7 +11,7 @@ import pytest
 from kneewatch.agent.fleet.watch import SYSTEM_DOWN, FleetJob, FleetWatch, lost_state, states_of
 from kneewatch.agent.notify.alert_state import AlertState
 from kneewatch.agent.notify.events import Event, message
-from kneewatch.agent.notify.message_formats import text, webhook
+from kneewatch.agent.notify.message import text, webhook
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis

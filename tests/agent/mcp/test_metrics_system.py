@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 
-from kneewatch.agent.mcp.metrics_system import MetricsSystem
+from kneewatch.agent.mcp.backends import MetricsSystem
 from kneewatch.agent.mcp.tools import metrics_system_tools
-from kneewatch.agent.settings.sources import load
+from kneewatch.agent.settings.effective import load
 from tests.collector.oracle import LOOPBACK, running
 from tests.collector.oracle_targets import captured
 from tests.programs import require

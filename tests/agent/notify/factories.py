@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kneewatch.agent.notify.receivers import Receiver, receivers
-from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.sources import load
+from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

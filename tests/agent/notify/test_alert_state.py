@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.notify.alert_state import ACTIVE_MAX, AlertState
 from kneewatch.agent.notify.events import Event, Key, message, problems
-from kneewatch.agent.notify.message_formats import text
+from kneewatch.agent.notify.message import text
 from kneewatch.agent.notify.receivers import Receiver, receivers
 from kneewatch.agent.stream import TargetStream
 from kneewatch.agent.target_state import TargetState

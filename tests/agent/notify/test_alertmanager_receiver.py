@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.notify.alert_state import StateFile
-from kneewatch.agent.notify.alertmanager import AlertmanagerChannel, alert_name
 from kneewatch.agent.notify.channel import RetryPolicy
+from kneewatch.agent.notify.notifier import AlertmanagerChannel, alert_name
 from kneewatch.dashboards.prometheus.causes import cause_name
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting

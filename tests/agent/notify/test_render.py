@@ -12,7 +12,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.notify import events, message_formats
+from kneewatch.agent.notify import events
+from kneewatch.agent.notify import message as formats
 from kneewatch.agent.notify.alert_state import AlertState
 from kneewatch.agent.notify.events import Event
 from kneewatch.agent.notify.message import Line, Message, Part
@@ -42,7 +43,7 @@ def hostile() -> Message:
 
 def test_one_line_evidence_lever_and_link(tmp_path: Path) -> None:
     message = events.message(began(tmp_path), receiver="slack-1", base=BASE)
-    assert message_formats.text(message).splitlines() == [
+    assert formats.text(message).splitlines() == [
         "CRITICAL: kv_pressure on gpu-7 (model llama, engine 0), stage 3 (queueing), for 40 s",
         "",
         "gpu-7 (model llama, engine 0)",
@@ -62,19 +63,19 @@ def test_one_line_evidence_lever_and_link(tmp_path: Path) -> None:
 def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(tmp_path: Path) -> None:
     lingering = replace(PRESSURE, seen_s=NOW_S - 8)
     message = events.message(began(tmp_path, causes=[lingering]), receiver="x", base="")
-    text = message_formats.text(message)
+    text = formats.text(message)
     assert f"Clearing, last seen 8 s ago. It was: {PRESSURE.summary}" in text
     assert "  if it returns, do first: " in text
 
 
 def test_without_a_recommendation_the_lever_is_told(tmp_path: Path) -> None:
     message = events.message(began(tmp_path, recommendations=()), receiver="x", base="")
-    assert "do first: Give the KV cache more room" in message_formats.text(message)
-    assert "http" not in message_formats.text(message)
+    assert "do first: Give the KV cache more room" in formats.text(message)
+    assert "http" not in formats.text(message)
 
 
 def test_slack_finds_no_markup_but_ours() -> None:
-    body = message_formats.slack(hostile())
+    body = formats.slack(hostile())
     for text in (body["text"], *(block["text"]["text"] for block in body["blocks"])):
         assert re.findall(r"<[^>]*>", text) in ([], [f"<{BASE}/triage?target=x|triage>"])
         assert not re.search(r"@\w|://evil|www\.|\]\(|[\x00-\x09\x0b-\x1f\u202e]", text)
@@ -88,18 +89,15 @@ def test_slack_sections_stay_within_its_limits(tmp_path: Path) -> None:
         replace(found, key=found.key._replace(target=f"{'&' * 300}{number}", model="<" * 300))
         for number in range(200)
     ]
-    body = message_formats.slack(events.message(many, receiver="x", base=BASE))
+    body = formats.slack(events.message(many, receiver="x", base=BASE))
     assert len(body["blocks"]) <= 50
     assert all(len(block["text"]["text"]) <= 3000 for block in body["blocks"])
     assert len(body["text"]) <= 40_000
-    assert (
-        len(json.dumps(message_formats.webhook(events.message(many, receiver="x", base=""))))
-        < 1_000_000
-    )
+    assert len(json.dumps(formats.webhook(events.message(many, receiver="x", base="")))) < 1_000_000
 
 
 def test_markdown_and_plain_text_find_no_link_either() -> None:
-    body = message_formats.webhook(hostile())
+    body = formats.webhook(hostile())
     for text in (body["title"], body["text"], body["markdown"]):
         found = re.findall(r"\S*://\S*|www\.\S*|@\w+|\]\([^)]*\)", text.replace(BASE, ""))
         assert found in ([], ["](/triage?target=x)"]), text
@@ -122,9 +120,7 @@ class Tags(HTMLParser):
 
 
 def test_mail_has_two_forms_and_no_header_of_others() -> None:
-    mail = message_formats.email(
-        hostile(), sender="kw@example.org", recipients=("a@x.org", "b@x.org")
-    )
+    mail = formats.email(hostile(), sender="kw@example.org", recipients=("a@x.org", "b@x.org"))
     again = message_from_bytes(bytes(mail), policy=policy.default)
     assert again["Bcc"] is None
     assert again["To"] == "a@x.org, b@x.org"
@@ -140,13 +136,13 @@ def test_mail_has_two_forms_and_no_header_of_others() -> None:
 
 @given(st.text() | st.from_regex(r"[<>@&:/\[\]()*`~w.!|\x00-\x1f]{0,40}"), st.integers(1, 80))
 def test_hostile_text_stays_text(text: str, most: int) -> None:
-    slack = message_formats.escape_slack(text, most)
+    slack = formats.escape_slack(text, most)
     assert not re.search(r"[<>*`~\x00-\x1f]|@[^\u200b]|&(?!amp;|lt;|gt;)|://|\]\(", slack)
-    plain = message_formats.escape_plain(text, most)
-    assert plain.replace(message_formats.BREAK, "").isprintable() or not plain
-    assert len(plain.replace(message_formats.BREAK, "")) <= most
-    assert "\n" not in message_formats.escape_markdown(text, most)
+    plain = formats.escape_plain(text, most)
+    assert plain.replace(formats.BREAK, "").isprintable() or not plain
+    assert len(plain.replace(formats.BREAK, "")) <= most
+    assert "\n" not in formats.escape_markdown(text, most)
     assert not re.search(
-        r"(?<!\\)[\[\]<>`*|]", message_formats.escape_markdown(text, most).replace("\\\\", "")
+        r"(?<!\\)[\[\]<>`*|]", formats.escape_markdown(text, most).replace("\\\\", "")
     )
-    assert not re.search(r"[<>\"']", message_formats.escape_html(text, most))
+    assert not re.search(r"[<>\"']", formats.escape_html(text, most))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.report.delivery import TIERS_MOST, message_of, receivers_of, send
-from kneewatch.agent.settings.sources import load
+from kneewatch.agent.settings.effective import load
 from tests.agent.notify.mail_server import MailServer
 from tests.agent.report.receivers import team
 from tests.reports.weekly.page import made

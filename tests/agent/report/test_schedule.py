@@ -19,8 +19,7 @@ from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
 
 from kneewatch.agent.report.job import prune
 from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job, cron_of, with_names
-from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.sources import load
+from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.collector.errors import SettingsError
 from tests.agent.notify.mail_server import MailServer
 from tests.agent.notify.web import Reply, Taker

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.store.chunk_flush import FLUSH_ROWS
+from kneewatch.agent.store.ingest import FLUSH_ROWS
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Series
 from kneewatch.reports.diagnosis_json import document

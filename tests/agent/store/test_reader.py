@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.store.chunk_flush import FLUSH_ROWS
+from kneewatch.agent.store.ingest import FLUSH_ROWS
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.stored_series import read_signals

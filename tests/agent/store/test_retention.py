@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.store.chunk_flush import FLUSH_ROWS
 from kneewatch.agent.store.downsampling import fold_of, mean, minutes
+from kneewatch.agent.store.ingest import FLUSH_ROWS
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import DAY_S, Cycle, Retention
 from kneewatch.agent.store.writer import Store

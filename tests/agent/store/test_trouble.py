@@ -16,9 +16,9 @@ import pytest
 
 from kneewatch.agent.report.store_arrays import History
 from kneewatch.agent.store import writer
-from kneewatch.agent.store.chunk_flush import flush_engine
 from kneewatch.agent.store.chunks import ChunkBody, bytes_reader
 from kneewatch.agent.store.database import connect
+from kneewatch.agent.store.ingest import flush_engine
 from kneewatch.agent.store.maintenance import Maintenance
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import DAY_S, Cycle

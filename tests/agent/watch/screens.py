@@ -9,8 +9,7 @@ from typing import Any
 
 from textual.pilot import Pilot
 
-from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.sources import load
+from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.watch.command import recording_feeds
 from kneewatch.agent.watch.feeds import Pace
 from kneewatch.agent.watch.glyphs import UNICODE, Glyphs

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 
 from kneewatch.agent.report.prometheus.notes import METHODS
 from kneewatch.agent.report.schedule import ReportJob
-from kneewatch.agent.settings.sources import load
+from kneewatch.agent.settings.effective import load
 from kneewatch.agent.store.database import connect
 from kneewatch.reports.weekly.aggregation import Tally
 from tests.agent.fleet.test_trouble import between
