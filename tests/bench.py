@@ -5,6 +5,7 @@ CPU times are medians over repeats of the process's own clock; wall times are me
 
 from __future__ import annotations
 
+import resource
 import shutil
 import statistics
 import subprocess
@@ -36,7 +37,6 @@ from tests.soak.rows import daemon_rows, triage_rows
 BUSY = CAPTURES / "knee_sweep.jsonl.gz"
 CYCLES = 80
 TURNS = 30
-WEEK = 7 * 24 * 3600 // 15
 PROMETHEUS_INTERVAL_S = 0.1
 PROMETHEUS_S = 30.0
 WATCH_S = 3.0
@@ -56,7 +56,7 @@ def main() -> None:
         show(*row)
     cycle_row()
     parse_row(bodies)
-    replay_row()
+    replay_row(bodies)
     diagnose_row()
     for row in triage_rows():
         show(*row)
@@ -170,23 +170,30 @@ def prometheus(url: str | None) -> Generator[int]:
                 process.kill()
 
 
-def replay_row() -> None:
-    """Pages a second of `kneewatch replay --format json`: all recordings, and one long capture."""
+def replay_row(bodies: list[str]) -> None:
+    """Pages a second of `kneewatch replay --format json`, all recordings and one long capture, and
+    how much more CPU prometheus_client takes only to parse as many of such pages."""
     recordings = sorted(CAPTURES.glob("*.jsonl.gz"))
     pages = sum(1 for recording in recordings for _ in CaptureReader(recording))
-    replay(f"replay {len(recordings)} recordings, {pages} pages", recordings, pages)
+    peer_s = statistics.median(cpu_s(peer_parse, body) for body in bodies[FRESH_PAGES:])
+    replay(f"replay {len(recordings)} recordings, {pages} pages", recordings, pages, peer_s)
     with tempfile.TemporaryDirectory() as folder:
         long = Path(folder) / "long.jsonl.gz"
         count = lengthened(BUSY, long)
-        replay(f"replay one capture of {count} pages", [long], count)
+        replay(f"replay one capture of {count} pages", [long], count, peer_s)
 
 
-def replay(what: str, captures: list[Path], pages: int) -> None:
-    """One row: median wall time of three runs, start-up included."""
+def replay(what: str, captures: list[Path], pages: int, peer_s: float) -> None:
+    """One row: median wall and CPU time of three runs, start-up included. `peer_s`: CPU seconds
+    that prometheus_client takes to parse a page."""
     argv = [program(), "replay", *map(str, captures), "--format", "json", "--window", "15s"]
-    whole_s = statistics.median(wall_s(argv) for _ in range(3))
+    runs = [wall_and_cpu_s(argv) for _ in range(3)]
+    whole_s, used_s = (statistics.median(each) for each in zip(*runs, strict=True))
     show(
-        what, f"{pages / whole_s:.0f} pages/s", f"(a week at 15 s: {WEEK * whole_s / pages:.0f} s)"
+        f"{what}, CPU a page",
+        f"{pages / whole_s:.0f} pages/s, {1e3 * used_s / pages:.2f} ms",
+        f"prometheus_client's parsing {1e3 * peer_s:.2f} ms",
+        f"{peer_s * pages / used_s:.1f}x",
     )
 
 
@@ -208,11 +215,17 @@ def lengthened(recording: Path, long: Path) -> int:
     return TURNS * len(scrapes)
 
 
-def wall_s(argv: list[str]) -> float:
-    """Wall seconds of a command."""
-    start_s = time.monotonic()
+def wall_and_cpu_s(argv: list[str]) -> tuple[float, float]:
+    """Wall and CPU seconds of a command."""
+    start_s, used_s = time.monotonic(), children_cpu_s()
     subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    return time.monotonic() - start_s
+    return time.monotonic() - start_s, children_cpu_s() - used_s
+
+
+def children_cpu_s() -> float:
+    """CPU seconds of all child processes that ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def diagnose_row() -> None:
