@@ -51,6 +51,10 @@ VARIABLES = (
     ),
     ("node", "GPU node", "label_values(DCGM_FI_DEV_GPU_TEMP, Hostname)"),
 )
+SDK_KEYS = ("auto", "auto_count", "auto_min", "id", "style", "footer")
+"""Keys of dashboards, variables and options that the SDK writes and a schema of Grafana 11 or 12
+lacks."""
+
 TALL = {"states": 6, "number": 5}
 
 
@@ -61,7 +65,12 @@ def dashboards() -> dict[str, str]:
 
 def _json(board: Board) -> str:
     encoded = JSONEncoder(sort_keys=True, indent=2).encode(_dashboard(board).build())
-    return json.dumps(json.loads(encoded), indent=1, sort_keys=True) + "\n"
+    document: dict[str, Any] = json.loads(encoded)
+    options = [panel["options"] for panel in document["panels"] if "options" in panel]
+    for part in (document, *document["templating"]["list"], *options):
+        for key in SDK_KEYS:
+            part.pop(key, None)
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
 def _dashboard(board: Board) -> dashboard.Dashboard:
@@ -133,6 +142,13 @@ def _panel(panel: Panel) -> Any:  # noqa: ANN401 - the SDK's panels share no typ
                 common_model.GraphTresholdsStyleMode.LINE
             )
             built.thresholds_style(lines)
+    # Without any option the SDK writes null, which Grafana's schema does not allow.
+    elif panel.kind == "number":
+        built.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    elif panel.kind == "rows":
+        built.show_header(True)
+    else:
+        built.show_value(common_model.VisibilityMode.AUTO)
     if panel.triage:
         built.data_links(
             [

@@ -140,6 +140,7 @@ def test_a_dashboard_can_be_read(board: Board) -> None:
         assert panel["title"]
         assert panel["description"]
         assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["options"]
         assert panel["targets"]
         assert panel["datasource"]["uid"] == "${datasource}"
 
