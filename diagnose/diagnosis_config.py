@@ -46,6 +46,7 @@ class Profile:
             *VLLM_SIGNALS,
             *configured(
                 ttft_slo_s=self.targets.ttft_p99_s,
+                itl_slo_s=self.targets.itl_p99_s,
                 gpus=self.gpus,
                 peak_flop_per_s=self.peak_flop_per_s,
                 peak_bytes_per_s=self.peak_bytes_per_s,

@@ -90,7 +90,9 @@ def rule_row(rule: Rule, *, stated: bool) -> tuple[str, ...]:
 def signals_page() -> str:
     """collector/README.md: every signal with unit, help, source and PromQL."""
     dialect = Dialect(range_s=60.0, by=("instance", "model_name", "engine"))
-    stated = configured(ttft_slo_s=1.0, gpus=8, peak_flop_per_s=989e12, peak_bytes_per_s=3.35e12)
+    stated = configured(
+        ttft_slo_s=1.0, itl_slo_s=0.05, gpus=8, peak_flop_per_s=989e12, peak_bytes_per_s=3.35e12
+    )
     parts = [
         f"{HEAD}\n# Signals\n\nOne definition each, evaluated on local windows and compiled to "
         "PromQL (shown for a window of 60 s). The unit ends the key; plain counts have none.\n",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kneewatch.collector.signals.expr import (
     AboveRate,
     Across,
@@ -57,6 +59,9 @@ STALL_EDGES_S = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 TTFT_BOUNDS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
     2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+ITL_BOUNDS_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, *STALL_EDGES_S,
 )  # fmt: skip
 """TTFT's bucket bounds: a target between two of them is judged at the lower one."""
 
@@ -873,16 +878,37 @@ VLLM_SIGNALS = (
 )
 
 
+def _within(metric: str, bounds_s: Sequence[float], target_s: float) -> ShareAtMost | None:
+    """The share of a histogram's observations up to its greatest bucket bound within the target;
+    None if the target is below every bound."""
+    kept_s = [bound_s for bound_s in bounds_s if bound_s <= target_s]
+    return ShareAtMost(metric, kept_s[-1]) if kept_s else None
+
+
 def within_ttft(target_s: float | None) -> ShareAtMost | None:
-    """The share of requests with TTFT below the greatest bucket bound within the target; None
-    without a target or if it is below every bound."""
-    bounds_s = [bound_s for bound_s in TTFT_BOUNDS_S if bound_s <= (target_s or 0.0)]
-    return ShareAtMost(TTFT, bounds_s[-1]) if bounds_s else None
+    """The share of requests whose first token came within the target, rounded down to a bucket
+    bound; None without a target or if it is below every bound."""
+    return _within(TTFT, TTFT_BOUNDS_S, target_s or 0.0)
+
+
+def _goodput(ttft_target_s: float, itl_target_s: float | None) -> Expr | None:
+    """Requests/s within the targets: those with the first token in time, less the share of token
+    gaps above the ITL target, where one is set; None if a target is below every bucket bound.
+
+    vLLM counts gaps, not requests with a slow one: late gaps are taken to be spread over requests
+    that were in time, as in the report.
+    """
+    first = within_ttft(ttft_target_s)
+    if first is None or itl_target_s is None:
+        return first and Product(first, ARRIVALS)
+    smooth = _within(ITL, ITL_BOUNDS_S, itl_target_s)
+    return smooth and Product(Difference(first, Complement(smooth)), ARRIVALS)
 
 
 def configured(
     *,
     ttft_slo_s: float | None = None,
+    itl_slo_s: float | None = None,
     gpus: int | None = None,
     peak_flop_per_s: float | None = None,
     peak_bytes_per_s: float | None = None,
@@ -892,14 +918,15 @@ def configured(
     Signals whose setting is missing are left out; `unconfigured` names them.
     """
     signals: list[Signal] = []
-    within = within_ttft(ttft_slo_s)
-    if within is not None:
+    goodput = None if ttft_slo_s is None else _goodput(ttft_slo_s, itl_slo_s)
+    if goodput is not None:
         signals.append(
             Signal(
                 "goodput_per_s",
-                Product(within, ARRIVALS),
-                "Requests a second whose first token came within the TTFT target, rounded down to "
-                "a bucket bound.",
+                goodput,
+                "Requests a second within the targets: with the first token in time, less the "
+                "share of token gaps above the ITL target, if one is set. Targets are rounded down "
+                "to a bucket bound.",
                 "guide 8.4",
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,8 +28,9 @@ from kneewatch.collector.signals.expr import (
     Sum,
 )
 from kneewatch.collector.signals.signal import Reading, Signal, SignalSet
+from kneewatch.collector.signals.vllm import configured
 from kneewatch.collector.window import Window
-from tests.collector.histories import Handmade
+from tests.collector.histories import Handmade, Scraped
 from tests.examples import examples
 
 BOUNDS = (0.5, 1.0, math.inf)
@@ -115,3 +117,27 @@ def test_what_was_bound_early_equals_what_is_bound_anew(shown: list[Shown]) -> N
         for key, expr in KINDS.items():
             anew = expr.bind(watched.history.columns)(window)
             assert values[key] == anew or math.isnan(values[key] or 0.0), key
+
+
+def test_goodput_takes_off_the_share_of_late_gaps() -> None:
+    page = (
+        'vllm:time_to_first_token_seconds_bucket{{le="1.0",model_name="m"}} {early}\n'
+        'vllm:time_to_first_token_seconds_bucket{{le="+Inf",model_name="m"}} {requests}\n'
+        'vllm:time_to_first_token_seconds_count{{model_name="m"}} {requests}\n'
+        'vllm:inter_token_latency_seconds_bucket{{le="0.05",model_name="m"}} {smooth}\n'
+        'vllm:inter_token_latency_seconds_bucket{{le="+Inf",model_name="m"}} {gaps}\n'
+        'vllm:inter_token_latency_seconds_count{{model_name="m"}} {gaps}\n'
+    )
+    scraped = Scraped()
+    scraped.take(0.0, page.format(early=0, requests=0, smooth=0, gaps=0))
+    scraped.take(60.0, page.format(early=540, requests=600, smooth=3000, gaps=4000))
+
+    def goodput_per_s(ttft_slo_s: float, itl_slo_s: float | None) -> float | None:
+        signals = configured(ttft_slo_s=ttft_slo_s, itl_slo_s=itl_slo_s)
+        window = Window(scraped.history, now_s=60.0, range_s=60.0)
+        return SignalSet(signals, scraped.history).read(window).values.get("goodput_per_s")
+
+    # 10 requests/s, nine tenths with the first token in time; a quarter of the gaps is late.
+    assert goodput_per_s(1.0, None) == pytest.approx(9.0)
+    assert goodput_per_s(1.0, 0.06) == pytest.approx(6.5)
+    assert goodput_per_s(1.0, 0.005) is None

@@ -24,7 +24,9 @@ RANGES_MS = (15_000, 60_000, 300_000)
 START_MS = 1_795_219_000_000
 CATALOGUE = (
     *VLLM_SIGNALS,
-    *configured(ttft_slo_s=2.5, gpus=2, peak_flop_per_s=1e15, peak_bytes_per_s=3e12),
+    *configured(
+        ttft_slo_s=2.5, itl_slo_s=0.05, gpus=2, peak_flop_per_s=1e15, peak_bytes_per_s=3e12
+    ),
 )
 WITHOUT_PROMQL = (
     expr.InfoNumber,
