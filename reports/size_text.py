@@ -191,7 +191,7 @@ def _verdict(answer: Size) -> str:
     per = " an engine" if question.engines > 1 else ""
     low, expected, high = (floor(value) for value in (held.low, held.expected, held.high))
     between = f" ({low:,} to {high:,})" if low < high else ""
-    holds = f"holds {expected:,} requests of {memory.setup.context:,} tokens{between}{per}"
+    holds = f"holds {counted(expected, 'request')} of {memory.setup.context:,} tokens{between}{per}"
     if answer.fits:
         sure = memory.concurrency.low >= concurrency
         return f"{'FITS' if sure else 'PROBABLY FITS'}: {holds}"

@@ -104,16 +104,31 @@ def _list_gpus(context: click.Context, _: click.Parameter, given: bool) -> None:
     context.exit()
 
 
+def _list_models(context: click.Context, _: click.Parameter, given: bool) -> None:
+    if not given or context.resilient_parsing:
+        return
+    # Lazy: slow to import.
+    from kneewatch.diagnose.catalogue.models import model_ids
+
+    for model_id in model_ids():
+        click.echo(model_id)
+    context.exit()
+
+
 def size_options(command: Command) -> Command:
     """All flags of `size`."""
-    command = click.option(
-        "--list-gpus",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_list_gpus,
-        help="print the ids of --gpu and exit",
-    )(command)
+    for name, callback, of in (
+        ("--list-models", _list_models, "--model"),
+        ("--list-gpus", _list_gpus, "--gpu"),
+    ):
+        command = click.option(
+            name,
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=callback,
+            help=f"print the catalogue's ids of {of} and exit",
+        )(command)
     for name, text in reversed(SWITCHES):
         command = click.option(name, is_flag=True, help=text)(command)
     for flag in reversed(FLAGS):

@@ -138,6 +138,11 @@ class Model:
     own_draft: Model | None = None
 
 
+def model_ids() -> tuple[str, ...]:
+    """Ids of the catalogue's models, in alphabetical order."""
+    return tuple(sorted(_entries(), key=str.casefold))
+
+
 @cache
 def _entries() -> Mapping[str, Mapping[str, object]]:
     text = files("kneewatch.diagnose.catalogue").joinpath("models.json").read_text("utf-8")
@@ -159,7 +164,8 @@ def model(name: str) -> Model:
     nearest = matches or difflib.get_close_matches(name, ids, n=5, cutoff=0.5)
     trouble = "is not unique" if matches else "is not in the catalogue"
     raise SizingError(
-        f"model {name!r} {trouble}; give a catalogue id or the path of its config.json",
+        f"model {name!r} {trouble}; give an id of `kneewatch size --list-models` or the path of "
+        "its config.json",
         name="model",
         choices=nearest,
     )

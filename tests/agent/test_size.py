@@ -19,6 +19,7 @@ import pytest
 
 from kneewatch.agent import cli
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
 from tests.waiting import PATIENCE_S
 
 SCHEMA = json.loads(files("kneewatch.reports").joinpath("size.schema.json").read_text())
@@ -200,7 +201,7 @@ def test_gpus_beyond_one_replica_make_more_of_them() -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--model", "lama-3", "--gpu", "h100-sxm"), ("--model", "config.json")),
+        (("--model", "lama-3", "--gpu", "h100-sxm"), ("--list-models", "config.json")),
         (("--model", "Llama-3.3-70B-Instruct", "--gpu", "h1000"), ("--gpu", "h100-sxm")),
         ((*LLAMA, "--tp", "3"), ("--tensor-parallel", "choices: 1, 2, 4")),
         ((*LLAMA, "--tp", "0"), ("--tensor-parallel",)),
@@ -428,6 +429,14 @@ def test_the_gpus_are_listed_on_request() -> None:
     assert len(done.stdout.splitlines()) >= 36
 
 
+def test_the_models_are_listed_on_request() -> None:
+    done = size("--list-models")
+    assert (done.returncode, done.stderr) == (0, "")
+    ids = done.stdout.splitlines()
+    assert "meta-llama/Llama-3.1-8B-Instruct" in ids
+    assert ids == sorted(ids, key=str.casefold)
+
+
 def test_both_names_of_tensor_parallel_are_one_flag() -> None:
     assert size(*LLAMA, "--tensor-parallel", "4").stdout == size(*LLAMA, "--tp", "4").stdout
 
@@ -533,7 +542,7 @@ def test_measured_shares_take_the_place_of_the_defaults() -> None:
     _, plain = document(*LLAMA, *IN_FLIGHT)
     _, slow = document(*LLAMA, *IN_FLIGHT, "--mfu", "0.16", "--mbu", "0.46")
 
-    assert plain["inputs"]["mfu_ratio"] == 0.32
+    assert plain["inputs"]["mfu_ratio"] == DEFAULT.mfu_ratio
     assert slow["inputs"]["mbu_ratio"] == 0.46
     assert slow["performance"]["itl_s"] > 1.4 * plain["performance"]["itl_s"]
     assert (
