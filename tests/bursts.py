@@ -1,9 +1,11 @@
-"""A burst of prompts played step by step: first come first served, prompts before decodes."""
+"""A run of a benchmark played step by step: first come first served, prompts before decodes."""
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kneewatch.diagnose.sizing.speed.performance import StepModel
@@ -11,54 +13,88 @@ from kneewatch.diagnose.sizing.speed.performance import StepModel
 
 @dataclass(slots=True, kw_only=True)
 class Burst:
-    """All prompts at once. `waiting` has their output lengths, the last one served first.
+    """Prompts from an idle server on, `in_flight` at once at most; without it all at once.
 
-    `firsts_s` becomes the times of first tokens, `gaps_s` the mean time between tokens of a
-    request, `clock_s` the end of the last one.
+    `places` is how many requests run at once, `request_s` what the API server takes for a request
+    before the engine sees it, for each in turn. `firsts_s` becomes the times from sending to first
+    token, `gaps_s` the mean time between tokens of a request, `clock_s` the end of the last one.
     """
 
     step: StepModel
     prompt_tokens: float
     budget: int
     places: float
-    waiting: list[float]
+    lengths: Sequence[float]
+    in_flight: float = math.inf
+    request_s: float = 0.0
     clock_s: float = 0.0
     firsts_s: list[float] = field(default_factory=list[float])
     gaps_s: list[float] = field(default_factory=list[float])
     _turn: int = 0
     _left: float = 0.0
+    _parsed_s: float = 0.0
+    _sent: int = 0
+    _arriving: deque[tuple[float, float, float]] = field(
+        default_factory=deque[tuple[float, float, float]]
+    )
     _running: list[tuple[float, float, float]] = field(
         default_factory=list[tuple[float, float, float]]
     )
 
     def play(self) -> None:
         """Run until every request has ended."""
-        while self.waiting or self._running:
+        for _ in range(int(min(self.in_flight, len(self.lengths)))):
+            self._send()
+        while self._arriving or self._running:
             taken, entered = self._admit()
-            # Without prompts nothing changes until the next request ends.
-            turns = 1 if taken else max(1, math.ceil(self._running[0][0]) - self._turn)
+            if not taken and not self._running:
+                self.clock_s = self._arriving[0][0]
+                continue
+            # Without prompts nothing changes until the next request ends or arrives.
+            turns = 1
+            if not taken:
+                turns = max(1, math.ceil(self._running[0][0]) - self._turn)
+                if self._arriving and len(self._running) + 1 <= self.places:
+                    until_s = self._arriving[0][0] - self.clock_s
+                    step_s = self.step.total_s(len(self._running))
+                    turns = min(turns, max(1, math.ceil(until_s / step_s)))
             self.clock_s += turns * self.step.total_s(len(self._running), taken)
             self._turn += turns
-            self._end()
-            for length in entered:
-                self.firsts_s.append(self.clock_s)
+            for length, sent_s in entered:
+                self.firsts_s.append(self.clock_s - sent_s)
                 if length > 1:
                     heapq.heappush(self._running, (self._turn + length - 1, length, self.clock_s))
+                else:
+                    self._send()
+            self._end()
 
-    def _admit(self) -> tuple[float, list[float]]:
-        """Prompt tokens of this step, and the output lengths of the prompts that it completes."""
+    def _send(self) -> None:
+        """Let the client send its next prompt, which the API server parses after earlier ones."""
+        if self._sent < len(self.lengths):
+            self._parsed_s = max(self._parsed_s, self.clock_s) + self.request_s
+            self._arriving.append((self._parsed_s, self.lengths[self._sent], self.clock_s))
+            self._sent += 1
+
+    def _admit(self) -> tuple[float, list[tuple[float, float]]]:
+        """Prompt tokens of this step; length and time of sending of the prompts it completes."""
         room = float(self.budget - len(self._running))
-        taken, entered = 0.0, list[float]()
-        while self.waiting and room > 0 and len(self._running) + len(entered) + 1 <= self.places:
+        taken, entered = 0.0, list[tuple[float, float]]()
+        while (
+            self._arriving
+            and self._arriving[0][0] <= self.clock_s
+            and room > 0
+            and len(self._running) + len(entered) + 1 <= self.places
+        ):
             self._left = self._left or self.prompt_tokens
             part = min(self._left, room)
             taken, room, self._left = taken + part, room - part, self._left - part
             if self._left:
                 break
-            entered.append(self.waiting.pop())
+            entered.append(self._arriving.popleft()[1:])
         return taken, entered
 
     def _end(self) -> None:
         while self._running and self._running[0][0] <= self._turn:
             _, length, first_s = heapq.heappop(self._running)
             self.gaps_s.append((self.clock_s - first_s) / (length - 1))
+            self._send()

@@ -1,12 +1,14 @@
 """The roofline held against measured servers: `tests/fixtures/kvtruth/throughput.jsonl`.
 
-115 distinct points of vLLM on H100 that their owners published (121 with repetitions), each with
-its source. Rows that say how many requests were in flight are compared in the steady state; bursts,
-all prompts at once, are played step by step. What the rows do not say and is taken here:
+136 points of vLLM on H100, H200 and A100 that their owners published, each with its source. Runs
+that say how many requests were in flight are compared in the steady state; bursts, and closed loops
+too short for a steady state, are played step by step from an idle server. What the rows do not say
+and is taken here:
 the `inference-sim` rows repeat some 20 to 50 prompts (their generator's published settings, such
 as 9 system prompts x 5 users), so all but the last block of each is taken as cached:
-`prefix_hit_ratio` 0.97. That is inferred, no log shows it; at 0 the medians below are a point or
-two higher. Output lengths of ShareGPT are spread like an exponential.
+`prefix_hit_ratio` 0.97. That is inferred, no log shows it. Output lengths of ShareGPT are spread
+like an exponential. Four runs of GLM-4.5-Air that the source's H100 page repeats from its A100 page
+to the last digit are taken as the A100's; the H100's own are in that page's summary table.
 
 Usage: python -m tests.throughput
 """
@@ -44,8 +46,9 @@ class Point:
     output_tokens: float
     prompts: int
     output_tokens_per_s: float
-    ttft_s: float
     tpot_s: float
+    ttft_s: float | None = None
+    gpu: str = "h100-sxm"
     tpot_from_latency: bool = False
     pipeline_parallel: int = 1
     vllm_version: str | None = None
@@ -73,6 +76,12 @@ class Point:
         if self.max_concurrency is not None and self.latency_s is not None:
             return self.output_tokens_per_s / self.output_tokens * self.latency_s
         return self.max_concurrency
+
+    @property
+    def is_short_closed_loop(self) -> bool:
+        """Whether the run is too short for a steady state: a tenth of it in flight, or more."""
+        most = self.max_concurrency
+        return most is not None and self.latency_s is not None and most > self.prompts / 5
 
     @property
     def regime(self) -> str:
@@ -111,7 +120,7 @@ def point_costs(point: Point) -> Costs:
     """What a step costs on the point's GPUs."""
     return costs(
         known(point.model),
-        gpu("h100-sxm"),
+        gpu(point.gpu),
         tensor_parallel=point.tensor_parallel,
         pipeline_parallel=point.pipeline_parallel,
     )
@@ -131,7 +140,7 @@ def max_running(point: Point) -> float:
     table_bytes = 2 * parameters.embedding / point.tensor_parallel if parameters.head else 0.0
     weights_bytes = cost.weights_bytes + cost.experts_bytes + table_bytes
     beside_gib = {1: 0.13, 2: 0.55, 4: 0.65, 8: 1.0}[point.tensor_parallel]
-    budget_bytes = 0.9 * 79.18 * GIB - weights_bytes / point.pipeline_parallel
+    budget_bytes = 0.9 * gpu(point.gpu).memory_bytes - weights_bytes / point.pipeline_parallel
     budget_bytes -= 9.75 * seqs * described.vocab_size * 4 + beside_gib * GIB
     length = point.input_tokens + point.output_tokens / 2
     kept_bytes = cost.kv_bytes_per_token * length + cost.state_bytes / 2
@@ -172,7 +181,7 @@ class Estimate:
 def estimate(point: Point, efficiency: Efficiency = DEFAULT) -> Estimate:
     """The roofline's figures for a point."""
     in_flight = point.in_flight
-    if in_flight is None:
+    if in_flight is None or point.is_short_closed_loop:
         return played(point, efficiency)
     found = performance(point_costs(point), load(point, in_flight), efficiency)
     return Estimate(found.decode_tokens_per_s, found.ttft_s, found.itl_s)
@@ -201,7 +210,9 @@ def played(point: Point, efficiency: Efficiency) -> Estimate:
         prompt_tokens=point.input_tokens,
         budget=(point.max_num_batched_tokens or 8192) * step.stages,
         places=max_running(point),
-        waiting=asked[::-1],
+        lengths=asked,
+        in_flight=point.max_concurrency or math.inf,
+        request_s=efficiency.request_s,
     )
     burst.play()
     return Estimate(
@@ -230,7 +241,7 @@ def errors(chosen: Sequence[Point], efficiency: Efficiency = DEFAULT) -> list[Es
     return [
         Estimate(
             off_ratio(told.output_tokens_per_s, point.output_tokens_per_s),
-            off_ratio(told.ttft_s, point.ttft_s),
+            math.nan if point.ttft_s is None else off_ratio(told.ttft_s, point.ttft_s),
             off_ratio(told.tpot_s, point.tpot_s),
         )
         for point, told in zip(chosen, found, strict=True)
@@ -239,31 +250,58 @@ def errors(chosen: Sequence[Point], efficiency: Efficiency = DEFAULT) -> list[Es
 
 def median_error_ratio(found: Sequence[float]) -> float:
     """Median of the errors' sizes."""
-    return statistics.median(abs(error) for error in found)
+    return statistics.median(abs(error) for error in stated(found))
 
 
-def model_median_error_ratio(chosen: Sequence[Point]) -> float:
-    """Median over the models of each one's median error of tokens per second.
+def stated(found: Sequence[float]) -> list[float]:
+    """The errors of rows whose source states the figure."""
+    return [error for error in found if not math.isnan(error)]
 
-    Most rows are of one model; this counts each model once.
-    """
-    return statistics.median(
-        median_error_ratio(
-            [e.output_tokens_per_s for e in errors([p for p in chosen if p.model == name])]
+
+def family(point: Point) -> str:
+    """The model without its organisation and format: GLM-4.6 and GLM-4.6-FP8 are one family."""
+    return point.model.split("/")[-1].removesuffix("-FP8")
+
+
+def family_median_errors(chosen: Sequence[Point]) -> dict[str, float]:
+    """The median error of output tokens/s of each family of models, signed."""
+    found = errors(chosen)
+    return {
+        name: statistics.median(
+            error.output_tokens_per_s
+            for point, error in zip(chosen, found, strict=True)
+            if family(point) == name
         )
-        for name in {point.model for point in chosen}
-    )
+        for name in sorted({family(point) for point in chosen})
+    }
+
+
+def measured_band(found: Sequence[float]) -> tuple[float, float]:
+    """Bounds of measured over predicted that hold nine of ten rows, as many left out on each side.
+
+    `found` are errors: predicted over measured, less one.
+    """
+    ratios = sorted(1 / (1 + error) for error in found)
+    aside = len(ratios) // 20
+    return ratios[aside], ratios[-1 - aside]
+
+
+def _columns(found: Sequence[Estimate]) -> list[list[float]]:
+    """Errors of output tokens/s, TPOT and TTFT."""
+    return [
+        stated([error.output_tokens_per_s for error in found]),
+        stated([error.tpot_s for error in found]),
+        stated([error.ttft_s for error in found]),
+    ]
 
 
 def _line(title: str, found: Sequence[Estimate]) -> str:
     shown = [
         f"{median_error_ratio(column):>7.0%} {statistics.median(column):>+6.0%} "
         f"{max(column, key=abs):>+7.0%}"
-        for column in (
-            [error.output_tokens_per_s for error in found],
-            [error.tpot_s for error in found],
-            [error.ttft_s for error in found],
-        )
+        if column
+        else f"{'-':>22}"
+        for column in _columns(found)
     ]
     return f"{title:48}{len(found):>4} {'  '.join(shown)}"
 
@@ -282,20 +320,29 @@ def _grouped(chosen: Sequence[Point], key: Callable[[Point], str]) -> list[str]:
 def report() -> str:
     """The error by model, by regime and overall: median size, median, worst."""
     chosen = trusted()
-    stated = [point for point in chosen if steady(point)]
-    bursts = [point for point in chosen if point.in_flight is None]
+    found = errors(chosen)
     head = "  ".join(f"{name:>7} median   worst" for name in ("tokens/s", "TPOT", "TTFT"))
+    names = ("output tokens/s", "TPOT", "TTFT")
+    far = {name: error for name, error in family_median_errors(chosen).items() if abs(error) > 0.4}
     return "\n".join(
         [
             f"{'estimated over measured, less one':48}   n {head}",
             *_grouped(chosen, lambda point: point.regime),
             "",
-            *_grouped(chosen, lambda point: f"{point.model}, {_kind(point)}"),
+            *_grouped(chosen, lambda point: f"{family(point)}, {point.gpu}, {_kind(point)}"),
             "",
-            _line("all that state their concurrency", errors(stated)),
-            f"{'their models, each with its median, in the median':48}"
-            f"{len({point.model for point in stated}):>4} {model_median_error_ratio(stated):>7.0%}",
-            _line("all bursts", errors(bursts)),
+            _line("all that state their concurrency", errors([p for p in chosen if steady(p)])),
+            _line("all bursts", errors([p for p in chosen if p.in_flight is None])),
+            _line("all", found),
+            "",
+            *(
+                f"nine of ten rows measured {low:.2f} to {high:.2f} times the predicted {name}"
+                for name, (low, high) in zip(
+                    names, map(measured_band, _columns(found)), strict=True
+                )
+            ),
+            f"families beyond 40 % of output tokens/s: "
+            f"{', '.join(f'{name} {error:+.0%}' for name, error in far.items()) or 'none'}",
             "",
             "left out:",
             *(f"  {point.source}: {point.doubt}" for point in points() if point.doubt),

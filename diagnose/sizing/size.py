@@ -24,7 +24,12 @@ from kneewatch.diagnose.sizing.speed.model_parallelism import (
     planned_overhead_ratio,
 )
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
-from kneewatch.diagnose.sizing.speed.roofline_inputs import SOURCE, Costs, launch_costs
+from kneewatch.diagnose.sizing.speed.roofline_inputs import (
+    MEASURED_RATIOS,
+    SOURCE,
+    Costs,
+    launch_costs,
+)
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
     Targets,
     capacity,
@@ -133,19 +138,23 @@ def speed_notes(question: Question, predicted: Performance | None) -> list[str]:
     notes: list[str] = []
     if defaults:
         experts = (
-            f" ({shares.expert_mbu_ratio:g} for routed experts)"
-            if question.setup.model.experts.count and "MBU" in defaults
+            f" ({shares.expert_mfu_ratio:g} in routed experts)"
+            if question.setup.model.experts.count and "MFU" in defaults
             else ""
         )
         defaults_by_name = {
-            "MFU": f"MFU {shares.mfu_ratio:g}",
-            "MBU": f"MBU {shares.mbu_ratio:g}{experts}",
+            "MFU": f"MFU {shares.mfu_ratio:g}{experts}",
+            "MBU": f"MBU {shares.mbu_ratio:g}",
         }
         notes.append(
             f"{' and '.join(defaults_by_name[name] for name in defaults)}: {SOURCE}; set your "
             "measured values "
             f"with {' and '.join('--' + name.lower() for name in defaults)}"
         )
+        ratios = ", ".join(
+            f"{low:g} to {high:g} times the {name}" for name, (low, high) in MEASURED_RATIOS.items()
+        )
+        notes.append(f"9 of 10 published benchmarks measured {ratios} that is predicted for them")
     if question.setup.decode_context_parallel > 1:
         notes.append(
             "speed is predicted without what context ranks send each other: benchmark --dcp "

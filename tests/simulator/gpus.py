@@ -114,33 +114,45 @@ class GpuSteps:
             )
             for tokens in (0.0, SOME_TOKENS)
         ]
-        self._step = at[0]
-        self._read_s = (at[1].sequence_read_s - at[0].sequence_read_s) / SOME_TOKENS
-        self._pair_s = (at[1].prompt_token_compute_s - at[0].prompt_token_compute_s) / SOME_TOKENS
+        none, some = at
+        self._step = none
+        self._read_s = (some.sequence_read_s - none.sequence_read_s) / SOME_TOKENS
+        pair_s = some.prompt_token_attention_s - none.prompt_token_attention_s
+        self._pair_s = pair_s / SOME_TOKENS
 
-    def _parts_s(self, work: Work) -> tuple[float, float, float]:
-        """Seconds to read, to compute, and of all the rest."""
+    def _parts_s(self, work: Work) -> tuple[float, float, float, float]:
+        """Seconds of reading and of computing, of both at once, and of all the rest."""
         parts = self._step.parts(work.decodes, work.prompt_tokens)
         clock = self.health.clock_ratio
-        read_s = parts.memory_s + work.context_tokens * self._read_s
-        compute_s = parts.compute_s + work.pairs * self._pair_s
         draft_s = 1 + self.drafted * self.draft_cost_ratio
+        reads = draft_s / min(1.0, clock / READS_NEED_CLOCK)
+        computes = draft_s / clock
+        attention = replace(
+            parts.attention,
+            read_s=parts.attention.read_s + work.context_tokens * self._read_s,
+            compute_s=parts.attention.compute_s + work.pairs * self._pair_s,
+        )
+        kinds = [
+            (reads * part.read_s, computes * part.compute_s)
+            for part in (parts.weights, parts.experts, attention)
+        ]
         return (
-            draft_s * read_s / min(1.0, clock / READS_NEED_CLOCK),
-            draft_s * compute_s / clock,
-            parts.interconnect_s + parts.kernels_s / clock + parts.host_s + self.host_late_s,
+            sum(read_s for read_s, _ in kinds),
+            sum(compute_s for _, compute_s in kinds),
+            sum(max(both) for both in kinds),
+            parts.interconnect_s + parts.launch_s / clock + parts.host_s + self.host_late_s,
         )
 
     def step_s(self, work: Work) -> float:
         """Seconds of one step."""
-        read_s, compute_s, rest_s = self._parts_s(work)
-        return max(read_s, compute_s) + rest_s
+        _, _, kernels_s, rest_s = self._parts_s(work)
+        return kernels_s + rest_s
 
     def worked(self, work: Work, steps: int, step_s: float) -> None:
         """So many such steps were done."""
-        read_s, compute_s, rest_s = self._parts_s(work)
-        stretched = steps * step_s / (max(read_s, compute_s) + rest_s)
-        self.busy.engine_s += stretched * (max(read_s, compute_s) + rest_s / 2)
+        read_s, compute_s, kernels_s, rest_s = self._parts_s(work)
+        stretched = steps * step_s / (kernels_s + rest_s)
+        self.busy.engine_s += stretched * (kernels_s + rest_s / 2)
         # While it reads as fast as it can, the bus is busy for the share that it reaches.
         self.busy.dram_s += (
             stretched

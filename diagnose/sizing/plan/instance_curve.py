@@ -26,6 +26,7 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
 from kneewatch.diagnose.sizing.plan.workload_profile import Slo
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
+from kneewatch.diagnose.sizing.speed.slo_capacity import step_arithmetic
 
 BUDGETS_TOKENS = (4096, 2048, 1024, 512, 256)
 """Token budgets to try beside vLLM's own (guide 6.4: 256 in its example, 512 or 1,024 in use)."""
@@ -386,15 +387,14 @@ def _sweep_step(instance: Serving, count: int) -> Step:
 def _best_steps(instance: Serving, best: Point) -> list[Step]:
     predicted, lengths = at(instance, best.concurrency), instance.pool.lengths
     step = predicted.decode_step
+    formula, values = step_arithmetic(step)
     outputs = lengths.mean_output_tokens
     return [
         Step(
             title=f"A decode step at {best.concurrency:g} in flight "
             f"({figure(predicted.running)} run)",
-            formula="max(reading, computing) + all-reduces + kernels + host",
-            values=f"max({figure(step.memory_s * 1e3)}, {figure(step.compute_s * 1e3)}) + "
-            f"{figure(step.interconnect_s * 1e3)} + {figure(step.kernels_s * 1e3)} + "
-            f"{figure(step.host_s * 1e3)} ms",
+            formula=formula,
+            values=values,
             result=f"{figure(step.total_s * 1e3)} ms",
             source="guide 3.3, 5.1",
         ),

@@ -14,18 +14,42 @@ _ACTIVATION_BYTES = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
-    """One step and its parts; `total_s` has the longer of memory and compute, and the rest.
+class Kernels:
+    """What kernels of one kind take to read and to compute, in seconds: they take the longer."""
 
-    `kernels_s` is GPU time that no peak explains, `host_s` what the CPU adds to the step.
+    read_s: float
+    compute_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Seconds that they take."""
+        return max(self.read_s, self.compute_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One step and its parts, which follow one another.
+
+    `launch_s` is GPU time that no peak explains, `host_s` what the CPU adds to the step.
     """
 
-    memory_s: float
-    compute_s: float
+    weights: Kernels
+    experts: Kernels
+    attention: Kernels
     interconnect_s: float
-    kernels_s: float
+    launch_s: float
     host_s: float
-    total_s: float
+
+    @property
+    def memory_s(self) -> float:
+        """Seconds in which the step reads as fast as it can."""
+        return self.weights.read_s + self.experts.read_s + self.attention.read_s
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the step."""
+        rest_s = self.interconnect_s + self.launch_s + self.host_s
+        return self.weights.total_s + self.experts.total_s + self.attention.total_s + rest_s
 
     @property
     def binding(self) -> str:
@@ -33,12 +57,15 @@ class StepTime:
 
         Time between kernels counts to the host, which launches them.
         """
-        by_memory = self.memory_s >= self.compute_s
         parts = {
-            "memory" if by_memory else "compute": max(self.memory_s, self.compute_s),
+            "memory": 0.0,
+            "compute": 0.0,
             "interconnect": self.interconnect_s,
-            "host": self.kernels_s + self.host_s,
+            "host": self.launch_s + self.host_s,
         }
+        for kernels in (self.weights, self.experts, self.attention):
+            reads = kernels.read_s >= kernels.compute_s
+            parts["memory" if reads else "compute"] += kernels.total_s
         return max(parts, key=lambda name: parts[name])
 
 
@@ -46,19 +73,26 @@ class StepTime:
 class StepModel:
     """A step's time as a function of its sequences and prompt tokens, at fixed lengths.
 
-    Reading: weights once, the experts touched, each sequence's KV and state. Computing: two FLOP
-    a parameter and token, and attention. All-reduces: two a layer, over the ring. Under pipeline
-    parallelism the running sequences and prompt tokens are dealt evenly to as many micro-batches
-    as there are stages, and a step is one pass through all stages.
+    Three kinds of kernels follow one another, and each takes the longer of its reading and its
+    computing: products with weights that every token uses, routed experts (the step reads those
+    that its tokens touch), and attention (each sequence's KV and state). All-reduces: two a layer,
+    over the ring. Under pipeline parallelism the running sequences and prompt tokens are dealt
+    evenly to as many micro-batches as there are stages, and a step is one pass through all stages.
     """
 
     weights_s: float
     experts_s: float
-    """All routed experts; a step reads the share that its tokens touch."""
+    """Reading all routed experts."""
+    touch_s: float
+    """Fixed costs of all routed experts' kernels."""
     untouched_ratio: float
     sequence_read_s: float
     sequence_compute_s: float
     prompt_token_compute_s: float
+    token_experts_s: float
+    """Computing a token's experts."""
+    sequence_attention_s: float
+    prompt_token_attention_s: float
     token_link_s: float
     collectives_s: float
     """Fixed costs of a step's all-reduces and of passing from stage to stage."""
@@ -71,43 +105,50 @@ class StepModel:
 
     def total_s(self, sequences: float, prompt_tokens: float = 0.0) -> float:
         """Seconds of a step with `sequences` decoding and `prompt_tokens` in prefill."""
+        # The parts' sum without their objects: a search asks for it a million times.
         if self.stages > 1:
             sequences = max(min(sequences, 1.0), sequences / self.stages)
             prompt_tokens /= self.stages
         tokens = sequences * self.tokens_per_sequence + prompt_tokens
-        read_s = self.weights_s + sequences * self.sequence_read_s
-        if self.experts_s:
-            read_s += self.experts_s * (1 - self.untouched_ratio**tokens)
+        total_s = tokens * self.token_link_s + self.collectives_s + self.layers_s
+        total_s += sequences * self.sequence_s + self.host_s
+        if prompt_tokens:
+            total_s += self.prompt_step_s
         compute_s = (
             sequences * self.sequence_compute_s + prompt_tokens * self.prompt_token_compute_s
         )
-        return (
-            (read_s if read_s > compute_s else compute_s)
-            + tokens * self.token_link_s
-            + self.collectives_s
-            + self.layers_s
-            + sequences * self.sequence_s
-            + (self.host_s + self.prompt_step_s if prompt_tokens else self.host_s)
+        total_s += self.weights_s if self.weights_s > compute_s else compute_s
+        if self.experts_s:
+            touched_ratio = 1 - self.untouched_ratio**tokens
+            read_s, compute_s = self.experts_s * touched_ratio, tokens * self.token_experts_s
+            total_s += touched_ratio * self.touch_s + (read_s if read_s > compute_s else compute_s)
+        read_s = sequences * self.sequence_read_s
+        compute_s = (
+            sequences * self.sequence_attention_s + prompt_tokens * self.prompt_token_attention_s
         )
+        return total_s + (read_s if read_s > compute_s else compute_s)
 
     def parts(self, sequences: float, prompt_tokens: float = 0.0) -> StepTime:
         """The same step with its parts."""
-        total_s = self.total_s(sequences, prompt_tokens)
         if self.stages > 1:
             sequences = max(min(sequences, 1.0), sequences / self.stages)
             prompt_tokens /= self.stages
         tokens = sequences * self.tokens_per_sequence + prompt_tokens
         touched_ratio = 1 - self.untouched_ratio**tokens if self.experts_s else 0.0
         return StepTime(
-            memory_s=self.weights_s
-            + sequences * self.sequence_read_s
-            + self.experts_s * touched_ratio,
-            compute_s=sequences * self.sequence_compute_s
-            + prompt_tokens * self.prompt_token_compute_s,
+            weights=Kernels(
+                self.weights_s,
+                sequences * self.sequence_compute_s + prompt_tokens * self.prompt_token_compute_s,
+            ),
+            experts=Kernels(self.experts_s * touched_ratio, tokens * self.token_experts_s),
+            attention=Kernels(
+                sequences * self.sequence_read_s,
+                sequences * self.sequence_attention_s
+                + prompt_tokens * self.prompt_token_attention_s,
+            ),
             interconnect_s=tokens * self.token_link_s + self.collectives_s,
-            kernels_s=self.layers_s + sequences * self.sequence_s,
+            launch_s=self.layers_s + sequences * self.sequence_s + touched_ratio * self.touch_s,
             host_s=self.host_s + (self.prompt_step_s if prompt_tokens else 0.0),
-            total_s=total_s,
         )
 
 
@@ -133,8 +174,8 @@ def step_model(
         prompt_pair_flop += window.flop_per_pair * min(prompt_context_tokens, window.tokens)
     read_per_s = costs.bandwidth_bytes_per_s * efficiency.mbu_ratio
     matrix_per_s = costs.flop_per_s * efficiency.mfu_ratio
+    dense_flop = costs.body_flop_per_token - costs.experts_flop_per_token
     attention_per_s = costs.attention_flop_per_s * efficiency.attention_mfu_ratio
-    token_flop = costs.body_flop_per_token + costs.head_flop_per_token
     degree, stages = costs.tensor_parallel, costs.pipeline_parallel
     link_per_s = costs.link_bytes_per_s * efficiency.link_ratio
     token_bytes = costs.hidden_size * _ACTIVATION_BYTES
@@ -143,13 +184,18 @@ def step_model(
     sent_bytes += (stages - 1) * token_bytes / degree
     return StepModel(
         weights_s=costs.weights_bytes / read_per_s,
-        experts_s=costs.experts_bytes / (costs.bandwidth_bytes_per_s * efficiency.expert_mbu_ratio),
+        experts_s=costs.experts_bytes / read_per_s,
+        touch_s=costs.experts * efficiency.expert_s,
         untouched_ratio=costs.untouched_ratio,
         sequence_read_s=kv_bytes / read_per_s,
         sequence_compute_s=tokens_per_sequence
-        * (token_flop / matrix_per_s + pair_flop / attention_per_s),
-        prompt_token_compute_s=costs.body_flop_per_token / matrix_per_s
-        + prompt_pair_flop / attention_per_s,
+        * (dense_flop + costs.head_flop_per_token)
+        / matrix_per_s,
+        prompt_token_compute_s=dense_flop / matrix_per_s,
+        token_experts_s=costs.experts_flop_per_token
+        / (costs.flop_per_s * efficiency.expert_mfu_ratio),
+        sequence_attention_s=tokens_per_sequence * pair_flop / attention_per_s,
+        prompt_token_attention_s=prompt_pair_flop / attention_per_s,
         token_link_s=sent_bytes / link_per_s,
         collectives_s=(allreduces + stages - 1) * efficiency.allreduce_latency_s,
         layers_s=costs.layers * efficiency.layer_s,
@@ -233,12 +279,13 @@ class Latency:
 class ClosedLoop:
     """A server and lengths for which any number of requests in flight can be asked about.
 
-    `fresh` prompt tokens are computed, `per_pass` output tokens come out of a step; `factor` is
-    what a draft makes a plain step longer by.
+    The API server takes `request_s`, `fresh` prompt tokens are computed, `per_pass` output tokens
+    come out of a step; `factor` is what a draft makes a plain step longer by.
     """
 
     load: Load
     step: StepModel
+    request_s: float
     fresh: float
     per_pass: float
     passes: float
@@ -291,7 +338,7 @@ class ClosedLoop:
             cycle.step_s = factor * plain_s + (1 + own) * ratio * (mixed_s - plain_s)
             own_s = mixed_s if stages == 1 else step.total_s(running, max(together, chunk * stages))
             # A prompt waits for the end of the step that it arrives in: half of one in the mean.
-            cycle.prefill_s = turns * own_s + cycle.step_s / 2
+            cycle.prefill_s = self.request_s + turns * own_s + cycle.step_s / 2
             cycle.chunk_tokens, cycle.prefill_step_ratio = together, ratio
             decode_s = passes * cycle.step_s
             settled = places * decode_s / (cycle.prefill_s + decode_s)
@@ -330,7 +377,7 @@ def closed_loop(costs: Costs, load: Load, efficiency: Efficiency) -> ClosedLoop:
     )
     # The first token comes out of the prefill.
     passes = max((load.output_tokens - 1) / per_pass, _FEWEST_PASSES)
-    return ClosedLoop(load, step, fresh, per_pass, passes, factor)
+    return ClosedLoop(load, step, efficiency.request_s, fresh, per_pass, passes, factor)
 
 
 def _check(load: Load) -> None:

@@ -21,32 +21,36 @@ class Efficiency:
     """Shares of the peaks that a step reaches, and the time that no peak explains.
 
     mfu_ratio             of the compute peak, in matrix products
+    expert_mfu_ratio      of the compute peak, in routed experts
     attention_mfu_ratio   of the 16-bit compute peak, in attention
     mbu_ratio             of the memory bandwidth
-    expert_mbu_ratio      of the memory bandwidth, reading routed experts
     link_ratio            of the link between GPUs
     allreduce_latency_s   fixed cost of one all-reduce, or of passing on to the next stage
+    expert_s              one routed expert of one layer that a step touches, beside reading it
     layer_s               between the kernels of one layer
     sequence_s            one sequence of the batch: sampling, block tables, detokenization
     host_s                scheduling and input preparation of a step
     prompt_step_s         more for a step with prompt tokens, which no full CUDA graph replays
+    request_s             the API server, which parses one request after the other
 
-    The first five can be measured on a live server. Fits that leave out one of the 15 models give
-    mfu_ratio 0.25 to 0.32, mbu_ratio 0.80 to 0.92, expert_mbu_ratio 0.45 to 0.92, sequence_s 14 to
-    40 us, host_s 0.9 to 1.8 ms, prompt_step_s 10 to 15 ms. Single servers lie further out: with
-    32K prompts mfu_ratio is 0.1 (GLM-4.5-Air, vLLM 0.11) to 0.5 (Qwen3.5-9B).
+    The ratios can be measured on a live server. Single servers lie further out: with prompts of
+    1,000 tokens and more mfu_ratio is 0.33 (Qwen3-14B, vLLM 0.11, H100) to 0.6 (the same on A100,
+    and Qwen3.5-9B, vLLM 0.17, H100). No server is known to do better by a law of its own: a fit to
+    each model would repeat its noise.
     """
 
-    mfu_ratio: float = 0.32
-    attention_mfu_ratio: float = 0.37
-    mbu_ratio: float = 0.92
-    expert_mbu_ratio: float = 0.58
-    link_ratio: float = 0.7
-    allreduce_latency_s: float = 4e-6
-    layer_s: float = 13e-6
-    sequence_s: float = 40e-6
-    host_s: float = 1.7e-3
-    prompt_step_s: float = 15e-3
+    mfu_ratio: float = 0.365
+    expert_mfu_ratio: float = 0.21
+    attention_mfu_ratio: float = 0.58
+    mbu_ratio: float = 0.95
+    link_ratio: float = 0.27
+    allreduce_latency_s: float = 2.6e-6
+    expert_s: float = 0.82e-6
+    layer_s: float = 24e-6
+    sequence_s: float = 10e-6
+    host_s: float = 1.4e-3
+    prompt_step_s: float = 16e-3
+    request_s: float = 4.4e-3
 
     def check(self) -> None:
         """Refuse shares that are not above 0 and at most 1, and negative times.
@@ -68,19 +72,29 @@ def with_shares(
 ) -> Efficiency:
     """`base` with a measured share of the compute peak, of the bandwidth, or of both.
 
-    Who measures one share knows one for all kernels of a kind: it counts for attention and for
+    A measured share of the compute peak is one of all kernels: it counts for attention and for
     routed experts as well.
     """
     if mfu_ratio is not None:
-        base = replace(base, mfu_ratio=mfu_ratio, attention_mfu_ratio=mfu_ratio)
-    if mbu_ratio is not None:
-        base = replace(base, mbu_ratio=mbu_ratio, expert_mbu_ratio=mbu_ratio)
-    return base
+        base = replace(
+            base,
+            mfu_ratio=mfu_ratio,
+            expert_mfu_ratio=mfu_ratio,
+            attention_mfu_ratio=mfu_ratio,
+        )
+    return base if mbu_ratio is None else replace(base, mbu_ratio=mbu_ratio)
 
 
 DEFAULT: Final = Efficiency()
 
-SOURCE: Final = "fitted to published points of vLLM on H100 (tests/throughput.py)"
+MEASURED_RATIOS: Final = {
+    "output tokens/s": (0.6, 1.4),
+    "ITL": (0.72, 1.8),
+    "TTFT": (0.67, 2.5),
+}
+"""Measured over predicted in nine of ten published benchmarks (tests/throughput.py)."""
+
+SOURCE: Final = "fitted to published benchmarks of vLLM on A100, H100 and H200"
 
 
 # What one GPU of a model copy reads and computes: the roofline's inputs, worked out once. Pure.
@@ -116,6 +130,8 @@ class Costs:
     """Read at every step: all but routed experts, towers and the embedding table."""
     experts_bytes: float
     """Routed experts, of which a batch reads those that it touches."""
+    experts: int
+    """Routed experts of all layers; tensor parallelism splits each, so a GPU has a part of all."""
     untouched_ratio: float
     """Share of the experts that one token leaves alone."""
     kv_bytes_per_token: float
@@ -126,6 +142,8 @@ class Costs:
     state_bytes: float
     """Recurrent state that a sequence reads and writes at a step."""
     body_flop_per_token: float
+    experts_flop_per_token: float
+    """The routed experts' part of `body_flop_per_token`."""
     head_flop_per_token: float
     flop_per_s: float
     attention_flop_per_s: float
@@ -193,6 +211,7 @@ def costs(
         )
         / 8,
         experts_bytes=routed * stored.expert_bits / 8,
+        experts=experts.count * experts.layers,
         untouched_ratio=1 - touched_ratio,
         kv_bytes_per_token=kinds.kv_bytes_per_token / decode_context_parallel,
         flop_per_pair=kinds.flop_per_pair,
@@ -200,6 +219,7 @@ def costs(
         windows=kinds.windows,
         state_bytes=kinds.state_bytes,
         body_flop_per_token=2 * (dense + routed * touched_ratio) + kinds.state_flop,
+        experts_flop_per_token=2 * routed * touched_ratio,
         head_flop_per_token=2 * head / tensor_parallel,
         flop_per_s=_peak_flop_per_s(gpu, stored),
         attention_flop_per_s=gpu.bf16_flop_per_s,

@@ -234,27 +234,29 @@ def _reading(costs: Costs, efficiency: Efficiency) -> Step:
     bandwidth = costs.bandwidth_bytes_per_s
     return Step(
         "Weights read a step",
-        "weights / (bandwidth x MBU) + experts / (bandwidth x expert MBU)",
-        f"{figure(costs.weights_bytes / _GIGA)} GB / ({figure(bandwidth / _TERA)} TB/s x "
-        f"{figure(efficiency.mbu_ratio)}) + {figure(costs.experts_bytes / _GIGA)} GB / "
-        f"({figure(bandwidth / _TERA)} TB/s x {figure(efficiency.expert_mbu_ratio)})",
-        _ms(
-            costs.weights_bytes / (bandwidth * efficiency.mbu_ratio)
-            + costs.experts_bytes / (bandwidth * efficiency.expert_mbu_ratio)
-        )
+        "(weights + experts) / (bandwidth x MBU)",
+        f"({figure(costs.weights_bytes / _GIGA)} GB + {figure(costs.experts_bytes / _GIGA)} GB) / "
+        f"({figure(bandwidth / _TERA)} TB/s x {figure(efficiency.mbu_ratio)})",
+        _ms((costs.weights_bytes + costs.experts_bytes) / (bandwidth * efficiency.mbu_ratio))
         + (" with every expert touched" if costs.experts_bytes else ""),
         "guide 3.3; " + SOURCE,
     )
 
 
 def _step(title: str, time: StepTime, *, source: str) -> Step:
-    return Step(
-        title,
-        "max(memory, compute) + all-reduce + kernels + host",
-        f"max({_ms(time.memory_s)}, {_ms(time.compute_s)}) + {_ms(time.interconnect_s)} + "
-        f"{_ms(time.kernels_s)} + {_ms(time.host_s)}",
-        _ms(time.total_s),
-        source,
+    formula, values = step_arithmetic(time)
+    return Step(title, formula, values, _ms(time.total_s), source)
+
+
+def step_arithmetic(time: StepTime) -> tuple[str, str]:
+    """A step's time as a formula and with its values, in ms; experts only where there are any."""
+    kinds = {"weights": time.weights, "experts": time.experts, "attention": time.attention}
+    shown = {name: kernels for name, kernels in kinds.items() if kernels.total_s}
+    maxima = [f"max({_ms(part.read_s)}, {_ms(part.compute_s)})" for part in shown.values()]
+    rest_s = (time.interconnect_s, time.launch_s, time.host_s)
+    return (
+        f"max(read, compute) of {', '.join(shown)} + all-reduce + launches + host",
+        " + ".join([*maxima, *map(_ms, rest_s)]),
     )
 
 

@@ -76,7 +76,7 @@ def test_the_share_of_the_bandwidth_is_found_where_reading_binds() -> None:
 
 
 def test_with_the_default_the_same_server_would_be_told_otherwise() -> None:
-    page = seen(DECODES, mbu_ratio=0.6)
+    page = seen(DECODES, mbu_ratio=0.4)
     blind = page.but(memory_bytes_per_s=None, flop_per_s=None)
 
     assert told(page).predicted["itl_s"] != pytest.approx(told(blind).predicted["itl_s"], rel=0.01)
