@@ -66,7 +66,8 @@ class _Sections:
 def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
     """The report of an observed period; `made_s` is its time of creation."""
     stated = {tier.id: tier.stated for tier in observed.tiers}
-    all_incidents = incidents(observed.episodes, stated, observed.recommended)
+    engines = {tier.id: tier.engines for tier in observed.tiers}
+    all_incidents = incidents(observed.episodes, stated, observed.recommended, engines)
     sections = [_sections(tier, observed, all_incidents) for tier in observed.tiers]
     judged = [section.judged(partial=observed.partial) for section in sections]
     worst = max((severity(tier) for tier in judged), default=Severity.OK)

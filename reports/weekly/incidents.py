@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import advised
 from kneewatch.reports.weekly.figures import EvidenceLine, Line
 from kneewatch.reports.weekly.observed import (
+    EngineObserved,
     Episode,
     EpisodeObserved,
     Held,
@@ -230,28 +231,56 @@ def incidents(
     observed: Sequence[EpisodeObserved],
     stated: Mapping[str, TierStated],
     recommended: Sequence[Recommended],
+    engines: Mapping[str, Sequence[EngineObserved]],
 ) -> tuple[Incident, ...]:
-    """All incidents, numbered and ordered by start. `stated` is keyed by tier id."""
-    order = sorted(
-        observed, key=lambda incident: (incident.episode.start_s, incident.target, incident.engine)
-    )
+    """All incidents, numbered and ordered by start: what several replicas of a tier have of one
+    cause at the same time is one incident. `stated` and `engines` are keyed by tier id."""
     return tuple(
-        _incident(f"I{number}", incident, stated[incident.tier], recommended)
-        for number, incident in enumerate(order, 1)
+        _incident(f"I{number}", together, stated[tier], recommended, engines.get(tier, ()))
+        for number, together in enumerate(_of_tiers(observed), 1)
+        for tier in (together[0].tier,)
     )
+
+
+def _of_tiers(observed: Sequence[EpisodeObserved]) -> list[list[EpisodeObserved]]:
+    """The observed incidents; those of one tier and cause on several engines that overlap are
+    together."""
+    groups: list[list[EpisodeObserved]] = []
+    newest: dict[tuple[str, str], list[EpisodeObserved]] = {}
+    for row in sorted(observed, key=lambda row: (row.episode.start_s, row.target, row.engine)):
+        key = row.tier, row.episode.cause
+        group = newest.get(key, [])
+        again = (row.target, row.engine) in {(other.target, other.engine) for other in group}
+        until_s = max((other.episode.until_s for other in group), default=-math.inf)
+        if again or row.episode.start_s > until_s:
+            newest[key] = group = []
+            groups.append(group)
+        group.append(row)
+    return groups
 
 
 def _incident(
     name: str,
-    observed: EpisodeObserved,
+    together: Sequence[EpisodeObserved],
     stated: TierStated,
     recommended: Sequence[Recommended],
+    engines: Sequence[EngineObserved],
 ) -> Incident:
+    """One incident of one or several engines. Its target, stages, evidence and lead time are those
+    of the worst engine; its costs are those of all."""
+    observed = max(together, key=_badness)
     episode, cause = observed.episode, _cause(observed)
+    start_s, last_s = _span_s(together)
+    replicas = tuple(dict.fromkeys(row.target for row in together))
+    present = {
+        engine.target for engine in engines if engine.first_s <= last_s and engine.last_s >= start_s
+    }
     budget_s = stated.targets.ttft_p99_s
     stage2_s = _stage_s(episode, STAGE_PREEMPTING)
     late_s = _late_s(observed, budget_s)
     lead_s, lead_text = _lead(episode, stage2_s, late_s, budget_s)
+    goes_on = any(row.episode.end_s is None for row in together)
+    ends_last = max(together, key=lambda row: (row.episode.end_s is None, row.episode.until_s))
     return Incident(
         id=name,
         kind=episode.kind,
@@ -261,10 +290,10 @@ def _incident(
         cause=episode.cause,
         title=title(episode.cause),
         severity=episode.severity.word,
-        start_s=episode.start_s,
-        end_s=episode.end_s,
-        last_s=episode.last_s,
-        ended=episode.ended,
+        start_s=start_s,
+        end_s=None if goes_on else ends_last.episode.end_s,
+        last_s=last_s,
+        ended=ends_last.episode.ended,
         stages=tuple(
             StageSpan(int(held.id), NAMES[int(held.id)], held.severity.word, held.start_s,
                       held.end_s)
@@ -279,7 +308,7 @@ def _incident(
         budget_s=budget_s,
         lead_s=lead_s,
         lead_text=lead_text,
-        cost=cost(observed, budget_s),
+        cost=_added([cost(row, budget_s) for row in together]),
         evidence=_evidence(cause.get("evidence", ())),
         against=_evidence(cause.get("against", ())),
         advice=advised(observed, recommended),
@@ -288,7 +317,22 @@ def _incident(
             if any(value == value for value in values)
         ),
         guide=tuple(cause.get("guide", ())),
+        replicas=replicas,
+        replicas_present=len(present.union(replicas)),
     )  # fmt: skip
+
+
+def _badness(observed: EpisodeObserved) -> tuple[Severity, bool, float]:
+    episode = observed.episode
+    has_diagnosis = observed.document is not None
+    return episode.severity, has_diagnosis, episode.until_s - episode.start_s
+
+
+def _span_s(together: Sequence[EpisodeObserved]) -> tuple[float, float]:
+    """The first start and the last time at which any of them was seen."""
+    episodes_seen = [row.episode for row in together]
+    first_s = min(episode.start_s for episode in episodes_seen)
+    return first_s, max(episode.last_s for episode in episodes_seen)
 
 
 def _cause(observed: EpisodeObserved) -> Mapping[str, Any]:
@@ -360,6 +404,22 @@ def cost(observed: EpisodeObserved, budget_s: float | None) -> IncidentCost:
         late_requests=late,
         lost_requests=_lost(observed),
         missing=tuple(missing),
+    )
+
+
+def _added(costs: Sequence[IncidentCost]) -> IncidentCost:
+    """The costs of several engines; None where none of them has one."""
+
+    def total(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return math.fsum(known) if known else None
+
+    return IncidentCost(
+        preemptions=total(cost.preemptions for cost in costs),
+        recomputed_tokens=total(cost.recomputed_tokens for cost in costs),
+        late_requests=total(cost.late_requests for cost in costs),
+        lost_requests=total(cost.lost_requests for cost in costs),
+        missing=tuple(dict.fromkeys(text for cost in costs for text in cost.missing)),
     )
 
 

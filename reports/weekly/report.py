@@ -134,12 +134,14 @@ class IncidentCost:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A preemption cascade or a cause on one engine.
+    """A preemption cascade or a cause, on one engine or on several replicas at the same time.
 
     `kind` is cascade or cause; `cause` the root cause's id; `id` is I1, I2, ... by start. `end_s`
     is None if it is open at the period's end; `ended` is ended, restarted, unwatched or empty.
     `stage2_s`: first preemption; `late_s`: TTFT P99 first exceeds its target; `lead_s`: seconds
     from the first to the second (negative: after it); `lead_text`: the same as a sentence.
+    `replicas`: those that have it, of the tier's `replicas_present` at the time; target, stages,
+    lead time and evidence are those of the worst. Costs are those of all.
     """
 
     id: str
@@ -167,6 +169,15 @@ class Incident:
     advice: tuple[Advice, ...]
     lines: tuple[Line, ...]
     guide: tuple[str, ...]
+    replicas: tuple[str, ...]
+    replicas_present: int
+
+    @property
+    def where(self) -> str:
+        """The engine, or how many replicas have it and the worst of them."""
+        if len(self.replicas) == 1:
+            return f"{self.target}, engine {self.engine}"
+        return f"{len(self.replicas)} of {self.replicas_present} replicas, worst {self.target}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,8 @@ def _health(of: TierSections, serious: Sequence[Incident]) -> str:
     if serious:
         first = _worst(serious)
         more = f"; {len(serious)} incidents in total" if len(serious) > 1 else ""
-        return f"{first.title} on {first.target} for {duration(_lasted_s([first]))}{more}"
+        where = first.where if len(first.replicas) > 1 else first.target
+        return f"{first.title} on {where} for {duration(_lasted_s([first]))}{more}"
     bad = [row for row in _rows(of) if row.state in ("warning", "critical")]
     if bad:
         return "no incidents, but " + ", ".join(

@@ -231,7 +231,7 @@ def _incident(incident: Incident, calendar: Calendar, docs_url: str) -> Lines:
     return sections(
         [f"### {text(incident.id)} {text(incident.title)} ({health(incident.severity)})"],
         [
-            f"{text(incident.tier)}, {text(incident.target)}, engine {text(incident.engine)}; "
+            f"{text(incident.tier)}, {text(incident.where)}; "
             f"{calendar.stretch(incident.start_s, end_s)}, {lasted(incident.start_s, end_s)}, "
             f"{ending(incident.ended, goes_on=incident.end_s is None)}; {cause}. "
             f"{text(incident.lead_text)}".strip()

@@ -299,6 +299,28 @@ def test_an_incident_with_its_cost_and_advice() -> None:
     assert report.money[0].savings[0].saves_usd_per_month == pytest.approx(6 * 730)
 
 
+def test_what_replicas_have_of_one_cause_at_the_same_time_is_one_incident() -> None:
+    start_s = WEEK.from_s + 90
+    first = episode("queue_saturation", Severity.WARNING, start_s, start_s + 600)
+    worst = episode("queue_saturation", Severity.CRITICAL, start_s + 300, start_s + 700)
+    later = episode("queue_saturation", Severity.WARNING, start_s + 5000, start_s + 5600)
+    stall = episode("engine_stalled", Severity.CRITICAL, start_s, start_s + 600)
+    engines = [engine(name) for name in "abcd"]
+    report = made(
+        observed(
+            tier("t", engines, stated=STATED),
+            episodes=[first, replace(worst, target="b"), replace(later, target="b"), stall],
+        )
+    )
+    both, stalled, again = sorted(report.incidents, key=lambda one: (one.start_s, -one.last_s))
+    assert (both.target, both.severity, both.replicas) == ("b", "critical", ("a", "b"))
+    assert (both.start_s, both.end_s) == (start_s, start_s + 700)
+    assert both.where == "2 of 4 replicas, worst b"
+    assert both.cost.late_requests == pytest.approx(2 * stalled.cost.late_requests)  # type: ignore[operator]
+    assert (stalled.cause, stalled.where) == ("engine_stalled", "a, engine 0")
+    assert again.replicas == ("b",)
+
+
 def test_of_a_change_that_is_told_again_the_newest_or_the_followed_one_counts() -> None:
     start_s = WEEK.from_s + 90
     first = recommended("kv_pressure")

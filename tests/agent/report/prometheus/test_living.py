@@ -31,6 +31,9 @@ def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
         for row in report["incidents"]
     }
     assert named == set(FAULTS.items())
+    assert len(report["incidents"]) == len(FAULTS)
+    late = next(row for row in report["incidents"] if row["cause"] == "queue_saturation")
+    assert (len(late["replicas"]), late["replicas_present"]) == (4, 4)
     present = {tier["model"]: tier["engines_present"] for tier in report["tiers"]}
     assert present == {"m-big": 3, **{f"m-{name}": 4 for name in FAULTS if name != "big"}}
     down = {

@@ -96,6 +96,8 @@ def cascade(tier: str, at_s: float) -> Incident:
             )
         ),
         guide=("7.4", "9.3"),
+        replicas=("gpu-node-3:8000",),
+        replicas_present=4,
     )  # fmt: skip
 
 
@@ -107,6 +109,7 @@ def queue(tier: str, at_s: float) -> Incident:
         id="I2",
         kind="cause",
         target="gpu-node-1:8000",
+        replicas=("gpu-node-3:8000", "gpu-node-1:8000"),
         cause="queue_saturation",
         title="Requests arrived faster than they were served",
         severity="warning",
