@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 
 from kneewatch.agent.console import say
 from kneewatch.agent.printing import print_diagnoses, progress
 from kneewatch.agent.recording import Captures
 from kneewatch.agent.server.watch import ServerWatch, page_watch, server_watch
-from kneewatch.agent.server_log import NO_START, read_log, stated_with_log
+from kneewatch.agent.server_log import NO_START, LogFollower, facts_of_log, read_log
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
@@ -21,7 +22,8 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.causes.availability import STALLED_S
-from kneewatch.diagnose.deployment.startup_log import StartupLog
+from kneewatch.diagnose.deployment.server_facts import LOG, ServerFacts
+from kneewatch.diagnose.deployment.startup_log import LogFact, StartupLog
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.log_diagnosis import log_diagnosis
@@ -30,6 +32,9 @@ from kneewatch.reports.diagnosis_timeline import WorstState
 
 GPU_INTERVAL_S = 10.0
 """dcgm-exporter collects every 30 s, so scraping it more often shows the same samples."""
+
+LOOKED_AT_BYTES = 1024 * 1024
+"""How much of a file is read to see whether it is a log."""
 
 SCRAPES_IN_WINDOW = 2.2
 """Rates need two scrapes in the window, and scrapes are slightly late."""
@@ -41,6 +46,7 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
     if is_capture(target):
         if gpu_metrics and settings.origin("gpu_metrics").startswith("flag"):
             raise SettingsError("--gpu-metrics needs a server; a capture has no GPU page")
+        _check_is_no_log(target)
         return _diagnose_capture(target, settings, form)
     profile = settings.profile(window_s=live_window_s(settings), stated=stated(settings))
     stream = TargetStream(target_name(target), profile, settings.limits())
@@ -58,9 +64,9 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
             raise
         say(f"{error}")
         return _print_log(log, target_name(target), settings, form)
-    if log.failure is not None:
-        say("the log ends with a failure, but the server answers: its log is elsewhere by now")
-    return print_diagnoses(last, form, settings.docs_url, introduction=introduction, log=log.facts)
+    return print_diagnoses(
+        last, form, settings.docs_url, introduction=introduction, log=_used_facts(stream, log)
+    )
 
 
 def diagnose_log(settings: Settings, *, form: str) -> int:
@@ -71,6 +77,20 @@ def diagnose_log(settings: Settings, *, form: str) -> int:
     if log.phase == "empty" and log.failure is None:
         raise SettingsError(f"{settings.origin('server_log')}: {path}: {NO_START}")
     return _print_log(log, path, settings, form)
+
+
+def _check_is_no_log(path: str) -> None:
+    """Check that a file that was given as target is not vLLM's log.
+
+    Raises:
+        SettingsError: it is; the message has the option for it.
+    """
+    if path.endswith((".jsonl", ".gz")):
+        return
+    follower = LogFollower(path)
+    follower.read(LOOKED_AT_BYTES)
+    if follower.log.phase != "empty" or follower.log.failure is not None:
+        raise SettingsError(f"{path} is a log of vLLM, not a capture; write --log {path}")
 
 
 def _log_of(watch: ServerWatch | None) -> StartupLog:
@@ -87,9 +107,21 @@ def _log_of(watch: ServerWatch | None) -> StartupLog:
     return watch.log.log
 
 
+def _used_facts(stream: TargetStream, log: StartupLog) -> Mapping[str, LogFact]:
+    """The facts of the log. Without a fact of it among the server's, it was refused: stderr has the
+    reason."""
+    server = stream.monitor.server or ServerFacts()
+    if not log.facts or any(fact.source == LOG for fact in server.facts):
+        return log.facts
+    for note in server.notes:
+        if re.search(r"\blog\b", note):
+            say(note)
+    return {}
+
+
 def _print_log(log: StartupLog, target: str, settings: Settings, form: str) -> int:
     now_s = time.time()
-    deployment = stated_with_log(stated(settings), log, now_s)
+    _, deployment = facts_of_log(stated(settings), log, now_s)
     diagnosis = log_diagnosis(log, deployment, target=target, t_s=now_s)
     return print_diagnoses([diagnosis], form, settings.docs_url, log=log.facts)
 
@@ -121,7 +153,9 @@ def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
     introduction = worst.ended_words(last)
     if introduction:
         introduction = f"{introduction} All states: kneewatch replay {path}"
-    return print_diagnoses(last, form, settings.docs_url, introduction=introduction, log=log.facts)
+    return print_diagnoses(
+        last, form, settings.docs_url, introduction=introduction, log=_used_facts(stream, log)
+    )
 
 
 def _gpu_stream(target: str, url: str, settings: Settings, profile: Profile) -> GpuStream:

@@ -13,7 +13,7 @@ import orjson
 
 from kneewatch.agent.console import FOUND, NO_DATA, OK, say
 from kneewatch.collector.errors import CaptureError
-from kneewatch.diagnose.deployment.startup_log import LogFact
+from kneewatch.diagnose.deployment.startup_log import LogFact, Value, title
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports import diagnosis_timeline as timeline
 from kneewatch.reports.diagnosis_json import document
@@ -142,7 +142,7 @@ def _columns(stream: TextIO) -> int:
 # --- Facts of a start-up log ----------------------------------------------------------------------
 
 
-_UNITS = {"_gib": " GiB", "_s": " s", "_tokens": " tokens"}
+_UNITS = {"_gib": " GiB", "_s": " s", "concurrency_tokens": " tokens"}
 
 
 def log_document(facts: Mapping[str, LogFact]) -> dict[str, Any]:
@@ -151,13 +151,12 @@ def log_document(facts: Mapping[str, LogFact]) -> dict[str, Any]:
 
 
 def log_words(facts: Mapping[str, LogFact]) -> str:
-    """All facts in a sentence: from the log: version 0.19.1, weights 12.66 GiB, ..."""
-    return "from the log: " + ", ".join(_words(name, fact) for name, fact in facts.items())
+    """All facts in a sentence: from the log: vLLM 0.19.1, model weights 12.66 GiB, ..."""
+    return "from the log: " + ", ".join(_words(name, fact.value) for name, fact in facts.items())
 
 
-def _words(name: str, fact: LogFact) -> str:
-    value = f"{fact.value:,}" if type(fact.value) is int else str(fact.value)
-    for suffix, unit in _UNITS.items():
-        if name.endswith(suffix):
-            return f"{name.removesuffix(suffix)} {value}{unit}".replace("_", " ")
-    return f"{name.replace('_', ' ')} {value}"
+def _words(name: str, value: Value) -> str:
+    if isinstance(value, bool):
+        return title(name) if value else title(name).replace("--", "--no-", 1)
+    unit = next((unit for suffix, unit in _UNITS.items() if name.endswith(suffix)), "")
+    return f"{title(name)} {f'{value:,}' if isinstance(value, int) else value}{unit}"

@@ -15,7 +15,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.log_reading import log_reading
-from kneewatch.diagnose.deployment.server_facts import SourceReading, merge
+from kneewatch.diagnose.deployment.server_facts import ServerFacts, SourceReading, merge
 from kneewatch.diagnose.deployment.startup_log import StartupLog
 from kneewatch.diagnose.engine.log_diagnosis import LogFailure, log_failure
 
@@ -115,15 +115,15 @@ def read_log(path: str) -> StartupLog:
     return follower.log
 
 
-def stated_with_log(stated: Stated, log: StartupLog, now_s: float) -> Stated:
+def facts_of_log(stated: Stated, log: StartupLog, now_s: float) -> tuple[ServerFacts, Stated]:
     """What is stated and, for what is not, what the log says; there is no page of its server."""
     reading = reading_of(log, now_s)
-    return merge(stated, [reading], config={}, model_names=(), settings_s=now_s, page_s=now_s)[1]
+    return merge(stated, [reading], config={}, model_names=(), settings_s=now_s, page_s=now_s)
 
 
 def failure_of(log: StartupLog, stated: Stated, now_s: float) -> LogFailure | None:
     """The failure that the log ends with, first read at `now_s`; None without one."""
-    return log_failure(log, stated_with_log(stated, log, now_s), now_s)
+    return log_failure(log, facts_of_log(stated, log, now_s)[1], now_s)
 
 
 def reading_of(log: StartupLog, now_s: float) -> SourceReading:

@@ -127,7 +127,7 @@ def cause_document(cause: Cause, *, docs_url: str = "") -> dict[str, Any]:
         "id": cause.id,
         "confidence": cause.confidence,
         "severity": cause.severity.word,
-        "since": round(cause.since_s, 3),
+        "since": round(cause.since_s, 3) if isfinite(cause.since_s) else None,
         "seen": round(cause.seen_s, 3) if isfinite(cause.seen_s) else None,
         "summary": cause.summary,
         "evidence": [_evidence(item) for item in cause.evidence],

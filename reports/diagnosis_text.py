@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.ranking import BY_ID
@@ -297,7 +298,8 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
         (f"{do_first}: {cause.lever}" if not recommendations else "", 2),
         (f"docs: {docs}" if (docs := cause_page(style.docs_url, cause.id)) else "", 2),
     ]
-    lines = wrapped(f"{head} {lasting(cause.since_s, diagnosis.t_s)}", width=style.width, more=3)
+    lasted = lasting(cause.since_s, diagnosis.t_s) if isfinite(cause.since_s) else ""
+    lines = wrapped(f"{head} {lasted}".rstrip(), width=style.width, more=3)
     lines[0] = lines[0].replace(head, style.bold(head), 1)
     for row, more in rows:
         lines += wrapped(row, width=style.width, indent=3, more=more)
@@ -389,11 +391,11 @@ def _also(finding: Finding, t_s: float) -> str:
 
 
 def _markdown_cause(place: int, cause: Cause, diagnosis: Diagnosis, docs_url: str) -> list[str]:
-    summary = escaped(summary_words(cause, diagnosis.t_s))
+    summary, dated = escaped(summary_words(cause, diagnosis.t_s)), isfinite(cause.since_s)
     lines = [
         f"### {place}. `{cause.id}` ({cause.severity.word}, confidence {cause.confidence:.2f})",
         "",
-        f"{summary} Since {moment(cause.since_s, diagnosis.t_s)}.",
+        f"{summary} Since {moment(cause.since_s, diagnosis.t_s)}." if dated else summary,
         "",
         "| evidence | signal | value | threshold |",
         "| --- | --- | --- | --- |",

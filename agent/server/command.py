@@ -8,9 +8,10 @@ from contextlib import closing
 import click
 import orjson
 
-from kneewatch.agent.console import OK
+from kneewatch.agent.console import OK, say
 from kneewatch.agent.printing import style
 from kneewatch.agent.server.watch import page_watch, server_watch
+from kneewatch.agent.server_log import facts_of_log
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import TargetStream, capture_name
@@ -27,11 +28,11 @@ SCHEMA = "kneewatch.server/1"
 
 
 def inspect(target: str, settings: Settings, *, form: str) -> int:
-    """Print the facts about a server after one scrape, or about a capture's last page. Returns the
-    exit status.
+    """Print the facts about a server after one scrape, or about a capture's last page; those of the
+    log alone where the page cannot be read. Returns the exit status.
 
     Raises:
-        CollectError: the page cannot be read.
+        CollectError: the page cannot be read, and no log is known.
         CaptureError: the capture has no readable page.
     """
     played = is_capture(target)
@@ -56,9 +57,15 @@ def _read(target: str, stream: TargetStream, settings: Settings) -> float:
     stream.server = server_watch(target, settings) or page_watch(target, settings)
     with closing(Fetcher(metrics_url(target), settings.fetch())) as fetcher:
         stream.scrape(fetcher)
-    if stream.monitor.last_error is not None:
-        raise stream.monitor.last_error
-    return time.time()
+    error = stream.monitor.last_error
+    log = stream.server.log if stream.server is not None else None
+    if error is not None and (log is None or not log.log.facts):
+        raise error
+    now_s = time.time()
+    if error is not None and log is not None:
+        say(f"{error}: only the settings and {log.path} are read")
+        stream.monitor.set_server(*facts_of_log(stream.monitor.profile.stated, log.log, now_s))
+    return now_s
 
 
 def _read_capture(path: str, stream: TargetStream, settings: Settings) -> float:

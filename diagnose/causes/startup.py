@@ -103,10 +103,30 @@ ENGINE_DIED = CauseRecord(
 """Concluded where the log is read (`failed`), not from facts."""
 
 
+OTHERS_LEAST_GIB = 1.0
+"""A process without tensors (a monitor, a display) holds less of a GPU."""
+
+
+def _gpu_lever(others_gib: float) -> str:
+    """What to do about exhausted GPU memory of which other processes hold `others_gib`."""
+    less = (
+        "Lower --gpu-memory-utilization, --max-num-seqs or --max-num-batched-tokens, or use more "
+        "GPUs (--tensor-parallel-size)."
+    )
+    if others_gib < OTHERS_LEAST_GIB:
+        return less
+    return (
+        f"Other processes hold {others_gib:.1f} GiB of this GPU: find them with nvidia-smi, a "
+        f"previous vLLM may still run. Else: {less[0].lower()}{less[1:]}"
+    )
+
+
 def failed(failure: Failure, t_s: float) -> Cause:
-    """The cause of a failure that a log proves, with its line as evidence, at `t_s`."""
+    """The cause of a failure that a log proves, with its line as evidence, seen since `t_s`."""
     record = ENGINE_DIED if failure.served else STARTUP_FAILED
     what, lever = REASONS[failure.kind]
+    if failure.kind == log.GPU_MEMORY and (others_gib := log.others_gpu_gib(failure)) is not None:
+        lever = _gpu_lever(others_gib)
     who = "The engine died" if failure.served else "vLLM did not start"
     return Cause(
         record.id,

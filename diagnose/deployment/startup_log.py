@@ -230,7 +230,30 @@ ARGUMENTS: Mapping[str, str] = {
 _TEXTS = ("model", "dtype", "quantization", "kv_cache_dtype")
 """Facts that are texts; the other arguments are numbers and booleans."""
 
+TITLES: Mapping[str, str] = {
+    "version": "vLLM",
+    "model": "model",
+    "weights_gib": "model weights",
+    "load_s": "loading the model",
+    "gpu_memory_gib": "GPU memory",
+    "available_kv_gib": "available KV cache memory",
+    "gpu_blocks": "KV cache blocks",
+    "kv_cache_tokens": "KV cache size in tokens",
+    "concurrency_tokens": "request length of the maximum concurrency",
+    "max_concurrency": "maximum concurrency",
+    "graph_s": "capturing CUDA graphs",
+    "graph_gib": "memory of CUDA graphs",
+    "attention_backend": "attention backend",
+}
+"""How facts that no argument sets are called in text."""
+
 _FLAGS = {fact: "--" + key.replace("_", "-") for key, fact in reversed(list(ARGUMENTS.items()))}
+
+
+def title(fact: str) -> str:
+    """What a fact is called in text: an argument by its flag."""
+    return TITLES.get(fact) or _FLAGS[fact]
+
 
 # --- Failures -------------------------------------------------------------------------------------
 
@@ -293,7 +316,11 @@ FAILURES: tuple[FailureWording, ...] = (
     FailureWording(
         GPU_MEMORY,
         r"(?:[\w.]{0,40}OutOfMemoryError|RuntimeError): (?:CUDA|HIP|XPU)(?: error:)? out of memory"
-        r"(?: occurred when warming up sampler with (?P<max_num_seqs>\d{1,9}) dummy requests)?",
+        r"(?: occurred when warming up sampler with (?P<max_num_seqs>\d{1,9}) dummy requests)?"
+        r"(?:.{0,120}? total capac\w{1,4} of (?P<gpu_memory_gib>[\d.]{1,12}) GiB of which "
+        r"[\d.]{1,12} (?:[GMK]iB|bytes) is free\.(?P<holders>(?: [^.]{4,60} has "
+        r"[\d.]{1,12} [GMK]iB memory in use\.){0,16})"
+        r"(?: Of the allocated memory (?P<torch>[\d.]{1,12} [GMK]iB))?)?",
     ),
     FailureWording(
         MODEL_LEN,
@@ -391,6 +418,35 @@ class Failure:
     line: str
     served: bool
     details: Mapping[str, Value] = field(default_factory=dict[str, Value])
+
+
+_SIZE = re.compile(r"([\d.]{1,12}) ([GMK])iB")
+_GIB_EACH = {"G": 1.0, "M": 1 / 1024, "K": 1 / 1024**2}
+_THIS_PROCESS = "this process has"
+_TORCH_RATIO = 0.75
+"""The least share of a process's GPU memory that PyTorch allocated: the rest is CUDA's context,
+graphs and NCCL. A process of which it allocated that much is the one that wrote the line."""
+
+
+def others_gpu_gib(failure: Failure) -> float | None:
+    """GiB of the GPU that other processes hold, by PyTorch's line about exhausted GPU memory; None
+    where the line does not say. In a container it names its own process by the node's id."""
+    holders = str(failure.details.get("holders", ""))
+    rows = re.findall(r"([^.]+ has )([\d.]+ [GMK]iB) memory in use\.", holders)
+    others = [_gib(size) for who, size in rows if _THIS_PROCESS not in who]
+    if len(others) < len(rows):
+        return sum(others)
+    allocated = failure.details.get("torch")
+    own = _gib(str(allocated)) if allocated is not None else 0.0
+    if not own or not others:
+        return None
+    mine = min(others, key=lambda size: abs(size - own))
+    return sum(others) - mine if _TORCH_RATIO * mine <= own <= mine else None
+
+
+def _gib(text: str) -> float:
+    match = _SIZE.search(text)
+    return 0.0 if match is None else float(match[1]) * _GIB_EACH[match[2]]
 
 
 class StartupLog:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
+from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.startup import failed
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.startup_log import StartupLog
+from kneewatch.diagnose.deployment.startup_log import Failure, StartupLog, title
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.recommend.startup import Remedies
+
+GPU_SIZE_TOLERANCE_RATIO = 0.1
+"""Driver and ECC take a few percent of a GPU's memory."""
 
 BASIS = "nothing: a log has no metrics"
 
@@ -25,13 +30,31 @@ class LogFailure:
 
 
 def log_failure(log: StartupLog, stated: Stated, since_s: float) -> LogFailure | None:
-    """The failure that the log ends with, first read at `since_s`; None without one. `stated`
-    includes what the log says."""
+    """The failure that the log ends with, first read at `since_s`; None without one.
+    `stated` includes what the log says. Nothing is sized for a stated GPU of another size than the
+    log's."""
     if log.failure is None:
         return None
-    remedies = Remedies(log.failure, log, stated)
+    problem = _gpu_problem(log, log.failure, stated)
+    remedies = Remedies(log.failure, log, replace(stated, gpu=None) if problem else stated)
     return LogFailure(
-        failed(log.failure, since_s), tuple(remedies.all()), tuple(remedies.missing())
+        failed(log.failure, since_s),
+        tuple(remedies.all()),
+        (problem,) if problem else tuple(remedies.missing()),
+    )
+
+
+def _gpu_problem(log: StartupLog, failure: Failure, stated: Stated) -> str:
+    """A line that says so where the stated GPU is not the log's, by its memory; else empty."""
+    logged = failure.details.get("gpu_memory_gib", log.number("gpu_memory_gib"))
+    if stated.gpu is None or not isinstance(logged, int | float):
+        return ""
+    stated_gib = stated.gpu.memory_bytes / GIB
+    if abs(logged / stated_gib - 1) <= GPU_SIZE_TOLERANCE_RATIO:
+        return ""
+    return (
+        f"what fits on these GPUs: {stated.gpu.id} has {stated_gib:.1f} GiB, and the log says that "
+        f"the GPU has {logged:.1f} GiB; check --gpu"
     )
 
 
@@ -51,7 +74,8 @@ def log_diagnosis(log: StartupLog, stated: Stated, *, target: str, t_s: float) -
         tier=None,
         health="critical" if failure else "ok" if running else "unknown",
         stage=None,
-        causes=[failure.cause] if failure else [],
+        # When it happened is unknown: the lines have no year and no time zone.
+        causes=[replace(failure.cause, since_s=math.nan)] if failure else [],
         symptoms=(),
         findings=(),
         values={},
@@ -66,4 +90,4 @@ def _lacking(log: StartupLog) -> list[str]:
     """Lines about facts that this version logs, and this log lacks, once the server has started."""
     if log.phase == "starting":
         return []
-    return [f"{fact}: no line in the log" for fact in log.not_logged]
+    return [f"{title(fact)}: no line in the log" for fact in log.not_logged]

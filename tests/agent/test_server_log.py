@@ -16,6 +16,13 @@ from tests.diagnose.deployment import logs
 from tests.recordings import CAPTURES
 from tests.reports.schema import problems
 
+SERVING = (
+    logs.V0_19.replace("686,320", "5,120")
+    .replace("fp8_e4m3", "auto")
+    .replace("0.8,", "0.92,")
+    .replace("0.19.1", "0.32.0")
+    .replace("'max_num_seqs': 32", "'max_num_seqs': 128")
+)
 UNUSED = "http://127.0.0.1:9"
 KV_LEFT = "Available KV cache memory: {} GiB"
 
@@ -102,8 +109,9 @@ def test_a_healthy_log_gives_its_facts(main: Main, log_file: Path) -> None:
     log_file.write_text(logs.V0_19)
     done = main("diagnose", "--log", log_file)
     assert done.status == 0
-    assert "version 0.19.1" in done.out
-    assert "kv cache 686,320 tokens" in done.out
+    assert "from the log: vLLM 0.19.1" in done.out
+    assert "KV cache size in tokens 686,320" in " ".join(done.out.split())
+    assert "weights_gib" not in done.out
     assert told(main, "--log", log_file)["health"] == "ok"
     assert main("diagnose", "--log", log_file, "--format", "markdown").status == 0
 
@@ -123,10 +131,99 @@ def test_a_target_that_does_not_answer(main: Main, log_file: Path) -> None:
 
 
 def test_the_log_states_what_the_settings_do_not(main: Main, log_file: Path) -> None:
-    log_file.write_text(logs.V0_19.replace("'max_num_seqs': 32", "'max_num_seqs': 128"))
+    log_file.write_text(SERVING)
     capture = CAPTURES / "kv_pressure_cascade.jsonl.gz"
     given = ("--window", "15s", "--log", log_file)
     assert told(main, capture, *given)["log"]["tensor_parallel"]["value"] == 4
+
+
+def test_the_facts_of_a_log_that_was_refused_are_not_printed(main: Main, log_file: Path) -> None:
+    log_file.write_text(logs.V0_19)
+    capture = CAPTURES / "kv_pressure_cascade.jsonl.gz"
+    done = main("diagnose", capture, "--window", "15s", "--log", log_file, "--format", "json")
+    assert "log" not in done.documents[0]
+    assert "of another start and not used: it says" in done.err
+
+
+def test_a_log_given_as_target_names_the_option(main: Main, log_file: Path) -> None:
+    log_file.write_text(logs.KV_TOO_SMALL)
+    done = main("diagnose", log_file)
+    assert done.status == 2
+    assert f"is a log of vLLM, not a capture; write --log {log_file}" in " ".join(done.err.split())
+
+
+def test_when_a_log_without_a_year_was_written_is_unknown(main: Main, log_file: Path) -> None:
+    log_file.write_text(logs.KV_TOO_SMALL)
+    assert told(main, "--log", log_file)["causes"][0]["since"] is None
+    for form in ("text", "markdown"):
+        assert "since" not in main("diagnose", "--log", log_file, "--format", form).out.lower()
+
+
+def test_inspect_of_a_dead_server_prints_the_facts_of_its_log(main: Main, log_file: Path) -> None:
+    log_file.write_text(logs.KV_TOO_SMALL)
+    done = main("inspect", UNUSED, "--log", log_file, "--tp", "2")
+    assert done.status == 0
+    assert "connection refused: only the settings and" in done.err
+    facts = {row.split()[0]: row.split()[1:] for row in done.out.splitlines() if row.strip()}
+    assert facts["weights_gib"][0] == "log"
+    assert facts["weights_gib"][-1] == "15.2683"
+    assert facts["tensor_parallel"][0] == "setting"
+    log_file.write_text("")
+    assert main("inspect", UNUSED, "--log", log_file).status == 2
+
+
+OUT_OF_MEMORY = (
+    "ERROR 10-08 20:33:48 [core.py:708] torch.OutOfMemoryError: CUDA out of memory. Tried to "
+    "allocate 2.00 GiB. GPU 0 has a total capacity of {} GiB of which 1.12 GiB is free. {} Of the "
+    "allocated memory {} GiB is allocated by PyTorch, and 66.00 MiB is reserved by PyTorch\n"
+)
+OWN = "Including non-PyTorch memory, this process has 78.02 GiB memory in use."
+
+
+@pytest.mark.parametrize(
+    ("total", "holders", "allocated", "first"),
+    [
+        ("79.15", OWN, "77.00", "Lower --gpu-memory-utilization"),
+        (
+            "79.15",
+            f"Process 811 has 512.00 MiB memory in use. {OWN}",
+            "77.00",
+            "Lower --gpu-memory-utilization",
+        ),
+        (
+            "79.15",
+            "Process 811 has 30.25 GiB memory in use. Including non-PyTorch memory, this process "
+            "has 47.00 GiB memory in use.",
+            "46.00",
+            "Other processes hold 30.2 GiB of this GPU",
+        ),
+        ("79.15", "Process 2398 has 78.02 GiB memory in use.", "77.00", "Lower --gpu-memory"),
+        ("79.15", "Process 2398 has 78.02 GiB memory in use.", "5.00", "Check with nvidia-smi"),
+        ("79.15", "", "77.00", "Check with nvidia-smi"),
+    ],
+    ids=["alone", "a monitor", "another server", "alone in a container", "unclear", "not said"],
+)
+def test_what_to_do_follows_from_who_holds_the_memory(
+    main: Main, log_file: Path, total: str, holders: str, allocated: str, first: str
+) -> None:
+    error = OUT_OF_MEMORY.format(total, holders, allocated)
+    log_file.write_text(logs.KV_TOO_SMALL.partition("ERROR")[0] + "\n" + error)
+    (cause,) = told(main, "--log", log_file)["causes"]
+    assert cause["lever"].startswith(first)
+    assert "the GPU ran out of memory" in cause["summary"]
+
+
+def test_nothing_is_sized_for_a_gpu_that_is_not_the_logs(main: Main, log_file: Path) -> None:
+    start = logs.KV_TOO_SMALL.partition("ERROR")[0] + "\n"
+    log_file.write_text(start + OUT_OF_MEMORY.format("23.68", OWN, "22.00"))
+    document = told(main, "--log", log_file, "--gpu", "h100-sxm")
+    assert document["recommendations"] == []
+    assert (
+        "what fits on these GPUs: h100-sxm has 79.2 GiB, and the log says that the GPU has 23.7 "
+        "GiB; check --gpu"
+    ) in document["unknown"]
+    log_file.write_text(start + OUT_OF_MEMORY.format("79.15", OWN, "77.00"))
+    assert told(main, "--log", log_file, "--gpu", "h100-sxm")["recommendations"] != []
 
 
 @pytest.mark.parametrize(
