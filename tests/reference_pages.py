@@ -28,7 +28,7 @@ from kneewatch.diagnose.causes.record import (
     Term,
 )
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
-from kneewatch.diagnose.fleet import outliers, routing
+from kneewatch.diagnose.fleet import outliers, routers, routing
 from kneewatch.diagnose.learned.derived_signals import HELP
 from kneewatch.rules.conditions import (
     ALWAYS,
@@ -100,6 +100,7 @@ SETTING_BOUNDS = {
 FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "routing_dilution": routing.routing_dilution,
     "replica_imbalance": outliers.replica_imbalance,
+    "router_fault": routers.router_faults,
     "mixed_tiers": routing.mixed_tiers,
     "bad_node": outliers.bad_nodes,
     "cold_replica": outliers.cold_replicas,

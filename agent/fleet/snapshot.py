@@ -21,6 +21,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.engine_state import Coverage, coverage
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Shape, shape_of
 from kneewatch.diagnose.fleet.observed import WEEK_S, Load, Observed, Past
+from kneewatch.diagnose.fleet.routers import router_queries, routers_of
 from kneewatch.diagnose.gpu.health import GpuState, XidSeen
 from kneewatch.rules.facts import range_s
 from kneewatch.rules.rule import Severity
@@ -208,6 +209,7 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     findings = _findings(asking, scope, shape) if use_recorded else {}
     streaks_s = _streaks(asking, scope, shape, config, interval_s=interval_s, recorded=not raw)
     of_pods = _of_pods(asking, scope, shape, values)
+    answers = asking.instants(router_queries())
     shape = of_pods.shape
     past = config.past
     if past is None:
@@ -250,6 +252,9 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
         ),
         streaks_s=streaks_s,
         scrape_interval_s=interval_s,
+        routers=routers_of(
+            {key: [(s.labels, s.value) for s in samples] for key, samples in answers.items()}
+        ),
     )
 
 

@@ -48,6 +48,15 @@ FLEET_ONLY_CAUSES = (
         sidecar=OF_REPLICAS,
     ),
     CauseRecord(
+        id="router_fault",
+        title="The router does not use its engines",
+        means="The router in front of a pool has no endpoint, queues requests before idle engines, "
+        "picks one engine far too often, or picks by stale data.",
+        fleet=True,
+        sidecar="joins a router with the engines of its namespace: run `kneewatch diagnose "
+        "--prometheus`",
+    ),
+    CauseRecord(
         id="mixed_tiers",
         title="Mixed GPU types behind one load balancer",
         means="A pool mixes GPU types, and the load balancer treats them alike.",

@@ -25,6 +25,7 @@ from kneewatch.diagnose.fleet.replica_count import (
     splits_of,
     tier_facts,
 )
+from kneewatch.diagnose.fleet.routers import router_faults
 from kneewatch.diagnose.fleet.routing import mixed_tiers, reuse_possible, routing_dilution
 from kneewatch.diagnose.fleet.tensor_parallel import split_notes, tp_overhead
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, engine_causes, middle, spread
@@ -196,6 +197,7 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
     engines = engines_of(observed, profile, covered)
     tiers = tiers_of(engines)
     causes = absence_causes(observed)
+    causes += router_faults(observed.routers, engines)
     for tier in tiers:
         diluted = routing_dilution(tier, observed.past, profile.targets)
         causes += [diluted] if diluted else []

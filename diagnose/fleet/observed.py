@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import isfinite
 from statistics import median
+from typing import TYPE_CHECKING
 
 from kneewatch.diagnose.fleet.inventory import Group, Key, Labels, Shape
 from kneewatch.diagnose.gpu.health import GpuState
 from kneewatch.diagnose.workload.drift import Buckets
 from kneewatch.rules.rule import Severity
+
+if TYPE_CHECKING:
+    from kneewatch.diagnose.fleet.routers import RouterState
 
 STEP_S = 300.0
 """Prometheus' look-back for a value, in seconds: with this step no moment is left out."""
@@ -183,6 +187,8 @@ class Observed:
     `streaks_s` is for how long at least named conditions have held, `scrape_interval_s` the
     longest time between scrapes of a pool, None where it could not be measured.
 
+    `routers` are those whose metrics are scraped, one per namespace.
+
     `scaled_to_zero` are the pools without a running replica whose workload wanted none within the
     last minutes; None where no kube-state-metrics is scraped, or every pool has replicas.
     `renamed` are pools without one whose workload serves another model now: {pool: pool now}.
@@ -220,3 +226,4 @@ class Observed:
         default_factory=dict[Key, Mapping[str, float]]
     )
     scrape_interval_s: float | None = None
+    routers: Sequence[RouterState] = ()

@@ -11,7 +11,8 @@ from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.rules.guide_tables import ROWS, Row
 from tests.rules.judged import ALL
 
-FLEET = {"routing_dilution", "replica_imbalance", "mixed_tiers", "bad_node", "cold_replica"}
+FLEET = {"routing_dilution", "replica_imbalance", "mixed_tiers", "bad_node", "cold_replica",
+         "router_fault"}  # fmt: skip
 HARDWARE = {"gpu_throttled", "gpu_fault"}
 OBSERVER = {"engine_restarted", "target_down", "metrics_missing"}
 FROM_LOG = {"startup_failed", "engine_died"}

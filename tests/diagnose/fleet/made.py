@@ -8,6 +8,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
 from kneewatch.diagnose.fleet.inventory import Group, Labels, Shape, label_map, shape_of
 from kneewatch.diagnose.fleet.observed import Gone, Observed, Past, Peak, Usual
+from kneewatch.diagnose.fleet.routers import RouterState
 from kneewatch.diagnose.gpu.health import GpuState
 from kneewatch.diagnose.workload.drift import Buckets
 
@@ -75,6 +76,7 @@ def verdict(
     streaks_s: Mapping[str, Mapping[str, float]] | None = None,
     images: Mapping[str, str] | None = None,
     faulty_gpus: Mapping[str, Sequence[GpuState]] | None = None,
+    routers: Sequence[RouterState] = (),
 ) -> FleetDiagnosis:
     """The verdict on engines, each as usual but for what is stated and `lacking`; GPUs, faulty
     ones, streaks and images by pod."""
@@ -108,6 +110,7 @@ def verdict(
             },
             past=Past(peaks or {}, lengths or {}, recent=recent or {}, usual=usual or {}),
             gone=gone,
+            routers=routers,
             raw=tuple(USUAL),
             warnings=warnings,
             failed=failed or {},

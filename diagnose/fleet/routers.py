@@ -1,0 +1,280 @@
+"""Routers in front of a pool: no endpoint, stale data, a queue before idle engines, uneven picks.
+Pure.
+
+A router and engines belong together by cluster and namespace: no label of a router's own metrics
+names vLLM's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from kneewatch.diagnose.causes.evidence import Case
+from kneewatch.diagnose.fleet.engine_state import Engine
+from kneewatch.diagnose.fleet.inventory import Labels
+from kneewatch.diagnose.fleet.tier import FleetCause, names_of
+from kneewatch.rules.facts import duration
+from kneewatch.rules.rule import Severity
+
+UNREADY_S, QUEUED_S, PICKS_S = 120.0, 60.0, 300.0
+
+QUEUED_MIN = 2.0
+"""Requests that a router holds throughout a minute: one may be in passing at each scrape."""
+
+IDLE_KV = 0.5
+"""Below this KV usage, and without a queue, an engine could take more: the routers' own limits are
+0.8 and a queue of five."""
+
+PICKS_MIN, PICKED_MORE = 100.0, 3.0
+"""Picks in five minutes that are enough to compare, and how far above the median one must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The metric names of a router; empty where it has none.
+
+    `ready` is a gauge of endpoints that may be picked, `queue` one of requests that it holds,
+    `errors` counts failed reads of endpoints' metrics, `picks` counts the requests sent to the
+    endpoint in the label `endpoint`. `rate`: `picks` is a rate already. `lever` is what to do about
+    a queue in front of engines that have room.
+    """
+
+    title: str
+    versions: str
+    ready: str = ""
+    queue: str = ""
+    errors: str = ""
+    picks: str = ""
+    endpoint: str = ""
+    rate: bool = False
+    lever: str = ""
+
+
+ROUTERS = (
+    Router(
+        "llm-d endpoint picker",
+        "from 0.9 on",
+        ready="llm_d_epp_ready_endpoints",
+        queue="llm_d_epp_flow_control_queue_size",
+        errors="llm_d_epp_datalayer_poll_errors_total",
+        picks='llm_d_epp_scheduler_attempts_total{status="success"}',
+        endpoint="endpoint_name",
+        lever="Compare the picker's saturation limits (queue depth, KV usage) with what the "
+        "engines show, and restart the picker if its data does not follow them.",
+    ),
+    Router(
+        "Gateway API inference extension",
+        "before llm-d 0.9; later pickers write both names",
+        ready="inference_pool_ready_pods",
+        queue="inference_extension_flow_control_queue_size",
+        picks='inference_extension_scheduler_attempts_total{status="success"}',
+        endpoint="pod_name",
+        lever="Compare the picker's saturation limits (queue depth, KV usage) with what the "
+        "engines show, and restart the picker if its data does not follow them.",
+    ),
+    Router(
+        "vLLM production-stack router",
+        "2025 on",
+        ready="vllm:healthy_pods_total",
+        picks="vllm:current_qps",
+        endpoint="server",
+        rate=True,
+    ),
+    Router(
+        "Ray Serve",
+        "2.x",
+        queue="ray_serve_deployment_queued_queries",
+        lever="Raise max_ongoing_requests of the deployment: Ray holds what exceeds it.",
+    ),
+)
+"""The routers whose metrics are read. Of two rows of one namespace the first that has series
+counts."""
+
+QUESTIONS = ("ready", "queue", "errors", "picks")
+NAMED = "router"
+"""The label that answers have for the row of ROUTERS that they are of."""
+
+PLACE = ("cluster", "namespace")
+
+
+def router_queries() -> dict[str, str]:
+    """A query for each question, over all routers."""
+    return {
+        f"router_{question}": " or ".join(
+            f'label_replace({query}, "{NAMED}", "{at}", "", "")'
+            for at, router in enumerate(ROUTERS)
+            if (query := router_query(router, question))
+        )
+        for question in QUESTIONS
+    }
+
+
+def router_query(router: Router, question: str) -> str:
+    """The query of one question about one router, by cluster and namespace; empty where it has no
+    such metric."""
+    metric: str = getattr(router, question)
+    if not metric:
+        return ""
+    place = ", ".join(PLACE)
+    match question:
+        case "ready":
+            return f"sum by ({place}) (max_over_time({metric}[{duration(UNREADY_S)}]))"
+        case "queue":
+            return f"sum by ({place}) (min_over_time({metric}[{duration(QUEUED_S)}]))"
+        case "errors":
+            # Errors in each of the last minutes: a pod that starts or ends fails for seconds.
+            minutes = f"[{duration(PICKS_S)}:{duration(60.0)}]"
+            return f"min_over_time(sum by ({place}) (increase({metric}[2m])){minutes})"
+        case _:
+            over = f"avg_over_time({metric}[{duration(PICKS_S)}]) * {PICKS_S:g}"
+            picks = over if router.rate else f"increase({metric}[{duration(PICKS_S)}])"
+            return f"sum by ({place}, {router.endpoint}) ({picks})"
+
+
+Answers = Mapping[str, Sequence[tuple[Labels, float]]]
+"""Labels and values by question."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterState:
+    """What one router shows; None for what it has no metric of. `picks` are requests in five
+    minutes by endpoint."""
+
+    router: Router
+    place: tuple[str, ...]
+    ready: float | None
+    queue: float | None
+    errors: float | None
+    picks: Mapping[str, float]
+
+
+def routers_of(answers: Answers) -> tuple[RouterState, ...]:
+    """The routers that answers show, one per cluster and namespace."""
+    states: dict[tuple[str, ...], RouterState] = {}
+    for at, router in enumerate(ROUTERS):
+        of_router = {
+            question: [
+                (tuple(labels.get(name, "") for name in PLACE), labels, value)
+                for labels, value in answers.get(f"router_{question}", ())
+                if labels.get(NAMED) == str(at) and value == value
+            ]
+            for question in QUESTIONS
+        }
+        for place in sorted({row[0] for rows in of_router.values() for row in rows}):
+            own = {
+                question: [(labels, value) for there, labels, value in rows if there == place]
+                for question, rows in of_router.items()
+            }
+            gauges = {
+                question: rows[0][1] if (rows := own[question]) else None
+                for question in ("ready", "queue", "errors")
+            }
+            picks = {labels.get(router.endpoint, ""): value for labels, value in own["picks"]}
+            states.setdefault(place, RouterState(router, place, **gauges, picks=picks))
+    return tuple(states.values())
+
+
+def router_faults(routers: Sequence[RouterState], engines: Sequence[Engine]) -> list[FleetCause]:
+    """A cause for each pool that a router does not serve as its engines could."""
+    causes: list[FleetCause] = []
+    for state in routers:
+        here = [e for e in engines if _place(e) == state.place]
+        for pool in sorted({engine.member.pool for engine in here}):
+            cause = _fault(state, here, pool)
+            causes += [] if cause is None else [cause]
+    return causes
+
+
+def _place(engine: Engine) -> tuple[str, ...]:
+    return tuple(engine.member.labels.get(name, "") for name in PLACE)
+
+
+def _fault(state: RouterState, here: Sequence[Engine], pool: str) -> FleetCause | None:
+    """The worst that a router does to a pool; `here` are all engines of its namespace."""
+    title, own = state.router.title, [e for e in here if e.member.pool == pool]
+    hot = _hot(state, own)
+    if state.ready == 0 and not any(engine.get("arrival_per_s") for engine in here):
+        return _cause(
+            pool, own, Severity.CRITICAL, "router_ready", 0.0, 1.0,
+            f"{title} has had no ready endpoint for {UNREADY_S / 60:.0f} minutes, while "
+            f"{len(own)} engines can be scraped",
+            "Check the selector and target port of the InferencePool or the router's service "
+            "discovery, and the readiness of the pods.",
+        )  # fmt: skip
+    if state.queue is not None and state.queue >= QUEUED_MIN and _idle(here):
+        return _cause(
+            pool, own, Severity.WARNING, "router_queue", state.queue, QUEUED_MIN,
+            f"{title} holds {state.queue:.0f} requests, while no engine has a queue and KV usage "
+            f"is below {IDLE_KV:.0%}",
+            state.router.lever,
+        )  # fmt: skip
+    if hot is not None:
+        name, times, waiting = hot
+        return _cause(
+            pool, own, Severity.WARNING, "router_picks", times, PICKED_MORE,
+            f"{title} picks {name} {times:.1f}x as often as the median engine: {waiting:.0f} "
+            "requests queue there, others have no queue",
+            "Check the weights of the router's scorers (prefix affinity against load), or sticky "
+            "sessions.",
+        )  # fmt: skip
+    if state.errors is not None and state.errors > 0:
+        return _cause(
+            pool, own, Severity.WARNING, "router_errors", state.errors, None,
+            f"{title} fails to read its endpoints' metrics in each of the last "
+            f"{PICKS_S / 60:.0f} minutes: it picks by stale data",
+            "Read the router's log: a wrong metrics port or path, a TLS or network policy, or an "
+            "endpoint that is gone and still listed.",
+        )  # fmt: skip
+    return None
+
+
+def _idle(engines: Sequence[Engine]) -> bool:
+    """Whether no engine has a queue and each has room for more; false where that is unknown."""
+    rows = [(engine.get("waiting"), engine.get("kv_usage_ratio")) for engine in engines]
+    return all(waiting == 0 and kv is not None and kv < IDLE_KV for waiting, kv in rows)
+
+
+def _hot(state: RouterState, engines: Sequence[Engine]) -> tuple[str, float, float] | None:
+    """The engine that is picked far more often than the others and queues while they do not: its
+    name, times the median, requests queued. None without one."""
+    picks = {engine.member.name: _picked(state.picks, engine) for engine in engines}
+    known = {name: value for name, value in picks.items() if value is not None}
+    if len(known) < 2 or len(known) < len(engines) or sum(known.values()) < PICKS_MIN:
+        return None
+    waiting = {engine.member.name: engine.get("waiting") or 0.0 for engine in engines}
+    name = max(known, key=lambda each: known[each])
+    others = [value for each, value in known.items() if each != name]
+    times = known[name] / max(median(others), 1.0)
+    queues = waiting[name] >= 1 and not any(waiting[each] for each in known if each != name)
+    return (name, times, waiting[name]) if times >= PICKED_MORE and queues else None
+
+
+def _picked(picks: Mapping[str, float], engine: Engine) -> float | None:
+    """How often an engine was picked; endpoints are named by pod, or by address."""
+    pod, address = engine.member.labels.get("pod", ""), engine.member.labels.get("instance", "")
+    own = [
+        value
+        for endpoint, value in picks.items()
+        if (pod and (endpoint == pod or endpoint.startswith(f"{pod}-rank-")))
+        or (address and endpoint.partition("://")[2].rstrip("/") == address)
+    ]
+    return sum(own) if own else None
+
+
+def _cause(
+    pool: str,
+    engines: Sequence[Engine],
+    severity: Severity,
+    signal: str,
+    value: float,
+    threshold: float | None,
+    text: str,
+    lever: str,
+) -> FleetCause:
+    case = Case("router_fault", f"{text}.", lever, ("7.3",), severity, log_odds=0.5)
+    case.weigh(signal, value, threshold, 1.5, text, below=signal == "router_ready")
+    cause = case.close()
+    assert cause is not None, "its evidence is its gate"
+    return FleetCause(cause, pool, "", names_of(engines))
