@@ -231,9 +231,9 @@ def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # n
 
     Each page is written at once, so a kill loses none. An existing FILE is appended to.
     """
-    from kneewatch.agent import recording
+    from kneewatch.agent import stream
 
-    return recording.record(url, file, effective(given), for_s=for_s)
+    return stream.record(url, file, effective(given), for_s=for_s)
 
 
 @cli.command(short_help="Replay the shipped recording of an overloaded server.")

@@ -9,13 +9,12 @@ from contextlib import closing, nullcontext
 
 from kneewatch.agent.console import say
 from kneewatch.agent.printing import print_diagnoses, progress
-from kneewatch.agent.recording import Captures
 from kneewatch.agent.server.watch import ServerWatch, page_watch, server_watch
 from kneewatch.agent.server_log import NO_START, LogFollower, facts_of_log, read_log
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.stream import GpuStream, TargetStream, capture_name, ticks
+from kneewatch.agent.stream import Captures, GpuStream, TargetStream, capture_name, ticks
 from kneewatch.agent.targets import target_name
 from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from kneewatch.agent.input_files import named_model
+from kneewatch.agent.stated_deployment import named_model
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model

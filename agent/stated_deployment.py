@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Mapping
 from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kneewatch.agent.input_files import named_model
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.catalogue.models import Model, model, model_from_config
 from kneewatch.diagnose.deployment.deployment import Stated, stated_version
 from kneewatch.diagnose.deployment.vllm_flags import NUMBERS, Launch, parse_launch
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark
@@ -24,6 +25,93 @@ from kneewatch.diagnose.sizing.memory.weights import Parallel
 if TYPE_CHECKING:
     from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
     from kneewatch.diagnose.workload.stated_workload import StatedWorkload
+
+
+# --- Files that a user names: model configuration, workload profile, benchmark --------------------
+
+
+CONFIG = "config.json"
+CONFIG_MAX_BYTES = 8 * 1024 * 1024
+TEXT_MAX_BYTES = 4 * 1024 * 1024
+
+
+def named_model(name: str, environ: Mapping[str, str] = os.environ) -> Model:
+    """The model of a path, a catalogue id, or an id in the local Hugging Face cache.
+
+    Raises:
+        SizingError: the name is none of these, or the configuration is unusable.
+    """
+    path = Path(name).expanduser()
+    try:
+        if path.is_dir():
+            path = path / CONFIG
+        if path.is_file():
+            return model_from_config(str(path), _document(path))
+    except OSError as exc:
+        raise SizingError(f"{name[:200]}: {exc.strerror}", name="model") from exc
+    if path.suffix == ".json" or name.startswith((".", "/", "~")):
+        raise SizingError(f"{path} does not exist", name="model")
+    try:
+        return model(name)
+    except SizingError:
+        cached = _cached(name, environ)
+        if cached is None:
+            raise
+        return model_from_config(name, _document(cached))
+
+
+def _cached(name: str, environ: Mapping[str, str]) -> Path | None:
+    home = environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    hub = Path(environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    folder = hub / ("models--" + name.replace("/", "--")) / "snapshots"
+    if "/" not in name or not folder.is_dir():
+        return None
+    configs = sorted(folder.glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)
+    return configs[-1] if configs else None
+
+
+def _document(path: Path) -> object:
+    try:
+        if path.stat().st_size > CONFIG_MAX_BYTES:
+            raise SizingError(f"{path} is too large for a model configuration", name="model")
+        return json.loads(path.read_bytes())
+    except OSError as exc:
+        raise SizingError(f"{path} cannot be read: {exc.strerror}", name="model") from exc
+    except (ValueError, RecursionError) as exc:
+        raise SizingError(f"{path} is not JSON: {exc}", name="model") from exc
+
+
+def profile_text(path: str, name: str) -> str:
+    """The text of a workload profile; `example` is the shipped one.
+
+    Raises:
+        SizingError: as `text_of`.
+    """
+    from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
+
+    return example_profile() if path == "example" else text_of(path, name)
+
+
+def text_of(path: str, name: str) -> str:
+    """The contents of a text file.
+
+    Raises:
+        SizingError: the file is missing, too large, unreadable or not text.
+    """
+    try:
+        if not Path(path).is_file():
+            reason = "is not a regular file" if Path(path).exists() else "does not exist"
+            raise SizingError(f"{path} {reason}", name=name)
+        if Path(path).stat().st_size > TEXT_MAX_BYTES:
+            raise SizingError(f"{path} is larger than {TEXT_MAX_BYTES:,} bytes", name=name)
+        return Path(path).read_text("utf-8")
+    except OSError as exc:
+        raise SizingError(f"{path[:200]} cannot be read: {exc.strerror}", name=name) from exc
+    except UnicodeDecodeError as exc:
+        raise SizingError(f"{path} is not a text file", name=name) from exc
+
+
+# --- What the settings state of a deployment ------------------------------------------------------
 
 
 PROFILE_SETTING = "workload_profile"
@@ -54,7 +142,6 @@ def named_profile(settings: Settings, key: str = PROFILE_SETTING) -> WorkloadPro
     if path is None:
         return None
     # Lazy: slow to import, and most daemons have no profile.
-    from kneewatch.agent.input_files import profile_text
     from kneewatch.diagnose.catalogue.inputs import SizingError
     from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
 
@@ -111,7 +198,6 @@ def sweeps_of(named: Iterable[tuple[str, str]]) -> tuple[Sweep, ...]:
 
 def _sweep(degree: int, path: str) -> Sweep:
     # Lazy: slow to import, and most commands have no benchmark.
-    from kneewatch.agent.input_files import text_of
     from kneewatch.diagnose.sizing.benchmark.reports import merged, read_benchmark
 
     benchmarks: list[Benchmark] = []
@@ -140,7 +226,7 @@ def _sweeps_error(message: str) -> SizingError:
 # --- Model, GPU and launch command ----------------------------------------------------------------
 
 
-LARGEST_BYTES = 1024 * 1024
+LAUNCH_MAX_BYTES = 1024 * 1024
 
 
 def stated(settings: Settings) -> Stated:
@@ -242,8 +328,8 @@ def _read(path: Path, origin: str) -> str:
         # Reading a pipe may block, and reading a device may never end.
         if not path.is_file() and path.exists():
             raise SettingsError(f"{origin}: not a regular file")
-        if path.stat().st_size > LARGEST_BYTES:
-            raise SettingsError(f"{origin}: larger than {LARGEST_BYTES // 1024} KiB")
+        if path.stat().st_size > LAUNCH_MAX_BYTES:
+            raise SettingsError(f"{origin}: larger than {LAUNCH_MAX_BYTES // 1024} KiB")
         return path.read_text(encoding="utf-8")
     except OSError as exc:
         raise SettingsError(f"{origin}: {exc.strerror or exc}") from exc

@@ -35,7 +35,7 @@ from kneewatch.diagnose.fleet.tier import Tier
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_json import document
 from kneewatch.reports.fleet_text import markdown, text
-from kneewatch.reports.triage.verdict import RANKS
+from kneewatch.reports.triage.view_model import RANKS
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetState, FleetWatch

@@ -21,7 +21,7 @@ from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
-from kneewatch.reports.triage.verdict import RANKS
+from kneewatch.reports.triage.view_model import RANKS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ENGINE = ("target", "model", "engine")

@@ -15,7 +15,7 @@ from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.intervals import UNWATCHED
 from kneewatch.reports.formatting import moment, span
-from kneewatch.reports.triage.verdict import RANKS
+from kneewatch.reports.triage.view_model import RANKS
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from kneewatch.reports.triage import page
-from kneewatch.reports.triage.verdict import sentence
+from kneewatch.reports.triage.view_model import sentence
 
 PROBLEM_TYPE = "application/problem+json"
 COMPONENTS = "#/components/schemas/"

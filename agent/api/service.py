@@ -12,7 +12,7 @@ from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.formatting import clock, date
-from kneewatch.reports.triage.verdict import LATE_INTERVALS, LATE_S, RANKS
+from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S, RANKS
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetWatch

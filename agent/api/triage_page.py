@@ -14,7 +14,6 @@ from kneewatch.agent.store.records import Interval, StoredEngine
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of
-from kneewatch.reports.triage.verdict import sentence
 from kneewatch.reports.triage.view_model import (
     SINCE,
     SINCE_DEFAULT,
@@ -25,6 +24,7 @@ from kneewatch.reports.triage.view_model import (
     TargetView,
     TriageView,
     cited,
+    sentence,
 )
 
 REFRESH_S = 5.0

@@ -29,7 +29,7 @@ from kneewatch.reports.diagnosis_text import (
 )
 from kneewatch.reports.formatting import WIDTH, clock, cut, date, moment, printable, span, wrapped
 from kneewatch.reports.recommendation_text import first_step
-from kneewatch.reports.triage.verdict import RANKS, WORST_FIRST
+from kneewatch.reports.triage.view_model import RANKS, WORST_FIRST
 from kneewatch.rules.cascade import NAMES
 
 INDENT = " " * 9

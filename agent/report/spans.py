@@ -19,7 +19,6 @@ from kneewatch.agent.report.series import (
     usual_step_s,
 )
 from kneewatch.collector.columns import Column
-from kneewatch.reports.weekly.aggregation import SERVING, Level, Span, Tally
 from kneewatch.reports.weekly.measures import (
     COMPLETED,
     COMPUTED,
@@ -33,6 +32,7 @@ from kneewatch.reports.weekly.measures import (
     TALLIES,
     WAITING,
 )
+from kneewatch.reports.weekly.observed import SERVING, Level, Span, Tally
 
 # --- Counter increases over restarts and gaps -----------------------------------------------------
 

@@ -11,7 +11,6 @@ import click
 import orjson
 
 from kneewatch.agent.console import NO_DATA, OK, say
-from kneewatch.agent.input_files import named_model, profile_text, text_of
 from kneewatch.agent.printing import style
 from kneewatch.agent.size.inputs import (
     asked,
@@ -19,7 +18,7 @@ from kneewatch.agent.size.inputs import (
     over_profile,
     refuse_beside_plan,
 )
-from kneewatch.agent.stated_deployment import sweeps_of
+from kneewatch.agent.stated_deployment import named_model, profile_text, sweeps_of, text_of
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint, operating_point
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark

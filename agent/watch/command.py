@@ -9,11 +9,10 @@ from collections.abc import Iterable, Sequence
 
 from kneewatch.agent.console import NO_DATA
 from kneewatch.agent.printing import status
-from kneewatch.agent.recording import capture_names
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import BY_KEY
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.stream import GpuStream, TargetStream
+from kneewatch.agent.stream import GpuStream, TargetStream, capture_names
 from kneewatch.agent.targets import target_name
 from kneewatch.agent.watch.feeds import (
     PATH,

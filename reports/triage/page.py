@@ -30,14 +30,16 @@ from kneewatch.reports.triage.causes import (
 )
 from kneewatch.reports.triage.charts import TALL, WIDE, Axis, axis_of, tick_label
 from kneewatch.reports.triage.timeline import Lanes, Strip, interval_name, lanes, strip
-from kneewatch.reports.triage.verdict import Standing, standings, tally
 from kneewatch.reports.triage.view_model import (
     SINCE,
     SINCE_DEFAULT,
     EngineView,
     IntervalView,
+    Standing,
     TargetView,
     TriageView,
+    standings,
+    tally,
 )
 
 LEAPS: Sequence[tuple[str, float]] = (

@@ -9,8 +9,7 @@ from math import inf
 
 from kneewatch.reports.formatting import moment, percent, plural, span
 from kneewatch.reports.triage.charts import Axis
-from kneewatch.reports.triage.verdict import RANKS
-from kneewatch.reports.triage.view_model import IntervalView
+from kneewatch.reports.triage.view_model import RANKS, IntervalView
 from kneewatch.rules.cascade import NAMES
 
 NEAR = 0.4

@@ -8,11 +8,15 @@ key of SINCE). Its files are `triage/triage.css` and `triage/triage.js`, relativ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.reports.diagnosis_text import notable
+from kneewatch.reports.coverage import gaps
+from kneewatch.reports.diagnosis_text import clearing_words, notable, summary_words
+from kneewatch.reports.formatting import span
+from kneewatch.rules.rule import Finding
 
 SINCE: Mapping[str, float] = {
     "15m": 900.0,
@@ -140,3 +144,144 @@ def cited(diagnosis: Diagnosis) -> list[str]:
     causes = [item.signal for c in diagnosis.causes for item in (*c.evidence, *c.against)]
     bad = [finding.rule.signal for finding in notable(diagnosis, "info", "warning", "critical")]
     return list(dict.fromkeys((*causes, *bad, *CASCADE_SIGNALS)))
+
+
+# --- Each engine's state on the page: its verdict, or unknown when its data is too old ------------
+
+
+LATE_INTERVALS = 3.0
+LATE_S = 15.0
+"""Data is late when it is older than three scrape intervals and than 15 s."""
+
+RANKS: Mapping[str, int] = {"ok": 0, "info": 1, "unknown": 2, "warning": 3, "critical": 4}
+"""Health states by how bad they are. Unknown ranks above info: somebody must look."""
+
+WORST_FIRST = tuple(sorted(RANKS, key=lambda state: -RANKS[state]))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The state of one engine, or of a target without engines (`engine` is None).
+
+    `health` is its health state; `late` says that the newest data is too old to call it ok.
+    """
+
+    target: TargetView
+    engine: EngineView | None
+    health: str
+    late: bool
+    age_s: float | None
+
+    @property
+    def rank(self) -> int:
+        """How bad the state is; the worst is the highest."""
+        return RANKS[self.health]
+
+    @property
+    def verdict(self) -> str:
+        """The health state in capitals."""
+        return self.health.upper()
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """The engine's diagnosis."""
+        return None if self.engine is None else self.engine.diagnosis
+
+    @property
+    def intervals(self) -> Sequence[IntervalView]:
+        """The engine's intervals; with late data none is ongoing, as its state now is unknown."""
+        if self.engine is None:
+            return ()
+        if not self.late:
+            return self.engine.intervals
+        last_s = self.target.last_s
+        return [
+            replace(interval, end_s=last_s) if interval.end_s is None else interval
+            for interval in self.engine.intervals
+            if interval.start_s <= (last_s or 0.0)
+        ]
+
+    @property
+    def as_of_s(self) -> float:
+        """The time at which durations end: the page's own, or the newest scrape's for late data.
+
+        The page's also for a failing target, which is scraped ever more rarely.
+        """
+        if self.late or self.age_s is None or self.target.last_s is None:
+            return 0.0 if self.engine is None else self.engine.diagnosis.t_s
+        return self.target.last_s + self.age_s
+
+    @property
+    def who(self) -> str:
+        """The model and engine; empty where neither is known."""
+        diagnosis = self.diagnosis
+        if diagnosis is None or not (diagnosis.model or diagnosis.engine):
+            return ""
+        return f"model {diagnosis.model or '?'}, engine {diagnosis.engine or '?'}"
+
+    @property
+    def headline(self) -> str:
+        """The main problem in a sentence."""
+        diagnosis = self.diagnosis
+        if diagnosis is None:
+            return sentence(self.target.error) or "This target has not been scraped yet."
+        if self.late and self.health == "unknown":
+            return f"No data for {span(self.age_s or 0.0)}; it was {diagnosis.health} then."
+        if diagnosis.causes:
+            return summary_words(diagnosis.causes[0], diagnosis.t_s)
+        return _without_cause(diagnosis)
+
+
+def sentence(words: str) -> str:
+    """Words as a sentence, with a capital and a full stop; empty stays empty."""
+    words = words.strip()
+    end = "" if not words or words.endswith((".", "!", "?")) else "."
+    return words[:1].upper() + words[1:] + end
+
+
+def _without_cause(diagnosis: Diagnosis) -> str:
+    """The headline of a diagnosis that names no cause."""
+    if not diagnosis.was_read:
+        return sentence(diagnosis.stage_unknown)
+    if diagnosis.health == "unknown":
+        reason = (gaps(diagnosis) or ["wait for the next scrapes"])[0]
+        return f"Not enough data to judge. {sentence(reason)}"
+    clearing = list[Finding]()
+    for state in ("critical", "warning", "info"):
+        for finding in notable(diagnosis, state):
+            if finding.clearing is None:
+                return f"{finding.rule.summary}."
+            clearing.append(finding)
+    if diagnosis.stage is None:
+        return f"The KV cascade's stage is unknown: {sentence(diagnosis.stage_unknown)}"
+    if diagnosis.stage.severity:
+        return f"The KV cascade is at stage {diagnosis.stage.number} ({diagnosis.stage.name})."
+    if clearing:
+        worst = max(clearing, key=lambda finding: finding.held)
+        return f"No problem now: {clearing_words(worst, diagnosis.t_s)}."
+    return "No problem found."
+
+
+def standings(target: TargetView, view: TriageView) -> list[Standing]:
+    """The states of a target's engines, worst first; one entry for a target without engines."""
+    age_s = None if target.last_s is None else max(0.0, view.moment_s - target.last_s)
+    late = age_s is not None and age_s > max(LATE_S, LATE_INTERVALS * target.interval_s)
+    if not target.engines:
+        return [Standing(target, None, "unknown", late, age_s)]
+    engines = [
+        Standing(target, engine, _health(engine.diagnosis.health, late=late), late, age_s)
+        for engine in target.engines
+    ]
+    return sorted(engines, key=lambda standing: -standing.rank)
+
+
+def _health(word: str, *, late: bool) -> str:
+    """The health state; unknown for an unexpected word, and for ok or info when data is late."""
+    word = word if word in RANKS else "unknown"
+    return "unknown" if late and RANKS[word] < RANKS["unknown"] else word
+
+
+def tally(engines: Iterable[Standing]) -> list[tuple[str, int]]:
+    """How many engines are in each health state, worst first; states without any are left out."""
+    counts = Counter(standing.health for standing in engines)
+    return [(state, counts[state]) for state in WORST_FIRST if counts[state]]

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from kneewatch.reports.formatting import plural
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import live
-from kneewatch.reports.weekly.aggregation import Span
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
 from kneewatch.reports.weekly.hours import HOUR_S
 from kneewatch.reports.weekly.knee import Curve
-from kneewatch.reports.weekly.observed import Recommended, TierObserved
+from kneewatch.reports.weekly.observed import Recommended, Span, TierObserved
 from kneewatch.reports.weekly.tier_sections import Saving, TierMoney, TierSize
 from kneewatch.reports.weekly.trends import Measure, Of, TierPeriod, trend, unknown
 

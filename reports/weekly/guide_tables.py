@@ -8,9 +8,8 @@ from types import MappingProxyType
 
 from kneewatch.collector.signals.vllm import XFER
 from kneewatch.reports.weekly import measures as m
-from kneewatch.reports.weekly.aggregation import Span
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
-from kneewatch.reports.weekly.observed import TierStated
+from kneewatch.reports.weekly.observed import Span, TierStated
 from kneewatch.reports.weekly.tier_sections import TableRow, TierTables
 from kneewatch.reports.weekly.trends import Measure, Of, TierPeriod, trend
 from kneewatch.rules.guide_tables import KV_TABLE, MONITORING, Row

@@ -16,9 +16,9 @@ from kneewatch.collector.signals.vllm import (
     TTFT,
     XFER,
 )
-from kneewatch.reports.weekly.aggregation import SERVING, Span
 from kneewatch.reports.weekly.figures import DOWN, UP
 from kneewatch.reports.weekly.hours import HOUR_S
+from kneewatch.reports.weekly.observed import SERVING, Span
 from kneewatch.reports.weekly.trends import Measure, Of
 
 COMPLETED, PREEMPTIONS = "request_success", "num_preemptions"

@@ -9,10 +9,9 @@ from itertools import product
 from kneewatch.collector.signals.vllm import DECODE, E2E, ITL, PREFILL, QUEUE, TTFT
 from kneewatch.reports.formatting import duration
 from kneewatch.reports.weekly import measures as m
-from kneewatch.reports.weekly.aggregation import Span, Tally
 from kneewatch.reports.weekly.figures import DOWN, UP
 from kneewatch.reports.weekly.hours import Slot
-from kneewatch.reports.weekly.observed import TierStated
+from kneewatch.reports.weekly.observed import Span, Tally, TierStated
 from kneewatch.reports.weekly.tier_sections import ErrorBudget, Hour, Latency, TierSlo, WeekdayHour
 from kneewatch.reports.weekly.trends import Measure, TierPeriod, in_turn, trend
 

@@ -9,10 +9,17 @@ from dataclasses import dataclass, replace
 from math import fsum
 from statistics import fmean, stdev
 
-from kneewatch.reports.weekly.aggregation import NOTHING, Level, Span, Tally, added
 from kneewatch.reports.weekly.figures import DOWN, SAME, UP, Spark, Trend
 from kneewatch.reports.weekly.hours import HOUR_S, Grid
-from kneewatch.reports.weekly.observed import EngineObserved, TierTotals
+from kneewatch.reports.weekly.observed import (
+    NO_TALLY,
+    EngineObserved,
+    Level,
+    Span,
+    Tally,
+    TierTotals,
+    added,
+)
 
 EMPTY = Span()
 
@@ -70,7 +77,7 @@ def _counts(all_counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def _tallies(all_tallies: Sequence[Mapping[str, Tally]]) -> dict[str, Tally]:
     keys = dict.fromkeys(key for tallies in all_tallies for key in tallies)
-    return {key: added(tallies.get(key, NOTHING) for tallies in all_tallies) for key in keys}
+    return {key: added(tallies.get(key, NO_TALLY) for tallies in all_tallies) for key in keys}
 
 
 def _levels(all_levels: Sequence[Mapping[str, Level]]) -> dict[str, Level]:

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent import recording
-from kneewatch.agent.recording import BATCH_ENTRIES, COLLECT_AFTER, Captures, infrequent_gc
-from kneewatch.agent.stream import TargetStream
+from kneewatch.agent import stream
+from kneewatch.agent.stream import (
+    BATCH_ENTRIES,
+    COLLECT_AFTER,
+    Captures,
+    TargetStream,
+    infrequent_gc,
+)
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError
@@ -52,7 +57,7 @@ def test_what_was_read_before_an_error_is_told_before_it(
             raise CaptureError("the disk failed")
 
     path = written(tmp_path / "a.jsonl.gz", BATCH_ENTRIES + 3)
-    monkeypatch.setattr(recording, "CaptureReader", Breaking)
+    monkeypatch.setattr(stream, "CaptureReader", Breaking)
     batches = Captures([path]).batches()
     assert len(next(batches)) == BATCH_ENTRIES
     assert [entry.t_s for _, entry in next(batches)] == [BATCH_ENTRIES + n for n in range(3)]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent import replay_command as ahead
-from kneewatch.agent.recording import BATCH_ENTRIES, Captures
 from kneewatch.agent.replay_command import PageRead, PrefetchedPages
+from kneewatch.agent.stream import BATCH_ENTRIES, Captures
 from kneewatch.collector.captures.capture import CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError, CollectError

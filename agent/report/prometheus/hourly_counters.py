@@ -17,9 +17,9 @@ from kneewatch.agent.report.prometheus.resolution import RowKey, Rows, Steps
 from kneewatch.agent.report.series import Floats, Truths
 from kneewatch.dashboards.prometheus.hourly_totals import COUNTERS, STEP_S
 from kneewatch.diagnose.fleet.inventory import Labels
-from kneewatch.reports.weekly.aggregation import Tally
 from kneewatch.reports.weekly.hours import Grid
 from kneewatch.reports.weekly.measures import TALLIES
+from kneewatch.reports.weekly.observed import Tally
 
 BUCKETS = 20
 """Approximate number of buckets of a vLLM histogram, to estimate a query's size."""

@@ -34,7 +34,6 @@ from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from kneewatch.diagnose.fleet.inventory import Key
-from kneewatch.reports.weekly.aggregation import Span
 from kneewatch.reports.weekly.hours import HOUR_S
 from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, WAITING
 from kneewatch.reports.weekly.observed import (
@@ -42,6 +41,7 @@ from kneewatch.reports.weekly.observed import (
     EpisodeObserved,
     Held,
     Recommended,
+    Span,
     TargetObserved,
     Unread,
 )

@@ -37,10 +37,10 @@ from kneewatch.dashboards.prometheus.hourly_totals import COUNTERS
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
-from kneewatch.reports.weekly.aggregation import Tally
 from kneewatch.reports.weekly.hours import Grid
 from kneewatch.reports.weekly.knee import evenly
 from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, TALLIES
+from kneewatch.reports.weekly.observed import Tally
 
 
 def by_engine(rows: Rows, members: Iterable[Member]) -> Rows:

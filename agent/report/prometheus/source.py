@@ -36,11 +36,11 @@ from kneewatch.agent.stated_deployment import stated
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, label_map
-from kneewatch.reports.weekly.aggregation import Span
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
 from kneewatch.reports.weekly.observed import (
     Configured,
     EngineObserved,
+    Span,
     TargetObserved,
     TierTotals,
 )

@@ -12,9 +12,9 @@ from kneewatch.agent.report.prometheus.period import PeriodData
 from kneewatch.agent.report.prometheus.resolution import RowKey, Rows, Steps
 from kneewatch.agent.report.series import Floats
 from kneewatch.agent.report.spans import GaugeSpans, gauge_spans, with_eviction
-from kneewatch.reports.weekly.aggregation import Level, Span
 from kneewatch.reports.weekly.hours import Grid
 from kneewatch.reports.weekly.measures import EVICTED, PREEMPTIONS, RUNNING
+from kneewatch.reports.weekly.observed import Level, Span
 
 
 def gauges_of(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kneewatch.agent.report.spans import Counted, Increases
 from kneewatch.collector.columns import Column
 from kneewatch.collector.signals.vllm import TTFT
-from kneewatch.reports.weekly.aggregation import Tally
 from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED
+from kneewatch.reports.weekly.observed import Tally
 
 NAN = math.nan
 TOTAL = Column("num_preemptions", ())

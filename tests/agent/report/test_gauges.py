@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kneewatch.agent.report.series import Signals, gap_s
 from kneewatch.agent.report.spans import signal_spans
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
-from kneewatch.reports.weekly.aggregation import SERVING
 from kneewatch.reports.weekly.measures import KV_USAGE, LEVELS
+from kneewatch.reports.weekly.observed import SERVING
 from tests.examples import examples
 
 

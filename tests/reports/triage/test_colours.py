@@ -8,7 +8,7 @@ import pytest
 
 from kneewatch.reports.templates import palette
 from kneewatch.reports.triage.page import asset
-from kneewatch.reports.triage.verdict import RANKS
+from kneewatch.reports.triage.view_model import RANKS
 
 CSS = asset("triage.css").decode()
 TEXT, SHAPE = 4.5, 3.0

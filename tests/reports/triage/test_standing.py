@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.reports.diagnosis_text import COLOURS
-from kneewatch.reports.triage.verdict import RANKS, Standing, sentence, standings, tally
-from kneewatch.reports.triage.view_model import EngineView
+from kneewatch.reports.triage.view_model import (
+    RANKS,
+    EngineView,
+    Standing,
+    sentence,
+    standings,
+    tally,
+)
 from kneewatch.rules.rule import Clearing, Severity
 from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, changed, finding
 from tests.reports.triage import views

@@ -19,12 +19,15 @@ from kneewatch.collector.signals.vllm import (
 )
 from kneewatch.diagnose.learned.knee import Point
 from kneewatch.reports.weekly import measures as m
-from kneewatch.reports.weekly.aggregation import SERVING, Level, Span, Tally
 from kneewatch.reports.weekly.hours import DAY_S, Grid, Slot, grid
 from kneewatch.reports.weekly.observed import (
+    SERVING,
     EngineObserved,
     InFlight,
+    Level,
     Observed,
+    Span,
+    Tally,
     TierObserved,
     TierStated,
 )

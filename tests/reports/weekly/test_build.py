@@ -11,22 +11,23 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from kneewatch.agent.input_files import named_model
+from kneewatch.agent.stated_deployment import named_model
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.reports.weekly import measures as m
-from kneewatch.reports.weekly.aggregation import SERVING, Span
 from kneewatch.reports.weekly.build_report import EMPTY, build
 from kneewatch.reports.weekly.figures import DOWN, SAME, UP
 from kneewatch.reports.weekly.hours import HOUR_S
 from kneewatch.reports.weekly.incidents import title
 from kneewatch.reports.weekly.observed import (
+    SERVING,
     Episode,
     EpisodeObserved,
     Held,
     Observed,
     Recommended,
+    Span,
     TierStated,
     WorkloadStated,
 )

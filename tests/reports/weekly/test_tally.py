@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.collector.window import Buckets
-from kneewatch.reports.weekly.aggregation import NOTHING, Tally, added
+from kneewatch.reports.weekly.observed import NO_TALLY, Tally, added
 
 EDGES = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, math.inf)
 
@@ -57,9 +57,9 @@ def test_the_percentile_of_a_week_is_no_mean_of_percentiles() -> None:
 
 
 def test_nothing_observed_says_nothing() -> None:
-    assert added([]) == NOTHING
-    assert added([tally(EDGES, []), NOTHING]).quantile(0.5) is None
-    assert NOTHING.mean is None
+    assert added([]) == NO_TALLY
+    assert added([tally(EDGES, []), NO_TALLY]).quantile(0.5) is None
+    assert NO_TALLY.mean is None
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ from kneewatch.agent.report.prometheus.target_scrapes import TargetScrapes
 from kneewatch.agent.report.prometheus.tier_totals import gauges_of
 from kneewatch.agent.report.series import Floats
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
-from kneewatch.reports.weekly.aggregation import SERVING
 from kneewatch.reports.weekly.hours import DAY_S, HOUR_S, grid
 from kneewatch.reports.weekly.measures import KV_USAGE, RUNNING, WAITING
+from kneewatch.reports.weekly.observed import SERVING
 from tests.diagnose.fleet.made import pod, shaped
 
 TO_S = 1_795_262_400.0

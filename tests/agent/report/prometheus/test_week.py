@@ -19,7 +19,7 @@ from kneewatch.agent.report.prometheus.notes import METHODS
 from kneewatch.agent.report.schedule import ReportJob
 from kneewatch.agent.settings.effective import load
 from kneewatch.agent.store.database import connect
-from kneewatch.reports.weekly.aggregation import Tally
+from kneewatch.reports.weekly.observed import Tally
 from tests.agent.fleet.test_trouble import between
 from tests.agent.running import Ended, Main
 from tests.collector.oracle import LOOPBACK, Prometheus, running
