@@ -9,6 +9,7 @@ from itertools import chain
 from math import inf, isfinite
 
 from kneewatch.agent.fleet import queries
+from kneewatch.agent.fleet.answer_log import AnswerLog, Asking
 from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
@@ -128,14 +129,12 @@ def _lengths(
     query_by_key = {
         f"{key} {is_past}": query for (key, is_past), query in queries.lengths(scope, names).items()
     }
-    answers = source.instants(query_by_key, at_s)
-    read: dict[str, Mapping[Group, Buckets]] = {}
-    for key, answer in answers.items():
-        if isinstance(answer, CollectError):
-            return {}, {}, f"lengths of requests: {answer}"
-        if answer.warnings:
-            return {}, {}, f"lengths of requests: partial: {answer.warnings[0]}"
-        read[key] = _buckets(answer.samples, groups)
+    answers, missing = _whole(source, query_by_key, at_s)
+    if missing:
+        return {}, {}, f"lengths of requests: {missing}"
+    read: dict[str, Mapping[Group, Buckets]] = {
+        key: _buckets(samples, groups) for key, samples in answers.items()
+    }
     lengths: Lengths = {}
     recent: Recent = {}
     for key in SIGNALS.values():
@@ -153,18 +152,27 @@ def _usual(
     """Usual values of each group, and "" or why there are none."""
     hours: dict[Group, dict[float, dict[str, float]]] = {}
     for age_s in PAST_HOURS_S:
-        answers = source.instants(queries.hourly(scope, names), at_s - age_s)
-        for key, answer in answers.items():
-            if isinstance(answer, CollectError):
-                return {}, f"usual hit ratio: {answer}"
-            if answer.warnings:
-                return {}, f"usual hit ratio: partial: {answer.warnings[0]}"
-            for sample in answer.samples:
+        answers, missing = _whole(source, queries.hourly(scope, names), at_s - age_s)
+        if missing:
+            return {}, f"usual hit ratio: {missing}"
+        for key, samples in answers.items():
+            for sample in samples:
                 group = groups.of(sample.labels)
                 if group is not None and isfinite(sample.value):
                     hours.setdefault(group, {}).setdefault(age_s, {})[key] = sample.value
     usual = {group: usual_of(by_age) for group, by_age in hours.items()}
     return {group: values for group, values in usual.items() if values is not None}, ""
+
+
+def _whole(
+    source: PrometheusSource, wanted: Mapping[str, str], at_s: float
+) -> tuple[dict[str, Sequence[Sample]], str]:
+    """The samples of each query and "", or why they are not all there."""
+    log = AnswerLog()
+    answers = Asking(source, log, at_s).instants(wanted)
+    failed = next(iter(log.failed.values()), "")
+    partial = next((f"partial: {warning}" for warning in log.warnings), "")
+    return answers, failed or partial
 
 
 def _buckets(samples: Sequence[Sample], groups: _Groups) -> dict[Group, dict[float, float]]:
