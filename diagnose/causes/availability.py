@@ -31,6 +31,10 @@ RESTARTS_SHOWN = 3
 RESTART_NOTED_S = 60.0
 DOWN_WARNING_FAILURES = 2
 DOWN_CRITICAL_FAILURES = 3
+START_S, STARTS_MAX_S = 300.0, 1800.0
+"""Seconds that a server without requests may be away for a planned restart: as long as vLLM
+commonly takes to start; longer if this server has taken longer before, up to the second."""
+START_MARGIN_RATIO = 1.5
 
 SIGHT = ("running", "waiting", "kv_usage_ratio")
 """The signals of load and cache: a page without all of them is as good as empty."""
@@ -378,11 +382,28 @@ def _severity(failures: int) -> Severity:
     return Severity.WARNING if failures >= DOWN_WARNING_FAILURES else Severity.INFO
 
 
+def restart_patience_s(longest_start_s: float) -> float:
+    """Seconds after which a server that stopped answering without requests is not restarting."""
+    return min(max(START_S, START_MARGIN_RATIO * longest_start_s), STARTS_MAX_S)
+
+
 def unreadable(
-    error: CollectError, failures: int, since_s: float, state: ServerState = NO_STATE
+    error: CollectError,
+    failures: int,
+    since_s: float,
+    state: ServerState = NO_STATE,
+    *,
+    patience_s: float = 0.0,
 ) -> Cause:
     """The cause after a failed scrape: `target_down` without a page, `metrics_missing` for a page
-    that is not vLLM's and for a server that is healthy without one."""
+    that is not vLLM's and for a server that is healthy without one.
+
+    With `patience_s` the server had no request on its last page, and may be restarted on purpose:
+    it is a warning for so long, unless its state says that it broke.
+    """
+    severity, may_restart = _severity(failures), patience_s > 0 and not state.is_broken
+    if may_restart and severity is Severity.CRITICAL:
+        severity = Severity.WARNING
     down = error.kind not in ("no_vllm", "not_metrics", "exposition", "stale") and not state.healthy
     states = state.words()
     also = f"; {'; '.join(states)}" if states else ""
@@ -390,17 +411,23 @@ def unreadable(
     return Cause(
         "target_down" if down else "metrics_missing",
         round(1 - 0.4**failures, 2),
-        _severity(failures),
+        severity,
         f"{failures} scrape{'s' if failures > 1 else ''} in a row failed: {error}{also}",
         (
             Evidence("scrape_failures", float(failures), None, str(error)),
             *(Evidence("server_state", None, None, words) for words in states),
+            *([_no_requests(patience_s)] if may_restart else ()),
         ),
         (),
         (),
         HEALTHY_WITHOUT_PAGE if state.healthy else state.lever or lever,
         since_s,
     )
+
+
+def _no_requests(patience_s: float) -> Evidence:
+    words = f"no requests on its last page: it may restart, critical after {patience_s:.0f} s"
+    return Evidence("in_flight", 0.0, None, words)
 
 
 ENGINE_RESTARTED = CauseRecord(

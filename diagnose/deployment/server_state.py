@@ -47,6 +47,11 @@ class ServerState:
         return tuple(lines)
 
     @property
+    def is_broken(self) -> bool:
+        """Whether it is known to have failed rather than to be restarted on purpose."""
+        return bool(self.oom_kills or self.exit_words or self.processes > 1)
+
+    @property
     def lever(self) -> str:
         """What to do about a target that is down, in this state; empty where it says nothing."""
         if self.oom_kills:

@@ -326,6 +326,12 @@ class EngineMonitor:
             iter(replacements or (newcomers if len(newcomers) == len(present) else ())), None
         )
 
+    @property
+    def was_idle(self) -> bool:
+        """Whether the newest page that was read had no request, and nothing was wrong with it."""
+        newest = self._newest_read
+        return newest is not None and newest.values.get("running") == 0 and not _broke_off(newest)
+
     def unreadable(
         self,
         t_s: float,
@@ -523,12 +529,21 @@ def _replaced(t_s: float, started_s: float | None, newest: Diagnosis | None) -> 
         for key, words in LAST_PAGE
         if (value := newest.values.get(key)) is not None
     ]
-    causes = [cause.id for cause in newest.causes if cause.severity >= Severity.WARNING]
-    in_flight = (newest.values.get("running") or 0.0) + (newest.values.get("waiting") or 0.0)
     uptime_s = None if started_s is None else max(0.0, newest.t_s - started_s)
     return ReplacedProcess(
-        t_s, uptime_s, ", ".join([*numbers, *causes]), broke_off=in_flight >= 1 or bool(causes)
+        t_s, uptime_s, ", ".join([*numbers, *_problems(newest)]), broke_off=_broke_off(newest)
     )
+
+
+def _problems(diagnosis: Diagnosis) -> list[str]:
+    return [cause.id for cause in diagnosis.causes if cause.severity >= Severity.WARNING]
+
+
+def _broke_off(last: Diagnosis) -> bool:
+    """Whether a process that ended after this diagnosis had requests or a problem: nobody drained
+    it on purpose."""
+    in_flight = (last.values.get("running") or 0.0) + (last.values.get("waiting") or 0.0)
+    return in_flight >= 1 or bool(_problems(last))
 
 
 def _engine_name(key: EngineKey) -> str:

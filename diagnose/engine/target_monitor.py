@@ -117,6 +117,7 @@ class TargetMonitor:
         self._catalogue = catalogue or Catalogue.of(profile)
         self._engines: dict[EngineKey, EngineMonitor] = {}
         self._failures, self._failing_since_s = 0, 0.0
+        self._longest_start_s = 0.0
         self._limit = EngineLimit()
         self._data_parallel: DataParallelEngines | None = None
         self._server: tuple[ServerFacts, Stated] | None = None
@@ -184,7 +185,7 @@ class TargetMonitor:
             binding = resolve(page.layout)
         except CollectError as error:
             return self.failed(t_s, error)
-        self._failures, self.last_error = 0, None
+        failures, self._failures, self.last_error = self._failures, 0, None
         diagnoses: list[Diagnosis] = []
         admitted = self._limit.admitted(binding.engines, self._engines)
         for key in self._limit.evicted(admitted, self._engines):
@@ -198,6 +199,8 @@ class TargetMonitor:
             if diagnosis is not None:
                 diagnoses.append(diagnosis)
         present = [self._engines[engine.key] for engine in admitted]
+        if failures and any(engine.restart for engine in present):
+            self._longest_start_s = max(self._longest_start_s, t_s - self._failing_since_s)
         if len(diagnoses) > 1:
             diagnoses = self._compared(t_s, diagnoses, present)
         if len(present) < len(self._engines):
@@ -260,8 +263,18 @@ class TargetMonitor:
             self._failing_since_s = t_s
         self._failures += 1
         self.last_error = error
-        cause = observer.unreadable(error, self._failures, self._failing_since_s, state)
+        cause = observer.unreadable(
+            error, self._failures, self._failing_since_s, state, patience_s=self._patience_s(t_s)
+        )
         engines = list(self._engines.values()) or [self._new_engine(EngineKey("", ""))]
         return [
             engine.unreadable(t_s, cause, str(error), log=self._log_failure) for engine in engines
         ]
+
+    def _patience_s(self, t_s: float) -> float:
+        """Seconds for which a failing scrape may mean a planned restart: 0 once they are over, and
+        where the last pages had requests."""
+        if not self._engines or not all(engine.was_idle for engine in self._engines.values()):
+            return 0.0
+        patience_s = observer.restart_patience_s(self._longest_start_s)
+        return patience_s if t_s - self._failing_since_s < patience_s else 0.0

@@ -9,6 +9,8 @@ import pytest
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.diagnose.causes.availability import START_S as PATIENCE_S
+from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
 from kneewatch.diagnose.engine.engine_monitor import VANISHED_KEPT_S
@@ -404,6 +406,45 @@ def test_a_target_that_stays_down_grows_worse_and_begins_anew_once_it_was_up() -
     target.one(FIRST)
     (again,) = target.stream.monitor.failed(START_S + 10, error)
     assert (again.causes[0].severity, again.causes[0].since_s) == (Severity.INFO, START_S + 10)
+
+
+IDLE = with_values(FIRST, {"num_requests_running": 0, "num_requests_waiting": 0})
+BUSY = with_values(FIRST, {"num_requests_running": 1})
+
+
+def severities(
+    monitor: TargetMonitor, from_s: float, until_s: float, state: ServerState = NO_STATE
+) -> list[str]:
+    """The severity of target_down at each failed scrape, 5 s apart."""
+    error = CollectError("connection refused", kind="refused")
+    return [
+        monitor.failed(from_s + n, error, state)[0].causes[0].severity.word
+        for n in range(0, round(until_s - from_s), 5)
+    ]
+
+
+def test_a_server_that_stops_without_requests_may_be_restarted() -> None:
+    target = Target()
+    target.take(IDLE)
+    monitor = target.stream.monitor
+    words = severities(monitor, START_S + 5, START_S + 5 + PATIENCE_S)
+    assert words == ["info", *["warning"] * (len(words) - 1)]
+    (late,) = severities(monitor, START_S + 5 + PATIENCE_S, START_S + 10 + PATIENCE_S)
+    assert late == "critical"
+
+
+def test_a_server_that_broke_or_had_requests_is_down_at_once() -> None:
+    states: tuple[tuple[str, ServerState], ...] = (
+        (BUSY, NO_STATE),
+        (IDLE, ServerState(oom_kills=1)),
+        (IDLE, ServerState(exit_words="vllm.service ended with exit-code")),
+        (IDLE, ServerState(processes=2)),
+    )
+    for page, state in states:
+        target = Target()
+        target.take(page)
+        words = severities(target.stream.monitor, START_S + 5, START_S + 20, state)
+        assert words == ["info", "warning", "critical"], state
 
 
 def test_every_engine_of_a_target_that_is_down_is_told_of() -> None:

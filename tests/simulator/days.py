@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 
 from tests.simulator.cases import MACHINES
@@ -14,6 +14,8 @@ from tests.simulator.scheduler import Launch
 from tests.simulator.server import DOCUMENTS, Setting, Shape
 
 DAY_S, WEEK_S = 86_400.0, 604_800.0
+NIGHT_S = 3600.0, 5.5 * 3600
+"""From and until which time of the day a server may be put to sleep."""
 Change = Callable[[Setting], None]
 
 
@@ -93,3 +95,27 @@ def load(
         return usual_per_s * busy_at(from_s + now_s, phase) * burst
 
     return rate
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """What is done on purpose to a server in a stretch of time, in seconds from its beginning: it
+    sleeps from and until, and it is drained and started anew at `deploy_s`, which takes
+    `starts_in_s`."""
+
+    asleep_s: tuple[float, float] = (math.inf, math.inf)
+    deploy_s: float = math.inf
+    starts_in_s: float = 0.0
+
+    def is_asleep(self, now_s: float) -> bool:
+        """Whether it is to sleep at a moment."""
+        return self.asleep_s[0] <= now_s < self.asleep_s[1]
+
+
+def operations(from_s: float, rng: Random, *, for_s: float) -> Operations:
+    """Of three stretches one has a deploy at some hour; of two nights one is slept through."""
+    asleep_s = math.inf, math.inf
+    if from_s % DAY_S < NIGHT_S[0] and rng.random() < 0.5:
+        asleep_s = NIGHT_S[0] - from_s % DAY_S, NIGHT_S[1] - from_s % DAY_S
+    deploy_s = rng.uniform(0.1, 0.9) * for_s if rng.random() < 1 / 3 else math.inf
+    return Operations(asleep_s, deploy_s, rng.uniform(45.0, 280.0))

@@ -33,6 +33,7 @@ class Engine:
         self.hung = False
         """Whether no step is done any more."""
         self.adapters_seen: dict[str, float] = {}
+        self.asleep = False
         self._rng, self._jitter = rng, jitter
         self._turn = 0
         self._decoding: dict[int, Request] = {}

@@ -39,9 +39,11 @@ WITH_SPECULATION = "0.32.0-spec"
 class PageWriter:
     """Writes the pages of one engine."""
 
-    def __init__(self, engine: Shown, *, model: str, form: str = NEWEST) -> None:
+    def __init__(
+        self, engine: Shown, *, model: str, form: str = NEWEST, started_s: float = START_S
+    ) -> None:
         self._engine = engine
-        self._lines = tuple(_lines(_form(form), engine, model))
+        self._lines = tuple(_lines(_form(form), engine, model, started_s))
         self._samples = tuple(
             line[1] if isinstance(line, tuple) else float(line.rsplit(" ", 1)[1])
             for line in self._lines
@@ -76,7 +78,7 @@ def _form(name: str) -> tuple[str, ...]:
     return tuple(line for line in text.splitlines() if not line.startswith("# vLLM"))
 
 
-def _lines(form: tuple[str, ...], engine: Shown, model: str) -> Iterator[Line]:
+def _lines(form: tuple[str, ...], engine: Shown, model: str, started_s: float) -> Iterator[Line]:
     widened, config_seen = set[str](), False
     for text in form:
         found = None if text.startswith("#") else SAMPLE.match(text)
@@ -92,11 +94,11 @@ def _lines(form: tuple[str, ...], engine: Shown, model: str) -> Iterator[Line]:
             config_seen = True
             continue
         if name == "process_start_time_seconds":
-            yield f"{name} {START_S - BORN_BEFORE_S}\n"
+            yield f"{name} {started_s - BORN_BEFORE_S}\n"
             continue
         labels = labels.replace('model_name="tiny"', f'model_name="{model}"')
         if name.endswith("_created") and prefix:
-            yield f"{prefix}{name}{{{labels}}} {START_S}\n"
+            yield f"{prefix}{name}{{{labels}}} {started_s}\n"
         elif not prefix:
             yield f"{name}{{{labels}}} {value}\n" if labels else f"{name} {value}\n"
         elif name.endswith("_bucket") and name.removesuffix("_bucket") in OF_LENGTH:
@@ -147,7 +149,8 @@ def _values(engine: Shown) -> dict[str, float]:
         "num_requests_waiting": waiting,
         "num_requests_waiting_by_reason|reason=capacity": max(0, waiting - deferred),
         "num_requests_waiting_by_reason|reason=deferred": deferred,
-        "engine_sleep_state|sleep_state=awake": 1,
+        "engine_sleep_state|sleep_state=awake": not engine.asleep,
+        "engine_sleep_state|sleep_state=weights_offloaded": engine.asleep,
         "kv_cache_usage_perc": scheduler.blocks.usage_ratio,
         "prefix_cache_queries_total": int(scheduler.queried_tokens),
         "prefix_cache_hits_total": int(scheduler.hit_tokens),

@@ -41,6 +41,7 @@ class QuickEngine:
         rng: Random,
         *,
         jitter: float = 0.05,
+        hang_up_ratio: float = 0.0,
     ) -> None:
         self.launch, self.steps, self.scheduler = launch, steps, QuickBooks()
         self.counters = Counters(launch.max_model_len)
@@ -48,10 +49,12 @@ class QuickEngine:
         self.now_s = self.busy_s = 0.0
         self.overfull = False
         """Whether the cache could not have held all that ran."""
+        self.asleep = False
         self._rng, self._jitter, self._rate_at = rng, jitter, rate
+        self._hang_up_ratio = hang_up_ratio
         self._rate, self._rate_until_s = rate(0.0), RATE_HELD_S
         self._pool = [kind.make(0.0, rng) for _ in range(POOL)]
-        self._next_s = rng.expovariate(self._rate)
+        self._next_s = self._gap_s()
         self._pending: deque[tuple[float, Request]] = deque()
         self._ends: list[tuple[float, int, Active]] = []
         self._turn = self._context = self._pace = self._held = 0.0
@@ -100,11 +103,16 @@ class QuickEngine:
     def _arrive(self, until_s: float) -> None:
         while self._next_s <= until_s:
             if self._next_s >= self._rate_until_s:
-                self._rate = max(self._rate_at(self._next_s), 1e-6)
+                self._rate = self._rate_at(self._next_s)
                 self._rate_until_s = self._next_s + RATE_HELD_S
-            one = self._pool[int(self._rng.random() * POOL)]
-            self._pending.append((self._next_s, one))
-            self._next_s += self._rng.expovariate(self._rate)
+            if self._rate:
+                one = self._pool[int(self._rng.random() * POOL)]
+                self._pending.append((self._next_s, one))
+            self._next_s += self._gap_s()
+
+    def _gap_s(self) -> float:
+        """Seconds to the next arrival; without any, to the next look at the rate."""
+        return self._rng.expovariate(self._rate) if self._rate else RATE_HELD_S
 
     def _prefill(self, arrived_s: float, request: Request) -> None:
         """Compute a prompt, a step's budget at a time, with all that decode in the same steps.
@@ -133,9 +141,11 @@ class QuickEngine:
         ratio = request.acceptance_ratio
         accepted = tuple(ratio ** (at + 1) for at in range(self._drafted))
         pace = 1.0 + sum(accepted)
-        self._start(
-            Active(request, arrived_s, began_s, self.now_s, self._turn, fresh, accepted, pace)
-        )
+        tokens = request.output_tokens
+        if self._hang_up_ratio and self._rng.random() < self._hang_up_ratio:
+            tokens = max(1, int(self._rng.random() * tokens))
+        times = arrived_s, began_s, self.now_s, self._turn
+        self._start(Active(request, *times, fresh, accepted, pace, tokens))
 
     def _hits(self, request: Request) -> int:
         books, hit = self.scheduler, 0
@@ -155,7 +165,7 @@ class QuickEngine:
     def _start(self, one: Active) -> None:
         request, pace = one.request, one.pace
         self._entered += 1
-        end = self._turn + (request.output_tokens - 1) / pace
+        end = self._turn + (one.output_tokens - 1) / pace
         heapq.heappush(self._ends, (end, self._entered, one))
         self._context += request.prompt_tokens
         self._pace += pace
@@ -220,9 +230,10 @@ class QuickEngine:
             for at, ratio in enumerate(one.accepted):
                 self._accepted[at] -= ratio
             self._held -= request.prompt_tokens - self._prefix_tokens(request)
-            over = 1 + grown - request.output_tokens
+            over = 1 + grown - one.output_tokens
             self.counters.counts["generation_tokens_total"] -= over
-            self._ended.observe(one, self.now_s, self.steps.request_s)
+            if not one.hung_up:  # vLLM counts nothing of a request whose client went away
+                self._ended.observe(one, self.now_s, self.steps.request_s)
         if not self._ends:
             self._context = self._pace = self._held = 0.0
             self._accepted = [0.0] * self._drafted

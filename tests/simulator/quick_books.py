@@ -46,7 +46,8 @@ class QuickBooks:
 
 @dataclass(slots=True)
 class Active:
-    """A request that decodes; `end` and `began` in turns."""
+    """A request that decodes; `began` in turns. It ends after `output_tokens`, before its answer is
+    complete if its client hangs up."""
 
     request: Request
     arrived_s: float
@@ -56,6 +57,12 @@ class Active:
     fresh: int
     accepted: tuple[float, ...]
     pace: float
+    output_tokens: int
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the client did not wait for the whole answer."""
+        return self.output_tokens < self.request.output_tokens
 
 
 class Ended:

@@ -61,6 +61,11 @@ class Shown(Protocol):
         ...
 
     @property
+    def asleep(self) -> bool:
+        """Whether it was put to sleep, with its weights in the host's memory."""
+        ...
+
+    @property
     def scheduler(self) -> Books:
         """Who runs and who waits."""
         ...
