@@ -382,8 +382,7 @@ def _prefill_numbers(
         saved = 1 - (1 - context.demand.saved_ratio) * left
         prediction = latencies(context, After(saved_ratio=saved))
     if prediction is not None:
-        performance, scale = prediction
-        numbers["ttft_s"] = min(performance.ttft_s * scale, ttft_s)
+        numbers["ttft_s"] = min(prediction.ttft_s, ttft_s)
     return numbers
 
 

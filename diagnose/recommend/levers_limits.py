@@ -168,8 +168,7 @@ def _itl_seats(context: LeverContext, now: int) -> float:
         prediction = latencies(context, After(seats=floor(now * growth)))
         if prediction is None or not mean_s:
             break
-        performance, scale = prediction
-        if performance.itl_s * scale / mean_s * tail_s <= target_s:
+        if prediction.itl_s / mean_s * tail_s <= target_s:
             best = max(best, now * growth)
     return best
 

@@ -29,6 +29,9 @@ _LEAST_RATIO, _MOST_RATIO = 0.02, 1.0
 # A measured rate reveals only the share of the resource that takes most of the time.
 _FEW_PROMPTS_RATIO, _MOSTLY_PROMPTS_RATIO = 0.2, 0.6
 _HALVINGS = 14  # to a ten-thousandth
+_CALIBRATION_ROUNDS = 12
+_CALIBRATED_RATIO = 0.02
+"""How near the calibrated roofline must come to the measured ITL."""
 
 
 def roofline(
@@ -148,8 +151,8 @@ def _flop_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
 
 # --- Numbers before and after a change ------------------------------------------------------------
 #
-# KV usage: tokens of the load over tokens of the cache. Latency: the roofline, scaled so that its
-# ITL equals the measured one.
+# KV usage: tokens of the load over tokens of the cache. Latency: the roofline, with factors so that
+# its ITL and prefill time are the measured ones.
 
 
 LAYOUT = ("parallel", "quantization", "adapters")
@@ -212,14 +215,11 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
     hourly, gpus = server.usd_per_gpu_hour, change.gpus or server.gpus
     if hourly is not None and gpus is not None:
         numbers["usd_per_hour"] = hourly * gpus * (change.replicas or server.replicas)
-    prediction = latencies(context, change)
-    if prediction is not None:
-        performance, scale = prediction
-        numbers["ttft_s"], numbers["itl_s"] = performance.ttft_s * scale, performance.itl_s * scale
+    performance = latencies(context, change)
+    if performance is not None:
+        numbers["ttft_s"], numbers["itl_s"] = performance.ttft_s, performance.itl_s
         if "usd_per_hour" in numbers:
-            made_per_s = (
-                performance.decode_tokens_per_s / scale * (change.replicas or server.replicas)
-            )
+            made_per_s = performance.decode_tokens_per_s * (change.replicas or server.replicas)
             asked_per_s = asked_tokens_per_s(context)
             if asked_per_s is not None:
                 # Throughput cannot exceed the demand, whatever the capacity.
@@ -268,31 +268,68 @@ def _sizes(context: LeverContext, change: After) -> dict[str, float]:
     return numbers
 
 
-def latencies(context: LeverContext, change: After) -> tuple[Performance, float] | None:
-    """The roofline after a change and the factor that fits it to this server; None if unknown."""
-    server, demand = context.server, context.demand
-    measured_s = context.get("itl_mean_s")
-    if server.setup is None or server.setup.gpu is None or not measured_s:
+def latencies(context: LeverContext, change: After) -> Performance | None:
+    """What the server yields after a change, by a roofline with its own step times; None if
+    unknown."""
+    server, demand, itl_s = context.server, context.demand, context.get("itl_mean_s")
+    if server.setup is None or server.setup.gpu is None or not itl_s:
         return None
     try:
         load = _present_load(context, server.setup)
-        shares = measured_efficiency(context, server.setup, load)
-        now = performance_of(costs_of(server.setup), load, shares)
-        scale = measured_s / now.itl_s
-        if not SCALE_LOW <= scale <= SCALE_HIGH:
+        own = calibrated(
+            costs_of(server.setup),
+            load,
+            measured_efficiency(context, server.setup, load),
+            itl_s=itl_s,
+            prefill_s=context.get("prefill_mean_s"),
+        )
+        if own is None:
             return None
         sizes = _sizes(context, change)
-        changed = roofline(
+        return roofline(
             context,
             change.setup or server.setup,
             requests=max(demand.requests * change.share_ratio, 1.0),
             most=max(1.0, sizes.get("max_concurrency", inf)),
             saved_ratio=demand.saved_ratio if change.saved_ratio is None else change.saved_ratio,
-            shares=shares,
+            shares=own,
         )
     except SizingError:
         return None
-    return changed, scale
+
+
+def calibrated(
+    costs: Costs, load: Load, shares: Efficiency, *, itl_s: float, prefill_s: float
+) -> Efficiency | None:
+    """The roofline's inputs with which it gives the measured ITL and prefill time at this load.
+
+    Steps without prompts and the prompts in a step have a factor each, so that a change of the
+    number of requests moves TTFT and ITL as on this server. Where the prefill time is not measured
+    (0), or no two factors within the accepted range give the ITL, one factor serves both. None
+    where the ITL is far from the roofline.
+    """
+    scale = itl_s / performance_of(costs, load, shares).itl_s
+    if not SCALE_LOW <= scale <= SCALE_HIGH:
+        return None
+    alike = replace(
+        shares, request_s=shares.request_s * scale, decode_factor=scale, prefill_factor=scale
+    )
+    if not prefill_s:
+        return alike
+    own = alike
+    for _ in range(_CALIBRATION_ROUNDS):
+        now = performance(costs, load, own)
+        own = replace(
+            own,
+            decode_factor=_accepted(own.decode_factor * itl_s / now.itl_s),
+            prefill_factor=_accepted(own.prefill_factor * prefill_s / now.prefill_s),
+        )
+    met = abs(performance(costs, load, own).itl_s / itl_s - 1)
+    return own if met <= _CALIBRATED_RATIO else alike
+
+
+def _accepted(factor: float) -> float:
+    return min(max(factor, SCALE_LOW), SCALE_HIGH)
 
 
 def _present_load(context: LeverContext, setup: Setup) -> Load:

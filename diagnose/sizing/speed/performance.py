@@ -253,11 +253,13 @@ class Load:
 class Cycle:
     """The steady state: the mean step with `running` decodes, and a prompt's way among them.
 
+    `chunks_s` is from a prompt's first step to its first token, `prefill_s` from its arrival;
     `full` where the token budget keeps prompts out.
     """
 
     running: float
     step_s: float = 0.0
+    chunks_s: float = 0.0
     prefill_s: float = 0.0
     chunk_tokens: float = 0.0
     prefill_step_ratio: float = 0.0
@@ -280,12 +282,16 @@ class ClosedLoop:
     """A server and lengths for which any number of requests in flight can be asked about.
 
     The API server takes `request_s`, `fresh` prompt tokens are computed, `per_pass` output tokens
-    come out of a step; `factor` is what a draft makes a plain step longer by.
+    come out of a step; `factor` is what a draft makes a plain step longer by. `decode_factor` and
+    `prefill_factor` are what the server takes, over the roofline, for a plain step and for the
+    prompts in it.
     """
 
     load: Load
     step: StepModel
     request_s: float
+    decode_factor: float
+    prefill_factor: float
     fresh: float
     per_pass: float
     passes: float
@@ -332,13 +338,18 @@ class ClosedLoop:
             # Chunks arrive independently, and those that meet share a step.
             ratio = -math.expm1(-mean_tokens / chunk)
             together = mean_tokens / ratio if ratio else chunk
-            plain_s = step.total_s(running)
-            mixed_s = step.total_s(running, together)
+            alone_s = step.total_s(running)
+            plain_s = self.decode_factor * alone_s
+            mixed_s = plain_s + self.prefill_factor * (step.total_s(running, together) - alone_s)
             # The draft takes its turns at every step, and reads a prompt once as its target does.
             cycle.step_s = factor * plain_s + (1 + own) * ratio * (mixed_s - plain_s)
-            own_s = mixed_s if stages == 1 else step.total_s(running, max(together, chunk * stages))
+            own_s = mixed_s
+            if stages > 1:
+                filled_s = step.total_s(running, max(together, chunk * stages))
+                own_s = plain_s + self.prefill_factor * (filled_s - alone_s)
             # A prompt waits for the end of the step that it arrives in: half of one in the mean.
-            cycle.prefill_s = self.request_s + turns * own_s + cycle.step_s / 2
+            cycle.chunks_s = turns * own_s
+            cycle.prefill_s = self.request_s + cycle.chunks_s + cycle.step_s / 2
             cycle.chunk_tokens, cycle.prefill_step_ratio = together, ratio
             decode_s = passes * cycle.step_s
             settled = places * decode_s / (cycle.prefill_s + decode_s)
@@ -377,7 +388,17 @@ def closed_loop(costs: Costs, load: Load, efficiency: Efficiency) -> ClosedLoop:
     )
     # The first token comes out of the prefill.
     passes = max((load.output_tokens - 1) / per_pass, _FEWEST_PASSES)
-    return ClosedLoop(load, step, efficiency.request_s, fresh, per_pass, passes, factor)
+    return ClosedLoop(
+        load,
+        step,
+        efficiency.request_s,
+        efficiency.decode_factor,
+        efficiency.prefill_factor,
+        fresh,
+        per_pass,
+        passes,
+        factor,
+    )
 
 
 def _check(load: Load) -> None:
@@ -406,6 +427,7 @@ class Performance:
     prefill_tokens_per_s   input tokens that it could take in if it did nothing else
     decode_tokens_per_s    output tokens of all requests together, at the load
     ttft_s                 until the first token, the wait for a place included
+    prefill_s              from a prompt's first step to its first token
     itl_s                  between output tokens of one request, others' prefills included
     running                requests that decode, in the mean
     prefill_step_ratio     share of the steps that carry a chunk of a prompt
@@ -419,6 +441,7 @@ class Performance:
     decode_tokens_per_s: float
     requests_per_s: float
     ttft_s: float
+    prefill_s: float
     itl_s: float
     running: float
     chunk_tokens: float
@@ -456,6 +479,7 @@ def performance_of(loop: ClosedLoop, seen: Latency) -> Performance:
         decode_tokens_per_s=seen.requests_per_s * load.output_tokens,
         requests_per_s=seen.requests_per_s,
         ttft_s=seen.ttft_s,
+        prefill_s=cycle.chunks_s,
         itl_s=seen.itl_s,
         running=cycle.running,
         chunk_tokens=cycle.chunk_tokens,

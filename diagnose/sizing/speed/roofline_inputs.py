@@ -32,6 +32,8 @@ class Efficiency:
     host_s                scheduling and input preparation of a step
     prompt_step_s         more for a step with prompt tokens, which no full CUDA graph replays
     request_s             the API server, which parses one request after the other
+    decode_factor         measured over predicted time of steps without prompts
+    prefill_factor        measured over predicted time of the prompts in a step
 
     The ratios can be measured on a live server. Single servers lie further out: with prompts of
     1,000 tokens and more mfu_ratio is 0.33 (Qwen3-14B, vLLM 0.11, H100) to 0.6 (the same on A100,
@@ -51,6 +53,8 @@ class Efficiency:
     host_s: float = 1.4e-3
     prompt_step_s: float = 16e-3
     request_s: float = 4.4e-3
+    decode_factor: float = 1.0
+    prefill_factor: float = 1.0
 
     def check(self) -> None:
         """Refuse shares that are not above 0 and at most 1, and negative times.

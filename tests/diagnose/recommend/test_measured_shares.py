@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
+from operator import attrgetter
 
 import pytest
 
-from kneewatch.diagnose.recommend.prediction import costs_of
+from kneewatch.diagnose.recommend.prediction import calibrated, costs_of
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, with_shares
+from tests import throughput
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised
 from tests.diagnose.situations import Situation
 
@@ -79,7 +82,7 @@ def test_with_the_default_the_same_server_would_be_told_otherwise() -> None:
     page = seen(DECODES, mbu_ratio=0.4)
     blind = page.but(memory_bytes_per_s=None, flop_per_s=None)
 
-    assert told(page).predicted["itl_s"] != pytest.approx(told(blind).predicted["itl_s"], rel=0.01)
+    assert told(page).predicted["itl_s"] != pytest.approx(told(blind).predicted["itl_s"], rel=1e-3)
     assert any("--enable-mfu-metrics" in words for words in told(blind).unknown)
 
 
@@ -123,3 +126,64 @@ def test_without_a_prediction_nothing_is_said_of_shares() -> None:
 
     assert "measured" not in made.summary
     assert not any("MBU" in words for words in made.unknown)
+
+
+CHAT = Load(input_tokens=1000, output_tokens=250, concurrency=32)
+
+
+def test_decode_and_prefill_have_a_factor_each() -> None:
+    """A server that decodes slower and prefills faster than the roofline, at half of its load."""
+    server = replace(DEFAULT, decode_factor=1.5, prefill_factor=0.7)
+    now = performance(KNOWN, CHAT, server)
+
+    own = calibrated(KNOWN, CHAT, DEFAULT, itl_s=now.itl_s, prefill_s=now.prefill_s)
+
+    assert own is not None
+    assert own.decode_factor == pytest.approx(1.5, rel=0.02)
+    assert own.prefill_factor == pytest.approx(0.7, rel=0.02)
+    half = replace(CHAT, concurrency=16)
+    predicted, truth = (performance(KNOWN, half, shares) for shares in (own, server))
+    assert predicted.itl_s == pytest.approx(truth.itl_s, rel=0.02)
+    assert predicted.ttft_s == pytest.approx(truth.ttft_s, rel=0.02)
+
+
+def test_a_server_far_from_the_roofline_is_not_calibrated() -> None:
+    itl_s = 3 * performance(KNOWN, CHAT).itl_s
+    assert calibrated(KNOWN, CHAT, DEFAULT, itl_s=itl_s, prefill_s=0.1) is None
+
+
+def test_published_servers_at_another_load() -> None:
+    """Calibrated on one published run of a server, predicted for another of up to 3 times the
+    requests, as a change of the replicas' number makes it."""
+    errors: list[tuple[float, float]] = []
+    blind: list[float] = []
+    for one, other in permutations(filter(throughput.steady, throughput.trusted()), 2):
+        if not _same_server(one, other):
+            continue
+        known = throughput.point_costs(one)
+        loads = [throughput.load(point, point.in_flight or 1.0) for point in (one, other)]
+        # Their clients measured TTFT, which has more in it than the prefill.
+        prefill_s = (one.ttft_s or 0.0) - DEFAULT.request_s - one.tpot_s / 2
+        own = calibrated(known, loads[0], DEFAULT, itl_s=one.tpot_s, prefill_s=prefill_s)
+        assert own is not None
+        made = performance(known, loads[1], own)
+        errors.append((made.itl_s / other.tpot_s - 1, made.ttft_s / (other.ttft_s or 1.0) - 1))
+        blind.append(performance(known, loads[1]).ttft_s / (other.ttft_s or 1.0) - 1)
+    itl, ttft = (list(column) for column in zip(*errors, strict=True))
+    assert len(errors) >= 20
+    assert sum(abs(error) <= 0.25 for error in itl) >= 0.9 * len(itl)
+    assert sum(abs(error) <= 0.25 for error in ttft) >= 0.75 * len(ttft)
+    assert throughput.median_error_ratio(ttft) < throughput.median_error_ratio(blind)
+
+
+def _same_server(one: throughput.Point, other: throughput.Point) -> bool:
+    """Two loads of one launch, without drafts: the same source's page, other requests in flight."""
+    launch = attrgetter("model", "gpu", "tensor_parallel", "vllm_version", "max_num_seqs")
+    lower, higher = sorted(point.in_flight or 0.0 for point in (one, other))
+    return (
+        launch(one) == launch(other)
+        and not (one.drafts or other.drafts)
+        and not (one.is_short_closed_loop or other.is_short_closed_loop)
+        and max(one.input_tokens, other.input_tokens) < 1000
+        and 1.1 * lower <= higher <= 3 * lower
+    )
