@@ -60,8 +60,9 @@ class ServerSource(Protocol):
         """The state of the server after a failed scrape."""
         ...
 
-    def update(self, t_s: float, monitor: TargetMonitor) -> None:
-        """Read what is due, and give the facts to the monitor, after its page of `t_s`."""
+    def update(self, t_s: float, monitor: TargetMonitor, gpus: GpuReading) -> None:
+        """Read what is due, and give the facts to the monitor, after its page of `t_s`; `gpus` are
+        the GPUs of the target."""
         ...
 
 
@@ -134,7 +135,7 @@ class TargetStream:
         with self.computing():
             diagnoses = self.monitor.page(t_s, page, gpus, fetch_s=self._fetch_s)
         if self.server is not None:
-            self.server.update(t_s, self.monitor)
+            self.server.update(t_s, self.monitor, gpus)
         return diagnoses
 
     def scrape(self, fetcher: Fetcher) -> list[Diagnosis]:

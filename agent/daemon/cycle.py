@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Protocol
 
 from kneewatch.agent.daemon.canary import Canary, CanarySettings, canary_settings
+from kneewatch.agent.daemon.gpu_mapping import UsedGpus
 from kneewatch.agent.daemon.pages import open_pages
 from kneewatch.agent.daemon.target_profile import TargetProfile, with_tier
 from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
@@ -211,7 +212,7 @@ class GpuReadings(Protocol):
         """States of the target's sources."""
         ...
 
-    def set_used(self, target: str, uuids: tuple[str, ...]) -> None:
+    def set_used(self, target: str, used: UsedGpus) -> None:
         """Set the GPUs that a target's server was found to use."""
         ...
 
@@ -351,7 +352,8 @@ class TargetWatch:
         server = self._stream.monitor.server
         if self._sinks.gpus is not None and server is not None:
             uuids = str(server.value(GPU_UUIDS) or "").split()
-            self._sinks.gpus.set_used(self.spec.name, tuple(uuids))
+            used = UsedGpus(tuple(uuids), str(server.value("pod") or ""))
+            self._sinks.gpus.set_used(self.spec.name, used)
 
     def crashed(self, error: Exception) -> float | None:
         """Record a crashed cycle: the state of the target is unknown."""

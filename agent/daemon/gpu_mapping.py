@@ -91,6 +91,17 @@ class GpuClaim:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class UsedGpus:
+    """What was found out about a server: the UUIDs of its GPUs, else its pod as NAMESPACE/NAME."""
+
+    uuids: tuple[str, ...] = ()
+    pod: str = ""
+
+
+NOTHING_USED = UsedGpus()
+
+
 def claim_of(labels: Mapping[str, str], *, count: int | None) -> GpuClaim:
     """The claim that a target's labels state."""
     return GpuClaim(

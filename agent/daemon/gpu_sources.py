@@ -12,7 +12,7 @@ from threading import Event, Lock
 from typing import Protocol
 
 from kneewatch.agent.daemon.gpu_discovery import USUAL_URL, NodeCollector, on_this_node
-from kneewatch.agent.daemon.gpu_mapping import GpuClaim, claim_of
+from kneewatch.agent.daemon.gpu_mapping import NOTHING_USED, GpuClaim, UsedGpus, claim_of
 from kneewatch.agent.daemon.thread_pool import DaemonPool
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
@@ -309,7 +309,7 @@ class GpuSources:
         self._without: dict[str, GpuReading] = {}
         self._specs: Sequence[TargetSpec] = ()
         self._update_lock = Lock()
-        self._used_uuids: dict[str, tuple[str, ...]] = {}
+        self._used: dict[str, UsedGpus] = {}
         self.update(specs)
 
     def update(self, specs: Sequence[TargetSpec]) -> None:
@@ -338,7 +338,7 @@ class GpuSources:
                         key,
                         counts[id(spec.settings)],
                         alone=sharing[key] == 1,
-                        used_uuids=self._used_uuids.get(spec.name, ()),
+                        used=self._used.get(spec.name, NOTHING_USED),
                     ),
                     monitors,
                 )
@@ -353,11 +353,11 @@ class GpuSources:
             for key in self._sources.keys() - set(keys.values()):
                 self._sources.pop(key).retire(self._pool)
 
-    def set_used(self, target: str, uuids: tuple[str, ...]) -> None:
+    def set_used(self, target: str, used: UsedGpus) -> None:
         """Set the GPUs that a target's server was found to use; its labels win over them."""
         with self._update_lock:
-            if self._used_uuids.get(target, ()) != uuids:
-                self._used_uuids[target] = uuids
+            if self._used.get(target, NOTHING_USED) != used:
+                self._used[target] = used
                 self._update()
 
     def collect(self, now_s: float) -> None:
@@ -450,14 +450,17 @@ class GpuSources:
 
 
 def _selection(
-    spec: TargetSpec, key: Key, count: int | None, *, alone: bool, used_uuids: tuple[str, ...]
+    spec: TargetSpec, key: Key, count: int | None, *, alone: bool, used: UsedGpus
 ) -> Selection:
     """The target's selection; `count` is its number of GPUs, `alone`: no other target uses the
-    source. `used_uuids`: the GPUs that its server was found to use."""
+    source. `used`: what was found out about its server."""
     claim = claim_of(spec.labels, count=count)
     unstated = not (claim.uuids or claim.indexes or claim.pod)
-    if unstated and used_uuids:
-        return Selection(key, replace(claim, uuids=used_uuids), spec.settings["window_s"])
+    if unstated and used.uuids:
+        return Selection(key, replace(claim, uuids=used.uuids), spec.settings["window_s"])
+    if unstated and used.pod:
+        namespace, _, pod = used.pod.partition("/")
+        claim = replace(claim, pod=pod, namespace=namespace)
     # Sharing matters only if GPUs are mapped by count.
     return Selection(key, replace(claim, alone=unstated and alone), spec.settings["window_s"])
 

@@ -7,15 +7,14 @@ from pathlib import Path
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.gpu.nvml_calls import NodeGpu, Nvml, load_nvml, node_gpus
-from kneewatch.diagnose.catalogue.gpu_specs import GIB, recognise
+from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.deployment.server_facts import (
-    GPU,
     GPU_UUIDS,
     GPUS,
     SERVER_GPUS,
-    TEXT_MAX_CHARS,
     SourceReading,
     Value,
+    models_reading,
 )
 
 NODE_PIDS = "pid:[4026531836]"
@@ -58,16 +57,10 @@ def read_gpus(
 
 def _model(gpus: Collection[NodeGpu]) -> dict[str, Value]:
     """The model and memory of GPUs that are all alike; nothing where they differ."""
-    names = {gpu.name for gpu in gpus}
-    if len(names) != 1:
+    values = dict(models_reading([gpu.name for gpu in gpus], 0.0).values)
+    values.pop(SERVER_GPUS, None)
+    if "gpu_name" not in values:
         return {}
-    (name,) = names
-    spec = recognise(name)
-    values: dict[str, Value] = {}
-    if name.isprintable() and name:
-        values["gpu_name"] = name[:TEXT_MAX_CHARS]
-    if spec is not None:
-        values[GPU] = spec.id
     bytes_each = {gpu.memory_bytes for gpu in gpus}
     least_bytes = min((size for size in bytes_each if size is not None), default=None)
     if least_bytes is not None:

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
@@ -45,6 +46,7 @@ GPU_LIMITS = ("nvidia.com/gpu", "amd.com/gpu")
 GPU_PRODUCT = "nvidia.com/gpu.product"
 """The node label that NVIDIA's GPU feature discovery sets to the GPU's name."""
 
+NAMELESS = "the name of kneewatch's pod is unknown: set POD_NAME and POD_NAMESPACE (downward API)"
 CLIENT_MISSING = "the pod's spec is not read: install kneewatch[kubernetes], or set launch_file"
 FORBIDDEN = "; allow its service account `get` on `pods` in its namespace, or set launch_file"
 
@@ -63,19 +65,36 @@ def read_pod(
 ) -> SourceReading:
     """The facts of the container that serves the target in kneewatch's own pod; nothing outside
     Kubernetes and for a target elsewhere. Why the pod cannot be read is a note."""
+    own = own_pod(target, now_s, environ=environ, account=account)
+    pod = own.values.get("pod")
+    if pod is None:
+        return own
+    namespace, _, name = str(pod).partition("/")
+    try:
+        document = _asked(name, namespace, environ, account)
+        return pod_reading(document, parse_target(target).port, now_s)
+    except SettingsError as exc:
+        return replace(own, notes=(printable(f"pod {pod}: {exc}"),))
+
+
+def own_pod(
+    target: str,
+    now_s: float,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    account: Path = ACCOUNT,
+) -> SourceReading:
+    """The name of kneewatch's own pod, for a target in it; nothing outside Kubernetes and for a
+    target elsewhere."""
     nothing = SourceReading(POD, now_s)
-    address = parse_target(target)
-    if not environ.get("KUBERNETES_SERVICE_HOST") or not is_local(address.host):
+    if not environ.get("KUBERNETES_SERVICE_HOST") or not is_local(parse_target(target).host):
         return nothing
     # A pod's host name is its name, unless it has the node's network.
     name = environ.get("POD_NAME") or environ.get("HOSTNAME", "")
     namespace = environ.get("POD_NAMESPACE") or _text(account / "namespace")
-    try:
-        document = _asked(name, namespace, environ, account)
-        return pod_reading(document, address.port, now_s)
-    except SettingsError as exc:
-        note = printable(f"pod {namespace}/{name}: {exc}")
-    return SourceReading(POD, now_s, notes=(note,))
+    if not _NAME.fullmatch(name) or not _NAME.fullmatch(namespace):
+        return replace(nothing, notes=(NAMELESS,))
+    return replace(nothing, values={"pod": f"{namespace}/{name}"})
 
 
 def pod_reading(pod: Json, port: int, now_s: float) -> SourceReading:
@@ -168,8 +187,6 @@ def _asked(name: str, namespace: str, environ: Mapping[str, str], account: Path)
     """
     if find_spec("kubernetes") is None:
         raise SettingsError(CLIENT_MISSING)
-    if not _NAME.fullmatch(name) or not _NAME.fullmatch(namespace):
-        raise SettingsError("its name is unknown: set POD_NAME and POD_NAMESPACE (downward API)")
     command = (sys.executable, "-P", "-m", __name__, namespace, name, str(account))
     try:
         done = subprocess.run(

@@ -13,10 +13,17 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.server_facts import LOG, SourceReading, merge
+from kneewatch.diagnose.deployment.server_facts import (
+    LOG,
+    SERVER_GPUS,
+    SourceReading,
+    merge,
+    models_reading,
+)
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.deployment.startup_log import Failure
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
+from kneewatch.diagnose.gpu.monitor import GpuReading
 
 if TYPE_CHECKING:
     from kneewatch.agent.server.liveness import Liveness
@@ -63,14 +70,15 @@ def read_server(address: str, fetch: FetchSettings, now_s: float) -> Sequence[So
     # Lazy: most commands read no server.
     from kneewatch.agent.server.gpus import read_gpus
     from kneewatch.agent.server.model_file import read_model
-    from kneewatch.agent.server.pod import read_pod
+    from kneewatch.agent.server.pod import own_pod, read_pod
     from kneewatch.agent.server.probe import ask_server
     from kneewatch.agent.server.process import read_process
 
     readings = [ask_server(address, fetch, now_s)]
     shown, server = read_process(address, now_s)
     if server is not None:
-        return [*readings, shown, read_model(server, now_s), read_gpus(server.pid, now_s)]
+        gpus = read_gpus(server.pid, now_s)
+        return [*readings, shown, own_pod(address, now_s), read_model(server, now_s), gpus]
     pod = read_pod(address, now_s)
     # Where the pod has the command line, it does not matter why its process could not be read.
     return [*readings, pod] if pod.launch is not None else [*readings, shown, pod]
@@ -96,6 +104,8 @@ class ServerWatch:
         self._address, self._fetch, self._read = address, fetch, read
         self._liveness = liveness
         self.log, self._log_reading = log, SourceReading(LOG, 0.0)
+        self._gpu_models: tuple[str, ...] = ()
+        self._gpu_reading = models_reading((), 0.0)
         self._log_is_set, self._log_is_new = log is not None, True
         self._log_place: object = None
         self._log_error = ""
@@ -147,8 +157,9 @@ class ServerWatch:
             self._log_starts, self._old_log_starts = 0, 0
             self.read_log(t_s, monitor)
 
-    def update(self, t_s: float, monitor: TargetMonitor) -> None:
-        """Read what is due, and give the facts to the monitor, after its page of `t_s`."""
+    def update(self, t_s: float, monitor: TargetMonitor, gpus: GpuReading) -> None:
+        """Read what is due, and give the facts to the monitor, after its page of `t_s`; `gpus` are
+        the GPUs of the target."""
         if self._settings_s is None:
             self._settings_s = t_s
         engines = [engine for engine in monitor.engines if engine.last_s == t_s]
@@ -170,19 +181,29 @@ class ServerWatch:
         config = next((e.config for e in engines if e.config), dict[str, str]())
         names = sorted({engine.key.model for engine in engines if engine.key.model})
         stated: Stated = monitor.profile.stated
-        merged_of = (self._readings, self._log_reading, dict(config), names, monitor)
+        if gpus.models != self._gpu_models:
+            self._gpu_models = gpus.models
+            self._gpu_reading = models_reading(gpus.models, t_s)
+        merged_of = (
+            self._readings, self._log_reading, self._gpu_reading, dict(config), names, monitor
+        )  # fmt: skip
         if merged_of == self._merged_of:
             return
         self._merged_of = merged_of
         facts, completed = merge(
             stated,
-            [*self._readings, self._log_reading],
+            [*self._readings, self._log_reading, *self._exporter_gpus()],
             config=config,
             model_names=names,
             settings_s=self._settings_s,
             page_s=t_s,
         )
         monitor.set_server(facts, completed)
+
+    def _exporter_gpus(self) -> list[SourceReading]:
+        """The GPUs by the exporter's page, where the driver did not say which the server uses."""
+        by_driver = any(SERVER_GPUS in reading.values for reading in self._readings)
+        return [] if by_driver else [self._gpu_reading]
 
     def _read_log_facts(self, t_s: float, *, restarted: bool) -> None:
         """Take over what the log says, if it is of the process whose page was read at `t_s`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpus
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpus, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model
 from kneewatch.diagnose.deployment.deployment import KV_SIZE_LABEL, Reported, Stated, deployment
@@ -181,6 +181,18 @@ def merge(
         completed = stated
     facts = tuple(sorted(chosen.values(), key=lambda fact: SOURCES.index(fact.source)))
     return ServerFacts(facts, tuple(dict.fromkeys(notes)), _unknown(completed)), completed
+
+
+def models_reading(models: Sequence[str], read_s: float) -> SourceReading:
+    """The facts of a server's GPUs by their product names, one for each GPU: their model where all
+    are alike, and their number."""
+    values: dict[str, Value] = {SERVER_GPUS: len(models)} if models else {}
+    if len(set(models)) == 1:
+        name = models[0]
+        spec = recognise(name)
+        values |= {"gpu_name": printable(name)} if name else {}
+        values |= {} if spec is None else {GPU: spec.id}
+    return SourceReading(GPUS, read_s, values)
 
 
 def _uncounted(stated: Stated, counted: Fact | None) -> list[str]:

@@ -37,7 +37,9 @@ class GpuReading:
     """GPU signals now. `unknown` has a line for each that could not be read.
 
     `joined` describes how the GPUs were matched to the target; `guess`: they were assumed.
-    `states` has the state of each GPU, `lost` a line for each that no longer answers.
+    `states` has the state of each GPU, `lost` a line for each that no longer answers. `models` are
+    the product names of the target's GPUs, empty where whose they are is a guess, and for MIG
+    instances.
     """
 
     values: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
@@ -46,6 +48,7 @@ class GpuReading:
     guess: bool = False
     states: Sequence[GpuState] = ()
     lost: Sequence[str] = ()
+    models: tuple[str, ...] = ()
 
 
 NO_GPUS = GpuReading()
@@ -79,6 +82,13 @@ class GpuChoice:
     guess: bool = False
     names: frozenset[str] = frozenset()
     missing: Sequence[str] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The product names of the GPUs, where they are surely the target's and whole."""
+        if self.guess or any(gpu.key.mig for gpu in self.gpus):
+            return ()
+        return tuple(sorted(gpu.key.model_name for gpu in self.gpus))
 
 
 Choose = Callable[[GpuBinding], GpuChoice]
@@ -146,7 +156,9 @@ class GpuMonitor:
         vanished = self._vanished(t_s, choice, gpu_page.gpus)
         lost = tuple(dict.fromkeys((*(note.text for note in notes if note.lost), *vanished)))
         self._newest = (
-            GpuReading(values, tuple(unknown), choice.joined, choice.guess, states, lost),
+            GpuReading(
+                values, tuple(unknown), choice.joined, choice.guess, states, lost, choice.models
+            ),
             t_s,
         )
 

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from kneewatch.agent.daemon.gpu_mapping import UsedGpus
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.targets import TargetSpec
 from tests.agent.daemon.gpu_factories import (
@@ -117,14 +118,36 @@ def test_the_gpus_that_a_server_uses_are_its_own_unless_labels_say_others(
     unlabelled, labelled = target("a", page=url), target("b", page=url, gpu_indexes="3")
     sources = make(unlabelled, labelled)
     for spec in (unlabelled, labelled):
-        sources.set_used(spec.name, ("GPU-gpu-node-1-1", "GPU-gpu-node-1-2"))
+        sources.set_used(spec.name, UsedGpus(("GPU-gpu-node-1-1", "GPU-gpu-node-1-2")))
     sources.collect(T_S)
     reading = sources.reading(unlabelled, T_S)
     assert (reading.joined, reading.guess) == ("by UUID: GPU 1, 2", False)
     assert sources.reading(labelled, T_S).joined == "by index: GPU 3"
-    sources.set_used("a", ())
+    sources.set_used("a", UsedGpus())
     sources.collect(T_S)
     assert sources.reading(unlabelled, T_S).guess
+
+
+def test_a_server_has_the_gpus_that_the_exporter_assigns_to_its_pod(
+    serving: Start, make: Make
+) -> None:
+    page = body(
+        {
+            labels(0, pod="vllm-0"): {},
+            labels(1, pod="vllm-0"): {},
+            labels(2, pod="vllm-0", namespace="dev"): {},
+            labels(3, pod="other"): {},
+        }
+    )
+    unlabelled = target("a", page=Exporter(serving, page).url)
+    sources = make(unlabelled)
+    sources.collect(T_S)
+    assert sources.reading(unlabelled, T_S).models == (), "whose they are is a guess"
+    sources.set_used("a", UsedGpus(pod="llm/vllm-0"))
+    sources.collect(T_S)
+    reading = sources.reading(unlabelled, T_S)
+    assert (reading.joined, reading.guess) == ("by pod: GPU 0, 1", False)
+    assert reading.models == ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3")
 
 
 def test_a_stated_page_is_not_shown_the_targets_token(serving: Start, make: Make) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.daemon.cycle import TargetWatch
+from kneewatch.agent.daemon.gpu_mapping import UsedGpus
 from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.target_state import SourceState
 from kneewatch.agent.targets import TargetSpec
@@ -216,8 +217,8 @@ class Gpus:
         del spec, t_s
         return GpuReading({"gpu_engine_active_ratio": 0.5}, ())
 
-    def set_used(self, target: str, uuids: tuple[str, ...]) -> None:
-        del target, uuids
+    def set_used(self, target: str, used: UsedGpus) -> None:
+        del target, used
 
     def states(self, spec: TargetSpec) -> list[SourceState]:
         return [SourceState("dcgm", 1.0, True, 0.1, joined=f"all of {spec.name}")]

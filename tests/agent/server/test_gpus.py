@@ -6,13 +6,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
 from kneewatch.agent.server.gpus import NODE_PIDS, OTHER_PIDS, PARTS, read_gpus
+from kneewatch.agent.server.watch import ServerWatch
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts, SourceReading, merge
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.gpu.monitor import GpuReading
+from tests.agent.server.test_facts_in_use import PAGES, TYPE
 from tests.collector.fake_nvml import DRIVER_NOT_LOADED, FakeDriver, FakeGpu, driver_module
 from tests.collector.nvml_nodes import A100
 
@@ -101,3 +109,50 @@ def test_a_command_line_for_another_number_of_gpus_is_a_note(flags: str, notes: 
     launch = parse_launch(f"vllm serve org/model {flags}", origin="test")
     facts, _ = merged(NOTHING, SourceReading("process", 5.0, launch=launch), reading)
     assert sum("the server uses 2 GPUs" in note for note in facts.notes) == notes
+
+
+# --- By the exporter's page -----------------------------------------------------------------------
+
+
+@dataclass
+class Exporter:
+    """The GPUs of a target by a page."""
+
+    models: tuple[str, ...]
+
+    def reading(self, now_s: float) -> GpuReading:
+        del now_s
+        return GpuReading(models=self.models)
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def server_facts(*readings: SourceReading, models: tuple[str, ...]) -> dict[str, object]:
+    stream = TargetStream("t", Profile(), Limits())
+    stream.gpus = Exporter(models)
+    stream.server = ServerWatch("http://127.0.0.1:1", FetchSettings(), read=lambda *_: readings)
+    stream.take(1000.0, PAGES[0], TYPE)
+    assert stream.monitor.server is not None
+    return {fact.name: (fact.value, fact.source) for fact in stream.monitor.server.facts}
+
+
+def test_the_gpus_of_the_exporters_page_are_facts() -> None:
+    facts = server_facts(models=(H100, H100))
+    assert facts["gpu"] == ("h100-sxm", "gpus")
+    assert facts["server_gpus"] == (2, "gpus")
+    assert "tensor_parallel" not in facts, "two GPUs may be two stages or two engines"
+    assert server_facts(models=(H100,))["tensor_parallel"] == (1, "gpus")
+
+
+def test_what_the_driver_says_of_the_process_comes_first() -> None:
+    driver = SourceReading("gpus", 5.0, {"server_gpus": 1, "gpu": "h200"})
+    facts = server_facts(driver, models=(H100, H100))
+    assert (facts["server_gpus"], facts["gpu"]) == ((1, "gpus"), ("h200", "gpus"))
+
+
+def test_gpus_that_differ_have_no_model_and_a_guess_says_nothing() -> None:
+    mixed = server_facts(models=(H100, "NVIDIA L4"))
+    assert "gpu" not in mixed
+    assert mixed["server_gpus"] == (2, "gpus")
+    assert "server_gpus" not in server_facts(models=())
