@@ -309,12 +309,12 @@ def _markdown_cause(place: int, fleet_cause: FleetCause, docs_url: str) -> list[
 
 
 def _tier(tier: Tier, size: TierSize, server: ServerFacts) -> list[str]:
-    known = known_words(server)
+    facts = known_words(server)
     return [
         f"### {escaped(tier_words(tier))}",
         "",
         escaped(size_words(size)),
-        *(["", f"Known: {escaped(known)}"] if known else []),
+        *(["", f"Known: {escaped(facts)}"] if facts else []),
         "",
         "| signal | worst | where | min | median | mean | max | engines | unknown |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -84,8 +84,8 @@ def history_text(document: Mapping[str, Any]) -> str:
     """The same in a line for each series: first, least, greatest and last value, and all values."""
     lines = [f"{document['target']}: {len(document['times'])} moments, oldest first; - is unknown"]
     for row in document["series"]:
-        known = [value for value in row["values"] if value is not None]
-        spread = f"{min(known):.4g} to {max(known):.4g}" if known else "unknown throughout"
+        numbers = [value for value in row["values"] if value is not None]
+        spread = f"{min(numbers):.4g} to {max(numbers):.4g}" if numbers else "unknown throughout"
         values = " ".join("-" if value is None else f"{value:.4g}" for value in row["values"])
         lines.append(f"{row['signal']} (engine {row['engine'] or '?'}): {spread}: {values}")
     return "\n".join(lines)

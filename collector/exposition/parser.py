@@ -197,7 +197,11 @@ class _Template:
             self.layout,
             [tail.value for tail in tails],
             {at: t_s for at, tail in enumerate(tails) if (t_s := tail.timestamp_s) is not None},
-            {at: found for at, tail in enumerate(tails) if (found := tail.exemplar) is not None},
+            {
+                at: exemplar
+                for at, tail in enumerate(tails)
+                if (exemplar := tail.exemplar) is not None
+            },
         )
 
 

@@ -177,14 +177,14 @@ class PrometheusSource:
     ) -> dict[str, Answer | CollectError]:
         """The answer to each query, by key; a failed query has its error instead."""
 
-        def one(query: str) -> Answer | CollectError:
+        def answer(query: str) -> Answer | CollectError:
             try:
                 return self.instant(query, at_s)
             except CollectError as exc:
                 return exc
 
         with ThreadPoolExecutor(self._settings.at_once) as pool:
-            return dict(zip(queries, pool.map(one, queries.values()), strict=True))
+            return dict(zip(queries, pool.map(answer, queries.values()), strict=True))
 
     def range(
         self, query: str, *, from_s: float, to_s: float, step_s: float, series: int = 1

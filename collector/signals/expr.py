@@ -622,8 +622,8 @@ class SumOfKnown:
         parts = [part.bind(page_columns) for part in self.parts]
 
         def value(window: Window) -> float | None:
-            known = [summand for part in parts if (summand := part(window)) is not None]
-            return sum(known) if known else None
+            summands = [summand for part in parts if (summand := part(window)) is not None]
+            return sum(summands) if summands else None
 
         return value
 

@@ -157,9 +157,9 @@ def firing_of(alert: str, severity: str) -> str:
 
 def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
     sign, unit = "below" if rule.below else "above", unit_of(rule.signal)
-    one = "bottomk" if rule.below else "topk"
+    pick = "bottomk" if rule.below else "topk"
     engines = f'{FINDING}{{rule="{rule.id}", {POOL}}}'
-    worst = f"{one}(1, {recorded(rule.signal)}{{{POOL}}} and on ({plan.engine}) {engines})"
+    worst = f"{pick}(1, {recorded(rule.signal)}{{{POOL}}} and on ({plan.engine}) {engines})"
     said = (
         f"{rule.signal} is {unit.text('value $worst')} ({sign} {unit.threshold(bound.threshold)}: "
         f"{bound.source}) on {WORST_NAME}, the worst."

@@ -284,14 +284,14 @@ class GpuFault:
 def fault_records(plan: Plan) -> tuple[Record, ...]:
     """Recording rules for the XIDs and for each kind of fault."""
     last, kept = field_of(XID), duration(XID_KEPT_S)
-    known = _codes(XIDS)
-    shown = f'{XID_NOW}{{xid=~"{known}"}}'
+    codes = _codes(XIDS)
+    shown = f'{XID_NOW}{{xid=~"{codes}"}}'
     changed = f"changes({last}[{duration(plan.range_s)}]) > 0"
     return (
         Record(XID_NOW, f'count_values by ({BOARD}) ("xid", {last})'),
         # An XID is new until another one replaces it; one that the first scrape shows is old.
         Record(XID_NEW, f"({shown} and on ({BOARD}) ({changed})) or ({shown} and {XID_NEW})"),
-        Record(XID_COUNTED, _counted(plan, known)),
+        Record(XID_COUNTED, _counted(plan, codes)),
         Record(
             XID_SEEN,
             f"(last_over_time({XID_NEW}[{kept}]) unless on ({BOARD}) ({last} == 0))"

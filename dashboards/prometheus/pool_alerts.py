@@ -54,9 +54,9 @@ def worst_text(plan: Plan, query: str, text: str) -> str:
     """
     pools = " ".join(["$pool"] * query.count(POOL))
     asked = query.replace('"', r"\"").replace(POOL, "%s")
-    found = f'printf "{asked}" {pools}'
+    query = f'printf "{asked}" {pools}'
     return (
-        f"{_pool(plan)}{{{{ with {found} | query }}}}{{{{ $worst := first . }}}}{text}{{{{ end }}}}"
+        f"{_pool(plan)}{{{{ with {query} | query }}}}{{{{ $worst := first . }}}}{text}{{{{ end }}}}"
     )
 
 

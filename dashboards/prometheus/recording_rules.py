@@ -465,11 +465,11 @@ def _evidence(plan: Plan) -> str:
 def _work_fallen(plan: Plan) -> str:
     """1 where tokens have been below their median of earlier windows for half a window while the
     load holds."""
-    made, load = recorded("generation_tokens_per_s"), recorded("in_flight_avg")
+    generated, load = recorded("generation_tokens_per_s"), recorded("in_flight_avg")
     half = plan.range_s / 2
     earlier = f"[{duration(SAMPLES_KEPT * half)}] offset {duration(plan.range_s)}"
     fallen = (
-        f"({made} < bool {number(FALLS_TO)} * quantile_over_time(0.5, {made}{earlier}))"
+        f"({generated} < bool {number(FALLS_TO)} * quantile_over_time(0.5, {generated}{earlier}))"
         f" * ({load} >= bool {number(LOAD_HOLDS_AT)} * quantile_over_time(0.5, {load}{earlier}))"
     )
     return f"min_over_time(({fallen})[{duration(half)}:{duration(plan.interval_s)}])"
@@ -501,5 +501,5 @@ def _held(plan: Plan, key: str) -> str:
     )
 
 
-def _sum(one: str, other: str) -> str:
-    return f"({recorded(one)} + {recorded(other)})"
+def _sum(left: str, right: str) -> str:
+    return f"({recorded(left)} + {recorded(right)})"

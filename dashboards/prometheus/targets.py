@@ -199,13 +199,13 @@ def _pool_vanished(plan: Plan) -> tuple[Alert, Alert]:
     )
     loading = f"on (job, {WORKLOAD}) {_workload('up')}"
     # Once told, it is over when the model is served, not when its next pods begin to load.
-    told = 'ALERTS{alertname="KneewatchPoolVanished", how="gone", alertstate="firing"}'
-    no_targets = f"({gone} unless {loading}) or ({gone} and on ({plan.pool}) {told})"
+    firing = 'ALERTS{alertname="KneewatchPoolVanished", how="gone", alertstate="firing"}'
+    no_targets = f"({gone} unless {loading}) or ({gone} and on ({plan.pool}) {firing})"
     return (
         _vanished(plan, f"sum by ({plan.pool}) ({no_targets})", 2 * plan.scrape_s, "gone"),
         _vanished(
             plan,
-            f"sum by ({plan.pool}) ({gone}) unless on ({plan.pool}) {told}",
+            f"sum by ({plan.pool}) ({gone}) unless on ({plan.pool}) {firing}",
             POOL_LOADING_S,
             "replaced",
         ),

@@ -498,8 +498,8 @@ class StartupLog:
     def launch(self) -> Launch | None:
         """The logged arguments as a command line; None where the log has none."""
         flags = {
-            _FLAGS[fact]: str(found.value)
-            for fact, found in self.facts.items()
+            _FLAGS[fact]: str(logged.value)
+            for fact, logged in self.facts.items()
             if fact in _FLAGS and fact != "model"
         }
         model = self.facts.get("model")
@@ -513,16 +513,16 @@ class StartupLog:
 
     def number(self, fact: str) -> float | None:
         """A fact that is a number; None where the log has none."""
-        found = self.facts.get(fact)
-        value = None if found is None else found.value
+        logged = self.facts.get(fact)
+        value = None if logged is None else logged.value
         return float(value) if isinstance(value, int | float) else None
 
     @property
     def version(self) -> Version | None:
         """The logged version; None where it is not logged."""
-        found = self.facts.get("version")
+        logged = self.facts.get("version")
         # The pattern lets nothing else through.
-        return None if found is None else parse_version(str(found.value))
+        return None if logged is None else parse_version(str(logged.value))
 
     @property
     def not_logged(self) -> list[str]:
@@ -572,9 +572,9 @@ class StartupLog:
             self._error(message)
             if self.failure or _DEAD.match(message):
                 self._fail(_shown(message))
-        elif not module and (found := _known_failure(message)) and found.kind == HOST_MEMORY:
-            self._suspect = Failure(found.kind, found.line, served=True)
-            self._fail(found.line)
+        elif not module and (failure := _known_failure(message)) and failure.kind == HOST_MEMORY:
+            self._suspect = Failure(failure.kind, failure.line, served=True)
+            self._fail(failure.line)
 
     def _starting(self, module: str, message: str) -> None:
         if _starts(module, message) and (self.failure or self.phase == "stopped" or self._loaded):
@@ -591,10 +591,10 @@ class StartupLog:
                     self.failure = self._suspect = None
             self._uncaught = self._uncaught or (not module and bool(_UNCAUGHT.match(message)))
             self._error(message)
-            known = self._suspect is not None and self._suspect.kind != OTHER
+            root_logged = self._suspect is not None and self._suspect.kind != OTHER
             ended = self._uncaught and _EXCEPTION.match(message)
             if (
-                known or ended or self.failure
+                root_logged or ended or self.failure
                 or _NOT_STARTED.match(message) or _DEAD.match(message)
             ):  # fmt: skip
                 self._fail(_without_quotes(message))
@@ -608,9 +608,9 @@ class StartupLog:
         if self._suspect is not None and self._suspect.kind != OTHER:
             return
         served = self.phase == "serving"
-        found = _known_failure(message)
-        if found is not None:
-            self._suspect = Failure(found.kind, found.line, served, found.details)
+        failure = _known_failure(message)
+        if failure is not None:
+            self._suspect = Failure(failure.kind, failure.line, served, failure.details)
         elif self._suspect is None and _EXCEPTION.match(message) and not _NO_ROOT.match(message):
             self._suspect = Failure(OTHER, _without_quotes(message), served)
 
@@ -642,8 +642,8 @@ class StartupLog:
             return
         held = self.facts.get(fact)
         if held is not None and ranks != "last" and isinstance(value, int | float):
-            known = cast("float", held.value)
-            if (value >= known) if ranks == "least" else (value <= known):
+            held_value = cast("float", held.value)
+            if (value >= held_value) if ranks == "least" else (value <= held_value):
                 return
         self.facts[fact] = LogFact(value, _shown(line))
 

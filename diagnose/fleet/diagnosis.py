@@ -78,15 +78,15 @@ def _routing(tier: Tier, stated: Stated, targets: Targets) -> FleetAdvice | None
     """Prefix-aware routing, with the hit ratio that it would reach; None where it would not
     help."""
     context = average_engine(tier, server_of(tier, stated), targets, "routing_dilution", peak=None)
-    made, possible = sticky_routing(context), middle(map(reuse_possible, tier.engines))
+    sticky, possible = sticky_routing(context), middle(map(reuse_possible, tier.engines))
     hits = context.facts.values.get("prefix_hit_ratio")
-    if made is None or possible is None or hits is None or not hits < possible:
+    if sticky is None or possible is None or hits is None or not hits < possible:
         return None
     computed = context.get("computed_prompt_tokens_per_s")
     still_computed = (1 - possible) / (1 - hits)
     advice = replace(
-        made,
-        before={**made.before, "computed_prompt_tokens_per_s": computed},
+        sticky,
+        before={**sticky.before, "computed_prompt_tokens_per_s": computed},
         predicted={
             "prefix_hit_ratio": possible,
             "computed_prompt_tokens_per_s": computed * still_computed,
@@ -105,7 +105,7 @@ def _resplit(split: Split) -> FleetAdvice | None:
         return None
     now, to, total = split.prefill, split.prefill_needed, split.prefill + split.decode
     used, after = split.used, (split.prefill_work / to, split.decode_work / (total - to))
-    made = Recommendation(
+    recommendation = Recommendation(
         id="pd-ratio",
         cause="",
         changes=(
@@ -122,7 +122,7 @@ def _resplit(split: Split) -> FleetAdvice | None:
         verify=(f"queue_mean_s falls on the fuller side {SETTLE_WORDS}, and ITL meets its target",),
         guide=("6.5",),
     )
-    return FleetAdvice(made, split.pool, split.tier)
+    return FleetAdvice(recommendation, split.pool, split.tier)
 
 
 # --- Diagnosis ------------------------------------------------------------------------------------

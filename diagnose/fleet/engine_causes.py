@@ -85,9 +85,9 @@ def causes_of(
 ) -> list[Cause]:
     """The causes of one engine, ranked; those that others explain are folded into them."""
     age_s = values.get("age_s", HOUR_S if "running_hour_ago" in values else 0.0)
-    known: Mapping[str, float | None] = values
+    current: Mapping[str, float | None] = values
     facts = replace(
-        Facts.of_moment(known, config=config, targets=targets),
+        Facts.of_moment(current, config=config, targets=targets),
         window_s=window_s,
         scale=scale,
         observed_s=age_s,

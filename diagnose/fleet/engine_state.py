@@ -91,14 +91,14 @@ def coverage(profile: Profile, recorded: Iterable[str] = ()) -> Coverage:
         # A page counts the changes of adapters once for all its engines.
         if not isinstance(s.expr, InfoChanges) and s.expr.promql(dialect) is not None
     }
-    known, provided = {*queried, *MOMENTARY, *STAGE_KEYS, *OF_CONFIG}, {*recorded}
+    available, provided = {*queried, *MOMENTARY, *STAGE_KEYS, *OF_CONFIG}, {*recorded}
     moment: list[Rule] = []
     by_alert: list[Rule] = []
     left_out: dict[str, str] = {}
     signals, remembered = list[str](OWN), list[str](STAGE_KEYS)
     for rule in profile.rules():
         needs = (rule.signal, *(guard.signal for guard in rule.guards))
-        unknown = [key for key in needs if key not in known]
+        unknown = [key for key in needs if key not in available]
         if not unknown and rule.for_s <= MOMENT_S:
             moment.append(rule)
             signals += [key for need in needs for key in _inputs(need) if key in queried]
@@ -111,7 +111,7 @@ def coverage(profile: Profile, recorded: Iterable[str] = ()) -> Coverage:
     evidence = signals_of(tuple(when for _, when in EVIDENCE))
     for key in (*evidence, *engine_causes.SIGNALS):
         signals += [part for part in _inputs(key) if part in queried]
-        remembered += [] if key in known else [key]
+        remembered += [] if key in available else [key]
     remembered += engine_causes.REMEMBERED
     return Coverage(
         tuple(moment),
@@ -220,26 +220,28 @@ class _Evaluator:
         gpus, config = observed.gpus.get(member.key, {}), observed.configs.get(member.key, {})
         alerts = observed.alerts.get(member.key, {})
         moment = Moment(values, self._targets, window_s=self._window_s)
-        known = dict(values)
+        completed = dict(values)
         for key, read in self._momentary.items():
             value = read(moment)
             if value is not None:
-                known.setdefault(key, value)
-        stage = stage_of(known, self._targets, self._window_s)
+                completed.setdefault(key, value)
+        stage = stage_of(completed, self._targets, self._window_s)
         if stage is not None:
-            known["cascade_stage"] = float(stage)
-            known.setdefault("cascade_severity", float(self._severity(known)))
-        findings = [finding for rule in self._covered.moment if (finding := _finding(rule, known))]
+            completed["cascade_stage"] = float(stage)
+            completed.setdefault("cascade_severity", float(self._severity(completed)))
+        findings = [
+            finding for rule in self._covered.moment if (finding := _finding(rule, completed))
+        ]
         findings += [
-            RuleHit(rule, alerts[rule.id], known[rule.signal])
+            RuleHit(rule, alerts[rule.id], completed[rule.signal])
             for rule in self._covered.recorded
-            if rule.id in alerts and rule.signal in known
+            if rule.id in alerts and rule.signal in completed
         ]
         causes = engine_causes.causes_of(
-            known,
+            completed,
             streaks_s=observed.streaks_s.get(member.key, {}),
             stage=stage,
-            severity=stage_severity(known),
+            severity=stage_severity(completed),
             config=config,
             targets=self._targets,
             window_s=self._window_s,
@@ -248,14 +250,14 @@ class _Evaluator:
             gpus_guessed="gpus" not in gpus,
         )
         severity = max(
-            stage_severity(known),
+            stage_severity(completed),
             *(finding.severity for finding in findings),
             *(cause.severity for cause in causes),
             Severity.OK,
         )
         return Engine(
             member,
-            known,
+            completed,
             gpus,
             config,
             stage,

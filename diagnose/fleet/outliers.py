@@ -200,24 +200,24 @@ def replica_imbalance(tier: Tier) -> FleetCause | None:
     If they queue or preempt while the median engine has room, it explains their own causes.
     Otherwise it explains none.
     """
-    known = [(load, e) for e in tier.engines if (load := e.in_flight) is not None]
-    if len(known) < 2:
+    loaded = [(load, e) for e in tier.engines if (load := e.in_flight) is not None]
+    if len(loaded) < 2:
         return None
     # Of two engines the lower load is the usual one, of more the median.
-    loads = sorted(load for load, _ in known)
+    loads = sorted(load for load, _ in loaded)
     usual = loads[(len(loads) - 1) // 2]
-    usages = sorted(u for _, e in known if (u := e.get("kv_usage_ratio")) is not None)
+    usages = sorted(u for _, e in loaded if (u := e.get("kv_usage_ratio")) is not None)
     usual_usage = usages[(len(usages) - 1) // 2] if usages else None
     hot = [
         e
-        for load, e in known
+        for load, e in loaded
         if (_has_more_requests(load, usual) or _has_more_tokens(e, usual_usage))
         and not is_slow(e, tier)
     ]
     if not hot:
         return None
     most = max(hot, key=lambda e: (e.in_flight or 0.0, e.get("kv_usage_ratio") or 0.0))
-    case = _imbalance(tier, hot, most, usual, of=len(known))
+    case = _imbalance(tier, hot, most, usual, of=len(loaded))
     _weigh_arrivals(case, most, tier)
     waiting = most.get("waiting") or 0.0
     room = sum(1 for e in tier.engines if not e.get("waiting"))
@@ -344,15 +344,15 @@ def underused(tier: Tier) -> FleetCause | None:
     """The cause where a share of a tier's engines was idle over the last hour."""
     # The hourly mean is valid only for engines that were scraped an hour ago.
     seen = [e for e in tier.engines if e.get("running_hour_ago") is not None]
-    known = [(r, e) for e in seen if (r := e.get("running_hour_avg")) is not None]
-    idle = [e for running, e in known if running < IDLE_RUNNING]
-    if not known or len(idle) < IDLE_SHARE * len(known):
+    measured = [(r, e) for e in seen if (r := e.get("running_hour_avg")) is not None]
+    idle = [e for running, e in measured if running < IDLE_RUNNING]
+    if not measured or len(idle) < IDLE_SHARE * len(measured):
         return None
-    mean = sum(running for running, _ in known) / len(known)
-    peak = max((e.get("running_hour_max") or 0.0) for _, e in known)
+    mean = sum(running for running, _ in measured) / len(measured)
+    peak = max((e.get("running_hour_max") or 0.0) for _, e in measured)
     case = Case(
         "underused",
-        f"{len(idle)} of {len(known)} engines were idle in the last hour (mean of all engines "
+        f"{len(idle)} of {len(measured)} engines were idle in the last hour (mean of all engines "
         f"{mean:.1f} requests running, peak {peak:.0f}).",
         "Consolidate, add batch work, or keep fewer replicas warm; check a whole week before you "
         "give hardware back.",
@@ -360,9 +360,9 @@ def underused(tier: Tier) -> FleetCause | None:
         Severity.INFO,
         log_odds=0.0,
     )
-    share = len(idle) / len(known)
+    share = len(idle) / len(measured)
     case.weigh("running_hour_avg", share, IDLE_SHARE, 1.2, f"{share:.0%} of the engines are idle")
-    stressed = [e for _, e in known if (e.stage or 0) >= 2 or (e.get("waiting") or 0.0) >= 1]
+    stressed = [e for _, e in measured if (e.stage or 0) >= 2 or (e.get("waiting") or 0.0) >= 1]
     if stressed:
         case.weigh(
             "waiting",

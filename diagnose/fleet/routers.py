@@ -240,14 +240,14 @@ def _hot(state: RouterState, engines: Sequence[Engine]) -> tuple[str, float, flo
     """The engine that is picked far more often than the others and queues while they do not: its
     name, times the median, requests queued. None without one."""
     picks = {engine.member.name: _picked(state.picks, engine) for engine in engines}
-    known = {name: value for name, value in picks.items() if value is not None}
-    if len(known) < 2 or len(known) < len(engines) or sum(known.values()) < PICKS_MIN:
+    counts = {name: value for name, value in picks.items() if value is not None}
+    if len(counts) < 2 or len(counts) < len(engines) or sum(counts.values()) < PICKS_MIN:
         return None
     waiting = {engine.member.name: engine.get("waiting") or 0.0 for engine in engines}
-    name = max(known, key=lambda each: known[each])
-    others = [value for each, value in known.items() if each != name]
-    times = known[name] / max(median(others), 1.0)
-    queues = waiting[name] >= 1 and not any(waiting[each] for each in known if each != name)
+    name = max(counts, key=lambda each: counts[each])
+    others = [value for each, value in counts.items() if each != name]
+    times = counts[name] / max(median(others), 1.0)
+    queues = waiting[name] >= 1 and not any(waiting[each] for each in counts if each != name)
     return (name, times, waiting[name]) if times >= PICKED_MORE and queues else None
 
 

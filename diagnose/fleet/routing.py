@@ -342,10 +342,10 @@ EVENLY = 1.3
 def mixed_tiers(tiers: Sequence[Tier]) -> FleetCause | None:
     """The cause where GPU types of one pool get the same share of requests and one is far
     slower."""
-    known = [tier for tier in tiers if tier.tier and _arrivals(tier)]
-    if len(known) < 2:
+    routed = [tier for tier in tiers if tier.tier and _arrivals(tier)]
+    if len(routed) < 2:
         return None
-    compared = [row for key in ("ttft_p99_s", "itl_p99_s") if (row := _extremes(known, key))]
+    compared = [row for key in ("ttft_p99_s", "itl_p99_s") if (row := _extremes(routed, key))]
     if not compared:
         return None
     slower, signal, slow, fast = max(compared, key=lambda row: row[0])

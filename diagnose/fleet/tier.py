@@ -56,8 +56,8 @@ def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:
 
 def middle(values: Iterable[float | None]) -> float | None:
     """The median of the known values; None without any."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return median(numbers) if numbers else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,8 +226,10 @@ class Remedies:
         )
         if logged is not None or self._setup is None:
             return logged
-        known = launch.absent("--gpu-memory-utilization") and self._stated.version is not None
-        return self._setup.defaults.gpu_memory_utilization if known else None
+        default_holds = (
+            launch.absent("--gpu-memory-utilization") and self._stated.version is not None
+        )
+        return self._setup.defaults.gpu_memory_utilization if default_holds else None
 
     def _sized(
         self, available_gib: float | None, *, utilization: float | None = None

@@ -411,8 +411,8 @@ def _added(costs: Sequence[IncidentCost]) -> IncidentCost:
     """The costs of several engines; None where none of them has one."""
 
     def total(values: Iterable[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return math.fsum(known) if known else None
+        numbers = [value for value in values if value is not None]
+        return math.fsum(numbers) if numbers else None
 
     return IncidentCost(
         preemptions=total(cost.preemptions for cost in costs),
