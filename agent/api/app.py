@@ -99,13 +99,18 @@ class Routes:
         return Response(exposition, headers={"content-type": metrics.CONTENT_TYPE})
 
     async def triage(
-        self, request: Request, at: At = None, since: Since = None, format: TriageFormat = None
+        self,
+        request: Request,
+        target: PageTarget = None,
+        at: At = None,
+        since: Since = None,
+        format: TriageFormat = None,
     ) -> Response:
-        """All targets, worst first. With `at`, at a past moment. Text is for people and may change;
-        JSON is stable."""
+        """All targets, worst first, or one. With `at`, at a past moment. Text is for people and may
+        change; JSON is stable."""
         if self._only_fleet and (at is not None or since is not None):
             return _to_fleet(request, "../../")
-        return await self._triage(request, at=at, since=since, form=format)
+        return await self._triage(request, target or "", at=at, since=since, form=format)
 
     async def triage_target(
         self,

@@ -24,6 +24,7 @@ from kneewatch.dashboards.prometheus.gpu_engines import gpu_group, joined_group
 from kneewatch.dashboards.prometheus.hourly_totals import STEP_S as TOTALS_S
 from kneewatch.dashboards.prometheus.hourly_totals import hourly_group
 from kneewatch.dashboards.prometheus.recording_rules import (
+    FOUND,
     Recorded,
     calm_group,
     derived_group,
@@ -172,8 +173,15 @@ def left_out(plan: Plan) -> list[str]:
     if plan.lean:
         return [f"cause {cause} ({why})" for cause, why in causes_left_out(plan).items()]
     lines = [f"signal {signal.key} ({why_inexpressible(signal)})" for signal in inexpressible(plan)]
-    lines += [f"rule {rule.id} (needs {signal})" for rule, signal in rules]
+    lines += [f"rule {rule.id} ({_need(signal)})" for rule, signal in rules]
     return lines + [f"cause {cause} ({why})" for cause, why in causes_left_out(plan).items()]
+
+
+def _need(signal: str) -> str:
+    """The signal that a rule lacks, and the option that adds it."""
+    if signal in FOUND:
+        return f"needs {signal}: state with --gpu-join which GPUs an engine uses"
+    return f"needs {signal}, which only the daemon computes"
 
 
 def too_rare(plan: Plan) -> list[str]:

@@ -188,7 +188,10 @@ def test_every_rule_is_an_alert_or_named_as_left_out() -> None:
         *(rule.id for rule, _ in cannot),
     }
     text = files_of("with targets")[RULES_FILE]
-    assert all(f"rule {rule.id} (needs {signal})" in text for rule, signal in cannot)
+    assert all(f"rule {rule.id} (needs {signal}" in text for rule, signal in cannot)
+    gpu_rules = [line for line in text.splitlines() if "needs gpu_" in line]
+    assert gpu_rules
+    assert all("state with --gpu-join" in line for line in gpu_rules)
     assert "KV-EVICT" in {rule.id for rule in can}
 
 

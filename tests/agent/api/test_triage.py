@@ -127,9 +127,18 @@ def test_any_name_can_be_asked_for(name: str) -> None:
     assert [one["target"] for one in found["targets"]] == [name]
 
 
-def test_an_unknown_target_is_404_with_those_that_are_known() -> None:
+def test_a_target_can_be_a_parameter() -> None:
+    with asking(service_of(WELL_STATE, SICK_STATE)) as client:
+        by_path = told(client, f"{TRIAGE}/{quote(SICK_NAME, safe='')}")
+        by_parameter = told(client, f"{TRIAGE}?target={quote(SICK_NAME, safe='')}")
+    assert [one["target"] for one in by_parameter["targets"]] == [SICK_NAME]
+    assert by_parameter["targets"] == by_path["targets"]
+
+
+@pytest.mark.parametrize("path", [f"{TRIAGE}/nope", f"{TRIAGE}?target=nope"])
+def test_an_unknown_target_is_404_with_those_that_are_known(path: str) -> None:
     with asking(service_of(WELL_STATE, SICK_STATE, names=["r9"])) as client:
-        missing = client.get(f"{TRIAGE}/nope")
+        missing = client.get(path)
     assert missing.status_code == 404
     assert missing.headers["content-type"] == "application/problem+json"
     detail = missing.json()["detail"]
