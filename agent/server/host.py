@@ -1,14 +1,62 @@
-"""Reads the host memory of a server's process on this node: its control group's. I/O edge."""
+"""Reads the host of a server's process on this node: its control group's memory, CPU pressure,
+steal. I/O edge."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 """Where control groups of version 2 are."""
 
 PROC = Path("/proc")
+
+STEAL_AT = 8
+"""The column of stolen time in /proc/stat; guests' times after it are counted in the others."""
+
+
+class HostReader:
+    """Follows the host of one process."""
+
+    def __init__(self, pid: int, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> None:
+        self.pid = pid
+        self._cgroups, self._proc = cgroups, proc
+        self._cpu: tuple[float, float] | None = None
+
+    def read(self) -> dict[str, float]:
+        """The signals of the host; what cannot be read is left out."""
+        signals = host_memory(self.pid, cgroups=self._cgroups, proc=self._proc)
+        pressure = self._pressure()
+        if pressure is not None:
+            signals["host_cpu_pressure_ratio"] = pressure
+        before, self._cpu = self._cpu, self._cpu_times()
+        if before is not None and self._cpu is not None and self._cpu[1] > before[1]:
+            stolen, total = self._cpu[0] - before[0], self._cpu[1] - before[1]
+            signals["host_cpu_steal_ratio"] = max(0.0, stolen / total)
+        return signals
+
+    def _pressure(self) -> float | None:
+        """Share of the last minute in which a task waited for a CPU: of the process's control
+        group, else of the node."""
+        group = next(_groups(self.pid, self._cgroups, self._proc), None)
+        files = [] if group is None else [group / "cpu.pressure"]
+        for file in (*files, self._proc / "pressure/cpu"):
+            for line in _text(file).splitlines():
+                kind, *pairs = line.split()
+                if kind == "some":
+                    averages = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+                    with suppress(ValueError):
+                        return float(averages.get("avg60", "")) / 100
+        return None
+
+    def _cpu_times(self) -> tuple[float, float] | None:
+        """Time stolen from the node by its hypervisor, and all CPU time, since the node started."""
+        words = _text(self._proc / "stat").partition("\n")[0].split()
+        if len(words) < STEAL_AT + 1 or words[0] != "cpu" or not all(map(str.isdecimal, words[1:])):
+            return None
+        times = [float(word) for word in words[1 : STEAL_AT + 1]]
+        return times[-1], sum(times)
 
 
 def host_memory(pid: int, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> dict[str, float]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kneewatch.agent.server.host import host_memory
+from kneewatch.agent.server.host import HostReader
 from kneewatch.agent.server_log import LogFollower, LogSource, failure_of, reading_of
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError, SettingsError
@@ -113,7 +113,7 @@ class ServerWatch:
         self._log_starts: int = 0
         self._old_log_starts: int = 0
         self._read_s = -math.inf
-        self._pid: int | None = None
+        self._host: HostReader | None = None
         self._readings: Sequence[SourceReading] = ()
         self._merged_of: object = None
         self._settings_s: float | None = None
@@ -172,11 +172,11 @@ class ServerWatch:
             if self._liveness is not None:
                 self._liveness.note(self._readings)
             pid = next((r.values["pid"] for r in self._readings if "pid" in r.values), None)
-            self._pid = pid if isinstance(pid, int) else None
-            if self._pid is not None:
-                self._find_log(self._pid, t_s, monitor)
-        if self._pid is not None:
-            monitor.set_host(host_memory(self._pid))
+            self._host = HostReader(pid) if isinstance(pid, int) else None
+            if self._host is not None:
+                self._find_log(self._host.pid, t_s, monitor)
+        if self._host is not None:
+            monitor.set_host(self._host.read())
         self._read_log_facts(t_s, restarted=restarted)
         config = next((e.config for e in engines if e.config), dict[str, str]())
         names = sorted({engine.key.model for engine in engines if engine.key.model})

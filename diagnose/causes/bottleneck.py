@@ -1,4 +1,5 @@
-"""What limits a working GPU: memory bandwidth, compute or the host. Guide 3.2, 3.3, 8.4. Pure.
+"""What limits a working GPU: memory bandwidth, compute or the host, which others may slow down.
+Guide 3.2, 3.3, 8.4. Pure.
 
 Decode reads all weights for few tokens and keeps the memory busy; prefill keeps the tensor pipes
 busy; a GPU that idles while requests run waits for the host. The overall busy ratio does not tell
@@ -9,9 +10,21 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from kneewatch.diagnose.causes.common_conditions import BATCH, ITL_DRIFT
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import Sidecar, SidecarHolds, Term, term
-from kneewatch.rules.conditions import Condition
+from kneewatch.diagnose.causes.record import (
+    CauseRecord,
+    Form,
+    Level,
+    Sidecar,
+    SidecarHolds,
+    Term,
+    term,
+)
+from kneewatch.rules.baseline import ITL, LOAD
+from kneewatch.rules.conditions import ALWAYS, PYTHON, Condition, Number
+from kneewatch.rules.quantities import BaselineValue, Signal
+from kneewatch.rules.rule import Severity
 
 FED_FROM = 0.6
 """The guide wants a serving GPU busy for 60 % of the time at least (9.3)."""
@@ -145,3 +158,95 @@ def _signal(facts: Facts) -> str:
 def _shares(facts: Facts) -> str:
     shares = [(words, facts.values.get(signal)) for signal, words in SHARES]
     return ", ".join(f"{words} {100 * share:.0f}%" for words, share in shares if share is not None)
+
+
+# --- A host that others slow down -----------------------------------------------------------------
+
+SLOWER = 1.3
+PRESSED_FROM, STOLEN_FROM = 0.2, 0.05
+"""From this share of the time on tasks wait for a CPU, or the hypervisor withholds it."""
+
+ON_THE_NODE = "pressure and steal are read on the server's node"
+
+PRESSURE, STEAL = Signal("host_cpu_pressure_ratio"), Signal("host_cpu_steal_ratio")
+P50_DRIFT = Signal("itl_p50_drift_ratio")
+BATCH_GROWTH = BATCH / BaselineValue("running_avg")
+LENGTH_GROWTH = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
+
+SLOW_AT_EQUAL_WORK = (
+    (ITL_DRIFT >= SLOWER)
+    & (P50_DRIFT >= SLOWER)
+    & (BATCH_GROWTH <= 1.1)
+    & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
+)
+"""Most steps take longer than in quiet times, with no larger batch and no longer answers."""
+
+_SLOW_AT_EQUAL_WORK = SLOW_AT_EQUAL_WORK.compile(PYTHON)
+
+
+def unseen_host(facts: Facts) -> list[str]:
+    """A line where steps are slow at equal work and nothing is known of the host; else none."""
+    seen = any(facts.values.get(key) is not None for key in (PRESSURE.key, STEAL.key))
+    if seen or not _SLOW_AT_EQUAL_WORK(facts):
+        return []
+    return [
+        "host_contention: steps are slow at an equal batch; whether the host lacks CPU cannot be "
+        "told from here: run kneewatch on the server's node, outside a container of its own"
+    ]
+
+
+def _slowed(facts: Facts) -> str:
+    return (
+        f"Steps take {facts.get('itl_mean_drift_ratio'):.1f}x their quiet time at an equal batch: "
+        "the host lacks CPU."
+    )
+
+
+HOST_CONTENTION = CauseRecord(
+    id="host_contention",
+    title="The host lacks CPU",
+    means="Steps slow down at an equal batch, and no GPU limit explains it: tasks wait for a CPU, "
+    "or the hypervisor gives it to others.",
+    forms=(
+        Form(
+            gate=SLOW_AT_EQUAL_WORK
+            & ((PRESSURE >= PRESSED_FROM) | (STEAL >= STOLEN_FROM))
+            & ~is_bound("memory")
+            & ~is_bound("compute"),
+            start=Number(0.0),
+            terms=(
+                term(
+                    PRESSURE,
+                    PRESSED_FROM,
+                    1.2,
+                    "tasks wait for a CPU in {value:%} of the time",
+                    when=PRESSURE >= PRESSED_FROM,
+                ),
+                term(
+                    STEAL,
+                    STOLEN_FROM,
+                    1.2,
+                    "the hypervisor withholds {value:.1%} of the CPU time",
+                    when=STEAL >= STOLEN_FROM,
+                ),
+                term(
+                    ITL_DRIFT,
+                    SLOWER,
+                    0.8,
+                    "inter-token latency is {value:.1f}x its quiet mean, with {running_avg:.1f} "
+                    "requests in the batch",
+                ),
+                *bound_terms("host")[:1],
+            ),
+            levels=(Level(Severity.WARNING, ITL_DRIFT >= 1.5), Level(Severity.INFO)),
+            say=((ALWAYS, _slowed),),
+            summary="Steps slow down at an equal batch: the host lacks CPU",
+            lever="See what else runs there (`top`, `kubectl top pods`); give the server CPUs of "
+            "its own (CPU manager policy static, cpuset), or move one of both to another node.",
+            guide=("8.4",),
+        ),
+    ),
+    explains=("decode_bound", "past_knee"),
+    moves=(ITL, LOAD),
+    sidecar=ON_THE_NODE,
+)

@@ -39,7 +39,12 @@ def queued_for(for_s: float, *, stretch: bool = True) -> Held:
 SLOW_PROMPTS = ("prefill_interference", "prefill_bound", "slo_conflict", "past_knee")
 QUEUES = ("queue_saturation", "admission_limit", "past_knee", "prefill_bound")
 
-SLOW_GPU = (*dict.fromkeys((*QUEUES, *SLOW_PROMPTS)), "kv_pressure", "decode_bound")
+SLOW_GPU = (
+    *dict.fromkeys((*QUEUES, *SLOW_PROMPTS)),
+    "kv_pressure",
+    "decode_bound",
+    "host_contention",
+)
 
 QUEUE_RULES = ("QUEUE-GROWS", "QUEUE-SHARE", "TTFT-TAIL", "BREAKER")
 """Findings that only say that there is a queue."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes import (
+    bottleneck,
     clients,
     gpu_clocks,
     gpu_faults,
@@ -109,6 +110,7 @@ CAUSES: tuple[CauseRecord, ...] = (
     latency.SLO_CONFLICT,
     latency.PREFILL_BOUND,
     latency.DECODE_BOUND,
+    bottleneck.HOST_CONTENTION,
     latency.PAST_KNEE,
     workload.RUNAWAY_GENERATION,
     left_profile.WORKLOAD_DRIFT,

@@ -14,6 +14,7 @@ from kneewatch.collector.scrape_history import History, Restart
 from kneewatch.collector.signals.signal import Reading, Signal, SignalSet
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.causes import availability as observer
+from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.lora_adapters import adapters_seen
 from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, ranked
@@ -432,6 +433,7 @@ class EngineMonitor:
             unknown=[
                 *_without_stage(unjudged, window.scrapes),
                 *self._canary_words(),
+                *unseen_host(facts),
                 *self._unknowns(reading),
                 *gpus.unknown,
             ],

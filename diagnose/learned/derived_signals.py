@@ -74,6 +74,10 @@ HELP: dict[str, str] = {
     "prefill_hit_share": "share of requests that computed at most a quarter of a median prompt",
     "prefill_miss_share": "share of requests that computed three quarters of a median prompt or "
     "more",
+    "host_cpu_pressure_ratio": "share of the last minute in which a task of the server's control "
+    "group on this node waited for a CPU; of the node where the group's is not readable",
+    "host_cpu_steal_ratio": "share of the node's CPU time that its hypervisor withheld since the "
+    "last scrape",
     "spec_accepted_usual_tokens": "spec_accepted_per_draft_tokens at this hour in earlier weeks",
     **slow_trends.HELP,
 }

@@ -73,6 +73,13 @@ OTHERS: Mapping[str, Situation] = {
         host_memory_growth_bytes=1.0 * 2**30, host_memory_before_bytes=47.0 * 2**30,
         host_memory_limit_bytes=50.0 * 2**30,
     ),
+    "host_contention:stolen": CONCLUSIVE["host_contention"].but(
+        host_cpu_pressure_ratio=None, host_cpu_steal_ratio=0.07
+    ),
+    "host_contention:a little": CONCLUSIVE["host_contention"].but(
+        itl_mean_drift_ratio=1.4, itl_p50_drift_ratio=1.4, host_cpu_steal_ratio=0.06
+    ),
+    "host_contention:idle GPU": CONCLUSIVE["host_contention"].but(**HOST),
     "spec_acceptance_drift:first week": SPEC_DRIFT.but(spec_accepted_usual_tokens=None),
     "spec_acceptance_drift:first week, less load": SPEC_DRIFT.but(
         spec_accepted_usual_tokens=None, work_growth_tokens=-1600.0

@@ -237,6 +237,9 @@ CONCLUSIVE: Mapping[str, Situation] = {
         host_memory_late_ratio=1.0,
         **SAME_WORK,
     ),
+    "host_contention": CALM.but(
+        itl_mean_drift_ratio=1.8, itl_p50_drift_ratio=1.7, host_cpu_pressure_ratio=0.4
+    ),
     "spec_acceptance_drift": CALM.but(
         spec_accepted_per_draft_tokens=2.8,
         spec_accepted_level_tokens=2.8,

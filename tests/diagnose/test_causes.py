@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import ReplacedProcess, Targets
 from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES, EXAMINED, conclude, ranked
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -570,3 +571,28 @@ def test_prompts_that_fill_the_engine_are_heavy_though_answers_take_longer() -> 
     filled = quick.but(prefill_busy_ratio=0.5).causes()["prefix_reuse_lost"]
     assert "0.5 prompts are under prefill on average" in [one.text for one in filled.evidence]
     assert "prefix_reuse_lost" not in quick.but(prefill_busy_ratio=0.2).causes()
+
+
+CROWDED = CONCLUSIVE["host_contention"]
+
+
+@pytest.mark.parametrize(
+    ("situation", "concluded"),
+    [
+        pytest.param(CROWDED, True, id="tasks wait for a CPU"),
+        pytest.param(CROWDED.but(host_cpu_pressure_ratio=0.05), False, id="CPUs are free"),
+        pytest.param(CROWDED.but(host_cpu_pressure_ratio=None), False, id="the node is unknown"),
+        pytest.param(CROWDED.but(running_avg=14.0), False, id="a larger batch"),
+        pytest.param(CROWDED.but(output_tokens_mean=400.0), False, id="longer answers"),
+        pytest.param(CROWDED.but(gpu_dram_active_ratio=0.9), False, id="the GPU is the limit"),
+        pytest.param(CROWDED.but(itl_p50_drift_ratio=1.0), False, id="only some steps are slow"),
+    ],
+)
+def test_a_host_is_blamed_only_where_it_is_seen(situation: Situation, concluded: bool) -> None:
+    assert ("host_contention" in situation.causes()) == concluded
+
+
+def test_slow_steps_without_a_view_of_the_node_are_said_to_be_open() -> None:
+    (line,) = unseen_host(CROWDED.but(host_cpu_pressure_ratio=None).facts())
+    assert "cannot be told" in line
+    assert unseen_host(CROWDED.facts()) == unseen_host(CALM.facts()) == []

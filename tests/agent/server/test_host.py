@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.server.host import host_memory
+from kneewatch.agent.server.host import HostReader, host_memory
 
 USED, LIMIT = "host_memory_used_bytes", "host_memory_limit_bytes"
 POD, CONTAINER = "kubepods/pod1", "kubepods/pod1/vllm"
@@ -54,3 +54,33 @@ def test_memory_is_that_of_the_group_with_the_least_left(
 def test_a_group_outside_its_namespace_is_not_read(tmp_path: Path) -> None:
     node(tmp_path, {"": ("1000", "700")}, path="/../../vllm")
     assert host_memory(7, cgroups=tmp_path / "cgroup", proc=tmp_path / "proc") == {}
+
+
+PRESSURE, STEAL = "host_cpu_pressure_ratio", "host_cpu_steal_ratio"
+SOME = "some avg10=9.00 avg60={} avg300=1.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0 total=0\n"
+
+
+def cpu_times(root: Path, *, idle: int, steal: int) -> None:
+    """The node's CPU times."""
+    (root / "proc/stat").write_text(f"cpu  100 0 50 {idle} 0 0 0 {steal} 20 0\ncpu0 1 1 1 1\n")
+
+
+def test_pressure_is_the_groups_else_the_nodes_and_steal_is_of_the_last_read(
+    tmp_path: Path,
+) -> None:
+    node(tmp_path, {CONTAINER: ("max", "700")})
+    (tmp_path / "proc/pressure").mkdir()
+    (tmp_path / "proc/pressure/cpu").write_text(SOME.format("12.50"))
+    cpu_times(tmp_path, idle=1000, steal=100)
+    reader = HostReader(7, cgroups=tmp_path / "cgroup", proc=tmp_path / "proc")
+    assert reader.read() == {PRESSURE: 0.125}
+    (tmp_path / "cgroup" / CONTAINER / "cpu.pressure").write_text(SOME.format("40.00"))
+    cpu_times(tmp_path, idle=1090, steal=110)
+    assert reader.read() == {PRESSURE: 0.4, STEAL: pytest.approx(0.1)}
+
+
+def test_a_node_that_tells_nothing_has_no_signals(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text("cpu nonsense\n")
+    reader = HostReader(7, cgroups=tmp_path / "cgroup", proc=tmp_path / "proc")
+    assert (reader.read(), reader.read()) == ({}, {})
