@@ -28,7 +28,7 @@ from kneewatch.diagnose.causes.record import CauseRecord, Finds, Form, Level, Sa
 from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
 from kneewatch.rules.cascade import EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, PYTHON, Condition, Number
-from kneewatch.rules.quantities import Signal
+from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
 PREEMPTIONS = Signal("preemption_per_s")
@@ -46,12 +46,26 @@ HURTS = (
 """A queue matters when its wait is long against the target, or without one against the length of a
 request. A queue whose wait is unknown always matters: mostly no request is served from it."""
 
-SUFFERS = (
+USUAL_TTFT_S = BaselineValue("ttft_p99_s")
+UNUSUAL = ~TTFT_TARGET_S.known & (WAIT_S >= (10.0 * USUAL_TTFT_S).at_least(20.0))
+"""Without a target the wait is held against TTFT P99 in quiet times: ten times as long hurts. Waits
+below 20 s come with bursts of healthy days too."""
+
+A_MINUTE = (
     (WAIT_S >= 60.0)
+    & (WAIT_S >= TTFT_TARGET_S).assume(unknown=True)
+    & (TTFT_TARGET_S.known | (WAIT_S >= 2.0 * USUAL_TTFT_S).assume(unknown=True))
+)
+"""A wait of a minute, where neither target nor usual TTFT says that it is in order."""
+
+SUFFERS = (
+    A_MINUTE
     | (WAIT_S >= 10.0 * TTFT_TARGET_S)
+    | UNUSUAL
     | (UNSERVED & queued_for(60.0, stretch=False))
 )
-"""Clients wait a minute, or ten times the target, or nobody has been served for a minute."""
+"""Clients wait a minute, ten times the target or ten times as long as usual, or nobody has been
+served for a minute."""
 
 GIANT = Signal("prompt_p99_kv_share_ratio")
 GIANT_FROM = 0.2

@@ -40,7 +40,27 @@ MEMORY = {"gpu_dram_active_ratio": 0.7}
 COMPUTE = {"gpu_tensor_active_ratio": 0.6}
 HOST = {"gpu_engine_active_ratio": 0.5}
 
+UNUSUAL = {
+    # The quiet TTFT P99 and the rate that makes 30 requests wait too long for it.
+    "far from quick": (0.2, 1.4),
+    "far from usual": (4.0, 0.7),
+    "usually slow": (40.0, 0.36),
+}
+LIMITED: Mapping[str, Mapping[str, float | None]] = {
+    "kv_pressure": {"kv_usage_avg_ratio": 0.97},
+    "queue_saturation": {"running_max": 14.0},
+    "admission_limit": {"running_max": 10.0},
+}
+
 OTHERS: Mapping[str, Situation] = {
+    **{
+        f"{cause}:{name}": replace(
+            QUEUED.but(completed_per_s=per_s, **values),
+            quiet={**QUEUED.quiet, "ttft_p99_s": usual_s},
+        )
+        for cause, values in LIMITED.items()
+        for name, (usual_s, per_s) in UNUSUAL.items()
+    },
     "kv_pressure:full": QUEUED.but(kv_usage_avg_ratio=0.96, waiting_by_capacity=3.0),
     "kv_pressure:giants": QUEUED.but(
         kv_usage_avg_ratio=0.8, prompt_tokens_p99=27_000.0, waiting_by_capacity=3.0

@@ -338,6 +338,37 @@ def test_a_queue_matters_where_its_wait_does(
     assert ("queue_saturation" in queued.but(waiting_by_capacity=waiting).causes()) == told
 
 
+@pytest.mark.parametrize(
+    ("target_s", "usual_s", "wait_s", "severity"),
+    [
+        pytest.param(None, 0.2, 19.0, Severity.WARNING, id="a burst, however quick usual TTFT is"),
+        pytest.param(None, 0.2, 21.0, Severity.CRITICAL, id="a hundred times as long as usual"),
+        pytest.param(None, 4.0, 39.0, Severity.WARNING, id="less than ten times as long as usual"),
+        pytest.param(None, 4.0, 41.0, Severity.CRITICAL, id="ten times as long as usual"),
+        pytest.param(None, None, 59.0, Severity.WARNING, id="nothing to compare with"),
+        pytest.param(None, None, 61.0, Severity.CRITICAL, id="a minute, nothing to compare with"),
+        pytest.param(None, 40.0, 79.0, Severity.WARNING, id="a minute is nearly usual"),
+        pytest.param(None, 40.0, 81.0, Severity.CRITICAL, id="twice as long as usual"),
+        pytest.param(10.0, 0.2, 59.0, Severity.WARNING, id="a target stands above what is usual"),
+        pytest.param(10.0, 40.0, 61.0, Severity.CRITICAL, id="a minute against a target of 10 s"),
+        pytest.param(100.0, 0.2, 61.0, Severity.WARNING, id="within the target"),
+        pytest.param(1.0, 40.0, 11.0, Severity.CRITICAL, id="ten times the target"),
+    ],
+)
+def test_severity_follows_the_wait_against_the_target_or_the_usual(
+    target_s: float | None, usual_s: float | None, wait_s: float, severity: Severity
+) -> None:
+    quiet = {key: value for key, value in QUEUED.quiet.items() if key != "ttft_p99_s"}
+    queued = replace(
+        QUEUED.but(expected_wait_s=wait_s),
+        targets=Targets(ttft_p99_s=target_s),
+        quiet=quiet if usual_s is None else {**quiet, "ttft_p99_s": usual_s},
+    )
+    assert queued.causes()["queue_saturation"].severity == severity
+    pinned = replace(queued, values={**queued.values, "running_max": 10.0})
+    assert pinned.causes()["admission_limit"].severity == severity
+
+
 def test_a_queue_that_nobody_serves_grows_critical() -> None:
     for unserved, words, grows_to in (
         (0.0, ", none finished in the window", Severity.CRITICAL),
