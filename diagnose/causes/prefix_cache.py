@@ -28,7 +28,13 @@ WORK_RATIO = COMPUTED / GENERATED.otherwise(0.0).at_least(1e-9)
 PREFILL_SHARE = Signal("prefill_service_ratio").otherwise(0.0)
 BUSY = PREFILL_BUSY.otherwise(0.0)
 BY_SHARE = PREFILL_SHARE >= 0.05
-PREFILL_IS_HEAVY = (COMPUTED > 0.0) & (WORK_RATIO >= 4.0) & (BY_SHARE | (BUSY >= 0.3))
+BY_WORK = (
+    ~Signal("prefill_service_ratio").known & ~PREFILL_BUSY.known & (Signal("waiting_avg") >= 1.0)
+)
+"""No request ended in the window, so prefill times are unknown, and requests wait: prompts that
+became much more work stop the answers first."""
+
+PREFILL_IS_HEAVY = (COMPUTED > 0.0) & (WORK_RATIO >= 4.0) & (BY_SHARE | (BUSY >= 0.3) | BY_WORK)
 """Prefill is enough work for a prefix cache to matter: a share of each request's service time, or
 of the engine's time where many requests decode for long."""
 
@@ -97,7 +103,7 @@ def _prefill_terms(weight: float) -> tuple[Term, Term]:
             0.3,
             weight,
             "{value:.1f} prompts are under prefill on average",
-            when=~BY_SHARE,
+            when=~BY_SHARE & ~BY_WORK,
             signal="prefill_busy_ratio",
         ),
     )

@@ -369,6 +369,16 @@ def test_severity_follows_the_wait_against_the_target_or_the_usual(
     assert pinned.causes()["admission_limit"].severity == severity
 
 
+def test_a_lost_prefix_is_named_while_no_request_ends() -> None:
+    unended = CONCLUSIVE["prefix_reuse_lost"].but(
+        prefill_service_ratio=None, prefill_busy_ratio=None, completed_per_s=0.0
+    )
+    assert "prefix_reuse_lost" not in unended.causes()
+    stuck = unended.but(waiting_avg=8.0, waiting=8.0)
+    assert "prefix_reuse_lost" in stuck.causes()
+    assert "prefix_reuse_lost" not in stuck.but(generation_tokens_per_s=1e5).causes()
+
+
 def test_a_queue_that_nobody_serves_grows_critical() -> None:
     for unserved, words, grows_to in (
         (0.0, ", none finished in the window", Severity.CRITICAL),
