@@ -341,6 +341,7 @@ def main() -> None:
         print(beside_doctor(verdicts), "\n")
         print(kvtruth.report(), "\n")
         print(throughput.report(), "\n")
+        print(throughput.beside_aiconfigurator(), "\n")
         print(ramps.get(), "\n")
         print(routing.get(), "\n")
     print(slo_ramps.of_recordings())

@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 import venv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.pages_server import pages_server
 
 ENVIRONMENT = Path(__file__).parent.parent / "build" / "peers"
 DOCTOR = "vllm-doctor==0.6.0"
+AICONFIGURATOR = "aiconfigurator==0.12.0"
 
 DOCTOR_CHECKS: dict[str, frozenset[str]] = {
     "kv_pressure": frozenset({"kv_cache_pressure", "preemption_pressure"}),
@@ -26,13 +28,58 @@ DOCTOR_CHECKS: dict[str, frozenset[str]] = {
 
 def vllm_doctor() -> Path | None:
     """The peer's program, installed in an environment of its own; None where it cannot be had."""
-    program = ENVIRONMENT / "bin" / "vllm-doctor"
-    if not program.exists():
+    return _installed(DOCTOR)
+
+
+def _installed(requirement: str) -> Path | None:
+    """The program of a peer in the peers' environment; None where it cannot be had."""
+    program = ENVIRONMENT / "bin" / requirement.split("==")[0]
+    if program.exists():
+        return program
+    if not ENVIRONMENT.exists():
         venv.create(ENVIRONMENT, with_pip=True)
-        install = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "--quiet", DOCTOR]
-        if subprocess.run(install, capture_output=True, check=False).returncode:
-            return None
+    install = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "--quiet", requirement]
+    if subprocess.run(install, capture_output=True, check=False).returncode:
+        return None
     return program
+
+
+_ESTIMATE = """
+import importlib.util, json, logging, pathlib, sys
+logging.disable(logging.CRITICAL)
+from aiconfigurator.cli.api import cli_estimate
+package = pathlib.Path(importlib.util.find_spec("aiconfigurator_core").origin).parent
+for line in sys.stdin:
+    asked, found = json.loads(line), None
+    name = asked["model_path"].replace("/", "--") + "_config.json"
+    if (package / "model_configs" / name).exists():
+        try:
+            made = cli_estimate(**asked, backend_name="vllm")
+            found = [made.tokens_per_second, made.tpot / 1e3, made.ttft / 1e3]
+        except Exception:
+            pass
+    print(json.dumps(found), flush=True)
+"""
+
+
+def aiconfigurator_estimates(
+    asked: Sequence[Mapping[str, object]],
+) -> list[tuple[float, float, float] | None]:
+    """AIConfigurator's output tokens/s, TPOT and TTFT in seconds for each set of arguments of its
+    `cli_estimate`; None where it has no configuration or no measured tables for a model. Empty
+    where it cannot be installed (0.9 GB)."""
+    if _installed(AICONFIGURATOR) is None:
+        return []
+    made = subprocess.run(
+        [str(ENVIRONMENT / "bin" / "python"), "-W", "ignore", "-c", _ESTIMATE],
+        input="\n".join(map(json.dumps, asked)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    rows = [json.loads(line) for line in made.stdout.splitlines() if line.startswith(("[", "null"))]
+    return [row and tuple(row) for row in rows]
 
 
 def doctor_checks(program: Path, capture: Path, page: int) -> list[str]:

@@ -28,6 +28,7 @@ from kneewatch.diagnose.catalogue.models import Model, model
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, performance, step_model
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Efficiency, costs
 from tests.bursts import Burst
+from tests.peers import aiconfigurator_estimates
 
 POINTS = Path(__file__).parent / "fixtures" / "kvtruth" / "throughput.jsonl"
 ASSUMED_ACCEPTANCE = 0.8
@@ -350,6 +351,63 @@ def report() -> str:
     )
 
 
+SYSTEMS = {"h100-sxm": "h100_sxm", "h200": "h200_sxm", "a100-80gb": "a100_sxm"}
+"""AIConfigurator's names of the points' GPUs."""
+
+
+def beside_aiconfigurator() -> str:
+    """Its errors beside ours, over the runs in a steady state whose model it knows.
+
+    It is given the requests in flight as its batch.
+    """
+    chosen = [point for point in trusted() if steady(point) and not point.drafts]
+    made = aiconfigurator_estimates([_asked(point) for point in chosen])
+    both = [(point, peer) for point, peer in zip(chosen, made, strict=False) if peer is not None]
+    if not both:
+        return "aiconfigurator: not installed, or it knows none of the models"
+    ours = errors([point for point, _ in both])
+    theirs = [
+        Estimate(
+            off_ratio(tokens_per_s, point.output_tokens_per_s),
+            math.nan if point.ttft_s is None else off_ratio(ttft_s, point.ttft_s),
+            off_ratio(tpot_s, point.tpot_s),
+        )
+        for point, (tokens_per_s, tpot_s, ttft_s) in both
+    ]
+    rows = [
+        f"  {point.model}, {point.gpu} x {point.tensor_parallel}, {point.in_flight:.0f} in flight: "
+        + "; ".join(
+            f"{name} {own.output_tokens_per_s:+.0%} tokens/s, {own.tpot_s:+.0%} TPOT, "
+            f"{own.ttft_s:+.0%} TTFT"
+            for name, own in (("kneewatch", mine), ("aiconfigurator", other))
+        )
+        for (point, _), mine, other in zip(both, ours, theirs, strict=True)
+    ]
+    return "\n".join(
+        [
+            "the runs in a steady state whose model aiconfigurator has measured tables for",
+            *rows,
+            _line("kneewatch", ours),
+            _line("aiconfigurator", theirs),
+        ]
+    )
+
+
+def _asked(point: Point) -> dict[str, object]:
+    mixture = bool(known(point.model).experts.count)
+    return {
+        "model_path": point.model,
+        "system_name": SYSTEMS[point.gpu],
+        "isl": round(point.input_tokens),
+        "osl": max(2, round(point.output_tokens)),
+        "batch_size": max(1, round(point.in_flight or 1)),
+        "tp_size": point.tensor_parallel,
+        "prefix": int(point.input_tokens * point.prefix_hit_ratio),
+        "ctx_tokens": point.max_num_batched_tokens or 8192,
+        **({"moe_tp_size": point.tensor_parallel, "moe_ep_size": 1} if mixture else {}),
+    }
+
+
 def _kind(point: Point) -> str:
     if point.in_flight is None:
         return "bursts"
@@ -357,4 +415,4 @@ def _kind(point: Point) -> str:
 
 
 if __name__ == "__main__":
-    print(report())
+    print(f"{report()}\n\n{beside_aiconfigurator()}")
