@@ -6,8 +6,9 @@ The command line is another program's word: only regular files of a limited size
 from __future__ import annotations
 
 import os
+import pwd
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -24,8 +25,8 @@ def read_file(path: Path, most_bytes: int, *, user_id: int) -> bytes:
     """The contents of a regular file that the user may read; links are followed.
 
     Raises:
-        FileError: there is none, it has more than `most_bytes`, or it is neither the user's nor
-            readable by everyone: kneewatch may have more rights than the program that names it.
+        FileError: there is none, it has more than `most_bytes`, or the user may not read it:
+            kneewatch may have more rights than the program that names it.
     """
     try:
         # A pipe or a device must not block: without O_NONBLOCK, opening it could.
@@ -34,7 +35,7 @@ def read_file(path: Path, most_bytes: int, *, user_id: int) -> bytes:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise FileError(f"{path} is not a regular file")
-            if user_id not in (0, status.st_uid) and not status.st_mode & stat.S_IROTH:
+            if not _may_read(descriptor, status, user_id):
                 raise FileError(f"{path} is not readable by the server's user")
             data = file.read(most_bytes + 1)
     except (OSError, ValueError) as exc:
@@ -43,6 +44,33 @@ def read_file(path: Path, most_bytes: int, *, user_id: int) -> bytes:
     if len(data) > most_bytes:
         raise FileError(f"{path} is larger than {most_bytes} bytes")
     return data
+
+
+def _may_read(descriptor: int, status: os.stat_result, user_id: int) -> bool:
+    """Whether a user may read an opened file and enter all folders above it."""
+    if user_id == 0:
+        return True
+    groups = _groups(user_id)
+    # Where the file is that was opened, whatever its path leads to by now.
+    opened = Path(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 - may be no path
+    return _permits(status, os.R_OK, user_id, groups) and all(
+        _permits(folder.stat(), os.X_OK, user_id, groups) for folder in opened.parents
+    )
+
+
+def _permits(status: os.stat_result, right: int, user_id: int, groups: Sequence[int]) -> bool:
+    """Whether a file's mode gives a user a right (R_OK, X_OK)."""
+    if status.st_uid == user_id:
+        return bool(status.st_mode >> 6 & right)
+    return bool(status.st_mode >> (3 if status.st_gid in groups else 0) & right)
+
+
+def _groups(user_id: int) -> Sequence[int]:
+    try:
+        user = pwd.getpwuid(user_id)
+    except KeyError:
+        return ()
+    return os.getgrouplist(user.pw_name, user.pw_gid)
 
 
 def read_yaml(path: Path, *, user_id: int) -> Mapping[str, object]:

@@ -420,7 +420,7 @@ class Failure:
     details: Mapping[str, Value] = field(default_factory=dict[str, Value])
 
 
-_SIZE = re.compile(r"([\d.]{1,12}) ([GMK])iB")
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ([GMK])iB")
 _GIB_EACH = {"G": 1.0, "M": 1 / 1024, "K": 1 / 1024**2}
 _THIS_PROCESS = "this process has"
 _TORCH_RATIO = 0.75
@@ -445,7 +445,7 @@ def others_gpu_gib(failure: Failure) -> float | None:
 
 
 def _gib(text: str) -> float:
-    match = _SIZE.search(text)
+    match = _SIZE.fullmatch(text)
     return 0.0 if match is None else float(match[1]) * _GIB_EACH[match[2]]
 
 

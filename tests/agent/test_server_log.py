@@ -200,8 +200,17 @@ OWN = "Including non-PyTorch memory, this process has 78.02 GiB memory in use."
         ("79.15", "Process 2398 has 78.02 GiB memory in use.", "77.00", "Lower --gpu-memory"),
         ("79.15", "Process 2398 has 78.02 GiB memory in use.", "5.00", "Check with nvidia-smi"),
         ("79.15", "", "77.00", "Check with nvidia-smi"),
+        ("7.9.15", "Process 1 has 7.8.0 GiB memory in use.", "7.7.0", "Check with nvidia-smi"),
     ],
-    ids=["alone", "a monitor", "another server", "alone in a container", "unclear", "not said"],
+    ids=[
+        "alone",
+        "a monitor",
+        "another server",
+        "alone in a container",
+        "unclear",
+        "not said",
+        "no numbers",
+    ],
 )
 def test_what_to_do_follows_from_who_holds_the_memory(
     main: Main, log_file: Path, total: str, holders: str, allocated: str, first: str

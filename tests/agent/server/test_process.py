@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -144,14 +146,41 @@ def test_a_pipe_is_not_waited_for(listening: Listen, tmp_path: Path) -> None:
     assert "not a regular file" in read(port).notes[0]
 
 
-def test_a_file_that_the_servers_user_may_not_read_is_not_read_for_it(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
+STRANGER = 12345
+"""A user without a name, whose only rights are those of everyone."""
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that everyone may enter, unlike those of `tmp_path`."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.parametrize(
+    ("file_mode", "folder_mode", "is_read"),
+    [(0o644, 0o755, True), (0o640, 0o755, False), (0o644, 0o700, False), (0o644, 0o744, False)],
+)
+def test_a_file_that_the_servers_user_may_not_read_is_not_read_for_it(
+    public: Path, file_mode: int, folder_mode: int, *, is_read: bool
+) -> None:
+    folder = public / "private"
+    folder.mkdir()
+    file = folder / "serve.yaml"
     file.write_text("model: org/model\n")
-    file.chmod(0o640)
-    with pytest.raises(FileError, match="not readable by the server's user"):
-        read_yaml(file, user_id=os.getuid() + 12345)
-    file.chmod(0o644)
-    assert read_yaml(file, user_id=os.getuid() + 12345) == {"model": "org/model"}
+    link = public / "link.yaml"
+    link.symlink_to(file)
+    file.chmod(file_mode)
+    folder.chmod(folder_mode)
+    for path in (file, link):
+        assert read_yaml(path, user_id=0) == {"model": "org/model"}, "root may"
+        assert read_yaml(path, user_id=os.getuid()) == {"model": "org/model"}
+        if is_read:
+            assert read_yaml(path, user_id=STRANGER) == {"model": "org/model"}
+            continue
+        with pytest.raises(FileError, match="not readable by the server's user"):
+            read_yaml(path, user_id=STRANGER)
 
 
 @pytest.mark.parametrize(
