@@ -67,8 +67,22 @@ RECURRENCES: Mapping[str, str] = {
 # Families in whose layers the last `num_kv_shared_layers` read the cache of earlier ones.
 SHARED_KV = frozenset({"gemma3n", "gemma4"})
 
+_COMPRESSED = "keeps compressed attention states, whose layout is not modelled"
+_INDEXED_STATES = "keeps an indexer's keys beside recurrent states, which is not modelled"
+_CONVOLUTIONS = "keeps convolution states beside its attention, which is not modelled"
+_INDEXER = "keeps an indexer's keys beside its attention, which is not modelled for it"
 _REFUSED: Mapping[str, str] = {
-    "deepseek_v4": "keeps compressed attention states, whose layout is not modelled",
+    "deepseek_v4": _COMPRESSED,
+    "deepseek_v41": _COMPRESSED,
+    "glm5_next": _INDEXED_STATES,
+    "kimi_k3": _INDEXED_STATES,
+    "qwen4_exp": _INDEXED_STATES,
+    "inkling_mm": _CONVOLUTIONS,
+    "inkling": _CONVOLUTIONS,
+    "dots3_note": _INDEXER,
+    "hy_v4": _INDEXER,
+    "minimax_m3": _INDEXER,
+    "minimax_m3_vl": _INDEXER,
     "phi4flash": "shares one layer's cache among the later ones (YOCO), which is not modelled",
     "hunyuan": "shares caches among layers (CLA), which is not modelled",
     "longcat_flash": "has two attentions a layer, which is not modelled",

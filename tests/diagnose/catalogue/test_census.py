@@ -310,6 +310,13 @@ def test_dbrx_keeps_its_fields_in_parts() -> None:
     ("document", "named"),
     [
         pytest.param(llama(model_type="deepseek_v4"), "compressed attention", id="DeepSeek V4"),
+        pytest.param(llama(model_type="deepseek_v41"), "compressed attention", id="DeepSeek V4.1"),
+        pytest.param(llama(model_type="hy_v4"), "indexer's keys", id="Hunyuan V4"),
+        pytest.param(llama(model_type="minimax_m3_text"), "indexer's keys", id="MiniMax M3"),
+        pytest.param(llama(model_type="glm5_next"), "recurrent states", id="GLM 5.3 Flash"),
+        pytest.param(llama(model_type="kimi_k3"), "recurrent states", id="Kimi K3"),
+        pytest.param(llama(model_type="qwen4_exp"), "recurrent states", id="Qwen4"),
+        pytest.param(llama(model_type="inkling_mm_model"), "convolution", id="Inkling"),
         pytest.param(llama(model_type="phi4flash"), "YOCO", id="one cache for many layers"),
         pytest.param(llama(use_cla=True), "use_cla", id="cross-layer attention"),
         pytest.param(
