@@ -79,9 +79,8 @@ def demand_ratio(values: Mapping[str, float | None]) -> float | None:
 
 class KvForecaster:
     """Forecasts when one engine's KV demand reaches the cache's capacity at its peaks: vLLM evicts
-    at the first peak beyond it, while the mean is still below. The trend is that of the mean, which
-    scatters less and shows a climb earlier. `window_s` is the short window, `ahead_s` how far ahead
-    demand is projected."""
+    at the first peak beyond it, while the mean is still below. `window_s` is the short window,
+    `ahead_s` how far ahead demand is projected."""
 
     def __init__(self, *, window_s: float, ahead_s: float = AHEAD_S) -> None:
         self._ahead_s = ahead_s
@@ -95,28 +94,12 @@ class KvForecaster:
         """The derived signals after a scrape with these values."""
         demand = demand_ratio(values)
         mean, most = values.get("kv_usage_avg_ratio"), values.get("kv_usage_max_ratio")
-        forecast = self._load.update(now_s, demand)
-        if demand is None or not mean or not most:
-            return forecast_values(demand, demand, forecast, ahead_s=self._ahead_s)
-        peak_demand = demand * most / mean
-        if forecast is not None:
-            forecast = None if demand >= 1.0 else _at_peaks(forecast, most / mean, peak_demand)
-        return forecast_values(demand, peak_demand, forecast, ahead_s=self._ahead_s)
-
-
-def _at_peaks(forecast: Forecast, peak_ratio: float, peak_demand: float) -> Forecast:
-    """The forecast of the mean for peaks that are `peak_ratio` times as high and climb as much
-    faster."""
-    slope = forecast.slope_per_s * peak_ratio
-    expected_s = max(0.0, 1 - peak_demand) / slope
-    sooner = expected_s / forecast.expected_s if forecast.expected_s > 0 else 0.0
-    return Forecast(
-        sooner * forecast.soonest_s,
-        expected_s,
-        sooner * forecast.latest_s if isfinite(forecast.latest_s) else forecast.latest_s,
-        peak_demand,
-        slope,
-    )
+        peak_demand = demand * most / mean if demand is not None and mean and most else demand
+        forecast = self._load.update(now_s, peak_demand)
+        come = demand is not None and demand >= 1.0
+        return forecast_values(
+            demand, peak_demand, None if come else forecast, ahead_s=self._ahead_s
+        )
 
 
 class Forecaster:

@@ -89,20 +89,6 @@ def test_the_cache_is_exhausted_when_its_peaks_are() -> None:
     assert told["kv_demand_ahead_ratio"] == pytest.approx(0.875 + 300 * 0.3 * 1.25 / 600, 0.05)
 
 
-PEAKS = (1.1, 1.1, 1.1, 1.7, 1.7, 1.7, 1.2, 1.2, 1.2, 1.6, 1.6, 1.6)
-"""Each for 15 s: as long as a sample of the trend is apart from the next."""
-
-
-def test_peaks_that_scatter_do_not_hide_a_climb() -> None:
-    forecaster = KvForecaster(window_s=60.0)
-    told: dict[str, float | None] = {}
-    for tick in range(60):
-        mean = 0.35 + 0.0025 * tick
-        peaks = {"kv_usage_avg_ratio": mean, "kv_usage_max_ratio": mean * PEAKS[tick % len(PEAKS)]}
-        told = forecaster.update(5.0 * tick, {**peaks, "running_avg": 10.0})
-    assert told["kv_exhausted_in_s"] is not None
-
-
 def test_demand_beyond_capacity_needs_no_forecast() -> None:
     assert climbing(1.0, to=1.02)["kv_exhausted_in_s"] is None
 
