@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 
-from kneewatch.rules.conditions import ALWAYS, PYTHON, Condition, Number
-from kneewatch.rules.facts import Moment, Targets
+from kneewatch.rules.conditions import ALWAYS, Condition, Number
+from kneewatch.rules.facts import Holds, Moment, Targets
 from kneewatch.rules.quantities import Held, LastStep, Signal, Target
 from kneewatch.rules.rule import WINDOW_S, Rule, Severity
 
@@ -189,6 +190,12 @@ def severities(evicting: Rule) -> tuple[tuple[Severity, Condition], ...]:
     )
 
 
+@lru_cache(maxsize=8)
+def compiled_severities(evicting: Rule) -> tuple[tuple[Severity, Holds], ...]:
+    """`severities` as functions; shared by all engines whose rule has the same bounds."""
+    return tuple((severity, when.python()) for severity, when in severities(evicting))
+
+
 FORECAST = "kv_exhausted_in_s"
 """The derived signal: seconds until demand reaches the KV cache's capacity."""
 
@@ -215,7 +222,7 @@ class Cascade:
     the rule KV-EVICT."""
 
     def __init__(self, *, scale: float, targets: Targets, evicting: Rule) -> None:
-        self._severities = [(s, when.compile(PYTHON)) for s, when in severities(evicting)]
+        self._severities = compiled_severities(evicting)
         self._scale, self._hold_s = scale, EXIT_HOLD_S * scale
         self._targets = targets
         self._number, self._since_s = 0, float("nan")
@@ -292,8 +299,8 @@ class Cascade:
         return max(s for s, seen_s in self._grave_s.items() if now_s - seen_s < self._hold_s)
 
 
-_EVIDENCE = [(number, when.compile(PYTHON)) for number, when in EVIDENCE]
-_REASONS = [(number, when.compile(PYTHON), text) for number, when, text in REASONS]
+_EVIDENCE = [(number, when.python()) for number, when in EVIDENCE]
+_REASONS = [(number, when.python(), text) for number, when, text in REASONS]
 
 
 def evidence_of(moment: Moment) -> tuple[int, list[str]]:

@@ -9,9 +9,9 @@ where it is certainly false.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from operator import add, ge, gt, le, lt, mul, sub
+from math import isfinite
 from typing import Protocol, TypeVar, cast
 
 from kneewatch.rules.facts import EVERYWHERE, Facts, Holds, Read, Spelling, number
@@ -54,9 +54,14 @@ class Quantity:
     scalar = False
     positive = False
 
+    def source(self, scope: Scope) -> str:
+        """A Python expression over `facts` for the value; None for unknown."""
+        raise NotImplementedError
+
     def read(self) -> Read:
         """A function from facts to the value; None for unknown."""
-        raise NotImplementedError
+        scope = Scope()
+        return cast(Read, scope.function(self.source(scope)))
 
     def promql(self, to: Spelling) -> str | None:
         """The PromQL expression; None if PromQL cannot compute it."""
@@ -126,31 +131,24 @@ class Number(Quantity):
 
     value: float
 
-    def read(self) -> Read:
-        value = self.value
-        return lambda facts: value
+    def source(self, scope: Scope) -> str:
+        return repr(self.value) if isfinite(self.value) else scope.name_of(self.value)
 
     def promql(self, to: Spelling) -> str | None:
         return number(self.value)
 
 
-def _of_both(left: Quantity, right: Quantity, of: Callable[[float, float], float | None]) -> Read:
-    """A function that applies `of` to two quantities' values; None if either is unknown."""
-    left_of, right_of = left.read(), right.read()
-
-    def value(facts: Facts) -> float | None:
-        a, b = left_of(facts), right_of(facts)
-        return None if a is None or b is None else of(a, b)
-
-    return value
+def _of_both(scope: Scope, left: Quantity, right: Quantity, of: str) -> str:
+    """An expression of two quantities' values, `{0}` and `{1}` in `of`; None if either is
+    unknown."""
+    a, b = scope.variable(), scope.variable()
+    known = f"({a} := {left.source(scope)}) is None or ({b} := {right.source(scope)}) is None"
+    return f"(None if {known} else {of.format(a, b)})"
 
 
 def _both_in_promql(to: Spelling, left: Quantity, right: Quantity, spelled: str) -> str | None:
     a, b = left.promql(to), right.promql(to)
     return None if a is None or b is None else spelled.format(a, b)
-
-
-_SIGNS: Mapping[str, Callable[[float, float], float]] = {"+": add, "-": sub, "*": mul}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +159,8 @@ class Arithmetic(Quantity):
     sign: str
     right: Quantity
 
-    def read(self) -> Read:
-        return _of_both(self.left, self.right, _SIGNS[self.sign])
+    def source(self, scope: Scope) -> str:
+        return _of_both(scope, self.left, self.right, f"{{0}} {self.sign} {{1}}")
 
     def promql(self, to: Spelling) -> str | None:
         return _both_in_promql(to, self.left, self.right, f"({{}} {self.sign} {{}})")
@@ -175,8 +173,8 @@ class Quotient(Quantity):
     left: Quantity
     right: Quantity
 
-    def read(self) -> Read:
-        return _of_both(self.left, self.right, lambda a, b: a / b if b > 0 else None)
+    def source(self, scope: Scope) -> str:
+        return _of_both(scope, self.left, self.right, "({0} / {1} if {1} > 0 else None)")
 
     def promql(self, to: Spelling) -> str | None:
         divided = "({} / {})" if self.right.positive else "({} / ({} > 0))"
@@ -192,8 +190,8 @@ class AtLeast(Quantity):
     of: Quantity
     least: Quantity
 
-    def read(self) -> Read:
-        return _of_both(self.of, self.least, max)
+    def source(self, scope: Scope) -> str:
+        return _of_both(scope, self.of, self.least, "max({0}, {1})")
 
     def promql(self, to: Spelling) -> str | None:
         return _both_in_promql(to, self.of, self.least, "clamp_min({}, {})")
@@ -206,14 +204,9 @@ class WithDefault(Quantity):
     of: Quantity
     default: Number
 
-    def read(self) -> Read:
-        of, default = self.of.read(), self.default.value
-
-        def value(facts: Facts) -> float | None:
-            measured = of(facts)
-            return default if measured is None else measured
-
-        return value
+    def source(self, scope: Scope) -> str:
+        of, default = scope.variable(), self.default.source(scope)
+        return f"({default} if ({of} := {self.of.source(scope)}) is None else {of})"
 
     def promql(self, to: Spelling) -> str | None:
         expr = self.of.promql(to)
@@ -237,6 +230,11 @@ class Condition:
         """Where it is certainly true, or with `side=False` certainly false."""
         raise NotImplementedError
 
+    def python(self) -> Holds:
+        """A function from facts: whether it is certainly true."""
+        scope = Scope()
+        return cast(Holds, scope.function(self.compile(ToPython(scope))))
+
     def __and__(self, other: Condition) -> Condition:
         return Every((*parts_of(Every, self), *parts_of(Every, other)))
 
@@ -257,7 +255,6 @@ def parts_of(kind: type[Every | Some], condition: Condition) -> tuple[Condition,
 
 
 OPPOSITE = {">=": "<", ">": "<=", "<=": ">", "<": ">="}
-COMPARE: Mapping[str, Callable[[float, float], bool]] = {">=": ge, ">": gt, "<=": le, "<": lt}
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,8 +335,8 @@ class Leaf(Condition):
     def compile(self, to: Compiler[C], *, side: bool = True) -> C:
         return to.leaf(self, side=side)
 
-    def holds(self, *, side: bool) -> Holds:
-        """A function from facts: whether it is true, or with `side=False` false."""
+    def source(self, scope: Scope, *, side: bool) -> str:
+        """A Python expression over `facts`: whether it is true, or with `side=False` false."""
         raise NotImplementedError
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
@@ -353,9 +350,9 @@ class Known(Leaf):
 
     of: Quantity
 
-    def holds(self, *, side: bool) -> Holds:
-        of = self.of.read()
-        return lambda facts: (of(facts) is not None) == side
+    def source(self, scope: Scope, *, side: bool) -> str:
+        sign = "is not" if side else "is"
+        return f"(({scope.variable()} := {self.of.source(scope)}) {sign} None)"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         of = self.of.promql(to)
@@ -368,67 +365,64 @@ class Known(Leaf):
 # --- the two compilers --------------------------------------------------------------------------
 
 
+class Scope:
+    """The names of one compiled function: its variables, and the objects that it refers to.
+
+    Records are compiled to source text instead of nested functions, because a call takes longer
+    than most of what they compute.
+    """
+
+    def __init__(self) -> None:
+        self._objects: dict[str, object] = {}
+        self._variables = 0
+
+    def variable(self) -> str:
+        """A new variable."""
+        self._variables += 1
+        return f"v{self._variables}"
+
+    def name_of(self, value: object) -> str:
+        """A name for an object."""
+        name = f"object{len(self._objects)}"
+        self._objects[name] = value
+        return name
+
+    def function(self, source: str) -> Callable[[Facts], object]:
+        """The function of `facts` with this expression, which is built from records only."""
+        return cast("Callable[[Facts], object]", eval(f"lambda facts: {source}", self._objects))
+
+
+@dataclass(frozen=True, slots=True)
 class ToPython:
-    """Compiles conditions to functions of facts."""
+    """Compiles conditions to Python expressions over `facts`."""
 
-    def compare(self, left: Quantity, sign: str, right: Quantity) -> Holds:
+    scope: Scope
+
+    def compare(self, left: Quantity, sign: str, right: Quantity) -> str:
         """True if both values are known and the comparison holds."""
-        left_of, compared = left.read(), COMPARE[sign]
+        value = self.scope.variable()
+        known = f"({value} := {left.source(self.scope)}) is not None"
         if isinstance(right, Number):
-            bound = right.value
+            return f"({known} and {value} {sign} {right.source(self.scope)})"
+        bound = self.scope.variable()
+        known += f" and ({bound} := {right.source(self.scope)}) is not None"
+        return f"({known} and {value} {sign} {bound})"
 
-            def holds_of_number(facts: Facts) -> bool:
-                value = left_of(facts)
-                return value is not None and compared(value, bound)
-
-            return holds_of_number
-        right_of = right.read()
-
-        def holds(facts: Facts) -> bool:
-            value = left_of(facts)
-            if value is None:
-                return False
-            bound = right_of(facts)
-            return bound is not None and compared(value, bound)
-
-        return holds
-
-    def every(self, parts: Sequence[Holds]) -> Holds:
+    def every(self, parts: Sequence[str]) -> str:
         """True if all are."""
-        if len(parts) == 1:
-            return parts[0]
+        return f"({' and '.join(parts)})" if parts else "True"
 
-        def holds(facts: Facts) -> bool:
-            for part in parts:  # noqa: SIM110 - a generator takes twice as long
-                if not part(facts):
-                    return False
-            return True
-
-        return holds
-
-    def some(self, parts: Sequence[Holds]) -> Holds:
+    def some(self, parts: Sequence[str]) -> str:
         """True if at least one is."""
-        if len(parts) == 1:
-            return parts[0]
+        return f"({' or '.join(parts)})" if parts else "False"
 
-        def holds(facts: Facts) -> bool:
-            for part in parts:  # noqa: SIM110
-                if part(facts):
-                    return True
-            return False
-
-        return holds
-
-    def unless(self, part: Holds) -> Holds:
+    def unless(self, part: str) -> str:
         """True if the part is false."""
-        return lambda facts: not part(facts)
+        return f"(not {part})"
 
-    def leaf(self, condition: Leaf, *, side: bool) -> Holds:
-        """The leaf's own function."""
-        return condition.holds(side=side)
-
-
-PYTHON = ToPython()
+    def leaf(self, condition: Leaf, *, side: bool) -> str:
+        """The leaf's own expression."""
+        return condition.source(self.scope, side=side)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kneewatch.rules.conditions import Clause, Compare, Condition, Leaf, Number, Quantity, nodes
-from kneewatch.rules.facts import (
-    EVERYWHERE,
-    Facts,
-    Holds,
-    Read,
-    Spelling,
-    duration,
-    number,
-    recorded,
-    span_s,
+from kneewatch.rules.conditions import (
+    Clause,
+    Compare,
+    Condition,
+    Leaf,
+    Number,
+    Quantity,
+    Scope,
+    nodes,
 )
+from kneewatch.rules.facts import EVERYWHERE, Spelling, duration, number, recorded, span_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +23,8 @@ class Signal(Quantity):
 
     key: str
 
-    def read(self) -> Read:
-        key = self.key
-        return lambda facts: facts.values.get(key)
+    def source(self, scope: Scope) -> str:
+        return f"facts.values.get({self.key!r})"
 
     def promql(self, to: Spelling) -> str | None:
         return to.series(self.key)
@@ -47,9 +45,8 @@ class Recent(Quantity):
 
     key: str
 
-    def read(self) -> Read:
-        key = self.key
-        return lambda facts: facts.recent.get(key)
+    def source(self, scope: Scope) -> str:
+        return f"facts.recent.get({self.key!r})"
 
     def promql(self, to: Spelling) -> str | None:
         return to.series(RECENT[self.key])
@@ -65,9 +62,8 @@ class BaselineValue(Quantity):
 
     key: str
 
-    def read(self) -> Read:
-        key = self.key
-        return lambda facts: facts.baseline.get(key)
+    def source(self, scope: Scope) -> str:
+        return f"facts.baseline.get({self.key!r})"
 
     def promql(self, to: Spelling) -> str | None:
         return to.series(self.name)
@@ -87,9 +83,8 @@ class Target(Quantity):
 
     name: str
 
-    def read(self) -> Read:
-        name = self.name
-        return lambda facts: getattr(facts.targets, name)
+    def source(self, scope: Scope) -> str:
+        return f"facts.targets.{self.name}"
 
     def promql(self, to: Spelling) -> str | None:
         target_s: float | None = getattr(to.targets, self.name)
@@ -105,9 +100,8 @@ class WindowSeconds(Quantity):
 
     share: float = 1.0
 
-    def read(self) -> Read:
-        share = self.share
-        return lambda facts: share * facts.window_s
+    def source(self, scope: Scope) -> str:
+        return f"({self.share!r} * facts.window_s)"
 
     def promql(self, to: Spelling) -> str | None:
         return number(self.share * to.window_s)
@@ -119,14 +113,10 @@ class SquareRoot(Quantity):
 
     of: Quantity
 
-    def read(self) -> Read:
-        of = self.of.read()
-
-        def value(facts: Facts) -> float | None:
-            radicand = of(facts)
-            return radicand**0.5 if radicand is not None and radicand > 0 else None
-
-        return value
+    def source(self, scope: Scope) -> str:
+        of = scope.variable()
+        known = f"({of} := {self.of.source(scope)}) is not None and {of} > 0"
+        return f"({of}**0.5 if {known} else None)"
 
     def promql(self, to: Spelling) -> str | None:
         radicand = self.of.promql(to)
@@ -140,8 +130,8 @@ class Named(Quantity):
     key: str
     of: Quantity
 
-    def read(self) -> Read:
-        return self.of.read()
+    def source(self, scope: Scope) -> str:
+        return self.of.source(scope)
 
     def promql(self, to: Spelling) -> str | None:
         return None if self.of.promql(to) is None else recorded(self.key)
@@ -153,16 +143,11 @@ class FirstOf(Quantity):
 
     options: tuple[Quantity, ...]
 
-    def read(self) -> Read:
-        options = [option.read() for option in self.options]
-
-        def value(facts: Facts) -> float | None:
-            for option in options:
-                option_value = option(facts)
-                if option_value is not None:
-                    return option_value
-            return None
-
+    def source(self, scope: Scope) -> str:
+        *options, value = [option.source(scope) for option in self.options]
+        for option in reversed(options):
+            name = scope.variable()
+            value = f"({name} if ({name} := {option}) is not None else {value})"
         return value
 
     def promql(self, to: Spelling) -> str | None:
@@ -177,22 +162,21 @@ class Minimum(Quantity):
     left: Quantity
     right: Quantity
 
-    def read(self) -> Read:
-        left_of, right_of = self.left.read(), self.right.read()
-
-        def value(facts: Facts) -> float | None:
-            left, right = left_of(facts), right_of(facts)
-            if left is None or right is None:
-                return right if left is None else left
-            return min(left, right)
-
-        return value
+    def source(self, scope: Scope) -> str:
+        left, right = self.left.source(scope), self.right.source(scope)
+        return f"{scope.name_of(_smaller)}({left}, {right})"
 
     def promql(self, to: Spelling) -> str | None:
         left, right = self.left.promql(to), self.right.promql(to)
         if left is None or right is None:
             return right if left is None else left
         return f"({right} <= {left}) or {left} or {right}"
+
+
+def _smaller(left: float | None, right: float | None) -> float | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return min(left, right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +186,8 @@ class LastStep(Quantity):
     metric: str
     key: str
 
-    def read(self) -> Read:
-        key = self.key
-        return lambda facts: facts.values.get(key)
+    def source(self, scope: Scope) -> str:
+        return f"facts.values.get({self.key!r})"
 
     def promql(self, to: Spelling) -> str | None:
         return to.last_rate(self.metric)
@@ -225,14 +208,9 @@ class Held(Leaf):
     for_s: Number
     stretch: bool = True
 
-    def holds(self, *, side: bool) -> Holds:
-        name, for_s, stretch = self.name, self.for_s.value, self.stretch
-
-        def held(facts: Facts) -> bool:
-            least_s = for_s * facts.scale if stretch else for_s
-            return (facts.streaks_s.get(name, -1.0) >= least_s) == side
-
-        return held
+    def source(self, scope: Scope, *, side: bool) -> str:
+        least_s = f"{self.for_s.source(scope)}{' * facts.scale' if self.stretch else ''}"
+        return f"((facts.streaks_s.get({self.name!r}, -1.0) >= {least_s}) is {side})"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         span = f"[{duration(self.lasts_s(to)[1])}]"
@@ -270,14 +248,10 @@ class Configured(Leaf):
     label: str
     value: str
 
-    def holds(self, *, side: bool) -> Holds:
-        label, value = self.label, self.value
-
-        def configured(facts: Facts) -> bool:
-            now = facts.config.get(label)
-            return now is not None and (now == value) == side
-
-        return configured
+    def source(self, scope: Scope, *, side: bool) -> str:
+        now, sign = scope.variable(), "==" if side else "!="
+        known = f"({now} := facts.config.get({self.label!r})) is not None"
+        return f"({known} and {now} {sign} {self.value!r})"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         sign = "=" if side else "!="
@@ -293,9 +267,8 @@ class Exposed(Leaf):
     metric: str
     key: str
 
-    def holds(self, *, side: bool) -> Holds:
-        key = self.key
-        return lambda facts: (facts.values.get(key) is not None) == side
+    def source(self, scope: Scope, *, side: bool) -> str:
+        return f"(facts.values.get({self.key!r}) {'is not' if side else 'is'} None)"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         clause = Clause((f"({EVERYWHERE} and on ({to.process}) {to.raw(self.metric)})",))
@@ -308,9 +281,9 @@ class Watched(Leaf):
 
     windows: Number
 
-    def holds(self, *, side: bool) -> Holds:
-        windows = self.windows.value
-        return lambda facts: (facts.observed_s >= windows * facts.window_s) == side
+    def source(self, scope: Scope, *, side: bool) -> str:
+        least_s = f"{self.windows.source(scope)} * facts.window_s"
+        return f"((facts.observed_s >= {least_s}) is {side})"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         clause = Clause((f"({EVERYWHERE} offset {duration(self.windows.value * to.window_s)})",))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUNNING, WAITING
@@ -14,8 +13,8 @@ from kneewatch.diagnose.deployment.canary_state import CanaryState
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.learned.derived_signals import ABORTED, FILLED_MIN
 from kneewatch.rules.baseline import FAMILIES
-from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number
-from kneewatch.rules.facts import WIDE_RANGE_S, Holds, Spelling, duration, number, range_s
+from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number, Scope
+from kneewatch.rules.facts import WIDE_RANGE_S, Spelling, duration, number, range_s
 from kneewatch.rules.quantities import FirstOf, Signal
 from kneewatch.rules.rule import Severity
 
@@ -67,14 +66,11 @@ class Stalled(Leaf):
 
     whole: bool = False
 
-    def holds(self, *, side: bool) -> Holds:
-        def stalled(facts: Facts) -> bool:
-            least_s = STALLED_S
-            if not self.whole:
-                least_s = min(STALLED_S, max(STALL_NOTED_S, STALLED_S * facts.scale))
-            return (facts.streaks_s.get("stalled", -1.0) >= least_s) == side
-
-        return cast(Holds, stalled)
+    def source(self, scope: Scope, *, side: bool) -> str:
+        least_s = f"{STALLED_S}"
+        if not self.whole:
+            least_s = f"min({STALLED_S}, max({STALL_NOTED_S}, {STALLED_S} * facts.scale))"
+        return f"((facts.streaks_s.get('stalled', -1.0) >= {least_s}) is {side})"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         near_s = self.lasts_s(to)[1]

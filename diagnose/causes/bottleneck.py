@@ -22,7 +22,7 @@ from kneewatch.diagnose.causes.record import (
     term,
 )
 from kneewatch.rules.baseline import ITL, LOAD
-from kneewatch.rules.conditions import ALWAYS, PYTHON, Condition, Number
+from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
@@ -181,7 +181,7 @@ SLOW_AT_EQUAL_WORK = (
 )
 """Most steps take longer than in quiet times, with no larger batch and no longer answers."""
 
-_SLOW_AT_EQUAL_WORK = SLOW_AT_EQUAL_WORK.compile(PYTHON)
+_SLOW_AT_EQUAL_WORK = SLOW_AT_EQUAL_WORK.python()
 
 
 def unseen_host(facts: Facts) -> list[str]:

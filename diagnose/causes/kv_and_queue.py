@@ -27,7 +27,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Finds, Form, Level, Say, term
 from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
 from kneewatch.rules.cascade import EVICT_WARNING_PER_S, FORECAST, SEVERITY
-from kneewatch.rules.conditions import ALWAYS, PYTHON, Condition, Number
+from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
@@ -256,7 +256,7 @@ BATCH_LIMIT_BINDS = (
 measured does not count: then the cause is queue_saturation."""
 
 
-_UNSERVED = UNSERVED.compile(PYTHON)
+_UNSERVED = UNSERVED.python()
 
 GROWS_FROM_PER_S = 0.1
 """A queue that grows by less may stand still: more requests than are served is not claimed."""

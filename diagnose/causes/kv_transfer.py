@@ -7,7 +7,7 @@ from kneewatch.diagnose.causes.common_conditions import KV_USAGE, QUEUE_RULES, Q
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, SidecarHolds, term
 from kneewatch.rules.baseline import TRANSFER, TTFT
-from kneewatch.rules.conditions import ALWAYS, PYTHON, Number
+from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.quantities import Held, Signal
 from kneewatch.rules.rule import Severity
 
@@ -72,10 +72,8 @@ def pool_of(facts: Facts) -> str:
     return "prefill" if sends_kv and length is not None and length <= ONE_TOKEN else ""
 
 
-_RETRIEVED, _LOST, _BY_LMCACHE = (
-    condition.compile(PYTHON) for condition in (RETRIEVED, LOST, BY_LMCACHE)
-)
-_HERE, _KV_BINDS = HERE.compile(PYTHON), KV_BINDS.compile(PYTHON)
+_RETRIEVED, _LOST, _BY_LMCACHE = (condition.python() for condition in (RETRIEVED, LOST, BY_LMCACHE))
+_HERE, _KV_BINDS = HERE.python(), KV_BINDS.python()
 
 
 def _long(facts: Facts) -> str:

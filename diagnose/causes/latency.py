@@ -17,7 +17,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
 from kneewatch.rules.baseline import ITL, TTFT
-from kneewatch.rules.conditions import ALWAYS, PYTHON, Number
+from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
@@ -162,7 +162,7 @@ _ALONE_ACTION = (
     "Check the prefix hit ratio first; then raise the tensor-parallel degree or shorten prompts. "
     "P/D disaggregation does not help: the prefill of a single request exceeds the target."
 )
-_IS_ALONE = ALONE.compile(PYTHON)
+_IS_ALONE = ALONE.python()
 
 
 def _prefill_delays(facts: Facts) -> str:

@@ -23,7 +23,7 @@ from kneewatch.diagnose.sizing.speed.speculation import (
     per_token_acceptance_ratio,
 )
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
-from kneewatch.rules.conditions import ALWAYS, PYTHON, Condition, Number, Quantity
+from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
 from kneewatch.rules.quantities import (
     Exposed,
     FirstOf,
@@ -198,7 +198,7 @@ def _settled(facts: Facts) -> Drafts | None:
     return drafts if low and not _FALLEN(facts) else None
 
 
-_FALLEN = FALLEN.compile(PYTHON)
+_FALLEN = FALLEN.python()
 
 
 def _per_draft(facts: Facts) -> str:
@@ -240,7 +240,7 @@ def _lever(facts: Facts) -> str:
     )
 
 
-_PAYS = PAYS.compile(PYTHON)
+_PAYS = PAYS.python()
 
 SPEC_DECODE_POOR = CauseRecord(
     id="spec_decode_poor",

@@ -25,7 +25,7 @@ from kneewatch.diagnose.causes import workload as left_profile
 from kneewatch.diagnose.causes.common_conditions import QUEUES, SLOW_GPU
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Cause, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.rules.conditions import PYTHON, nodes
+from kneewatch.rules.conditions import nodes
 from kneewatch.rules.quantities import Held
 
 OF_REPLICAS = "compares replicas: run `kneewatch diagnose --prometheus`"
@@ -146,7 +146,7 @@ EXPLAINS = {record.id: _closed(record) for record in CAUSES if record.explains}
 """What follows from a cause, also by way of another: it is reported under it, not beside it."""
 
 STREAKS = {
-    held.name: held.of.compile(PYTHON)
+    held.name: held.of.python()
     for record in CAUSES
     for held in nodes(record.forms)
     if isinstance(held, Held)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from string import Formatter
-from typing import Any, cast
+from typing import Any
 
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, Case, Cause, Facts, chance, strength
-from kneewatch.rules.conditions import ALWAYS, PYTHON, Clause, Condition, Leaf, Number, Quantity
+from kneewatch.rules.conditions import ALWAYS, Clause, Condition, Leaf, Number, Quantity, Scope
 from kneewatch.rules.facts import Holds, Read, Spelling
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
@@ -24,6 +24,9 @@ ONSET_S = 5.0
 
 CLEAR_S = 15.0
 """A cause ends once it has not been concluded for this long."""
+
+Words = Sequence[tuple[str, Read]]
+"""Quantities that sentences name, compiled to Python."""
 
 Say = str | Callable[[Facts], str]
 """A sentence: a template whose fields are signals or the record's `words`, or a function."""
@@ -38,8 +41,8 @@ class Sidecar(Quantity):
     means: str
     """The quantity in words, for the documentation."""
 
-    def read(self) -> Read:
-        return cast(Read, self.of)
+    def source(self, scope: Scope) -> str:
+        return f"{scope.name_of(self.of)}(facts)"
 
     def promql(self, to: Spelling) -> str | None:
         return None
@@ -55,9 +58,8 @@ class SidecarHolds(Leaf):
     means: str
     """The condition in words, for the documentation."""
 
-    def holds(self, *, side: bool) -> Holds:
-        of = cast(Holds, self.of)
-        return of if side else lambda facts: not of(facts)
+    def source(self, scope: Scope, *, side: bool) -> str:
+        return f"({'' if side else 'not '}{scope.name_of(self.of)}(facts))"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         return Clause() if side else Clause(everywhere=True)
@@ -69,13 +71,8 @@ class Finds(Leaf):
 
     rule: str
 
-    def holds(self, *, side: bool) -> Holds:
-        rule = self.rule
-
-        def finds(facts: Facts) -> bool:
-            return (facts.severity(rule) > Severity.OK) == side
-
-        return cast(Holds, finds)
+    def source(self, scope: Scope, *, side: bool) -> str:
+        return f"((facts.severity({self.rule!r}) > {int(Severity.OK)}) is {side})"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         return Clause() if side else Clause(everywhere=True)
@@ -219,11 +216,29 @@ class Examiner:
 
     def __init__(self, record: CauseRecord, form: Form) -> None:
         self._id, self._form = record.id, form
-        self.gate: Holds = form.gate.compile(PYTHON)
-        self._terms = Terms(form.terms, form.words)
-        self._levels = [(level.severity, level.when.compile(PYTHON)) for level in form.levels]
-        self._say = [(when.compile(PYTHON), say) for when, say in form.say]
-        self._apart = form.apart.compile(PYTHON) if form.apart is not None else None
+        self.gate: Holds = form.gate.python()
+
+    # The rest is compiled when the gate holds first: most gates never do.
+
+    @cached_property
+    def _terms(self) -> Terms:
+        return Terms(self._form.terms, self._words)
+
+    @cached_property
+    def _words(self) -> Words:
+        return [(name, quantity.read()) for name, quantity in self._form.words]
+
+    @cached_property
+    def _levels(self) -> list[tuple[Severity, Holds]]:
+        return [(level.severity, level.when.python()) for level in self._form.levels]
+
+    @cached_property
+    def _say(self) -> list[tuple[Holds, Say]]:
+        return [(when.python(), say) for when, say in self._form.say]
+
+    @cached_property
+    def _apart(self) -> Holds | None:
+        return None if self._form.apart is None else self._form.apart.python()
 
     def confidence(self, facts: Facts) -> float:
         """The cause's confidence, 0 to 1, where the gate holds."""
@@ -233,7 +248,7 @@ class Examiner:
         """The cause with its evidence; None where the confidence is too low."""
         if self.confidence(facts) < CONCLUDED_FROM:
             return None
-        words = self._form.words
+        words = self._words
         say = next(say for applies, say in self._say if applies(facts))
         case = Case(
             self._id,
@@ -251,7 +266,7 @@ class Examiner:
 class Terms:
     """Terms, compiled to Python; `words` name quantities for their sentences."""
 
-    def __init__(self, terms: Sequence[Term], words: tuple[tuple[str, Quantity], ...] = ()) -> None:
+    def __init__(self, terms: Sequence[Term], words: Words = ()) -> None:
         self._terms, self._words = [_Compiled(term) for term in terms], words
 
     def log_odds(self, facts: Facts, start: float) -> float:
@@ -283,7 +298,7 @@ class _Compiled:
         self.value: Read = term.value.read()
         self.bound: Read = _unbounded if term.threshold is None else term.threshold.read()
         self.weight = term.weight.value
-        self.when: Holds = term.when.compile(PYTHON)
+        self.when: Holds = term.when.python()
 
 
 def _unbounded(_: object) -> None:
@@ -324,7 +339,7 @@ class _Named(dict[str, float | None]):
 
 def _said(
     say: Say,
-    words: tuple[tuple[str, Quantity], ...],
+    words: Words,
     facts: Facts,
     value: float | None = None,
 ) -> str:
@@ -334,6 +349,6 @@ def _said(
         return say
     names = _Named(facts.values)
     names["value"] = value
-    for name, quantity in words:
-        names[name] = quantity.read()(facts)
+    for name, read in words:
+        names[name] = read(facts)
     return _WORDS.vformat(say, (), names)

@@ -16,8 +16,14 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet import engine_causes
 from kneewatch.diagnose.fleet.inventory import Labels, Member
 from kneewatch.diagnose.fleet.observed import Observed, Values
-from kneewatch.rules.cascade import EVIDENCE, FILLING_FROM_RATIO, NAMES, evidence_of, severities
-from kneewatch.rules.conditions import PYTHON, Quantity
+from kneewatch.rules.cascade import (
+    EVIDENCE,
+    FILLING_FROM_RATIO,
+    NAMES,
+    compiled_severities,
+    evidence_of,
+)
+from kneewatch.rules.conditions import Quantity
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.quantities import Signal, Target, WindowSeconds, signals_of
 from kneewatch.rules.rule import WINDOW_S, Rule, Severity
@@ -211,7 +217,7 @@ class _Evaluator:
     def __init__(self, profile: Profile, covered: Coverage, window_s: float) -> None:
         self._covered, self._targets, self._window_s = covered, profile.targets, window_s
         evicting = next(rule for rule in profile.rules() if rule.id == "KV-EVICT")
-        self._severities = [(s, when.compile(PYTHON)) for s, when in severities(evicting)]
+        self._severities = compiled_severities(evicting)
         self._momentary = {key: quantity.read() for key, quantity in MOMENTARY.items()}
 
     def engine(self, member: Member, observed: Observed) -> Engine:

@@ -15,7 +15,7 @@ from typing import Any
 from kneewatch.diagnose.causes.evidence import Cause, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.engine.cause_tracker import CauseTracker
-from kneewatch.rules.conditions import PYTHON, nodes
+from kneewatch.rules.conditions import nodes
 from kneewatch.rules.quantities import Held
 from tests.contract.situations import SITUATIONS
 from tests.contract.variants import Change, bases, changes
@@ -44,7 +44,7 @@ class Judge:
     def __init__(self, record: CauseRecord) -> None:
         self.record = record
         held = (node for node in nodes(record.forms) if isinstance(node, Held))
-        self._held = {(node.name, node.for_s.value): node.of.compile(PYTHON) for node in held}
+        self._held = {(node.name, node.for_s.value): node.of.python() for node in held}
 
     def verdict(self, facts: Facts) -> Verdict:
         """What the record concludes of facts."""

@@ -18,7 +18,7 @@ from kneewatch.dashboards.prometheus.rule_group import Plan, Record
 from kneewatch.diagnose.causes.evidence import Facts, Targets
 from kneewatch.diagnose.causes.ranking import EXAMINED
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.rules.conditions import PYTHON, Compare, nodes
+from kneewatch.rules.conditions import Compare, nodes
 from kneewatch.rules.facts import recorded
 from kneewatch.rules.quantities import RECENT, BaselineValue, Held, Named, Signal, signals_of
 from kneewatch.rules.rule import WORDS
@@ -59,7 +59,7 @@ def consistent(record: CauseRecord, facts: Facts) -> bool:
     if "stalled" in facts.streaks_s and not facts.get("running") + facts.get("waiting") >= 1:
         return False
     for held in (node for node in PARTS[record.id] if isinstance(node, Held)):
-        holds = held.of.compile(PYTHON)(facts)
+        holds = held.of.python()(facts)
         if not held.flagged and holds != (held.name in facts.streaks_s):
             return False
     return True
