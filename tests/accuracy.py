@@ -22,7 +22,7 @@ from kneewatch.rules.rule import Severity
 from tests import kvtruth, routing_accuracy, slo_ramps, throughput
 from tests.incidents import table as incidents
 from tests.peers import DOCTOR_CHECKS, doctor_checks, vllm_doctor
-from tests.recordings import CAPTURES, FIRST_CAUSES, NO_TARGETS, Phase, diagnoses, phases
+from tests.recordings import CAPTURES, FIRST_CAUSES, LAB, NO_TARGETS, Phase, diagnoses, phases
 from tests.target_levels import LATENCY_CAUSES, UNREACHABLE, completed, is_missed, loose, middle
 
 RIGHT_FROM = 0.8
@@ -338,6 +338,8 @@ def main() -> None:
         print(calibration(verdicts), "\n")
         print(cascade_times(told), "\n")
         print(incidents.report(), "\n")
+        made, _ = judge(LAB)
+        print(f"incidents made on a real vLLM:\n{table(made)}\n\n{summary(made)}\n")
         print(beside_doctor(verdicts), "\n")
         print(kvtruth.report(), "\n")
         print(throughput.report(), "\n")

@@ -15,6 +15,9 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 
 CAPTURES = Path(__file__).parent / "fixtures" / "captures"
+LAB = Path(__file__).parent / "fixtures" / "lab"
+"""Recordings of `python -m tests.lab.record`."""
+
 WINDOW_S = 15.0
 """The phases last 20 to 60 s: a window of a minute would blur them."""
 
@@ -36,13 +39,19 @@ FIRST_CAUSES: dict[str, frozenset[str]] = {
     "spec_ineffective": frozenset({"spec_decode_poor"}),
     "lora_thrash": frozenset({"adapter_thrash"}),
     "down": frozenset({"target_down"}),
+    "clients_give_up": frozenset({"clients_give_up", "queue_saturation"}),
+    "kv_full": frozenset({"kv_pressure"}),
+    "client_errors": frozenset({"client_errors"}),
+    "crashes": frozenset({"target_down", "engine_restarted"}),
+    "host_contention": frozenset({"host_contention"}),
+    "block_too_large": frozenset({"prefix_block_too_large"}),
 }
 STAGES: dict[str, tuple[int, int]] = {
     "preempting": (2, 4),
     "preempting_and_queueing": (3, 4),
     "queueing": (0, 1),
 }
-NOT_JUDGED = frozenset({"prefill_bound", "draining", "warming"})
+NOT_JUDGED = frozenset({"prefill_bound", "draining", "warming", "filling"})
 QUIET_STAGES = (0, 1)
 
 
@@ -65,7 +74,9 @@ class Phase:
     @property
     def judged_from_s(self) -> float:
         """From when on the phase must be told right."""
-        return self.from_s + (self.settle_s if self.first_causes else QUIET_AFTER_S)
+        return self.from_s + (
+            self.settle_s if self.first_causes else max(self.settle_s, QUIET_AFTER_S)
+        )
 
     @property
     def stages(self) -> tuple[int, int] | None:

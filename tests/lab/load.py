@@ -23,6 +23,7 @@ class Shape:
     """A request: `shared_tokens` of the prompt are the same in all, the others random.
 
     `words` limits prompt and output to so few words; `pause_s` is waited after each request.
+    `hangs_up_after_s`: the client closes the connection when the answer is not complete by then.
     """
 
     prompt_tokens: int = 100
@@ -30,6 +31,7 @@ class Shape:
     shared_tokens: int = 0
     words: int = VOCABULARY - len(SPECIAL)
     pause_s: float = 0.0
+    hangs_up_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,10 @@ class Load:
                 time.sleep(PAUSE_AFTER_FAILURE_S)
 
     def _complete(self, prompt: Sequence[int]) -> None:
-        connection = http.client.HTTPConnection(HOST, self._port, timeout=READ_TIMEOUT_S)
+        patience_s = self._shape.hangs_up_after_s
+        connection = http.client.HTTPConnection(
+            HOST, self._port, timeout=patience_s or READ_TIMEOUT_S
+        )
         body = {
             "model": MODEL,
             "prompt": prompt,
@@ -127,6 +132,9 @@ class Load:
             if response.status != http.client.OK:
                 raise ValueError(f"HTTP {response.status}: {response.read(200)!r}")
             self._follow(sent_s, generated(response))
+        except TimeoutError:
+            if patience_s is None:
+                raise
         finally:
             connection.close()
 
@@ -138,11 +146,13 @@ class Load:
         return {"allowed_token_ids": [*range(len(SPECIAL), len(SPECIAL) + words)]}
 
     def _follow(self, sent_s: float, counts: Iterable[int]) -> None:
-        last_s, told = sent_s, 0
+        patience_s, last_s, told = self._shape.hangs_up_after_s, sent_s, 0
         for tokens in counts:
-            if tokens == told:
-                continue
             now_s, new = time.time(), tokens - told
+            if patience_s is not None and now_s - sent_s > patience_s:
+                raise TimeoutError
+            if not new:
+                continue
             if told:
                 self._later.append(Arrival(now_s, now_s - last_s, new))
             else:

@@ -6,6 +6,7 @@ vLLM fills the weights with small random numbers (`--load-format dummy`). I/O ed
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +52,14 @@ TOKENIZER_CONFIG: dict[str, Any] = {
     "eos_token": "</s>",
     "model_max_length": CONTEXT_TOKENS,
 }
-FILES = {
-    "config.json": CONFIG,
-    "tokenizer.json": TOKENIZER,
-    "tokenizer_config.json": TOKENIZER_CONFIG,
-}
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, config: Mapping[str, Any] = CONFIG) -> None:
     """Write the model's files; the folder is made when it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in FILES.items():
+    for name, content in (
+        ("config.json", config),
+        ("tokenizer.json", TOKENIZER),
+        ("tokenizer_config.json", TOKENIZER_CONFIG),
+    ):
         (folder / name).write_text(json.dumps(content), encoding="utf-8")

@@ -1,0 +1,250 @@
+"""Incidents that `python -m tests.lab.record` makes on a real vLLM, with what is true in each
+phase. The labels are written here, before a server runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.lab import model
+from tests.lab.load import Shape
+
+HEALTHY = "healthy"
+SETTLE_S = 20.0
+"""After a fault's beginning, before it must be named."""
+
+CHAT = Shape(prompt_tokens=60, output_tokens=40, pause_s=0.5)
+LONG_ANSWERS = Shape(prompt_tokens=100, output_tokens=300)
+GIANT = Shape(prompt_tokens=1900, output_tokens=60)
+SHARED = Shape(prompt_tokens=1040, output_tokens=30, shared_tokens=1000, pause_s=0.2)
+
+Loads = Sequence[tuple[Shape, int]]
+"""Kinds of requests, with the number of clients that each send one after the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A part of a scenario. `state` is the label, a key of `FIRST_CAUSES` where it is a fault.
+
+    `crashes`: the server is killed and started again at its beginning; `lasts_s` begins when it is
+    ready. `busy_processes` are other programs on the server's CPUs.
+    """
+
+    name: str
+    state: str
+    lasts_s: float
+    loads: Loads
+    settle_s: float = SETTLE_S
+    ramp_s: float = 5.0
+    crashes: bool = False
+    busy_processes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A server, and phases one after the other."""
+
+    name: str
+    fault: str
+    flags: Sequence[str]
+    phases: Sequence[Phase]
+    config: Mapping[str, Any] = field(default_factory=lambda: model.CONFIG)
+
+
+def quiet(name: str, loads: Loads, lasts_s: float = 60.0) -> Phase:
+    """A phase in which nothing is wrong."""
+    return Phase(name=name, state=HEALTHY, lasts_s=lasts_s, loads=loads)
+
+
+def drained(lasts_s: float = 30.0, loads: Loads = ()) -> Phase:
+    """A phase that is not judged: what was queued is worked off."""
+    return Phase(name="draining", state="draining", lasts_s=lasts_s, loads=loads)
+
+
+SCENARIOS = (
+    Scenario(
+        "hang_ups",
+        "clients hang up after 2 s, and nearly nobody gets an answer",
+        ("--max-num-seqs", "6", "--max-model-len", "2048"),
+        (
+            quiet("few_clients", ((CHAT, 3),)),
+            Phase(
+                name="hang_ups",
+                state="clients_give_up",
+                lasts_s=80,
+                loads=((CHAT, 3), (Shape(output_tokens=300, hangs_up_after_s=2.0), 40)),
+            ),
+            drained(),
+            quiet("few_again", ((CHAT, 3),)),
+        ),
+    ),
+    Scenario(
+        "crash_loop",
+        "the process dies and is started again, three times",
+        ("--max-num-seqs", "32", "--max-model-len", "2048"),
+        (
+            quiet("before", ((CHAT, 3),), 45),
+            *(
+                Phase(
+                    name=f"crash_{number}",
+                    state="crashes",
+                    lasts_s=40,
+                    loads=((CHAT, 3),),
+                    settle_s=10,
+                    crashes=True,
+                )
+                for number in (1, 2, 3)
+            ),
+        ),
+    ),
+    Scenario(
+        "bad_requests",
+        "a burst that fits, then clients whose prompts are longer than the model takes",
+        ("--max-num-seqs", "32", "--max-model-len", "1024"),
+        (
+            quiet("base", ((CHAT, 3),)),
+            quiet("burst", ((CHAT, 10),), 45),
+            quiet("base_again", ((CHAT, 3),)),
+            Phase(
+                name="refused",
+                state="client_errors",
+                lasts_s=60,
+                loads=((CHAT, 3), (Shape(prompt_tokens=1500, output_tokens=20), 1)),
+            ),
+        ),
+    ),
+    Scenario(
+        "giants_among_chat",
+        "requests that hold half of a small KV cache each, with chat behind them",
+        (
+            *("--num-gpu-blocks-override", "120", "--max-num-seqs", "64"),
+            *("--max-model-len", "2048", "--no-enable-prefix-caching"),
+        ),
+        (
+            quiet("chat", ((CHAT, 4),)),
+            Phase(
+                name="giants",
+                state="kv_full",
+                lasts_s=80,
+                loads=((CHAT, 12), (GIANT, 6)),
+            ),
+            drained(40, ((CHAT, 4),)),
+            quiet("chat_again", ((CHAT, 4),)),
+        ),
+    ),
+    Scenario(
+        "slow_ramp",
+        "concurrency climbs slowly until the KV cache is full",
+        ("--num-gpu-blocks-override", "160", "--max-num-seqs", "64", "--max-model-len", "2048"),
+        (
+            quiet("low", ((LONG_ANSWERS, 3),), 45),
+            Phase(
+                name="ramp",
+                state="filling",
+                lasts_s=150,
+                loads=((LONG_ANSWERS, 26),),
+                ramp_s=150,
+            ),
+            Phase(
+                name="full",
+                state="kv_full",
+                lasts_s=60,
+                loads=((LONG_ANSWERS, 26),),
+                settle_s=10,
+            ),
+        ),
+    ),
+    Scenario(
+        "noisy_neighbour",
+        "other programs take the server's CPUs while its load stays",
+        ("--max-num-seqs", "32", "--max-model-len", "2048"),
+        (
+            quiet("alone", ((LONG_ANSWERS, 3),)),
+            Phase(
+                name="neighbours",
+                state="host_contention",
+                lasts_s=75,
+                loads=((LONG_ANSWERS, 3),),
+                busy_processes=4,
+            ),
+            quiet("alone_again", ((LONG_ANSWERS, 3),)),
+        ),
+    ),
+    Scenario(
+        "prefix_loss_never_quiet",
+        "a busy server's prompts stop sharing their prefix, and a queue grows",
+        (
+            *("--max-num-seqs", "8", "--max-model-len", "4096"),
+            *("--max-num-batched-tokens", "2048"),
+        ),
+        (
+            quiet("busy", ((SHARED, 7),), 75),
+            Phase(
+                name="prefix_lost",
+                state="prefix_hits_lost",
+                lasts_s=80,
+                loads=((Shape(prompt_tokens=1040, output_tokens=30, pause_s=0.2), 16),),
+            ),
+            drained(),
+            quiet("busy_again", ((SHARED, 7),)),
+        ),
+    ),
+    Scenario(
+        "other_model",
+        "another model and block size; too many long answers for its KV cache, then no seats",
+        (
+            *("--num-gpu-blocks-override", "48", "--max-num-seqs", "40"),
+            *("--max-model-len", "4096", "--block-size", "128"),
+        ),
+        (
+            quiet("low", ((Shape(prompt_tokens=200, output_tokens=200), 4),)),
+            Phase(
+                name="too_many",
+                state="kv_full",
+                lasts_s=80,
+                loads=((Shape(prompt_tokens=200, output_tokens=500), 24),),
+            ),
+            drained(45),
+            quiet("low_again", ((Shape(prompt_tokens=200, output_tokens=200), 4),)),
+        ),
+        {
+            **model.CONFIG,
+            "num_hidden_layers": 4,
+            "hidden_size": 384,
+            "intermediate_size": 1152,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+        },
+    ),
+    Scenario(
+        "large_blocks",
+        "prompts with a common prefix that is shorter than the prefix cache's block",
+        ("--max-num-seqs", "16", "--max-model-len", "2048", "--block-size", "512"),
+        (
+            Phase(
+                name="short_prompts",
+                state="block_too_large",
+                lasts_s=75,
+                loads=((Shape(prompt_tokens=400, output_tokens=30, shared_tokens=360), 4),),
+            ),
+            quiet(
+                "long_prompts",
+                ((Shape(prompt_tokens=1560, output_tokens=30, shared_tokens=1536), 2),),
+                75,
+            ),
+        ),
+    ),
+    Scenario(
+        "few_seats",
+        "more clients than --max-num-seqs admits, with KV memory to spare",
+        ("--max-num-seqs", "6", "--max-model-len", "2048"),
+        (
+            quiet("base", ((CHAT, 4),)),
+            Phase(name="queue", state="queueing", lasts_s=80, loads=((CHAT, 40),)),
+            drained(30, ((CHAT, 4),)),
+            quiet("base_again", ((CHAT, 4),)),
+        ),
+    ),
+)
