@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 from kneewatch.agent.server.probe import answer_of
 from kneewatch.agent.settings.effective import Settings
@@ -87,7 +88,7 @@ class Canary:
 
     def _send(self, model: str) -> None:
         try:
-            reason = next(filter(None, map(self._at_rest, AT_REST)), "")
+            reason = self._at_rest(AT_REST[0]) or self._at_rest(AT_REST[1])
             self._newest = _not_sent(self._newest, reason) if reason else self._asked(model)
         finally:
             self._running.release()
@@ -103,9 +104,10 @@ class Canary:
             return "" if error.kind == "not_found" else f"GET {request}: {error}"
         except (ValueError, RecursionError):
             return f"GET {request}: not vLLM's answer"
-        if isinstance(answer, dict) and set(answer.values()) == {False}:
+        values = cast("dict[str, object]", answer).values() if isinstance(answer, dict) else ()
+        if values and all(value is False for value in values):
             return ""
-        return f"GET {request}: {str(answer)[:100]}"
+        return f"GET {request}: {answer!r:.100}"
 
     def _asked(self, model: str) -> CanaryState:
         sent_s, began_s = self._wall(), time.perf_counter()

@@ -121,7 +121,8 @@ def images_of(members: Iterable[Member], samples: Sequence[Sample]) -> dict[Key,
             by_pod.setdefault(place, {}).setdefault(container, set()).add(image)
     images: dict[Key, str] = {}
     for member in members:
-        containers = next((by_pod[at] for at in places_of(member) if at in by_pod), {})
+        places_known = [place for place in places_of(member) if place in by_pod]
+        containers = by_pod[places_known[0]] if places_known else dict[str, set[str]]()
         own = containers.get(member.labels.get("container", ""))
         candidates = own or {image for several in containers.values() for image in several}
         if len(candidates) == 1:

@@ -54,11 +54,11 @@ def inspect(target: str, settings: Settings, *, form: str) -> int:
 
 
 def _read(target: str, stream: TargetStream, settings: Settings) -> float:
-    stream.server = server_watch(target, settings) or page_watch(target, settings)
+    stream.server = watch = server_watch(target, settings) or page_watch(target, settings)
     with closing(Fetcher(metrics_url(target), settings.fetch())) as fetcher:
         stream.scrape(fetcher)
     error = stream.monitor.last_error
-    log = stream.server.log if stream.server is not None else None
+    log = watch.log
     if error is not None and (log is None or not log.log.facts):
         raise error
     now_s = time.time()

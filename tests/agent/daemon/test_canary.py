@@ -102,6 +102,7 @@ def test_a_server_at_rest_is_left_alone(serving: Start, path: str) -> None:
         answer(b"", status="500 Internal Server Error"),
         answer(b"", status="403 Forbidden"),
         document([True]),
+        document({"is_sleeping": [False]}),
         document({"is_sleeping": "no"}),
         document({}),
         None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -131,7 +131,11 @@ H100 = "NVIDIA H100 80GB HBM3"
 def server_facts(*readings: SourceReading, models: tuple[str, ...]) -> dict[str, object]:
     stream = TargetStream("t", Profile(), Limits())
     stream.gpus = Exporter(models)
-    stream.server = ServerWatch("http://127.0.0.1:1", FetchSettings(), read=lambda *_: readings)
+
+    def read_all(_address: str, _fetch: FetchSettings, _now_s: float) -> Sequence[SourceReading]:
+        return readings
+
+    stream.server = ServerWatch("http://127.0.0.1:1", FetchSettings(), read=read_all)
     stream.take(1000.0, PAGES[0], TYPE)
     assert stream.monitor.server is not None
     return {fact.name: (fact.value, fact.source) for fact in stream.monitor.server.facts}
