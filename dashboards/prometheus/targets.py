@@ -21,6 +21,7 @@ from kneewatch.dashboards.prometheus.pool_alerts import (
 )
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
 from kneewatch.diagnose.doc_links import cause_page
+from kneewatch.diagnose.fleet.routers import IDLE_KV, PLACE, QUEUED_MIN, any_router
 from kneewatch.rules.facts import SCRAPES_PER_RANGE, WIDE_RANGE_S, duration, number, recorded
 
 DOWN_FAILURES = 3
@@ -61,7 +62,58 @@ def observer_group(plan: Plan) -> Group:
             _target_down(plan),
             Record(POOL_ENGINES, f"count by ({plan.pool}, workload) ({_workload(_running())})"),
             *_pool_vanished(plan),
+            *_routers(plan),
         ),
+    )
+
+
+def _routers(plan: Plan) -> tuple[Alert, ...]:
+    """Alerts for a router that does not use the engines of its namespace."""
+    place = ", ".join(PLACE)
+    here = f"and on ({place}) (count by ({place}) ({_running()}))"
+    served = f"sum by ({place}) ({recorded('arrival_per_s')}) > 0"
+    queued = f"max by ({place}) ({recorded('waiting')}) > 0"
+    filled = f"max by ({place}) ({recorded('kv_usage_ratio')}) >= {number(IDLE_KV)}"
+    held = f"({any_router('queue', plan.prefix)} >= {number(QUEUED_MIN)}) {here}"
+    rows = (
+        (
+            "KneewatchRouterUnready",
+            f"({any_router('ready', plan.prefix)} == 0) {here} unless on ({place}) ({served})",
+            "critical",
+            "Router has no ready endpoint, while engines can be scraped",
+            "Check the selector and port of the InferencePool or of the router's discovery.",
+        ),
+        (
+            "KneewatchRouterHolds",
+            f"{held} unless on ({place}) (({queued}) or ({filled}))",
+            "warning",
+            'Router holds {{ printf "%.0f" $value }} requests before idle engines',
+            "Compare the router's limits with what the engines show; restart it if it is stale.",
+        ),
+        (
+            "KneewatchRouterStale",
+            f"({any_router('errors', plan.prefix)} > 0) {here}",
+            "warning",
+            "Router cannot read its endpoints' metrics",
+            "Read the router's log: metrics port or path, TLS, network policy.",
+        ),
+    )
+    return tuple(
+        Alert(
+            name=name,
+            expr=expr,
+            for_s=plan.settles_s,
+            keep_s=0.0,
+            labels={"severity": severity, "kneewatch": "observer"},
+            annotations={
+                "summary": f"{summary}{{{{ with $labels.namespace }}}} in {{{{ . }}}}{{{{ end }}}}",
+                "description": "It shows in a router's own metrics, joined by namespace.",
+                "action": action,
+                "guide": "7.3",
+            }
+            | link_annotations(plan, cause_page(plan.runbooks, "router_fault")),
+        )
+        for name, expr, severity, summary, action in rows
     )
 
 

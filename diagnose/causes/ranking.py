@@ -54,8 +54,8 @@ FLEET_ONLY_CAUSES = (
         means="The router in front of a pool has no endpoint, queues requests before idle engines, "
         "picks one engine far too often, or picks by stale data.",
         fleet=True,
-        sidecar="joins a router with the engines of its namespace: run `kneewatch diagnose "
-        "--prometheus`",
+        sidecar="in Prometheus the alerts KneewatchRouterUnready, KneewatchRouterHolds and "
+        "KneewatchRouterStale cover it, without uneven picks",
     ),
     CauseRecord(
         id="mixed_tiers",

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.inventory import Labels
@@ -109,6 +110,17 @@ def router_queries() -> dict[str, str]:
         )
         for question in QUESTIONS
     }
+
+
+def any_router(question: str, prefix: str) -> str:
+    """The query of one question about whichever router a namespace has. The production-stack router
+    stands before engines whose names have vLLM's own prefix."""
+    queries = (
+        router_query(router, question)
+        for router in ROUTERS
+        if prefix == VLLM_PREFIX or not getattr(router, question).startswith(VLLM_PREFIX)
+    )
+    return f"({' or '.join(query for query in queries if query)})"
 
 
 def router_query(router: Router, question: str) -> str:
