@@ -209,9 +209,16 @@ class FleetIncidents:
                 held=[_held(span, cause, _last_seen_s(span, observed))],
             )
 
-    def held(self, engine: TierEngine) -> list[Held]:
-        """The intervals in which an engine was slower than its peers, by their causes."""
-        return [_held(span, cause, span.from_s) for span, cause in self._slow.get(engine.key, ())]
+    def held(self, engine: TierEngine, others: Sequence[Held]) -> list[Held]:
+        """The intervals in which an engine was slower than its peers, by their causes. Where its
+        GPU has no fault, any cause among `others`, its own intervals, explains slow tokens."""
+        intervals = [_held(s, cause, s.from_s) for s, cause in self._slow.get(engine.key, ())]
+        causes = [other for other in others if other.kind == "cause"]
+        return [
+            interval
+            for interval in intervals
+            if interval.id != "bad_node" or not any(_overlap(interval, other) for other in causes)
+        ]
 
     def evidence_of(self, engine: TierEngine, others: Evidence) -> Evidence:
         """What was observed around an engine's incidents: fleet mode's causes for its own, for
@@ -239,6 +246,10 @@ def _held(span: EmptySpan | SlowSpan, cause: FleetCause, start_s: float) -> Held
         span.to_s,
         "" if span.goes_on else "ended",
     )
+
+
+def _overlap(interval: Held, other: Held) -> bool:
+    return interval.start_s <= other.until_s and other.start_s <= interval.until_s
 
 
 def _last_seen_s(span: EmptySpan, observed: Observed) -> float:

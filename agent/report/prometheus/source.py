@@ -119,6 +119,7 @@ class MetricsSource:
         now = self._observed(self._now, self._configs)
         before = self._observed(self._before) if self._before is not None else {}
         for engine in self._fleet.members:
+            own = self._search.held(engine)
             yield EnginePeriod(
                 target=engine.target,
                 model=engine.member.model,
@@ -127,7 +128,7 @@ class MetricsSource:
                 evidence=self._of_fleet.evidence_of(engine, self._search.evidence_of(engine)),
                 now=now.get(engine.key),
                 before=before.get(engine.key),
-                held=[*self._search.held(engine), *self._of_fleet.held(engine)],
+                held=[*own, *self._of_fleet.held(engine, own)],
                 recommended=self._search.recommended(engine),
                 configured=self._configured(engine),
             )
