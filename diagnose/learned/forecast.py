@@ -215,8 +215,10 @@ def aged(forecast: Forecast, age_s: float) -> Forecast:
 
 # --- When first tokens will come later than the TTFT target at the present trend. Pure ------------
 #
-# Three loads, each scaled so that the target breaks where it reaches 1; the first there counts:
+# Four loads, each scaled so that the target breaks where it reaches 1; the first there counts:
 #
+# - Prompts: the share of the time that prefill takes. Where prompts are the limit, latency tells of
+# a queue only when it stands, and the share of the time climbs with the arrivals long before.
 # - KV and seats: what requests in flight ask for over what there is, as one arrival in a hundred
 # finds it, for that one is who decides P99: requests in flight scatter about their mean by its
 # square root (arrivals at random), so that a small batch breaks its target far below a full
@@ -297,7 +299,7 @@ def slo_values(forecast: Forecast | None) -> dict[str, float | None]:
     }
 
 
-LOADS = ("kv", "seats", "latency")
+LOADS = ("kv", "seats", "prompts", "latency")
 
 
 def slo_loads(values: Values, *, target_s: float, seats: float | None) -> dict[str, float | None]:
@@ -306,6 +308,7 @@ def slo_loads(values: Values, *, target_s: float, seats: float | None) -> dict[s
     return {
         "kv": None if demand is None else demand * _peak(in_flight),
         "seats": None if seats is None else in_flight / seats * _peak(in_flight),
+        "prompts": _prompts(values),
         "latency": None if latency_s is None else _inverse(target_s, latency_s),
     }
 
@@ -313,6 +316,14 @@ def slo_loads(values: Values, *, target_s: float, seats: float | None) -> dict[s
 def _peak(in_flight: float) -> float:
     """The 99th percentile of requests in flight over their mean, for Poisson arrivals."""
     return 1 + ONE_IN_A_HUNDRED / sqrt(in_flight) if in_flight > 0 else 1.0
+
+
+def _prompts(values: Values) -> float | None:
+    """Share of the time that prompts take: at 1 there are more than the GPUs can prefill."""
+    arrivals, prefill_s = values.get("arrival_per_s"), values.get("prefill_mean_s")
+    if arrivals is None or prefill_s is None or not isfinite(prefill_s):
+        return None
+    return arrivals * prefill_s
 
 
 def _in_flight(values: Values) -> float:

@@ -51,6 +51,14 @@ def test_seats_run_out_for_one_in_a_hundred_first() -> None:
     assert told(lambda t: idle(running_avg=20 + t / 20))[-1] is None, "seats are not known"
 
 
+def test_the_time_for_prompts_runs_out_before_latency_shows_it() -> None:
+    # Arrivals climb to what fills the GPUs' time (1 / 0.6 s) within 800 s; TTFT stands still.
+    climbing = told(lambda t: idle(arrival_per_s=(0.4 + 0.6 * t / 800) / 0.6, prefill_mean_s=0.6))
+    assert climbing[60] == pytest.approx(500, rel=0.1)
+    assert told(lambda t: idle(arrival_per_s=1.0, prefill_mean_s=0.6))[-1] is None, "it stays"
+    assert told(lambda t: idle(arrival_per_s=1 + t / 800))[-1] is None, "their time is unknown"
+
+
 def test_kv_runs_out() -> None:
     climbing = told(lambda t: idle(running_avg=100.0, kv_usage_avg_ratio=0.3 + t / 1500))
     assert climbing[60] == pytest.approx((1 / 1.233 - 0.5) * 1500, rel=0.1)
