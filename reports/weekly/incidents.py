@@ -253,7 +253,7 @@ def _of_tiers(observed: Sequence[EpisodeObserved]) -> list[list[EpisodeObserved]
         again = (row.target, row.engine) in {(other.target, other.engine) for other in group}
         until_s = max((other.episode.until_s for other in group), default=-math.inf)
         if again or row.episode.start_s > until_s:
-            newest[key] = group = []
+            group = newest[key] = list[EpisodeObserved]()
             groups.append(group)
         group.append(row)
     return groups
