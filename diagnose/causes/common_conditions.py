@@ -60,9 +60,9 @@ EQUAL_LOAD = 0.1
 """Work that grew by more than this share may explain a growth."""
 
 
-def goes_on(slow: SlowQuantity) -> Condition:
+def goes_on(slow: SlowQuantity, late_from: float = LATE_FROM) -> Condition:
     """Whether a quantity moved along a line for hours and does not settle."""
-    return (Signal(slow.straight) >= STRAIGHT_FROM) & (Signal(slow.late) >= LATE_FROM)
+    return (Signal(slow.straight) >= STRAIGHT_FROM) & (Signal(slow.late) >= late_from)
 
 
 WORK_GROWTH = Signal(WORK.growth) / Signal(WORK.before)

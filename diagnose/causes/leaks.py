@@ -45,6 +45,9 @@ LEVER = (
 
 SAME_WORK_KNOWN = WORK_GROWTH <= EQUAL_LOAD
 UNEXPLAINED_FROM = 0.05
+FLOOR_LATE_FROM = 0.25
+"""The lowest usage of half an hour scatters with the load, and nothing warms up in it."""
+
 UNEXPLAINED = Signal(KV_FLOOR.growth) - Signal(KV_FLOOR.before) * WORK_GROWTH.at_least(0.0)
 """Share of the cache by which its lowest usage climbed, less what more work explains."""
 
@@ -101,7 +104,9 @@ KV_LEAK = CauseRecord(
         ),
         Form(
             name="climbing",
-            gate=goes_on(KV_FLOOR) & SAME_WORK_KNOWN & (UNEXPLAINED >= UNEXPLAINED_FROM),
+            gate=goes_on(KV_FLOOR, FLOOR_LATE_FROM)
+            & SAME_WORK_KNOWN
+            & (UNEXPLAINED >= UNEXPLAINED_FROM),
             start=Number(0.0),
             terms=(
                 term(UNEXPLAINED, UNEXPLAINED_FROM, 1.5, _climbed, signal=KV_FLOOR.growth),

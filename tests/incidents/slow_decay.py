@@ -29,7 +29,7 @@ def memory(grown_gib: Callable[[float], float]) -> Phases:
 
 def leaks_blocks(at_s: float) -> Load:
     """2% of the cache an hour is never given back, below a load that swings."""
-    return replace(DAYTIME, kv_ratio=0.3 + 0.02 * swings(at_s) + 0.04 * at_s / HOUR_S)
+    return replace(DAYTIME, kv_ratio=0.3 + 0.01 * swings(at_s) + 0.04 * at_s / HOUR_S)
 
 
 def fills_with_load(at_s: float) -> Load:
@@ -66,7 +66,7 @@ INCIDENTS = (
         judged_from_s=3.6 * HOUR_S,
         first_cause="host_memory_leak",
         least=Severity.INFO,
-        says="grows by 0.3 GiB/h at equal load",
+        says="GiB/h at equal load",
         step_s=STEP_S,
     ),
     Incident(
