@@ -160,6 +160,12 @@ OTHERS: Mapping[str, Situation] = {
         prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, prefix_saved_ratio=0.5,
         kv_capacity_tokens=1e6, prefill_service_ratio=0.01, prefill_busy_ratio=0.35,
     ),
+    "prefix_cache_off:no request ends": OFF.but(
+        prefill_service_ratio=None, prefill_busy_ratio=None, waiting_avg=1.2
+    ),
+    "prefix_churn:no request ends": CHURN.but(
+        prefill_service_ratio=None, prefill_busy_ratio=None, waiting_avg=1.2
+    ),
     "prefix_reuse_lost:no request ends": LOST.but(
         prefill_service_ratio=None, prefill_busy_ratio=None, waiting_avg=1.2,
         computed_prompt_tokens_per_s=2_400.0,
