@@ -9,7 +9,15 @@ from functools import partial
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.names.vllm_metrics import PREFIXES
-from kneewatch.collector.signals.expr import Dialect, Expr, OverTime, Quantile, any_of
+from kneewatch.collector.signals.expr import (
+    ENGINES_OWN,
+    EXPORTED_BY_ROUTERS,
+    Dialect,
+    Expr,
+    OverTime,
+    Quantile,
+    any_of,
+)
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.fleet.engine_causes import held_queries
@@ -94,7 +102,9 @@ class QueryScope:
     def of_vllm(self, *metrics: str, also: Iterable[str] = ()) -> str:
         """A selector of vLLM's series of some names, under any of the prefixes."""
         names = (prefix + metric for prefix in self.prefixes for metric in metrics)
-        return self.series("", any_of("__name__", (*names, *also)))
+        own = ENGINES_OWN if EXPORTED_BY_ROUTERS.intersection(metrics) else ""
+        by_name = any_of("__name__", (*names, *also))
+        return self.series("", f"{by_name},{own}" if own else by_name)
 
     def either(self, make: Callable[[Dialect], str | None]) -> str:
         """A query over all prefixes, joined with `or`; empty where `make` gives none."""

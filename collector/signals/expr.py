@@ -32,6 +32,12 @@ ENGINE_LABELS = ("model_name", "engine")
 """Labels that a series lacks if it is common to all engines of a page."""
 
 
+EXPORTED_BY_ROUTERS = frozenset({"num_requests_running", "num_requests_waiting"})
+ENGINES_OWN = 'model_name!=""'
+"""vLLM's production-stack router exports these metrics of each server that it knows, with a label
+`server` and without the model: they are no engines."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How a metrics system names series and labels.
@@ -49,9 +55,15 @@ class Dialect:
 
     def series(self, metric: str, suffix: str = "", where: Where = (), extra: str = "") -> str:
         """A selector: name, suffix and label matchers."""
-        name = self.names.get(metric, self.prefix + metric) + suffix
         matchers = [f'{label}="{value}"' for label, value in where]
-        matchers += [part for part in (self.selector, extra) if part]
+        engines = ENGINES_OWN if metric in EXPORTED_BY_ROUTERS else ""
+        matchers += [part for part in (self.selector, extra, engines) if part]
+        return self.labelled(metric, matchers, suffix)
+
+    def labelled(self, metric: str, matchers: Sequence[str], suffix: str = "") -> str:
+        """A metric with label matchers, as PromQL writes it; with `label="value"` alone, a series
+        of a promtool test."""
+        name = self.names.get(metric, self.prefix + metric) + suffix
         if not NAME.fullmatch(name):  # PromQL takes a name with a dot as a matcher only
             matchers, name = [f'__name__="{name}"', *matchers], ""
         return f"{name}{{{','.join(matchers)}}}" if matchers else name

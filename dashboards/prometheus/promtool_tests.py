@@ -124,7 +124,7 @@ class Server:
     def named(self, metric: str, *labels: str) -> str:
         """A series of the engine."""
         spelled = Dialect(self._plan.range_s, prefix=self._plan.prefix)
-        return spelled.series(metric, extra=", ".join((*pairs(self._engine), *labels)))
+        return spelled.labelled(metric, [", ".join((*pairs(self._engine), *labels))])
 
     @property
     def up(self) -> str:

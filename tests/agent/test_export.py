@@ -84,7 +84,7 @@ def test_flags_reach_the_rules(main: Main, tmp_path: Path) -> None:
         "--window", "2m", "--selector", 'env="prod"', "--slo-itl", "50ms",
     )  # fmt: skip
     text = (tmp_path / "kneewatch.rules.yml").read_text()
-    assert 'ray_vllm_num_requests_running{env="prod"}' in text
+    assert 'ray_vllm_num_requests_running{env="prod",model_name!=""}' in text
     assert "[120s]" in text
     assert "engine, team)" in text
     assert "kneewatch:itl_p99_s > 0.05" in text
@@ -95,7 +95,7 @@ def test_rules_for_names_with_a_dot_are_rules_that_a_server_loads(
 ) -> None:
     main("export", "prometheus-rules", str(tmp_path), "--prefix", "vllm.")
     rules = tmp_path / "kneewatch.rules.yml"
-    assert '{__name__="vllm.num_requests_running"}' in rules.read_text()
+    assert '{__name__="vllm.num_requests_running",model_name!=""}' in rules.read_text()
     check = [require("promtool"), "check", "rules", str(rules)]
     subprocess.run(check, check=True, capture_output=True)
 

@@ -8,9 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
+from kneewatch.collector.samples import Series
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from kneewatch.dashboards.prometheus.targets import observer_group
+from tests.dashboards.promtool import evaluate, needed
 from tests.programs import require
 
 IN = 'namespace="prod"'
@@ -79,3 +83,32 @@ def test_an_alert_fires_where_engines_could_serve(
     command = [require("promtool"), "test", "rules", str(tmp_path / "tests.yml")]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_what_a_router_counts_of_its_servers_is_no_engine(tmp_path: Path) -> None:
+    require("promtool")
+    plan = Plan(interval_s=15.0, scrape_s=15.0)
+    document = yaml.load(rule_files(plan)[RULES_FILE], yaml.CSafeLoader)
+    groups = needed(
+        document["groups"],
+        lambda rule: (
+            rule.get("record") == "kneewatch:running"
+            or rule.get("alert") in ("KneewatchMetricsVanished", "KneewatchPoolVanished")
+        ),
+    )
+    engine = (("job", "vllm"), ("instance", "r0"), ("engine", "0"), ("model_name", "llama"))
+    router = (("job", "router"), ("instance", "router"))
+    steps = 80
+    series = {
+        Series("up", (("instance", "router"), ("job", "router"))): f"1x{steps}",
+        Series("vllm:num_requests_running", tuple(sorted(engine))): f"1x{steps}",
+        # One of its servers leaves.
+        Series("vllm:num_requests_running", (*router, ("server", "http://r1"))): "2x9 stale",
+    }
+    running, firing = "kneewatch:running", 'ALERTS{alertstate="firing"}'
+    answers = evaluate(
+        tmp_path, json.dumps({"groups": groups}), series, [running, firing],
+        step_s=15.0, steps=steps,
+    )  # fmt: skip
+    assert all(len(now) == 1 and 'model_name="llama"' in now[0].labels for now in answers[running])
+    assert not any(answers[firing])
