@@ -47,11 +47,7 @@ def document(diagnosis: Diagnosis, *, docs_url: str = "") -> dict[str, Any]:
         "stage": stage_document(diagnosis.stage),
         "causes": [cause_document(cause, docs_url=docs_url) for cause in diagnosis.causes],
         "symptoms": list(diagnosis.symptoms),
-        "symptom_actions": {
-            symptom: SYMPTOMS[symptom].action
-            for symptom in diagnosis.symptoms
-            if symptom in SYMPTOMS
-        },
+        "symptom_actions": symptom_actions(diagnosis.symptoms),
         "findings": [finding_document(finding) for finding in diagnosis.findings],
         "recommendations": [
             recommendation_document(with_current_values(recommendation, diagnosis.values))
@@ -63,6 +59,11 @@ def document(diagnosis: Diagnosis, *, docs_url: str = "") -> dict[str, Any]:
         "judged_against": diagnosis.judged_against,
         **({} if server is None else {"server": server_document(server, diagnosis.t_s)}),
     }
+
+
+def symptom_actions(symptoms: Iterable[str]) -> dict[str, str]:
+    """What to do about each of the guide's symptoms."""
+    return {symptom: SYMPTOMS[symptom].action for symptom in symptoms if symptom in SYMPTOMS}
 
 
 def server_document(server: ServerFacts, t_s: float) -> dict[str, Any]:

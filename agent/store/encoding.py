@@ -19,7 +19,12 @@ from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.intervals import Verdict, verdict_of
 from kneewatch.diagnose.recommend.recommendation import MEASURED, Recommendation
-from kneewatch.reports.diagnosis_json import document, recommendation_document, rounded
+from kneewatch.reports.diagnosis_json import (
+    document,
+    recommendation_document,
+    rounded,
+    symptom_actions,
+)
 from kneewatch.reports.formatting import clock
 from kneewatch.rules.cascade import forecast_s
 from kneewatch.rules.rule import UNKNOWN
@@ -80,6 +85,7 @@ def encode_document(diagnosis: Diagnosis) -> bytes:
     What is known about the server is left out: the ages of its facts change with every scrape.
     """
     encoded = document(replace(diagnosis, server=None))
+    del encoded["symptom_actions"]  # restored from the symptoms
     encoded["signals"] = list(encoded["signals"])
     encoded["recommendations"] = [
         recommendation_document(advice) for advice in diagnosis.recommendations
@@ -125,6 +131,7 @@ def document_at_scrape(
         restored: dict[str, Any] = orjson.loads(stored)
         signals = {key: _number(values.get(key)) for key in restored["signals"]}
         stored_s, restored["t"], restored["signals"] = float(restored["t"]), round(t_s, 3), signals
+        restored["symptom_actions"] = symptom_actions(restored["symptoms"])
         _restore_numbers(restored, signals)
         holds = exact and not averaged
         for cause in restored["causes"] if holds else ():

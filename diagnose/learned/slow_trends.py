@@ -91,11 +91,12 @@ def _help(slow: SlowQuantity) -> dict[str, str]:
 
 
 HELP: Mapping[str, str] = {
-    WORK_TOKENS: "running_avg times the mean tokens of a request, prompt and answer",
     HOST_MEMORY_USED: "memory of the server's control group on this node, where that has a limit, "
     "without file cache that can be dropped; else host_process_bytes",
     "host_memory_limit_bytes": "limit of that control group",
     **{key: text for slow in SLOW for key, text in _help(slow).items()},
+    WORK.level: "mean of running_avg times a request's mean tokens, prompt and answer, over the "
+    "last 30 minutes",
 }
 """The derived signals and what they are."""
 
@@ -125,12 +126,9 @@ class SlowTrends:
         seen."""
         used_bytes = values.get(HOST_MEMORY_USED)
         derived: dict[str, float | None] = {
-            HOST_MEMORY_USED: values.get("host_process_bytes"),
-            WORK_TOKENS: work_tokens(values),
+            HOST_MEMORY_USED: values.get("host_process_bytes") if used_bytes is None else used_bytes
         }
-        if used_bytes is not None:
-            derived[HOST_MEMORY_USED] = used_bytes
-        followed = {**values, **derived}
+        followed = {**values, **derived, WORK_TOKENS: work_tokens(values)}
         for trend in self._trends:
             derived |= trend.update(now_s, followed.get(trend.slow.signal))
         return derived

@@ -281,7 +281,7 @@ HEAVY = ("apscheduler", "fastapi", "uvicorn", "textual", "pynvml", "sqlite3", "y
 def test_no_other_command_pays_for_the_daemon() -> None:
     code = (
         "import sys, kneewatch.agent.cli\n"
-        "from kneewatch.agent import diagnose_command, recording, replay_command\n"
+        "from kneewatch.agent import diagnose_command, replay_command\n"
         f"print([module for module in {HEAVY} if module in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

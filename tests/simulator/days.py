@@ -14,6 +14,7 @@ from tests.simulator.scheduler import Launch
 from tests.simulator.server import DOCUMENTS, Setting, Shape
 
 DAY_S, WEEK_S = 86_400.0, 604_800.0
+DEPLOYED_EVERY_S = 36 * 3600.0
 NIGHT_S = 3600.0, 5.5 * 3600
 """From and until which time of the day a server may be put to sleep."""
 Change = Callable[[Setting], None]
@@ -113,9 +114,11 @@ class Operations:
 
 
 def operations(from_s: float, rng: Random, *, for_s: float) -> Operations:
-    """Of three stretches one has a deploy at some hour; of two nights one is slept through."""
+    """A deploy in 36 hours; of two nights one is slept through."""
     asleep_s = math.inf, math.inf
     if from_s % DAY_S < NIGHT_S[0] and rng.random() < 0.5:
         asleep_s = NIGHT_S[0] - from_s % DAY_S, NIGHT_S[1] - from_s % DAY_S
-    deploy_s = rng.uniform(0.1, 0.9) * for_s if rng.random() < 1 / 3 else math.inf
+    deploy_s = (
+        rng.uniform(0.1, 0.9) * for_s if rng.random() < for_s / DEPLOYED_EVERY_S else math.inf
+    )
     return Operations(asleep_s, deploy_s, rng.uniform(45.0, 280.0))
