@@ -15,9 +15,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.lab.diagnosed import PROGRAM
 from tests.lab.drive import DEFAULT_LAB, leave
@@ -67,14 +68,14 @@ def record(scenario: Scenario, lab: Path, folder: Path) -> None:
             print(f"  {len(load.failures)} failed requests: {load.failures[:1]}", flush=True)
     compact(raw, recording)
     labels = folder / "labels.json"
-    known = json.loads(labels.read_text()) if labels.exists() else {}
-    known[scenario.name] = {
+    by_name: dict[str, Any] = json.loads(labels.read_text()) if labels.exists() else {}
+    by_name[scenario.name] = {
         "fault": scenario.fault,
         "flags": list(scenario.flags),
         "captures": [recording.name],
         "phases": rows,
     }
-    labels.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    labels.write_text(json.dumps(by_name, indent=1, sort_keys=True) + "\n")
 
 
 def play(phase: Phase, server: Server, loads: dict[Shape, Load]) -> dict[str, object]:
@@ -102,7 +103,7 @@ def play(phase: Phase, server: Server, loads: dict[Shape, Load]) -> dict[str, ob
 
 
 @contextmanager
-def recorded(url: str, file: Path) -> Iterator[None]:
+def recorded(url: str, file: Path) -> Generator[None]:
     """Have `kneewatch record` write the server's pages to a file."""
     command = [str(PROGRAM), "record", url, str(file), "--interval", f"{INTERVAL_S}s"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as recorder:
@@ -113,7 +114,7 @@ def recorded(url: str, file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def neighbours(count: int) -> Iterator[None]:
+def neighbours(count: int) -> Generator[None]:
     """Have so many processes that do nothing but take CPU time."""
     processes = [multiprocessing.Process(target=_burn, daemon=True) for _ in range(count)]
     for process in processes:
