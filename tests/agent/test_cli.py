@@ -275,7 +275,10 @@ def last(told: Ended) -> Document:
     return told.documents[-1]
 
 
-HEAVY = ("apscheduler", "fastapi", "uvicorn", "textual", "pynvml", "sqlite3", "yaml", "jinja2")
+HEAVY = (
+    *("apscheduler", "fastapi", "uvicorn", "textual", "pynvml", "sqlite3", "yaml", "jinja2"),
+    "kneewatch.diagnose.fleet",
+)
 
 
 def test_no_other_command_pays_for_the_daemon() -> None:

@@ -1,0 +1,87 @@
+"""Compares the data-parallel engines of one page: which of them carries more than its share. Pure.
+
+Guide 3.5, 9.3. It applies the fleet's replica_imbalance to one server: what the overloaded engines
+suffer while others have room is reported under it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.causes.ranking import ranked
+from kneewatch.diagnose.engine.cause_tracker import CauseTracker
+from kneewatch.diagnose.engine.diagnosis import Diagnosis, health, worst_of
+from kneewatch.diagnose.fleet.engine_state import Engine
+from kneewatch.diagnose.fleet.inventory import Member
+from kneewatch.diagnose.fleet.outliers import replica_imbalance
+from kneewatch.diagnose.fleet.tier import Tier
+
+
+class DataParallelEngines:
+    """The engines of one page over time. `scale` stretches durations with the window."""
+
+    def __init__(self, *, scale: float) -> None:
+        self._tracker = CauseTracker(scale=scale)
+        self._hot: tuple[str, ...] = ()
+
+    def compared(self, t_s: float, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+        """The diagnoses; those of engines with far more load than the others get the cause."""
+        imbalance = replica_imbalance(_tier(diagnoses)) if _are_peers(diagnoses) else None
+        if imbalance is not None:
+            self._hot = imbalance.replicas
+        causes = self._tracker.update(t_s, [] if imbalance is None else [imbalance.cause])
+        if not causes:
+            return list(diagnoses)
+        return [
+            _with(diagnosis, causes) if _member(diagnosis).name in self._hot else diagnosis
+            for diagnosis in diagnoses
+        ]
+
+
+def _are_peers(diagnoses: Sequence[Diagnosis]) -> bool:
+    """Whether these are data-parallel engines: of one model, with different numbers, all read."""
+    alike = len({diagnosis.model for diagnosis in diagnoses}) == 1
+    apart = len({diagnosis.engine for diagnosis in diagnoses}) == len(diagnoses) > 1
+    return alike and apart and all(diagnosis.was_read for diagnosis in diagnoses)
+
+
+def _tier(diagnoses: Sequence[Diagnosis]) -> Tier:
+    """The engines as a tier of one replica."""
+    return Tier(diagnoses[0].target, "", "", tuple(map(_engine, diagnoses)), ())
+
+
+def _member(diagnosis: Diagnosis) -> Member:
+    return Member(
+        key=(),
+        replica=diagnosis.target,
+        engine=diagnosis.engine,
+        model=diagnosis.model,
+        namespace="",
+        pool=diagnosis.target,
+        tier="",
+        role="",
+        node="",
+        labels={},
+    )
+
+
+def _engine(diagnosis: Diagnosis) -> Engine:
+    values = {key: value for key, value in diagnosis.values.items() if value is not None}
+    stage = None if diagnosis.stage is None else diagnosis.stage.number
+    return Engine(_member(diagnosis), values, {}, {}, stage, diagnosis.severity, ())
+
+
+def _with(diagnosis: Diagnosis, more: Sequence[Cause]) -> Diagnosis:
+    """The diagnosis with more causes; what they explain is reported under them, and nothing is
+    recommended against it."""
+    causes = ranked([*diagnosis.causes, *more])
+    heads = {cause.id for cause in causes}
+    readable = diagnosis.health != "unknown"
+    severity = worst_of(causes, diagnosis.stage, diagnosis.findings)
+    return replace(
+        diagnosis,
+        causes=causes,
+        health=health(severity, readable=readable),
+        recommendations=[each for each in diagnosis.recommendations if each.cause in heads],
+    )
