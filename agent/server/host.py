@@ -3,7 +3,7 @@ steal. I/O edge."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,8 +26,9 @@ class HostReader:
 
     def read(self) -> dict[str, float]:
         """The signals of the host; what cannot be read is left out."""
-        signals = host_memory(self.pid, cgroups=self._cgroups, proc=self._proc)
-        pressure = self._pressure()
+        groups = control_groups(self.pid, cgroups=self._cgroups, proc=self._proc)
+        signals = host_memory(groups)
+        pressure = self._pressure(groups)
         if pressure is not None:
             signals["host_cpu_pressure_ratio"] = pressure
         before, self._cpu = self._cpu, self._cpu_times()
@@ -36,11 +37,10 @@ class HostReader:
             signals["host_cpu_steal_ratio"] = max(0.0, stolen / total)
         return signals
 
-    def _pressure(self) -> float | None:
+    def _pressure(self, groups: Sequence[Path]) -> float | None:
         """Share of the last minute in which a task waited for a CPU: of the process's control
         group, else of the node."""
-        group = next(_groups(self.pid, self._cgroups, self._proc), None)
-        files = [] if group is None else [group / "cpu.pressure"]
+        files = [group / "cpu.pressure" for group in groups[:1]]
         for file in (*files, self._proc / "pressure/cpu"):
             for line in _text(file).splitlines():
                 kind, *pairs = line.split()
@@ -59,12 +59,12 @@ class HostReader:
         return times[-1], sum(times)
 
 
-def host_memory(pid: int, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> dict[str, float]:
-    """Memory in use and its limit, of the process's control group or of the one above it that has
-    the least left; empty where none has a limit."""
+def host_memory(groups: Iterable[Path]) -> dict[str, float]:
+    """Memory in use and its limit, of the one of these control groups that has the least left;
+    empty where none has a limit."""
     limited = [
-        (limit, max(0.0, used - _numbers(group / "memory.stat").get("inactive_file", 0.0)))
-        for group in _groups(pid, cgroups, proc)
+        (limit, max(0.0, used - numbers_in(group / "memory.stat").get("inactive_file", 0.0)))
+        for group in groups
         if (limit := _number(group / "memory.max")) is not None
         and (used := _number(group / "memory.current")) is not None
     ]
@@ -74,16 +74,15 @@ def host_memory(pid: int, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> dict
     return {"host_memory_used_bytes": used, "host_memory_limit_bytes": limit}
 
 
-def _groups(pid: int, cgroups: Path, proc: Path) -> Iterator[Path]:
-    """The folders of a process's control group and of those above it, version 2."""
+def control_groups(pid: int, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> list[Path]:
+    """The folders of a process's control group and of those above it, version 2; empty in version
+    1 and where the process is gone."""
     lines = _text(proc / str(pid) / "cgroup").splitlines()
     path = next((line[3:] for line in lines if line.startswith("0::/")), "")
     if not path or ".." in path:
-        return
+        return []
     group = cgroups / path.lstrip("/")
-    while group.is_relative_to(cgroups):
-        yield group
-        group = group.parent
+    return [folder for folder in (group, *group.parents) if folder.is_relative_to(cgroups)]
 
 
 def _number(file: Path) -> float | None:
@@ -92,7 +91,7 @@ def _number(file: Path) -> float | None:
     return float(text) if text.isdecimal() else None
 
 
-def _numbers(file: Path) -> dict[str, float]:
+def numbers_in(file: Path) -> dict[str, float]:
     """The numbers of a file with a name and a number in each line."""
     rows = (line.split() for line in _text(file).splitlines())
     return {row[0]: float(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}

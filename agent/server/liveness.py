@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kneewatch.agent.server.host import control_groups, numbers_in
 from kneewatch.agent.server.probe import is_healthy
 from kneewatch.agent.server.process import is_local, running_server
 from kneewatch.collector.errors import CollectError
@@ -20,7 +21,6 @@ ANSWERED = ("http_status", "timeout", "auth", "too_large", "truncated", "not_fou
 """Failures of a scrape after which the server may still be healthy."""
 
 SYSTEMCTL_S = 2.0
-CGROUPS = Path("/sys/fs/cgroup")
 _UNIT = re.compile(r"[A-Za-z0-9@_:.\\-]{1,200}\.service")
 
 
@@ -106,22 +106,13 @@ def _runs(seen: SeenProcess) -> bool:
 def _events_file(pid: int) -> Path | None:
     """memory.events of the process's control group, version 2; None in version 1 and where the
     group is the root, which has none."""
-    try:
-        groups = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    path = next((line[3:] for line in groups if line.startswith("0::/")), "")
-    file = CGROUPS / path.lstrip("/") / "memory.events"
-    return file if ".." not in path and file.is_file() else None
+    files = (group / "memory.events" for group in control_groups(pid)[:1])
+    return next((file for file in files if file.is_file()), None)
 
 
 def _oom_kills(file: Path) -> int | None:
-    try:
-        lines = file.read_text().splitlines()
-        counts: Mapping[str, str] = dict(line.split(maxsplit=1) for line in lines)
-        return int(counts["oom_kill"])
-    except (OSError, ValueError, KeyError):
-        return None
+    kills = numbers_in(file).get("oom_kill")
+    return None if kills is None else int(kills)
 
 
 def _killed(seen: SeenProcess) -> int | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.server.host import HostReader, host_memory
+from kneewatch.agent.server.host import HostReader, control_groups, host_memory
 
 USED, LIMIT = "host_memory_used_bytes", "host_memory_limit_bytes"
 POD, CONTAINER = "kubepods/pod1", "kubepods/pod1/vllm"
@@ -22,6 +22,11 @@ def node(root: Path, groups: dict[str, tuple[str, str]], path: str = f"/{CONTAIN
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text(f"{used}\n")
         (folder / "memory.stat").write_text("anon 600\ninactive_file 100\n")
+
+
+def groups_of_7(root: Path) -> list[Path]:
+    """The control groups of process 7."""
+    return control_groups(7, cgroups=root / "cgroup", proc=root / "proc")
 
 
 @pytest.mark.parametrize(
@@ -48,12 +53,12 @@ def test_memory_is_that_of_the_group_with_the_least_left(
     groups: dict[str, tuple[str, str]], expected: dict[str, float], tmp_path: Path
 ) -> None:
     node(tmp_path, groups)
-    assert host_memory(7, cgroups=tmp_path / "cgroup", proc=tmp_path / "proc") == expected
+    assert host_memory(groups_of_7(tmp_path)) == expected
 
 
 def test_a_group_outside_its_namespace_is_not_read(tmp_path: Path) -> None:
     node(tmp_path, {"": ("1000", "700")}, path="/../../vllm")
-    assert host_memory(7, cgroups=tmp_path / "cgroup", proc=tmp_path / "proc") == {}
+    assert host_memory(groups_of_7(tmp_path)) == {}
 
 
 PRESSURE, STEAL = "host_cpu_pressure_ratio", "host_cpu_steal_ratio"
