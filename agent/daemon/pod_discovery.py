@@ -59,8 +59,8 @@ class PodTargets:
 
     def servers(self) -> tuple[Server, ...]:
         """The pods that serve, by namespace. Thread-safe."""
-        found = dict(self._servers)
-        return tuple(server for name in self._namespaces for server in found.get(name, ()))
+        by_namespace = dict(self._servers)
+        return tuple(server for name in self._namespaces for server in by_namespace.get(name, ()))
 
     def _read(self, namespace: str) -> None:
         try:

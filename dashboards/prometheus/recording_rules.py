@@ -85,12 +85,7 @@ BASELINED = tuple(
 
 COMPARED = tuple(
     dict.fromkeys(
-        (
-            *(of for _, of in DRIFTS),
-            "kv_transfer_mean_s",
-            "finished_length_ratio",
-            *BASELINED,
-        )
+        (*(of for _, of in DRIFTS), "kv_transfer_mean_s", "finished_length_ratio", *BASELINED)
     )
 )
 """Signals that a rule holds against what they were."""

@@ -53,6 +53,11 @@ class Router:
     lever: str = ""
 
 
+PICKER_LEVER = (
+    "Compare the picker's saturation limits (queue depth, KV usage) with what the engines show, "
+    "and restart the picker if its data does not follow them."
+)
+
 ROUTERS = (
     Router(
         "llm-d endpoint picker",
@@ -62,8 +67,7 @@ ROUTERS = (
         errors="llm_d_epp_datalayer_poll_errors_total",
         picks='llm_d_epp_scheduler_attempts_total{status="success"}',
         endpoint="endpoint_name",
-        lever="Compare the picker's saturation limits (queue depth, KV usage) with what the "
-        "engines show, and restart the picker if its data does not follow them.",
+        lever=PICKER_LEVER,
     ),
     Router(
         "Gateway API inference extension",
@@ -72,8 +76,7 @@ ROUTERS = (
         queue="inference_extension_flow_control_queue_size",
         picks='inference_extension_scheduler_attempts_total{status="success"}',
         endpoint="pod_name",
-        lever="Compare the picker's saturation limits (queue depth, KV usage) with what the "
-        "engines show, and restart the picker if its data does not follow them.",
+        lever=PICKER_LEVER,
     ),
     Router(
         "vLLM production-stack router",

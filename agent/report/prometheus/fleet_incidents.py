@@ -103,18 +103,18 @@ def slow_spans(
 ) -> list[SlowSpan]:
     """The spans in which single engines of a tier are slow at the same load, as `bad_node` has it.
     `itl_s` is the mean ITL, `begun` the number of requests in each step."""
-    known = [engine for engine in engines if engine.key in itl_s]
-    if len(known) < PEERS_MIN:
+    measured = [engine for engine in engines if engine.key in itl_s]
+    if len(measured) < PEERS_MIN:
         return []
     nothing = np.full(at.count, np.nan)
-    means_s = np.array([itl_s[engine.key] for engine in known])
-    arrivals = np.array([begun.get(engine.key, nothing) for engine in known])
+    means_s = np.array([itl_s[engine.key] for engine in measured])
+    arrivals = np.array([begun.get(engine.key, nothing) for engine in measured])
     compared = (~np.isnan(means_s)).sum(axis=0) >= PEERS_MIN
     busier = arrivals > SAME_ARRIVALS * _middle(arrivals)
     slow = compared & (means_s >= SLOWER * _middle(means_s)) & ~busier
     return [
         SlowSpan(engine, from_s, to_s, bool(run[-1] == at.count - 1))
-        for engine, holds in zip(known, slow, strict=True)
+        for engine, holds in zip(measured, slow, strict=True)
         for run in runs(holds, bridged=BRIDGED_STEPS)
         for from_s in (float(at.begins_s[run[0]]),)
         for to_s in (float(at.begins_s[run[-1]]) + at.step_s,)
@@ -124,8 +124,8 @@ def slow_spans(
 
 def _middle(rows: Floats) -> Floats:
     """The median of each step, NaN where no row has a value."""
-    known = ~np.isnan(rows).all(axis=0)
-    return np.where(known, np.nanmedian(np.where(known, rows, 0.0), axis=0), np.nan)
+    has_value = ~np.isnan(rows).all(axis=0)
+    return np.where(has_value, np.nanmedian(np.where(has_value, rows, 0.0), axis=0), np.nan)
 
 
 class FleetIncidents:
@@ -228,9 +228,9 @@ class FleetIncidents:
         }
 
         def observed(episode: Episode, detailed: bool, /) -> EpisodeObserved:
-            known = others(episode, detailed)
-            document = documents.get(episode.cause, known.document)
-            return replace(known, document=document)
+            by_others = others(episode, detailed)
+            document = documents.get(episode.cause, by_others.document)
+            return replace(by_others, document=document)
 
         return observed
 
