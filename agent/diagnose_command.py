@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
+from pathlib import Path
 
 from kneewatch.agent.console import say
 from kneewatch.agent.printing import print_diagnoses, progress
@@ -84,7 +85,7 @@ def _check_is_no_log(path: str) -> None:
     Raises:
         SettingsError: it is; the message has the option for it.
     """
-    if path.endswith((".jsonl", ".gz")):
+    if path.endswith((".jsonl", ".gz")) or not Path(path).is_file():
         return
     follower = LogFollower(path)
     follower.read(LOOKED_AT_BYTES)

@@ -36,15 +36,16 @@ EXPECTED = 'expected a capture: JSON lines (gzip or plain), each {"t": seconds, 
 
 
 def is_capture(target: str) -> bool:
-    """Whether the target is a capture file, not a server: the file exists, or the name ends like
-    one."""
+    """Whether the target is meant as a capture file, not a server: the name ends like one, the file
+    exists, or it is the path of a directory, which reading refuses by name."""
     if "://" in target:
         return False
     if target.endswith((".jsonl", ".jsonl.gz")):
         return True
     try:
         path = Path(target)
-        return path.exists() and not path.is_dir()
+        # A bare name is a host's, whatever directories happen to lie here.
+        return path.exists() and ("/" in target or not path.is_dir())
     except (OSError, ValueError):  # longer than a path can be
         return False
 

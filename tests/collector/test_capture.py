@@ -192,7 +192,13 @@ def test_is_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("recording").touch()
     Path("folder").mkdir()
-    for target in ("a.jsonl", "some/where.jsonl.gz", "recording", str(tmp_path / "recording")):
+    for target in (
+        "a.jsonl",
+        "some/where.jsonl.gz",
+        "recording",
+        str(tmp_path / "recording"),
+        "./folder",
+    ):
         assert is_capture(target), target
     for target in (
         "host:8000",
