@@ -112,7 +112,7 @@ EXITS: tuple[tuple[tuple[object, ...], int, str], ...] = (
     (("replay", "empty.jsonl.gz"), 2, "it is empty"),
     (("replay", "other.txt"), 2, "nothing in it can be used"),
     (("replay", "."), 2, "is a directory"),
-    (("diagnose", "tests/fixtures/captures"), 2, "tests/fixtures/captures: is a directory"),
+    (("diagnose", "./"), 2, "is a directory"),
     (("replay", HEALTHY, "--from", "yesterday"), 2, "'yesterday' is neither unix seconds"),
     (("replay", HEALTHY, "--to", "nan"), 2, "'nan' is not a time"),
     (("replay", HEALTHY, "--from", "9", "--to", "5"), 2, "--from 9 is later than --to 5"),
