@@ -23,6 +23,7 @@ from kneewatch.agent.stream import capture_name
 from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import METRICS_PATH, shown_url
+from kneewatch.diagnose.deployment.server_facts import SourceReading
 
 LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_NAME_CHARS = 200
@@ -35,7 +36,7 @@ class TargetSpec:
     `address` is a server's URL, or the path of a capture that is played as if it were live.
     `labels` are the user's (tier, pod, node, namespace ...), `settings` the effective settings with
     the target's own, `gpu_metrics` its DCGM exporter page if set, `origin` the place of its
-    configuration.
+    configuration, `pod` the facts of its pod's spec if the Kubernetes API listed it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class TargetSpec:
     settings: Settings
     gpu_metrics: str | None
     origin: str
+    pod: SourceReading | None = None
 
     @property
     def played(self) -> bool:

@@ -379,7 +379,7 @@ class TargetWatch:
             self._pages.close()
             self._pages = open_pages(spec)
         same_watch = all(spec.settings[key] == self.spec.settings[key] for key in WATCH_SETTINGS)
-        if not same_fetch or not same_watch:
+        if not same_fetch or not same_watch or spec.pod != self.spec.pod:
             self._stream.server = _server_watch(spec)
         if _canary_settings(spec) != _canary_settings(self.spec):
             self._canary = _canary(spec)
@@ -448,7 +448,7 @@ def _canary(spec: TargetSpec) -> Canary | None:
 
 
 def _server_watch(spec: TargetSpec) -> ServerWatch | None:
-    return None if spec.played else server_watch(spec.address, spec.settings)
+    return None if spec.played else server_watch(spec.address, spec.settings, spec.pod)
 
 
 def engine_cycles(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kneewatch.agent.kubernetes import Cluster, Pod, Pods, own_namespace
+from kneewatch.agent.server.pod import pod_reading
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.targets import TargetSpec, spec
 from kneewatch.collector.errors import CollectError
+from kneewatch.diagnose.deployment.server_facts import SourceReading
 
 log = logging.getLogger(__name__)
 
@@ -20,11 +22,13 @@ FORBIDDEN = "; a Role must allow its service account `list` on `pods` there"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A pod that serves: its name, its labels as a target, the URL of its port."""
+    """A pod that serves: its name, its labels as a target, the URL of its port, and the facts of
+    its spec, undated: a pod is the same server while they are equal."""
 
     name: str
     labels: Mapping[str, str]
     url: str
+    reading: SourceReading
 
 
 class PodTargets:
@@ -95,7 +99,7 @@ class PodTargets:
             labels = {"namespace": namespace, "pod": str(pod["metadata"]["name"])}
             if node := pod["spec"].get("nodeName"):
                 labels["node"] = str(node)
-            yield Server(name, labels, f"http://{host}:{port}")
+            yield Server(name, labels, f"http://{host}:{port}", pod_reading(pod, port, 0.0))
 
 
 def pod_specs(servers: Iterable[Server], settings: Settings) -> list[TargetSpec]:
@@ -106,12 +110,15 @@ def pod_specs(servers: Iterable[Server], settings: Settings) -> list[TargetSpec]
         SettingsError: an address is no URL.
     """
     return [
-        spec(
-            server.url,
-            settings,
-            f"kubernetes {server.name}",
-            name=server.name,
-            labels=server.labels,
+        replace(
+            spec(
+                server.url,
+                settings,
+                f"kubernetes {server.name}",
+                name=server.name,
+                labels=server.labels,
+            ),
+            pod=server.reading,
         )
         for server in servers
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kneewatch.agent.server.host import HostReader
@@ -44,15 +45,21 @@ OLD = "the server restarted and its log has no newer start: not used"
 ReadServer = Callable[[str, FetchSettings, float], Sequence[SourceReading]]
 
 
-def server_watch(address: str, settings: Settings) -> ServerWatch | None:
-    """The watch of a live server; None where the settings let it read nothing."""
+def server_watch(
+    address: str, settings: Settings, pod: SourceReading | None = None
+) -> ServerWatch | None:
+    """The watch of a live server; None where the settings let it read nothing. `pod` are the facts
+    of its pod's spec, where they were read already."""
     if not settings[PROBE]:
         return page_watch(address, settings) if settings[SERVER_LOG] else None
     # Lazy: most commands read no server.
     from kneewatch.agent.server.liveness import Liveness
 
     fetch = settings.fetch()
-    return ServerWatch(address, fetch, log=_log(settings), liveness=Liveness(address, fetch))
+    read = partial(read_server, pod=pod)
+    return ServerWatch(
+        address, fetch, read=read, log=_log(settings), liveness=Liveness(address, fetch)
+    )
 
 
 def page_watch(address: str, settings: Settings) -> ServerWatch:
@@ -65,8 +72,11 @@ def _log(settings: Settings) -> LogFollower | None:
     return None if path is None else LogFollower(path)
 
 
-def read_server(address: str, fetch: FetchSettings, now_s: float) -> Sequence[SourceReading]:
-    """What the server says about itself, and what its process on this node shows."""
+def read_server(
+    address: str, fetch: FetchSettings, now_s: float, *, pod: SourceReading | None = None
+) -> Sequence[SourceReading]:
+    """What the server says about itself, what its process on this node shows, and what its pod's
+    spec says: the one passed, else that of kneewatch's own pod."""
     # Lazy: most commands read no server.
     from kneewatch.agent.server.gpus import read_gpus
     from kneewatch.agent.server.model_file import read_model
@@ -76,10 +86,13 @@ def read_server(address: str, fetch: FetchSettings, now_s: float) -> Sequence[So
 
     readings = [ask_server(address, fetch, now_s)]
     shown, server = read_process(address, now_s)
+    if pod is not None:
+        pod = replace(pod, read_s=now_s)
     if server is not None:
         gpus = read_gpus(server.pid, now_s)
-        return [*readings, shown, own_pod(address, now_s), read_model(server, now_s), gpus]
-    pod = read_pod(address, now_s)
+        pod = pod or own_pod(address, now_s)
+        return [*readings, shown, pod, read_model(server, now_s), gpus]
+    pod = pod or read_pod(address, now_s)
     # Where the pod has the command line, it does not matter why its process could not be read.
     return [*readings, pod] if pod.launch is not None else [*readings, shown, pod]
 

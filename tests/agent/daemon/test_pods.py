@@ -17,13 +17,18 @@ import trustme
 
 from kneewatch.agent.daemon import discovery
 from kneewatch.agent.daemon.discovery import Discovery
-from kneewatch.agent.daemon.pod_discovery import PodTargets, is_serving, port_number
+from kneewatch.agent.daemon.pod_discovery import PodTargets, is_serving, pod_specs, port_number
 from kneewatch.agent.kubernetes import Cluster
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError, SettingsError
-from tests.agent.daemon.factories import settings
+from tests.agent.daemon.factories import Kept, settings, watch
+from tests.agent.running import bodies
+from tests.agent.server.vllm_server import vllm_server
+from tests.collector.servers import Start
 
 BEGAN, LATER = "2026-03-01T10:00:00Z", "2026-03-01T10:06:40Z"
+V026, V032 = "vllm/vllm-openai:v0.26.0", "vllm/vllm-openai:v0.32.0"
 CHAT: dict[str, Any] = {"kubernetes__pods": "app=vllm", "kubernetes__namespaces": ("chat",)}
 
 
@@ -36,8 +41,9 @@ def pod(
     phase: str = "Running",
     ip: str | None = "10.0.0.7",
     ending: bool = False,
+    **container: object,
 ) -> dict[str, Any]:
-    """A pod as the API answers it."""
+    """A pod as the API answers it; `container` are keys of the one that serves."""
     answer = "True" if ready else "False"
     conditions = [
         {"type": "Initialized", "status": "True", "lastTransitionTime": BEGAN},
@@ -53,7 +59,11 @@ def pod(
             "nodeName": "gpu-7",
             "containers": [
                 {"name": "istio-proxy"},
-                {"name": "vllm", "ports": [{"name": "http", "containerPort": 8080}]},
+                {
+                    "name": "vllm",
+                    "ports": [{"name": "http", "containerPort": 8080}],
+                    **container,
+                },
             ],
         },
         "status": {
@@ -207,6 +217,19 @@ def test_a_taken_name_leaves_the_pods_as_they_were(
     assert "two targets are called 'chat/llama-1'" in caplog.text
 
 
+def test_a_new_spec_of_a_pod_is_taken_over_and_its_new_status_is_not_a_change(api: Api) -> None:
+    targets = Discovery([], settings(**CHAT))
+    assert names(targets) == ["chat/llama-0"]
+    for image, restarts, changed in ((V026, 0, True), (V026, 1, False), (V032, 1, True)):
+        api.by_namespace = {"chat": [pod(image=image, args=["m"], restarts=restarts)]}
+        assert targets.pods is not None
+        targets.pods.cycle()
+        assert targets.poll() is changed
+    (spec,) = targets.specs()
+    assert spec.pod is not None
+    assert spec.pod.values["vllm_version"] == "0.32.0"
+
+
 # --- The official client, against a server --------------------------------------------------------
 
 
@@ -248,6 +271,11 @@ class ApiServer:
 
 
 @pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+@pytest.fixture
 def api_server(tmp_path: Path) -> Iterator[ApiServer]:
     fake = ApiServer(tmp_path)
     thread = threading.Thread(target=fake.server.serve_forever, args=(0.01,))
@@ -268,6 +296,42 @@ def test_the_api_is_asked_for_the_pods_of_one_node(api_server: ApiServer) -> Non
         "resourceVersion": ["0"],
     }
     assert authorization == "bearer secret"
+
+
+def test_the_listed_specs_are_facts_of_the_targets(
+    api_server: ApiServer, serving: Start, kept: Kept
+) -> None:
+    vllm = serving(vllm_server(bodies("healthy_light", 10, 30), {}))
+    port = str(vllm.port)
+    arguments = ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--max-num-seqs", "64"]
+    values: dict[str, Any] = {**CHAT, "kubernetes__port": port, "server__probe": True}
+
+    def listed(image: str) -> TargetSpec:
+        answer = pod(ip="127.0.0.1", image=image, args=[*arguments, "--port", port])
+        api_server.answers = [(200, json.dumps({"items": [answer]}).encode())]
+        targets.cycle()
+        (spec,) = pod_specs(targets.servers(), settings(**values))
+        return spec
+
+    def facts() -> dict[str, tuple[object, str]]:
+        for _ in range(2):  # a cycle reads the facts after its diagnosis
+            made.cycle()
+        (diagnosis,) = kept.states[-1].diagnoses
+        assert diagnosis.server is not None
+        assert all(fact.read_s > 0 for fact in diagnosis.server.facts)
+        return {fact.name: (fact.value, fact.source) for fact in diagnosis.server.facts}
+
+    targets = PodTargets(settings(**values), lambda: api_server.cluster)
+    made = watch(listed(V026), kept)
+    first = facts()
+    assert first["pod"] == ("chat/llama-0", "pod")
+    assert first["model"] == (arguments[1], "pod")
+    assert first["max_num_seqs"] == (64, "pod")
+    assert first["vllm_version"] == ("0.26.0", "pod")
+    made.adopt(listed(V032))
+    assert facts()["vllm_version"] == ("0.32.0", "pod")
+    made.retire()
+    assert not [path for path, _ in api_server.requests if "/pods/" in path], "no pod is asked for"
 
 
 def test_without_a_node_all_pods_are_asked_for(api_server: ApiServer) -> None:
