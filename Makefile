@@ -32,9 +32,9 @@ run: $(BIN)/kneewatch  ## watch TARGET=http://host:8000, or play the shipped rec
 quick: $(VENV)/.dev  ## pass the tests that need no server, browser or other program (a minute)
 	$(BIN)/python -m pytest -q --no-header -n 2 --dist worksteal -m "quick and not live"
 
-test: $(VENV)/.dev  ## set up and pass all tests, on all cores
+test: $(VENV)/.dev  ## set up and pass all tests, on all cores; the few that fail once more, alone
 	sh tests/programs.sh
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m tests.again -n auto --dist worksteal
 
 test-wheel: $(VENV)/.dev  ## build the wheel and try it in a clean environment
 	sh tests/wheel.sh $(BIN)/python
