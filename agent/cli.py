@@ -224,12 +224,13 @@ def replay(
 @cli.command(short_help="Record a server's metrics pages to a file.")
 @click.argument("url")
 @click.argument("file", type=click.Path(path_type=Path))
-@setting_options("interval_s", *FETCH)
+@setting_options("interval_s", "server.probe", *FETCH)
 @click.option("--for", "for_s", type=SPAN, help="stop after this time; unset: on Ctrl-C")
 def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # noqa: ANN401
     """Record URL's metrics pages to FILE, a capture that every command reads.
 
-    Each page is written at once, so a kill loses none. An existing FILE is appended to.
+    Each page is written at once, so a kill loses none. An existing FILE is appended to. On the
+    server's node each page is written with the memory, CPU pressure and steal of its host.
     """
     from kneewatch.agent import stream
 

@@ -41,6 +41,7 @@ class _Packed(NamedTuple):
     layout: Layout | None
     values: list[float]
     timestamps_s: Mapping[int, float]
+    host: Mapping[str, float]
 
 
 class _Failed(NamedTuple):
@@ -148,7 +149,7 @@ def _packed(read: PageRead, last: dict[int, Layout]) -> _Packed | _Failed:
         return _Failed(at, t_s, str(page), page.kind, page.hint)
     layout = page.layout if last.get(at) is not page.layout else None
     last[at] = page.layout
-    return _Packed(at, t_s, layout, page.values, page.timestamps_s)
+    return _Packed(at, t_s, layout, page.values, page.timestamps_s, page.host)
 
 
 def _unpacked(packed: _Packed | _Failed, layouts: dict[int, Layout]) -> PageRead:
@@ -157,7 +158,7 @@ def _unpacked(packed: _Packed | _Failed, layouts: dict[int, Layout]) -> PageRead
         return at, t_s, CollectError(packed.message, kind=packed.kind, hint=packed.hint)
     if packed.layout is not None:
         layouts[at] = packed.layout
-    return at, t_s, Page(layouts[at], packed.values, packed.timestamps_s)
+    return at, t_s, Page(layouts[at], packed.values, packed.timestamps_s, host=packed.host)
 
 
 # --- The commands ---------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from kneewatch.agent.console import NO_DATA, OK, say
+from kneewatch.agent.server.host import HostReader
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
@@ -76,7 +78,8 @@ class PageReader:
         """The page of a recorded scrape, or the error."""
         if entry.body is None:
             return CollectError(entry.error or "the scrape failed", kind="recorded")
-        return self.page(entry.t_s, entry.body, entry.content_type, entry.status)
+        page = self.page(entry.t_s, entry.body, entry.content_type, entry.status)
+        return replace(page, host=entry.host) if entry.host and isinstance(page, Page) else page
 
     def page(
         self, t_s: float, body: str | bytes, content_type: str, status: int | None
@@ -132,6 +135,8 @@ class TargetStream:
             state = watched.state(t_s, page, self.monitor) if watched is not None else NO_STATE
             return self.monitor.failed(t_s, page, state)
         gpus = self.gpus.reading(t_s) if self.gpus else NO_GPUS
+        if page.host:
+            self.monitor.set_host(page.host)
         with self.computing():
             diagnoses = self.monitor.page(t_s, page, gpus, fetch_s=self._fetch_s)
         if self.server is not None:
@@ -234,12 +239,14 @@ def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> 
     pages = failures = 0
     failing = False
     fetcher = Fetcher(metrics_url(url), settings.fetch())
+    host = _RecordedHost(url) if settings["server.probe"] else None
     try:
         with closing(fetcher), CaptureWriter(file) as out:
             until = "Ctrl-C ends it" if for_s is None else f"for {for_s:g} s"
             say(f"{shown_url(url)} every {settings['interval_s']:g} s to {file}; {until}")
             for _ in ticks(settings["interval_s"], for_s):
                 entry, hint = _scrape_entry(fetcher)
+                entry = entry if host is None else host.added(entry)
                 with sigint_blocked():
                     out.write(entry)
                     pages, failures = pages + (not entry.error), failures + bool(entry.error)
@@ -254,6 +261,30 @@ def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> 
         pass
     say(f"{file}: {pages} pages, {failures} failed scrapes")
     return OK if pages else NO_DATA
+
+
+class _RecordedHost:
+    """The signals of the host of a server on this node. The server's process is looked for at the
+    first page, and at the first one after a failed scrape: it may be another process."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._reader: HostReader | None = None
+        self._is_due = True
+
+    def added(self, entry: Entry) -> Entry:
+        """The entry with the signals; as it is for a failed scrape and a server elsewhere."""
+        if entry.error:
+            self._is_due = True
+            return entry
+        if self._is_due:
+            # Lazy: most commands read no process.
+            from kneewatch.agent.server.process import read_process
+
+            _, server = read_process(self._url, entry.t_s)
+            self._reader = None if server is None else HostReader(server.pid)
+            self._is_due = False
+        return entry if self._reader is None else replace(entry, host=self._reader.read())
 
 
 def _scrape_entry(fetcher: Fetcher) -> tuple[Entry, str]:

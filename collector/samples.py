@@ -49,12 +49,16 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Page:
-    """One parsed page. Shape: `values` is (samples,), aligned with `layout.series`."""
+    """One parsed page. Shape: `values` is (samples,), aligned with `layout.series`.
+
+    `host` are the signals of the server's host that were recorded with the page.
+    """
 
     layout: Layout
     values: list[float]
     timestamps_s: Mapping[int, float] = field(default_factory=dict[int, float])
     exemplars: Mapping[int, Exemplar] = field(default_factory=dict[int, Exemplar])
+    host: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def samples(self) -> Iterator[tuple[Series, float]]:
         """Yields every series with its value in page order, without repeated ones."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import orjson
@@ -191,17 +191,21 @@ def text_of(chunks: Iterable[bytes]) -> Iterator[bytes | Damage]:
 
 
 LINE_MAX_BYTES = 64 * 1024 * 1024
+HOST_SIGNAL = "host_"
+"""What the name of a signal of the server's host begins with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One scrape: the page, or why it failed. `t_s` is unix time."""
+    """One scrape: the page, or why it failed. `t_s` is unix time; `host` are the signals of the
+    server's host at that time, by their keys, where the recorder ran on it."""
 
     t_s: float
     body: str | None
     error: str = ""
     status: int | None = None
     content_type: str = ""
+    host: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def entry_of(line: bytes) -> Entry | str:
@@ -227,7 +231,24 @@ def entry_of(line: bytes) -> Entry | str:
     content_type = get("content_type")
     if not isinstance(content_type, str | None):
         return '"content_type" is no text'
-    return Entry(float(t), body, error or "", status, content_type or "")
+    host = _host(get("host"))
+    if host is None:
+        return '"host" is no table of numbers'
+    return Entry(float(t), body, error or "", status, content_type or "", host)
+
+
+def _host(table: object) -> dict[str, float] | None:
+    """The signals of the host, others left out; None if it is no table of finite numbers."""
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        return None
+    numbers: dict[str, float] = {}
+    for key, value in cast("dict[str, object]", table).items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        numbers[key] = float(value)
+    return {key: value for key, value in numbers.items() if key.startswith(HOST_SIGNAL)}
 
 
 def line_of(entry: Entry) -> bytes:
@@ -247,6 +268,8 @@ def line_of(entry: Entry) -> bytes:
         record["error"] = _text(entry.error)
     if entry.content_type:
         record["content_type"] = _text(entry.content_type)
+    if entry.host:
+        record["host"] = dict(entry.host)
     if entry.body is not None:
         record["body"] = _text(entry.body)
     line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)

@@ -41,7 +41,8 @@ def told(read: PageRead) -> object:
     if isinstance(page, CollectError):
         return at, t_s, str(page), page.kind, page.hint
     layout = page.layout
-    return at, t_s, page.values, page.timestamps_s, layout.series, layout.types, layout.repeated
+    seen = page.values, page.timestamps_s, page.host
+    return at, t_s, *seen, layout.series, layout.types, layout.repeated
 
 
 def pages(paths: list[str]) -> Iterator[PageRead]:
@@ -54,7 +55,9 @@ def odd(path: Path) -> str:
     """A capture with scrapes that failed, text that is no page, stamps, damage."""
     with CaptureWriter(path) as out:
         for number in range(2 * BATCH_ENTRIES):
-            out.write(Entry(100.0 + number, f"vllm:num_requests_running {number}\n", status=200))
+            page = f"vllm:num_requests_running {number}\n"
+            host = {"host_cpu_steal_ratio": number / 100}
+            out.write(Entry(100.0 + number, page, status=200, host=host))
         out.write(Entry(200.0, None, "connection refused"))
         out.write(Entry(201.0, "<html>", status=200))
         out.write(Entry(202.0, "busy", status=503))

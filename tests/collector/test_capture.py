@@ -28,6 +28,9 @@ ENTRIES = st.builds(
     error=TEXT,
     status=st.none() | st.integers(100, 599),
     content_type=TEXT,
+    host=st.dictionaries(
+        TEXT.map(lambda text: f"host_{text}"), st.floats(allow_nan=False, allow_infinity=False)
+    ),
 ) | st.builds(Entry, t_s=st.just(1.5), body=st.none(), error=TEXT.filter(bool))
 
 

@@ -172,6 +172,9 @@ def test_place_that_cannot_be_written(tmp_path: Path) -> None:
         (b'{"t": 1, "body": "", "status": "200"}', '"status"'),
         (b'{"t": 1, "body": "", "status": true}', '"status"'),
         (b'{"t": 1, "body": "", "content_type": 7}', '"content_type"'),
+        (b'{"t": 1, "body": "", "host": [1]}', '"host"'),
+        (b'{"t": 1, "body": "", "host": {"host_cpu_steal_ratio": "1"}}', '"host"'),
+        (b'{"t": 1, "body": "", "host": {"host_cpu_steal_ratio": true}}', '"host"'),
     ],
 )
 def test_damaged_line_is_counted_and_described(tmp_path: Path, bad: bytes, why: str) -> None:
@@ -182,6 +185,12 @@ def test_damaged_line_is_counted_and_described(tmp_path: Path, bad: bytes, why: 
     assert reader.damaged == 2
     assert reader.first_damage.startswith("line 4: ")
     assert why in reader.first_damage
+
+
+def test_only_signals_of_the_host_are_read_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"t": 1, "body": "", "host": {"host_cpu_steal_ratio": 0, "running": 9}}\n')
+    assert [dict(entry.host) for entry in CaptureReader(path)] == [{"host_cpu_steal_ratio": 0.0}]
 
 
 def test_line_without_an_end_is_read_if_it_is_whole(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from kneewatch.agent.server.files import FileError, read_yaml
 from kneewatch.agent.server.process import place, read_process
+from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from tests.agent.running import Main, bodies
 from tests.agent.server.conftest import LISTEN, Listen
@@ -195,6 +196,26 @@ def test_a_file_that_the_servers_user_may_not_read_is_not_read_for_it(
 )
 def test_where_a_process_runs(cgroup: str, expected: dict[str, str]) -> None:
     assert place(cgroup) == expected
+
+
+def test_the_host_of_a_local_server_is_recorded_and_replayed(
+    listening: Listen, main: Main, tmp_path: Path
+) -> None:
+    (tmp_path / "page.txt").write_bytes(bodies("healthy_light", 10, 11)[0])
+    _, port = listening("vllm", "serve", str(model_folder(tmp_path / "mine")), script=SERVE)
+    file = tmp_path / "a.jsonl"
+    watched = ("--for", "0.3s", "--interval", "0.1s")
+    assert main("record", f"127.0.0.1:{port}", file, "--server-probe", *watched).status == 0
+    first, *others = CaptureReader(file)
+    assert all(0 <= entry.host["host_cpu_steal_ratio"] <= 1 for entry in others)
+    assert "host_cpu_steal_ratio" not in first.host, "a share of time needs two readings"
+    *_, last = main("replay", file, "--format", "json").documents
+    assert last["signals"]["host_cpu_steal_ratio"] == pytest.approx(
+        others[-1].host["host_cpu_steal_ratio"], abs=1e-3
+    )
+    other = tmp_path / "b.jsonl"
+    assert main("record", f"127.0.0.1:{port}", other, *watched).status == 0
+    assert [dict(entry.host) for entry in CaptureReader(other) if entry.host] == []
 
 
 def test_a_local_server_is_known_without_a_setting(
