@@ -302,6 +302,12 @@ def facts_list(record: CauseRecord) -> list[str]:
         ("Reported under it", [cause_link(other) for other in dict.fromkeys(record.explains)]),
         ("It is reported under", [cause_link(other) for other in above]),
         ("Covers the rules", [rule_link(rule) for rule in dict.fromkeys(record.covers)]),
+        (
+            "Slow tokens on a replica with one of these are not its node's",
+            [cause_link(other.id) for other in CAUSES if other.slows_tokens]
+            if record.id == "bad_node"
+            else [],
+        ),
         ("Symptoms", [SYMPTOMS[symptom].words for symptom in record.symptoms]),
         ("Levers, best first", [f"`{lever}`" for lever in record.levers]),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kneewatch.dashboards.prometheus.rule_group import Record
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.causes.record import CauseRecord, Term
 from kneewatch.rules.conditions import Number, ToPromQL
@@ -37,7 +38,7 @@ class CauseQuery:
 
     `start` are the log-odds that the terms are added to, a number or an expression. `note` is the
     form's name, empty for a cause's only form. `for_s` is how long it must hold, where that is not
-    the cause's onset.
+    the cause's onset. `needs` are records that `when` reads and nothing else does.
     """
 
     record: CauseRecord
@@ -50,6 +51,7 @@ class CauseQuery:
     guide: tuple[str, ...]
     note: str = ""
     for_s: float | None = None
+    needs: tuple[Record, ...] = ()
     apart: bool = False
     """Whether no other cause is attributed to it in this form."""
 

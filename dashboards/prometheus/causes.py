@@ -45,22 +45,26 @@ SLOW, SHARE, BEHIND = (
 TAIL = recorded("itl_p99_s")
 
 
-def peer_records(plan: Plan) -> list[Record]:
-    """Recording rules: each engine over the median of its peers, and 1 for each slow engine."""
+def _peer_records(plan: Plan, queries: Sequence[CauseQuery]) -> tuple[Record, ...]:
+    """Each engine over the median of its peers, and 1 for each slow engine whose slow tokens none
+    of the causes explains."""
     slow = (
         f"({SLOW} >= {number(SLOWER)}) and ({_over(plan, recorded('itl_mean_s'))}"
         f" >= {number(SLOWER)}) unless ({SHARE} > {number(SAME_ARRIVALS)})"
     )
+    if own := [query for query in queries if query.record.slows_tokens and not query.apart]:
+        slow += f" unless on ({plan.engine}) {_sure(own)}"
     behind = f"({slow}) or ({_clock_low(plan)})" if plan.gpu_join else slow
-    return [
+    return (
         Record(SLOW, _over(plan, recorded("itl_p50_s"))),
         Record(SHARE, _over(plan, recorded("arrival_per_s"))),
         Record(BEHIND, f"({behind}) * 0 + 1"),
-    ]
+    )
 
 
-def bad_node(plan: Plan) -> CauseQuery:
-    """The `bad_node` cause: slower tokens without more requests, or a lower GPU clock."""
+def bad_node(plan: Plan, queries: Sequence[CauseQuery]) -> CauseQuery:
+    """The `bad_node` cause: slower tokens without more requests and without another of the causes
+    that makes them slow, or a lower GPU clock."""
     pool, beside = plan.pool, _beside_peers(plan)
     peers = f"count by ({pool}) ({recorded('running')})"
     few = f"count by ({pool}) ({BEHIND}) <= clamp_min({number(FEW_RATIO)} * {peers}, 1)"
@@ -75,6 +79,7 @@ def bad_node(plan: Plan) -> CauseQuery:
         "before its peers.",
         ("9.3",),
         for_s=HOLDS_WINDOWS * plan.range_s,
+        needs=_peer_records(plan, queries),
     )
 
 
@@ -128,7 +133,7 @@ def cause_queries(plan: Plan) -> tuple[CauseQuery, ...]:
         if not (record.sidecar or form.sidecar) and (query := _query(to, record, form)) is not None
     ]
     of_gpus = gpu_queries(plan) if plan.gpu_join else ()
-    return (*of_gpus, *queries, bad_node(plan))
+    return (*of_gpus, *queries, bad_node(plan, queries))
 
 
 def left_out(plan: Plan) -> Mapping[str, str]:
@@ -182,8 +187,7 @@ def cause_groups(plan: Plan) -> tuple[Group, Group]:
     }
     records = [
         *(Record(recorded(name), flag) for name, flag in flags.items()),
-        *peer_records(plan),
-        *(_record(query) for query in queries),
+        *(record for query in queries for record in (*query.needs, _record(query))),
         *(_severity(plan, query) for query in queries),
         *(Record(met(CAUSE), _reported(plan, query, queries), {"cause": query.series})
           for query in queries),
@@ -250,14 +254,18 @@ def _reported(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> s
         sure = f"({series} >= {number(DOUBTFUL_BELOW)})"
         under = f'{recorded(CAUSE_SEVERITY)}{{cause=~"{names}"}}'
         worst = f"max by ({plan.engine}) ({worst} or ({under} and {on} {sure}))"
-    above = [cause for cause, others in EXPLAINS.items() if query.record.id in others]
-    names = "|".join(
-        other.series for other in queries if other.record.id in above and not other.apart
-    )
-    if not names:
-        return worst
-    sure = f'({recorded(CONFIDENCE)}{{cause=~"{names}"}} >= {number(DOUBTFUL_BELOW)})'
-    return f"{worst} unless {on} {sure}"
+    above = [
+        other
+        for other in queries
+        if query.record.id in EXPLAINS.get(other.record.id, ()) and not other.apart
+    ]
+    return f"{worst} unless {on} {_sure(above)}" if above else worst
+
+
+def _sure(queries: Sequence[CauseQuery]) -> str:
+    """The confidence of those of some causes that are not doubtful."""
+    names = "|".join(query.series for query in queries)
+    return f'({recorded(CONFIDENCE)}{{cause=~"{names}"}} >= {number(DOUBTFUL_BELOW)})'
 
 
 # --- Causes that the alert about a pod's GPU explains ---------------------------------------------

@@ -175,6 +175,7 @@ KV_PRESSURE = CauseRecord(
     outlasts=True,
     capacity=True,
     queues=True,
+    slows_tokens=True,
 )
 
 EXHAUSTED_IN_S = Signal(FORECAST)

@@ -331,6 +331,7 @@ SPEC_DECODE_POOR = CauseRecord(
     explains=("decode_bound", "slo_conflict"),
     covers=("SPEC-ACCEPT",),
     moves=(ITL,),
+    slows_tokens=True,
     levers=("shorter_draft", "no_speculation"),
 )
 

@@ -157,6 +157,7 @@ PREFIX_CACHE_OFF = CauseRecord(
     explains=EXPLAINED,
     covers=("ITL-STALL", "TTFT-TAIL"),
     moves=(PREFIX, TTFT, ITL),
+    slows_tokens=True,
     levers=("prefix_caching",),
 )
 
@@ -336,6 +337,7 @@ PREFIX_REUSE_LOST = CauseRecord(
     explains=EXPLAINED,
     covers=("PREFIX-HIT", "PREFIX-SAVED", "ITL-STALL", "TTFT-TAIL"),
     moves=(PREFIX, TTFT, ITL),
+    slows_tokens=True,
     levers=("prompt_order", "sticky_routing"),
 )
 
@@ -439,6 +441,7 @@ PREFIX_CHURN = CauseRecord(
     explains=EXPLAINED,
     covers=("PREFIX-HIT", "PREFIX-SAVED", "KV-RESIDENCY", "ITL-STALL", "TTFT-TAIL"),
     moves=(PREFIX, TTFT, ITL),
+    slows_tokens=True,
     levers=("kv_blocks", "kv_memory_bytes", "kv_fp8", "gpu_memory_utilization", "sticky_routing"),
     sidecar="the lifetime of a cached block follows from the KV capacity, which is a label's value "
     "in cache_config_info",

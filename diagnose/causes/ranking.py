@@ -186,8 +186,12 @@ def _under(cause: Cause, present: Mapping[str, Cause]) -> list[Cause]:
 def explained_by(cause: Cause) -> tuple[str, ...]:
     """Ids of the causes that are reported under this one; none where it is doubtful or nothing
     follows from it now."""
-    doubtful = cause.confidence < DOUBTFUL_BELOW
-    return () if cause.apart or doubtful else EXPLAINS.get(cause.id, ())
+    return EXPLAINS.get(cause.id, ()) if may_explain(cause) else ()
+
+
+def may_explain(cause: Cause) -> bool:
+    """Whether other causes may follow from it: it is not doubtful, and something follows now."""
+    return not cause.apart and cause.confidence >= DOUBTFUL_BELOW
 
 
 def with_explained(head: Cause, under: Sequence[Cause]) -> Cause:

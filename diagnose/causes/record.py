@@ -187,6 +187,9 @@ class CauseRecord:
     """Whether it says that the fleet was too small for its load, for a while."""
     queues: bool = False
     """Whether requests queue for capacity because of it."""
+    slows_tokens: bool = False
+    """Whether it makes tokens slow on a healthy node: its replica is a `bad_node` only where the
+    GPU runs at a low clock."""
     sidecar: str = ""
 
     @cached_property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kneewatch.diagnose.causes.evidence import Case, Facts
+from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
+from kneewatch.diagnose.causes.ranking import CAUSES, may_explain
 from kneewatch.diagnose.causes.record import Term, Terms, term
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle, names_of
@@ -15,6 +16,9 @@ SLOWER = 1.5
 SAME_ARRIVALS = 1.3
 PEERS_MIN = 3
 """With fewer replicas the median is not meaningful."""
+
+SLOWS_TOKENS = frozenset(record.id for record in CAUSES if record.slows_tokens)
+"""Causes of an engine's own that explain its slow tokens."""
 
 CLOCK_BELOW = 0.85
 HOTTER_C = 10.0
@@ -102,7 +106,8 @@ def _suspect(engine: Engine, tier: Tier) -> bool:
 
 
 def is_slow(engine: Engine, tier: Tier) -> bool:
-    """Whether ITL is far above that of its peers although it gets no more requests.
+    """Whether ITL is far above that of its peers although it gets no more requests, and no cause of
+    its own makes its tokens slow.
 
     A histogram's median jumps by a whole bucket, so the mean must agree where it is known.
     """
@@ -110,7 +115,14 @@ def is_slow(engine: Engine, tier: Tier) -> bool:
     alike = (over(engine, tier, "arrival_per_s") or 1.0) <= SAME_ARRIVALS
     if len(tier.engines) < PEERS_MIN or slower is None or not alike:
         return False
+    if any(_slows_tokens(cause) for cause in engine.causes):
+        return False
     return slower >= SLOWER and (mean is None or mean >= SLOWER)
+
+
+def _slows_tokens(cause: Cause) -> bool:
+    """Whether a cause, or one that is reported under it, explains its engine's slow tokens."""
+    return may_explain(cause) and not SLOWS_TOKENS.isdisjoint((cause.id, *cause.explains))
 
 
 def _bad_node(engine: Engine, tier: Tier) -> FleetCause | None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kneewatch.dashboards.prometheus.causes import bad_node, peer_records
+from kneewatch.dashboards.prometheus.causes import cause_queries
 from kneewatch.dashboards.prometheus.gpu_engines import ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID
 from kneewatch.dashboards.prometheus.rule_files import groups
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from tests.diagnose.fleet.made import USUAL, pod, verdict
 from tests.programs import require
 
@@ -53,17 +55,30 @@ class Odd:
             for at in range(self.servers):
                 yield f"p{at}", {**WELL, **(self.gpu or {} if at == 0 else {})}
 
-    def confidence(self) -> float | None:
-        """What `diagnose --prometheus` says."""
-        found = verdict(
+    def verdict(self) -> FleetDiagnosis:
+        """The verdict of `diagnose --prometheus`."""
+        return verdict(
             *((pod(name), own) for name, own in self.engines()), gpus=dict(self.boards())
         )
-        told = {c.cause.confidence for c in found.causes if c.cause.id == "bad_node"}
-        return told.pop() if told else None
+
+    def confidence(self) -> float | None:
+        """The confidence of `diagnose --prometheus` in a bad node."""
+        causes = self.verdict().causes
+        shown = {c.cause.confidence for c in causes if c.cause.id == "bad_node"}
+        return shown.pop() if shown else None
+
+    def own_causes(self) -> Iterator[tuple[str, Cause]]:
+        """Pods and the causes of their engines."""
+        for engine in self.verdict().engines:
+            yield from ((engine.member.name, cause) for cause in engine.causes)
 
 
 SLOW = {"itl_p50_s": 0.05, "itl_p99_s": 0.09}
+FULL = {**SLOW, "preemption_per_s": 4.0, "preemption_ratio_per_s": 0.2, "waiting": 6.0,
+        "kv_usage_ratio": 0.99, "kv_usage_avg_ratio": 0.98}  # fmt: skip
 CASES = {
+    "slow for its own KV pressure": Odd(FULL),
+    "a low clock with KV pressure": Odd(FULL, {"sm_clock_mhz": 1000.0}),
     "slow": Odd(SLOW),
     "hardly slow enough": Odd({"itl_p50_s": 0.031}),
     "not slow enough": Odd({"itl_p50_s": 0.029, "itl_p99_s": 0.09}),
@@ -89,8 +104,8 @@ GUARDED = {
 def series(case: str, odd: Odd) -> Iterator[dict[str, str]]:
     """What is recorded of a case's servers; each case is a model."""
 
-    def level(name: str, where: str, value: float) -> dict[str, str]:
-        labels = {**pod(where), "model_name": case}
+    def level(name: str, where: str, value: float, **more: str) -> dict[str, str]:
+        labels = {**pod(where), "model_name": case, **more}
         inner = ", ".join(f'{label}="{told}"' for label, told in labels.items())
         return {"series": f"{name}{{{inner}}}", "values": f"{value!r} {value!r}"}
 
@@ -99,18 +114,20 @@ def series(case: str, odd: Odd) -> Iterator[dict[str, str]]:
     for where, figures in odd.boards():
         for key, (name, scale) in FIELDS.items():
             yield level(name, where, scale * figures[key])
+    for where, cause in odd.own_causes():
+        yield level("kneewatch:cause_confidence", where, cause.confidence, cause=cause.id)
 
 
 def played(tmp_path: Path, cases: Mapping[str, Odd], expected: list[dict[str, Any]]) -> str:
     """What promtool has against the expectations; nothing where they hold."""
-    cause = bad_node(PLAN).record.id
+    (query,) = (query for query in cause_queries(PLAN) if query.record.id == "bad_node")
     rules = [
-        *peer_records(PLAN),
+        *query.needs,
         *(
             rule
             for group in groups(PLAN)
             for rule in group.rules
-            if isinstance(rule, Record) and rule.labels.get("cause") == cause
+            if isinstance(rule, Record) and rule.labels.get("cause") == query.series
         ),
     ]
     told = [{"record": r.name, "expr": r.expr, "labels": dict(r.labels)} for r in rules]
@@ -132,6 +149,7 @@ def played(tmp_path: Path, cases: Mapping[str, Odd], expected: list[dict[str, An
 def test_it_is_as_sure_as_the_diagnosis(tmp_path: Path) -> None:
     known = {case: odd.confidence() for case, odd in CASES.items()}
     assert {case for case, sure in known.items() if sure is None} == {
+        "slow for its own KV pressure",
         "not slow enough",
         "on two sides of a bucket's edge",
         "slow with more to do",

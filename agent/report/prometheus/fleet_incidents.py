@@ -24,7 +24,7 @@ from kneewatch.diagnose.fleet.absence import vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap
 from kneewatch.diagnose.fleet.observed import Observed, Past
-from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER
+from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER, SLOWS_TOKENS
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.reports.diagnosis_json import cause_document
 from kneewatch.reports.weekly.measures import RUNNING
@@ -210,14 +210,14 @@ class FleetIncidents:
             )
 
     def held(self, engine: TierEngine, others: Sequence[Held]) -> list[Held]:
-        """The intervals in which an engine was slower than its peers, by their causes. Where its
-        GPU has no fault, any cause among `others`, its own intervals, explains slow tokens."""
+        """The intervals in which an engine was slower than its peers, by their causes; no bad node
+        where one of `others`, its own intervals, explains slow tokens."""
         intervals = [_held(s, cause, s.from_s) for s, cause in self._slow.get(engine.key, ())]
-        causes = [other for other in others if other.kind == "cause"]
+        slow = [other for other in others if other.kind == "cause" and other.id in SLOWS_TOKENS]
         return [
             interval
             for interval in intervals
-            if interval.id != "bad_node" or not any(_overlap(interval, other) for other in causes)
+            if interval.id != "bad_node" or not any(_overlap(interval, other) for other in slow)
         ]
 
     def evidence_of(self, engine: TierEngine, others: Evidence) -> Evidence:

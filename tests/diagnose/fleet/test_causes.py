@@ -128,6 +128,35 @@ def test_a_median_beyond_the_edge_of_a_bucket_is_not_slow() -> None:
     assert causes(verdict(*peers, near, slow)) == {"bad_node": ("slow",)}
 
 
+FULL = {
+    "kv_usage_ratio": 0.99,
+    "kv_usage_avg_ratio": 0.98,
+    "preemption_per_s": 4.0,
+    "preemption_ratio_per_s": 0.2,
+    "waiting": 6.0,
+    "waiting_by_capacity": 6.0,
+}
+
+
+def test_a_replica_whose_own_cause_makes_its_tokens_slow_is_no_bad_node() -> None:
+    rows = (*fleet(5), (pod("full"), {**SLOW, **FULL}))
+    assert causes(verdict(*rows)) == {"kv_pressure": ("full",)}
+    clocks = {f"r{at}": {"sm_clock_mhz": 1980.0} for at in range(5)}
+    alike = verdict(*rows, gpus={**clocks, "full": {"sm_clock_mhz": 1980.0}})
+    assert causes(alike) == {"kv_pressure": ("full",)}
+    throttled = verdict(*rows, gpus={**clocks, "full": {"sm_clock_mhz": 1200.0}})
+    assert causes(throttled) == {"bad_node": ("full",)}
+    assert throttled.causes[0].cause.explains == ("kv_pressure",)
+
+
+def test_a_queue_does_not_explain_slow_tokens() -> None:
+    queued = {**SLOW, "waiting": 30.0, "waiting_by_capacity": 30.0, "expected_wait_s": 15.0}
+    streaks_s = {"slow": {"queued": 600.0}}
+    found = verdict(*fleet(5), (pod("slow"), queued), streaks_s=streaks_s)
+    assert causes(found) == {"bad_node": ("slow",)}
+    assert found.causes[0].cause.explains == ("queue_saturation",)
+
+
 def test_two_replicas_do_not_say_which_is_slow() -> None:
     assert "bad_node" not in causes(verdict((pod("a"), SLOW), (pod("b"), {})))
 
