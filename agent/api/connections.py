@@ -5,8 +5,11 @@ The limits protect against clients that send or read very slowly, or never."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass, field
+from email.utils import formatdate
+from functools import lru_cache
 from typing import Any, cast
 
 import h11
@@ -60,6 +63,11 @@ class ConnectionCounts:
             del self.by_address[address]
 
 
+@lru_cache(maxsize=1)
+def _date_header(t_s: int) -> list[tuple[bytes, bytes]]:
+    return [(b"date", formatdate(t_s, usegmt=True).encode())]
+
+
 class TimedProtocol(H11Protocol):
     """A connection with deadlines for requests and responses."""
 
@@ -95,6 +103,7 @@ class TimedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Process bytes of a request, or of several."""
+        self.server_state.default_headers = _date_header(int(time.time()))
         if not self._receiving and not self._answering:
             self._receiving = True
             self._set_deadline(self._counts.bounds.request_s)

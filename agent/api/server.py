@@ -203,9 +203,8 @@ GRACE_S = 1
 """How long running responses may take after `stop`."""
 
 START_S = 10.0
-TICK_S = 1.0
-TLS_TICKS = 100
-"""uvicorn counts ten ticks per second, so certificates are checked every 10 s."""
+TLS_REFRESH_S = 10.0
+"""How often certificates are checked for changes."""
 
 
 class HttpServer:
@@ -336,18 +335,13 @@ class _Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._ended.set)
 
     async def main_loop(self) -> None:
-        """Serve until `end`. Replaces uvicorn's loop, which wakes ten times per second."""
-        ticks = 0
-        while not await self.on_tick(ticks):
-            ticks += round(10 * TICK_S)
+        """Serve until `end`. Replaces uvicorn's loop, which wakes ten times per second to renew the
+        Date header and to look whether to stop."""
+        while self._tls is not None and not self.should_exit:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), TICK_S)
-
-    async def on_tick(self, counter: int) -> bool:
-        """Whether to stop; also refreshes certificates."""
-        if self._tls is not None and counter and counter % TLS_TICKS == 0:
+                await asyncio.wait_for(self._ended.wait(), TLS_REFRESH_S)
             self._tls.refresh()
-        return await super().on_tick(counter)
+        await self._ended.wait()
 
 
 def _config(app: ASGIApp, bounds: Bounds) -> uvicorn.Config:

@@ -210,12 +210,9 @@ class Daemon:
             self._scheduler.start()
             self._cycles.start()
             supervisor.start()
-            self._scheduler.put(
-                GPU_JOB,
-                GpuJob(self._gpus),
-                interval_s=self._settings["gpu_interval_s"],
-                first_in_s=0.0,
-            )
+            # Not the scheduler's: the queue's threads are awake for the targets as often.
+            gpus, every_s = GpuJob(self._gpus), self._settings["gpu_interval_s"]
+            self._cycles.put(GPU_JOB, gpus, interval_s=every_s, first_in_s=0.0)
             self._scheduler.put(PEAKS_JOB, self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)
             self._scheduler.put(
                 SEASONS_JOB, self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0

@@ -22,7 +22,7 @@ from kneewatch.agent.daemon.thread_pool import DaemonPool
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT, HEARTBEAT_S = "heartbeat", 3.0
+HEARTBEAT, HEARTBEAT_S = "heartbeat", 10.0
 JOB = "job "
 TOLERANCE_S = 0.001
 """Tolerance for times, in seconds: APScheduler rounds them by less than this."""
@@ -43,7 +43,7 @@ class Job(Protocol):
         ...
 
 
-PHASES = 10
+PHASES = 4
 """Number of different phases. Cycles with the same phase run one after the other, which takes less
 CPU time than as many cycles at different times. A run that is shorter than the time between two
 phases makes none of its cycles late by more than a tenth of the interval."""

@@ -110,9 +110,9 @@ class TargetJobs:
 # --- The main loop --------------------------------------------------------------------------------
 
 
-TICK_S = 0.5
+TICK_S = 1.0
 READY_AFTER_S = 10.0
-STALLED_S = 10.0
+STALLED_S = 20.0
 """The scheduler counts as stalled after this many idle seconds, because it has a heartbeat more
 often; the cycles do once one has been due for this long."""
 

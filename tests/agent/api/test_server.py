@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
@@ -100,6 +101,18 @@ def until_closed(connection: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return received
+
+
+def test_each_answer_has_the_date_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(service_of()) as server, connected(server) as connection:
+        for t_s, date in ((0.5, b"Thu, 01 Jan 1970 00:00:00"), (9.0, b"Thu, 01 Jan 1970 00:00:09")):
+            clock = SimpleNamespace(time=lambda t_s=t_s: t_s)
+            monkeypatch.setattr("kneewatch.agent.api.connections.time", clock)
+            connection.sendall(GET + b"\r\n")
+            received = b""
+            while not received.endswith(b"ok\n"):
+                received += connection.recv(65536)
+            assert received.count(b"date: " + date + b" GMT\r\n") == 1
 
 
 def test_an_answer_is_not_held_back() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, tzinfo
 from typing import TypeAlias
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.agent.daemon.due_queue import GRACE_S, QUICK_MAX, DueQueue
-from kneewatch.agent.daemon.scheduler import Grid, Scheduler, phase_ratio
+from kneewatch.agent.daemon.scheduler import PHASES, Grid, Scheduler, phase_ratio
 from tests.waiting import PATIENCE_S, until
 
 Clockwork: TypeAlias = Scheduler | DueQueue
@@ -78,9 +79,9 @@ def test_a_time_on_the_grid_is_not_its_own_next_one() -> None:
 
 def test_phases_are_spread_evenly() -> None:
     ratios = [phase_ratio(f"http://10.0.{n // 250}.{n % 250}:8000") for n in range(1000)]
-    assert all(0 <= ratio < 1 for ratio in ratios)
-    tenths = [sum(int(10 * ratio) == tenth for ratio in ratios) for tenth in range(10)]
-    assert min(tenths) > 60
+    cycles = Counter(ratios)
+    assert sorted(cycles) == [phase / PHASES for phase in range(PHASES)]
+    assert min(cycles.values()) > 0.6 * len(ratios) / PHASES
     assert phase_ratio("a") == phase_ratio("a")
 
 
@@ -155,7 +156,8 @@ def test_a_dropped_job_runs_no_more(clockwork: Clockwork) -> None:
 
 
 @pytest.fixture
-def scheduler() -> Iterator[Scheduler]:
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
+    monkeypatch.setattr("kneewatch.agent.daemon.scheduler.HEARTBEAT_S", 0.5)
     made = Scheduler()
     made.start()
     yield made
