@@ -42,10 +42,16 @@ LISTED_SLIDING = frozenset({"gemma3n", "gemma4", "ministral", "exaone_moe"})
 # Families of latent attention: vLLM caches the latent for these only.
 LATENT = frozenset({
     "axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
-    "kimi_k2", "kimi_linear", "pangu_ultra_moe", "sarvam_mla",
+    "hy_v4", "kimi_k2", "kimi_linear", "pangu_ultra_moe", "sarvam_mla",
 })  # fmt: skip
 # Families of those with an indexer in front of the attention: they must state its size.
-INDEXED = frozenset({"deepseek_v32", "glm_moe_dsa"})
+INDEXED = frozenset({"deepseek_v32", "glm_moe_dsa", "hy_v4"})
+# Families of compressed attention states.
+COMPRESSED = frozenset({"deepseek_v4"})
+# Families with an indexer's keys beside keys and values of the usual kind.
+BLOCK_INDEXED = frozenset({"minimax_m3", "minimax_m3_vl"})
+# Families whose sliding layers have heads of their own.
+OWN_SLIDING_HEADS = frozenset({"mimo_v2", "mimo_v2_flash", "step3p5"})
 # Families with recurrent layers, and the kind of recurrence.
 RECURRENCES: Mapping[str, str] = {
     "qwen3_next": "gated_delta",
@@ -67,29 +73,28 @@ RECURRENCES: Mapping[str, str] = {
 # Families in whose layers the last `num_kv_shared_layers` read the cache of earlier ones.
 SHARED_KV = frozenset({"gemma3n", "gemma4"})
 
-_COMPRESSED = "keeps compressed attention states, whose layout is not modelled"
 _INDEXED_STATES = "keeps an indexer's keys beside recurrent states, which is not modelled"
 _CONVOLUTIONS = "keeps convolution states beside its attention, which is not modelled"
-_INDEXER = "keeps an indexer's keys beside its attention, which is not modelled for it"
+_LOOPED = "runs its layers several times, with a cache for each, which is not modelled"
 _REFUSED: Mapping[str, str] = {
-    "deepseek_v4": _COMPRESSED,
-    "deepseek_v41": _COMPRESSED,
+    "deepseek_v41": "keeps tables of word groups beside its attention, which is not modelled",
     "glm5_next": _INDEXED_STATES,
     "kimi_k3": _INDEXED_STATES,
     "qwen4_exp": _INDEXED_STATES,
     "inkling_mm": _CONVOLUTIONS,
     "inkling": _CONVOLUTIONS,
-    "dots3_note": _INDEXER,
-    "hy_v4": _INDEXER,
-    "minimax_m3": _INDEXER,
-    "minimax_m3_vl": _INDEXER,
+    "dots3_note": "keeps an indexer's keys beside its attention, which is not modelled for it",
+    "bailing_moe_v3": "keeps latent vectors beside recurrent states of its own, not modelled",
+    "hrm_text": _LOOPED,
+    "iquestloopcoder": _LOOPED,
+    "k2_horizon": "has two kinds of attention with heads of their own, which is not modelled",
+    "longcat_flash_ngram": "has two attentions a layer, which is not modelled",
+    "nemotron_h_puzzle": "has experts of another width in every layer, which is not modelled",
+    "pangu_pro_moe_v2": "keeps sinks of its own beside its attention, which is not modelled",
     "phi4flash": "shares one layer's cache among the later ones (YOCO), which is not modelled",
     "hunyuan": "shares caches among layers (CLA), which is not modelled",
     "longcat_flash": "has two attentions a layer, which is not modelled",
     "minicpm3": "expands its latent attention into keys of its own, which is not modelled",
-    "mimo_v2": "has other heads in its sliding layers, which is not modelled",
-    "mimo_v2_flash": "has other heads in its sliding layers, which is not modelled",
-    "step3p5": "has other heads in its sliding layers, which is not modelled",
     "nemotron-nas": "has other heads in every layer, which is not modelled",
     "olmo_hybrid": "has recurrent layers of its own kind, which are not modelled",
     "plamo2": "has recurrent layers of its own kind, which are not modelled",
@@ -124,11 +129,19 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 
 
+def refusal_reason(family: str) -> str:
+    """Why no model of that family can be sized; "" where it can, as far as its name says."""
+    if family in _ATTENTION_FREE:
+        return "has no attention layers, which is not modelled"
+    return _REFUSED.get(family, "")
+
+
 def known(config: Config) -> bool:
     """Whether the layers of this model family are known."""
     family = config.model_type
     return (
         family in PLAIN | ALL_SLIDING | SWITCHED_SLIDING | LISTED_SLIDING | LATENT
+        or family in COMPRESSED | BLOCK_INDEXED | OWN_SLIDING_HEADS
         or family in PATTERNED_SLIDING
         or family in RECURRENCES
     )
@@ -141,10 +154,9 @@ def refuse_unmodelled(config: Config) -> None:
         SizingError: it is no decoder, or it keeps what is not modelled; the message names it.
     """
     family = config.model_type
-    if family in _REFUSED:
-        raise _refusal(config, f"{family} {_REFUSED[family]}")
-    if family in _ATTENTION_FREE:
-        raise _refusal(config, f"{family} has no attention layers, which is not modelled")
+    reason = refusal_reason(family)
+    if reason:
+        raise _refusal(config, f"{family} {reason}")
     encoder = family in _ENCODERS or config.architecture.endswith(_ENCODER_CLASSES)
     if encoder or config.flag("is_encoder_decoder", default=False):
         what = family or config.architecture
@@ -162,7 +174,7 @@ def refuse_unmodelled(config: Config) -> None:
 
 def _refuse_fields(config: Config) -> None:
     family = config.model_type
-    if family in RECURRENCES:
+    if family in RECURRENCES or family in COMPRESSED:
         return
     strange = not known(config)
     for key, value in config.fields.items():
@@ -175,4 +187,8 @@ def _refuse_fields(config: Config) -> None:
 
 
 def _refusal(config: Config, reason: str) -> SizingError:
-    return SizingError(f"{config.name}: {reason}; it cannot be sized", name="model")
+    return SizingError(
+        f"{config.name}: {reason}; it cannot be sized. Start it once: vLLM logs what its KV cache "
+        "holds",
+        name="model",
+    )

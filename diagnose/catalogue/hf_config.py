@@ -16,7 +16,12 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
     "hidden_size": ("n_embd", "d_model", "n_embed"),
     "num_attention_heads": ("n_head", "n_heads"),
-    "num_key_value_heads": ("num_kv_heads", "kv_n_heads", "multi_query_group_num"),
+    "num_key_value_heads": (
+        "num_kv_heads",
+        "kv_n_heads",
+        "multi_query_group_num",
+        "num_attention_groups",
+    ),
     "head_dim": ("attention_head_dim", "kv_channels"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "block_ff_dim"),
     "vocab_size": ("padded_vocab_size",),

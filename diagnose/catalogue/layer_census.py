@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.families import (
     ALL_SLIDING,
+    BLOCK_INDEXED,
+    COMPRESSED,
     INDEXED,
     LATENT,
+    OWN_SLIDING_HEADS,
     PATTERNED_SLIDING,
     RECURRENCES,
     SHARED_KV,
@@ -20,11 +23,13 @@ from kneewatch.diagnose.catalogue.families import (
 from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
+    CompressedAttention,
     FullAttention,
     LatentAttention,
     LayerKind,
     Layers,
     SlidingAttention,
+    compressed_layers,
     recurrent_layer,
 )
 
@@ -40,6 +45,8 @@ _LAYER_TYPES: Mapping[str, tuple[str, ...]] = {
     # vLLM gives chunked layers the whole context (seen with 0.11).
     "chunked_attention": (FULL,),
     "deepseek_sparse_attention": (FULL,),
+    "sparse_attention": (FULL,),
+    "sparse": (FULL,),
     "indexed_attention": (FULL,),
     "sliding_attention": (SLIDING,),
     "linear_attention": (LINEAR,),
@@ -104,6 +111,11 @@ def layer_words(config: Config) -> list[str]:
             return _listed(config, key, layers)
     if config.has("layer_types_count"):
         return _counted(config, layers)
+    if config.has("hybrid_layer_pattern"):
+        sliding = config.counts("hybrid_layer_pattern")
+        if len(sliding) < layers:
+            raise config.wrong("hybrid_layer_pattern", list(sliding), "one entry for each layer")
+        return [SLIDING if slides else FULL for slides in sliding[:layers]]
     pattern = config.word("hybrid_override_pattern")
     if pattern:
         return [word for letter in pattern[:layers] for word in _letter_words(config, letter)]
@@ -220,6 +232,8 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
         SizingError: an architecture that is not modelled, or a field that is missing.
     """
     refuse_unmodelled(config)
+    if config.model_type in COMPRESSED:
+        return compressed_layers(config)
     counts = Counter(keeping_words(config))
     if not counts[FULL] + counts[SLIDING]:
         raise SizingError(
@@ -228,12 +242,7 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
     kinds: Counter[LayerKind] = Counter()
     for word, count in counts.items():
         if word == FULL:
-            kind = _full(config)
-            shared = count - min(index_layers(config, count), count)
-            if isinstance(kind, LatentAttention) and kind.index_dim and shared:
-                kinds[replace(kind, index_dim=0, shares_index=True)] += shared
-                count -= shared
-            kinds[kind] += count
+            kinds.update(_full_kinds(config, count))
         elif word == SLIDING:
             kinds[_sliding(config)] += count
         elif word in (LINEAR, MAMBA):
@@ -241,12 +250,59 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
     return tuple(Layers(kind, count) for kind, count in kinds.items())
 
 
+def _full_kinds(config: Config, count: int) -> Counter[LayerKind]:
+    """The `count` layers with full attention, by what they keep."""
+    kind = _full(config)
+    if config.model_type in BLOCK_INDEXED:
+        # One key a token in 16 bit; keys and values are those of plain attention.
+        index = CompressedAttention(2 * index_size(config).positive("sparse_index_dim"))
+        return Counter({kind: count, index: index_layers(config, count)})
+    if not (isinstance(kind, LatentAttention) and kind.index_dim):
+        return Counter({kind: count})
+    indexed = index_layers(config, count)
+    sparse = _sparse_layers(config, count)
+    kinds: Counter[LayerKind] = Counter({
+        kind: indexed,
+        replace(kind, index_dim=0, shares_index=True): sparse - indexed,
+        replace(kind, index_dim=0): count - sparse,
+    })  # fmt: skip
+    return +kinds
+
+
+def index_size(config: Config) -> Config:
+    """The section of a family's indexers.
+
+    Raises:
+        SizingError: it is missing.
+    """
+    section = config.section("sparse_attention_config")
+    if section is None:
+        raise config.missing("sparse_attention_config")
+    return section
+
+
+def _sparse_layers(config: Config, layers: int) -> int:
+    # Hunyuan V4 alone says by `layer_types` which layers attend to chosen tokens.
+    if config.model_type != "hy_v4":
+        return layers
+    return sum("sparse" in word for word in config.words("layer_types")[:layers])
+
+
 def index_layers(config: Config, layers: int) -> int:
     """Layers with an indexer of their own, of those with sparse attention: all, unless the
     configuration lets layers share one.
 
-    Source: vllm/model_executor/models/deepseek_v2.py (0.32): index_topk_freq and its pattern.
+    Source: vllm/model_executor/models/deepseek_v2.py, vllm/models/hy_v4 and minimax_m3 (0.32):
+    index_topk_freq and its pattern, indexer_types, sparse_attention_freq.
     """
+    if config.model_type in BLOCK_INDEXED:
+        return sum(each > 0 for each in index_size(config).counts("sparse_attention_freq")[:layers])
+    if config.model_type == "hy_v4":
+        words, types = config.words("layer_types")[:layers], config.words("indexer_types")
+        return sum(
+            "sparse" in word and (types[layer] == "full" if types else max(layer - 1, 0) % 4 == 0)
+            for layer, word in enumerate(words)
+        )
     pattern = config.word("index_topk_pattern")
     if pattern:
         return layers - pattern[:layers].count("S")
@@ -285,12 +341,49 @@ def _full(config: Config) -> FullAttention | LatentAttention:
                 "index_head_dim", default=None if config.model_type in INDEXED else 0
             ),
         )
-    # Gemma 4 gives its global layers heads of their own.
-    size = config.count("global_head_dim", default=0) or head_dim(config)
-    heads = config.count("num_global_key_value_heads", default=0) or kv_heads(config)
-    return FullAttention(heads, size, config.count("v_head_dim", default=0) or size)
+    heads = full_heads(config)
+    return FullAttention(heads.kv, heads.key_dim, heads.value_dim)
 
 
 def _sliding(config: Config) -> SlidingAttention:
-    size = head_dim(config)
-    return SlidingAttention(kv_heads(config), size, size, config.positive("sliding_window"))
+    heads, window = sliding_heads(config), config.positive("sliding_window", "sliding_window_size")
+    return SlidingAttention(heads.kv, heads.key_dim, heads.value_dim, window)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads of an attention layer: of queries, of keys and values, and their elements."""
+
+    queries: int
+    kv: int
+    key_dim: int
+    value_dim: int
+
+
+def full_heads(config: Config) -> Heads:
+    """The heads of a layer with full attention; Gemma 4 gives them a size of their own."""
+    size = config.count("global_head_dim", default=0) or head_dim(config)
+    return Heads(
+        config.count("num_attention_heads", default=0),
+        config.count("num_global_key_value_heads", default=0) or kv_heads(config),
+        size,
+        config.count("v_head_dim", default=0) or size,
+    )
+
+
+def sliding_heads(config: Config) -> Heads:
+    """The heads of a layer with a window; MiMo V2 and Step 3.5 give them a shape of their own."""
+    other = config.section("attention_other_setting")
+    if other is not None and other.word("attention_type") == "sliding_attention":
+        size, queries = other.positive("head_dim"), other.positive("num_attention_heads")
+        return Heads(queries, other.positive("num_attention_groups"), size, size)
+    if config.model_type in OWN_SLIDING_HEADS and config.has("swa_num_key_value_heads"):
+        size = config.positive("swa_head_dim")
+        return Heads(
+            config.positive("swa_num_attention_heads"),
+            config.positive("swa_num_key_value_heads"),
+            size,
+            config.count("swa_v_head_dim", default=size),
+        )
+    size, queries = head_dim(config), config.count("num_attention_heads", default=0)
+    return Heads(queries, kv_heads(config), size, size)

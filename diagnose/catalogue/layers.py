@@ -61,7 +61,43 @@ class Recurrent:
     state_bytes_per_element: float
 
 
-LayerKind = FullAttention | SlidingAttention | LatentAttention | Recurrent
+@dataclass(frozen=True, slots=True)
+class CompressedAttention:
+    """A vector for every `tokens_per_vector` tokens, copied on every rank: compressed attention
+    states, or the keys of an indexer beside other attention.
+
+    `vector_dim` is what a query is multiplied with, 0 for an indexer. `chosen_vectors` is how many
+    of them a query attends to, 0 if all.
+    """
+
+    vector_bytes: int
+    tokens_per_vector: int = 1
+    vector_dim: int = 0
+    chosen_vectors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingStates:
+    """A vector for each of the last `window_tokens` tokens, copied on every rank, in blocks of
+    `block_tokens`: the window beside compressed attention, or what a compressor has not finished.
+
+    `vector_dim` is as in `CompressedAttention`, 0 for a compressor's state.
+    """
+
+    vector_bytes: int
+    window_tokens: int
+    block_tokens: int
+    vector_dim: int = 0
+
+
+LayerKind = (
+    FullAttention
+    | SlidingAttention
+    | LatentAttention
+    | Recurrent
+    | CompressedAttention
+    | SlidingStates
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,3 +284,85 @@ _PARAMETERS: Mapping[str, Callable[[Config, int], float]] = {
     "mamba2": _mamba2_parameters,
     "short_conv": _short_conv_parameters,
 }
+
+
+# --- DeepSeek V4's attention: windows, compressed states, compressors and their indexers. Pure ----
+#
+# Every layer keeps a window. Most keep a vector for every 4 or 128 tokens as well, and the tokens
+# that their compressor has not finished; those of 4 tokens choose vectors with an indexer, whose
+# keys are compressed in the same way. Source: vllm/models/deepseek_v4 (0.32).
+
+
+# A vector in fp8_ds_mla: 448 elements in FP8, 64 in 16 bit, 8 scales; an indexer's key has one.
+_PACKED_DIM, _PACKED_BYTES = 512, 584
+_INDEX_SCALE_BYTES = 4
+_STATE_BYTES = 4
+_WINDOW_BLOCK_TOKENS = 64
+# Tokens of a compressor's block, by the tokens that it makes one vector of.
+_COMPRESSOR_BLOCK_TOKENS = {4: 4, 128: 8}
+_INDEXED_RATIO = 4
+
+
+def _ratios(config: Config) -> tuple[int, ...]:
+    """Tokens per vector of each layer; 0 for a layer with its window alone."""
+    ratios = config.counts("compress_ratios")[: config.positive("num_hidden_layers")]
+    if len(ratios) < config.positive("num_hidden_layers"):
+        raise config.wrong("compress_ratios", list(ratios), "one entry for each layer")
+    if not {0, *_COMPRESSOR_BLOCK_TOKENS} >= set(ratios) or _INDEXED_RATIO not in ratios:
+        raise config.wrong("compress_ratios", sorted(set(ratios)), "4, with 0 or 128 beside it")
+    if config.positive("head_dim") != _PACKED_DIM:
+        raise config.wrong("head_dim", config.positive("head_dim"), f"{_PACKED_DIM}")
+    return ratios
+
+
+def _overlap(ratio: int) -> int:
+    """How many windows a compressor keeps at once: those of 4 tokens overlap."""
+    return 2 if ratio == _INDEXED_RATIO else 1
+
+
+def compressed_layers(config: Config) -> tuple[Layers, ...]:
+    """What DeepSeek V4's layers keep, by kind.
+
+    Raises:
+        SizingError: a field that is missing, or a ratio that vLLM has no compressor for.
+    """
+    ratios, index_dim = _ratios(config), config.positive("index_head_dim")
+    size, window = config.positive("head_dim"), config.positive("sliding_window")
+    kinds = [Layers(SlidingStates(_PACKED_BYTES, window, _WINDOW_BLOCK_TOKENS, size), len(ratios))]
+    for ratio in sorted(set(ratios) - {0}):
+        count = ratios.count(ratio)
+        chosen = config.positive("index_topk") if ratio == _INDEXED_RATIO else 0
+        kinds.append(Layers(CompressedAttention(_PACKED_BYTES, ratio, size, chosen), count))
+        kinds.append(Layers(_compressor(ratio, size), count))
+        if ratio == _INDEXED_RATIO:
+            key_bytes = index_dim + _INDEX_SCALE_BYTES
+            kinds.append(Layers(CompressedAttention(key_bytes, ratio), count))
+            kinds.append(Layers(_compressor(ratio, index_dim), count))
+    return tuple(kinds)
+
+
+def _compressor(ratio: int, size: int) -> SlidingStates:
+    # A state and its score for each of the tokens that are not finished, in float32.
+    windows = _overlap(ratio)
+    return SlidingStates(
+        2 * windows * size * _STATE_BYTES, windows * ratio, _COMPRESSOR_BLOCK_TOKENS[ratio]
+    )
+
+
+def compressed_parameters(config: Config) -> tuple[float, float, float]:
+    """Parameters of DeepSeek V4's attention: split over the ranks, copied, and copied in 16 bit."""
+    hidden, size = config.positive("hidden_size"), config.positive("head_dim")
+    heads, query_rank = config.positive("num_attention_heads"), config.positive("q_lora_rank")
+    groups, out_rank = config.positive("o_groups"), config.positive("o_lora_rank")
+    index_heads, index_dim = config.positive("index_n_heads"), config.positive("index_head_dim")
+    ratios = _ratios(config)
+    split = query_rank * heads * size + heads * size * out_rank + groups * out_rank * hidden
+    copied, plain = float(len(ratios) * hidden * (query_rank + size)), 0.0
+    for ratio in ratios:
+        # A compressor is two projections, of states and scores, with a row for each position.
+        rows = 2 * hidden + ratio
+        plain += rows * _overlap(ratio) * size if ratio else 0.0
+        if ratio == _INDEXED_RATIO:
+            copied += query_rank * index_heads * index_dim
+            plain += hidden * index_heads + rows * _overlap(ratio) * index_dim
+    return float(len(ratios) * split), copied, plain

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import cast
 
-from kneewatch.diagnose.catalogue.families import known, refuse_unmodelled
+from kneewatch.diagnose.catalogue.families import COMPRESSED, known, refuse_unmodelled
 from kneewatch.diagnose.catalogue.hf_config import Config, read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layer_census import depth, head_dim, kv_heads, layer_kinds
@@ -254,7 +254,8 @@ def _census(
     parameters = parameter_census(config, experts=experts, vision=vision)
     if is_head(config):
         parameters = head_parameters(config, parameters)
-    return experts, parameters, adapter_shape(config, experts)
+    adapters = None if config.model_type in COMPRESSED else adapter_shape(config, experts)
+    return experts, parameters, adapters
 
 
 def _own_draft(config: Config, *, source: str, quantization: str) -> Model | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from kneewatch.diagnose.catalogue.families import BLOCK_INDEXED, COMPRESSED
 from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.layer_census import (
     FULL,
@@ -12,14 +13,15 @@ from kneewatch.diagnose.catalogue.layer_census import (
     MAMBA,
     SLIDING,
     depth,
-    head_dim,
+    full_heads,
     index_layers,
+    index_size,
     keeping_words,
-    kv_heads,
     layer_words,
     shared_layers,
+    sliding_heads,
 )
-from kneewatch.diagnose.catalogue.layers import recurrent_parameters
+from kneewatch.diagnose.catalogue.layers import compressed_parameters, recurrent_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,12 @@ def _expert_layers(config: Config) -> int:
     for key in ("layers_block_type", "mlp_layer_types"):
         kinds = config.words(key)[:layers]
         if "moe" in kinds or "sparse" in kinds:
-            return kinds.count("moe") + kinds.count("sparse")
+            return sum(kind in ("moe", "sparse", "hash_moe") for kind in kinds)
+    if isinstance(config.fields.get("moe_layer_freq"), list):
+        return sum(each > 0 for each in config.counts("moe_layer_freq")[:layers])
+    listed = config.word("moe_layers_enum")
+    if listed:
+        return len({part for part in listed.split(",") if int(part) < layers})
     if config.has("expert_layer_period"):
         offset = config.count("expert_layer_offset", default=0)
         return len(range(offset, layers, config.positive("expert_layer_period")))
@@ -74,6 +81,7 @@ def shared_width(config: Config) -> int:
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
         "shared_intermediate_size",
+        "share_expert_dim",
         default=0,
     )
     if stated:
@@ -139,7 +147,9 @@ def dense_widths(config: Config, layers: int, hidden: int) -> int:
     if isinstance(config.fields.get("intermediate_size"), list):
         return sum(layer_widths(config)[:layers])
     fourfold = 4 * hidden if config.model_type in _FOURFOLD else None
-    width = config.positive("intermediate_size_mlp", "intermediate_size", default=fourfold)
+    width = config.positive(
+        "intermediate_size_mlp", "dense_intermediate_size", "intermediate_size", default=fourfold
+    )
     if config.model_type == "lfm2" and config.flag("block_auto_adjust_ff_dim", default=True):
         width = _adjusted(config, width)
     # Gemma 4's small models widen the layers that save on keys and values.
@@ -270,29 +280,54 @@ def parameter_census(config: Config, *, experts: Experts, vision: float = 0.0) -
     """
     hidden = config.positive("hidden_size")
     vocab = config.positive("vocab_size")
-    keeping, every = Counter(keeping_words(config)), Counter(layer_words(config))
-    attention, kv, replicated = _attention(config, hidden)
-    full_attention, full_kv = attention, kv
-    if config.has("global_head_dim"):
-        full_attention, full_kv = _global_attention(config, hidden)
-    recurrent = every[LINEAR] + every[MAMBA]
+    mixers = _mixers(config, hidden)
     table = float(vocab * config.count("word_embed_proj_dim", default=hidden))
     tied = config.flag("tie_word_embeddings", default=_ties(config))
-    # A layer that reads an earlier one's cache has queries and no keys or values.
-    shared_kv = (every[FULL] - keeping[FULL]) * full_kv + (every[SLIDING] - keeping[SLIDING]) * kv
     return Parameters(
-        attention=every[FULL] * full_attention
-        + every[SLIDING] * attention
-        - shared_kv
-        + (recurrent * recurrent_parameters(config) if recurrent else 0.0),
-        kv=keeping[FULL] * full_kv + keeping[SLIDING] * kv,
-        replicated=every[FULL] * replicated + _indexers(config, hidden, every[FULL]),
+        attention=mixers.attention,
+        kv=mixers.kv,
+        replicated=mixers.replicated,
         mlp=_dense_mlp(config, hidden, experts),
         experts=_routed(config, hidden, experts),
         embedding=table + _layer_tables(config),
         head=0.0 if tied else table,
-        small=_small(config, hidden, experts),
+        small=_small(config, hidden, experts) + mixers.small,
         vision=vision,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixers:
+    """Parameters of all layers that mix tokens, by the fields of `Parameters`."""
+
+    attention: float
+    kv: float
+    replicated: float
+    small: float = 0.0
+
+
+def _mixers(config: Config, hidden: int) -> _Mixers:
+    if config.model_type in COMPRESSED:
+        split, copied, plain = compressed_parameters(config)
+        return _Mixers(split, 0.0, copied, plain)
+    keeping, every = Counter(keeping_words(config)), Counter(layer_words(config))
+    full, full_kv, replicated = _attention(config, hidden, full=True)
+    sliding, sliding_kv = 0.0, 0.0
+    if every[SLIDING]:
+        sliding, sliding_kv, _ = _attention(config, hidden, full=False)
+    recurrent = every[LINEAR] + every[MAMBA]
+    # A layer that reads an earlier one's cache has queries and no keys or values.
+    shared_kv = (every[FULL] - keeping[FULL]) * full_kv
+    shared_kv += (every[SLIDING] - keeping[SLIDING]) * sliding_kv
+    indexed, index_queries, index_copied = _indexers(config, hidden, every[FULL])
+    return _Mixers(
+        attention=every[FULL] * full
+        + every[SLIDING] * sliding
+        - shared_kv
+        + indexed * index_queries
+        + (recurrent * recurrent_parameters(config) if recurrent else 0.0),
+        kv=keeping[FULL] * full_kv + keeping[SLIDING] * sliding_kv + indexed * index_queries,
+        replicated=every[FULL] * replicated + indexed * index_copied,
     )
 
 
@@ -301,26 +336,22 @@ def _ties(config: Config) -> bool:
     return config.model_type in _TIED or config.model_type.startswith("gemma")
 
 
-def _attention(config: Config, hidden: int) -> tuple[float, float, float]:
+def _attention(config: Config, hidden: int, *, full: bool) -> tuple[float, float, float]:
     """Parameters of a layer's split projections, the KV part of them, and the replicated ones."""
-    heads = config.positive("num_attention_heads")
+    config.positive("num_attention_heads")
     if config.has("kv_lora_rank"):
-        return _latent(config, hidden, heads)
-    size = head_dim(config)
+        return _latent(config, hidden, config.positive("num_attention_heads"))
+    heads = full_heads(config) if full else sliding_heads(config)
     gated = config.flag("attn_output_gate", default=config.model_type in GATED_ATTENTION)
-    query = hidden * heads * size * (2 if gated else 1)
-    kv = 2.0 * hidden * kv_heads(config) * size
-    return query + heads * size * hidden + kv, kv, 0.0
-
-
-def _global_attention(config: Config, hidden: int) -> tuple[float, float]:
-    heads = config.positive("num_attention_heads")
-    size = config.positive("global_head_dim")
+    query = hidden * heads.queries * heads.key_dim * (2 if gated else 1)
+    if config.flag("use_head_wise_attn_gate", default=False):
+        query += hidden * heads.queries
+    out = heads.queries * heads.value_dim * hidden
     # Gemma 4 takes the values of its global layers from their keys.
-    shared = config.flag("attention_k_eq_v", default=False)
-    global_heads = config.count("num_global_key_value_heads", default=0) or kv_heads(config)
-    kv = (1.0 if shared else 2.0) * hidden * global_heads * size
-    return 2.0 * hidden * heads * size + kv, kv
+    shared = config.has("global_head_dim") and config.flag("attention_k_eq_v", default=False)
+    values = 0 if full and shared else heads.value_dim
+    kv = float(hidden * heads.kv * (heads.key_dim + values))
+    return query + out + kv, kv, 0.0
 
 
 def _latent(config: Config, hidden: int, heads: int) -> tuple[float, float, float]:
@@ -330,18 +361,29 @@ def _latent(config: Config, hidden: int, heads: int) -> tuple[float, float, floa
     query_rank = config.count("q_lora_rank", default=0)
     split = float((query_rank or hidden) * heads * (nope + rope))
     split += rank * heads * (nope + value) + heads * value * hidden
+    if config.flag("gated_mla", default=config.model_type == "hy_v4"):
+        headwise = config.word("gating_type") == "headwise"
+        split += hidden * heads * (1 if headwise else value)
     replicated = float(hidden * query_rank + hidden * (rank + rope))
     return split, 0.0, replicated
 
 
-def _indexers(config: Config, hidden: int, layers: int) -> float:
-    """Parameters of the indexers of sparse attention, copied to every rank."""
+def _indexers(config: Config, hidden: int, layers: int) -> tuple[int, float, float]:
+    """The number of indexers of sparse attention, and the parameters of each: split like KV heads,
+    and copied to every rank."""
+    if config.model_type in BLOCK_INDEXED:
+        section = index_size(config)
+        index, heads = (
+            section.positive("sparse_index_dim"),
+            section.positive("sparse_num_index_heads"),
+        )
+        return index_layers(config, layers), float(hidden * heads * index), float(hidden * index)
     index = config.count("index_head_dim", default=0)
     if not index or not config.has("kv_lora_rank"):
-        return 0.0
+        return 0, 0.0, 0.0
     heads, query_rank = config.positive("index_n_heads"), config.count("q_lora_rank", default=0)
     each = query_rank * heads * index + hidden * index + hidden * heads
-    return float(index_layers(config, layers) * each)
+    return index_layers(config, layers), 0.0, float(each)
 
 
 def _dense_mlp(config: Config, hidden: int, experts: Experts) -> float:
@@ -369,6 +411,11 @@ def _layer_tables(config: Config) -> float:
 def _small(config: Config, hidden: int, experts: Experts) -> float:
     layers = depth(config)
     small = 2.0 * layers * hidden + experts.layers * experts.count * hidden
+    streams = config.count("hc_mult", default=0)
+    if streams:
+        # Two mixes of the residual streams in each layer, and one at the end.
+        mixed = streams * (2 if config.model_type == "hy_v4" else 2 + streams)
+        small += (2.0 * layers * mixed + streams) * streams * hidden
     ahead = _LEARNED_POSITIONS.get(config.model_type)
     if ahead is not None:
         small += (config.count("max_position_embeddings", default=0) + ahead) * hidden

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from kneewatch.diagnose.catalogue.families import COMPRESSED
 from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
@@ -57,6 +58,7 @@ SCHEMES: Mapping[str, Scheme] = {
         Scheme(
             "int4-experts", 16, _GROUP_32, 16, "bf16", "Kimi K2: experts only, groups of 32", "int4"
         ),
+        Scheme("fp8-mxfp4", 8, 4.25, 8, "fp8", "DeepSeek V4: FP8, its experts in MXFP4", "fp8"),
         Scheme("mxfp4", 16, 4.25, 16, "bf16", "OCP MX: 4 bit, one scale byte for 32; experts only"),
         Scheme("nvfp4", 4.5, 4.5, None, "fp4", "NVFP4: 4 bit, one scale byte for 16"),
         Scheme("bitsandbytes", 4.13, 4.13, 4.13, "bf16", "NF4 with double quantization"),
@@ -71,6 +73,7 @@ _ALIASES = {
     "half": "fp16",
     "fp8-dynamic": "fp8",
     "fp8_e4m3": "fp8",
+    "deepseek_v4_fp8": "fp8-mxfp4",
     "w8a8": "int8",
     "w4a16": "int4",
     "awq-4bit": "awq",
@@ -117,6 +120,8 @@ def checkpoint_scheme(config: Config) -> str:
     method = section.word("quant_method").lower()
     if not method and section.has("quant_algo"):
         method = "modelopt"
+    if config.model_type in COMPRESSED and method in ("fp8", "deepseek_v4_fp8"):
+        return "fp8-mxfp4" if config.word("expert_dtype", default="fp4") == "fp4" else "fp8"
     reader = _READERS.get(method)
     if reader is not None:
         return reader(section)

@@ -59,6 +59,39 @@ def _latent(count: int, index_dim: int = 0) -> LayerFacts:
     }
 
 
+def _compressed(count: int, vector_bytes: int, tokens_per_vector: int = 1) -> LayerFacts:
+    return {
+        "kind": "compressed",
+        "count": count,
+        "vector_bytes": vector_bytes,
+        "tokens_per_vector": tokens_per_vector,
+    }
+
+
+def _states(count: int, vector_bytes: int, window_tokens: int, block_tokens: int) -> LayerFacts:
+    return {
+        "kind": "states",
+        "count": count,
+        "vector_bytes": vector_bytes,
+        "window_tokens": window_tokens,
+        "block_tokens": block_tokens,
+    }
+
+
+def _deepseek_v4(layers: int, of_4: int, of_128: int) -> Sequence[LayerFacts]:
+    """Windows, compressed vectors of 4 tokens with their indexers, those of 128, and the tokens
+    that the three compressors have not finished."""
+    return (
+        _states(layers, 584, 128, 64),
+        _compressed(of_4, 584, 4),
+        _states(of_4, 8192, 8, 4),
+        _compressed(of_4, 132, 4),
+        _states(of_4, 2048, 8, 4),
+        _compressed(of_128, 584, 128),
+        _states(of_128, 4096, 128, 8),
+    )
+
+
 def _recurrent(count: int, shape: str, state_dtype: str, **sizes: int) -> LayerFacts:
     return {
         "kind": "recurrent",
@@ -146,6 +179,12 @@ CENSUSES: Sequence[tuple[str, Sequence[LayerFacts]]] = (
     ("small states", [_mamba2(30, 8, 8), _full(10, 8, 128)]),
     ("mamba, full and sliding", [_mamba2(24, 64), _full(8, 4, 128), _sliding(16, 4, 128, 1024)]),
     ("mamba and wider sliding", [_mamba2(24, 64), _full(8, 4, 128), _sliding(16, 8, 128, 1024)]),
+    ("deepseek-v4-flash", _deepseek_v4(43, 21, 20)),
+    ("deepseek-v4-pro", _deepseek_v4(61, 30, 31)),
+    ("compressed, windows of their own", _deepseek_v4(40, 8, 12)),
+    ("minimax-m3", [_full(60, 4, 128), _compressed(57, 256)]),
+    ("mimo-v2-flash", [_full(9, 4, 192, 128), {**_sliding(39, 8, 192, 128), "value_dim": 128}]),
+    ("hunyuan-v4", [_latent(10, 128), _latent(24)]),
     ("qwen3.5 with an mtp layer", [_delta(30, 32, dtype="float32"), _full(11, 2, 256)]),
 )
 
@@ -182,6 +221,9 @@ def _formats(census: Sequence[LayerFacts]) -> Sequence[str]:
 def _cases() -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, census in CENSUSES:
         kinds = {layer["kind"] for layer in census}
+        if "states" in kinds:
+            yield from _packed_cases(name)
+            continue
         yield name, {}
         yield name, {"max_model_len": 10_000, "available_gib": 17.3}
         yield name, {"max_model_len": 131_072, "kv_cache_dtype": "fp8", "available_gib": 101.7}
@@ -205,6 +247,19 @@ def _cases() -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield name, {"kv_cache_dtype": dtype, "tensor_parallel": 4, "block_tokens": 64}
         for stages in (2, 4):
             yield name, {"pipeline_parallel": stages, "batches_in_flight": stages + 1}
+
+
+def _packed_cases(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Launches of compressed attention, whose kernels have one block size and one layout."""
+    packed = {"block_tokens": 256, "layout": "BLHNC", "kv_cache_dtype": "fp8_ds_mla"}
+    yield name, packed
+    yield name, {**packed, "max_model_len": 10_000, "available_gib": 17.3}
+    yield name, {**packed, "max_model_len": 1_048_576, "available_gib": 101.7}
+    yield name, {**packed, "tensor_parallel": 8}
+    for tokens, batches in product((2048, 16_384), (1, 2)):
+        yield name, {**packed, "max_num_batched_tokens": tokens, "batches_in_flight": batches}
+    for stages in (2, 4):
+        yield name, {**packed, "pipeline_parallel": stages, "batches_in_flight": stages + 1}
 
 
 CASES: Sequence[tuple[str, Mapping[str, Any]]] = tuple(_cases())

@@ -77,10 +77,14 @@ def layer_specs(
         for index in range(layer["count"])
     )
     found: dict[str, Any] = {}
-    for _, kind, index in placed:
+    deepest = max(layer["count"] for layer in census)
+    for place, kind, index in placed:
         own = plain if str(index) in spared else case
+        # The caches of compressed attention are several to a layer, which is on one stage.
+        several = any(layer["kind"] == "states" for layer in census)
+        layer_name = f"{int(place * deepest)}" if several else f"{kind}.{index}"
         for part, spec in enumerate(specs_of(config, census[kind], own)):
-            found[f"{kind}.{index}.{part}"] = spec
+            found[f"{layer_name}.{kind}-{part}"] = spec
     return found
 
 
@@ -99,6 +103,8 @@ def specs_of(config: Foreign, layer: LayerFacts, case: Mapping[str, Any]) -> lis
         return [specs.MambaSpec(held, shapes, dtypes, padded, mamba_cache_mode=mode)]
     if kind == "latent":
         return _latent_specs(layer, block, dtype, case)
+    if kind in ("compressed", "states"):
+        return [_vector_spec(layer, block, case)]
     shape = {
         "num_kv_heads": max(1, layer["kv_heads"] // case["tensor_parallel"]),
         "head_size": layer["key_dim"],
@@ -120,6 +126,32 @@ def packed(spec: Foreign, case: Mapping[str, Any]) -> Foreign:
     if not quantizes(case):
         return spec
     return import_module("vllm.v1.worker.utils").customize_attention_spec(packing(case), spec)
+
+
+def _vector_spec(layer: LayerFacts, block: int, case: Mapping[str, Any]) -> Foreign:
+    """What DeepSeek V4's caches register, or an indexer beside plain attention in 16 bit."""
+    specs = import_module("vllm.v1.kv_cache_interface")
+    torch = import_module("torch")
+    shape = {
+        "num_kv_heads": 1,
+        "max_tp_shards": 1,
+        "head_size": layer["vector_bytes"],
+        "dtype": torch.uint8,
+    }
+    packing_bytes = 576 if case["kv_cache_dtype"] == "fp8_ds_mla" else None
+    if layer["kind"] == "states":
+        return specs.SlidingWindowMLASpec(
+            block_size=layer["block_tokens"],
+            sliding_window=layer["window_tokens"],
+            alignment=packing_bytes,
+            **shape,
+        )
+    return specs.MLAAttentionSpec(
+        block_size=block,
+        tokens_per_state=layer["tokens_per_vector"],
+        alignment=packing_bytes,
+        **shape,
+    )
 
 
 def _latent_specs(

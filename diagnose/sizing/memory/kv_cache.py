@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
+    CompressedAttention,
     FullAttention,
     LatentAttention,
     LayerKind,
     Layers,
     Recurrent,
     SlidingAttention,
+    SlidingStates,
 )
 from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat, kv_format
 
@@ -28,6 +31,10 @@ _BLOCK_TOKENS = 16
 PLAIN = kv_format("auto")
 # Kernels for latent attention read blocks of 64 tokens.
 _LATENT_BLOCK_TOKENS = 64
+# Kernels that attend to chosen blocks of keys read blocks of 128 tokens, those of compressed
+# states 256, in pages of whole 576 bytes.
+_CHOSEN_BLOCK_TOKENS, _COMPRESSED_BLOCK_TOKENS = 128, 256
+_COMPRESSED_PAGE_BYTES = 576
 _TENSOR_SIZES = (1, 2, 4, 5, 8, 10, 16)
 
 
@@ -68,6 +75,10 @@ def token_bytes(kind: LayerKind, settings: KvSettings) -> float:
     """
     if isinstance(kind, Recurrent):
         return 0.0
+    if isinstance(kind, CompressedAttention):
+        return kind.vector_bytes / kind.tokens_per_vector
+    if isinstance(kind, SlidingStates):
+        return kind.vector_bytes
     if isinstance(kind, LatentAttention):
         return latent_row_bytes(kind, settings) + index_bytes(kind)
     heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
@@ -119,8 +130,14 @@ def default_block_tokens(kinds: Sequence[Layers], settings: KvSettings) -> int:
     """Tokens per block: as stated, else by the attention kernels of those layers."""
     if settings.block_tokens is not None:
         return settings.block_tokens
+    if any(isinstance(part.kind, CompressedAttention) for part in kinds):
+        return _COMPRESSED_BLOCK_TOKENS if _has_states(kinds) else _CHOSEN_BLOCK_TOKENS
     latent = any(isinstance(part.kind, LatentAttention) for part in kinds)
     return _LATENT_BLOCK_TOKENS if latent and not settings.padded_latent else _BLOCK_TOKENS
+
+
+def _has_states(kinds: Sequence[Layers]) -> bool:
+    return any(isinstance(part.kind, SlidingStates) for part in kinds)
 
 
 def shared_page(kinds: Sequence[Layers], settings: KvSettings) -> tuple[float, list[int]] | None:
@@ -175,6 +192,8 @@ def _aligned_block(kinds: Sequence[Layers], settings: KvSettings) -> int:
 # are recorded in tests/fixtures/kvlayout; guide 2.2, 7.1.
 
 
+# Kinds of which a request keeps every token.
+_GROWING = (FullAttention, LatentAttention, CompressedAttention)
 # Kinds that differ by less than half in their number of layers share one group size.
 _SIMILAR_COUNTS = 1.5
 
@@ -216,7 +235,7 @@ class KvLayout:
     @property
     def token_bytes(self) -> float:
         """Bytes of one more token of context on one GPU."""
-        growing = [g for g in self.groups if isinstance(g.kind, FullAttention | LatentAttention)]
+        growing = [g for g in self.groups if isinstance(g.kind, _GROWING)]
         kept = growing or [g for g in self.groups if isinstance(g.kind, SlidingAttention)]
         return sum(group.layers * group.token_bytes for group in kept)
 
@@ -258,7 +277,7 @@ def _blocks_of(group: Group, context_tokens: int, settings: KvSettings) -> int:
     kind = group.kind
     if isinstance(kind, Recurrent):
         return settings.state_blocks
-    if isinstance(kind, SlidingAttention):
+    if isinstance(kind, SlidingAttention | SlidingStates):
         held = min(kind.window_tokens - 1 + settings.in_flight_tokens, context_tokens)
         # A window rarely starts where a block does: one block more.
         return ceil(held / group.block_tokens) + 1
@@ -277,6 +296,8 @@ def kv_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
     """
     if not layers:
         raise SizingError("the model has no layer that keeps a KV cache", name="model")
+    if _has_states(layers):
+        return _packed_layout(layers, settings)
     if settings.kv_format.plain_layers:
         settings = _with_plain_ends(layers, settings)
     kinds = list(layers) if settings.hybrid_pool or _alike(layers) else _unified(layers)
@@ -301,6 +322,81 @@ def kv_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
     return KvLayout(groups, ceil(size / settings.pipeline_parallel), page_bytes, settings)
 
 
+def _packed_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
+    """The layout of compressed attention: pages of several sizes lie side by side in a block, as
+    many as the widest group has.
+
+    Raises:
+        SizingError: a KV cache format that vLLM refuses for it.
+    """
+    if settings.kv_format.id not in _COMPRESSED_FORMATS:
+        raise SizingError(
+            f"vLLM has no kernel for compressed attention with a KV cache in "
+            f"{settings.kv_format.id}",
+            name="kv_cache_dtype",
+            choices=_COMPRESSED_FORMATS,
+        )
+    buckets = _buckets(layers, default_block_tokens(layers, settings))
+    # Layers of which every page size has as many can be dealt out over several groups.
+    dealt = [bucket for bucket in buckets if len(set(bucket.pages.values())) == 1]
+    deepest = [max(bucket.pages.values()) for bucket in dealt]
+    fewest = max(max(b.pages.values()) for b in dealt if len(b.pages) > 1)
+    repeats = _least_padding(deepest, fewest)
+    groups: list[Group] = []
+    block_bytes = 0
+    for bucket in buckets:
+        split = ceil(max(bucket.pages.values()) / repeats) if bucket in dealt else 1
+        block_bytes = max(
+            block_bytes,
+            sum(
+                ceil(ceil(count / split) / settings.pipeline_parallel) * page
+                for page, count in bucket.pages.items()
+            ),
+        )
+        held = sum(page * count for page, count in bucket.pages.items())
+        count = sum(bucket.pages.values())
+        layer_bytes = held / count / bucket.block_tokens
+        stage = ceil(count / settings.pipeline_parallel)
+        groups.append(Group(bucket.kind, stage, split, bucket.block_tokens, layer_bytes))
+    return KvLayout(tuple(groups), 1, block_bytes, settings)
+
+
+_COMPRESSED_FORMATS = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Layers whose blocks hold the same tokens: the number of layers by page bytes."""
+
+    kind: LayerKind
+    block_tokens: int
+    pages: Mapping[int, int]
+
+
+def _buckets(layers: Sequence[Layers], block_tokens: int) -> list[_Bucket]:
+    buckets: dict[tuple[int, int], tuple[LayerKind, Counter[int]]] = {}
+    for part in layers:
+        kind = part.kind
+        if isinstance(kind, SlidingStates):
+            window, block = kind.window_tokens, kind.block_tokens
+            vectors = block
+        elif isinstance(kind, CompressedAttention):
+            window, block = 0, block_tokens
+            vectors = block_tokens // kind.tokens_per_vector
+        else:
+            raise TypeError(f"{type(kind).__name__} has no packed page")
+        page = ceil(vectors * kind.vector_bytes / _COMPRESSED_PAGE_BYTES) * _COMPRESSED_PAGE_BYTES
+        buckets.setdefault((window, block), (kind, Counter()))[1][page] += part.count
+    return [_Bucket(kind, block, pages) for (_, block), (kind, pages) in buckets.items()]
+
+
+def _least_padding(counts: Sequence[int], fewest: int) -> int:
+    """The group size from `fewest` to the largest count that pads the counts least; the largest of
+    equals."""
+    sizes = range(fewest, max(counts) + 1)
+    return min(sizes, key=lambda size: (sum(-count % size for count in counts), -size))
+
+
 def _with_plain_ends(layers: Sequence[Layers], settings: KvSettings) -> KvSettings:
     """The settings for layers of which the first and last may stay in 16 bit: none of them beside
     recurrent layers.
@@ -321,7 +417,7 @@ def _with_plain_ends(layers: Sequence[Layers], settings: KvSettings) -> KvSettin
 
 def _alike(layers: Sequence[Layers]) -> bool:
     """Whether every layer stores the same tokens of a request: they form one group."""
-    if all(isinstance(part.kind, FullAttention | LatentAttention) for part in layers):
+    if all(isinstance(part.kind, _GROWING) for part in layers):
         return True
     windows = [
         part.kind.window_tokens for part in layers if isinstance(part.kind, SlidingAttention)

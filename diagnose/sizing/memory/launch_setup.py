@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
-from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention
+from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import SCHEMES, Scheme, scheme
 from kneewatch.diagnose.sizing.memory.kv_formats import kernel_missing, kv_format
@@ -310,7 +310,8 @@ def _check_dtypes(setup: Setup) -> None:
     gpu, arithmetic = setup.gpu, setup.scheme.compute
     kept = kv_format(setup.kv_cache_dtype)
     indexed = any(
-        isinstance(part.kind, LatentAttention) and part.kind.index_dim
+        (isinstance(part.kind, LatentAttention) and part.kind.index_dim)
+        or isinstance(part.kind, SlidingStates)
         for part in setup.model.layers
     )
     missing = None if gpu is None else kernel_missing(kept, gpu)

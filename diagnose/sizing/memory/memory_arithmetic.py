@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.layers import (
+    CompressedAttention,
     FullAttention,
     LatentAttention,
     Recurrent,
     SlidingAttention,
+    SlidingStates,
 )
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
@@ -189,6 +191,8 @@ def _tokens(group: Group, settings: KvSettings) -> Step:
             f"{figure(held)} B a layer",
             _KV_SOURCE,
         )
+    if isinstance(kind, CompressedAttention | SlidingStates):
+        return _vectors(group)
     if isinstance(kind, LatentAttention):
         title, formula, values = _latent(kind, count, settings)
     else:
@@ -200,6 +204,20 @@ def _tokens(group: Group, settings: KvSettings) -> Step:
             title = f"KV of a token within a window of {kind.window_tokens:,}"
     result = f"{figure(count * group.token_bytes)} B on each GPU"
     return Step(title, formula, values, result, _KV_SOURCE)
+
+
+def _vectors(group: Group) -> Step:
+    kind = group.kind
+    of_window = ""
+    if isinstance(kind, SlidingStates):
+        of_window = f" within a window of {kind.window_tokens:,}"
+    return Step(
+        f"Vectors of a token{of_window}, {group.layers} caches",
+        "pages of the caches, in whole 576 B / tokens of a block",
+        f"{figure(group.layers * group.token_bytes * group.block_tokens)} / {group.block_tokens}",
+        f"{figure(group.layers * group.token_bytes)} B on each GPU",
+        _KV_SOURCE,
+    )
 
 
 def _head(kind: FullAttention | SlidingAttention, kept: KvFormat) -> str:
@@ -232,7 +250,8 @@ def _pool(answer: Memory) -> tuple[Step, ...]:
     layout, context = answer.layout, answer.setup.context
     blocks = layout.blocks(answer.available_bytes.expected)
     request = layout.request_blocks(context)
-    block_tokens = min(group.block_tokens for group in layout.groups)
+    growing = [g for g in layout.groups if not isinstance(g.kind, SlidingStates)]
+    block_tokens = min(group.block_tokens for group in growing)
     return (
         Step(
             "Blocks",
@@ -261,9 +280,9 @@ def _pool(answer: Memory) -> tuple[Step, ...]:
 
 
 def _group_formula(group: Group, settings: KvSettings) -> str:
-    if isinstance(group.kind, FullAttention | LatentAttention):
+    if isinstance(group.kind, FullAttention | LatentAttention | CompressedAttention):
         need = f"ceil(context / {group.block_tokens})"
-    elif isinstance(group.kind, SlidingAttention):
+    elif isinstance(group.kind, SlidingAttention | SlidingStates):
         need = f"(ceil((window - 1 + tokens in flight) / {group.block_tokens}) + 1)"
     else:
         need = f"{settings.state_blocks}"

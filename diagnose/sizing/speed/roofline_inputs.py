@@ -7,7 +7,13 @@ from typing import Final
 
 from kneewatch.diagnose.catalogue.gpu_specs import Dtype, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
-from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingAttention
+from kneewatch.diagnose.catalogue.layers import (
+    CompressedAttention,
+    FullAttention,
+    LatentAttention,
+    SlidingAttention,
+    SlidingStates,
+)
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.parameters import Parameters
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, scheme
@@ -303,6 +309,14 @@ def _kinds(model: Model, tensor_parallel: int, kv_bytes: float) -> _Kinds:
                 sums.windows += (Window(kind.window_tokens, kept, 2 * heads * size),)
             case LatentAttention():
                 _add_latent(sums, kind, count=count, heads=heads, kv_bytes=kv_bytes)
+            case CompressedAttention():
+                _add_compressed(sums, kind, count=count, heads=heads)
+            case SlidingStates():
+                # What a compressor has not finished is read once per vector, which is little.
+                if kind.vector_dim:
+                    flop = 4 * heads * count * kind.vector_dim
+                    kept = float(count * kind.vector_bytes)
+                    sums.windows += (Window(kind.window_tokens, kept, flop),)
             case _:
                 elements = count * kind.state_elements / tensor_parallel
                 tail = count * kind.conv_elements / tensor_parallel
@@ -311,6 +325,19 @@ def _kinds(model: Model, tensor_parallel: int, kv_bytes: float) -> _Kinds:
                 sums.state_bytes += 2 * (elements * kind.state_bytes_per_element + tail * kv_bytes)
                 sums.state_flop += 6 * elements
     return sums
+
+
+def _add_compressed(sums: _Kinds, kind: CompressedAttention, *, count: int, heads: float) -> None:
+    # A pair is one query and one token, of which several share a vector.
+    kept = count * kind.vector_bytes / kind.tokens_per_vector
+    flop = 4 * heads * count * kind.vector_dim / kind.tokens_per_vector
+    if kind.chosen_vectors:
+        tokens = kind.chosen_vectors * kind.tokens_per_vector
+        sums.windows += (Window(tokens, kept, flop),)
+        return
+    sums.kv_bytes_per_token += kept
+    sums.flop_per_pair += flop
+    sums.prefill_flop_per_pair += flop
 
 
 def _add_latent(

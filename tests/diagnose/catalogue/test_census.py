@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kneewatch.diagnose.catalogue.families import known, refusal_reason, refuse_unmodelled
+from kneewatch.diagnose.catalogue.hf_config import read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
+    CompressedAttention,
     FullAttention,
     LatentAttention,
     LayerKind,
+    Layers,
     Recurrent,
     SlidingAttention,
+    SlidingStates,
 )
 from kneewatch.diagnose.catalogue.models import model, model_from_config
 from tests.diagnose.catalogue.configurations import (
     BAMBA,
     DEEPSEEK_V3,
+    DEEPSEEK_V4,
     FALCON_H1,
     GEMMA_3N,
     GRANITE_H_SMALL,
+    HUNYUAN_V4,
     JAMBA,
     LFM2,
     MINIMAX,
@@ -309,10 +320,14 @@ def test_dbrx_keeps_its_fields_in_parts() -> None:
 @pytest.mark.parametrize(
     ("document", "named"),
     [
-        pytest.param(llama(model_type="deepseek_v4"), "compressed attention", id="DeepSeek V4"),
-        pytest.param(llama(model_type="deepseek_v41"), "compressed attention", id="DeepSeek V4.1"),
-        pytest.param(llama(model_type="hy_v4"), "indexer's keys", id="Hunyuan V4"),
-        pytest.param(llama(model_type="minimax_m3_text"), "indexer's keys", id="MiniMax M3"),
+        pytest.param(llama(model_type="deepseek_v41"), "word groups", id="DeepSeek V4.1"),
+        pytest.param(llama(model_type="dots3_note"), "indexer's keys", id="dots 3"),
+        pytest.param({**DEEPSEEK_V4, "compress_ratios": [0] * 43}, "compress_ratios", id="V4: 0"),
+        pytest.param({**DEEPSEEK_V4, "compress_ratios": [4]}, "compress_ratios", id="V4: one"),
+        pytest.param({**DEEPSEEK_V4, "head_dim": 256}, "head_dim", id="V4: other vectors"),
+        pytest.param(
+            llama(model_type="minimax_m3_text"), "sparse_attention_config", id="MiniMax M3"
+        ),
         pytest.param(llama(model_type="glm5_next"), "recurrent states", id="GLM 5.3 Flash"),
         pytest.param(llama(model_type="kimi_k3"), "recurrent states", id="Kimi K3"),
         pytest.param(llama(model_type="qwen4_exp"), "recurrent states", id="Qwen4"),
@@ -382,6 +397,118 @@ def test_novel_family_of_the_usual_kind_is_taken_and_said() -> None:
     assert any("novel is unknown to kneewatch" in note for note in found.notes)
 
 
-def test_catalogue_names_what_it_cannot_size() -> None:
-    with pytest.raises(SizingError, match="deepseek_v4 keeps compressed attention states"):
-        model("deepseek-ai/DeepSeek-V4-Pro")
+_LIST = Path(__file__).parents[2] / "fixtures" / "models" / "architectures.json"
+ARCHITECTURES: dict[str, tuple[str, str]] = json.loads(_LIST.read_text("utf-8"))["architectures"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_of_vllm_is_sized_refused_or_said_to_be_assumed(
+    architecture: str,
+) -> None:
+    """One of vLLM's list cannot fall from one kind into another unnoticed."""
+    family, expected = ARCHITECTURES[architecture]
+    config = read_config("m", {**llama(model_type=family), "architectures": [architecture]})
+    if expected == "refused":
+        with pytest.raises(SizingError, match=re.escape(config.model_type)):
+            refuse_unmodelled(config)
+        return
+    assert refusal_reason(config.model_type) == ""
+    assert known(config) == (expected == "sized")
+
+
+def test_most_of_vllms_architectures_are_sized() -> None:
+    counts = Counter(kind for _, kind in ARCHITECTURES.values())
+    assert len(ARCHITECTURES) > 120
+    assert counts["sized"] > 3 * counts["refused"]
+
+
+def test_refusal_says_what_to_do_instead() -> None:
+    with pytest.raises(SizingError, match="Start it once: vLLM logs what its KV cache holds"):
+        model_from_config("m", llama(model_type="kimi_k3"))
+
+
+def test_compressed_attention_keeps_windows_vectors_and_what_compressors_have_not_finished() -> (
+    None
+):
+    found = model_from_config("m", DEEPSEEK_V4)
+
+    vectors = {
+        (part.kind.vector_bytes, part.kind.tokens_per_vector): part.count
+        for part in found.layers
+        if isinstance(part.kind, CompressedAttention)
+    }
+    states = {
+        (part.kind.vector_bytes, part.kind.window_tokens, part.kind.block_tokens): part.count
+        for part in found.layers
+        if isinstance(part.kind, SlidingStates)
+    }
+    # 448 elements in FP8, 64 in 16 bit and 8 scales; 128 elements of an index key and a scale.
+    assert vectors == {(584, 4): 21, (132, 4): 21, (584, 128): 20}
+    # A state and its score in float32, twice where the windows of 4 tokens overlap.
+    assert states == {
+        (584, 128, 64): 43,
+        (2 * 2 * 512 * 4, 8, 4): 21,
+        (2 * 2 * 128 * 4, 8, 4): 21,
+        (2 * 512 * 4, 128, 8): 20,
+    }
+    assert (found.quantization, found.adapters) == ("fp8-mxfp4", None)
+
+
+def test_fp8_experts_of_compressed_attention_are_stated() -> None:
+    document = {**DEEPSEEK_V4, "expert_dtype": "fp8"}
+    assert model_from_config("m", document).quantization == "fp8"
+
+
+def test_hunyuan_v4_shares_indexers_and_says_which_layers_choose_tokens() -> None:
+    found = model_from_config("m", HUNYUAN_V4)
+    assert [(part.kind, part.count) for part in found.layers] == [
+        (LatentAttention(512, 64, index_dim=128), 10),
+        (LatentAttention(512, 64, shares_index=True), 24),
+    ]
+    mixed = {**HUNYUAN_V4, "layer_types": ["full_attention", *["sparse_attention"] * 33]}
+    assert [(part.kind.index_dim, part.count) for part in model_from_config("m", mixed).layers] == [
+        (128, 9),
+        (0, 24),
+        (0, 1),
+    ]
+    own = {**HUNYUAN_V4, "indexer_types": ["full"] * 34}
+    assert [part.count for part in model_from_config("m", own).layers] == [34]
+    dense = {key: value for key, value in HUNYUAN_V4.items() if key != "layer_types"}
+    assert model_from_config("m", dense).layers == (Layers(LatentAttention(512, 64), 34),)
+
+
+def test_windows_with_heads_of_their_own() -> None:
+    mimo = model("XiaomiMiMo/MiMo-V2-Flash").layers
+    assert mimo == (
+        Layers(FullAttention(4, 192, 128), 9),
+        Layers(SlidingAttention(8, 192, 128, 128), 39),
+    )
+    step = llama(
+        model_type="step3p5",
+        num_key_value_heads=...,
+        num_attention_groups=8,
+        sliding_window=512,
+        layer_types=["full_attention", *["sliding_attention"] * 3] * 8,
+        attention_other_setting={
+            "attention_type": "sliding_attention",
+            "num_attention_heads": 96,
+            "num_attention_groups": 4,
+            "head_dim": 64,
+        },
+    )
+    found = model_from_config("m", step)
+    assert found.layers == (
+        Layers(FullAttention(8, 128, 128), 8),
+        Layers(SlidingAttention(4, 64, 64, 512), 24),
+    )
+    assert found.parameters is not None
+    assert found.parameters.attention == 4096 * (
+        8 * (2 * 32 * 128 + 2 * 8 * 128) + 24 * (2 * 96 * 64 + 2 * 4 * 64)
+    )
+
+
+def test_blocks_of_keys_are_chosen_by_an_index_of_16_bit_beside_plain_attention() -> None:
+    assert model("MiniMaxAI/MiniMax-M3").layers == (
+        Layers(FullAttention(4, 128, 128), 60),
+        Layers(CompressedAttention(256), 57),
+    )

@@ -14,6 +14,7 @@ from tests.diagnose.catalogue.configurations import (
     DEEPSEEK_V3,
     GEMMA_3N,
     GRANITE_H_SMALL,
+    HUNYUAN_V4,
     JAMBA,
     LFM2,
     QWEN3_NEXT,
@@ -38,6 +39,10 @@ def test_language_model_as_its_class_has_it(name: str) -> None:
     assert found is not None
     # Biases and the norms of heads are not counted: most in OPT-350M, the smallest with both.
     assert found.total - found.vision == pytest.approx(COUNTED[name], rel=0.005)
+
+
+def test_hunyuan_v4_as_its_class_has_it() -> None:
+    assert parameters(HUNYUAN_V4).total == pytest.approx(58278193133, rel=1e-5)
 
 
 def test_every_family_of_the_catalogue_that_has_a_class_is_counted() -> None:

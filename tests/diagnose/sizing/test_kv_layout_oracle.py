@@ -12,12 +12,14 @@ import pytest
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
+    CompressedAttention,
     FullAttention,
     LatentAttention,
     LayerKind,
     Layers,
     Recurrent,
     SlidingAttention,
+    SlidingStates,
 )
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     KvLayout,
@@ -36,6 +38,8 @@ KINDS: Mapping[str, type[LayerKind]] = {
     "sliding": SlidingAttention,
     "latent": LatentAttention,
     "recurrent": Recurrent,
+    "compressed": CompressedAttention,
+    "states": SlidingStates,
 }
 VERSION = defaults(parse_version(RECORDED["vllm"]), None)
 # Which of the two shapes a stage has more of depends on the order of the layers, which a census
