@@ -42,16 +42,6 @@ QUIET_WAITING, QUEUE_MOVES = 1.0, (TTFT, ITL, LOAD)
 
 MORE_IS_BETTER = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
 
-DRIFTS = (
-    ("ttft_p99_drift_ratio", "ttft_p99_s"),
-    ("ttft_p50_drift_ratio", "ttft_p50_s"),
-    ("itl_p99_drift_ratio", "itl_p99_s"),
-    ("itl_p50_drift_ratio", "itl_p50_s"),
-    ("itl_mean_drift_ratio", "itl_mean_s"),
-    ("ttft_p99_p50_drift_ratio", "ttft_p99_p50_ratio"),
-)
-"""Derived signals that are a value over its own baseline: derived key, signal key."""
-
 
 class Samples:
     """The newest values of one signal, also kept sorted so that the median is cheap."""
@@ -131,14 +121,9 @@ class Baseline:
             return usual if quiet is None else quiet
         return min(quiet, usual) if key in MORE_IS_BETTER else max(quiet, usual)
 
-    def drifts(self, values: Mapping[str, float | None]) -> dict[str, float | None]:
-        """The ratio of each signal in DRIFTS to its baseline, by derived key; None if either is
-        unknown."""
-        ratios: dict[str, float | None] = {}
-        for key, of in DRIFTS:
-            value, quiet = values.get(of), self.get(of)
-            ratios[key] = value / quiet if value is not None and quiet else None
-        return ratios
+    def usual(self, key: str) -> float | None:
+        """A signal's usual value at this hour of the week; None where it is unknown."""
+        return self.season.get(key)
 
 
 # --- What an engine looks like at an hour of the week: medians over the weeks before. Pure --------

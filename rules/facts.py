@@ -68,6 +68,10 @@ class Quiet(Protocol):
         """A signal's baseline; None if unknown."""
         ...
 
+    def usual(self, key: str) -> float | None:
+        """A signal's usual value at this hour of the week; None if unknown."""
+        ...
+
 
 class Facts(Protocol):
     """The inputs of quantities and conditions in Python: one engine at one moment."""
@@ -180,6 +184,8 @@ class _NoBaseline:
         """None: no signal has a baseline."""
         del key
         return None
+
+    usual = get
 
 
 NO_BASELINE = _NoBaseline()

@@ -75,6 +75,24 @@ class BaselineValue(Quantity):
 
 
 @dataclass(frozen=True, slots=True)
+class UsualValue(Quantity):
+    """A signal's usual value at this hour of the week; unknown until enough weeks agree."""
+
+    key: str
+
+    def source(self, scope: Scope) -> str:
+        return f"facts.baseline.usual({self.key!r})"
+
+    def promql(self, to: Spelling) -> str | None:
+        return to.series(self.name)
+
+    @property
+    def name(self) -> str:
+        """The key of its recorded series."""
+        return f"{self.key}:usual"
+
+
+@dataclass(frozen=True, slots=True)
 class Target(Quantity):
     """A latency target; unknown if not configured."""
 

@@ -23,7 +23,7 @@ from kneewatch.dashboards.prometheus.recording_rules import why_inexpressible
 from kneewatch.dashboards.prometheus.rule_files import OBJECT_FILE, Flavor, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.causes.ranking import CAUSES
-from kneewatch.diagnose.learned.derived_signals import HELP
+from kneewatch.diagnose.learned.derived_signals import DERIVED
 from kneewatch.rules.guide_tables import ROWS
 from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import Rule
@@ -100,7 +100,7 @@ def signals_page() -> str:
         "\n## GPUs\n",
         table(("signal", "what", "source", "needs"), (row(s) for s in GPU_SIGNALS)),
         "\n## Derived: from more than one window\n",
-        table(("signal", "what"), ((f"`{key}`", text) for key, text in HELP.items())),
+        table(("signal", "what"), ((f"`{s.key}`", s.help) for s in DERIVED)),
         "\n## PromQL\n",
         *(promql(s, dialect) for s in (*VLLM_SIGNALS, *stated)),
     ]

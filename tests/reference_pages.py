@@ -29,7 +29,7 @@ from kneewatch.diagnose.causes.record import (
 )
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.diagnose.fleet import outliers, routers, routing
-from kneewatch.diagnose.learned.derived_signals import HELP
+from kneewatch.diagnose.learned.derived_signals import DERIVED
 from kneewatch.rules.conditions import (
     ALWAYS,
     OPPOSITE,
@@ -248,7 +248,7 @@ def function_block(function: Callable[..., object]) -> str:
     return "\n\n".join(lines)
 
 
-SIGNALS = frozenset({s.key for s in (*VLLM_SIGNALS, *GPU_SIGNALS)} | HELP.keys())
+SIGNALS = frozenset(s.key for s in (*VLLM_SIGNALS, *GPU_SIGNALS, *DERIVED))
 
 
 def references(function: FunctionType) -> tuple[list[str], list[str]]:
@@ -519,6 +519,6 @@ def guard_words(guard: Guard) -> str:
 
 def signal_help(key: str) -> str:
     """A signal's help text as the rest of a sentence."""
-    texts = {signal.key: signal.help for signal in (*VLLM_SIGNALS, *GPU_SIGNALS)} | dict(HELP)
+    texts = {signal.key: signal.help for signal in (*VLLM_SIGNALS, *GPU_SIGNALS, *DERIVED)}
     text = texts.get(key, "")
     return _lower(text).rstrip(".") + "." if text else "see the signals."

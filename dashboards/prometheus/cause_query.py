@@ -16,6 +16,8 @@ ZERO = f"({recorded('running')} * 0)"
 """0 for every engine, in place of a signal without a value."""
 
 
+NO_TARGETS = Targets()
+
 Levels = tuple[tuple[Severity, str], ...]
 """Severities and when each applies, worst first; an empty condition always does."""
 
@@ -64,10 +66,12 @@ class CauseQuery:
 class Spelled:
     """Signals that are PromQL expressions of their own: GPU boards, engines against their peers."""
 
-    def __init__(self, series: Mapping[str, str], *, window_s: float = 0.0) -> None:
+    def __init__(
+        self, series: Mapping[str, str], *, window_s: float = 0.0, targets: Targets = NO_TARGETS
+    ) -> None:
         self._series = series
         self.window_s = self.interval_s = self.scrape_s = window_s
-        self.targets, self.scale, self.process = Targets(), 1.0, ""
+        self.targets, self.scale, self.process = targets, 1.0, ""
         self.everywhere = EVERYWHERE
 
     def series(self, key: str) -> str | None:

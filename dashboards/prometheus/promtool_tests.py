@@ -225,7 +225,9 @@ def _calm(plan: Plan) -> Iterator[Scenario]:
     name = "a server that serves"
     yield Scenario(name, Server(plan, name).busy(running=8))
     name = "an idle server"
-    yield Scenario(name, Server(plan, name).busy(running=0, served_per_s=0, tokens_per_s=0))
+    yield Scenario(
+        name, Server(plan, name).busy(running=0, usage=0, served_per_s=0, tokens_per_s=0)
+    )
     name = "a full cache without harm"
     yield Scenario(name, Server(plan, name).busy(running=16, usage=0.97))
     name = "counters that begin anew"
@@ -258,6 +260,9 @@ def _troubled(plan: Plan) -> Iterator[Scenario]:
     name = "no token comes out"
     stalled = Server(plan, name).busy(running=8, served_per_s=0.0, tokens_per_s=0.0)
     yield Scenario(name, stalled, frozenset({("KneewatchCauseEngineStalled", "critical")}))
+    name = "KV blocks that no request holds"
+    leaking = Server(plan, name).busy(running=0, served_per_s=0.0, tokens_per_s=0.0)
+    yield Scenario(name, leaking, frozenset({("KneewatchCauseKvLeak", "warning")}))
     yield _poor_speculation(plan)
     yield _without_answer(plan)
     yield _without_metrics(plan)

@@ -8,11 +8,14 @@ from dataclasses import replace
 from kneewatch.collector.signals.expr import Dialect, HereOnly, InfoChanges
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import ONE_ENGINE
+from kneewatch.dashboards.prometheus.cause_query import Spelled
 from kneewatch.dashboards.prometheus.in_force import FINDING
 from kneewatch.dashboards.prometheus.rule_group import Group, Plan, Record
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.learned.derived_signals import (
+    DERIVED,
+    OF_REQUESTS,
     RECENT_REQUESTS_MIN,
     RECENT_SCRAPES,
     RECENT_SHARE,
@@ -26,7 +29,6 @@ from kneewatch.diagnose.learned.slow_trends import (
     SlowQuantity,
 )
 from kneewatch.rules.baseline import (
-    DRIFTS,
     FAMILIES,
     HOUR_S,
     MORE_IS_BETTER,
@@ -61,7 +63,7 @@ from kneewatch.rules.facts import (
     recorded,
     span_s,
 )
-from kneewatch.rules.quantities import BaselineValue
+from kneewatch.rules.quantities import RECENT, BaselineValue, Named, UsualValue
 from kneewatch.rules.rule import Severity
 
 STEP_S = 300.0
@@ -83,12 +85,21 @@ BASELINED = tuple(
 )
 """Signals that causes compare with their normal values."""
 
+_EXPRESSIONS = tuple(signal.of for signal in DERIVED)
+
 COMPARED = tuple(
     dict.fromkeys(
-        (*(of for _, of in DRIFTS), "kv_transfer_mean_s", "finished_length_ratio", *BASELINED)
+        (*(node.key for node in nodes(_EXPRESSIONS) if isinstance(node, BaselineValue)), *BASELINED)
     )
 )
 """Signals that a rule holds against what they were."""
+
+NAMED = tuple(
+    dict.fromkeys(
+        node for record in CAUSES for node in nodes(record.forms) if isinstance(node, Named)
+    )
+)
+"""Quantities of several causes that have a recorded series of their own, where PromQL can."""
 
 SEASONAL = (*COMPARED, SPEC_ACCEPTED.signal)
 """Signals whose usual value at this hour of the week is recorded."""
@@ -235,10 +246,9 @@ class Recorded:
         self.interval_s = plan.interval_s
         self.scale, self.targets, self.process = plan.scale, plan.targets, plan.process
         self.everywhere = EVERYWHERE
-        signals = {s.key for s in plan.signals()} - {s.key for s in inexpressible(plan)}
         of_gpus = FOUND if plan.gpu_join else ()
         slow = {key for slow in SLOW for key in _slow(plan, slow)}
-        self.keys = frozenset({*signals, *derived(plan), *slow, *CASCADE, *of_gpus})
+        self.keys = frozenset({*_recorded_signals(plan), *derived(plan), *slow, *CASCADE, *of_gpus})
         """What is recorded for each engine."""
 
     def series(self, key: str) -> str | None:
@@ -305,53 +315,61 @@ def derived_group(plan: Plan) -> Group:
 
 def derived(plan: Plan) -> Mapping[str, str]:
     """The derived signals' expressions by key, in an order in which each finds what it needs."""
-    window = number(plan.range_s)
-    exprs = {
-        "preempted_in_window": f"{window} * {recorded('preemption_per_s')}",
-        "errors_in_window": f"{window} * {recorded('finished_error_per_s')}",
-        "prompt_tail_ratio": over("prompt_tokens_p99", "prompt_tokens_p95"),
-        "prefill_busy_ratio": f"{recorded('arrival_per_s')} * {recorded('prefill_mean_s')}",
-    }
-    exprs |= _recent(plan)
+    to = _inputs_of_derived(plan)
+    exprs = _recent(plan)
     for key in COMPARED:
         exprs[f"{key}:quiet"] = _quiet(plan, key)
-    for key, of in (*DRIFTS, ("kv_transfer_drift_ratio", "kv_transfer_mean_s")):
-        exprs[key] = f"{recorded(of)} / ({compared_with(plan, of)} > 0)"
-    ended = "finished_length_ratio"
-    exprs["finished_length_drift_points"] = f"{recorded(ended)} - ({compared_with(plan, ended)})"
-    exprs["spec_accepted_usual_tokens"] = (
-        f"max by ({plan.engine}) ({_usual_now(SPEC_ACCEPTED.signal)})"
-    )
+    for signal in DERIVED:
+        expr = None if signal.of is None else signal.of.promql(to)
+        if expr is not None:
+            exprs[signal.key] = expr
     for key in BASELINED:
         exprs[BaselineValue(key).name] = compared_with(plan, key)
-    if plan.targets.ttft_p99_s is not None:
-        wait, target = recorded("expected_wait_s"), number(plan.targets.ttft_p99_s)
-        exprs["queue_wait_estimate_ratio"] = f"{wait} / {target}"
     return exprs
 
 
+def _inputs_of_derived(plan: Plan) -> Spelled:
+    """Recorded signals, and what derived signals compare them with."""
+    usual = SPEC_ACCEPTED.signal
+    return Spelled(
+        {
+            **{key: recorded(key) for key in _recorded_signals(plan)},
+            **{BaselineValue(key).name: f"({compared_with(plan, key)})" for key in COMPARED},
+            UsualValue(usual).name: f"max by ({plan.engine}) ({_usual_now(usual)})",
+        },
+        window_s=plan.range_s,
+        targets=plan.targets,
+    )
+
+
+def _recorded_signals(plan: Plan) -> frozenset[str]:
+    """Keys of the signals that have a recorded series for each engine."""
+    return frozenset(s.key for s in plan.signals() if s.expr.promql(plan.dialect) is not None)
+
+
 def _recent(plan: Plan) -> dict[str, str]:
-    """What shows first on the window's newest quarter (`recent` in derived_signals.py)."""
+    """Signals on the window's newest part (`recent` in derived_signals.py), and what causes make of
+    them."""
     quarter_s = max(RECENT_SHARE * plan.range_s, RECENT_SCRAPES * plan.scrape_s)
     quarter = _within(plan, quarter_s)
     half = _within(plan, max(quarter_s, 2 * RECENT_SHARE * plan.range_s))
     exprs: dict[str, str] = {}
-    for kind in ("ratio", "tokens_mean"):
-        hits = _signal(plan, f"prefix_hit_{kind}")
+    for key, name in RECENT.items():
+        signal = _signal(plan, key)
         options = [
-            f"(({hits.expr.promql(dialect)}) and"
+            f"(({signal.expr.promql(dialect)}) and"
             f" {number(dialect.range_s)} * ({arrivals}) >= {number(RECENT_REQUESTS_MIN)})"
             for dialect in (quarter, half)
             if (arrivals := _signal(plan, "arrival_per_s").expr.promql(dialect))
         ]
-        exprs[f"prefix_hit_recent_{kind}"] = " or ".join(options)
-        recent, window = recorded(f"prefix_hit_recent_{kind}"), recorded(hits.key)
-        exprs[f"prefix_hit_fewest_{kind}"] = f"({recent} <= {window}) or {window} or {recent}"
-    spec = _signal(plan, "spec_acceptance_ratio")
-    exprs["spec_acceptance_recent_ratio"] = spec.expr.promql(quarter) or ""
-    swaps = _signal(plan, "lora_change_per_s")
-    exprs["lora_change_recent_per_s"] = _spread(plan, swaps, swaps.expr.promql(quarter) or "")
-    return exprs
+        exprs[name] = (
+            " or ".join(options)
+            if key in OF_REQUESTS
+            else _spread(plan, signal, signal.expr.promql(quarter) or "")
+        )
+    to = Spelled({key: recorded(key) for key in (*_recorded_signals(plan), *exprs)})
+    combined = {named.key: named.of.promql(to) for named in NAMED}
+    return exprs | {key: expr for key, expr in combined.items() if expr is not None}
 
 
 def _within(plan: Plan, range_s: float) -> Dialect:
@@ -418,11 +436,6 @@ def _quiet(plan: Plan, key: str) -> str:
         f"(quantile_over_time(0.5, {calm}) and count_over_time({calm}) >= {enough})"
         f" or {recorded(f'{key}:quiet')}"
     )
-
-
-def over(key: str, by: str) -> str:
-    """One recorded series over another, where that is above nothing."""
-    return f"{recorded(key)} / ({recorded(by)} > 0)"
 
 
 # --- The stages of the KV memory-pressure cascade as recording rules. Pure ------------------------

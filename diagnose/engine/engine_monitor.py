@@ -371,7 +371,7 @@ class EngineMonitor:
     def _judge(self, t_s: float, window: Window, reading: Reading, gpus: GpuReading) -> Diagnosis:
         profile, learned, config = self.profile, self.learned, self.config
         learned.set_launch(config)
-        derived, notes = derive(reading, window, learned.baseline, profile.targets)
+        derived, notes = derive(reading.values, window, learned.baseline, profile.targets)
         forecasts = learned.forecasts(t_s, reading.values)
         workload = learned.workload.update(t_s, self.history)
         values = {**reading.values, **derived, **forecasts, **gpus.values}

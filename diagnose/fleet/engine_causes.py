@@ -69,6 +69,11 @@ class RecordedBaselines:
         """The baseline of a signal; None where the rules have none."""
         return self.values.get(BASELINES.get(key, f"{key}:baseline"))
 
+    def usual(self, key: str) -> float | None:
+        """None: no cause reads it."""
+        del key
+        return None
+
 
 def causes_of(
     values: Values,

@@ -16,6 +16,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet import engine_causes
 from kneewatch.diagnose.fleet.inventory import Labels, Member
 from kneewatch.diagnose.fleet.observed import Observed, Values
+from kneewatch.diagnose.learned.derived_signals import MOMENTARY
 from kneewatch.rules.cascade import (
     EVIDENCE,
     FILLING_FROM_RATIO,
@@ -23,9 +24,8 @@ from kneewatch.rules.cascade import (
     compiled_severities,
     evidence_of,
 )
-from kneewatch.rules.conditions import Quantity
 from kneewatch.rules.facts import Moment
-from kneewatch.rules.quantities import Signal, Target, WindowSeconds, signals_of
+from kneewatch.rules.quantities import signals_of
 from kneewatch.rules.rule import WINDOW_S, Rule, Severity
 
 MOMENT_S = WINDOW_S
@@ -56,16 +56,6 @@ OWN = (
     "finished_error_ratio",
 )
 """Signals that sizing, causes across replicas and the printed table need."""
-
-MOMENTARY: Mapping[str, Quantity] = {
-    "preempted_in_window": Signal("preemption_per_s") * WindowSeconds(),
-    "errors_in_window": Signal("finished_error_per_s") * WindowSeconds(),
-    "prompt_tail_ratio": Signal("prompt_tokens_p99") / Signal("prompt_tokens_p95"),
-    "prompt_p99_kv_share_ratio": Signal("prompt_tokens_p99") / Signal("kv_capacity_tokens"),
-    "prefill_busy_ratio": Signal("arrival_per_s") * Signal("prefill_mean_s"),
-    "queue_wait_estimate_ratio": Signal("expected_wait_s") / Target("ttft_p99_s"),
-}
-"""Derived signals that can be computed from one moment."""
 
 STAGE_KEYS = ("cascade_stage", "cascade_severity")
 FORECAST_BY_DAEMON = ("kv_demand_ahead_ratio",)

@@ -1,18 +1,27 @@
-"""Signals that need more than one window: drifts, estimates, and how long conditions have held.
+"""Derived signals, a record each: counts, drifts, estimates; and how long conditions have held.
 Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from kneewatch.collector.scrape_history import History
-from kneewatch.collector.signals.expr import InfoChanges
-from kneewatch.collector.signals.signal import Reading
-from kneewatch.collector.signals.vllm import TTFT
+from kneewatch.collector.signals.signal import BoundSignals
+from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.learned import slow_trends
-from kneewatch.rules.baseline import DRIFTS, Baseline
-from kneewatch.rules.facts import Holds, Moment, Targets
+from kneewatch.rules.baseline import Baseline
+from kneewatch.rules.conditions import Quantity, nodes
+from kneewatch.rules.facts import Facts, Holds, Moment, Targets
+from kneewatch.rules.quantities import (
+    RECENT,
+    BaselineValue,
+    Signal,
+    Target,
+    UsualValue,
+    WindowSeconds,
+)
 
 NO_BASELINE = "no quiet baseline yet"
 NO_TARGET = "no TTFT target is set"
@@ -27,28 +36,55 @@ CALLS_MIN = 4.0
 FILLED_MIN = 0.005
 """A prefill is progress while KV usage rises by at least this share of the cache."""
 
-ADAPTER_CHANGES = InfoChanges("lora_requests_info")
 RECENT_REQUESTS_MIN = 4.0
 RECENT_SHARE = 0.25
 RECENT_SCRAPES = 2.2
 
-COUNTED = (
-    ("preempted_in_window", "preemption_per_s"),
-    ("errors_in_window", "finished_error_per_s"),
-    ("accepted_in_window", "accepted_per_s"),
-)
-"""Derived counts: how many of a rate's events the window holds; a share of few says nothing."""
-
 STALL = "stalled_s"
 
-HELP: dict[str, str] = {
+
+@dataclass(frozen=True, slots=True)
+class DerivedSignal:
+    """A quantity computed from signals; its key ends with the unit (none for plain counts).
+
+    `of` is its expression: evaluated at each scrape by `derive`, in a fleet by the values of one
+    moment, and compiled to a recording rule. None where a module follows it from scrape to scrape,
+    or reads it elsewhere than on vLLM's page.
+    """
+
+    key: str
+    help: str
+    of: Quantity | None = None
+
+    @property
+    def momentary(self) -> bool:
+        """Whether the signals of one moment suffice: no baseline, nothing from earlier scrapes."""
+        return self.of is not None and not self._reads(BaselineValue, UsualValue)
+
+    @property
+    def gap(self) -> str:
+        """Why it may lack a value where its signals have theirs; empty where nothing else lacks."""
+        if self._reads(BaselineValue):
+            return NO_BASELINE
+        return NO_TARGET if self._reads(Target) else ""
+
+    def _reads(self, *kinds: type[Quantity]) -> bool:
+        return any(isinstance(node, kinds) for node in nodes(self.of))
+
+
+def _in_window(key: str, per_s: str) -> DerivedSignal:
+    """How many of a rate's events the window holds; a share of few says nothing."""
+    return DerivedSignal(key, f"{per_s} times the window", WindowSeconds() * Signal(per_s))
+
+
+def _drift(key: str, of: str) -> DerivedSignal:
+    """A signal over its baseline."""
+    return DerivedSignal(key, f"{of} over its quiet baseline", Signal(of) / BaselineValue(of))
+
+
+FOLLOWED: Mapping[str, str] = {
     STALL: "seconds for which requests have been in flight, or calls ended, without progress: no "
     "token, no finished request, no prefill that fills more of the KV cache than those before it",
-    **{key: f"{per_s} times the window" for key, per_s in COUNTED},
-    "prefix_hit_quiet_ratio": "prefix_hit_ratio's quiet baseline, at least expect.prefix_hit_ratio",
-    **{key: f"{of} over its quiet baseline" for key, of in DRIFTS},
-    "kv_transfer_drift_ratio": "kv_transfer_mean_s over its quiet baseline",
-    "finished_length_drift_points": "finished_length_ratio less its quiet baseline",
     "prompt_tokens_shift_ratio": "share of an hour's prompts beyond a percentile of "
     "workload_profile, less the share that the profile allows",
     "output_tokens_shift_ratio": "the same for answers",
@@ -67,10 +103,6 @@ HELP: dict[str, str] = {
     "without a trend or a target",
     "slo_breaks_soonest_s": "the same at the steepest likely trend",
     "slo_breaks_latest_s": "the same at the flattest likely trend; no value beyond half an hour",
-    "prefill_busy_ratio": "mean number of prompts under prefill: arrival_per_s x prefill_mean_s",
-    "prompt_tail_ratio": "prompt length P99 over P95",
-    "prompt_p99_kv_share_ratio": "P99 prompt length over the KV cache's capacity",
-    "queue_wait_estimate_ratio": "expected_wait_s over the TTFT target",
     "prefill_hit_share": "share of requests that computed at most a quarter of a median prompt",
     "prefill_miss_share": "share of requests that computed three quarters of a median prompt or "
     "more",
@@ -78,77 +110,115 @@ HELP: dict[str, str] = {
     "group on this node waited for a CPU; of the node where the group's is not readable",
     "host_cpu_steal_ratio": "share of the node's CPU time that its hypervisor withheld since the "
     "last scrape",
-    "spec_accepted_usual_tokens": "spec_accepted_per_draft_tokens at this hour in earlier weeks",
     **slow_trends.HELP,
 }
-"""Derived signals and what they are."""
+"""Derived signals that a module follows from scrape to scrape, or reads elsewhere than on vLLM's
+page, and what they are."""
+
+DERIVED: tuple[DerivedSignal, ...] = (
+    _in_window("preempted_in_window", "preemption_per_s"),
+    _in_window("errors_in_window", "finished_error_per_s"),
+    _in_window("accepted_in_window", "accepted_per_s"),
+    _drift("ttft_p99_drift_ratio", "ttft_p99_s"),
+    _drift("ttft_p50_drift_ratio", "ttft_p50_s"),
+    _drift("itl_p99_drift_ratio", "itl_p99_s"),
+    _drift("itl_p50_drift_ratio", "itl_p50_s"),
+    _drift("itl_mean_drift_ratio", "itl_mean_s"),
+    _drift("ttft_p99_p50_drift_ratio", "ttft_p99_p50_ratio"),
+    _drift("kv_transfer_drift_ratio", "kv_transfer_mean_s"),
+    DerivedSignal(
+        "finished_length_drift_points",
+        "finished_length_ratio less its quiet baseline",
+        Signal("finished_length_ratio") - BaselineValue("finished_length_ratio"),
+    ),
+    DerivedSignal(
+        "prefix_hit_quiet_ratio",
+        "prefix_hit_ratio's quiet baseline, at least expect.prefix_hit_ratio",
+        BaselineValue("prefix_hit_ratio"),
+    ),
+    DerivedSignal(
+        "prefill_busy_ratio",
+        "mean number of prompts under prefill: arrival_per_s x prefill_mean_s",
+        Signal("arrival_per_s") * Signal("prefill_mean_s"),
+    ),
+    DerivedSignal(
+        "prompt_tail_ratio",
+        "prompt length P99 over P95",
+        Signal("prompt_tokens_p99") / Signal("prompt_tokens_p95"),
+    ),
+    DerivedSignal(
+        "prompt_p99_kv_share_ratio",
+        "P99 prompt length over the KV cache's capacity",
+        Signal("prompt_tokens_p99") / Signal("kv_capacity_tokens"),
+    ),
+    DerivedSignal(
+        "queue_wait_estimate_ratio",
+        "expected_wait_s over the TTFT target",
+        Signal("expected_wait_s") / Target("ttft_p99_s"),
+    ),
+    DerivedSignal(
+        "spec_accepted_usual_tokens",
+        "spec_accepted_per_draft_tokens at this hour in earlier weeks",
+        UsualValue(slow_trends.SPEC_ACCEPTED.signal),
+    ),
+    *(DerivedSignal(key, text) for key, text in FOLLOWED.items()),
+)
+"""Every derived signal. Rules, causes, recording rules, the fleet and the reference read it."""
+
+MOMENTARY: Mapping[str, Quantity] = {
+    signal.key: signal.of for signal in DERIVED if signal.of is not None and signal.momentary
+}
+"""Expressions of the derived signals that can be computed from one moment, by key."""
+
+_READS = tuple((signal.key, signal.of.read()) for signal in DERIVED if signal.of is not None)
+_GAPS = {signal.key: signal.gap for signal in DERIVED if signal.gap}
+
+
+def evaluated(facts: Facts) -> dict[str, float | None]:
+    """Values of the derived signals that have an expression, by key."""
+    return {key: read(facts) for key, read in _READS}
 
 
 def derive(
-    reading: Reading, window: Window, baseline: Baseline, targets: Targets
+    values: Mapping[str, float | None], window: Window, baseline: Baseline, targets: Targets
 ) -> tuple[dict[str, float | None], dict[str, str]]:
-    """Derived signals, and for those without a value the reason."""
-    values = reading.values
-    derived = baseline.drifts(values)
-    notes = {key: NO_BASELINE for key, value in derived.items() if value is None}
-    derived["kv_transfer_drift_ratio"] = _over(
-        values.get("kv_transfer_mean_s"), baseline.get("kv_transfer_mean_s")
-    )
-    derived["finished_length_drift_points"] = _less(
-        values.get("finished_length_ratio"), baseline.get("finished_length_ratio")
-    )
-    for key in ("kv_transfer_drift_ratio", "finished_length_drift_points"):
-        if derived[key] is None:
-            notes[key] = NO_BASELINE
-    derived["prompt_tail_ratio"] = _over(
-        values.get("prompt_tokens_p99"), values.get("prompt_tokens_p95")
-    )
-    derived["prompt_p99_kv_share_ratio"] = _over(
-        values.get("prompt_tokens_p99"), values.get("kv_capacity_tokens")
-    )
-    for key, per_s in COUNTED:
-        rate = values.get(per_s)
-        derived[key] = None if rate is None else rate * window.range_s
-    derived["prefill_busy_ratio"] = _times(
-        values.get("arrival_per_s"), values.get("prefill_mean_s")
-    )
-    derived["spec_accepted_usual_tokens"] = baseline.season.get(slow_trends.SPEC_ACCEPTED.signal)
-    derived["prefix_hit_quiet_ratio"] = baseline.get("prefix_hit_ratio")
-    derived["queue_wait_estimate_ratio"] = _over(values.get("expected_wait_s"), targets.ttft_p99_s)
-    if targets.ttft_p99_s is None:
-        notes["queue_wait_estimate_ratio"] = NO_TARGET
+    """The derived signals that follow from one window's signals and the baseline, and for those
+    without a value the reason where one is known."""
+    derived = evaluated(Moment(values, targets, baseline=baseline, window_s=window.range_s))
+    notes = {
+        key: gap
+        for key, gap in _GAPS.items()
+        if derived[key] is None and (gap is NO_BASELINE or targets.ttft_p99_s is None)
+    }
     derived["prefill_hit_share"], derived["prefill_miss_share"] = _prefill_sides(values, window)
     return derived, notes
 
 
+RECENT_SIGNALS = tuple(signal for signal in VLLM_SIGNALS if signal.key in RECENT)
+OF_REQUESTS = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
+"""Of these, the signals that say nothing while few requests arrive."""
+
+
 def recent(history: History, now_s: float, window_s: float) -> dict[str, float | None]:
-    """Draft acceptance and changes of adapters on the window's newest quarter, and prefix hits
-    (their share and how many a request) on that or on its newest half: on the shorter that holds
-    enough requests."""
+    """The signals of RECENT on the window's newest quarter; those of requests on its newest half
+    where the quarter has too few, and None where that has too few as well."""
     frames = history.times
     interval_s = frames[-1] - frames[-2] if len(frames) > 1 else window_s
     range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
-    window = Window(history, now_s=now_s, range_s=range_s)
-    drafted = window.rate("spec_decode_num_draft_tokens")
-    accepted = _over(window.rate("spec_decode_num_accepted_tokens"), drafted)
-    swapped_per_s = ADAPTER_CHANGES.bind(history.columns)(window)
-    started = window.part_rate(TTFT, "count")
-    if not _enough(started, window):
-        window = Window(history, now_s=now_s, range_s=max(range_s, 2 * RECENT_SHARE * window_s))
-        started = window.part_rate(TTFT, "count")
-    enough = _enough(started, window)
-    looked_up = window.rate("prefix_cache_queries") if enough else None
-    hits = window.rate("prefix_cache_hits") if enough else None
-    return {
-        "prefix_hit_ratio": _over(hits, looked_up),
-        "prefix_hit_tokens_mean": None if looked_up is None else _over(hits, started),
-        "spec_acceptance_ratio": accepted,
-        "lora_change_per_s": swapped_per_s,
-    }
+    bound = BoundSignals.of(RECENT_SIGNALS, history.columns)
+    quarter = Window(history, now_s=now_s, range_s=range_s)
+    values = dict.fromkeys(RECENT) | {key: value(quarter) for key, value in bound.valued}
+    if not _enough_requests(quarter):
+        half = Window(history, now_s=now_s, range_s=max(range_s, 2 * RECENT_SHARE * window_s))
+        enough = _enough_requests(half)
+        of_half = {key: value(half) for key, value in bound.valued} if enough else {}
+        values |= {key: of_half.get(key) for key in OF_REQUESTS}
+    return values
 
 
-def _enough(started_per_s: float | None, window: Window) -> bool:
-    return (started_per_s or 0.0) * window.range_s >= RECENT_REQUESTS_MIN
+def _enough_requests(window: Window) -> bool:
+    started_per_s = window.part_rate(TTFT, "count") or 0.0
+    return started_per_s * window.range_s >= RECENT_REQUESTS_MIN
 
 
 UNFORGIVING = frozenset({"stalled"})
@@ -267,15 +337,3 @@ def _prefill_sides(
         return None, None
     low, high = buckets.share_at_most(0.25 * prompt), buckets.share_at_most(0.75 * prompt)
     return low, None if high is None else 1 - high
-
-
-def _over(value: float | None, by: float | None) -> float | None:
-    return value / by if value is not None and by is not None and by > 0 else None
-
-
-def _times(value: float | None, by: float | None) -> float | None:
-    return value * by if value is not None and by is not None else None
-
-
-def _less(value: float | None, by: float | None) -> float | None:
-    return value - by if value is not None and by is not None else None

@@ -195,6 +195,14 @@ def test_every_rule_is_an_alert_or_named_as_left_out() -> None:
     assert "KV-EVICT" in {rule.id for rule in can}
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_series_that_is_read_is_recorded(plan: str) -> None:
+    rules = [rule for group in document_of(plan)["groups"] for rule in group["rules"]]
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    read = {name for rule in rules for name in re.findall(r"kneewatch:[\w:]+", rule["expr"])}
+    assert read - recorded == set()
+
+
 def test_every_cause_is_concluded_or_named_as_left_out() -> None:
     plan = PLANS["with targets"]
     concluded = {query.record.id for query in cause_queries(plan)}

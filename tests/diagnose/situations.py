@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from kneewatch.diagnose.causes.evidence import Cause, Facts, ReplacedProcess, Targets
 from kneewatch.diagnose.causes.ranking import conclude
 from kneewatch.diagnose.gpu.health import GpuState, XidSeen
+from kneewatch.diagnose.learned.derived_signals import evaluated
 from kneewatch.diagnose.learned.knee import LearnedKnee
 from kneewatch.diagnose.learned.live_workload import SHIFTS, LiveWorkload
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison, compared, degrees_of
@@ -15,6 +16,7 @@ from kneewatch.diagnose.workload.drift import Departure, Drift, Point
 from kneewatch.diagnose.workload.stated_workload import PROMPTS
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
+from kneewatch.rules.facts import Moment
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import Finding, Severity
 from tests.diagnose.sweeps import sweep
@@ -125,11 +127,14 @@ class Situation:
         derived: dict[str, float | None] = {
             "cascade_stage": float(self.stage),
             "cascade_severity": float(self.worst),
-            **baseline.drifts(self.values),
-            "kv_transfer_drift_ratio": self._over("kv_transfer_mean_s"),
-            "finished_length_drift_points": self._more("finished_length_ratio"),
             "expected_wait_s": self._wait_s(),
-            "prompt_p99_kv_share_ratio": self._giant_ratio(),
+            **{
+                key: value
+                for key, value in evaluated(
+                    Moment(self.values, self.targets, baseline=baseline)
+                ).items()
+                if "_drift_" in key or key == "prompt_p99_kv_share_ratio"
+            },
         }
         return Facts(
             now_s=NOW_S,
@@ -156,24 +161,10 @@ class Situation:
             workload=self.workload,
         )
 
-    def _over(self, key: str) -> float | None:
-        value, quiet = self.values.get(key), self.quiet.get(key)
-        return value / quiet if value is not None and quiet else None
-
     def _wait_s(self) -> float | None:
         queued = self.values.get("waiting_by_capacity")
         left_per_s = self.values.get("completed_per_s") or self.values.get("arrival_per_s")
         return queued / left_per_s if queued is not None and left_per_s else None
-
-    def _giant_ratio(self) -> float | None:
-        prompt, capacity = (
-            self.values.get(key) for key in ("prompt_tokens_p99", "kv_capacity_tokens")
-        )
-        return prompt / capacity if prompt is not None and capacity else None
-
-    def _more(self, key: str) -> float | None:
-        value, quiet = self.values.get(key), self.quiet.get(key)
-        return value - quiet if value is not None and quiet is not None else None
 
     def causes(self) -> dict[str, Cause]:
         """What is concluded, by id."""

@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.rules.baseline import (
-    DRIFTS,
     ITL,
     PREFIX,
     SAMPLES_MAX,
     SAMPLES_MIN,
-    TRACKED_SIGNALS,
     Baseline,
 )
 from tests.examples import examples
@@ -87,14 +85,3 @@ def test_a_clock_set_back_does_not_stop_the_learning() -> None:
     for number in range(10):
         baseline.learn(START_S - 7_200 + number * WINDOW_S, {"ttft_p99_s": 9.0})
     assert baseline.get("ttft_p99_s") == 9.0
-
-
-@pytest.mark.parametrize(("drift", "of"), DRIFTS)
-def test_a_drift_is_the_value_over_its_own_median(drift: str, of: str) -> None:
-    assert of in TRACKED_SIGNALS
-    baseline = learned(2.0, 2.0, key=of)
-    assert baseline.drifts({of: 6.0})[drift] == 3.0
-    assert baseline.drifts({of: None})[drift] is None
-    assert baseline.drifts({})[drift] is None
-    assert learned(2.0, key=of).drifts({of: 6.0})[drift] is None
-    assert learned(0.0, 0.0, key=of).drifts({of: 6.0})[drift] is None

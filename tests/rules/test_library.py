@@ -9,7 +9,7 @@ import pytest
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
-from kneewatch.diagnose.learned.derived_signals import HELP
+from kneewatch.diagnose.learned.derived_signals import DERIVED
 from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import Bound, Rule, Severity, with_thresholds
 from tests.rules.judged import ALL, BY_BOUND, BY_ID
@@ -21,7 +21,7 @@ SIGNALS = {
         *GPU_SIGNALS,
         *configured(ttft_slo_s=1.0, gpus=8, peak_flop_per_s=1e15, peak_bytes_per_s=3e12),
     )
-} | set(HELP)
+} | {signal.key for signal in DERIVED}
 SECTION = re.compile(r"\b\d\.\d\b")
 
 
