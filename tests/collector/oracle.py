@@ -6,8 +6,10 @@ that a scraping Prometheus writes where a series is gone or a scrape has failed.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import secrets
 import socket
 import struct
 import subprocess
@@ -159,11 +161,15 @@ def _command(program: str, folder: str, port: int, rules: str, blocks: Path | No
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of the loopback that nobody listens on, for a program that binds it later.
+
+    It is below those that the kernel hands out (from 32768): no other test's socket takes it.
+    """
+    while True:
+        port = 12_000 + secrets.randbelow(20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
 
 
 def _rows(target: Target) -> dict[Series, list[bytes]]:

@@ -16,7 +16,7 @@ from kneewatch.collector.http.fetch import Fetcher
 from tests.waiting import PATIENCE_S
 
 PAGE = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n" * 400
-PATIENT = FetchSettings()
+PATIENT = FetchSettings(connect_timeout_s=PATIENCE_S, read_timeout_s=PATIENCE_S)
 QUICK = FetchSettings(connect_timeout_s=0.3, read_timeout_s=0.5)
 Serve = Callable[[socket.socket, bytes, int], bool | None]
 """Answers the nth request (from 0) on a socket; False closes the connection."""

@@ -18,6 +18,7 @@ from tests.soak.process import MIB, cpu_s, peak_bytes, threads
 from tests.soak.punctual import Punctual, punctual
 from tests.soak.servers import servers
 from tests.soak.told import Told
+from tests.waiting import until
 
 INTERVAL_S = 2.0
 WARM_S = 8.0
@@ -55,6 +56,8 @@ def beside(
         with Daemon(folder, *own) as daemon:
             assert daemon.url
             pid = daemon.process.pid
+            pages = {url for kind in ("live", "huge") for url in urls.get(kind, ())}
+            until(lambda: pages <= daemon.diagnoses().keys())
             time.sleep(warm_s)
             from_s, used_s = time.time(), cpu_s(pid)
             time.sleep(for_s)

@@ -11,12 +11,21 @@ from kneewatch.agent.settings.effective import Effective, Settings, load
 from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.agent.targets import TargetSpec, argument_specs
+from tests.waiting import PATIENCE_S
 
 
 def settings(file: Path | None = None, **values: Any) -> Settings:  # noqa: ANN401
     """Settings of a daemon; keyword arguments are keys with __ for the dot."""
     loaded = load(
-        file=file, environ={}, flags={}, defaults={"interval_s": 5.0, "server.probe": False}
+        file=file,
+        environ={},
+        flags={},
+        defaults={
+            "interval_s": 5.0,
+            "server.probe": False,
+            "fetch.connect_timeout_s": PATIENCE_S,
+            "fetch.read_timeout_s": PATIENCE_S,
+        },
     )
     return loaded.with_values(
         {key.replace("__", "."): Effective(value, "test") for key, value in values.items()}

@@ -15,7 +15,7 @@ from apscheduler.schedulers import base  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.daemon.due_queue import GRACE_S, QUICK_MAX, DueQueue
+from kneewatch.agent.daemon.due_queue import GRACE_RATIO, GRACE_S, QUICK_MAX, DueQueue
 from kneewatch.agent.daemon.scheduler import PHASES, Grid, Scheduler, phase_ratio
 from tests.waiting import PATIENCE_S, until
 
@@ -178,6 +178,11 @@ def test_a_name_may_be_anything(scheduler: Scheduler) -> None:
 # Threads of the queue
 
 
+PATIENT_S = GRACE_S[1] / GRACE_RATIO
+"""An interval at which a thread that the machine stalls for a moment is not taken for one that
+hangs."""
+
+
 @pytest.fixture
 def queue() -> Iterator[DueQueue]:
     made = DueQueue()
@@ -189,8 +194,8 @@ def queue() -> Iterator[DueQueue]:
 class Threads(Counted):
     """A job that notes the threads it ran in."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, after: Callable[[], float | None]) -> None:
+        super().__init__(after)
         self.threads: set[int] = set()
 
     def cycle(self) -> float | None:
@@ -199,9 +204,9 @@ class Threads(Counted):
 
 
 def test_quick_jobs_share_a_few_threads(queue: DueQueue) -> None:
-    jobs = [Threads() for _ in range(40)]
+    jobs = [Threads(lambda: 0.2) for _ in range(40)]
     for number, job in enumerate(jobs):
-        queue.put(f"{number}", job, interval_s=0.2)
+        queue.put(f"{number}", job, interval_s=PATIENT_S, first_in_s=0.2)
     until(lambda: all(len(job.times) >= 3 for job in jobs))
     assert len(set[int]().union(*(job.threads for job in jobs))) < len(jobs)
 
@@ -222,15 +227,17 @@ def test_many_that_hang_delay_no_other(queue: DueQueue) -> None:
 def test_many_that_compute_get_a_few_threads(queue: DueQueue) -> None:
     go_on = threading.Event()
 
-    def computes() -> None:
+    def computes() -> float:
         with queue.computing():
             go_on.wait(2 * PATIENCE_S)
+        return 0.1
 
-    jobs = [Counted(computes) for _ in range(2 * QUICK_MAX)]
+    jobs = [Counted(computes) for _ in range(5 * QUICK_MAX)]
     for number, job in enumerate(jobs):
-        queue.put(f"{number}", job, interval_s=0.1)
-    until(lambda: queue.late_s > 20 * GRACE_S[0])
-    assert 0 < queue.busy <= QUICK_MAX
+        queue.put(f"{number}", job, interval_s=PATIENT_S, first_in_s=0.1)
+    until(lambda: queue.late_s > 5 * GRACE_S[1])  # time for a thread for each of them
+    # A thread that stalls before it says that it computes is taken for one that hangs.
+    assert 0 < queue.busy <= 2 * QUICK_MAX
     go_on.set()
     until(lambda: all(len(job.times) >= 2 for job in jobs))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from threading import Event
 
@@ -18,6 +19,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from tests.agent.api.serving import Asker, service_of, settings_of
 from tests.diagnose.fleet.made import fleet, verdict
+from tests.waiting import PATIENCE_S
 
 FOUND = verdict(*fleet(3))
 
@@ -32,12 +34,12 @@ class System:
 
     def ask(self, at_s: float) -> FleetDiagnosis:
         self.asked.append(at_s)
-        assert self.may.wait(20)
+        assert self.may.wait(PATIENCE_S)
         if self.error:
             raise self.error
         return FOUND
 
-    def past(self, answer_s: float = 20.0) -> FleetPast:
+    def past(self, answer_s: float = PATIENCE_S) -> FleetPast:
         return FleetPast(self.ask, answer_s=answer_s, monotonic=lambda: self.now_s)
 
 
@@ -91,7 +93,11 @@ def test_nobody_waits_too_long_and_what_comes_late_is_told() -> None:
             await past.at(1000.0)
         assert refused(problem) == HTTPStatus.GATEWAY_TIMEOUT
         system.may.set()
-        assert await past.at(1000.0) is FOUND
+        found = None
+        while found is None:
+            with suppress(Problem):  # the answer is a thread's
+                found = await past.at(1000.0)
+        assert found is FOUND
         assert system.asked == [1000.0]
 
     asyncio.run(play())

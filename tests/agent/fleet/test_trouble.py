@@ -24,6 +24,7 @@ from tests.collector.prometheus.replies import failed, json_answer, read_form, v
 from tests.collector.prometheus.test_source import until, victoria
 from tests.collector.servers import Serve, Server, Start
 from tests.programs import require
+from tests.waiting import PATIENCE_S
 
 HEALTHY = 4
 Change = Callable[[str, dict[str, object]], bytes | None]
@@ -53,7 +54,7 @@ def between(port: int, change: Change) -> Serve:
 
     def serve(sock: socket.socket, request: bytes, _number: int) -> bool:
         form = read_form(sock, request)
-        http = HTTPConnection(LOOPBACK, port, timeout=20)
+        http = HTTPConnection(LOOPBACK, port, timeout=PATIENCE_S)
         head = {"Content-Type": "application/x-www-form-urlencoded"}
         http.request("POST", request.split(b" ", 2)[1].decode(), urlencode(form), head)
         document = json.loads(http.getresponse().read())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import time
 import urllib.request
@@ -26,6 +25,7 @@ from tests.agent.notify.test_alerts import at, service
 from tests.agent.notify.test_settings import ALERTING
 from tests.agent.notify.web import Taking
 from tests.agent.notify.webhooks import settle, webhook
+from tests.collector.oracle import free_port
 from tests.programs import require
 from tests.reports.made import NOW_S
 from tests.waiting import PATIENCE_S, until
@@ -55,8 +55,7 @@ class Alertmanager:
     def __init__(self, program: str, folder: Path, url: str, token: Path) -> None:
         config = folder / "alertmanager.yml"
         config.write_text(CONFIG.format(url=url, token=token))
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
         with (folder / "alertmanager.log").open("w") as log:
             self._process = subprocess.Popen(
                 [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import ssl
 import subprocess
 import time
@@ -23,6 +22,7 @@ from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import healthy, receiver, sick, state
 from tests.agent.notify.posts import time_of
 from tests.agent.notify.web import Reply, Taking
+from tests.collector.oracle import LOOPBACK, free_port
 from tests.programs import require
 from tests.reports.made import NOW_S
 from tests.waiting import PATIENCE_S, until
@@ -41,8 +41,7 @@ class Manager:
     def __init__(self, program: str, folder: Path, settings: str = CONFIG) -> None:
         config = folder / "alertmanager.yml"
         config.write_text(settings)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self.url = f"http://{LOOPBACK}:{free_port()}"
         with (folder / "alertmanager.log").open("w") as log:
             self._process = subprocess.Popen(
                 [

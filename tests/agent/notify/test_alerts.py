@@ -25,6 +25,7 @@ from tests.agent.notify.posts import alert, post
 from tests.agent.notify.web import Taking
 from tests.agent.notify.webhooks import settle, webhook
 from tests.reports.made import NOW_S
+from tests.waiting import PATIENCE_S
 
 START_S = NOW_S - 300
 
@@ -168,7 +169,7 @@ def test_alerts_are_sent_on_once_for_each_state_they_take(
     assert "--kv-cache-dtype auto -> fp8" in sent.body["text"]
     settle(notifier)
     assert answer(firing, asked)["sent"] == {"webhook-1": 0}, "Alertmanager repeats itself"
-    notifier.close(2.0)
+    notifier.close(PATIENCE_S)
     again = starting(webhook(taker))
     asked = replace(asked, notifier=again)
     assert answer(firing, asked)["sent"] == {"webhook-1": 0}, "also after a restart"

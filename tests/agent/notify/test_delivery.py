@@ -61,7 +61,7 @@ def test_what_a_kill_kept_from_being_told_is_told_after_the_start(
     first = starting(webhook(dead))
     first.offer(state(sick()))
     dead.wait(1)
-    first.close(1.0)
+    first.close(PATIENCE_S)
     (row,) = json.loads((tmp_path / "store.notify.json").read_text())["receivers"]["webhook-1"][
         "troubles"
     ]
@@ -83,7 +83,7 @@ def test_what_got_worse_and_could_not_be_told_is_told_after_the_start(
     settle(first)
     first.offer(state(sick(Severity.CRITICAL, 4), after_s=5))
     taker.wait(2)
-    first.close(0.5)
+    first.close(PATIENCE_S)
     taker.replies = [Reply()]
     second = starting(text)
     second.offer(state(sick(Severity.CRITICAL, 4), after_s=20))

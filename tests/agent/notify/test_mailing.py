@@ -134,9 +134,10 @@ def test_what_an_answer_means(
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    error = failure(mail(tmp_path, table(port)))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        error = failure(mail(tmp_path, table(port)))
     assert str(error) == f"127.0.0.1:{port}: connection refused"
     assert not error.final
 

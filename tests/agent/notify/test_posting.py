@@ -83,9 +83,10 @@ def test_a_secret_that_cannot_be_read_now_is_tried_again(taking: Taking, tmp_pat
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    error = failure(web(tmp_path, f"http://127.0.0.1:{port}/SECRET"))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        error = failure(web(tmp_path, f"http://127.0.0.1:{port}/SECRET"))
     assert not error.final
     assert f"http://127.0.0.1:{port}: connection refused" in str(error)
     assert "vLLM" not in str(error)

@@ -154,7 +154,7 @@ class Session:
         """The exit status and what was said on stderr."""
         self._read(lambda: self.process.poll() is not None)
         assert self.process.returncode is not None, f"still running:\n{self.screen.text}"
-        self._read(lambda: False, patience_s=0.1)
+        self._read(lambda: False)  # what is left
         return self.process.returncode, self._said()
 
     def stop(self, number: signal.Signals) -> None:
@@ -172,8 +172,8 @@ class Session:
         self._stderr.seek(0)
         return self._stderr.read().decode()
 
-    def _read(self, done: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-        until_s = time.monotonic() + patience_s
+    def _read(self, done: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + PATIENCE_S
         while not done() and time.monotonic() < until_s:
             if select([self._master], [], [], 0.05)[0]:
                 data = os.read(self._master, 65_536)

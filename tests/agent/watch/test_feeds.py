@@ -83,8 +83,9 @@ def test_a_recording_stands_still_while_paused(tmp_path: Path) -> None:
     path = short(tmp_path / "r0.jsonl", 5)
     work, wall = at_work(recording_feeds([str(path)], settings_of()), pace)
     until(lambda: wall.rows()[0].diagnosis is not None)
-    time.sleep(0.5)
     key = wall.rows()[0].key
+    until(lambda: wall.trail(key).times_s)
+    time.sleep(0.5)
     assert len(wall.trail(key).times_s) == 1
     pace.pause(False)
     until(lambda: wall.rows()[0].note == ENDED)
