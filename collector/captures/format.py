@@ -247,6 +247,8 @@ def _host(table: object) -> dict[str, float] | None:
     for key, value in cast("dict[str, object]", table).items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
+        if not math.isfinite(value):
+            return None
         numbers[key] = float(value)
     return {key: value for key, value in numbers.items() if key.startswith(HOST_SIGNAL)}
 

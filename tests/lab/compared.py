@@ -18,9 +18,11 @@ Relation = Literal["is", "at most", "at least"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One server under the load: what kneewatch said, what the clients saw, seats it has."""
+    """One server under the load: what kneewatch said with everything stated and, at the same time,
+    with no settings; what the clients saw; the server's seats."""
 
     said: Said
+    unset: Said
     seen: Seen
     seats: int | None
 
@@ -202,6 +204,42 @@ def _promised(made: Mapping[str, Any], before: Run, after: Run) -> Iterator[Row]
             near=0.002,
             relation="at most",
         )
+
+
+READ_FACTS = ("vllm_version", "model", "max_num_seqs", "kv_cache_size_tokens")
+"""Version, model, a launch flag and KV tokens: kneewatch finds them without a setting."""
+
+
+def unread(unset: Said) -> list[str]:
+    """The facts that kneewatch did not find."""
+    facts = {fact["name"] for fact in unset.document.get("server", {}).get("facts", [])}
+    return [f"with no settings: {name} is unknown" for name in READ_FACTS if name not in facts]
+
+
+def levers_apart(stated: Said, unset: Said) -> list[str]:
+    """The complaint that the first levers of two diagnoses differ.
+
+    The same flags are the same lever, whatever the values: the two did not read the same pages.
+    """
+    if _first_lever(stated) == _first_lever(unset):
+        return []
+    return [f"with no settings the first lever is {lever(unset)}, stated: {lever(stated)}"]
+
+
+def lever(said: Said) -> str:
+    """The first cause, its first recommendation and the changes in a few words."""
+    cause = said.causes[0][0] if said.causes else "no cause"
+    if not said.recommendations:
+        return f"{cause}: none"
+    first = said.recommendations[0]
+    changes = [f"{each['flag']} {each['from']} -> {each['to']}" for each in first["changes"]]
+    return f"{cause}: {', '.join([first['id'], *changes])}"
+
+
+def _first_lever(said: Said) -> tuple[object, ...]:
+    first: Mapping[str, Any] = said.recommendations[0] if said.recommendations else {}
+    flags = tuple(change["flag"] for change in first.get("changes", ()))
+    return tuple(said.causes[:1]), first.get("id"), flags
 
 
 def number(value: float | None) -> str:

@@ -115,7 +115,10 @@ def recorded(url: str, file: Path) -> Generator[None]:
 
 @contextmanager
 def neighbours(count: int) -> Generator[None]:
-    """Have so many processes that do nothing but take CPU time."""
+    """Have so many processes that do nothing but take CPU time.
+
+    Each has a session of its own, as other services have: Linux shares CPU time by session.
+    """
     processes = [multiprocessing.Process(target=_burn, daemon=True) for _ in range(count)]
     for process in processes:
         process.start()
@@ -128,6 +131,7 @@ def neighbours(count: int) -> Generator[None]:
 
 
 def _burn() -> None:
+    os.setsid()
     while True:
         pass
 

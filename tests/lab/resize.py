@@ -1,6 +1,10 @@
 """The closed loop: induce a fault, follow the recommendation, measure what it predicted. I/O edge.
 
 Usage: python -m tests.lab.resize [NAME ...]   (after tests/lab/install.sh; KNEEWATCH_LAB_DIR)
+
+Each fault is diagnosed twice at the same time: with everything stated, and with no settings at all,
+where kneewatch reads the server's answers, process, log and config.json. Both must have the same
+first lever.
 """
 
 from __future__ import annotations
@@ -11,11 +15,12 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tests.lab.command_line import ChangeError, edited
-from tests.lab.compared import Row, Run, compared, table
+from tests.lab.compared import Row, Run, compared, lever, levers_apart, table, unread
 from tests.lab.diagnosed import say
 from tests.lab.drive import DEFAULT_LAB, leave
 from tests.lab.faults import FAULTS, Fault
@@ -57,17 +62,20 @@ def closed_loop(fault: Fault, lab: Path) -> list[str]:
     print(f"\n## {fault.name}\n", flush=True)
     before = measured(fault, fault.flags, lab, "before")
     causes = [cause for cause, _ in before.said.causes]
+    print(f"First lever, everything stated: {lever(before.said)}")
+    print(f"First lever, no settings: {lever(before.unset)}", flush=True)
+    found = [*levers_apart(before.said, before.unset), *unread(before.unset)]
     if causes[:1] != [fault.cause]:
-        return [f"said {', '.join(causes) or 'no cause'}: {before.said.stderr.strip()}"]
+        return [*found, f"said {', '.join(causes) or 'no cause'}: {before.said.stderr.strip()}"]
     made, skipped = followed(before.said.recommendations, fault)
     for line in skipped:
         print(f"Skipped: {line}.")
     if made is None:
-        return ["no recommendation that can be followed"]
+        return [*found, "no recommendation that can be followed"]
     try:
         flags = edited(fault.flags, made["changes"])
     except ChangeError as exc:
-        return [f"{made['id']}: {exc}"]
+        return [*found, f"{made['id']}: {exc}"]
     print(f"With `{shlex.join(fault.flags)}` the first cause is {fault.cause}.")
     print(f"Followed: {made['id']}. {made['summary']}")
     print(f"Restarted with `{shlex.join(flags)}`.\n", flush=True)
@@ -76,7 +84,7 @@ def closed_loop(fault: Fault, lab: Path) -> list[str]:
     print("\n".join(table(rows)), flush=True)
     left = [f"{cause} ({severity})" for cause, severity in after.said.causes]
     print(f"\nAfter it: {after.said.short}; causes: {', '.join(left) or 'none'}.", flush=True)
-    return wrong(fault, after, rows)
+    return [*found, *wrong(fault, after, rows)]
 
 
 def wrong(fault: Fault, after: Run, rows: Sequence[Row]) -> list[str]:
@@ -116,19 +124,24 @@ def measured(fault: Fault, flags: Sequence[str], lab: Path, when: str) -> Run:
         for load, (_, clients) in zip(loads, fault.loads, strict=True):
             load.resize(clients, over_s=fault.ramp_s)
         time.sleep(fault.ramp_s + SETTLE_S)
-        said = say(
-            server.url,
-            *("--for", f"{WATCH_S}s", "--launch-file", str(launch)),
-            *("--vllm-version", VLLM_VERSION),
+        stated = (
+            *("--launch-file", str(launch), "--vllm-version", VLLM_VERSION),
+            *("--log", str(server.log), "--no-server-probe"),
         )
-        (lab / f"{fault.name}.{when}.json").write_text(said.stdout, encoding="utf-8")
+        watched = (server.url, "--for", f"{WATCH_S}s")
+        with ThreadPoolExecutor() as both:
+            by_hand = both.submit(say, *watched, *stated)
+            by_itself = both.submit(say, *watched)
+            said, unset = by_hand.result(), by_itself.result()
+        for name, each in (("", said), (".no_settings", unset)):
+            (lab / f"{fault.name}.{when}{name}.json").write_text(each.stdout, encoding="utf-8")
         seen = loads[0].seen(from_s=said.from_s, to_s=said.to_s)
         failures = [failure for load in loads for failure in load.failures]
         if failures:
             raise ServerError(f"{fault.name}, {when}: a request failed: {failures[0]}")
         for load in loads:
             load.resize(0)
-    return Run(said, seen, seats(flags))
+    return Run(said, unset, seen, seats(flags))
 
 
 def seats(flags: Sequence[str]) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.compared import Relation, Row, Run, compared, table
+from tests.lab.compared import Relation, Row, Run, compared, levers_apart, table, unread
 from tests.lab.diagnosed import Said
 from tests.lab.faults import FAULTS
 from tests.lab.load import Arrival, Seen, longest_wait_s
@@ -17,7 +17,8 @@ def run(*causes: str, seats: int | None = None, longest_s: float = 0.1, **signal
     """A run in which kneewatch saw these signals and named these causes."""
     named = [{"id": cause, "severity": "warning"} for cause in causes]
     document = {"signals": signals, "causes": named, "health": "ok", "stage": {"number": 0}}
-    return Run(Said(0, "", "", document), Seen(10, 0.1, 0.02, longest_s), seats)
+    said = Said(0, "", "", document)
+    return Run(said, said, Seen(10, 0.1, 0.02, longest_s), seats)
 
 
 def recommended(lever: str, predicted: dict[str, float], **before: float) -> dict[str, Any]:
@@ -110,6 +111,34 @@ def test_what_a_cpu_cannot_follow_is_skipped() -> None:
     assert made is second
     assert skipped == ["kv-fp8, as the CPU backend has no FP8 KV cache"]
     assert followed([first], FAULTS[0])[0] is None
+
+
+def diagnosis(recommendation: str, flag: str, to: int, facts: tuple[str, ...] = ()) -> Said:
+    """A diagnosis of full KV memory, with its first recommendation and the facts' names."""
+    change = {"flag": flag, "from": 160, "to": to}
+    document = {
+        "causes": [{"id": "kv_pressure", "severity": "critical"}],
+        "recommendations": [{"id": recommendation, "changes": [change]}],
+        "server": {"facts": [{"name": name} for name in facts]},
+    }
+    return Said(1, "", "", document)
+
+
+def test_the_first_lever_is_compared_by_its_flags() -> None:
+    stated = diagnosis("kv-blocks", "--num-gpu-blocks-override", 352)
+    assert levers_apart(stated, diagnosis("kv-blocks", "--num-gpu-blocks-override", 350)) == []
+    (complaint,) = levers_apart(stated, diagnosis("max-num-seqs-down", "--max-num-seqs", 14))
+    assert "kv_pressure: max-num-seqs-down, --max-num-seqs 160 -> 14" in complaint
+    assert levers_apart(stated, Said(2, "", "", {})) != []
+
+
+def test_facts_that_were_not_read_are_named() -> None:
+    everything = ("vllm_version", "model", "max_num_seqs", "kv_cache_size_tokens")
+    assert unread(diagnosis("kv-blocks", "--x", 1, everything)) == []
+    assert unread(diagnosis("kv-blocks", "--x", 1, everything[1:])) == [
+        "with no settings: vllm_version is unknown"
+    ]
+    assert len(unread(Said(2, "", "", {}))) == 4
 
 
 def test_what_was_only_shown_has_no_verdict() -> None:
