@@ -107,6 +107,8 @@ class TargetStream:
         """Entered around what waits for nothing but the CPU."""
         self._pages, self._catalogue = PageReader(limits), catalogue
         self._fetch_s: float | None = None
+        self.server_state = NO_STATE
+        """The state of the server after the last scrape, if that failed."""
 
     def reset(self) -> None:
         """Discard all state: the following pages are from another process."""
@@ -133,7 +135,9 @@ class TargetStream:
         if isinstance(page, CollectError):
             watched = self.server
             state = watched.state(t_s, page, self.monitor) if watched is not None else NO_STATE
+            self.server_state = state
             return self.monitor.failed(t_s, page, state)
+        self.server_state = NO_STATE
         gpus = self.gpus.reading(t_s) if self.gpus else NO_GPUS
         if page.host:
             self.monitor.set_host(page.host)

@@ -398,7 +398,8 @@ class TargetWatch:
         self._diagnoses = tiered or self._diagnoses
         usual_s = float(self.spec.settings["interval_s"])
         next_s = self._pages.due_in_s()
-        if next_s is None and error is not None:
+        # A server that starts is back soon: no restart goes unseen for a minute.
+        if next_s is None and error is not None and not self._stream.server_state.is_starting:
             next_s = backoff_s(usual_s, failing=self._failing, jitter=self._jitter())
         spent_s = time.perf_counter() - began_s
         state = self._state(t_s, usual_s if next_s is None else next_s, spent_s)

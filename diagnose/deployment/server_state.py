@@ -47,6 +47,11 @@ class ServerState:
         return tuple(lines)
 
     @property
+    def is_starting(self) -> bool:
+        """Whether its process runs and does not listen yet."""
+        return bool(self.runs) and self.listens is False
+
+    @property
     def is_broken(self) -> bool:
         """Whether it is known to have failed rather than to be restarted on purpose."""
         return bool(self.oom_kills or self.exit_words or self.processes > 1)

@@ -18,14 +18,17 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.causes.availability import unreadable
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.server_state import LOOP_S, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
+from tests.agent.daemon.factories import Kept, target, watch
 from tests.agent.running import bodies
 from tests.agent.server.conftest import Listen
 from tests.agent.server.vllm_server import asked, vllm_answers, vllm_server
+from tests.agent.test_diagnose_live import unused_url
 from tests.collector.servers import Start, answer
 
 PAGES = bodies("kv_pressure_cascade", 40, 41)
@@ -85,6 +88,20 @@ def test_a_process_that_runs_and_one_that_ended(listening: Listen) -> None:
     state = server.state(REFUSED, time.time())
     assert (state.pid, state.runs, state.listens) == (pid, False, None)
     assert f"process {pid} has ended" in state.words()
+
+
+def test_a_server_that_starts_is_scraped_at_the_usual_interval(listening: Listen) -> None:
+    url = unused_url()
+    port = str(parse_target(url).port)
+    pid, _ = listening("vllm", "serve", "m", "--port", port)
+    kept = Kept()
+    made = watch(target(url, server__probe=True), kept)
+    assert [made.cycle() for _ in range(6)] == [None] * 6
+    assert gone(pid)()
+    after_s = made.cycle()
+    assert after_s is not None
+    assert after_s > kept.states[0].interval_s
+    made.retire()
 
 
 def test_processes_that_follow_each_other_are_a_loop(listening: Listen) -> None:
