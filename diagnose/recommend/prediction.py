@@ -190,6 +190,7 @@ def _present(context: LeverContext) -> dict[str, float]:
         ("preemption_per_s", "preemption_per_s"),
         ("ttft_s", "ttft_mean_s"),
         ("itl_s", "itl_mean_s"),
+        ("waiting", "waiting_avg"),
     ):
         value = values.get(signal)
         if value is not None:

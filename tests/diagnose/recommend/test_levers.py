@@ -182,6 +182,7 @@ def test_admission_limit_raises_the_seats() -> None:
     told = advised("admission_limit", situation=PINNED)["max-num-seqs-up"]
     assert changes(told) == {"--max-num-seqs": (8, 32)}  # four times at once, no more
     assert told.predicted["served_per_s_at_most"] == 32
+    assert (told.before["waiting"], told.predicted["waiting"]) == (60, 0)
 
 
 def test_seats_stop_where_the_kv_cache_is_full() -> None:
