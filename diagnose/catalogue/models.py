@@ -21,6 +21,7 @@ from kneewatch.diagnose.catalogue.parameters import (
     Parameters,
     expert_census,
     layer_widths,
+    matrices,
     parameter_census,
     vision_parameters,
 )
@@ -116,7 +117,8 @@ class Model:
     stated. `quantization` is the checkpoint's own scheme (a key of
     `catalogue.quantization.SCHEMES`). `adapters`: the LoRA shape, None like `parameters`.
     `target_hidden_size` is above 0 for a draft head, which needs a target of that size; `own_draft`
-    are the prediction layers of the checkpoint itself. `notes` list assumptions.
+    are the prediction layers of the checkpoint itself. `expert_width` is the inner size of a routed
+    expert, `expert_matrices` 3 with a gate and 2 without. `notes` list assumptions.
     """
 
     id: str
@@ -136,6 +138,8 @@ class Model:
     adapters: AdapterShape | None = None
     target_hidden_size: int = 0
     own_draft: Model | None = None
+    expert_width: int = 0
+    expert_matrices: int = 3
 
 
 def model_ids() -> tuple[str, ...]:
@@ -239,7 +243,13 @@ def _model(
         adapters=adapters,
         target_hidden_size=target_hidden_size(config) if is_head(config) else 0,
         own_draft=_own_draft(config, source=source, quantization=quantization),
+        expert_width=_expert_width(config) if experts.count else 0,
+        expert_matrices=matrices(config),
     )
+
+
+def _expert_width(config: Config) -> int:
+    return config.count("moe_intermediate_size", "intermediate_size", default=0)
 
 
 def _census(

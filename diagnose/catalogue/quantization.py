@@ -6,7 +6,7 @@ scheme here, as in published checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kneewatch.diagnose.catalogue.families import COMPRESSED
@@ -51,6 +51,7 @@ SCHEMES: Mapping[str, Scheme] = {
         Scheme("fp16", 16, 16, 16, "bf16", "IEEE and bfloat16: two bytes"),
         Scheme("fp8", 8, 8, 8, "fp8", "guide 4.2; E4M3 with scales a channel or a 128x128 block"),
         Scheme("fp8-mlp", 8, 8, 16, "fp8", "FP8 checkpoints that leave attention in 16 bit", "fp8"),
+        Scheme("fp8-experts", 16, 8, 16, "fp8", "Llama 4: FP8 in the routed experts alone", "fp8"),
         Scheme("int8", 8, 8, 8, "bf16", "guide 4.2; W8A8 or W8A16 with scales a channel"),
         Scheme("awq", _GROUP_128, _GROUP_128, _GROUP_128, "bf16", "AWQ: groups of 128"),
         Scheme("gptq", _GROUP_128, _GROUP_128, _GROUP_128, "bf16", "GPTQ: groups of 128"),
@@ -175,14 +176,21 @@ def _compressed_tensors(section: Config) -> str:
     if len(scheme_ids) > 1:
         raise _not_modelled(section, f"groups of {' and '.join(sorted(scheme_ids))} side by side")
     name = scheme_ids.pop()
-    spared = any("self_attn" in word for word in section.words("ignore"))
-    return _ATTENTION_SPARED.get(name, name) if spared else name
+    return _spared(name, section.words("ignore"))
 
 
 def _fp8(section: Config) -> str:
     """The scheme id of FP8 weights (also FBGEMM's): of all projections, or without attention."""
-    spared = any("self_attn" in word for word in section.words("modules_to_not_convert"))
-    return _ATTENTION_SPARED["fp8"] if spared else "fp8"
+    return _spared("fp8", section.words("modules_to_not_convert"))
+
+
+def _spared(name: str, ignored: Sequence[str]) -> str:
+    """The scheme without the parts that the checkpoint leaves in 16 bit."""
+    if not any("self_attn" in word for word in ignored):
+        return name
+    if name == "fp8" and any("shared_expert" in word for word in ignored):
+        return "fp8-experts"
+    return _ATTENTION_SPARED.get(name, name)
 
 
 def _group_scheme(section: Config, groups: Config, key: str) -> str:

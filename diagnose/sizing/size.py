@@ -7,7 +7,13 @@ from math import floor
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
-from kneewatch.diagnose.sizing.memory.budget import FewestGpus, Memory, fewest_gpus, memory
+from kneewatch.diagnose.sizing.memory.budget import (
+    FewestGpus,
+    Memory,
+    fewest_gpus,
+    memory,
+    second_copy_ratio,
+)
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, V1, Setup, check
 from kneewatch.diagnose.sizing.memory.weights import Draft
 from kneewatch.diagnose.sizing.replicas.replica_count import FleetSize, size_fleet
@@ -105,6 +111,13 @@ def _sources(answer: Memory) -> list[str]:
         notes.append("overhead above 8 tensor-parallel ranks is extrapolated, not measured")
     if setup.weights_bytes is not None and (setup.adapters or setup.draft):
         notes.append("adapters and draft model are added to the stated weights")
+    copied_ratio = second_copy_ratio(setup)
+    if copied_ratio:
+        notes.append(
+            "loads on one AMD GPU have taken up to "
+            f"{copied_ratio:.0%} more than the computed weights with vLLM 0.13 to 0.18: the low "
+            "end of the estimate has that; state --weights-gib from the log"
+        )
     if setup.draft is not None:
         notes += _draft_doubts(setup.draft, setup)
     own_scheme = setup.model.quantization

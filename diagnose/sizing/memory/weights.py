@@ -13,8 +13,16 @@ from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, scheme
 from kneewatch.diagnose.sizing.memory.kv_cache import heads_per_gpu
 
 _BITS = 8
+_GATED_MATRICES = 3
 # vLLM pads MXFP4 experts to what its kernels take.
 _MXFP4_HIDDEN, _MXFP4_WIDTH = 256, 64
+# Experts without a gate are padded to this width on each rank in FP8 and NVFP4 (vLLM 0.32,
+# vllm/model_executor/layers/quantization/utils/flashinfer_utils.py and flashinfer_fp4_moe.py).
+_UNGATED_WIDTH = 128
+_UNGATED_SCHEMES = frozenset({"fp8", "nvfp4"})
+# On ROCm, rows of 16-bit experts of a multiple of 512 bytes get 256 more, so that they start in
+# different channels of the memory (vLLM 0.32, unquantized_fused_moe_method.py).
+_ROCM_ROW_BYTES, _ROCM_PADDING_BYTES = 512, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +82,15 @@ def parameters_of(model: Model) -> Parameters:
     return model.parameters
 
 
-def weights_per_gpu(model: Model, scheme: Scheme, parallel: Parallel) -> Weights:
+def weights_per_gpu(
+    model: Model, scheme: Scheme, parallel: Parallel, *, vendor: str = "nvidia"
+) -> Weights:
     """Bytes of weights on the fullest GPU.
 
     Projections, experts and tables are split over the tensor-parallel group, KV projections no
     further than the KV heads. MLA's down-projections, norms, routers and vision towers are on every
-    GPU. Pipeline stages have a share of the layers each.
+    GPU. Pipeline stages have a share of the layers each. Experts are padded to what the kernels of
+    the GPU's `vendor` take.
 
     Raises:
         SizingError: the parameters cannot be counted.
@@ -98,7 +109,8 @@ def weights_per_gpu(model: Model, scheme: Scheme, parallel: Parallel) -> Weights
     return Weights(
         attention_bytes=(split + whole) * stage * attention_bits / _BITS,
         mlp_bytes=parameters.mlp * stage / tp * scheme.linear_bits / _BITS,
-        experts_bytes=_experts(model, parameters, scheme, tp=tp)
+        experts_bytes=parameters.experts
+        * _padding_ratio(model, scheme, tensor=1 if parallel.experts else tp, vendor=vendor)
         * stage
         / ranks
         * scheme.expert_bits
@@ -109,13 +121,30 @@ def weights_per_gpu(model: Model, scheme: Scheme, parallel: Parallel) -> Weights
     )
 
 
-def _experts(model: Model, parameters: Parameters, scheme: Scheme, *, tp: int) -> float:
-    if scheme.id != "mxfp4" or not parameters.experts:
-        return parameters.experts
-    width = model.intermediate_size / tp
-    padded = ceil(width / _MXFP4_WIDTH) * _MXFP4_WIDTH / width
-    hidden = model.hidden_size
-    return parameters.experts * padded * ceil(hidden / _MXFP4_HIDDEN) * _MXFP4_HIDDEN / hidden
+def _padding_ratio(model: Model, scheme: Scheme, *, tensor: int, vendor: str) -> float:
+    """Bytes of the routed experts on a GPU over those of the checkpoint; `tensor` is the number of
+    ranks that each is split over."""
+    if not model.expert_width or not model.hidden_size:
+        return 1.0
+    width, hidden = model.expert_width / tensor, model.hidden_size
+    if scheme.id == "mxfp4":
+        return _rounded_up(width, _MXFP4_WIDTH) * _rounded_up(hidden, _MXFP4_HIDDEN)
+    ungated = model.expert_matrices < _GATED_MATRICES
+    if vendor == "nvidia" and ungated and scheme.id in _UNGATED_SCHEMES:
+        return _rounded_up(width, _UNGATED_WIDTH)
+    if vendor == "amd" and scheme.expert_bits == FULL_BITS:
+        down = 1 / model.expert_matrices
+        return (1 - down) * _rocm_ratio(hidden) + down * _rocm_ratio(width)
+    return 1.0
+
+
+def _rounded_up(size: float, multiple: int) -> float:
+    return ceil(size / multiple) * multiple / size
+
+
+def _rocm_ratio(row_elements: float) -> float:
+    row_bytes = row_elements * FULL_BITS / _BITS
+    return 1.0 if row_bytes % _ROCM_ROW_BYTES else 1 + _ROCM_PADDING_BYTES / row_bytes
 
 
 def fewest_kv_heads(model: Model) -> int:

@@ -43,7 +43,9 @@ def launch(
     pool: Pool, parallel: Parallel, *, quantization: str, kv_cache_dtype: str = "auto"
 ) -> Setup:
     """The launch of one instance; adapters and draft weights count as weights."""
-    plain = weights_per_gpu(pool.model, scheme(quantization), parallel).total_bytes
+    plain = weights_per_gpu(
+        pool.model, scheme(quantization), parallel, vendor=pool.gpu.vendor
+    ).total_bytes
     lora, drafted = pool.profile.lora, pool.profile.speculation
     extra_bytes = lora.max_simultaneous_adapters * lora.adapter_bytes if lora else 0.0
     adapters = None

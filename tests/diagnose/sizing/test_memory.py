@@ -16,6 +16,7 @@ from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup, defaults, parse_version
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
 from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
+from kneewatch.diagnose.sizing.size import memory_notes
 
 LLAMA_8B = Setup(
     model=model("meta-llama/Llama-3.1-8B-Instruct"), gpu=gpu("h100-sxm"), version=(0, 11, 0)
@@ -56,6 +57,63 @@ def test_weights_are_what_vllm_logged(
 ) -> None:
     found = weights_per_gpu(model(name), scheme(quantization), parallel)
     assert found.total_bytes / GIB == pytest.approx(logged_gib, rel=0.015)
+
+
+def test_llama_4_in_fp8_has_its_routed_experts_alone_in_it() -> None:
+    """48.8682 GiB on each of 8 GPUs (vLLM issue 16152), a tower of 0.2 GiB among it."""
+    name = "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8"
+    found = weights_per_gpu(model(name), scheme(model(name).quantization), Parallel(tensor=8))
+    assert found.total_bytes / GIB == pytest.approx(48.87 - 0.2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "experts", "width"),
+    [(1, False, 1920), (2, False, 1024), (8, False, 256), (8, True, 1920)],
+)
+def test_experts_without_a_gate_are_padded_on_each_rank(
+    tensor: int, experts: bool, width: int
+) -> None:
+    nano = model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8")
+    assert nano.parameters is not None
+    parallel = Parallel(tensor=tensor, experts=experts)
+    found = weights_per_gpu(nano, scheme("fp8"), parallel).experts_bytes
+    split = 1 if experts else tensor
+    plain = nano.parameters.experts / tensor
+    assert found == pytest.approx(plain * width * split / 1856)
+    # In 16 bit their kernels take any width.
+    plain_16_bit = weights_per_gpu(nano, scheme("bf16"), parallel).experts_bytes
+    assert plain_16_bit == pytest.approx(2 * plain)
+
+
+def test_rows_of_16_bit_experts_are_longer_on_amd() -> None:
+    """Qwen3-235B over 8 ranks: rows of 4,096 elements get 128 more, those of 192 none."""
+    known = model("Qwen/Qwen3-235B-A22B-Instruct-2507")
+    split = Parallel(tensor=8)
+    nvidia = weights_per_gpu(known, scheme("bf16"), split).experts_bytes
+    amd = weights_per_gpu(known, scheme("bf16"), split, vendor="amd").experts_bytes
+    assert amd / nvidia == pytest.approx(1 + 2 / 3 * 128 / 4096)
+    alone = weights_per_gpu(known, scheme("bf16"), Parallel(), vendor="amd").experts_bytes
+    assert alone / 8 / nvidia == pytest.approx(1 + 2 / 3 * 128 / 4096 + 1 / 3 * 128 / 1536)
+    fp8 = weights_per_gpu(known, scheme("fp8"), split, vendor="amd").experts_bytes
+    assert fp8 == nvidia / 2
+
+
+def test_a_load_on_one_amd_gpu_may_take_more_than_computed() -> None:
+    setup = replace(LLAMA_8B, gpu=gpu("mi300x"), version=(0, 18, 0))
+    old, new = memory(setup), memory(replace(setup, version=(0, 19, 0)))
+    assert old.weights_bytes is not None
+    widened = old.available_bytes.expected - old.available_bytes.low
+    assert widened - (new.available_bytes.expected - new.available_bytes.low) == pytest.approx(
+        0.27 * old.weights_bytes, rel=0.01
+    )
+    assert any("AMD GPU" in note for note in memory_notes(old, 1))
+    for other in (
+        replace(setup, version=(0, 19, 0)),
+        replace(setup, gpu=gpu("h200")),
+        replace(setup, parallel=Parallel(tensor=2)),
+        replace(setup, weights_bytes=16 * GIB),
+    ):
+        assert not any("AMD GPU" in note for note in memory_notes(memory(other), 1))
 
 
 def test_available_kv_is_what_vllm_logged() -> None:
