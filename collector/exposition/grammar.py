@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import orjson
+
 from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.samples import Exemplar
 
@@ -58,6 +60,7 @@ _COMMENT_WORD = re.compile(rf"#{_BLANK}++(HELP|TYPE)(?:{_BLANK}|\Z)")
 # is left of it, with these characters only, is decimals and inf, infinity, nan in any case.
 _NUMBER = re.compile(r"[0-9a-zA-Z.+-]+")
 _NUMBERS = re.compile(r"[0-9a-zA-Z.+,-]*")
+_FLOATS = frozenset({float})
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")  # an int64 has at most 19 digits
 
 _ESCAPE = re.compile(r'\\([\\"n])')
@@ -113,7 +116,16 @@ def number(text: str) -> float:
 def numbers(texts: Sequence[str]) -> list[float] | None:
     """The floats of several texts, as by `number` but several times faster; None if any of them is
     not a plain number."""
-    if not _NUMBERS.fullmatch(",".join(texts)):
+    joined = ",".join(texts)
+    try:
+        # Most servers write each value as JSON writes a float. JSON also allows what a page may not:
+        # a carriage return, whole lists.
+        values: list[float] = orjson.loads(f"[{joined}]") if "\r" not in joined else []
+        if len(values) == len(texts) and _FLOATS.issuperset(map(type, values)):
+            return values
+    except orjson.JSONDecodeError:
+        pass
+    if not _NUMBERS.fullmatch(joined):
         return None
     try:
         return list(map(float, texts))

@@ -211,6 +211,7 @@ TAILS = [
     *("5", " 5", "5 ", "\t5", "+Inf", "infinity", "NaN", "1e5", "-0", ".5", "5."),
     *("1_0", "0x10", "\u0661", "5\r", "\x0b5", "5\x85", "1,2", "1,", ",", "", " ", "e", "nan nan"),
     *("5 1500", "5\t-1500 ", "5 1.5", "5 6 7", "5 # {} 1", '5 1 # {b="c"} 1 2', "5 # {} x", "5#"),
+    *("5.0", "5.0\r\r", "[5.0]", "5.0,6.0", "1.5e999", "0.1", "1e-400"),
     *('{b="1"} 5', "{} 5", "a 5", "# 5", '"} 5'),
 ]
 
@@ -220,7 +221,7 @@ TAILS = [
 @pytest.mark.parametrize("head", ["c ", 'c{b="1"} ', 'c{b="1"}', "c\t", '{"c"} '])
 def test_a_known_page_is_read_as_a_new_one(before: str, tail: str, head: str) -> None:
     first = f"# TYPE c gauge\na 1\n{head}{before}\nd 4\n# EOF\n"
-    second = f"# TYPE c gauge\na 1\n{head}{tail}\nd 4\n# EOF\n"
+    second = f"# TYPE c gauge\na 1.0\n{head}{tail}\nd 4.0\n# EOF\n"
     parser = PageParser()
     parser.parse(first)
     assert outcome(parser.parse, second) == outcome(parse, second)
