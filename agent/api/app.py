@@ -69,10 +69,6 @@ class Routes:
         self._pages = CapacityLimiter(PAGES_AT_ONCE)
         self._scrapes, self._sizes = CapacityLimiter(1), CapacityLimiter(1)
 
-    @property
-    def _only_fleet(self) -> bool:
-        return self._service.fleet is not None and not self._service.targets()
-
     async def healthz(self) -> Response:
         """The process answers."""
         return Response("ok\n", media_type="text/plain; charset=utf-8")
@@ -108,7 +104,7 @@ class Routes:
     ) -> Response:
         """All targets, worst first, or one. With `at`, at a past moment. Text is for people and may
         change; JSON is stable."""
-        if self._only_fleet and (at is not None or since is not None):
+        if self._service.only_fleet and (at is not None or since is not None):
             return _to_fleet(request, "../../")
         return await self._triage(request, target or "", at=at, since=since, form=format)
 
@@ -161,7 +157,7 @@ class Routes:
         since: PageSince = None,
     ) -> Response:
         """The triage page; where only a fleet is watched, a redirect to its diagnosis."""
-        if self._only_fleet:
+        if self._service.only_fleet:
             return _to_fleet(request, "")
         parameters = page_request(self._service.clock(), target=target, at=at, since=since)
 

@@ -42,6 +42,11 @@ class Service:
     restart_needed: Callable[[], Sequence[str]] = tuple
     clock: Callable[[], float] = time.time
 
+    @property
+    def only_fleet(self) -> bool:
+        """Whether a fleet is watched through a metrics system, and no target directly."""
+        return self.fleet is not None and not self.targets()
+
 
 # --- Freshness ------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, with_d
 from kneewatch.reports.formatting import clock, date
 
 SCHEMA = "kneewatch.triage/1"
+FLEET_NOTICE = "the fleet's diagnosis is at /api/v1/fleet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,10 @@ class Triage:
             rendered = await run_in_threadpool(
                 self._cache.render, request.form, request.target, now
             )
-        return _response(request, now, pending, rendered, self._history.notices(request.now_s))
+        notices = self._history.notices(request.now_s)
+        if self._service.only_fleet:
+            notices.append(FLEET_NOTICE)
+        return _response(request, now, pending, rendered, notices)
 
     def _present(self, request: TriageRequest) -> tuple[Moment, dict[str, str]]:
         """The targets' newest states, and the targets without one, with the reason."""

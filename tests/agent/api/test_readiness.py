@@ -73,3 +73,12 @@ def test_strict_is_a_boolean() -> None:
         refused = client.get("/readyz?strict=perhaps")
     assert refused.status_code == 422
     assert refused.json()["detail"] == "strict: must be true or false"
+
+
+def test_triage_leads_to_the_fleet_where_no_target_is_watched() -> None:
+    where = "the fleet's diagnosis is at /api/v1/fleet"
+    with asking(service_of(fleet=fleet_watch(**DOWN))) as client:
+        assert where in client.get("/api/v1/triage").text
+        assert client.get("/api/v1/triage?format=json").json()["notices"] == [where]
+    with asking(service_of(WELL_STATE, fleet=fleet_watch(**DOWN))) as client:
+        assert where not in client.get("/api/v1/triage").text
