@@ -189,8 +189,8 @@ def test_every_combination_renders(components: tuple[str, ...], tmp_path: Path) 
         "labels": [{"pairs": {"release": "mine"}}],
     }
     objects = rendered(tmp_path, kustomization)
-    check(only(objects, "Deployment"))
     for obj in objects:
+        check(obj)
         assert obj["metadata"]["namespace"] == "inference"
         assert obj["metadata"]["labels"]["release"] == "mine"
     kinds = [obj["kind"] for obj in objects]
@@ -313,6 +313,32 @@ def node_daemon(folder: Path, *components: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return node_daemon(tmp_path_factory.mktemp("node"))
+
+
+def test_fleet_and_node_share_a_namespace(tmp_path: Path) -> None:
+    components = (*SMALL, "rules", "dashboards", "node-nvml")
+    objects = rendered(
+        tmp_path,
+        {
+            "resources": [at("fleet", tmp_path), at("node", tmp_path)],
+            "components": [at(component, tmp_path) for component in components],
+            "namespace": "chat",
+        },
+    )
+    for obj in objects:
+        check(obj)
+    names = [(obj["kind"], obj["metadata"]["name"]) for obj in objects]
+    assert len(names) == len(set(names))
+    pods_selected = [
+        obj["spec"]["selector"]["matchLabels"]
+        for obj in objects
+        if obj["kind"] in ("Deployment", "DaemonSet")
+    ]
+    (service,) = [obj for obj in objects if obj["kind"] == "Service"]
+    assert service["spec"]["selector"] in pods_selected
+    assert len({tuple(sorted(labels.items())) for labels in pods_selected}) == 2
+    (role,) = [obj for obj in objects if obj["kind"] == "RoleBinding"]
+    assert {subject["name"] for subject in role["subjects"]} == {"kneewatch-node"}
 
 
 def in_force(objects: list[dict[str, Any]]) -> Settings:
