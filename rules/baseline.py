@@ -25,7 +25,12 @@ TRACKED: Mapping[str, tuple[str, ...]] = {
         "output_tokens_mean",
         "spec_accepted_per_draft_tokens",
     ),
-    LOAD: ("generation_tokens_per_s", "running_avg"),
+    LOAD: (
+        "generation_tokens_per_s",
+        "running_avg",
+        "kv_usage_avg_ratio",
+        "computed_prompt_tokens_per_s",
+    ),
     TRANSFER: ("kv_transfer_mean_s",),
 }
 """Signals with a baseline, by family. Rules and causes name the families that they disturb

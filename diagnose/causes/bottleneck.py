@@ -10,7 +10,13 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from kneewatch.diagnose.causes.common_conditions import BATCH, ITL_DRIFT
+from kneewatch.diagnose.causes.common_conditions import (
+    BATCH,
+    ITL_DRIFT,
+    ITL_P99_S,
+    ITL_TARGET_S,
+    KV_USAGE,
+)
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import (
     CauseRecord,
@@ -21,7 +27,7 @@ from kneewatch.diagnose.causes.record import (
     Term,
     term,
 )
-from kneewatch.rules.baseline import ITL, LOAD
+from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
@@ -170,16 +176,15 @@ ON_THE_NODE = "pressure and steal are read on the server's node"
 
 PRESSURE, STEAL = Signal("host_cpu_pressure_ratio"), Signal("host_cpu_steal_ratio")
 P50_DRIFT = Signal("itl_p50_drift_ratio")
+COMPUTED_PROMPTS = Signal("computed_prompt_tokens_per_s")
 BATCH_GROWTH = BATCH / BaselineValue("running_avg")
 LENGTH_GROWTH = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
 
-SLOW_AT_EQUAL_WORK = (
-    (ITL_DRIFT >= SLOWER)
-    & (P50_DRIFT >= SLOWER)
-    & (BATCH_GROWTH <= 1.1)
-    & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
-)
-"""Most steps take longer than in quiet times, with no larger batch and no longer answers."""
+EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
+"""The batch is no larger than in quiet times, and answers are no longer."""
+
+SLOW_AT_EQUAL_WORK = (ITL_DRIFT >= SLOWER) & (P50_DRIFT >= SLOWER) & EQUAL_WORK
+"""Most steps take longer than in quiet times."""
 
 _SLOW_AT_EQUAL_WORK = SLOW_AT_EQUAL_WORK.python()
 
@@ -246,7 +251,63 @@ HOST_CONTENTION = CauseRecord(
             guide=("8.4",),
         ),
     ),
-    explains=("decode_bound", "past_knee"),
+    explains=("slow_steps", "decode_bound", "past_knee"),
     moves=(ITL, LOAD),
     sidecar=ON_THE_NODE,
+)
+
+# --- Slow steps whose reason is not measured ------------------------------------------------------
+
+FAR_SLOWER, HARMFUL = 1.5, 3.0
+ACCEPTED = "spec_accepted_per_draft_tokens"
+OVER_TARGET = (ITL_P99_S > ITL_TARGET_S).assume(unknown=True)
+
+SLOW_STEPS = CauseRecord(
+    id="slow_steps",
+    title="Steps take longer at equal work",
+    means="Most steps take far longer than in quiet times, though neither the batch nor its "
+    "contexts nor the prompts grew. What slows them is not on vLLM's page.",
+    forms=(
+        Form(
+            gate=(ITL_DRIFT >= FAR_SLOWER)
+            & (P50_DRIFT >= FAR_SLOWER)
+            & EQUAL_WORK
+            & (BATCH >= 1.0)
+            & (KV_USAGE / BaselineValue(KV_USAGE.key) <= 1.3)
+            & (COMPUTED_PROMPTS / BaselineValue(COMPUTED_PROMPTS.key) <= 1.3).assume(unknown=True)
+            & (Signal(ACCEPTED) / BaselineValue(ACCEPTED) >= 0.9).assume(unknown=True),
+            start=Number(0.0),
+            terms=(
+                term(
+                    ITL_DRIFT,
+                    FAR_SLOWER,
+                    0.8,
+                    "inter-token latency is {value:.1f}x its quiet mean, with {running_avg:.1f} "
+                    "requests in the batch",
+                ),
+                term(P50_DRIFT, FAR_SLOWER, 0.8, "its median is {value:.1f}x its quiet value"),
+                *bound_terms("host")[:1],
+            ),
+            levels=(
+                Level(Severity.CRITICAL, (ITL_DRIFT >= HARMFUL) & OVER_TARGET),
+                Level(Severity.WARNING, OVER_TARGET),
+                Level(Severity.INFO),
+            ),
+            say=(
+                (
+                    ALWAYS,
+                    "Steps take {itl_mean_drift_ratio:.1f}x their quiet time at equal work; what "
+                    "slows them is not on vLLM's page.",
+                ),
+            ),
+            summary="Steps take far longer than in quiet times at equal work",
+            lever="Look at the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`) and processes, "
+            "at the host's CPU (`top`), and at what clients ask for since then: structured "
+            "outputs, logprobs, penalties. If nothing is found, move the replica to another node.",
+            guide=("8.4",),
+        ),
+    ),
+    explains=("past_knee", "decode_bound"),
+    moves=(TTFT, ITL, LOAD),
+    onset_s=Number(15.0),
 )

@@ -44,6 +44,7 @@ SLOW_GPU = (
     "kv_pressure",
     "decode_bound",
     "host_contention",
+    "slow_steps",
 )
 
 QUEUE_RULES = ("QUEUE-GROWS", "QUEUE-SHARE", "TTFT-TAIL", "BREAKER")

@@ -156,7 +156,14 @@ KV_PRESSURE = CauseRecord(
             guide=("7.4", "9.3"),
         ),
     ),
-    explains=(*QUEUES, *SLOW_PROMPTS, "decode_bound", "prefix_churn", "kv_exhaustion_ahead"),
+    explains=(
+        *QUEUES,
+        *SLOW_PROMPTS,
+        "decode_bound",
+        "slow_steps",
+        "prefix_churn",
+        "kv_exhaustion_ahead",
+    ),
     covers=("KV-EVICT", "KV-FULL", "ITL-STALL", *QUEUE_RULES),
     moves=(TTFT, ITL, PREFIX, LOAD),
     levers=(

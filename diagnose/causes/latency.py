@@ -102,7 +102,7 @@ PREFILL_INTERFERENCE = CauseRecord(
             guide=("6.4", "8.5", "9.3"),
         ),
     ),
-    explains=("past_knee", "slo_conflict"),
+    explains=("past_knee", "slo_conflict", "slow_steps"),
     covers=("ITL-STALL",),
     moves=(ITL, TTFT),
     symptoms=("S2",),

@@ -328,7 +328,7 @@ SPEC_DECODE_POOR = CauseRecord(
             guide=("6.6", "9.3"),
         ),
     ),
-    explains=("decode_bound", "slo_conflict"),
+    explains=("decode_bound", "slo_conflict", "slow_steps"),
     covers=("SPEC-ACCEPT",),
     moves=(ITL,),
     slows_tokens=True,

@@ -111,6 +111,7 @@ CAUSES: tuple[CauseRecord, ...] = (
     latency.PREFILL_BOUND,
     latency.DECODE_BOUND,
     bottleneck.HOST_CONTENTION,
+    bottleneck.SLOW_STEPS,
     latency.PAST_KNEE,
     workload.RUNAWAY_GENERATION,
     left_profile.WORKLOAD_DRIFT,

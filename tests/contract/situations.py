@@ -23,6 +23,7 @@ PREFILL, DECODE, RUNAWAY = (
     CONCLUSIVE[cause] for cause in ("prefill_bound", "decode_bound", "runaway_generation")
 )
 MEMORY_LEAK, SPEC_DRIFT = CONCLUSIVE["host_memory_leak"], CONCLUSIVE["spec_acceptance_drift"]
+SLOW_STEPS = CONCLUSIVE["slow_steps"]
 CLIMBING = CALM.but(
     kv_floor_before_ratio=0.3, kv_floor_growth_ratio=0.15, kv_floor_level_ratio=0.45,
     kv_floor_straight_ratio=0.97, kv_floor_late_ratio=1.0, **SAME_WORK,
@@ -100,6 +101,18 @@ OTHERS: Mapping[str, Situation] = {
         itl_mean_drift_ratio=1.4, itl_p50_drift_ratio=1.4, host_cpu_steal_ratio=0.06
     ),
     "host_contention:idle GPU": CONCLUSIVE["host_contention"].but(**HOST),
+    "slow_steps:twice": SLOW_STEPS.but(itl_mean_drift_ratio=2.0, itl_p50_drift_ratio=2.5),
+    "slow_steps: not in some steps only": SLOW_STEPS.but(itl_p50_drift_ratio=1.4),
+    "slow_steps: not in few tokens": SLOW_STEPS.but(itl_mean_drift_ratio=1.4),
+    "slow_steps:a request": SLOW_STEPS.but(running_avg=1.5),
+    "slow_steps: not with a request now and then": SLOW_STEPS.but(running_avg=0.6),
+    "slow_steps: not with longer contexts": SLOW_STEPS.but(kv_usage_avg_ratio=0.9),
+    "slow_steps: not with unknown contexts": SLOW_STEPS.but(kv_usage_avg_ratio=None),
+    "slow_steps: not with more prompts": SLOW_STEPS.but(computed_prompt_tokens_per_s=350.0),
+    "slow_steps:speculation as before": SLOW_STEPS.but(spec_accepted_per_draft_tokens=3.0),
+    "slow_steps: not with fewer drafts accepted": SLOW_STEPS.but(spec_accepted_per_draft_tokens=1.8),
+    "slow_steps:within the target": replace(SLOW_STEPS, targets=Targets(itl_p99_s=0.2)),
+    "slow_steps:idle GPU": SLOW_STEPS.but(**HOST),
     "spec_acceptance_drift:first week": SPEC_DRIFT.but(spec_accepted_usual_tokens=None),
     "spec_acceptance_drift:first week, less load": SPEC_DRIFT.but(
         spec_accepted_usual_tokens=None, work_growth_tokens=-1600.0

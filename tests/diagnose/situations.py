@@ -76,6 +76,9 @@ QUIET: Mapping[str, float] = {
     "finished_length_ratio": 0.3,
     "output_tokens_mean": 200.0,
     "running_avg": 10.0,
+    "kv_usage_avg_ratio": 0.5,
+    "computed_prompt_tokens_per_s": 200.0,
+    "spec_accepted_per_draft_tokens": 3.0,
     "kv_transfer_mean_s": 0.02,
 }
 
@@ -231,6 +234,7 @@ CONCLUSIVE: Mapping[str, Situation] = {
     "host_contention": CALM.but(
         itl_mean_drift_ratio=1.8, itl_p50_drift_ratio=1.7, host_cpu_pressure_ratio=0.4
     ),
+    "slow_steps": CALM.but(itl_mean_drift_ratio=4.0, itl_p50_drift_ratio=3.5, itl_p99_s=0.12),
     "spec_acceptance_drift": CALM.but(
         spec_accepted_per_draft_tokens=2.8,
         spec_accepted_level_tokens=2.8,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.incidents import lost_memory, overload, slow_decay, without_progress
+from tests.incidents import lost_memory, overload, slow_decay, slow_server, without_progress
 from tests.incidents.incident import Incident, said, table
 
 INCIDENTS: tuple[Incident, ...] = (
@@ -10,6 +10,7 @@ INCIDENTS: tuple[Incident, ...] = (
     *overload.INCIDENTS,
     *lost_memory.INCIDENTS,
     *slow_decay.INCIDENTS,
+    *slow_server.INCIDENTS,
 )
 
 

@@ -24,7 +24,7 @@ DESIGNED = FLEET | HARDWARE | OBSERVER | FROM_LOG | {
     *("underused", "kv_overprovisioned", "tp_overhead", "runaway_generation", "engine_stalled"),
     *("engine_asleep", "kv_leak", "kv_exhaustion_ahead"),
     *("workload_drift", "clients_give_up", "client_errors", "host_memory_leak"),
-    *("spec_acceptance_drift", "host_contention"),
+    *("spec_acceptance_drift", "host_contention", "slow_steps"),
 }  # fmt: skip
 """The cause ids that are promised to stay: DESIGN, "Cause ids"."""
 
