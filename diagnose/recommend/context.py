@@ -21,6 +21,12 @@ KV_AHEAD = "kv_exhaustion_ahead"
 MEASURED = "measured"
 """Key of `memo` for the measured mfu_ratio and mbu_ratio."""
 
+STEP_TIMES = "step_times"
+"""Key of `memo` for decode_factor and prefill_factor: the server's step times over the roofline's.
+
+They are of the present window alone, which begins anew with a restart; nothing older is kept.
+"""
+
 SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"
 
 
@@ -115,11 +121,19 @@ def advice(
 
 
 def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> str:
-    """Names the measured MFU or MBU behind a predicted speed; "" where none was measured."""
-    shares = context.memo.get(MEASURED, {}) if "itl_s" in predicted else {}
+    """Says what was measured behind a predicted speed, and when; "" without one."""
+    factors = context.memo.get(STEP_TIMES)
+    if "itl_s" not in predicted or factors is None:
+        return ""
     words = {"mfu_ratio": "MFU", "mbu_ratio": "MBU"}
-    words_ = [f"{words[name]} of {share:.0%}" for name, share in shares.items()]
-    return f" Speed predicted with the measured {' and '.join(words_)}." if words_ else ""
+    measured_shares = context.memo.get(MEASURED, {}).items()
+    shares = [f"{words[key]} of {share:.0%}" for key, share in measured_shares]
+    measured = f" with the measured {' and '.join(shares)}" if shares else ""
+    return (
+        f" Speed predicted{measured} from the step times of the last {context.facts.window_s:.0f} "
+        f"s: decode {factors['decode_factor']:.2f}x the roofline's, prefill "
+        f"{factors['prefill_factor']:.2f}x."
+    )
 
 
 def _shown(numbers: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from math import floor, inf
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import memory_of
-from kneewatch.diagnose.recommend.context import MEASURED, LeverContext
+from kneewatch.diagnose.recommend.context import MEASURED, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -286,6 +286,10 @@ def latencies(context: LeverContext, change: After) -> Performance | None:
         )
         if own is None:
             return None
+        context.memo[STEP_TIMES] = {
+            "decode_factor": own.decode_factor,
+            "prefill_factor": own.prefill_factor,
+        }
         sizes = _sizes(context, change)
         return roofline(
             context,

@@ -69,7 +69,7 @@ def told(situation: Situation) -> Recommendation:
 def test_the_share_of_the_bandwidth_is_found_where_reading_binds() -> None:
     made = told(seen(DECODES, mbu_ratio=0.6))
 
-    assert "Speed predicted with the measured MBU of 60%." in made.summary
+    assert "Speed predicted with the measured MBU of 60% from the step times of" in made.summary
     assert not any("MBU" in words for words in made.unknown)
     # Half of the requests on each of twice the replicas.
     replicas = made.changes[0].after
@@ -118,13 +118,25 @@ def test_what_shows_no_share_leaves_the_default_and_says_so(
     made = told(seen(DECODES, mbu_ratio=0.6).but(**changed))
 
     assert "measured" not in made.summary
+    assert "Speed predicted from the step times" in made.summary
     assert [words for words in made.unknown if why in words]
+
+
+def test_the_age_and_the_factors_of_the_step_times_are_said() -> None:
+    """The window is all that is measured: it starts anew with the process."""
+    page = seen(DECODES, mbu_ratio=0.6)
+    slower = page.but(itl_mean_s=1.3 * (page.values["itl_mean_s"] or 0.0))
+    short_window = replace(slower, scale=1 / 3)
+
+    assert "step times of the last 60 s: decode" in told(slower).summary
+    assert "step times of the last 20 s: decode" in told(short_window).summary
+    assert told(slower).summary != told(page).summary
 
 
 def test_without_a_prediction_nothing_is_said_of_shares() -> None:
     made = advised("decode_bound", situation=seen(DECODES, mbu_ratio=0.6), page=PAGE)["replicas"]
 
-    assert "measured" not in made.summary
+    assert "Speed predicted" not in made.summary
     assert not any("MBU" in words for words in made.unknown)
 
 
