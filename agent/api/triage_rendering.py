@@ -45,6 +45,9 @@ FULL_MAX = 2
 """The most problems that text shows in full; of more, the worst one in full and the others in two
 lines each, so that ten fit a screen and a model's context."""
 
+FULL_CHARS = 3_000
+"""The most characters that several problems in full may take, where other targets follow."""
+
 HINT = (
     "more: /api/v1/triage/TARGET for one target in full; ?since=-2h for the history; ?at=03:07 or\n"
     "  -2h for a past moment; /docs/causes/CAUSE about a cause; ?format=json or markdown;\n"
@@ -62,7 +65,11 @@ def body(
     trouble = [diagnosis for diagnosis in diagnoses if rank(diagnosis) >= PROBLEM_FROM_RANK]
     healthy = [diagnosis for diagnosis in diagnoses if rank(diagnosis) < PROBLEM_FROM_RANK]
     in_full = trouble if form == MARKDOWN or len(trouble) <= FULL_MAX else trouble[:1]
-    parts = [render(in_full)] if in_full else []
+    full = render(in_full)
+    if form != MARKDOWN and len(full) > FULL_CHARS and len(diagnoses) > FULL_MAX:
+        in_full = trouble[:1]
+        full = render(in_full)
+    parts = [full] if full else []
     if in_short := trouble[len(in_full) :]:
         pairs = ((_brief(diagnosis), *_first_step(diagnosis)) for diagnosis in in_short)
         parts.append("\n".join(chain.from_iterable(pairs)))

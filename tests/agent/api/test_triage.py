@@ -113,6 +113,23 @@ def test_two_bad_targets_are_shown_in_full() -> None:
         assert client.get(TRIAGE).text.count("explains: queue_saturation") == 2
 
 
+def test_two_long_ones_among_ten_fit_a_models_context() -> None:
+    more = ("why " * 120).strip()
+    long = replace(SICK_ADVISED, unknown=[f"signal_{number}: {more}" for number in range(3)])
+    names = [f"gpu-{number}" for number in range(8)]
+    with asking(
+        service_of(
+            state_of("r1", long), state_of("r2", long), *(state_of(n, HEALTHY) for n in names)
+        )
+    ) as client:
+        text_answer = client.get(TRIAGE).text
+    assert len(text_answer) < 1500 * TOKEN_CHARS
+    assert text_answer.count("verify:") == 1
+    assert sum("do first: " in line for line in text_answer.splitlines()) == 2
+    with asking(service_of(state_of("r1", long), state_of("r2", long))) as client:
+        assert client.get(TRIAGE).text.count("verify:") == 2, "none follows"
+
+
 def test_one_target_whose_name_has_slashes_and_colons() -> None:
     with asking(service_of(WELL_STATE, SICK_STATE)) as client:
         for name in (SICK_NAME, quote(SICK_NAME, safe="")):
