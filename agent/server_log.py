@@ -1,10 +1,11 @@
-"""Follows vLLM's log file through rotation and truncation, and what it says. I/O edge."""
+"""Follows vLLM's log file through rotation and truncation, and reads its lines. I/O edge."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -14,10 +15,45 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.log_reading import log_reading
-from kneewatch.diagnose.deployment.server_facts import ServerFacts, SourceReading, merge
+from kneewatch.diagnose.deployment.server_facts import (
+    AVAILABLE_KV_GIB,
+    KV_BLOCKS,
+    KV_TOKENS,
+    LOG,
+    MAX_MODEL_LEN,
+    VERSION,
+    WEIGHTS_GIB,
+    ServerFacts,
+    SourceReading,
+    Value,
+    merge,
+)
 from kneewatch.diagnose.deployment.startup_log import StartupLog
 from kneewatch.diagnose.engine.log_diagnosis import LogFailure, log_failure
+
+NAMES: Mapping[str, str] = {
+    "version": VERSION,
+    "max_model_len": MAX_MODEL_LEN,
+    "weights_gib": WEIGHTS_GIB,
+    "load_s": "load_s",
+    "available_kv_gib": AVAILABLE_KV_GIB,
+    "kv_cache_tokens": KV_TOKENS,
+    "gpu_blocks": KV_BLOCKS,
+    "max_concurrency": "max_concurrency",
+    "graph_s": "graph_s",
+    "graph_gib": "graph_gib",
+    "attention_backend": "attention_backend",
+}
+"""Logged facts and their names among those of all sources. Logged arguments are in `launch`."""
+
+
+def log_reading(log: StartupLog, read_s: float) -> SourceReading:
+    """The facts of the newest start in the log, as it was read at `read_s`."""
+    values: dict[str, Value] = {
+        name: log.facts[logged].value for logged, name in NAMES.items() if logged in log.facts
+    }
+    return SourceReading(LOG, read_s, values, launch=log.launch)
+
 
 CHUNK_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024

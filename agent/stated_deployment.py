@@ -23,8 +23,8 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 
 if TYPE_CHECKING:
+    from kneewatch.diagnose.learned.length_drift import StatedWorkload
     from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
-    from kneewatch.diagnose.workload.stated_workload import StatedWorkload
 
 
 # --- Files that a user names: model configuration, workload profile, benchmark --------------------

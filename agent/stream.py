@@ -22,7 +22,7 @@ from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.exposition.parser import PageParser
-from kneewatch.collector.gpu.dcgm_exporter import DcgmCollector
+from kneewatch.collector.gpu.page import DcgmCollector
 from kneewatch.collector.http.address import metrics_url, shown_url
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher

@@ -11,12 +11,12 @@ from textwrap import wrap
 import click
 
 from kneewatch.agent.cli import cli
+from kneewatch.agent.export import dcgm_files
 from kneewatch.agent.settings.table import SETTINGS
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
-from kneewatch.dashboards.dcgm_exporter import dcgm_files
 from kneewatch.dashboards.grafana.build import dashboards
 from kneewatch.dashboards.prometheus.inhibition import inhibition_files
 from kneewatch.dashboards.prometheus.recording_rules import why_inexpressible

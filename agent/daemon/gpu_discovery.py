@@ -11,10 +11,9 @@ from dataclasses import replace
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.gpu.dcgm_exporter import DcgmCollector
 from kneewatch.collector.gpu.nvml import NvmlCollector
 from kneewatch.collector.gpu.nvml_calls import Nvml
-from kneewatch.collector.gpu.page import GpuCollector, GpuPage
+from kneewatch.collector.gpu.page import DcgmCollector, GpuCollector, GpuPage
 from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.http.connection import FetchSettings
 

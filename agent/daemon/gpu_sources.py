@@ -19,10 +19,9 @@ from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.target_state import SourceState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError, SettingsError
-from kneewatch.collector.gpu.dcgm_exporter import DcgmCollector
 from kneewatch.collector.gpu.nvml import NvmlCollector
 from kneewatch.collector.gpu.nvml_calls import Nvml, load_nvml
-from kneewatch.collector.gpu.page import GPUS_LOST, GpuCollector, GpuPage
+from kneewatch.collector.gpu.page import GPUS_LOST, DcgmCollector, GpuCollector, GpuPage
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.gpu.monitor import NO_GPUS, GpuMonitor, GpuReading

@@ -25,7 +25,7 @@ from kneewatch.diagnose.fleet.observed import (
     usual_of,
 )
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS
-from kneewatch.diagnose.workload.drift import Buckets
+from kneewatch.diagnose.learned.length_drift import Buckets
 
 PARTS = 4
 """A server evaluates a query on one core: long ranges are split into parallel queries."""

@@ -26,7 +26,7 @@ from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.diagnose.fleet.observed import HITS, HOUR_S, USUAL_SIGNALS, WEEK_S
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.gpu import health
-from kneewatch.diagnose.workload.stated_workload import METRICS
+from kneewatch.diagnose.learned.length_drift import METRICS
 from kneewatch.rules.facts import Targets, duration, recorded
 from kneewatch.rules.quantities import RECENT
 from kneewatch.rules.rule import WINDOW_S

@@ -17,7 +17,7 @@ import click
 from kneewatch.agent.console import FOUND, NO_DATA, OK, say
 from kneewatch.agent.logs import without_secrets
 from kneewatch.agent.report.period_source import PeriodSource, ReportRequest, gather, stated_of
-from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
+from kneewatch.agent.report.prometheus.queries import unit_s as whole_s
 from kneewatch.agent.report.store_arrays import History
 from kneewatch.agent.report.store_source import StoreSource
 from kneewatch.agent.settings.effective import Settings

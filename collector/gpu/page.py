@@ -1,6 +1,8 @@
-"""The common output of all GPU sources: a page of DCGM fields, and notes on what is missing. Pure.
+"""The common output of all GPU sources: a page of DCGM fields, and notes on what is missing. I/O
+edge.
 
-NVML's values are converted to such a page too, so all other code uses one set of names and units.
+NVML's values are converted to such a page too, so all other code uses one set of names and units; a
+DCGM exporter serves one.
 """
 
 from __future__ import annotations
@@ -9,6 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.names.dcgm_fields import GpuBinding, resolve_gpus
 from kneewatch.collector.samples import Layout, Page
 
@@ -76,3 +83,36 @@ class GpuResolver:
         if self._last is None or self._last[0] is not layout:
             self._last = (layout, resolve_gpus(layout))
         return self._last[1]
+
+
+class DcgmCollector:
+    """Collects one DCGM exporter's page, which describes all GPUs of a node."""
+
+    name = "dcgm"
+
+    def __init__(self, url: str, settings: FetchSettings, limits: Limits) -> None:
+        self._fetcher = Fetcher(url, settings)
+        self._parser = PageParser(limits)
+        self._resolver = GpuResolver()
+
+    @property
+    def url(self) -> str:
+        """The page's URL without credentials."""
+        return self._fetcher.url
+
+    def collect(self) -> GpuPage:
+        """The page now, by one GET.
+
+        Raises:
+            CollectError: there is no page, or it holds no DCGM fields; the message has the URL.
+        """
+        fetched = self._fetcher.get()
+        try:
+            page = self._parser.parse(fetched.body, content_type=fetched.content_type)
+            return GpuPage(page, self._resolver.resolve(page.layout))
+        except CollectError as error:
+            raise CollectError(f"{self.url}: {error}", kind=error.kind, hint=error.hint) from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._fetcher.close()

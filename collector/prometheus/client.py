@@ -18,12 +18,13 @@ from urllib3.util.retry import Retry
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import METRICS_PATH, Address, parse_target
 from kneewatch.collector.http.connection import FetchSettings
-from kneewatch.collector.prometheus import errors as failures
-from kneewatch.collector.prometheus.errors import BusyError
 from kneewatch.collector.prometheus.responses import (
+    NARROW_HINT,
     Answer,
+    BusyError,
     Piece,
     halves,
+    not_prometheus_error,
     pieces,
     samples_of,
     steps_a_piece,
@@ -222,7 +223,7 @@ class PrometheusSource:
         samples = self.instant("vector(time())").samples
         after_s = self._wall()
         if not samples:
-            raise failures.not_prometheus(self.url, "it does not tell its time")
+            raise not_prometheus_error(self.url, "it does not tell its time")
         server_s, middle_s = samples[0].value, (before_s + after_s) / 2
         return Clock(server_s, server_s - middle_s, (after_s - before_s) / 2 + 0.001)
 
@@ -231,7 +232,7 @@ class PrometheusSource:
             yield self._ranged(query, from_s, to_s, step_s)
         except CollectError as exc:
             parts = halves(from_s, to_s, step_s) if exc.kind in SPLIT_ON else []
-            if not parts or (exc.kind == "query" and exc.hint != failures.NARROW_HINT):
+            if not parts or (exc.kind == "query" and exc.hint != NARROW_HINT):
                 raise
         else:
             return
@@ -263,7 +264,7 @@ class PrometheusSource:
                     raise
                 after_s = exc.after_s
             except (KeyError, TypeError) as exc:  # the client takes the answer's form for granted
-                raise failures.not_prometheus(
+                raise not_prometheus_error(
                     self.url, "the answer is JSON, but none of Prometheus"
                 ) from exc
             self.retried += 1
@@ -275,7 +276,7 @@ class PrometheusSource:
         try:
             return read(result)
         except ValueError as exc:
-            raise failures.not_prometheus(self.url, str(exc)) from exc
+            raise not_prometheus_error(self.url, str(exc)) from exc
 
 
 def _base(address: Address) -> str:

@@ -18,8 +18,19 @@ import urllib3
 from requests.adapters import HTTPAdapter
 
 from kneewatch.collector.http.connection import request_headers
-from kneewatch.collector.prometheus import errors as failures
-from kneewatch.collector.prometheus.responses import Document, said_of, warnings_of
+from kneewatch.collector.prometheus.responses import (
+    UNPROCESSABLE,
+    Document,
+    bad_status_error,
+    incomplete_error,
+    not_prometheus_error,
+    refused_error,
+    said_of,
+    slow_error,
+    tls_error,
+    too_large_error,
+    warnings_of,
+)
 
 if TYPE_CHECKING:
     from kneewatch.collector.http.address import Address
@@ -100,17 +111,17 @@ class TimedSession(requests.Session):
                 body = self._body(response, shown, query, deadline_s)
                 return self._answered(response, shown, query, body)
         except requests.exceptions.ConnectTimeout as exc:
-            raise failures.refused(shown, "no connection in time") from exc
+            raise refused_error(shown, "no connection in time") from exc
         except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError) as exc:
-            raise failures.slow(shown, self._timeout_s, query) from exc
+            raise slow_error(shown, self._timeout_s, query) from exc
         except (requests.exceptions.SSLError, ssl.SSLError) as exc:
-            raise failures.tls(shown, _words(exc)) from exc
+            raise tls_error(shown, _words(exc)) from exc
         except requests.exceptions.ConnectionError as exc:
-            raise failures.refused(shown, _words(exc)) from exc
+            raise refused_error(shown, _words(exc)) from exc
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as exc:
-            raise failures.half(shown, _words(exc)) from exc
+            raise incomplete_error(shown, _words(exc)) from exc
         except OSError as exc:  # requests' own word for a certificate file that is not there
-            raise failures.tls(shown, _words(exc)) from exc
+            raise tls_error(shown, _words(exc)) from exc
 
     def _body(
         self, response: requests.Response, url: str, query: str, deadline_s: float
@@ -120,9 +131,9 @@ class TimedSession(requests.Session):
         while chunk := raw.read1(CHUNK_BYTES, decode_content=True):
             body += chunk
             if len(body) > limit_bytes:
-                raise failures.too_large(url, limit_bytes, query)
+                raise too_large_error(url, limit_bytes, query)
             if time.monotonic() > deadline_s:
-                raise failures.slow(url, self._timeout_s, query)
+                raise slow_error(url, self._timeout_s, query)
         return body
 
     def _answered(
@@ -134,19 +145,19 @@ class TimedSession(requests.Session):
         except orjson.JSONDecodeError as exc:
             if status == HTTPStatus.OK:
                 if body.lstrip().startswith(b"<"):
-                    raise failures.not_prometheus(url, "this is a web page, no query API") from exc
-                raise failures.half(url, f"{len(body)} bytes that are no whole JSON") from exc
+                    raise not_prometheus_error(url, "this is a web page, no query API") from exc
+                raise incomplete_error(url, f"{len(body)} bytes that are no whole JSON") from exc
             document = {"error": body.decode("utf-8", "replace")}
         if not isinstance(document, dict):
-            raise failures.not_prometheus(url, "the answer is JSON, but none of Prometheus")
+            raise not_prometheus_error(url, "the answer is JSON, but none of Prometheus")
         answer = cast("Document", document)
         if status == HTTPStatus.OK and answer.get("status") == "success":
             return self._kept(answer)
         if answer.get("errorType") == "timeout":
-            raise failures.slow(url, self._timeout_s, query)
-        raise failures.bad_status(
+            raise slow_error(url, self._timeout_s, query)
+        raise bad_status_error(
             url,
-            status=status if status != HTTPStatus.OK else failures.UNPROCESSABLE,
+            status=status if status != HTTPStatus.OK else UNPROCESSABLE,
             said=said_of(answer),
             query=query,
             after_s=_retry_after_s(response),

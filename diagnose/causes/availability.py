@@ -9,8 +9,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Cause, Evidence, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
-from kneewatch.diagnose.deployment.canary_state import CanaryState
-from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
+from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.learned.derived_signals import ABORTED, FILLED_MIN
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number, Scope

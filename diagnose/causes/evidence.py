@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from kneewatch.diagnose.causes.lora_adapters import AdapterUse
 from kneewatch.diagnose.gpu.health import GpuState
 from kneewatch.diagnose.learned.knee import LearnedKnee
+from kneewatch.diagnose.learned.length_drift import Departure, Drift
 from kneewatch.diagnose.learned.live_workload import LiveWorkload
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
-from kneewatch.diagnose.workload.drift import Departure, Drift
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import NO_BASELINE, Quiet
 from kneewatch.rules.rule import Finding, Severity

@@ -28,11 +28,16 @@ from kneewatch.diagnose.causes.record import (
     SidecarHolds,
     term,
 )
+from kneewatch.diagnose.learned.length_drift import (
+    KEYS,
+    RATE_MIN,
+    WORDS,
+    Departure,
+    more_than_chance,
+)
 from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS, LiveWorkload
 from kneewatch.diagnose.learned.output_lengths import ENDLESS
 from kneewatch.diagnose.learned.slow_trends import HOUR_S, SPEC_ACCEPTED, STEPS
-from kneewatch.diagnose.workload.drift import Departure, more_than_chance
-from kneewatch.diagnose.workload.stated_workload import KEYS, RATE_MIN, WORDS
 from kneewatch.rules.baseline import LENGTHS, LOAD
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.quantities import BaselineValue, Signal

@@ -16,6 +16,7 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     knows,
     oldest_version,
 )
+from kneewatch.diagnose.learned.length_drift import StatedWorkload
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
@@ -27,7 +28,6 @@ from kneewatch.diagnose.sizing.memory.launch_setup import (
     parse_version,
 )
 from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, RANKS, Adapters, Parallel
-from kneewatch.diagnose.workload.stated_workload import StatedWorkload
 
 KV_SIZE_LABEL = "kv_cache_size_tokens"
 _UNSET_LABELS = ("", "None", "none", "null")

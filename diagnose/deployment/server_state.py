@@ -1,4 +1,4 @@
-"""What is known about a server whose page cannot be read: its health, its process. Pure."""
+"""What is known about a server beside its page: its health, its process, canary requests. Pure."""
 
 from __future__ import annotations
 
@@ -71,3 +71,20 @@ class ServerState:
 
 
 NO_STATE = ServerState()
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryState:
+    """The newest canary requests of a target.
+
+    `latency_s` is how long the newest took; None where it had no answer. `failures` counts those in
+    a row that the server did not answer, the first of them sent at `since_s`; `error` is of the
+    newest. `refused` says why the server did not accept the newest request, or why none was
+    sent: then nothing new is known.
+    """
+
+    latency_s: float | None = None
+    failures: int = 0
+    since_s: float = 0.0
+    error: str = ""
+    refused: str = ""

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.ranking import ranked
-from kneewatch.diagnose.engine.cause_tracker import CauseTracker
-from kneewatch.diagnose.engine.diagnosis import Diagnosis, health, worst_of
+from kneewatch.diagnose.engine.diagnosis import CauseTracker, Diagnosis, health, worst_of
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.inventory import Member
 from kneewatch.diagnose.fleet.outliers import replica_imbalance

@@ -19,14 +19,14 @@ from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts, Rep
 from kneewatch.diagnose.causes.lora_adapters import adapters_seen
 from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, ranked
 from kneewatch.diagnose.causes.workload import LENGTH_POINTS
-from kneewatch.diagnose.deployment.canary_state import CanaryState
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
+from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.cause_tracker import CauseTracker
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.engine.diagnosis import (
     NO_STAGE,
+    CauseTracker,
     Diagnosis,
     health,
     judged_against,
@@ -48,13 +48,12 @@ from kneewatch.diagnose.learned.forecast import (
     SloForecaster,
 )
 from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
+from kneewatch.diagnose.learned.length_drift import ANSWERS, Departure, Drift
 from kneewatch.diagnose.learned.live_workload import WorkloadWatch
 from kneewatch.diagnose.learned.output_lengths import OutputLengths
 from kneewatch.diagnose.learned.slow_trends import SlowTrends
 from kneewatch.diagnose.recommend.adviser import Adviser
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
-from kneewatch.diagnose.workload.drift import Departure, Drift
-from kneewatch.diagnose.workload.stated_workload import ANSWERS
 from kneewatch.rules.baseline import (
     FAMILIES,
     LENGTHS,

@@ -13,10 +13,9 @@ from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.startup import ENGINE_DIED
-from kneewatch.diagnose.deployment.canary_state import CanaryState
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
-from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
+from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.cardinality_limit import EngineLimit
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kneewatch.diagnose.fleet.inventory import Group, Key, Labels, Shape
 from kneewatch.diagnose.gpu.health import GpuState
-from kneewatch.diagnose.workload.drift import Buckets
+from kneewatch.diagnose.learned.length_drift import Buckets
 from kneewatch.rules.rule import Severity
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.observed import HOUR_S, Past, Usual
 from kneewatch.diagnose.fleet.outliers import COLD_S
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle, names_of
-from kneewatch.diagnose.workload.drift import Buckets
+from kneewatch.diagnose.learned.length_drift import Buckets
 from kneewatch.rules.quantities import RECENT
 from kneewatch.rules.rule import Severity
 

@@ -13,22 +13,20 @@ from kneewatch.diagnose.causes.workload import departure_text, drift_text
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.fleet.observed import HOUR_S, Past
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, names_of
-from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS
-from kneewatch.diagnose.workload.drift import (
+from kneewatch.diagnose.learned.length_drift import (
+    ANSWERS,
+    PROMPTS,
+    RATE_MIN,
     SHIFT_MIN,
+    WORDS,
     Departure,
     Drift,
+    StatedWorkload,
     departure,
     drift,
     more_than_chance,
 )
-from kneewatch.diagnose.workload.stated_workload import (
-    ANSWERS,
-    PROMPTS,
-    RATE_MIN,
-    WORDS,
-    StatedWorkload,
-)
+from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS
 from kneewatch.rules.rule import Severity
 
 SIGNALS = {side: f"{side}_mean" for side in WORDS}

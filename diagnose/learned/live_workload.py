@@ -16,8 +16,7 @@ from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.collector.window import Buckets
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.workload.drift import Departure, Point, departure
-from kneewatch.diagnose.workload.stated_workload import METRICS, WORDS
+from kneewatch.diagnose.learned.length_drift import METRICS, WORDS, Departure, Point, departure
 
 STEP_WINDOWS = 5.0
 STEPS = 12

@@ -14,7 +14,7 @@ from math import inf
 
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.window import Window
-from kneewatch.diagnose.workload.drift import Departure, Drift, Point, departure, drift
+from kneewatch.diagnose.learned.length_drift import Departure, Drift, Point, departure, drift
 
 METRIC = "request_generation_tokens"
 WINDOWS_MAX = 60

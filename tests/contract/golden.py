@@ -14,7 +14,7 @@ from typing import Any
 
 from kneewatch.diagnose.causes.evidence import Cause, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.engine.cause_tracker import CauseTracker
+from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from kneewatch.rules.conditions import nodes
 from kneewatch.rules.quantities import Held
 from tests.contract.situations import SITUATIONS

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.learned.knee import LearnedKnee, Range
-from kneewatch.diagnose.workload.drift import Departure, Drift, Point
+from kneewatch.diagnose.learned.length_drift import Departure, Drift, Point
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, SAME_WORK, SLOW, Situation
 

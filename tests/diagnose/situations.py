@@ -10,10 +10,9 @@ from kneewatch.diagnose.causes.ranking import conclude
 from kneewatch.diagnose.gpu.health import GpuState, XidSeen
 from kneewatch.diagnose.learned.derived_signals import evaluated
 from kneewatch.diagnose.learned.knee import LearnedKnee
+from kneewatch.diagnose.learned.length_drift import PROMPTS, Departure, Drift, Point
 from kneewatch.diagnose.learned.live_workload import SHIFTS, LiveWorkload
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison, compared, degrees_of
-from kneewatch.diagnose.workload.drift import Departure, Drift, Point
-from kneewatch.diagnose.workload.stated_workload import PROMPTS
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import Moment

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.workload.drift import (
+from kneewatch.diagnose.learned.length_drift import (
     ALIKE,
     SHIFT_MIN,
     TAIL_SHIFT_MIN,

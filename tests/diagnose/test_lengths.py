@@ -12,8 +12,8 @@ import pytest
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.window import Buckets, Window
 from kneewatch.diagnose.causes.workload import RUNAWAY_GENERATION
+from kneewatch.diagnose.learned.length_drift import Drift
 from kneewatch.diagnose.learned.output_lengths import ANSWERS_MIN, METRIC, OutputLengths
-from kneewatch.diagnose.workload.drift import Drift
 from tests.diagnose.situations import CONCLUSIVE
 
 WINDOW_S = 60.0

@@ -20,9 +20,8 @@ from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.learned.length_drift import ANSWERS, PROMPTS, Departure, Point
 from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS
-from kneewatch.diagnose.workload.drift import Departure, Point
-from kneewatch.diagnose.workload.stated_workload import ANSWERS, PROMPTS
 from kneewatch.rules.rule import Severity
 from tests.collector.name_pages import labelled
 from tests.diagnose.situations import CALM, CONCLUSIVE

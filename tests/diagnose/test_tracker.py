@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.diagnose.engine.cause_tracker import CauseTracker
+from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from tests.diagnose.situations import CONCLUSIVE, NOW_S
 
 SCRAPE_S = 5.0

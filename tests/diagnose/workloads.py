@@ -10,10 +10,9 @@ from collections.abc import Callable
 from functools import cache
 from math import exp, inf, log
 
+from kneewatch.diagnose.learned.length_drift import ANSWERS, METRICS, PROMPTS, Point, StatedWorkload
 from kneewatch.diagnose.sizing.plan.monitored_workload import watched
 from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
-from kneewatch.diagnose.workload.drift import Point
-from kneewatch.diagnose.workload.stated_workload import ANSWERS, METRICS, PROMPTS, StatedWorkload
 from tests.diagnose.streams import bodies
 from tests.pages import with_values
 

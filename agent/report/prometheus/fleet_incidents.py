@@ -15,8 +15,7 @@ from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.incidents import BRIDGED_STEPS
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
 from kneewatch.agent.report.prometheus.period import PeriodData
-from kneewatch.agent.report.prometheus.queries import Ranges
-from kneewatch.agent.report.prometheus.resolution import Rows, Steps
+from kneewatch.agent.report.prometheus.queries import Ranges, Rows, Steps
 from kneewatch.agent.report.series import Floats, runs
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.diagnosis_config import Profile

@@ -12,8 +12,7 @@ import numpy as np
 from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, Part
-from kneewatch.agent.report.prometheus.queries import Query, Ranges
-from kneewatch.agent.report.prometheus.resolution import RowKey, Rows, Steps
+from kneewatch.agent.report.prometheus.queries import Query, Ranges, RowKey, Rows, Steps
 from kneewatch.agent.report.series import Floats, Truths
 from kneewatch.dashboards.prometheus.hourly_totals import COUNTERS, STEP_S
 from kneewatch.diagnose.fleet.inventory import Labels

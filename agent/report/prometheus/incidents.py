@@ -12,7 +12,7 @@ import numpy as np
 
 from kneewatch.agent.report.period_source import ReportRequest
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
+from kneewatch.agent.report.prometheus.inventory import FleetEngines, TargetScrapes, TierEngine
 from kneewatch.agent.report.prometheus.period import Configs, PeriodData
 from kneewatch.agent.report.prometheus.queries import (
     BEGUN,
@@ -22,10 +22,9 @@ from kneewatch.agent.report.prometheus.queries import (
     PREEMPTED,
     STAGE_SEVERITY,
     Ranges,
+    Steps,
 )
 from kneewatch.agent.report.prometheus.replay import SHOWN, Replay, replay_samples
-from kneewatch.agent.report.prometheus.resolution import Steps
-from kneewatch.agent.report.prometheus.target_scrapes import TargetScrapes
 from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.agent.report.spans import spans_of
 from kneewatch.collector.errors import CollectError

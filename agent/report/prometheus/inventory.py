@@ -1,4 +1,5 @@
-"""Which engines a metrics system has series of, and the tier of each. I/O edge."""
+"""Which engines a metrics system has series of, the tier of each, and when a target was down. I/O
+edge."""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ from kneewatch.agent.fleet.queries import MATCHER, PRESENCE, QueryScope
 from kneewatch.agent.fleet.snapshot import with_gpus
 from kneewatch.agent.report.period_source import ReportRequest, check_names, tier_name
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.queries import Query, Ranges
-from kneewatch.agent.report.prometheus.resolution import RowKey, Steps
+from kneewatch.agent.report.prometheus.queries import Query, Ranges, RowKey, Steps
+from kneewatch.agent.report.series import Floats, Truths
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS
+from kneewatch.diagnose.fleet.absence import is_down
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Shape, shape_of
 from kneewatch.reports.weekly.hours import DAY_S, HOUR_S
 
@@ -251,3 +253,55 @@ def _apart(members: Sequence[TierEngine], by: Sequence[str]) -> bool:
 def frozen(labels: Labels) -> RowKey:
     """All labels, as a key."""
     return tuple(sorted(labels.items()))
+
+
+LOADING_S = 1800.0
+"""A pod may load this long before its failed scrapes count as an outage."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetScrapes:
+    """The scrapes of one target by step: the share that succeeded (0-1, NaN while it was no target)
+    and how many failed. `scrape_s`: seconds between scrapes. `deleted` has a value in the steps in
+    which Kubernetes deletes the pod; None where that is unknown. Shapes: (steps,)."""
+
+    up: Floats
+    failed: Floats
+    scrape_s: float
+    deleted: Floats | None = None
+
+    def lived_s(self, at: Steps) -> tuple[float, float]:
+        """Unix times between which a failed scrape of the target is an outage.
+
+        A target that appears in the period and fails until its first good step was loading, unless
+        that lasts longer than LOADING_S; one that has no good step may have lived for less than
+        one. The failed scrapes after its last good step are an outage
+        if fleet mode calls the target down for them, until Kubernetes deletes the pod.
+        """
+        seen, good = np.flatnonzero(~np.isnan(self.up)), np.flatnonzero(self.up >= 1)
+        born_s, gone_s = -np.inf, np.inf
+        if len(good) == 0:
+            failed_s = float(np.nansum(self.failed)) * self.scrape_s
+            return (np.inf if 0 < seen[0] and failed_s <= LOADING_S else born_s), gone_s
+        if 0 < seen[0] and (good[0] - seen[0]) * at.step_s <= LOADING_S:
+            born_s = float(at.begins_s[good[0]])
+        end = self._deleted_from(int(good[-1]), at)
+        failed = round(float(np.nansum(self.failed[good[-1] + 1 : end])))
+        if not is_down(failed, (failed - 1) * self.scrape_s):
+            gone_s = float(at.begins_s[good[-1]]) + at.step_s
+        elif end < at.count:
+            gone_s = float(at.begins_s[end])
+        return born_s, gone_s
+
+    def down(self, at: Steps) -> Truths:
+        """The steps with failed scrapes while the target should have served. Shape: (steps,)."""
+        born_s, gone_s = self.lived_s(at)
+        return np.asarray((self.up < 1) & (at.begins_s >= born_s) & (at.begins_s < gone_s))
+
+    def _deleted_from(self, step: int, at: Steps) -> int:
+        """The first step from `step` on in which the pod is deleted; the number of steps if none
+        is."""
+        if self.deleted is None:
+            return at.count
+        deleted = np.flatnonzero(~np.isnan(self.deleted[step:]))
+        return step + int(deleted[0]) if len(deleted) else at.count

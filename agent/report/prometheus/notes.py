@@ -8,8 +8,7 @@ from typing import Protocol
 from kneewatch.agent.report.prometheus.incidents import REPLAYED_MOST, REPLAYED_S
 from kneewatch.agent.report.prometheus.inventory import FleetEngines
 from kneewatch.agent.report.prometheus.period import CURVES_MOST, PeriodData
-from kneewatch.agent.report.prometheus.queries import GPUS, QueryProblems
-from kneewatch.agent.report.prometheus.resolution import Resolution
+from kneewatch.agent.report.prometheus.queries import GPUS, QueryProblems, Resolution
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.dashboards.prometheus.hourly_totals import STEP_S
 from kneewatch.reports.formatting import duration, plural

@@ -20,16 +20,17 @@ from kneewatch.agent.report.prometheus.hourly_counters import (
     merge_parts,
     tallies_of,
 )
-from kneewatch.agent.report.prometheus.inventory import FleetEngines, frozen
-from kneewatch.agent.report.prometheus.queries import PROCESS, Query, Ranges
-from kneewatch.agent.report.prometheus.resolution import (
+from kneewatch.agent.report.prometheus.inventory import FleetEngines, TargetScrapes, frozen
+from kneewatch.agent.report.prometheus.queries import (
+    PROCESS,
+    Query,
+    Ranges,
     Resolution,
     RowKey,
     Rows,
     Steps,
     steps,
 )
-from kneewatch.agent.report.prometheus.target_scrapes import TargetScrapes
 from kneewatch.agent.report.series import Floats, Signals
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S

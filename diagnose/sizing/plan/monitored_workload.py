@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kneewatch.diagnose.learned.length_drift import (
+    ANSWERS,
+    KEYS,
+    PROMPTS,
+    Part,
+    Point,
+    StatedWorkload,
+)
 from kneewatch.diagnose.sizing.plan.plan_result import call_lengths, planned_peak_per_s
 from kneewatch.diagnose.sizing.plan.workload_profile import Deployment, Lengths, WorkloadProfile
-from kneewatch.diagnose.workload.drift import Point
-from kneewatch.diagnose.workload.stated_workload import ANSWERS, KEYS, PROMPTS, Part, StatedWorkload
 
 PERCENTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 

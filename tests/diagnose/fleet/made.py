@@ -10,7 +10,7 @@ from kneewatch.diagnose.fleet.inventory import Group, Labels, Shape, label_map, 
 from kneewatch.diagnose.fleet.observed import Gone, Observed, Past, Peak, Usual
 from kneewatch.diagnose.fleet.routers import RouterState
 from kneewatch.diagnose.gpu.health import GpuState
-from kneewatch.diagnose.workload.drift import Buckets
+from kneewatch.diagnose.learned.length_drift import Buckets
 
 USUAL: Mapping[str, float] = {
     "running": 8.0,

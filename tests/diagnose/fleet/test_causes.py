@@ -13,7 +13,7 @@ from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Group
 from kneewatch.diagnose.fleet.observed import Gone, Usual, Why, usual_of
 from kneewatch.diagnose.gpu.health import GpuState, XidSeen
-from kneewatch.diagnose.workload.drift import Buckets
+from kneewatch.diagnose.learned.length_drift import Buckets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import DILUTED, Row, causes, fleet, pod, verdict
 

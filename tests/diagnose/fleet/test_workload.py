@@ -10,7 +10,7 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Group
-from kneewatch.diagnose.workload.drift import Buckets
+from kneewatch.diagnose.learned.length_drift import Buckets
 from tests.diagnose.fleet.made import Row, causes, fleet, pod, verdict
 from tests.diagnose.workloads import stated
 

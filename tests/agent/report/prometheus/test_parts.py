@@ -25,10 +25,13 @@ from kneewatch.agent.report.prometheus.incidents import (
     suspect_spans,
     worst_spans,
 )
-from kneewatch.agent.report.prometheus.inventory import TierEngine
+from kneewatch.agent.report.prometheus.inventory import TargetScrapes, TierEngine
 from kneewatch.agent.report.prometheus.period import by_engine
-from kneewatch.agent.report.prometheus.queries import BEGUN, GENERATED_TOKENS, LATE, PREEMPTED
-from kneewatch.agent.report.prometheus.resolution import (
+from kneewatch.agent.report.prometheus.queries import (
+    BEGUN,
+    GENERATED_TOKENS,
+    LATE,
+    PREEMPTED,
     Rows,
     Steps,
     hour_runs,
@@ -36,8 +39,7 @@ from kneewatch.agent.report.prometheus.resolution import (
     steps,
     unit_s,
 )
-from kneewatch.agent.report.prometheus.target_scrapes import TargetScrapes
-from kneewatch.agent.report.prometheus.tier_totals import gauges_of
+from kneewatch.agent.report.prometheus.source import gauges_of
 from kneewatch.agent.report.series import Floats
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
 from kneewatch.reports.weekly.hours import DAY_S, HOUR_S, grid
