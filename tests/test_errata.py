@@ -6,16 +6,23 @@ import re
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 import pytest
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing.memory.budget import fewest_gpus
 from kneewatch.diagnose.sizing.memory.kv_cache import KvSettings, kv_layout
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.kv_reuse import link_bytes_per_s
-from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import (
+    Adapters,
+    Parallel,
+    adapter_bytes,
+    parameters_of,
+)
 from kneewatch.diagnose.sizing.replicas.cold_start import storage_path
 from kneewatch.diagnose.sizing.replicas.replica_count import size_fleet
 from kneewatch.diagnose.sizing.speed.speculation import (
@@ -24,17 +31,39 @@ from kneewatch.diagnose.sizing.speed.speculation import (
     tokens_per_pass,
 )
 from tests.diagnose.sizing.guide_formulas import lora_adapter_bytes
+from tests.kvtruth import weights_misses
 
 MB, GB, MIB = 1e6, 1e9, 2.0**20
 LLAMA = model("meta-llama/Llama-3.3-70B-Instruct")
+LLAMA_405B = model("meta-llama/Llama-3.1-405B-Instruct")
 KV = kv_layout(LLAMA.layers, KvSettings()).token_bytes
-R1_KV = kv_layout(
-    model("deepseek-ai/DeepSeek-R1").layers, KvSettings(kv_format=kv_format("fp8"))
-).token_bytes
+R1 = model("deepseek-ai/DeepSeek-R1")
+R1_KV = kv_layout(R1.layers, KvSettings(kv_format=kv_format("fp8"))).token_bytes
 NDR = link_bytes_per_s("infiniband-ndr")
 RIDGE = gpu("h100-sxm").bf16_flop_per_s / gpu("h100-sxm").memory_bandwidth_bytes_per_s
 ATTENTION = [(8192, 8192), (8192, 1024), (8192, 1024), (8192, 8192)]
 MLP = [(8192, 28672), (8192, 28672), (28672, 8192)]
+
+
+def guide_gpus(quantization: str, kv_cache_dtype: str) -> float:
+    """H100s for 50 requests of 8,000 tokens by the guide's allowances, as `size` finds them."""
+    setup = Setup(
+        model=LLAMA,
+        gpu=gpu("h100-sxm"),
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        overhead="guide",
+        max_model_len=8192,
+        context_tokens=8000,
+    )
+    return fewest_gpus(setup, concurrency=50).expected or 0
+
+
+def load_errors() -> list[float]:
+    """Logged weights over computed ones: the median in percent, loads within 3% and all loads."""
+    errors = [1 / (1 + miss.error_ratio) - 1 for miss in weights_misses() if miss.doubt is None]
+    within = sum(abs(error) <= 0.03 for error in errors)
+    return [median(errors) * 100, within, 3, len(errors)]
 
 
 def nvfp4_bytes() -> float:
@@ -135,17 +164,17 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
     ],
     "guide 2.6, figure 2.1: Llama-3 70B, FP16, 50 x 8K: 287 GB": lambda: [
         140 + 50 * 8000 * KV / GB + 28 + 15,
-        8,
+        guide_gpus("bf16", "auto"),
     ],
     "guide 2.6, figure 2.1: in FP8: 165 GB, 2-3 GPUs": lambda: [
         70 + 50 * 8000 * KV / 2 / GB + 28 + 15,
         ceil(178.5 / 80),
-        4,
+        guide_gpus("fp8", "fp8"),
     ],
     "guide 2.6: headroom makes 4 GPUs into 6": lambda: [
         ceil(287 * 1.3 / 80),
         ceil(287 * 1.5 / 80),
-        8,
+        guide_gpus("bf16", "auto"),
     ],
     "guide 2, figure 2.1 against 9.1: activations stay 28 GB in FP8; are 20% ": lambda: [
         28,
@@ -177,12 +206,15 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
         8,
     ],
     "guide 2.1, 4, 4.1: 70B in FP16 needs a full DGX node; is a multi-node se": lambda: [
-        2,
+        ceil(140 / 80),
         80,
-        8,
+        guide_gpus("bf16", "auto"),
         50,
     ],
-    "guide 5: 405B in FP8 needs well over 200 GB": lambda: [405],
+    "guide 5: 405B in FP8 needs well over 200 GB": lambda: [parameters_of(LLAMA_405B).total / GB],
+    "guide 2.1: Resident weights are 3-8% above what the formula predicts": lambda: [
+        *load_errors(),
+    ],
     "guide 5.1, figure 5.1: TP 4 holds 17.5 GB per GPU of 70B FP16": lambda: [140 / 4],
     "guide 2.3, figure 2.3: the 32K attention matrix has about 4 billion entr": lambda: [
         32_768**2 / 1e9
@@ -302,9 +334,9 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
         link_bytes_per_s("pcie4") / GB,
     ],
     "guide 5.4, figure 5.4: DeepSeek-V3 activates 2 of 256 experts, 254 idle": lambda: [
-        8,
+        R1.experts.per_token,
         1,
-        256 - 8,
+        R1.experts.count - R1.experts.per_token,
     ],
     "guide 5.4, figure 5.4: most expert GPUs are idle at any moment": lambda: [
         (1 - (1 - 8 / 256) ** 64) * 100,
@@ -323,8 +355,12 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
         speculative_speedup(acceptance_ratio=0, draft_tokens=5, draft_cost_ratio=3 / 70),
         3,
     ],
-    "guide 6.6, figure 6.6: three accepted tokens are 3 tokens from one pass": lambda: [3 + 1],
-    "text 004, speculative decoding: K tokens per pass at best": lambda: [1],
+    "guide 6.6, figure 6.6: three accepted tokens are 3 tokens from one pass": lambda: [
+        tokens_per_pass(acceptance_ratio=1, draft_tokens=3)
+    ],
+    "text 004, speculative decoding: K tokens per pass at best": lambda: [
+        tokens_per_pass(acceptance_ratio=1, draft_tokens=5) - 5
+    ],
     "guide 6.6: 70-90% acceptance gives 2-4 times; 8B drafts for 70B": lambda: [
         speculative_speedup(acceptance_ratio=0.7, draft_tokens=5, draft_cost_ratio=3 / 70),
         speculative_speedup(acceptance_ratio=0.9, draft_tokens=5, draft_cost_ratio=3 / 70),
