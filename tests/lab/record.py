@@ -110,7 +110,8 @@ def recorded(url: str, file: Path) -> Generator[None]:
         try:
             yield
         finally:
-            recorder.send_signal(signal.SIGINT)
+            # Not SIGINT, which a recorder that was started in the background ignores.
+            recorder.terminate()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,6 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.exposition.parser import PageParser
-from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.causes.availability import unreadable
 from kneewatch.diagnose.causes.evidence import Cause
@@ -28,7 +28,6 @@ from tests.agent.daemon.factories import Kept, target, watch
 from tests.agent.running import bodies
 from tests.agent.server.conftest import Listen
 from tests.agent.server.vllm_server import asked, vllm_answers, vllm_server
-from tests.agent.test_diagnose_live import unused_url
 from tests.collector.servers import Start, answer
 
 PAGES = bodies("kv_pressure_cascade", 40, 41)
@@ -91,14 +90,15 @@ def test_a_process_that_runs_and_one_that_ended(listening: Listen) -> None:
 
 
 def test_a_server_that_starts_is_scraped_at_the_usual_interval(listening: Listen) -> None:
-    url = unused_url()
-    port = str(parse_target(url).port)
-    pid, _ = listening("vllm", "serve", "m", "--port", port)
-    kept = Kept()
-    made = watch(target(url, server__probe=True), kept)
-    assert [made.cycle() for _ in range(6)] == [None] * 6
-    assert gone(pid)()
-    after_s = made.cycle()
+    with socket.socket() as held:  # bound, so that no other program listens there
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        pid, _ = listening("vllm", "serve", "m", "--port", str(port))
+        kept = Kept()
+        made = watch(target(f"http://127.0.0.1:{port}", server__probe=True), kept)
+        assert [made.cycle() for _ in range(6)] == [None] * 6
+        assert gone(pid)()
+        after_s = made.cycle()
     assert after_s is not None
     assert after_s > kept.states[0].interval_s
     made.retire()
