@@ -15,7 +15,8 @@ import trustme
 
 from tests.agent.running import Document, Ended, Main, bodies, ended, in_turn, start, wait_for
 from tests.clock import Clock
-from tests.collector.servers import Server, Start, always, answer, chunked
+from tests.collector.oracle import LOOPBACK, free_port
+from tests.collector.servers import Start, always, answer, chunked
 
 WATCH = ("--for", "4s", "--interval", "0.5s")
 SHORT = ("--for", "0.6s", "--interval", "0.15s", "--format", "json")
@@ -46,9 +47,7 @@ GPU_PAGE = "".join(
 
 def unused_url() -> str:
     """A URL where nothing listens."""
-    server = Server(always(answer()))
-    server.close()
-    return server.url
+    return f"http://{LOOPBACK}:{free_port()}/metrics"
 
 
 def only(watch: Ended) -> Document:

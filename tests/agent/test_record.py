@@ -13,7 +13,9 @@ import pytest
 
 from kneewatch.collector.captures.capture import CaptureReader
 from tests.agent.running import Main, bodies, ended, in_turn, start, wait_for
-from tests.collector.servers import Server, Start, always, answer
+from tests.agent.test_diagnose_live import unused_url
+from tests.collector.servers import Server, Start, answer
+from tests.waiting import PATIENCE_S
 
 QUICK = ("--interval", "0.05s")
 
@@ -33,6 +35,7 @@ def recording(server: Server, file: Path, scrapes: int) -> Generator[subprocess.
             yield process
         finally:
             process.kill()
+            process.wait(PATIENCE_S)
 
 
 def test_what_was_scraped_before_a_kill_is_readable(
@@ -52,8 +55,8 @@ def test_what_was_scraped_before_a_kill_is_readable(
 @pytest.mark.usefixtures("clock")
 def test_a_file_that_exists_is_added_to(server: Server, main: Main, tmp_path: Path) -> None:
     file = tmp_path / "added.jsonl.gz"
-    with recording(server, file, 3) as process:
-        process.kill()
+    with recording(server, file, 3):
+        pass
     before = [entry.t_s for entry in CaptureReader(file)]
     file.write_bytes(file.read_bytes() + b"\x1f\x8b\x08\x00cut by the kill")
     told = main("record", server.url, file, "--for", "0.3s", "--interval", "0.1s")
@@ -93,15 +96,14 @@ def test_a_capture_is_read_while_it_grows(server: Server, main: Main, tmp_path: 
 
 @pytest.mark.usefixtures("clock")
 def test_a_server_that_is_down(main: Main, tmp_path: Path) -> None:
-    server = Server(always(answer()))
-    server.close()
+    url = unused_url()
     file = tmp_path / "down.jsonl.gz"
-    told = main("record", server.url, file, "--for", "0.3s", "--interval", "0.1s")
+    told = main("record", url, file, "--for", "0.3s", "--interval", "0.1s")
     assert (told.status, told.out) == (2, "")
     assert "connection refused (recorded; continuing); try: is the server running" in told.err
     assert told.err.count("connection refused") == 1, "once, not with every scrape"
     entries = list(CaptureReader(file))
-    assert {entry.error for entry in entries} == {f"{server.url}: connection refused"}
+    assert {entry.error for entry in entries} == {f"{url}: connection refused"}
     assert f"0 pages, {len(entries)} failed scrapes" in told.err
     replayed = main("replay", file, "--format", "json")
     assert replayed.documents[-1]["causes"][0]["id"] == "target_down"

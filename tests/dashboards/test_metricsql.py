@@ -18,6 +18,7 @@ from kneewatch.rules.baseline import HOUR_S, WEEK_S
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.dashboards.playing import process
 from tests.programs import require
+from tests.waiting import PATIENCE_S
 
 AGES_S = (70, 55, 40, 25, 10)
 SERIES = {
@@ -43,7 +44,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         lines += [line for hour in HOURS for late_s in LATE_S for line in recorded(hour, late_s)]
         body = "\n".join(lines).encode()
         for path, data in (("api/v1/import/prometheus", body), ("internal/force_flush", None)):
-            with urlopen(f"{at}/{path}", data, timeout=30) as answer:
+            with urlopen(f"{at}/{path}", data, timeout=PATIENCE_S) as answer:
                 answer.read()
         yield at
 
@@ -100,7 +101,7 @@ def asked(
     url: str, expr: str, at_s: float = NOW_MS / 1000, *, instance: str | None = None
 ) -> float | None:
     query = urlencode({"query": expr, "time": at_s, "nocache": 1})
-    with urlopen(f"{url}/api/v1/query?{query}", timeout=30) as answer:
+    with urlopen(f"{url}/api/v1/query?{query}", timeout=PATIENCE_S) as answer:
         result = json.loads(answer.read())["data"]["result"]
     values = [float(row["value"][1]) for row in result if row["metric"].get("instance") == instance]
     return values[0] if values else None

@@ -17,6 +17,7 @@ from kneewatch.agent.api.connections import Bounds
 from kneewatch.agent.api.server import HttpServer
 from tests.agent.api.memory_history import reader
 from tests.agent.api.serving import SICK_STATE, WELL_STATE, served, service_of, settings_of
+from tests.waiting import PATIENCE_S
 
 ROUNDS = 400
 SEEDS = (
@@ -100,7 +101,7 @@ def test_bent_requests(server: HttpServer, seed: int, caplog: pytest.LogCaptureF
         for leak in (b"Traceback", b"root:", str(Path.cwd()).encode(), b"site-packages"):
             assert leak not in answer, request
     assert caplog.text == ""
-    assert httpx.get(f"{server.url}/healthz").text == "ok\n"
+    assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).text == "ok\n"
 
 
 def test_noise(server: HttpServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -111,7 +112,7 @@ def test_noise(server: HttpServer, caplog: pytest.LogCaptureFixture) -> None:
             answer = sent(server, made.randbytes(size))
             assert answer == b"" or answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 408 "))
     assert caplog.text == ""
-    assert httpx.get(f"{server.url}/healthz").text == "ok\n"
+    assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).text == "ok\n"
 
 
 @pytest.mark.parametrize(

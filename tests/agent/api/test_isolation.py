@@ -44,7 +44,7 @@ def listening() -> Generator[list[tuple[str, str]]]:
         _heard = None
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client() -> Generator[Asker]:
     """A client that has asked for everything once: what is read at first use has been read."""
     service = service_of(SICK_STATE, WELL_STATE, reader=reader(SICK_STATE, WELL_STATE))
@@ -54,6 +54,7 @@ def client() -> Generator[Asker]:
                      "/api/v1/triage?at=-1m&since=-1h",
                      "/api/v1/triage?at=-1m&format=markdown"):  # fmt: skip
             assert asker.get(path).status_code == 200
+        asked_everywhere(asker, "x")
         yield asker
 
 

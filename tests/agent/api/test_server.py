@@ -87,7 +87,7 @@ def is_closed(connection: socket.socket) -> bool:
 def answers(server: HttpServer) -> bool:
     """Whether a new connection is answered; within quick bounds a busy machine may be too slow."""
     try:
-        return httpx.get(f"{server.url}/healthz").status_code == 200
+        return httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -130,12 +130,12 @@ def test_it_answers_and_ends() -> None:
     server = HttpServer(make_app(service_of(WELL_STATE)), settings_of())
     server.bind()
     server.start()
-    assert httpx.get(f"{server.url}/healthz").text == "ok\n"
+    assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).text == "ok\n"
     assert server.alive
     assert server.stop(PATIENCE_S)
     assert not server.alive
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{server.url}/healthz")
+        httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S)
 
 
 def test_open_and_half_sent_requests_do_not_hold_up_the_end() -> None:
@@ -166,7 +166,7 @@ def test_an_open_address_with_a_token_or_a_proxy_is_taken(
         settings_of(listen="0.0.0.0:0", http__behind_proxy=True),
     ):
         with served(service_of(WELL_STATE, settings=settings)) as server:
-            assert httpx.get(f"{server.url}/healthz").status_code == 200
+            assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).status_code == 200
     assert caplog.text.count("tokens are sent unencrypted") == 1
 
 
@@ -198,7 +198,7 @@ def test_a_host_that_cannot_be_resolved_and_a_port_that_is_taken_are_told() -> N
 
 def test_a_name_for_loopback_is_loopback() -> None:
     with served(service_of(WELL_STATE, settings=settings_of(listen="localhost:0"))) as server:
-        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).status_code == 200
 
 
 def test_ipv6_loopback() -> None:
@@ -208,7 +208,7 @@ def test_ipv6_loopback() -> None:
         pytest.skip("this machine has no IPv6")
     with served(service_of(WELL_STATE, settings=settings_of(listen="[::1]:0"))) as server:
         assert server.url.startswith("http://[::1]:")
-        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_headers_that_are_too_large_are_refused() -> None:
                 endless.sendall(b"GET /" + b"y" * HEADERS_BYTES)
                 time.sleep(0.01)
         endless.close()
-        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).status_code == 200
 
 
 def test_a_body_over_the_limit_is_answered_before_it_is_sent() -> None:
@@ -334,7 +334,12 @@ def test_a_body_over_the_limit_that_is_sent_anyway_is_answered() -> None:
     settings = settings_of(http__body_bytes=1000)
     with served(service_of(WELL_STATE, settings=settings)) as server:
         kind = {"content-type": "application/json"}
-        found = httpx.post(f"{server.url}/api/v1/alerts", content=b" " * 3_000_000, headers=kind)
+        found = httpx.post(
+            f"{server.url}/api/v1/alerts",
+            content=b" " * 3_000_000,
+            headers=kind,
+            timeout=PATIENCE_S,
+        )
         assert found.status_code == 413
 
 
@@ -372,7 +377,7 @@ def test_many_at_once_are_all_answered() -> None:
         found: list[int] = []
 
         def ask() -> None:
-            with httpx.Client() as client:
+            with httpx.Client(timeout=PATIENCE_S) as client:
                 found.extend(
                     client.get(f"{server.url}/api/v1/triage").status_code for _ in range(5)
                 )

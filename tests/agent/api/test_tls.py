@@ -20,6 +20,7 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import WELL_STATE, served, service_of, settings_of
 from tests.agent.api.test_access import BOSS, READER, token_file
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def trusting(authority: trustme.CA, client: trustme.LeafCert | None = None) -> s
 
 def status(url: str, context: ssl.SSLContext, **headers: str) -> int:
     """The answer's status."""
-    with httpx.Client(verify=context) as client:
+    with httpx.Client(verify=context, timeout=PATIENCE_S) as client:
         return client.get(f"{url}/api/v1/triage", headers=headers).status_code
 
 
@@ -69,7 +70,7 @@ def test_https(authority: trustme.CA, tls: dict[str, Any]) -> None:
         assert server.url.startswith("https://127.0.0.1:")
         assert status(server.url, trusting(authority)) == 200
         with pytest.raises(httpx.HTTPError):
-            httpx.get(server.url.replace("https", "http"))
+            httpx.get(server.url.replace("https", "http"), timeout=PATIENCE_S)
         old = trusting(authority)
         with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
             old.maximum_version = ssl.TLSVersion.TLSv1_1

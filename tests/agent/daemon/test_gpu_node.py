@@ -16,11 +16,14 @@ from tests.collector.dcgm_pages import node
 from tests.collector.fake_nvml import FakeDriver, driver_module
 from tests.collector.nvml_nodes import ampere, hopper
 from tests.collector.servers import Start
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes sources, and closes them."""
+    for name in ("PROBE_CONNECT_S", "PROBE_READ_S"):
+        monkeypatch.setattr(f"kneewatch.agent.daemon.gpu_discovery.{name}", PATIENCE_S)
     with closing(Make()) as made:
         yield made
 

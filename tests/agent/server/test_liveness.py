@@ -19,7 +19,6 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.exposition.parser import PageParser
-from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.causes.availability import unreadable
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.server_state import LOOP_S, ServerState
@@ -28,17 +27,16 @@ from tests.agent.daemon.factories import Kept, target, watch
 from tests.agent.running import bodies
 from tests.agent.server.conftest import Listen
 from tests.agent.server.vllm_server import asked, vllm_answers, vllm_server
-from tests.collector.servers import Start, answer
+from tests.collector.servers import PATIENT, Start, answer
 
 PAGES = bodies("kv_pressure_cascade", 40, 41)
 REFUSED = CollectError("connection refused", kind="refused")
-FAST = FetchSettings(connect_timeout_s=0.2, read_timeout_s=0.2)
 ERROR_500 = answer(b"", status="500 Internal Server Error")
 
 
 def cause_at(url: str, error: CollectError) -> Cause:
     stream = TargetStream("tiny", Profile(), Limits())
-    stream.server = ServerWatch(url, FAST, read=read_nothing, liveness=Liveness(url, FAST))
+    stream.server = ServerWatch(url, PATIENT, read=read_nothing, liveness=Liveness(url, PATIENT))
     (diagnosis,) = stream.judge(1000.0, error)
     return diagnosis.causes[0]
 
@@ -68,7 +66,7 @@ def test_what_refuses_the_connection_is_not_asked_for_its_health(serving: Start)
 
 def followed(port: int) -> Liveness:
     address = f"http://127.0.0.1:{port}/metrics"
-    followed = Liveness(address, FAST)
+    followed = Liveness(address, PATIENT)
     followed.note([read_process(address, 5.0)[0]])
     return followed
 
@@ -134,7 +132,7 @@ def test_oom_kills_of_the_control_group_count_from_the_first_reading(
 
 
 def test_a_server_elsewhere_has_no_process_here() -> None:
-    state = Liveness("http://192.0.2.1:8000/metrics", FAST).state(REFUSED, 5.0)
+    state = Liveness("http://192.0.2.1:8000/metrics", PATIENT).state(REFUSED, 5.0)
     assert state == ServerState()
 
 

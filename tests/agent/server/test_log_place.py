@@ -15,6 +15,7 @@ from tests.agent.running import Main, bodies
 from tests.agent.server.conftest import Listen
 from tests.agent.server.test_process import SERVE
 from tests.diagnose.deployment import logs
+from tests.waiting import PATIENCE_S
 
 CONTAINER = "0123456789abcdef" * 4
 POD = f"0::/kubepods.slice/kubepods-burstable.slice/cri-containerd-{CONTAINER}.scope"
@@ -85,6 +86,7 @@ def test_a_file_that_only_another_user_may_read_is_refused(tmp_path: Path) -> No
 
 def journalctl(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A journalctl that prints a text once, and notes how it was called."""
+    monkeypatch.setattr("kneewatch.agent.server.log_place.JOURNAL_TIMEOUT_S", PATIENCE_S)
     program = folder / "journalctl"
     (folder / "text").write_text(f"{text}-- cursor: s=abc;i=1\n")
     program.write_text(

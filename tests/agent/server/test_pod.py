@@ -16,6 +16,7 @@ from kneewatch.diagnose.deployment.server_facts import SourceReading, merge
 from kneewatch.diagnose.deployment.vllm_flags import image_version
 from tests.agent.server.vllm_server import document
 from tests.collector.servers import Serve, Server, answer
+from tests.waiting import PATIENCE_S
 
 IMAGE = "registry.example/vllm/vllm-openai:v0.26.0-cu129"
 ARGS = ["--model", "$(MODEL)", "--tensor-parallel-size=2", "--max-num-seqs", "64"]
@@ -154,7 +155,7 @@ def account(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def api(account: Path) -> Iterator[Api]:
+def api(account: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     """Starts an API server; returns it with the environment of a pod."""
 
     def start(serve: Serve) -> tuple[Server, dict[str, str]]:
@@ -172,6 +173,7 @@ def api(account: Path) -> Iterator[Api]:
         }
         return server, {**places, "HOSTNAME": "chat-0", "PATH": ""}
 
+    monkeypatch.setattr("kneewatch.agent.server.pod.CHILD_TIMEOUT_S", PATIENCE_S)
     servers: list[Server] = []
     yield start
     for server in servers:

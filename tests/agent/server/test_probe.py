@@ -159,8 +159,11 @@ def test_an_answer_without_an_end_costs_one_limit(
         reply(sock)
         return True
 
-    server = serving(serve)
-    reading = ask_server(server.url, QUICK, 0.0)
+    for read_timeout_s in (0.5, 4.0, 32.0):  # a busy machine may be too slow for the first
+        server = serving(serve)
+        reading = ask_server(server.url, FetchSettings(read_timeout_s=read_timeout_s), 0.0)
+        if "vllm_version" in reading.values:
+            break
     assert reading.values["vllm_version"] == "0.32.0"
     assert reading.notes[0].startswith("GET /v1/models: ")
     assert len(server.requests) <= requests, "a server that hangs is not asked further"
