@@ -107,8 +107,10 @@ def network(address: str) -> str:
 log = logging.getLogger(__name__)
 
 HEALTH_PATH = "/healthz"
-OPEN_PATHS = frozenset({HEALTH_PATH, "/readyz"})
-"""Health probes of systemd or Kubernetes have no token."""
+OPEN_PATHS = frozenset({HEALTH_PATH, "/readyz", "/docs/glossary", "/docs/reference.css"})
+OPEN_FOLDERS = ("/docs/causes/", "/docs/rules/")
+"""Health probes of systemd or Kubernetes have no token, nor has who follows the link of an alert to
+the manual, which is the same everywhere."""
 
 SAFE_METHODS = ("GET", "HEAD")
 SAME = (b"same-origin", b"none")
@@ -226,7 +228,7 @@ class Guard:
         _check_origin(method, headers)
         self._check_length(headers)
         granted = self.policy.access.scopes(headers.get(b"authorization", ()))
-        if READ not in granted and path not in OPEN_PATHS:
+        if READ not in granted and path not in OPEN_PATHS and not path.startswith(OPEN_FOLDERS):
             raise _unauthorized(headers)
         state = {**scope.get("state", {}), GRANTED: granted}
         # The routes handle GET only: a HEAD is a GET without the body.
