@@ -24,7 +24,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS
+from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts
 from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
@@ -284,6 +284,7 @@ class TargetWatch:
         self._retired = False
         self._next_spec: TargetSpec | None = None
         self._diagnoses: tuple[Diagnosis, ...] = ()
+        self._claimed_by: ServerFacts | None = None
         self.cycles = self._failures = self._failing = 0
 
     def adopt(self, spec: TargetSpec) -> None:
@@ -350,7 +351,8 @@ class TargetWatch:
     def _claim_gpus(self) -> None:
         """Pass on which GPUs the server's process uses."""
         server = self._stream.monitor.server
-        if self._sinks.gpus is not None and server is not None:
+        if self._sinks.gpus is not None and server is not None and server is not self._claimed_by:
+            self._claimed_by = server
             uuids = str(server.value(GPU_UUIDS) or "").split()
             used = UsedGpus(tuple(uuids), str(server.value("pod") or ""))
             self._sinks.gpus.set_used(self.spec.name, used)

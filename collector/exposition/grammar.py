@@ -118,8 +118,8 @@ def numbers(texts: Sequence[str]) -> list[float] | None:
     not a plain number."""
     joined = ",".join(texts)
     try:
-        # Most servers write each value as JSON writes a float. JSON also allows what a page may not:
-        # a carriage return, whole lists.
+        # Most servers write each value as JSON writes a float. JSON also allows what a page may
+        # not: a carriage return, whole lists.
         values: list[float] = orjson.loads(f"[{joined}]") if "\r" not in joined else []
         if len(values) == len(texts) and _FLOATS.issuperset(map(type, values)):
             return values

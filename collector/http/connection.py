@@ -42,6 +42,8 @@ class TimedSocket:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         self.deadline_s = math.inf
         self.received_bytes = 0
         self.unread = b""
@@ -82,9 +84,7 @@ class TimedSocket:
         """
         if isinstance(self.sock, ssl.SSLSocket):
             return True
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return not poll.poll(0)
+        return not self._poll.poll(0)
 
 
 class _TimedReader(io.RawIOBase):

@@ -133,6 +133,8 @@ class Fetcher:
         self._headers: dict[str, str] = {}
         self._tls = TlsAccess(self._address, settings)
         self._path = self._address.path
+        self._request: bytes | None = None
+        """What is sent for this path on this connection; None before it is built."""
         self._deadline_s: float | None = None
 
     @property
@@ -172,7 +174,7 @@ class Fetcher:
     def close(self) -> None:
         """Close the connection; the next `get` opens another."""
         self._disconnect()
-        self._path = self._address.path
+        self._path, self._request = self._address.path, None
 
     def _disconnect(self) -> None:
         if self._response is not None:
@@ -198,7 +200,7 @@ class Fetcher:
                 )
             path = redirected(self._address, location).path
             self._body(response)
-            self._path = path
+            self._path, self._request = path, None
         raise CollectError(
             f"{self.url}: more than {REDIRECTS_MAX} redirects, the last one to {self._path}",
             kind="redirect",
@@ -223,7 +225,9 @@ class Fetcher:
             self._deadline_s = time.monotonic() + self._settings.read_timeout_s
         timed.deadline_s = self._deadline_s
         timed.received_bytes = 0
-        timed.sendall(self._request())
+        if self._request is None:
+            self._request = self._built_request()
+        timed.sendall(self._request)
         data = timed.recv(RECEIVE_BYTES)
         if not data:
             raise ConnectionResetError("the server closed the connection without an answer")
@@ -235,7 +239,7 @@ class Fetcher:
             response.begin()
         return self._response
 
-    def _request(self) -> bytes:
+    def _built_request(self) -> bytes:
         headers = {"Host": self._host(), "Accept-Encoding": "identity", **self._headers}
         body = self._post or b""
         if self._post is not None:
@@ -249,7 +253,7 @@ class Fetcher:
         return authority if authority.isascii() else authority.encode("idna").decode()
 
     def _open(self) -> TimedSocket:
-        self._headers = request_headers(self._address, self._settings)
+        self._headers, self._request = request_headers(self._address, self._settings), None
         self._timed = connect(
             self._address,
             timeout_s=self._settings.connect_timeout_s,
@@ -298,7 +302,7 @@ class Fetcher:
         if response.length is None and not response.chunked and not body.endswith(b"\n"):
             # The end of the connection is the end of the page: only its last line can tell.
             raise failures.truncated(self._address, "its last line has no end")
-        if not body.strip():
+        if not body or body.isspace():
             raise failures.not_metrics(self._address, "the page is empty")
         if content_type.lower().startswith(HTML_TYPES) or body[:256].lstrip()[:1] == b"<":
             raise failures.not_metrics(self._address, "this is a web page, not metrics")

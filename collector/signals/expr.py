@@ -250,6 +250,8 @@ class Slope(OfMetric):
 
 def rate_of(columns: tuple[int, ...]) -> Value:
     """The summed rate of counter columns, from the window's precomputed rates where possible."""
+    if len(columns) == 1:
+        return _rate_of_one(columns)
 
     def value(window: Window) -> float | None:
         total, rates = 0.0, window.rates
@@ -259,6 +261,16 @@ def rate_of(columns: tuple[int, ...]) -> Value:
                 return window.total_rate(columns)
             total += rate
         return total if columns else None
+
+    return value
+
+
+def _rate_of_one(columns: tuple[int, ...]) -> Value:
+    (at,) = columns
+
+    def value(window: Window) -> float | None:
+        rate = window.rates[at]
+        return window.total_rate(columns) if rate is None or rate != rate else rate
 
     return value
 

@@ -211,7 +211,10 @@ class CauseRecord:
         return not self.forms if form is None else form.confidence(facts) >= CONCLUDED_FROM
 
     def _form(self, facts: Facts) -> Examiner | None:
-        return next((form for form in self._examiners if form.gate(facts)), None)
+        for form in self._examiners:  # a generator would cost as much as most gates
+            if form.gate(facts):
+                return form
+        return None
 
 
 class Examiner:
