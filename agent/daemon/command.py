@@ -109,10 +109,13 @@ def _fleet_watch(url: str, settings: Settings, selector: str) -> FleetWatch:
 
 
 def _demo_note(settings: Settings, for_s: float | None) -> str:
-    """When the demo turns critical, whether the run ends before that, and that no history stays."""
+    """When the demo turns critical, whether the run ends before that, that the recording is played
+    again and again, and that no history stays."""
     note = f"demo     healthy at first, critical after {DEMO_CRITICAL_AFTER_S:g} s"
     if for_s is not None and for_s <= DEMO_CRITICAL_AFTER_S:
         note += f" (--for {for_s:g}s ends before that)"
+    else:
+        note += "; at its end the recording starts again"
     if not settings["store.file"]:
         note += "; its history is deleted at exit (--store FILE keeps it)"
     return note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.samples import Layout, Page
+
+log = logging.getLogger(__name__)
 
 LEAST_GAP_S = 0.01
 PAUSE_S = 1.0
@@ -138,7 +141,7 @@ class PlayedPages:
     """Pages of a capture; the stream is reset at each restart."""
 
     def __init__(self, spec: TargetSpec) -> None:
-        self._player = Player(spec.address)
+        self._player, self._name = Player(spec.address), spec.name
         self._begun = 0
 
     def take(self, stream: TargetStream, now_s: float) -> Page | CollectError:
@@ -148,6 +151,7 @@ class PlayedPages:
         except CaptureError as error:
             return CollectError(str(error), kind="recorded", hint="Restore the recording.")
         if self._player.begun > max(self._begun, 1):
+            log.info("recording starts again target=%s", self._name)
             stream.reset()
         self._begun = self._player.begun
         return page

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon.pages import PAUSE_S, Player
+from kneewatch.agent.daemon.pages import PAUSE_S, Player, open_pages
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
@@ -15,6 +16,7 @@ from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.diagnosis_config import Profile
+from tests.agent.daemon.factories import target
 from tests.agent.running import capture
 
 HEALTHY = capture("healthy_light")
@@ -126,6 +128,16 @@ def test_a_file_that_goes_is_tried_again(tmp_path: Path) -> None:
         clock.now_s += player.due_in_s
     (tmp_path / "d.jsonl").rename(file)
     assert values(player.take(reader, NOW_S))["a_total"] == 1
+
+
+def test_a_new_start_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = recorded(tmp_path / "c.jsonl", Entry(100.0, simple(1)))
+    pages, reader = open_pages(target(path)), stream()
+    with caplog.at_level(logging.INFO):
+        pages.take(reader, NOW_S)
+        assert caplog.messages == []
+        pages.take(reader, NOW_S)
+    assert caplog.messages == ["recording starts again target=c"]
 
 
 def test_nothing_to_play(tmp_path: Path) -> None:
