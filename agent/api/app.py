@@ -51,7 +51,6 @@ from kneewatch.agent.notify import alerts
 from kneewatch.agent.notify.forward import PayloadError
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.doc_links import OWN_DOCS
-from kneewatch.reports.triage import page
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +161,9 @@ class Routes:
         parameters = page_request(self._service.clock(), target=target, at=at, since=since)
 
         def render() -> str:
+            # Lazy, as below: jinja2 stays out of the daemon until somebody opens the page.
+            from kneewatch.reports.triage import page
+
             return page.render(self._views.view(parameters))
 
         html = await to_thread.run_sync(render, limiter=self._pages)
@@ -169,6 +171,8 @@ class Routes:
 
     async def page_target(self, request: Request, target: TargetPath) -> Response:
         """A file of the triage page, or a redirect to the page of a target."""
+        from kneewatch.reports.triage import page
+
         kind = page.ASSETS.get(target)
         if kind is None:
             return to_page(request, target)

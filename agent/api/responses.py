@@ -11,7 +11,6 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Scope
 
-from kneewatch.reports.triage import page
 from kneewatch.reports.triage.view_model import sentence
 
 PROBLEM_TYPE = "application/problem+json"
@@ -172,6 +171,9 @@ def refused(problem: Problem, scope: Scope) -> Response:
     """The problem as a response: an HTML page for browsers, RFC 9457 JSON for others."""
     if scope["path"].startswith(API) or not _wants_page(scope):
         return response_of(problem)
+    # Lazy: jinja2 stays out of the daemon until a browser asks.
+    from kneewatch.reports.triage import page
+
     html = page.refusal(
         status=problem.status.value,
         title=problem.status.phrase,

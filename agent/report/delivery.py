@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from kneewatch.agent.notify.delivery import SendError, deliver, post
@@ -17,8 +18,9 @@ from kneewatch.agent.notify.receivers import ALERTMANAGER, SLACK, Receiver, Web,
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 from kneewatch.reports.formatting import plural
-from kneewatch.reports.weekly.report import Verdict, WeeklyReport, document
-from kneewatch.reports.weekly.verdict import SEVERITY
+
+if TYPE_CHECKING:
+    from kneewatch.reports.weekly.report import Verdict, WeeklyReport
 
 STATUS = "report"
 TIERS_MOST = 12
@@ -55,6 +57,10 @@ def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
 
 def message_of(report: WeeklyReport, file: str) -> Message:
     """The message about a report: one part per tier, the worst first."""
+    # Lazy: the daemon knows who gets reports, and makes none itself.
+    from kneewatch.reports.weekly.report import document
+    from kneewatch.reports.weekly.verdict import SEVERITY
+
     zone = ZoneInfo(report.timezone)
     first, last = (
         datetime.fromtimestamp(t_s, zone).strftime("%-d %b")

@@ -20,3 +20,14 @@ print(soft == min(hard, process.OPEN_FILES), gc.get_threshold()[0], gc.isenabled
 def test_connections_and_garbage() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert done.stdout == "True 20000 True\n"
+
+
+HEAVY = "import sys, kneewatch.agent.daemon.command as _; print(*sys.modules, sep='\\n')"
+
+
+def test_the_daemon_starts_without_what_only_pages_and_reports_need() -> None:
+    done = subprocess.run([sys.executable, "-c", HEAVY], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert "kneewatch.agent.daemon.cycle" in modules
+    heavy = {"jinja2", "requests", "numpy", "kneewatch.reports.triage.page"}
+    assert not modules & (heavy | {"kneewatch.reports.weekly.report"})
