@@ -126,7 +126,7 @@ def stated_workload(settings: Settings) -> StatedWorkload | None:
     profile = named_profile(settings)
     if profile is None:
         return None
-    from kneewatch.diagnose.sizing.plan.monitored_workload import watched
+    from kneewatch.diagnose.sizing.plan.plan_result import watched
 
     return watched(profile, origin=Path(settings[PROFILE_SETTING]).name)
 

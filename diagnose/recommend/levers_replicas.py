@@ -22,10 +22,7 @@ from kneewatch.diagnose.sizing.arithmetic import figure
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison, Degree
 from kneewatch.diagnose.sizing.memory.kv_reuse import remapped_ratio
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.memory.planning_formulas import (
-    HEADROOM_HIGH_RATIO,
-    HEADROOM_LOW_RATIO,
-)
+from kneewatch.diagnose.sizing.memory.overhead import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.replicas.replica_count import SAFETY_DEFAULT
 

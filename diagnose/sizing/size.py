@@ -24,7 +24,6 @@ from kneewatch.diagnose.sizing.replicas.serving_cost import (
     yearly_cost,
 )
 from kneewatch.diagnose.sizing.requirements import Question, at_lengths, check_question
-from kneewatch.diagnose.sizing.speed.intensity import Intensity, intensity_of
 from kneewatch.diagnose.sizing.speed.model_parallelism import (
     all_to_all_bytes,
     planned_overhead_ratio,
@@ -34,6 +33,8 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     MEASURED_RATIOS,
     SOURCE,
     Costs,
+    Intensity,
+    intensity_of,
     launch_costs,
 )
 from kneewatch.diagnose.sizing.speed.slo_capacity import (

@@ -11,7 +11,7 @@ from functools import cache
 from math import exp, inf, log
 
 from kneewatch.diagnose.learned.length_drift import ANSWERS, METRICS, PROMPTS, Point, StatedWorkload
-from kneewatch.diagnose.sizing.plan.monitored_workload import watched
+from kneewatch.diagnose.sizing.plan.plan_result import watched
 from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
 from tests.diagnose.streams import bodies
 from tests.pages import with_values

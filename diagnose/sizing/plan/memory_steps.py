@@ -18,7 +18,7 @@ from kneewatch.diagnose.sizing.memory.kv_reuse import (
     transfer_s,
 )
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.memory.planning_formulas import (
+from kneewatch.diagnose.sizing.memory.overhead import (
     ACTIVATION_RATIO,
     FRAMEWORK_HIGH_RATIO,
     FRAMEWORK_LOW_RATIO,

@@ -54,7 +54,7 @@ from kneewatch.diagnose.sizing.plan.workload_steps import (
     uses_tiers,
     workload_step,
 )
-from kneewatch.diagnose.sizing.replicas.admission import (
+from kneewatch.diagnose.sizing.replicas.replica_count import (
     circuit_breaker,
     input_limit,
     slot_occupancy_s,

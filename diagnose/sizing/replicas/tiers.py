@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.sizing.arithmetic import Step
-from kneewatch.diagnose.sizing.replicas.replica_count import (
-    whole,
-)
+from kneewatch.diagnose.sizing.replicas.replica_count import whole
 
 WORTH_FROM_GPUS = 8
 """Routing pays for its complexity once the large model's fleet exceeds this (guide 1.5)."""

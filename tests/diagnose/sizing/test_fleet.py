@@ -10,11 +10,6 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import exact, figure
-from kneewatch.diagnose.sizing.replicas.admission import (
-    circuit_breaker,
-    input_limit,
-    slot_occupancy_s,
-)
 from kneewatch.diagnose.sizing.replicas.cold_start import (
     STORAGE_PATHS,
     autoscaling_lead,
@@ -22,7 +17,13 @@ from kneewatch.diagnose.sizing.replicas.cold_start import (
     storage_path,
     warm_minimum,
 )
-from kneewatch.diagnose.sizing.replicas.replica_count import prefill_decode_ratio, size_fleet
+from kneewatch.diagnose.sizing.replicas.replica_count import (
+    circuit_breaker,
+    input_limit,
+    prefill_decode_ratio,
+    size_fleet,
+    slot_occupancy_s,
+)
 from kneewatch.diagnose.sizing.replicas.tiers import blended_utilization
 
 GB = 1e9

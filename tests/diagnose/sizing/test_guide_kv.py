@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.memory.planning_formulas import (
-    block_padding_tokens,
-    kv_quantization_gain,
-)
+from kneewatch.diagnose.sizing.memory.overhead import block_padding_tokens, kv_quantization_gain
 from tests.diagnose.sizing.guide_formulas import (
     concurrency_above_weights,
     kv_budget_bytes,

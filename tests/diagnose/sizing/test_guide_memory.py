@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.planning_formulas import (
+from kneewatch.diagnose.sizing.memory.overhead import (
     BYTES_PER_VALUE,
     FRAMEWORK_HIGH_RATIO,
     FRAMEWORK_LOW_RATIO,

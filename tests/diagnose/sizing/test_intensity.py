@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.speed.intensity import (
+from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     batch_at_ridge,
     decode_intensity_flop_per_byte,
     ridge_flop_per_byte,
