@@ -75,7 +75,10 @@ GIANTS_BLOCK = (GIANT >= GIANT_FROM) & (KV_USAGE + GIANT >= 0.95)
 """Giant prompts do not fit into what is free, and requests behind them wait: vLLM serves in
 order."""
 
-KV_BINDS = ((KV_USAGE >= 0.95) | GIANTS_BLOCK) & QUEUE_HELD
+FULL_AT_TIMES = (KV_USAGE >= 0.9) & (Signal("kv_usage_max_ratio") >= 0.97)
+"""Usage falls when a long request ends and climbs back to the top: the mean is below 0.95."""
+
+KV_BINDS = ((KV_USAGE >= 0.95) | FULL_AT_TIMES | GIANTS_BLOCK) & QUEUE_HELD
 
 
 def _evicting(facts: Facts) -> str:
@@ -277,9 +280,8 @@ def _gpu(facts: Facts) -> str:
 
 
 def _more_replicas(facts: Facts) -> str:
-    if facts.values.get("kv_usage_avg_ratio") is None:
-        return "Add replicas."
-    return MORE_REPLICAS
+    usage = facts.values.get("kv_usage_avg_ratio")
+    return MORE_REPLICAS if usage is not None and usage < 0.8 else "Add replicas."
 
 
 GPU_ROOM = (

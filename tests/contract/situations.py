@@ -28,6 +28,7 @@ CLIMBING = CALM.but(
     kv_floor_before_ratio=0.3, kv_floor_growth_ratio=0.15, kv_floor_level_ratio=0.45,
     kv_floor_straight_ratio=0.97, kv_floor_late_ratio=1.0, **SAME_WORK,
 )  # fmt: skip
+SAWTOOTH = QUEUED.but(kv_usage_avg_ratio=0.93, kv_usage_max_ratio=0.99)
 UNSERVED = QUEUED.but(completed_per_s=0.0, arrival_per_s=0.0)
 ITL_ONLY = Targets(itl_p99_s=0.1)
 FETCHING = CALM.but(kv_fetch_waiting=4.0, kv_fetch_arrived=0.0, kv_fetch_queued=0.0).lasting(
@@ -63,6 +64,9 @@ OTHERS: Mapping[str, Situation] = {
         for name, (usual_s, per_s) in UNUSUAL.items()
     },
     "kv_pressure:full": QUEUED.but(kv_usage_avg_ratio=0.96, waiting_by_capacity=3.0),
+    "kv_pressure:full at times": SAWTOOTH,
+    "kv_pressure: not full at any time": SAWTOOTH.but(kv_usage_max_ratio=0.95),
+    "kv_pressure: not full most of the time": SAWTOOTH.but(kv_usage_avg_ratio=0.87),
     "kv_pressure:giants": QUEUED.but(
         kv_usage_avg_ratio=0.8, prompt_tokens_p99=27_000.0, waiting_by_capacity=3.0
     ),

@@ -50,7 +50,47 @@ def bursts(at_s: float) -> Load:
     return replace(SERVING, waiting=0.0 if round(at_s / STEP_S) % 6 else 20.0)
 
 
+def long_prompts(at_s: float) -> Load:
+    """The log of an issue: prompts of 12,000 tokens arrive as others end, and usage follows."""
+    step = round(at_s / STEP_S) % 4
+    return Load(
+        running=(18.0, 18.0, 21.0, 20.0)[step],
+        waiting=(43.0, 42.0, 33.0, 23.0)[step],
+        kv_ratio=(0.959, 0.955, 0.877, 0.984)[step],
+        generated_per_s=(1055.0, 1226.0, 735.0, 590.0)[step],
+        prompt_per_s=(0.0, 0.0, 12_069.0, 18_033.0)[step],
+        first_tokens_per_s=(0.0, 0.0, 1.0, 1.4)[step],
+        finished_per_s=0.6,
+        ttft_s=40.0,
+        request_s=70.0,
+        prompt_tokens=12_000.0,
+        blocks=20_000,
+    )
+
+
+def all_wait(at_s: float) -> Load:
+    """After an offload of KV blocks every request waits and none runs; the cache is empty."""
+    return SERVING if at_s < QUIET_S else Load(waiting=50.0)
+
+
 INCIDENTS = (
+    Incident(
+        name="usage of 88 to 98%, prompts of 12,000 tokens",
+        source="vllm 43295",
+        load_at=long_prompts,
+        lasts_s=LASTS_S,
+        judged_from_s=SURE_S,
+        first_cause="kv_pressure",
+        least=Severity.WARNING,
+    ),
+    Incident(
+        name="50 wait, none runs, the cache is empty",
+        source="vllm 42371",
+        load_at=all_wait,
+        lasts_s=LASTS_S,
+        judged_from_s=QUIET_S + SURE_S,
+        first_cause="engine_stalled",
+    ),
     Incident(
         name="clients hang up after 2 s, nobody is answered",
         source="vLLM 0.32 on CPU, 6 seats",
