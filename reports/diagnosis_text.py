@@ -23,12 +23,12 @@ from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
 from kneewatch.diagnose.engine.log_diagnosis import BASIS as LOG_BASIS
 from kneewatch.reports import recommendation_text as advice
+from kneewatch.reports.coverage import gaps
 from kneewatch.reports.formatting import (
     WIDTH,
     clock,
     date,
     duration,
-    gaps,
     lasting,
     moment,
     number,

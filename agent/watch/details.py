@@ -16,6 +16,7 @@ from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
 from kneewatch.reports import recommendation_text as advice
+from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import (
     evidence_lines,
     finding_words,
@@ -24,7 +25,7 @@ from kneewatch.reports.diagnosis_text import (
     summary_words,
     who,
 )
-from kneewatch.reports.formatting import clock, date, duration, gaps, lasting, number, percent
+from kneewatch.reports.formatting import clock, date, duration, lasting, number, percent
 from kneewatch.reports.formatting import span as time_span
 from kneewatch.rules.cascade import FILLING_FROM_RATIO, NAMES, QUEUE_SHARE_OF_RUNNING, TTFT_DRIFT
 from kneewatch.rules.rule import Severity

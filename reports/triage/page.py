@@ -15,8 +15,9 @@ from jinja2 import Environment
 
 from kneewatch.diagnose.doc_links import cause_page, rule_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
+from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import known_words, latency_basis, stage_words
-from kneewatch.reports.formatting import date, gaps, moment, span
+from kneewatch.reports.formatting import date, moment, span
 from kneewatch.reports.recommendation_text import advised, do_first_label
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.causes import (

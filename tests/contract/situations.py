@@ -114,7 +114,9 @@ OTHERS: Mapping[str, Situation] = {
     "slow_steps: not with unknown contexts": SLOW_STEPS.but(kv_usage_avg_ratio=None),
     "slow_steps: not with more prompts": SLOW_STEPS.but(computed_prompt_tokens_per_s=350.0),
     "slow_steps:speculation as before": SLOW_STEPS.but(spec_accepted_per_draft_tokens=3.0),
-    "slow_steps: not with fewer drafts accepted": SLOW_STEPS.but(spec_accepted_per_draft_tokens=1.8),
+    "slow_steps: not with fewer drafts accepted": SLOW_STEPS.but(
+        spec_accepted_per_draft_tokens=1.8
+    ),
     "slow_steps:within the target": replace(SLOW_STEPS, targets=Targets(itl_p99_s=0.2)),
     "slow_steps:idle GPU": SLOW_STEPS.but(**HOST),
     "spec_acceptance_drift:first week": SPEC_DRIFT.but(spec_accepted_usual_tokens=None),

@@ -12,6 +12,7 @@ import pytest
 
 from kneewatch.diagnose.causes.evidence import Counterfactual
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.reports.coverage import gaps, not_in_use
 from kneewatch.reports.diagnosis_text import (
     COLOURS,
     Style,
@@ -20,7 +21,6 @@ from kneewatch.reports.diagnosis_text import (
     slo_words,
     text,
 )
-from kneewatch.reports.formatting import gaps, not_in_use
 from kneewatch.rules.rule import Clearing, Severity
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.made import (
