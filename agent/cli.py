@@ -446,6 +446,9 @@ def report_command(to_time: str | None, compare: str | None, **given: Any) -> in
 
     Exit status: 0 nothing at warning or worse, 1 findings, 2 no data in the period.
     """
+    from kneewatch.agent.report.schedule import check_libraries
+
+    check_libraries()
     from kneewatch.agent.report import command
 
     since_s: float = given["since_s"]

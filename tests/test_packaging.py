@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import distribution
 from importlib.resources import files
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.cli import cli
+from kneewatch.agent.report.schedule import LIBRARIES
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -106,6 +109,23 @@ def test_every_dependency_is_used() -> None:
         module = IMPORTED_AS.get(name, name.replace("-", "_"))
         used = rf"(?m)^\s*(?:import|from) {module}\b|import_module\(\"{module}\"\)"
         assert re.search(used, code), name
+
+
+def test_an_image_needs_everything_but_what_only_reports_need() -> None:
+    path = ROOT / "packaging" / "requirements.py"
+    requirements: Callable[[dict[str, Any], str], list[str]] = runpy.run_path(str(path))[
+        "requirements"
+    ]
+    project = PYPROJECT["project"]
+    report = set(project["optional-dependencies"]["report"])
+    assert report < set(project["dependencies"]), "pip install kneewatch makes reports"
+    assert {re.split(r"[<>=]", line)[0] for line in report} == set(LIBRARIES)
+    assert set(requirements(project, "")) == set(project["dependencies"]) - report
+    more = set(requirements(project, "[report, kubernetes]"))
+    assert more > set(project["dependencies"])
+    assert any(line.startswith("kubernetes") for line in more)
+    with pytest.raises(KeyError):
+        requirements(project, "[reports]")
 
 
 def folder_code(folder: Path) -> list[Path]:

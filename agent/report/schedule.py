@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
@@ -27,6 +28,23 @@ DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 """Cron's weekdays by number; 7 is Sunday as well."""
 
 FIELDS = 5
+
+LIBRARIES = ("matplotlib", "numpy", "pandas")
+"""What only reports need, the extra `report`: images are built without it by default."""
+
+
+def check_libraries() -> None:
+    """Check that this installation can make reports.
+
+    Raises:
+        SettingsError: it was made without the report's libraries.
+    """
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise SettingsError(
+            f"this installation makes no reports: {', '.join(missing)} not installed; "
+            "pip install 'kneewatch[report]', or an image built with --build-arg EXTRAS=[report]"
+        )
 
 
 class Cron(CronTrigger):  # type: ignore[misc]
@@ -61,11 +79,16 @@ def cron_of(settings: Settings) -> Cron | None:
     """The times at which reports are due; None if `report.cron` is not set.
 
     Raises:
-        SettingsError: the expression or the time zone is invalid; the message names the key.
+        SettingsError: the expression or the time zone is invalid, or this installation makes no
+            reports; the message names the key.
     """
     expression: str | None = settings["report.cron"]
     if expression is None:
         return None
+    try:
+        check_libraries()
+    except SettingsError as exc:
+        raise SettingsError(f"{settings.origin('report.cron')}: report.cron: {exc}") from exc
     name: str = settings["report.timezone"]
     try:
         zone = ZoneInfo(name)

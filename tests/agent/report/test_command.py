@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,12 @@ def test_what_is_stated_of_a_target_counts_for_it(
     assert money["tiny on h200"]["gpus"] == 2
     assert "h200" in money["tiny on h200"]["price_source"]
     assert money["tiny on h100"]["usd"]["value"] is None
+
+
+def test_without_its_libraries_it_says_how_to_get_them(
+    main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = main("report")
+    assert done.status == 2
+    assert "matplotlib not installed; pip install 'kneewatch[report]'" in done.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -109,6 +110,15 @@ def test_weekdays_are_counted_as_cron_does(field: str, wanted: str) -> None:
 def test_what_cannot_be_planned_is_said(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         add_report_job(None, settings(tmp_path, f"[report]\n{text}\n"), tmp_path / "x.db")
+
+
+def test_without_the_libraries_a_plan_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(SettingsError, match=r"kneewatch.toml.*report.cron.*pandas.*EXTRAS=\[rep"):
+        cron_of(settings(tmp_path, '[report]\ncron = "0 6 * * mon"\n'))
+    assert cron_of(settings(tmp_path, "")) is None
 
 
 def test_without_an_expression_nothing_is_planned(tmp_path: Path) -> None:
