@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import floor
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
+from kneewatch.diagnose.catalogue.layers import SlidingStates
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.memory.budget import (
     FewestGpus,
@@ -112,6 +113,11 @@ def _sources(answer: Memory) -> list[str]:
         notes.append("overhead above 8 tensor-parallel ranks is extrapolated, not measured")
     if setup.weights_bytes is not None and (setup.adapters or setup.draft):
         notes.append("adapters and draft model are added to the stated weights")
+    if any(isinstance(part.kind, SlidingStates) for part in setup.model.layers):
+        notes.append(
+            "requests at once are those of vLLM's start-up line, all of them in prefill, when "
+            "compressors keep every token in flight: a smaller --max-num-batched-tokens holds more"
+        )
     copied_ratio = second_copy_ratio(setup)
     if copied_ratio:
         notes.append(

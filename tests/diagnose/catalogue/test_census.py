@@ -466,11 +466,11 @@ def test_hunyuan_v4_shares_indexers_and_says_which_layers_choose_tokens() -> Non
         (LatentAttention(512, 64, shares_index=True), 24),
     ]
     mixed = {**HUNYUAN_V4, "layer_types": ["full_attention", *["sparse_attention"] * 33]}
-    assert [(part.kind.index_dim, part.count) for part in model_from_config("m", mixed).layers] == [
-        (128, 9),
-        (0, 24),
-        (0, 1),
-    ]
+    assert model_from_config("m", mixed).layers == (
+        Layers(LatentAttention(512, 64, index_dim=128), 9),
+        Layers(LatentAttention(512, 64, shares_index=True), 24),
+        Layers(LatentAttention(512, 64), 1),
+    )
     own = {**HUNYUAN_V4, "indexer_types": ["full"] * 34}
     assert [part.count for part in model_from_config("m", own).layers] == [34]
     dense = {key: value for key, value in HUNYUAN_V4.items() if key != "layer_types"}

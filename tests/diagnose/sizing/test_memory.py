@@ -116,6 +116,23 @@ def test_a_load_on_one_amd_gpu_may_take_more_than_computed() -> None:
         assert not any("AMD GPU" in note for note in memory_notes(memory(other), 1))
 
 
+def test_compressed_attention_holds_more_with_a_smaller_token_budget() -> None:
+    known = replace(
+        LLAMA_8B,
+        model=model("deepseek-ai/DeepSeek-V4-Flash"),
+        gpu=gpu("h200"),
+        quantization=None,
+        version=(0, 32, 0),
+        parallel=Parallel(tensor=4),
+        max_model_len=32_768,
+    )
+    usual = memory(known)
+    smaller = memory(replace(known, max_num_batched_tokens=2048))
+    assert smaller.concurrency.expected > 1.5 * usual.concurrency.expected
+    assert any("--max-num-batched-tokens holds more" in note for note in memory_notes(usual, 1))
+    assert not any("compressors" in note for note in memory_notes(memory(LLAMA_8B), 1))
+
+
 def test_available_kv_is_what_vllm_logged() -> None:
     """Llama-3.1-8B on an H100 with 0.11: 71.26 - 14.99 - 4.76 - 0.13 = 51.38 GiB."""
     found = memory(replace(LLAMA_8B, max_model_len=16_000, weights_bytes=14.99 * GIB))
