@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from kneewatch.agent.stream import TargetStream, capture_name
+from kneewatch.agent.stream import PageReader, TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.samples import Page
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
@@ -109,4 +112,11 @@ def diagnoses(
     """Every diagnosis over a capture, oldest first."""
     profile = Profile(window_s=window_s, targets=targets)
     stream = TargetStream(capture_name(capture), profile, Limits())
-    return [found for entry in CaptureReader(capture) for found in stream.replay(entry)]
+    return [found for t_s, page in _pages(capture) for found in stream.judge(t_s, page)]
+
+
+@lru_cache(maxsize=32)
+def _pages(capture: Path) -> Sequence[tuple[float, Page | CollectError]]:
+    """The pages of a capture, and their times: parsed once, judged with many targets."""
+    reader = PageReader(Limits())
+    return [(entry.t_s, reader.read(entry)) for entry in CaptureReader(capture)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from kneewatch.diagnose.causes.evidence import Cause, Facts, ReplacedProcess, Targets
 from kneewatch.diagnose.causes.ranking import conclude
@@ -82,6 +83,18 @@ QUIET: Mapping[str, float] = {
 }
 
 
+RULES_BY_ID = {rule.id: rule for rule in RULES}
+
+
+@lru_cache(maxsize=64)
+def _learned(quiet: tuple[tuple[str, float], ...]) -> Baseline:
+    """A baseline, which is only read: learned once for the many situations that have it."""
+    baseline = Baseline(window_s=WINDOW_S)
+    for ago_s in (300.0, 200.0):
+        baseline.learn(NOW_S - ago_s, dict(quiet))
+    return baseline
+
+
 @dataclass(frozen=True, slots=True)
 class Situation:
     """An engine at one moment. `quiet` is its baseline, `stage` and `worst` its cascade."""
@@ -117,12 +130,9 @@ class Situation:
 
     def facts(self) -> Facts:
         """What causes look at."""
-        baseline = Baseline(window_s=WINDOW_S)
-        for ago_s in (300.0, 200.0):
-            baseline.learn(NOW_S - ago_s, self.quiet)
-        rules = {rule.id: rule for rule in RULES}
+        baseline = _learned(tuple(self.quiet.items()))
         findings = {
-            rule_id: Finding(rules[rule_id], severity.word, severity, None, NOW_S)
+            rule_id: Finding(RULES_BY_ID[rule_id], severity.word, severity, None, NOW_S)
             for rule_id, severity in self.findings.items()
         }
         # What the sidecar derives of the values, the baseline and the cascade.
