@@ -272,7 +272,7 @@ def _sizes(context: LeverContext, change: After) -> dict[str, float]:
 def latencies(context: LeverContext, change: After) -> Performance | None:
     """What the server yields after a change, by a roofline with its own step times; None if
     unknown."""
-    server, demand, itl_s = context.server, context.demand, context.get("itl_mean_s")
+    server, demand, itl_s = context.server, context.demand, _itl_s(context)
     if server.setup is None or server.setup.gpu is None or not itl_s:
         return None
     try:
@@ -301,6 +301,18 @@ def latencies(context: LeverContext, change: After) -> Performance | None:
         )
     except SizingError:
         return None
+
+
+def _itl_s(context: LeverContext) -> float:
+    """Seconds between two tokens of a request that runs; 0 where unknown.
+
+    vLLM counts the time that a preempted request waits as ITL of its next token. Where requests are
+    preempted it is the running requests over the tokens per second (Little's law).
+    """
+    itl_s, tokens_per_s = context.get("itl_mean_s"), context.get("generation_tokens_per_s")
+    if not context.get("preemption_per_s") or not tokens_per_s:
+        return itl_s
+    return min(itl_s, context.get("running_avg") / tokens_per_s)
 
 
 def calibrated(

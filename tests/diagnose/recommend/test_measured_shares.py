@@ -53,6 +53,7 @@ def seen(situation: Situation, **shares: float) -> Situation:
     flop = (inputs + outputs) * KNOWN.body_flop_per_token + outputs * KNOWN.head_flop_per_token
     flop += (inputs**2 / 2 + outputs * (inputs + outputs / 2)) * KNOWN.flop_per_pair
     return situation.but(
+        preemption_per_s=0.0,
         itl_mean_s=found.itl_s,
         memory_bytes_per_s=reading * shares.get("mbu_ratio", DEFAULT.mbu_ratio) / found.itl_s,
         flop_per_s=found.requests_per_s * flop,
@@ -131,6 +132,18 @@ def test_the_age_and_the_factors_of_the_step_times_are_said() -> None:
     assert "step times of the last 60 s: decode" in told(slower).summary
     assert "step times of the last 20 s: decode" in told(short_window).summary
     assert told(slower).summary != told(page).summary
+
+
+def test_the_wait_of_preempted_requests_is_no_step_time() -> None:
+    """vLLM counts it as ITL; what a step takes is seen by the tokens that come out."""
+    page = seen(DECODES, mbu_ratio=0.6)
+    itl_s, running = page.values["itl_mean_s"] or 0.0, page.values["running_avg"] or 0.0
+    made = {"preemption_per_s": 4.0, "generation_tokens_per_s": running / itl_s}
+    waits = page.but(itl_mean_s=1.4 * itl_s)
+
+    usual_s = told(page).predicted["itl_s"]
+    assert told(waits.but(**made)).predicted["itl_s"] == pytest.approx(usual_s)
+    assert told(waits).predicted["itl_s"] > 1.2 * usual_s
 
 
 def test_without_a_prediction_nothing_is_said_of_shares() -> None:
