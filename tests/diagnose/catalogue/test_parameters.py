@@ -41,8 +41,14 @@ def test_language_model_as_its_class_has_it(name: str) -> None:
     assert found.total - found.vision == pytest.approx(COUNTED[name], rel=0.005)
 
 
-def test_hunyuan_v4_as_its_class_has_it() -> None:
-    assert parameters(HUNYUAN_V4).total == pytest.approx(58278193133, rel=1e-5)
+def test_newest_families_to_the_norms() -> None:
+    """Compressors, indexers and mixed residual streams are a thousandth of such a model."""
+    for name in ("deepseek-ai/DeepSeek-V4-Pro", "deepseek-ai/DeepSeek-V4-Flash"):
+        found = model(name).parameters
+        assert found is not None
+        assert found.total == pytest.approx(COUNTED[name], rel=1e-6)
+    # The defaults of its configuration class, built as those of the fixture.
+    assert parameters(HUNYUAN_V4).total == pytest.approx(58278193133, rel=2e-6)
 
 
 def test_every_family_of_the_catalogue_that_has_a_class_is_counted() -> None:
