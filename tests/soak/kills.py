@@ -76,13 +76,19 @@ def scrapes_in(store: Path, names: Sequence[str]) -> Times:
 
 
 def kill_once(
-    folder: Path, names: Sequence[str], before: Times, alive_s: float, *, starting: bool
+    folder: Path,
+    names: Sequence[str],
+    before: Times,
+    alive_s: float,
+    *,
+    interval: str,
+    starting: bool,
 ) -> tuple[Times, Left]:
     """One daemon, killed `alive_s` after its first cycles (`starting`: after its start): what the
     history has then."""
     store, given = folder / "kneewatch.db", served_by(names[0])
     began_s = time.time()
-    with Daemon(folder, *names, "--interval", INTERVAL, "--gpu-metrics", "none") as daemon:
+    with Daemon(folder, *names, "--interval", interval, "--gpu-metrics", "none") as daemon:
         if not starting:
             wait_for_pages(names, given)
         time.sleep(alive_s)
@@ -112,14 +118,14 @@ def wait_for_pages(names: Sequence[str], given: Mapping[str, int]) -> None:
         time.sleep(0.05)
 
 
-def kill_often(folder: Path, times: int, *, seed: int = 1) -> list[Left]:
+def kill_often(folder: Path, times: int, *, interval: str = INTERVAL, seed: int = 1) -> list[Left]:
     """So many daemons, one after the other on one history."""
     rng, left = random.Random(seed), list[Left]()
     found: Times = {}
     with servers(turn=TARGETS) as urls:
         for turn in range(times):
             found, one = kill_once(folder, urls["turn"], found, rng.uniform(*ALIVE_S),
-                                   starting=turn % 4 == 1)  # fmt: skip
+                                   interval=interval, starting=turn % 4 == 1)  # fmt: skip
             left.append(one)
     return left
 

@@ -18,7 +18,8 @@ HUGE_BYTES = 600 * MIB
 
 
 def test_a_kill_costs_at_most_the_running_cycle(tmp_path: Path) -> None:
-    left = kill_often(tmp_path, KILLS)
+    # A busy machine must not take longer for a cycle than the time to the next.
+    left = kill_often(tmp_path, KILLS, interval="1s")
     assert [one.forgotten for one in left] == [0] * KILLS
     assert max(one.missing for one in left) <= 1
     assert left[-1].cycles > 0, "they scraped before they were killed"
