@@ -54,8 +54,8 @@ class ServerSource(Protocol):
     """What is known about a target's server."""
 
     def read_log(self, t_s: float, monitor: TargetMonitor) -> None:
-        """Read what is new in the log before the scrape of `t_s` is judged, and give the failure
-        that it ends with to the monitor."""
+        """Read new lines of the log before the scrape at `t_s` is judged. A failure at its end
+        goes to the monitor."""
         ...
 
     def state(self, t_s: float, error: CollectError, monitor: TargetMonitor) -> ServerState:

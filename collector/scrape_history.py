@@ -153,8 +153,8 @@ class History:
         before = self.columns
         columns = Columns.of(binding) if before is NO_COLUMNS else Columns(binding, before)
         fresh = Columns.of(binding)
-        kept, wanted = (len(each.counters) + len(each.gauges) for each in (before, fresh))
-        if kept > 2 * wanted + 500:
+        kept, needed = (len(each.counters) + len(each.gauges) for each in (before, fresh))
+        if kept > 2 * needed + 500:
             # Series come and go without end (a label that carries an id): keep what is alive.
             self._forget()
             columns = fresh

@@ -166,7 +166,7 @@ def _described(kind: type[Any], trouble: str, place: Place, value: object) -> st
 
 
 def _path(place: Place) -> str:
-    """The place as users count: `tiers[1].name` is of the first tier."""
+    """A key's path, list positions counted from 1: `tiers[1].name` is the first tier's."""
     parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place)
     return "".join(parts).removeprefix(".")
 

@@ -193,7 +193,7 @@ NO_BASELINE = _NoBaseline()
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Facts with nothing but the signals of one moment."""
+    """Facts of one moment: its signals; everything else is empty unless given."""
 
     values: Mapping[str, float | None]
     targets: Targets

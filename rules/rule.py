@@ -130,12 +130,12 @@ def with_thresholds(
     return tuple(_with_bounds(rule, thresholds.get(rule.id, {}), origin) for rule in rules)
 
 
-def _with_bounds(rule: Rule, wanted: Mapping[str, float], origin: str) -> Rule:
-    if not wanted:
+def _with_bounds(rule: Rule, thresholds: Mapping[str, float], origin: str) -> Rule:
+    if not thresholds:
         return rule
     by_word = {word: severity for severity, word in WORDS.items() if severity}
     bounds = {bound.severity: bound for bound in rule.bounds}
-    for word, threshold in wanted.items():
+    for word, threshold in thresholds.items():
         if word not in by_word:
             raise SettingsError(
                 f"{origin}: rule {rule.id} has no severity {word!r}; use {', '.join(by_word)}"

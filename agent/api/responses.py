@@ -110,7 +110,7 @@ MOST_RANGES = 32
 
 
 def form_of(
-    wanted: str | None, accept: str | None, forms: Sequence[str] = tuple(MEDIA_TYPES)
+    requested: str | None, accept: str | None, forms: Sequence[str] = tuple(MEDIA_TYPES)
 ) -> str:
     """One of `forms`, by `?format=` or the Accept header. `curl` accepts anything and gets the
     first.
@@ -118,12 +118,12 @@ def form_of(
     Raises:
         Problem: the format is unknown, or none is accepted.
     """
-    if wanted is not None:
-        if wanted not in forms:
+    if requested is not None:
+        if requested not in forms:
             raise Problem(
                 HTTPStatus.UNPROCESSABLE_ENTITY, f"format must be one of {', '.join(forms)}"
             )
-        return wanted
+        return requested
     if not accept or not accept.strip():
         return forms[0]
     best, best_rank = None, (0.0, 0)

@@ -80,9 +80,9 @@ def load_engine(
     name: EngineName,
     t_s: float,
     *,
-    room: Callable[[], bool],
+    admits: Callable[[], bool],
 ) -> CachedEngine | None:
-    """The engine from the file, inserted if missing; None if `room()` allows no new engine."""
+    """The engine from the file, inserted if missing; None if `admits()` allows no new engine."""
     execute = connection.execute
     named = (target_id, name.model, name.engine, name.replica)
     row = execute(
@@ -91,7 +91,7 @@ def load_engine(
         named,
     ).fetchone()
     if row is None:
-        if not room():
+        if not admits():
             return None
         inserted = execute(
             "INSERT INTO engines (target_id, model, engine, replica, labels, first_s, last_s)"
@@ -170,14 +170,14 @@ disk. Real replacements of replicas are far fewer."""
 class CachedTarget:
     """A target: its count of open scrapes, and its engines seen by this process.
 
-    `room` is the number of new engines allowed at `room_of_s`; `full` is whether the limit was
-    logged.
+    `new_engines_left` is the number of new engines allowed at `left_counted_s`; `full` is whether
+    the limit was logged.
     """
 
     id: int
     rows: int
-    room: int = 0
-    room_of_s: float | None = None
+    new_engines_left: int = 0
+    left_counted_s: float | None = None
     full: bool = False
     engines: dict[EngineName, CachedEngine] = field(
         default_factory=dict["EngineName", "CachedEngine"]
@@ -193,7 +193,7 @@ class EngineCache:
         self._connection = connection
         self.session, self.fresh, self.left = session, set[int](), set[int]()
         self.refused = set[EngineName]()
-        """Engines not written for lack of room since this was last cleared."""
+        """Engines not written because of the limit on new engines since this was last cleared."""
         self.targets: dict[str, CachedTarget] = {}
         self._names: dict[bytes, int] = {}
         self._keys: dict[tuple[str, ...], int] = {}
@@ -250,8 +250,8 @@ class EngineCache:
         """The engine of that name, inserted if missing; None at the limit on new engines."""
         engine = target.engines.get(name)
         if engine is None:
-            room = partial(self._room, target, name.target, t_s)
-            engine = load_engine(self._connection, target.id, name, t_s, room=room)
+            admits = partial(self._admits, target, name.target, t_s)
+            engine = load_engine(self._connection, target.id, name, t_s, admits=admits)
             if engine is None:
                 self.refused.add(name)
                 return None
@@ -266,17 +266,17 @@ class EngineCache:
         engine.labels = labels
         return engine
 
-    def _room(self, target: CachedTarget, name: str, t_s: float) -> bool:
+    def _admits(self, target: CachedTarget, name: str, t_s: float) -> bool:
         """Count a new engine against the limit. Returns whether it is allowed."""
-        if target.room_of_s != t_s:
+        if target.left_counted_s != t_s:
             (count,) = self._connection.execute(
                 "SELECT count(*) FROM engines WHERE target_id = ? AND first_s > ?",
                 (target.id, t_s - NEW_ENGINES_S),
             ).fetchone()
-            target.room, target.room_of_s = NEW_ENGINES_MAX - count, t_s
-            target.full = target.full and target.room <= 0
-        target.room -= 1
-        if target.room < 0 and not target.full:
+            target.new_engines_left, target.left_counted_s = NEW_ENGINES_MAX - count, t_s
+            target.full = target.full and target.new_engines_left <= 0
+        target.new_engines_left -= 1
+        if target.new_engines_left < 0 and not target.full:
             target.full = True
             log.warning(
                 "too many new engines, not storing more for now target=%s limit=%s per_s=%.0f",
@@ -284,7 +284,7 @@ class EngineCache:
                 NEW_ENGINES_MAX,
                 NEW_ENGINES_S,
             )
-        return target.room >= 0
+        return target.new_engines_left >= 0
 
     def _layout(self, names: bytes) -> int:
         """The id of an encoded list of names, inserted if missing."""

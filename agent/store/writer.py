@@ -413,7 +413,7 @@ class Store:
             self._backlog.forget_documents(refused)
 
     def _back_off(self, error: Exception) -> None:
-        """Schedule a retry, twice as far away each time; move a damaged file aside first."""
+        """Schedule a retry with doubled delay; move a damaged file aside first."""
         try:
             self._store_file.recover(error)
         except OSError as move_error:

@@ -70,8 +70,8 @@ class Glyphs:
         text = self.clean(text)
         if cells(text) > width:
             head = _first(text, (width - cells(self.cut)) // 2)
-            room = width - cells(head) - cells(self.cut)
-            text = head + self.cut + _first(text[::-1], room)[::-1]
+            tail_cells = width - cells(head) - cells(self.cut)
+            text = head + self.cut + _first(text[::-1], tail_cells)[::-1]
         return text + " " * (width - cells(text))
 
     def folded(self, text: str, width: int, *, indent: int = 0, more: int = 2) -> list[str]:

@@ -128,9 +128,9 @@ def title_cells(width: int) -> int:
 
 def rule(title: str, *, below: int, focused: bool, width: int, glyphs: Glyphs) -> Line:
     """The line above the details: the engine's name, the focus, and lines below the screen."""
-    room = title_cells(width)
+    title_width = title_cells(width)
     title = glyphs.clean(title)
-    shown = title if cells(title) <= room else glyphs.fit(title, room)
+    shown = title if cells(title) <= title_width else glyphs.fit(title, title_width)
     more = f" {below} more below " if below > 0 else ""
     left = f"{2 * glyphs.rule} {shown} "
     fill = max(0, width - cells(left) - len(more) - 2)

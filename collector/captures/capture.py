@@ -119,17 +119,17 @@ class CaptureReader:
         if not item or item.isspace():
             return None
         head = TIME_FIRST.match(item)
-        if head is not None and not self._wanted(float(head[1])):
+        if head is not None and not self._in_period(float(head[1])):
             return None  # before the cost of decoding the page
         entry = entry_of(item)
         if isinstance(entry, str):
             self._damage(f"line {self._lines}: {entry}")
             return None
-        if not self._wanted(entry.t_s):
+        if not self._in_period(entry.t_s):
             return None
         return entry
 
-    def _wanted(self, t_s: float) -> bool:
+    def _in_period(self, t_s: float) -> bool:
         if self._from_s <= t_s <= self._to_s:
             return True
         self._passed_over += 1

@@ -133,10 +133,10 @@ class NvmlCollector:
         device = Device(nvml, index, handle)
         self._devices[index] = device
         self._known[device.uuid] = device.index
-        wanted = calls.constant("nvmlEventTypeXidCriticalError") or 0
+        xid_events = calls.constant("nvmlEventTypeXidCriticalError") or 0
         can = int(calls.number("nvmlDeviceGetSupportedEventTypes", handle) or 0)
-        if self._events is not None and can & wanted:
-            calls.ask("nvmlDeviceRegisterEvents", handle, wanted, self._events)
+        if self._events is not None and can & xid_events:
+            calls.ask("nvmlDeviceRegisterEvents", handle, xid_events, self._events)
             self._xids.setdefault(device.uuid, 0)
         return device
 

@@ -102,10 +102,10 @@ class Calls:
         answer = self.ask(function, *args)
         return None if answer is None or answer in NO_VALUE else float(answer)
 
-    def fields(self, handle: Handle, wanted: Sequence[tuple[str, int]]) -> list[float | None]:
+    def fields(self, handle: Handle, fields: Sequence[tuple[str, int]]) -> list[float | None]:
         """The values of fields, by their pynvml names and scopes, in one call; None where
-        unsupported. Shape: (wanted,)."""
-        asked = [(self.constant(name), scope) for name, scope in wanted]
+        unsupported. Shape: (fields,)."""
+        asked = [(self.constant(name), scope) for name, scope in fields]
         supported = [field for field in asked if field[0] is not None]
         answered = self._answered
         answers = self.ask("nvmlDeviceGetFieldValues", handle, supported) or ()

@@ -148,10 +148,12 @@ def _utilization(calls: Calls, handle: Handle) -> dict[str, float]:
 
 
 def _values(calls: Calls, handle: Handle, links: int) -> Iterator[tuple[str, float]]:
-    wanted = [(name, 0, field) for name, field in VALUES.items()]
-    wanted += [(name, link, field) for name, field in LINK_VALUES.items() for link in range(links)]
-    answers = calls.fields(handle, [(name, scope) for name, scope, _ in wanted])
-    for (_, _, field), value in zip(wanted, answers, strict=True):
+    requests = [(name, 0, field) for name, field in VALUES.items()]
+    requests += [
+        (name, link, field) for name, field in LINK_VALUES.items() for link in range(links)
+    ]
+    answers = calls.fields(handle, [(name, scope) for name, scope, _ in requests])
+    for (_, _, field), value in zip(requests, answers, strict=True):
         if value is not None:
             yield field, value
 
@@ -220,17 +222,17 @@ class Gpm:
 
     def _compared(self, calls: Calls) -> dict[str, float]:
         fields_by_metric = {calls.constant(name): field for name, field in METRICS.items()}
-        wanted = [metric_id for metric_id in fields_by_metric if metric_id is not None]
+        metric_ids = [metric_id for metric_id in fields_by_metric if metric_id is not None]
         asked = calls.nvml.c_nvmlGpmMetricsGet_t()
         asked.version = calls.nvml.NVML_GPM_METRICS_GET_VERSION
-        asked.numMetrics = len(wanted)
+        asked.numMetrics = len(metric_ids)
         asked.sample1, asked.sample2 = self._samples[1], self._samples[0]
-        for at, metric in enumerate(wanted):
+        for at, metric in enumerate(metric_ids):
             asked.metrics[at].metricId = metric
         answer = calls.ask("nvmlGpmMetricsGet", asked)
         if answer is None:
             return {}
-        answers = [answer.metrics[at] for at in range(len(wanted))]
+        answers = [answer.metrics[at] for at in range(len(metric_ids))]
         return {
             fields_by_metric[metric.metricId][0]: metric.value
             * fields_by_metric[metric.metricId][1]

@@ -247,7 +247,7 @@ class Streaks:
         """Seconds that each condition has held; conditions that do not hold are left out."""
         moment = Moment(values, self._targets)
         holds = {name: holding(moment) for name, holding in self._conditions.items()}
-        holds["stalled"] = not self._progress.made(history, values)
+        holds["stalled"] = not self._progress.update(history, values)
         for name, holding in holds.items():
             if holding:
                 self._since_s.setdefault(name, now_s)
@@ -270,7 +270,7 @@ class Progress:
     def __init__(self) -> None:
         self._filled = 0.0
 
-    def made(self, history: History, values: Mapping[str, float | None]) -> bool:
+    def update(self, history: History, values: Mapping[str, float | None]) -> bool:
         """Whether there was progress since the scrape before; true where nobody asks for any, and
         where the page does not count tokens."""
         running, usage = values.get("running") or 0.0, values.get("kv_usage_ratio") or 0.0

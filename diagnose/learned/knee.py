@@ -184,14 +184,14 @@ class CurveLearner:
 
     def knee(self, now_s: float, targets: Targets) -> LearnedKnee | None:
         """The learned knee; None if too few loads were seen."""
-        steps = self._known(now_s)
+        steps = self._current_steps(now_s)
         if len(steps) < STEPS_MIN or steps[-1].in_flight < SPAN_MIN * steps[0].in_flight:
             return None
         if targets.ttft_p99_s is not None or targets.itl_p99_s is not None:
             return _at_targets(steps, targets)
         return _at_power(steps)
 
-    def _known(self, now_s: float) -> list[_Step]:
+    def _current_steps(self, now_s: float) -> list[_Step]:
         steps: list[_Step] = []
         for _, kept in sorted(self._steps.items()):
             fresh = [point for point in _unpacked(kept) if now_s - point.t_s <= FORGOTTEN_S]

@@ -161,10 +161,10 @@ class FleetIncidents:
                 self._slow.setdefault(span.engine.key, []).append((span, cause))
 
     def _empty(self, now: PeriodData) -> list[EmptySpan]:
-        wanted = {engine.member.pool for engine in self._fleet.members}
+        fleet_pools = {engine.member.pool for engine in self._fleet.members}
         pools: dict[str, list[Key]] = {}
         for member in self._fleet.shape.members:
-            if member.pool in wanted:
+            if member.pool in fleet_pools:
                 pools.setdefault(member.pool, []).append(member.key)
         return empty_spans(pools, now.gauges[RUNNING], now.at)
 

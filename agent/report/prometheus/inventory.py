@@ -210,19 +210,19 @@ def _parts(
 ) -> tuple[Part, ...]:
     """How the server sums engines: by labels that separate the tiers; else one query per tier;
     else per engine."""
-    telling = names.grouping(engine.member.labels for engine in everyone)
-    sums = {*telling, *(label for label, _, _ in MATCHER.findall(asking.selector))} <= {
+    tier_labels = names.grouping(engine.member.labels for engine in everyone)
+    sums = {*tier_labels, *(label for label, _, _ in MATCHER.findall(asking.selector))} <= {
         *POOL_LABELS
     }
-    if len(members) == len(everyone) and _apart(everyone, telling):
-        return (Part("", "", telling, "" if sums else None),)
+    if len(members) == len(everyone) and _apart(everyone, tier_labels):
+        return (Part("", "", tier_labels, "" if sums else None),)
     parts: list[Part] = []
     for tier in dict.fromkeys(engine.tier for engine in members):
         own = [engine for engine in members if engine.tier == tier]
         only = _only(everyone, own, asking.by)
         if only is None:
             return (Part("", "", asking.by),)
-        parts.append(Part(tier, only, (), _only(everyone, own, telling) if sums else None))
+        parts.append(Part(tier, only, (), _only(everyone, own, tier_labels) if sums else None))
     return tuple(parts) or (Part("", "", asking.by),)
 
 

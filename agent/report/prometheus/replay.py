@@ -88,7 +88,7 @@ def replay_samples(
             diagnosis,
             read.counters() if read is not None else None,
         )
-    return recorder.made()
+    return recorder.finish()
 
 
 class _Recorder:
@@ -100,7 +100,7 @@ class _Recorder:
         self._times: list[float] = []
         self._values: dict[str, list[float]] = {key: [] for key in KEPT}
         self._counted: list[tuple[tuple[Column, ...], list[float], list[tuple[float, ...]]]] = []
-        self._made = Replay()
+        self._replay = Replay()
 
     def take(
         self,
@@ -112,7 +112,7 @@ class _Recorder:
             if change.ended:
                 self._hold(change.interval, change.end_s, change.ended)
         self._keep(diagnosis)
-        self._made.scrapes += 1
+        self._replay.scrapes += 1
         self._times.append(diagnosis.t_s)
         for signal, column in self._values.items():
             value = diagnosis.values.get(signal)
@@ -126,17 +126,21 @@ class _Recorder:
             rank = int(cause.severity), cause.confidence
             if rank > self._ranks.get(cause.id, (-1, 0.0)):
                 stored = stored or document(diagnosis)
-                self._ranks[cause.id], self._made.documents[cause.id] = rank, stored
+                self._ranks[cause.id], self._replay.documents[cause.id] = rank, stored
         for recommendation in diagnosis.recommendations:
-            before = self._made.recommended.get(recommendation.id)
+            before = self._replay.recommended.get(recommendation.id)
             if before is None:
                 stored = stored or document(diagnosis)
                 (row_found,) = [
                     row for row in stored["recommendations"] if row["id"] == recommendation.id
                 ]
-                self._made.recommended[recommendation.id] = row_found, diagnosis.t_s, diagnosis.t_s
+                self._replay.recommended[recommendation.id] = (
+                    row_found,
+                    diagnosis.t_s,
+                    diagnosis.t_s,
+                )
             else:
-                self._made.recommended[recommendation.id] = before[0], before[1], diagnosis.t_s
+                self._replay.recommended[recommendation.id] = before[0], before[1], diagnosis.t_s
 
     def _count(self, t_s: float, columns: tuple[Column, ...], values: tuple[float, ...]) -> None:
         if not self._counted or self._counted[-1][0] is not columns:
@@ -146,7 +150,7 @@ class _Recorder:
 
     def _hold(self, interval: Open, end_s: float | None, ended: str) -> None:
         if interval.kind != "health":
-            self._made.held.append(
+            self._replay.held.append(
                 Held(
                     interval.kind,
                     interval.id,
@@ -158,13 +162,13 @@ class _Recorder:
                 )
             )
 
-    def made(self) -> Replay:
+    def finish(self) -> Replay:
         for interval in self._book.opened:
             if interval.paused:
                 self._hold(interval, interval.last_s, UNWATCHED)
             else:
                 self._hold(interval, None, "")
-        result = self._made
+        result = self._replay
         result.signals = Signals(
             np.array(self._times), {key: np.array(row) for key, row in self._values.items()}
         )

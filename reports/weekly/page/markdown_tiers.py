@@ -255,10 +255,10 @@ def workload(tier: TierWorkload, _calendar: Calendar) -> Lines:
 
 def size(tier: TierSize, _calendar: Calendar) -> Lines:
     """GPUs present and needed, alternatives at today's prices, changes that save."""
-    room = "headroom unknown"
+    headroom = "headroom unknown"
     if tier.headroom_ratio is not None:
         over = "over" if tier.headroom_ratio >= 0 else "short of"
-        room = f"{percent(abs(tier.headroom_ratio))} {over} the peak"
+        headroom = f"{percent(abs(tier.headroom_ratio))} {over} the peak"
     return sections(
         [f"**{SIZES.get(tier.verdict, SIZES['unknown'])}.** {_missing(tier.missing)}".strip()],
         bullets(
@@ -268,7 +268,7 @@ def size(tier: TierSize, _calendar: Calendar) -> Lines:
                 f"{with_unit(tier.replicas_needed, '')} needed",
                 f"GPUs: {with_unit(tier.gpus_present, '')} present, "
                 f"{with_unit(tier.gpus_needed, '')} needed",
-                f"{room}; KV cache at peak {with_unit(tier.kv_peak_ratio, 'ratio')}",
+                f"{headroom}; KV cache at peak {with_unit(tier.kv_peak_ratio, 'ratio')}",
             ]
         ),
         bullets(f"{text(part.name)}: {with_unit(part.bytes, 'bytes')}" for part in tier.memory),

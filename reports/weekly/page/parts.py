@@ -228,7 +228,7 @@ def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPar
     return parts
 
 
-def hows(report: WeeklyReport) -> list[How]:
+def methods(report: WeeklyReport) -> list[How]:
     """How the tables' figures are computed, without repeats."""
     methods: dict[How, None] = {}
     for tables in report.tables:
