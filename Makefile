@@ -30,7 +30,10 @@ run: $(BIN)/kneewatch  ## watch TARGET=http://host:8000, or play the shipped rec
 	@$(BIN)/kneewatch run $(if $(TARGET),"$(TARGET)",--demo) $(if $(FOR),--for "$(FOR)")
 
 quick: $(VENV)/.dev  ## pass the tests that need no server, browser or other program (a minute)
-	$(BIN)/python -m pytest -q --no-header -n 2 --dist worksteal -m "quick and not live"
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target quick-half-0 quick-half-1
+
+quick-half-%:
+	$(BIN)/python -m pytest -q --no-header -p no:schemathesis -m "quick and not live" --half $*
 
 test: $(VENV)/.dev  ## set up and pass all tests, on all cores; the few that fail once more, alone
 	sh tests/programs.sh

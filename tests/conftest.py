@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,12 +40,13 @@ OUTSIDE = (
 
 SLOW = (
     "kneewatch.agent.store", "kneewatch.collector.captures",
+    "kneewatch.diagnose.sizing.configuration_search",
     "kneewatch.reports.weekly.page.charts", "kneewatch.reports.weekly.page.html",
     "kneewatch.reports.weekly.build_report", "tests.accuracy", "tests.contract.golden",
-    "tests.recordings", "tests.simulator",
+    "tests.ramps", "tests.recordings", "tests.simulator",
 )  # fmt: skip
-"""Modules that write databases, play recordings, simulate, or make weekly reports and their charts:
-seconds a test."""
+"""Modules that write databases, play recordings, simulate, search thousands of configurations, or
+make weekly reports and their charts: seconds a test."""
 
 FORBIDDEN_EVENTS = (
     "os.fork",
@@ -59,6 +61,12 @@ running: list[str] = []
 """The node id of the `quick` test that runs now, if one does."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--half 0` and `--half 1` are two runs that share the files out: collecting takes longer than
+    `quick` tests do, and each worker of xdist collects all of them."""
+    parser.addoption("--half", type=int, choices=(0, 1))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Try fewer examples of properties in `make quick`."""
     if is_quick(config):
@@ -71,11 +79,14 @@ def is_quick(config: pytest.Config) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip the import of files that have no `quick` test: most of the time of a quick run."""
-    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    return (
-        True if is_test and is_quick(config) and not is_inside(name_of(collection_path)) else None
-    )
+    """Skip the import of files that have no `quick` test, most of the time of a quick run, and of
+    the other half's."""
+    name = collection_path.name
+    if not (name.startswith("test_") and collection_path.suffix == ".py" and is_quick(config)):
+        return None
+    half: int | None = config.getoption("half")
+    others = half is not None and crc32(name.encode()) % 2 != half
+    return True if others or not is_inside(name_of(collection_path)) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
