@@ -103,10 +103,11 @@ def scored(to: Spelling, term: Term) -> Scored | None:
     return Scored(value, threshold, term.weight.value, when.vector, term.below)
 
 
-def confidence(start: float | str, terms: Sequence[Scored], zero: str = ZERO) -> str:
+def confidence(start: float | str, terms: Sequence[Scored], zero: str) -> str:
     """The confidence of a cause whose log-odds start at `start`, a number or an expression.
 
-    `zero` is an expression that is 0 for each subject: engines by default.
+    `zero` is an expression that is 0 for each subject that is judged: of no other is evidence
+    weighed, so that Prometheus does no arithmetic on healthy engines.
     """
     begin = start if isinstance(start, str) else number(start)
     summed = " + ".join([f"({zero} + {begin})", *(_added(term, zero) for term in terms)])
@@ -114,15 +115,16 @@ def confidence(start: float | str, terms: Sequence[Scored], zero: str = ZERO) ->
 
 
 def _added(term: Scored, zero: str) -> str:
-    weighed = f"{number(term.weight)} * {_strength(term)}"
+    weighed = f"{number(term.weight)} * {_strength(term, zero)}"
     if term.when:
         weighed = f"({weighed}) and ({term.when})"
     return f"(({weighed}) or {zero})"
 
 
-def _strength(term: Scored) -> str:
+def _strength(term: Scored, zero: str) -> str:
+    value = f"(({term.value}) and {zero})"
     if term.threshold is None:
-        return f"(({term.value}) * 0 + 1)"
+        return f"({value} * 0 + 1)"
     if term.below:
-        return f"clamp_max(0.5 * ({term.threshold}) / ({term.value}), 1)"
-    return f"clamp(0.5 * ({term.value}) / ({term.threshold}), 0, 1)"
+        return f"clamp_max(0.5 * ({term.threshold}) / {value}, 1)"
+    return f"clamp(0.5 * {value} / ({term.threshold}), 0, 1)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kneewatch.dashboards.prometheus.alerts import link_annotations
 from kneewatch.dashboards.prometheus.cause_query import CauseQuery, Spelled, confidence, scored
@@ -187,7 +187,7 @@ def cause_groups(plan: Plan) -> tuple[Group, Group]:
     }
     records = [
         *(Record(recorded(name), flag) for name, flag in flags.items()),
-        *(record for query in queries for record in (*query.needs, _record(query))),
+        *(record for query in queries for record in _records(query)),
         *(_severity(plan, query) for query in queries),
         *(Record(met(CAUSE), _reported(plan, query, queries), {"cause": query.series})
           for query in queries),
@@ -211,9 +211,19 @@ def cause_alert(query: CauseQuery) -> str:
     return cause_name(query.record.id) + query.note.capitalize()
 
 
-def _record(query: CauseQuery) -> Record:
-    sure = confidence(query.start, query.terms)
-    return Record(recorded(CONFIDENCE), f"({sure}) and ({query.when})", {"cause": query.series})
+def _records(query: CauseQuery) -> Iterator[Record]:
+    """What a cause needs, its gate and its confidence: evidence is weighed only where the gate is
+    open, for arithmetic on healthy engines costs as much."""
+    gate = gate_of(query)
+    yield from query.needs
+    yield Record(gate, f"({query.when}) < bool -Inf")  # infinity times 0 would be NaN
+    sure = confidence(query.start, query.terms, gate)
+    yield Record(recorded(CONFIDENCE), sure, {"cause": query.series})
+
+
+def gate_of(query: CauseQuery) -> str:
+    """The recorded series that is 0 for each engine where a cause is possible."""
+    return recorded(f"gate:{query.series}")
 
 
 def _severity(plan: Plan, query: CauseQuery) -> Record:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from kneewatch.collector.signals.expr import Dialect, HereOnly, InfoChanges
+from kneewatch.collector.signals.expr import Dialect, HereOnly, InfoChanges, Ratio
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import ONE_ENGINE
 from kneewatch.dashboards.prometheus.cause_query import Spelled
@@ -101,7 +103,7 @@ NAMED = tuple(
 )
 """Quantities of several causes that have a recorded series of their own, where PromQL can."""
 
-SEASONAL = (*COMPARED, SPEC_ACCEPTED.signal)
+SEASONAL = tuple(dict.fromkeys((*COMPARED, SPEC_ACCEPTED.signal)))
 """Signals whose usual value at this hour of the week is recorded."""
 
 SEASON = "season"
@@ -271,14 +273,43 @@ class Recorded:
         )
 
 
+SHARED_FROM = 5
+"""A counter's rate that is read this often is recorded once."""
+
+
 def signal_group(plan: Plan) -> Group:
-    """A series for each signal, per engine."""
-    rules = [
-        Record(recorded(signal.key), _spread(plan, signal, query))
-        for signal in plan.signals()
-        if (query := _query(plan, signal)) is not None
-    ]
+    """A series for each signal, per engine. What several read is computed once, where a rule sees
+    what others recorded at the same moment."""
+    queries = {s: query for s in plan.signals() if (query := _query(plan, s)) is not None}
+    shared = _shared_rates(plan, queries.values()) if plan.ordered else {}
+    rules = [Record(name, rate) for rate, name in shared.items()]
+    before: dict[str, str] = {}
+    for signal, query in queries.items():
+        for rate, name in shared.items():
+            query = query.replace(rate, name)
+        if isinstance(signal.expr, Ratio):
+            for part, name in before.items():
+                query = query.replace(f"({part})", name)
+        rules.append(Record(recorded(signal.key), _spread(plan, signal, query)))
+        if plan.ordered:
+            before[rules[-1].expr] = rules[-1].name
     return Group("kneewatch-signals", tuple(rules))
+
+
+def _shared_rates(plan: Plan, queries: Iterable[str]) -> dict[str, str]:
+    """The rates of whole counters on the window that many queries read, and what they are recorded
+    as."""
+    selector = re.escape(f"{{{plan.selector}}}" if plan.selector else "")
+    prefix, window = re.escape(plan.prefix), re.escape(plan.dialect.range)
+    rate = re.compile(
+        rf"sum by \([^()]*\) \(rate\({prefix}(\w+_(?:total|sum|count)){selector}\[{window}\]\)\)"
+    )
+    reads = Counter(match.group(0, 1) for query in queries for match in rate.finditer(query))
+    return {
+        expr: recorded(f"{counter}:rate")
+        for (expr, counter), times in reads.items()
+        if times >= SHARED_FROM
+    }
 
 
 def _query(plan: Plan, signal: Signal) -> str | None:
@@ -363,7 +394,7 @@ def _recent(plan: Plan) -> dict[str, str]:
             if (arrivals := _signal(plan, "arrival_per_s").expr.promql(dialect))
         ]
         exprs[name] = (
-            " or ".join(options)
+            " or ".join(dict.fromkeys(options))
             if key in OF_REQUESTS
             else _spread(plan, signal, signal.expr.promql(quarter) or "")
         )

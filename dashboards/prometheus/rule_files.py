@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -90,11 +90,16 @@ class Flavor(StrEnum):
     """Rulers that do not know `keep_firing_for`: Prometheus before 2.42."""
 
 
+SHOWN_S = 60.0
+"""How often signals are recorded that no rule reads: only dashboards and reports show them."""
+
+
 def groups(plan: Plan) -> tuple[Group, ...]:
     """All rules as one group: each sees what those before it recorded at the same moment, and
     what is recorded last is the next evaluation's quiet. Beside them those that need none of it."""
+    signals = signal_group(plan)
     parts = (
-        signal_group(plan),
+        signals,
         derived_group(plan),
         joined_group(plan),
         cascade_group(plan),
@@ -106,6 +111,7 @@ def groups(plan: Plan) -> tuple[Group, ...]:
     rules = tuple(rule for part in parts for rule in part.rules)
     every = (
         Group("kneewatch", rules),
+        Group("kneewatch-shown", signals.rules, max(SHOWN_S, plan.interval_s)),
         *(burn_groups(plan) if plan.serves(TRAFFIC_S) else ()),
         gpu_group(plan),
         observer_group(plan),
@@ -113,7 +119,22 @@ def groups(plan: Plan) -> tuple[Group, ...]:
         season_group(plan),
         slow_group(plan),
     )
-    return _lean(every) if plan.lean else every
+    return _lean(_once(every)) if plan.lean else _once(every)
+
+
+def _once(every: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups with each signal in one of the first two: that of the rules that read it, or the
+    slower one where none does."""
+    judging, shown, *others = every
+    read = _read(rule.expr for group in every for rule in group.rules)
+    unread = tuple(rule for rule in shown.rules if rule.name not in read)
+    judged = tuple(rule for rule in judging.rules if rule not in unread)
+    return (replace(judging, rules=judged), replace(shown, rules=unread), *others)
+
+
+def _read(exprs: Iterable[str]) -> set[str]:
+    """The recorded series that expressions read."""
+    return {name for expr in exprs for name in RECORDED.findall(expr)}
 
 
 def _lean(every: Sequence[Group]) -> tuple[Group, ...]:
@@ -123,7 +144,7 @@ def _lean(every: Sequence[Group]) -> tuple[Group, ...]:
     exprs = [r.expr for r in rules if isinstance(r, Alert) and r.labels["kneewatch"] != "finding"]
     needed: set[str] = set()
     while exprs:
-        read = {name for expr in exprs for name in RECORDED.findall(expr)} - needed
+        read = _read(exprs) - needed
         needed |= read
         exprs = [rule.expr for rule in rules if isinstance(rule, Record) and rule.name in read]
     kept = (

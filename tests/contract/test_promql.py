@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.collector.samples import Series
-from kneewatch.dashboards.prometheus.causes import cause_groups
+from kneewatch.dashboards.prometheus.causes import cause_groups, cause_queries, gate_of
 from kneewatch.dashboards.prometheus.recording_rules import CAUSE_SEVERITY, CONFIDENCE, Recorded
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
 from kneewatch.diagnose.causes.evidence import Facts, Targets
@@ -136,10 +136,12 @@ def of_prometheus(
 ) -> dict[str, Told]:
     """What promtool makes of the recorded rules of one cause, by instance."""
     rules, _ = cause_groups(plan)
+    gates = {gate_of(query) for query in cause_queries(plan) if query.record is record}
     own = [
         {"record": rule.name, "expr": rule.expr, "labels": dict(rule.labels)}
         for rule in rules.rules
-        if isinstance(rule, Record) and rule.labels.get("cause", "").partition(":")[0] == record.id
+        if isinstance(rule, Record)
+        and (rule.name in gates or rule.labels.get("cause", "").partition(":")[0] == record.id)
     ]
     document = json.dumps({"groups": [{"name": "one", "rules": own}]})
     asked = (recorded(CONFIDENCE), recorded(CAUSE_SEVERITY))

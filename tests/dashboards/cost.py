@@ -31,7 +31,9 @@ SCRAPING_S = 30.0
 SETTLE_S = 75.0
 """A window and more: every rule has something to look back on."""
 
-MEASURED_S = 45.0
+MEASURED_S = 120.0
+"""Two evaluations of the group that is evaluated once a minute."""
+
 PAGES = (("healthy_light", 10), ("kv_pressure_cascade", 40))
 """Recordings, and the page from which they are under the load that they are named after."""
 
@@ -40,7 +42,7 @@ ROW = "{:>5} {:>8} {:>10} {:>12} {:>12} {:>11} {:>9}"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What so many replicas cost; `group_s` is one evaluation of all rules."""
+    """What so many replicas cost; `group_s` is one evaluation of each group, added up."""
 
     replicas: int
     series: int

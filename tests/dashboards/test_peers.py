@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kneewatch.dashboards.prometheus.causes import cause_queries
+from kneewatch.dashboards.prometheus.causes import cause_queries, gate_of
 from kneewatch.dashboards.prometheus.gpu_engines import ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID
 from kneewatch.dashboards.prometheus.rule_files import groups
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
@@ -127,7 +127,8 @@ def played(tmp_path: Path, cases: Mapping[str, Odd], expected: list[dict[str, An
             rule
             for group in groups(PLAN)
             for rule in group.rules
-            if isinstance(rule, Record) and rule.labels.get("cause") == query.series
+            if isinstance(rule, Record)
+            and (rule.name == gate_of(query) or rule.labels.get("cause") == query.series)
         ),
     ]
     told = [{"record": r.name, "expr": r.expr, "labels": dict(r.labels)} for r in rules]

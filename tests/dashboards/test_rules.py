@@ -16,7 +16,7 @@ import yaml
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.dashboards.prometheus.alerts import expressible
-from kneewatch.dashboards.prometheus.causes import cause_queries, left_out
+from kneewatch.dashboards.prometheus.causes import cause_queries, gate_of, left_out
 from kneewatch.dashboards.prometheus.promtool_tests import TESTS_FILE, promtool_files, scenarios
 from kneewatch.dashboards.prometheus.recording_rules import inexpressible
 from kneewatch.dashboards.prometheus.rule_files import (
@@ -292,6 +292,56 @@ def test_lean_rules_have_no_findings_and_record_only_what_is_read() -> None:
     assert not any(
         rule.labels["kneewatch"] == "finding" for rule in lean if isinstance(rule, Alert)
     )
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_signal_that_no_rule_reads_is_recorded_once_and_more_seldom(plan: str) -> None:
+    judging, shown, *_ = groups(PLANS[plan])
+    names = [rule.name for group in (judging, shown) for rule in group.rules]
+    keys = {f"kneewatch:{signal.key}" for signal in PLANS[plan].signals()}
+    signals = [name for name in names if name in keys]
+    assert len(signals) == len(set(signals))
+    read = {name for group in groups(PLANS[plan]) for rule in group.rules
+            for name in re.findall(r"kneewatch:[\w:]+", rule.expr)}  # fmt: skip
+    assert {rule.name for rule in shown.rules} == set(signals) - read
+    assert shown.interval_s == max(60.0, PLANS[plan].interval_s)
+    assert len(shown.rules) > 40
+
+
+def test_a_ratio_reads_the_quantiles_that_are_recorded_before_it() -> None:
+    exprs = {rule.name: rule.expr for group in groups(Plan()) for rule in group.rules}
+    assert exprs["kneewatch:ttft_p99_p50_ratio"] == (
+        "kneewatch:ttft_p99_s / (kneewatch:ttft_p50_s > 0)"
+    )
+    unordered = {r.name: r.expr for g in groups(Plan(ordered=False)) for r in g.rules}
+    assert "kneewatch" not in unordered["kneewatch:ttft_p99_p50_ratio"]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_rate_that_many_signals_read_is_computed_once(plan: str) -> None:
+    judging = groups(PLANS[plan])[0].rules
+    shared = {rule.expr: rule.name for rule in judging if rule.name.endswith(":rate")}
+    assert "kneewatch:inter_token_latency_seconds_count:rate" in shared.values()
+    names = [rule.name for rule in judging]
+    for rule in (rule for group in groups(PLANS[plan]) for rule in group.rules):
+        for rate, name in shared.items():
+            assert rule.name == name or rate not in rule.expr
+            if name in rule.expr and rule in judging:
+                assert names.index(name) < names.index(rule.name), "computed before it is read"
+    assert not any("_bucket" in name for name in shared.values()), "a series for each bucket"
+    unordered = [rule for group in groups(Plan(ordered=False)) for rule in group.rules]
+    assert not any(rule.name.endswith(":rate") for rule in unordered)
+
+
+def test_evidence_is_weighed_where_the_gate_of_its_cause_is_open() -> None:
+    judging = groups(Plan())[0].rules
+    at = {rule.name: place for place, rule in enumerate(judging)}
+    for query in cause_queries(Plan()):
+        place, gate = at[gate_of(query)], gate_of(query)
+        sure = judging[place + 1]
+        assert (sure.name, sure.labels) == ("kneewatch:cause_confidence", {"cause": query.series})
+        weighed = re.findall(r"clamp(?:_max)?\(0\.5", sure.expr)
+        assert sure.expr.count(f"and {gate}") >= len(weighed)
 
 
 def test_rules_are_either_kind() -> None:
