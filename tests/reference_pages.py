@@ -235,7 +235,7 @@ def function_block(function: Callable[..., object]) -> str:
         for name in names
         if name.isupper() and isinstance(module.get(name), int | float)
     }
-    signals = [text for text in texts if text in SIGNALS]
+    signals = [text for text in texts if text in HELP]
     text = " ".join((plain.__doc__ or "").split("\n\n")[0].split())
     lines = [f"Concluded by a function, not by weights alone: {_lower(text)}"]
     if signals:
@@ -248,7 +248,8 @@ def function_block(function: Callable[..., object]) -> str:
     return "\n\n".join(lines)
 
 
-SIGNALS = frozenset(s.key for s in (*VLLM_SIGNALS, *GPU_SIGNALS, *DERIVED))
+HELP = {s.key: s.help for s in (*VLLM_SIGNALS, *GPU_SIGNALS)} | {s.key: s.help for s in DERIVED}
+"""What each signal measures, by its key."""
 
 
 def references(function: FunctionType) -> tuple[list[str], list[str]]:
@@ -519,6 +520,5 @@ def guard_words(guard: Guard) -> str:
 
 def signal_help(key: str) -> str:
     """A signal's help text as the rest of a sentence."""
-    texts = {signal.key: signal.help for signal in (*VLLM_SIGNALS, *GPU_SIGNALS, *DERIVED)}
-    text = texts.get(key, "")
+    text = HELP.get(key, "")
     return _lower(text).rstrip(".") + "." if text else "see the signals."
