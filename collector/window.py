@@ -88,9 +88,15 @@ approximate."""
 
 
 class Window:
-    """The scrapes in [now - range, now]. Every answer is None if the window cannot give it."""
+    """The scrapes in [now - range, now]. Every answer is None if the window cannot give it.
 
-    def __init__(self, history: History, *, now_s: float, range_s: float) -> None:
+    `few`: only a few counters are read, so rates are worked out one by one.
+    """
+
+    def __init__(
+        self, history: History, *, now_s: float, range_s: float, few: bool = False
+    ) -> None:
+        self._few = few
         self.history, self.now_s, self.range_s = history, now_s, range_s
         first = bisect_left(history.times, now_s - range_s - HALF_MS_S)
         last = bisect_right(history.times, now_s) - 1
@@ -137,7 +143,7 @@ class Window:
 
         A page has some three hundred counters, most of them buckets: this is the hot loop.
         """
-        if self.scrapes < 2:
+        if self._few or self.scrapes < 2:
             return [None] * len(self.history.counters)
         starts, ends = self.frames[0].counters, self.frames[-1].counters
         factor, reach = self._factor, NEARLY * self._start_s / self._sampled_s
@@ -178,7 +184,7 @@ class Window:
         if not bounds or self.scrapes < 2:
             return None
         even = not self._uneven or self._uneven.isdisjoint(buckets.single)
-        if buckets.read is not None and even:
+        if buckets.read is not None and even and not self._few:
             return Buckets.of(bounds, buckets.read(self.rates))
         summed = [self.total_rate(group) for group in buckets.columns]
         rated = [(le, rate) for le, rate in zip(bounds, summed, strict=True) if rate is not None]

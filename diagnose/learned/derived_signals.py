@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
+from kneewatch.collector.columns import Columns
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.signal import BoundSignals
 from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS
@@ -199,17 +201,24 @@ OF_REQUESTS = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
 """Of these, the signals that say nothing while few requests arrive."""
 
 
+_bound: WeakKeyDictionary[Columns, BoundSignals] = WeakKeyDictionary()
+"""RECENT_SIGNALS bound to columns in use: nothing else holds them from scrape to scrape."""
+
+
 def recent(history: History, now_s: float, window_s: float) -> dict[str, float | None]:
     """The signals of RECENT on the window's newest quarter; those of requests on its newest half
     where the quarter has too few, and None where that has too few as well."""
     frames = history.times
     interval_s = frames[-1] - frames[-2] if len(frames) > 1 else window_s
     range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
-    bound = BoundSignals.of(RECENT_SIGNALS, history.columns)
-    quarter = Window(history, now_s=now_s, range_s=range_s)
+    bound = _bound.get(history.columns)
+    if bound is None:
+        bound = _bound[history.columns] = BoundSignals.of(RECENT_SIGNALS, history.columns)
+    quarter = Window(history, now_s=now_s, range_s=range_s, few=True)
     values = dict.fromkeys(RECENT) | {key: value(quarter) for key, value in bound.valued}
     if not _enough_requests(quarter):
-        half = Window(history, now_s=now_s, range_s=max(range_s, 2 * RECENT_SHARE * window_s))
+        half_s = max(range_s, 2 * RECENT_SHARE * window_s)
+        half = Window(history, now_s=now_s, range_s=half_s, few=True)
         enough = _enough_requests(half)
         of_half = {key: value(half) for key, value in bound.valued} if enough else {}
         values |= {key: of_half.get(key) for key in OF_REQUESTS}

@@ -119,6 +119,9 @@ def test_a_window_equals_the_rate_of_the_raw_points(
         assert window.part_rate("histogram", "count") == pytest.approx(rates[-1])
     for at, rate in enumerate(window.rates):
         assert rate is None or rate == window.total_rate((at,)), "all at once as one by one"
+    few = Window(handmade.history, now_s=now_s, range_s=range_s, few=True)
+    assert few.buckets("histogram") == buckets
+    assert [value(Rate(name), few) for name in "ab"] == [window.rate(name) for name in "ab"]
 
 
 @examples(100)
