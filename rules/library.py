@@ -169,7 +169,8 @@ LATENCY = (
         advice="Use chunked prefill with a smaller token budget per step, or run prefill on its "
         "own servers.",
         guide=("6.4", "8.5", "9.3"),
-        for_s=15.0,
+        # Longer than the window: a single bout of pauses leaves it first.
+        for_s=75.0,
         guards=(Guard("itl_stall_per_s", 0.1),),
         moves=(ITL, TTFT),
     ),

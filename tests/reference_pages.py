@@ -295,6 +295,7 @@ def facts_list(record: CauseRecord) -> list[str]:
     onset_s, clear_s = record.onset_s.value, record.clear_s.value
     begins = f"once it has held for {onset_s:g} s" if onset_s else "at once"
     ends = f"once it has not held for {clear_s:g} s" if clear_s else "as soon as it does not hold"
+    ends += ", or at once where it has surely ended" if record.over is not None else ""
     lines = [f"- Reported {begins}; ends {ends}."]
     if record.fleet:
         lines.append("- Concluded from more than one engine's page, or by the observer.")

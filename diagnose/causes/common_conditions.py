@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from kneewatch.diagnose.learned.slow_trends import WORK, SlowQuantity
 from kneewatch.rules.conditions import Condition, Number
-from kneewatch.rules.quantities import Held, Signal, Target, WindowSeconds
+from kneewatch.rules.quantities import BaselineValue, Held, Signal, Target, WindowSeconds
 
 WINDOW_S = WindowSeconds()
 STAGE = Signal("cascade_stage")
@@ -35,6 +35,26 @@ def queued_for(for_s: float, *, stretch: bool = True) -> Held:
     """Whether a queue has held for `for_s` seconds."""
     return Held("queued", QUEUED, Number(for_s), stretch)
 
+
+GIANT = Signal("prompt_p99_kv_share_ratio")
+GIANT_FROM = 0.2
+"""A quarter of the cache, less what interpolation between the histogram's bounds may hide."""
+
+STEPS_HAVE_ROOM = (Signal("iteration_tokens_mean") <= 128.0).assume(unknown=False)
+"""Most steps have fewer tokens than any usual --max-num-batched-tokens: it admits more."""
+
+SEATS_ARE_FREE = (
+    (BATCH < 0.9 * BATCH_MOST) | (BATCH_MOST <= 0.0) | (BATCH_MOST < BaselineValue("running_avg"))
+).assume(unknown=False)
+"""The batch is smaller than it was: --max-num-seqs admits more."""
+
+GIANTS_BLOCK = (GIANT >= GIANT_FROM) & (
+    (KV_USAGE + GIANT >= 0.95) | (STEPS_HAVE_ROOM & SEATS_ARE_FREE)
+).assume(unknown=False)
+"""Giant prompts do not fit into what is free, and requests behind them wait: vLLM serves in order.
+The gauges may not show it: they are of the end of the last step, and a giant holds its blocks from
+the beginning of its long first step on. What waits while seats and steps have room waits for
+blocks."""
 
 SLOW_PROMPTS = ("prefill_interference", "prefill_bound", "slo_conflict", "past_knee")
 QUEUES = ("queue_saturation", "admission_limit", "past_knee", "prefill_bound")

@@ -10,6 +10,9 @@ from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     BATCH_MOST,
     EVICTING,
+    GIANT,
+    GIANT_FROM,
+    GIANTS_BLOCK,
     ITL_DRIFT,
     KV_USAGE,
     NOT_EVICTING,
@@ -67,14 +70,6 @@ SUFFERS = (
 """Clients wait a minute, ten times the target or ten times as long as usual, or nobody has been
 served for a minute."""
 
-GIANT = Signal("prompt_p99_kv_share_ratio")
-GIANT_FROM = 0.2
-"""A quarter of the cache, less what interpolation between the histogram's bounds may hide."""
-
-GIANTS_BLOCK = (GIANT >= GIANT_FROM) & (KV_USAGE + GIANT >= 0.95)
-"""Giant prompts do not fit into what is free, and requests behind them wait: vLLM serves in
-order."""
-
 FULL_AT_TIMES = (KV_USAGE >= 0.9) & (Signal("kv_usage_max_ratio") >= 0.97)
 """Usage falls when a long request ends and climbs back to the top: the mean is below 0.95."""
 
@@ -125,7 +120,7 @@ KV_PRESSURE = CauseRecord(
                 term(
                     GIANT,
                     GIANT_FROM,
-                    2.0,
+                    3.5,
                     "the longest 1% of prompts take {value:%} of the KV cache each",
                     when=GIANT >= GIANT_FROM,
                     sidecar="the cache's tokens are a label of cache_config_info",

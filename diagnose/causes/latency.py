@@ -18,7 +18,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
 from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
-from kneewatch.rules.quantities import BaselineValue, Signal
+from kneewatch.rules.quantities import BaselineValue, FirstOf, Signal
 from kneewatch.rules.rule import Severity
 
 COUNT_ERROR = 0.5
@@ -30,18 +30,27 @@ LONG_WERE_SEEN = LONG_PREFILLS >= 1.0 - COUNT_ERROR
 """At least one prefill of half a second in the window. A count, because a quantile of a hundred
 requests rarely shows a single long prompt."""
 
-PROMPTS_ARE_LARGE = (Signal("large_step_per_s") * WINDOW_S >= 1.0 - COUNT_ERROR).assume(
-    unknown=True
-)
-"""A step had more tokens than the smallest chunk. A short prompt that took half a second was slowed
-by the machine, and a smaller chunk would not help."""
-
 STALLS_PER_S = Signal("itl_stall_per_s")
+LARGE_STEPS_PER_S = Signal("large_step_per_s")
+PROMPTS_ARE_LARGE = (
+    (LARGE_STEPS_PER_S * WINDOW_S >= 1.0 - COUNT_ERROR)
+    & (LARGE_STEPS_PER_S * BATCH.at_least(1.0) >= 0.5 * STALLS_PER_S)
+).assume(unknown=True)
+"""Steps had more tokens than the smallest chunk, and account for half of the pauses or more: such a
+step pauses each stream of the batch once. A short prompt that took half a second was slowed by the
+machine, and a smaller chunk would not help."""
+
+USUAL_ITL_S = FirstOf((BaselineValue("itl_p50_s"), ITL_P50_S))
+STANDS_OUT = (USUAL_ITL_S <= 0.1).assume(unknown=True)
+"""Half a second is five steps or more. On a machine whose steps take longer it is only the spread
+of their times."""
+
 STALLS = (
     (STALL_SHARE >= 0.05)
     & (STALLS_PER_S * WINDOW_S >= 3.0 - COUNT_ERROR)
     & LONG_WERE_SEEN
     & PROMPTS_ARE_LARGE
+    & STANDS_OUT
 )
 TAIL_ONLY = (ITL_P99_S > ITL_TARGET_S) & (ITL_P50_S <= 0.5 * ITL_TARGET_S)
 MEDIAN_HOLDS = Signal("itl_p50_drift_ratio") <= 1.6
@@ -109,6 +118,7 @@ PREFILL_INTERFERENCE = CauseRecord(
     levers=("chunked_prefill", "smaller_budget", "long_prefill_threshold", "disaggregation"),
     enough="itl_stall_per_s",
     clear_s=Number(45.0),
+    over=(STALLS_PER_S <= 0.0) & (ITL_P99_S <= ITL_TARGET_S).assume(unknown=True),
 )
 
 SLO_CONFLICT = CauseRecord(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from kneewatch.diagnose.causes.common_conditions import KV_USAGE, PREFILL_BUSY, SLOW_PROMPTS
+from kneewatch.diagnose.causes.common_conditions import (
+    GIANTS_BLOCK,
+    KV_USAGE,
+    PREFILL_BUSY,
+    SLOW_PROMPTS,
+    queued_for,
+)
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Term, term
 from kneewatch.rules.baseline import ITL, PREFIX, TTFT
@@ -10,6 +16,7 @@ from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.quantities import (
     BaselineValue,
     Configured,
+    FirstOf,
     Minimum,
     Named,
     Recent,
@@ -62,23 +69,31 @@ keeps an unused block."""
 
 TURNOVER_IS_SHORT = TURNOVER_S < 60.0
 
+NO_HITS = CACHING & (HITS <= 0.02)
 NEVER_HIT = (
-    (COMPUTED > 0.0)
+    NO_HITS
+    & (COMPUTED > 0.0)
     & (WORK_RATIO >= 4.0)
-    & CACHING
     & ~SHARED.assume(unknown=False)
-    & (HITS <= 0.02)
     & (PREFILL_SHARE >= 0.3)
     & Watched(Number(2.0))
 )
 """Caching is on, prefill is heavy, and there have been no hits to speak of."""
 
 BLOCK_TOKENS, PROMPT_TOKENS = Signal("prefix_block_tokens"), Signal("prompt_tokens_p95")
+MEAN_PROMPT_TOKENS = Signal("prompt_tokens_mean")
+BUCKET_STEP = 2.5
+"""A quantile may lie above the true one by as much as the bounds of a histogram lie apart; the mean
+is exact."""
+
 LARGE_BLOCK = BLOCK_TOKENS >= 256.0
 """Attention alone uses blocks of 16 to 128 tokens; the state of a recurrent layer makes them of 528
 to 8,320."""
 
-IN_A_BLOCK = LARGE_BLOCK & (PROMPT_TOKENS <= BLOCK_TOKENS)
+IN_A_BLOCK = LARGE_BLOCK & (
+    (PROMPT_TOKENS <= BLOCK_TOKENS)
+    | ((MEAN_PROMPT_TOKENS <= BLOCK_TOKENS) & (PROMPT_TOKENS <= BUCKET_STEP * BLOCK_TOKENS))
+).assume(unknown=False)
 IN_FEW_BLOCKS = LARGE_BLOCK & (PROMPT_TOKENS <= 4.0 * BLOCK_TOKENS)
 """Nearly all prompts are shorter than one block, or than a few: of these a hybrid model keeps its
 state only at the last block boundary, which must lie in the shared part to be of use."""
@@ -122,6 +137,10 @@ ANOTHER_TIER = term(SAVED, None, -0.6, _other_tier, when=SAVED - HIT_RATIO >= 0.
 """Both on the whole window: its newest part may have fewer hits than the window saved tokens."""
 
 
+GIANTS_QUEUE = GIANTS_BLOCK & queued_for(10.0)
+"""The queue comes from requests that do not fit beside each other, however fast their prompts are
+computed."""
+
 PREFIX_CACHE_OFF = CauseRecord(
     id="prefix_cache_off",
     title="Prefix caching off while prefill is heavy",
@@ -140,7 +159,8 @@ PREFIX_CACHE_OFF = CauseRecord(
                 ),
                 *_prefill_terms(1.0),
             ),
-            levels=(Level(Severity.WARNING),),
+            levels=(Level(Severity.WARNING, ~GIANTS_QUEUE), Level(Severity.INFO)),
+            apart=GIANTS_QUEUE,
             say=(
                 (
                     ALWAYS,
@@ -193,21 +213,21 @@ PREFIX_BLOCK_TOO_LARGE = CauseRecord(
     id="prefix_block_too_large",
     title="Cache blocks longer than the prompts",
     means="Prefix caching is on and cannot hit: prompts are shorter than a block of the cache, or "
-    "(less sure) only a few blocks long; always info.",
+    "(less sure) only a few blocks long; info unless slow prompts follow from it.",
     forms=(
         Form(
-            gate=NEVER_HIT & IN_FEW_BLOCKS,
+            gate=(NO_HITS & PREFILL_IS_HEAVY & IN_A_BLOCK) | (NEVER_HIT & IN_FEW_BLOCKS),
             start=Number(0.2),
             terms=(
                 term(
-                    PROMPT_TOKENS,
+                    FirstOf((MEAN_PROMPT_TOKENS, PROMPT_TOKENS)),
                     BLOCK_TOKENS,
                     1.8,
-                    "95% of prompts have at most {value} tokens, a block {block_tokens}: only "
-                    "whole blocks are cached",
+                    "prompts have {value} tokens, a block {block_tokens}: only whole blocks are "
+                    "cached",
                     when=IN_A_BLOCK,
                     below=True,
-                    signal="prompt_tokens_p95",
+                    signal="prompt_tokens_mean",
                 ),
                 term(
                     PROMPT_TOKENS,
@@ -240,10 +260,11 @@ PREFIX_BLOCK_TOO_LARGE = CauseRecord(
             action="Make the cache's blocks smaller (--block-size, --mamba-ssm-cache-dtype), or "
             "plan prefill without a prefix cache.",
             guide=("7.2",),
-            apart=ALWAYS,
+            apart=~IN_A_BLOCK,
         ),
     ),
-    covers=("PREFIX-HIT", "PREFIX-SAVED"),
+    explains=SLOW_PROMPTS,
+    covers=("PREFIX-HIT", "PREFIX-SAVED", "ITL-STALL", "TTFT-TAIL"),
     sidecar="the block size is a label's value in cache_config_info",
 )
 
@@ -256,6 +277,7 @@ PREFIX_REUSE_LOST = CauseRecord(
             gate=PREFILL_IS_HEAVY
             & CACHING
             & SHARED
+            & ~IN_A_BLOCK
             & (HITS <= 0.5 * QUIET_HIT_RATIO)
             & ((HITS <= 0.08) | ~TURNOVER_IS_SHORT)
             & (HIT_TOKENS <= 0.5 * QUIET_HIT_TOKENS).assume(unknown=True),

@@ -155,11 +155,17 @@ STREAKS = {
 """Conditions that must hold for a while before a cause is concluded, by name."""
 
 _EXAMINE = tuple(record.examine for record in EXAMINED)
+_OVER = {record.id: record.over.python() for record in CAUSES if record.over is not None}
 
 
 def conclude(facts: Facts) -> list[Cause]:
     """Every cause that its evidence carries, in no order."""
     return [cause for examine in _EXAMINE if (cause := examine(facts)) is not None]
+
+
+def over(facts: Facts) -> set[str]:
+    """Ids of causes that have surely ended, so that their clear time is not waited for."""
+    return {cause_id for cause_id, holds in _OVER.items() if holds(facts)}
 
 
 def ranked(causes: Sequence[Cause]) -> list[Cause]:

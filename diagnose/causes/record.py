@@ -180,6 +180,8 @@ class CauseRecord:
     enough: str = ""
     onset_s: Number = field(default=Number(ONSET_S))
     clear_s: Number = field(default=Number(CLEAR_S))
+    over: Condition | None = None
+    """Where this holds the cause has surely ended, and its clear time is not waited for."""
     outlasts: bool = False
     """Whether it stays, for a while, as long as a cause that it explains is concluded."""
     fleet: bool = False

@@ -3,7 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -208,8 +208,11 @@ class CauseTracker:
         """Drop all causes after a restart: those of the old process have ended."""
         self._tracked.clear()
 
-    def update(self, now_s: float, concluded: Sequence[Cause]) -> list[Cause]:
-        """The causes to report at `now_s`, each with the time it began."""
+    def update(
+        self, now_s: float, concluded: Sequence[Cause], over: Collection[str] = ()
+    ) -> list[Cause]:
+        """The causes to report at `now_s`, each with the time it began. `over` are ids of causes
+        whose clear time is not waited for."""
         for cause in concluded:
             tracked = self._tracked.get(cause.id)
             if tracked is None:
@@ -224,7 +227,7 @@ class CauseTracker:
             clear_s = record.clear_s.value
             if record.outlasts and not current.isdisjoint(EXPLAINS[cause_id]):
                 clear_s = OUTLASTS_S
-            cleared = now_s - tracked.seen_s >= clear_s * self._scale
+            cleared = cause_id in over or now_s - tracked.seen_s >= clear_s * self._scale
             if cause_id not in current and (cleared or not tracked.reported):
                 del self._tracked[cause_id]
         return [

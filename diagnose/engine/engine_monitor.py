@@ -17,7 +17,7 @@ from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.lora_adapters import adapters_seen
-from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, ranked
+from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, over, ranked
 from kneewatch.diagnose.causes.workload import LENGTH_POINTS
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
@@ -463,7 +463,7 @@ class EngineMonitor:
         )
         if missing is not None:
             concluded.append(missing)
-        causes = ranked(self._tracker.update(facts.now_s, concluded))
+        causes = ranked(self._tracker.update(facts.now_s, concluded, over(facts)))
         if causes:
             causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))
         # Learn last: the counterfactuals need the baseline that the causes were concluded from.

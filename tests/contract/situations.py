@@ -73,6 +73,33 @@ OTHERS: Mapping[str, Situation] = {
     "kv_pressure:giants, more room": QUEUED.but(
         kv_usage_avg_ratio=0.7, prompt_tokens_p99=27_000.0, waiting_by_capacity=3.0
     ),
+    "kv_pressure:giants between steps": QUEUED.but(
+        kv_usage_avg_ratio=0.1, prompt_tokens_p99=50_000.0, iteration_tokens_mean=40.0,
+        running_avg=2.0, running_max=2.0,
+    ),
+    "kv_pressure:giants, more ran before": replace(
+        QUEUED.but(
+            kv_usage_avg_ratio=0.1, prompt_tokens_p99=50_000.0, iteration_tokens_mean=40.0,
+            running_avg=8.0, running_max=12.0,
+        ),
+        quiet={},
+    ),
+    "kv_pressure:giants, nothing runs at scrapes": replace(
+        QUEUED.but(
+            kv_usage_avg_ratio=0.0, prompt_tokens_p99=50_000.0, iteration_tokens_mean=40.0,
+            running_avg=0.0, running_max=0.0,
+        ),
+        quiet={},
+    ),
+    "prefix_cache_off:giants queue": replace(
+        CONCLUSIVE["prefix_cache_off"].but(
+            waiting_by_capacity=8.0, kv_usage_avg_ratio=0.6, prompt_tokens_p99=40_000.0
+        ).lasting(queued=30.0),
+    ),
+    "prefix_cache_off:giants queue between steps": CONCLUSIVE["prefix_cache_off"].but(
+        waiting_by_capacity=8.0, kv_usage_avg_ratio=0.1, prompt_tokens_p99=40_000.0,
+        iteration_tokens_mean=40.0, running_avg=8.0, running_max=12.0,
+    ).lasting(queued=30.0),
     "kv_pressure:giants, little room": QUEUED.but(
         kv_usage_avg_ratio=0.9, prompt_tokens_p99=27_000.0, waiting_by_capacity=3.0
     ),
@@ -204,6 +231,21 @@ OTHERS: Mapping[str, Situation] = {
         CONCLUSIVE["prefix_block_too_large"].but(prompt_tokens_p95=2_100.0, prefix_hit_ratio=0.015),
         quiet={},
     ),
+    "prefix_block_too_large:shorter on average": replace(
+        CONCLUSIVE["prefix_block_too_large"].but(
+            prompt_tokens_p95=1_000.0, prompt_tokens_mean=500.0, prefill_service_ratio=0.1
+        ),
+        quiet={},
+    ),
+    "prefix_block_too_large:busy": CONCLUSIVE["prefix_block_too_large"].but(
+        prefill_service_ratio=0.01, prefill_busy_ratio=0.4
+    ),
+    "prefix_block_too_large:no request ends": CONCLUSIVE["prefix_block_too_large"].but(
+        prefill_service_ratio=None, prefill_busy_ratio=None, waiting_avg=1.2
+    ),
+    "prefix_block_too_large:once longer": CONCLUSIVE["prefix_block_too_large"].but(
+        prompt_tokens_mean=300.0, prefill_service_ratio=0.1
+    ),
     "prefix_block_too_large:barely": replace(
         CONCLUSIVE["prefix_block_too_large"].but(prompt_tokens_p95=520.0, prefix_hit_ratio=0.015),
         quiet={},
@@ -289,6 +331,12 @@ OTHERS: Mapping[str, Situation] = {
     "prefill_interference:slower": STALLS.but(
         itl_stall_time_ratio=0.06, itl_stall_per_s=0.06, prefill_long_per_s=0.02,
         itl_p50_drift_ratio=1.7, large_step_per_s=0.02,
+    ),
+    "prefill_interference:few run": STALLS.but(
+        running_avg=0.3, large_step_per_s=0.1, itl_stall_per_s=0.15
+    ),
+    "prefill_interference:slow steps": replace(
+        STALLS.but(itl_p50_s=0.09, large_step_per_s=0.04, itl_stall_per_s=0.7), quiet={}
     ),
     "prefill_bound:share": PREFILL.but(prefill_mean_s=0.8, queue_mean_s=0.1),
     "prefill_bound:alone": PREFILL.but(prefill_mean_s=1.2, queue_mean_s=2.0),

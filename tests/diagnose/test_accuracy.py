@@ -130,12 +130,7 @@ def test_causes_do_not_flap_while_a_fault_lasts(judged: Judged) -> None:
 
 MISSED = {
     # Why each is missed: docs/explanation/accuracy.md.
-    ("giants_among_chat", "giants"),
-    ("large_blocks", "short_prompts"),
-    ("large_blocks", "long_prompts"),
     ("noisy_neighbour", "neighbours"),
-    ("other_model", "low"),
-    ("prefix_loss_never_quiet", "busy"),
 }
 
 

@@ -92,6 +92,20 @@ def test_a_latency_cause_must_not_head_the_verdict_on_a_fault() -> None:
     assert "slo_conflict 20" in wrong({"median": [row]})
 
 
+def test_a_missed_target_may_stand_above_a_note() -> None:
+    refused = replace(QUIET, state="client_errors")
+    note = scrapes("client_errors", ttft_p99_s=1.5, severity=Severity.INFO)
+    late = scrapes("prefill_bound", ttft_p99_s=1.5)
+    both = [
+        replace(one, causes=[*one.causes, *other.causes])
+        for one, other in zip(late, note, strict=True)
+    ]
+    assert verdict(refused, both, targets=TARGETS).right
+    assert not verdict(refused, late, targets=TARGETS).right, "the note is missing"
+    met = [replace(one, values={"ttft_p99_s": 0.2}) for one in both]
+    assert not verdict(refused, met, targets=TARGETS).right, "no target is missed"
+
+
 def test_without_a_cause_the_worst_rule_is_what_is_said() -> None:
     (quiet,) = scrapes()[:1]
     stalled = replace(quiet, findings=[finding("ITL-STALL", "warning", 0.3)])
@@ -106,19 +120,11 @@ def by_level() -> Levels:
     return with_targets(*judge(CAPTURES))
 
 
-WRONG_MOST = {
-    "loose": (0, 3),
-    "median": (0, 4),
-    "1 s and 60 ms": (0, 3),
-    "unreachable": (0, 0),
-    "unreachable TTFT": (0, 0),
-    "unreachable ITL": (0, 0),
-}
-"""How many faulty and quiet phases are wrong at most; to be lowered with every repair."""
+LEVELS = ("loose", "median", "1 s and 60 ms", "unreachable", "unreachable TTFT", "unreachable ITL")
 
 
 def test_the_levels_are_those_that_are_judged(by_level: Levels) -> None:
-    assert set(by_level) == set(WRONG_MOST)
+    assert set(by_level) == set(LEVELS)
     for verdicts in by_level.values():
         assert sum(bool(row.phase.first_causes) for row in verdicts) >= 14
         assert all(row.judged for row in verdicts)
@@ -126,18 +132,12 @@ def test_the_levels_are_those_that_are_judged(by_level: Levels) -> None:
     assert missed["loose"] < missed["1 s and 60 ms"] < missed["median"] < missed["unreachable"]
 
 
-@pytest.mark.parametrize("level", WRONG_MOST)
-def test_no_more_phases_are_told_wrong_with_targets(by_level: Levels, level: str) -> None:
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_phase_is_told_wrong_with_targets(by_level: Levels, level: str) -> None:
     wrong_phases = [row.phase for row in by_level[level] if not row.right]
-    faulty = [f"{phase.capture.name} {phase.name}" for phase in wrong_phases if phase.first_causes]
-    quiet = [
-        f"{phase.capture.name} {phase.name}" for phase in wrong_phases if not phase.first_causes
-    ]
-    faulty_most, quiet_most = WRONG_MOST[level]
-    assert len(faulty) <= faulty_most, faulty
-    assert len(quiet) <= quiet_most, quiet
+    assert [f"{phase.capture.name} {phase.name}" for phase in wrong_phases] == []
 
 
-@pytest.mark.parametrize("level", WRONG_MOST)
+@pytest.mark.parametrize("level", LEVELS)
 def test_no_target_makes_up_a_root_cause(by_level: Levels, level: str) -> None:
     assert [row.phase for row in by_level[level] if row.unfounded] == []

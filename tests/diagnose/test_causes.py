@@ -14,7 +14,15 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.knee import LearnedKnee, Range
 from kneewatch.rules.rule import Severity
 from tests.collector.name_pages import recorded
-from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, NOW_S, QUEUED, Situation
+from tests.diagnose.situations import (
+    CALM,
+    CONCLUSIVE,
+    HEAVY_PROMPTS,
+    NOW_S,
+    QUEUED,
+    QUIET,
+    Situation,
+)
 from tests.diagnose.streams import Target
 
 EACH = pytest.mark.parametrize("cause_id", list(CONCLUSIVE))
@@ -192,6 +200,16 @@ NEAR_MISSES = [
     # latency
     ("prefill_interference", STALLS.but(prefill_long_per_s=0.0), "stalls, and no long prefill"),
     ("prefill_interference", STALLS.but(large_step_per_s=0.0), "no step with a large prompt"),
+    (
+        "prefill_interference",
+        STALLS.but(large_step_per_s=0.02, itl_stall_per_s=0.5),
+        "large steps pause ten streams each and explain less than half of the pauses",
+    ),
+    (
+        "prefill_interference",
+        replace(STALLS.but(itl_p50_s=0.15), quiet={"itl_p50_s": 0.15}),
+        "half a second is three steps of a slow machine",
+    ),
     ("prefill_interference", STALLS.but(itl_stall_per_s=0.03), "two stalls in the window"),
     ("prefill_interference", STALLS.but(itl_stall_time_ratio=0.04), "little time is lost"),
     ("prefill_interference", STALLS.but(preemption_per_s=0.1), "the pauses are preemptions"),
@@ -468,6 +486,40 @@ def test_a_cache_that_cannot_hit_is_told_from_prompts_that_share_nothing(
 ) -> None:
     none_hit = BLOCK.but(prompt_tokens_p95=prompt_tokens, prefix_block_tokens=block_tokens)
     assert list(none_hit.causes()) == [cause_id]
+
+
+def test_blocks_that_no_prompt_fills_head_the_slow_prompts_that_follow() -> None:
+    slow = BLOCK.but(
+        itl_stall_time_ratio=0.2, itl_stall_per_s=0.5, prefill_long_per_s=0.1,
+        prefill_service_ratio=0.2,
+    )  # fmt: skip
+    (head,) = ranked(conclude(slow.facts()))
+    assert (head.id, head.severity) == (BLOCK_ID, Severity.WARNING)
+    assert head.explains == ("prefill_interference",)
+    longer_once = replace(slow, quiet=QUIET)
+    assert [cause.id for cause in ranked(conclude(longer_once.facts()))] == [BLOCK_ID]
+    few = [cause.id for cause in ranked(conclude(slow.but(prompt_tokens_p95=2_100.0).facts()))]
+    assert few[0] == "prefill_interference", "a guess explains nothing"
+
+
+def test_giants_that_do_not_fit_beside_each_other_are_seen_between_the_steps() -> None:
+    gauges = {"kv_usage_avg_ratio": 0.0, "running": 0.0, "running_avg": 0.2, "running_max": 1.0}
+    queued = CONCLUSIVE["queue_saturation"].but(
+        **gauges, prompt_tokens_p99=50_000.0, iteration_tokens_mean=40.0
+    )
+    prompts = CONCLUSIVE["prefix_cache_off"]
+    both = replace(
+        queued, values={**prompts.values, **queued.values}, config=prompts.config
+    ).but(computed_prompt_tokens_per_s=prompts.values["computed_prompt_tokens_per_s"],
+          prefill_service_ratio=0.3)  # fmt: skip
+    head, *others = ranked(conclude(both.facts()))
+    assert head.id == "kv_pressure"
+    assert "queue_saturation" not in [cause.id for cause in others]
+    assert "prefix_cache_off" in [cause.id for cause in others]
+    full_steps = ranked(conclude(both.but(iteration_tokens_mean=1_500.0).facts()))
+    assert full_steps[0].id == "prefix_cache_off", "the budget of a step may be what binds"
+    pinned = both.but(running_avg=30.0, running_max=30.0)
+    assert "kv_pressure" not in [cause.id for cause in ranked(conclude(pinned.facts()))]
 
 
 def test_what_makes_a_cache_block_long_is_told() -> None:

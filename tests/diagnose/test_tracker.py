@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.causes.ranking import over
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from tests.diagnose.situations import CONCLUSIVE, NOW_S
 
@@ -36,3 +40,21 @@ def test_a_cause_that_pauses_is_told_throughout_and_ends_in_the_end(cause_id: st
         shown.append(bool(told))
     assert all(shown[1:24])
     assert not any(shown[30:])
+
+
+def test_a_cause_that_is_surely_over_is_not_reported_for_its_clear_time() -> None:
+    stalls = CONCLUSIVE["prefill_interference"]
+    tracker = CauseTracker(scale=1.0)
+    for at in range(3):
+        tracker.update(NOW_S + SCRAPE_S * at, [stalls.causes()["prefill_interference"]])
+    fewer = stalls.but(itl_stall_per_s=0.02, itl_stall_time_ratio=0.04)
+    kept = tracker.update(NOW_S + 15, [], over(fewer.facts()))
+    assert [cause.id for cause in kept] == ["prefill_interference"]
+    none = stalls.but(itl_stall_per_s=0.0, itl_stall_time_ratio=0.0)
+    assert tracker.update(NOW_S + 20, [], over(none.facts())) == []
+
+
+def test_stalls_are_not_over_while_the_itl_target_is_missed() -> None:
+    none = CONCLUSIVE["prefill_interference"].but(itl_stall_per_s=0.0, itl_p99_s=0.2)
+    assert over(none.facts()) == {"prefill_interference"}
+    assert over(replace(none, targets=Targets(itl_p99_s=0.1)).facts()) == set()
