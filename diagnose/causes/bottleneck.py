@@ -307,7 +307,7 @@ SLOW_STEPS = CauseRecord(
             guide=("8.4",),
         ),
     ),
-    explains=("past_knee", "decode_bound"),
+    explains=("past_knee", "decode_bound", "slo_conflict"),
     moves=(TTFT, ITL, LOAD),
     onset_s=Number(15.0),
 )

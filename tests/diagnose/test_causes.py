@@ -689,3 +689,12 @@ def test_slow_steps_without_a_view_of_the_node_are_said_to_be_open() -> None:
     (line,) = unseen_host(CROWDED.but(host_cpu_pressure_ratio=None).facts())
     assert "cannot be told" in line
     assert unseen_host(CROWDED.facts()) == unseen_host(CALM.facts()) == []
+
+
+@pytest.mark.parametrize("cause_id", ["host_contention", "slow_steps"])
+def test_a_slow_host_heads_the_targets_that_it_breaks(cause_id: str) -> None:
+    slow = CONCLUSIVE[cause_id].but(ttft_p99_s=3.0, itl_p50_s=0.08, itl_p99_s=0.5)
+    missed = replace(slow, targets=Targets(ttft_p99_s=1.0, itl_p99_s=0.1))
+    head, *_ = ranked(conclude(missed.facts()))
+    assert head.id == cause_id
+    assert "slo_conflict" in head.explains
