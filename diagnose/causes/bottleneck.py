@@ -253,6 +253,7 @@ HOST_CONTENTION = CauseRecord(
     ),
     explains=("slow_steps", "decode_bound", "past_knee"),
     moves=(ITL, LOAD),
+    clear_s=Number(45.0),
     sidecar=ON_THE_NODE,
 )
 
@@ -310,4 +311,5 @@ SLOW_STEPS = CauseRecord(
     explains=("past_knee", "decode_bound", "slo_conflict"),
     moves=(TTFT, ITL, LOAD),
     onset_s=Number(15.0),
+    clear_s=Number(45.0),
 )

@@ -245,20 +245,19 @@ RUNS = (BATCH_MOST > 0.0).assume(unknown=True)
 
 MORE_REPLICAS = "Add replicas; the KV cache is not the limit."
 
-GPU_BUSY_DRIFT = 1.6
-"""From this inter-token latency on, over its quiet mean, the GPU counts as busy."""
+SLOW_FROM_DRIFT = 1.6
+"""From this inter-token latency on, over its quiet mean, steps count as slow."""
 
 STEPS_ARE_SHORT = (Signal("itl_mean_s") < 0.1) & (STALL_SHARE < 0.05) & (PREFILL_BUSY < 0.5)
-"""The GPU has room although no quiet baseline is known: steps are short, and prefill runs less than
-half of the time."""
+"""Steps count as fast although no quiet baseline is known; prefill runs less than half the time."""
 
-GPU_HAS_ROOM = ((ITL_DRIFT < GPU_BUSY_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_SHORT)) & ~(
+STEPS_HAVE_ROOM = ((ITL_DRIFT < SLOW_FROM_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_SHORT)) & ~(
     is_bound("compute") | is_bound("memory")
 )
 BATCH_LIMIT_BINDS = (
-    (BATCH_MOST >= 1.0) & (BATCH >= 0.9 * BATCH_MOST) & (KV_USAGE < 0.8) & GPU_HAS_ROOM
+    (BATCH_MOST >= 1.0) & (BATCH >= 0.9 * BATCH_MOST) & (KV_USAGE < 0.8) & STEPS_HAVE_ROOM
 ).assume(unknown=False)
-"""The batch stays at its maximum with room in the KV cache and on the GPU. Room that was not
+"""The batch stays at its maximum with room in the KV cache and fast steps. What was not
 measured does not count: then the cause is queue_saturation."""
 
 
@@ -268,10 +267,10 @@ GROWS_FROM_PER_S = 0.1
 """A queue that grows by less may stand still: more requests than are served is not claimed."""
 
 
-def _gpu(facts: Facts) -> str:
+def _steps(facts: Facts) -> str:
     drift = facts.get("itl_mean_drift_ratio")
-    busy = ": the GPU is busy" if drift >= GPU_BUSY_DRIFT else ""
-    return f"inter-token latency is {drift:.1f}x its quiet mean{busy}"
+    slow = ": steps are slow" if drift >= SLOW_FROM_DRIFT else ""
+    return f"inter-token latency is {drift:.1f}x its quiet mean{slow}"
 
 
 def _more_replicas(facts: Facts) -> str:
@@ -279,25 +278,24 @@ def _more_replicas(facts: Facts) -> str:
     return MORE_REPLICAS if usage is not None and usage < 0.8 else "Add replicas."
 
 
-GPU_ROOM = (
+FAST_STEPS = (
     term(
         ITL_DRIFT,
-        GPU_BUSY_DRIFT,
+        SLOW_FROM_DRIFT,
         0.6,
-        "inter-token latency is {value:.1f}x its quiet mean: the GPU has room",
+        "inter-token latency is {value:.1f}x its quiet mean: steps are fast",
         below=True,
     ),
     term(
         Signal("itl_mean_s"),
         0.1,
         0.3,
-        "steps take {value:ms} and prefill runs {prefill_busy_ratio:%} of the time: the GPU has "
-        "room",
+        "steps take {value:ms} and prefill runs {prefill_busy_ratio:%} of the time: steps are fast",
         when=~ITL_DRIFT.known,
         below=True,
     ),
 )
-"""Evidence that the GPU is not the limit."""
+"""Evidence that a larger batch fits into a step."""
 
 
 def _expected_wait(facts: Facts) -> str:
@@ -344,7 +342,7 @@ def _queue(
                 when=Signal("waiting_slope_per_s") > GROWS_FROM_PER_S,
             ),
             term(WAIT_S, None, 0.0, "expected wait {value:s}"),
-            *(GPU_ROOM if pinned else (term(ITL_DRIFT, GPU_BUSY_DRIFT, 0.6, _gpu),)),
+            *(FAST_STEPS if pinned else (term(ITL_DRIFT, SLOW_FROM_DRIFT, 0.6, _steps),)),
         ),
         levels=(
             Level(Severity.CRITICAL, SUFFERS),
@@ -394,13 +392,13 @@ ADMISSION_LIMIT = replace(
     QUEUE_SATURATION,
     id="admission_limit",
     title="max_num_seqs keeps requests queued",
-    means="The batch is pinned at max_num_seqs while the KV cache and the GPU have room.",
+    means="The batch is pinned at max_num_seqs while the KV cache has room and steps are fast.",
     forms=(
         _queue(
             BATCH_LIMIT_BINDS,
             pinned=True,
-            summary="Batch pinned at its limit with room in the KV cache and on the GPU",
-            say="Batch pinned at {running_max} requests with room in the KV cache and on the GPU: "
+            summary="Batch pinned at its limit with room in the KV cache and fast steps",
+            say="Batch pinned at {running_max} requests with room in the KV cache and fast steps: "
             "{waiting_by_capacity} requests queued.",
             lever="Raise --max-num-seqs; check ITL as the batch grows.",
         ),

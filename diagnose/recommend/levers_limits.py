@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from math import ceil, floor, inf
 
-from kneewatch.diagnose.causes.kv_and_queue import GPU_BUSY_DRIFT
+from kneewatch.diagnose.causes.kv_and_queue import SLOW_FROM_DRIFT
 from kneewatch.diagnose.recommend.context import (
     SETTLE_WORDS,
     LeverContext,
@@ -96,7 +96,7 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
     now = server.max_num_seqs or floor(context.get("running_max"))
     held = seats_held(context, usage_ratio=KV_AIM_RATIO)
     pinned = context.get("running_max") >= 0.95 * now
-    if now < 1 or held is None or not pinned or _gpu_is_busy(context):
+    if now < 1 or held is None or not pinned or _steps_are_slow(context):
         return None
     seats_wanted = min(demand.requests * SPARE_SEATS, held, SEATS_GROWTH * now)
     # vLLM refuses to start with more sequences than tokens per step.
@@ -144,13 +144,13 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
     )
 
 
-def _gpu_is_busy(context: LeverContext) -> bool:
+def _steps_are_slow(context: LeverContext) -> bool:
     """Whether ITL has already grown with the batch: past the knee a larger batch gains nothing."""
     drift = context.facts.values.get("itl_mean_drift_ratio")
     if drift is None:
-        # Without a baseline, only a saturated queue points at a busy GPU.
+        # Without a baseline, only a saturated queue points at slow steps.
         return context.cause == "queue_saturation"
-    return drift >= GPU_BUSY_DRIFT
+    return drift >= SLOW_FROM_DRIFT
 
 
 def _itl_seats(context: LeverContext, now: int) -> float:

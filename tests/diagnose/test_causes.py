@@ -109,7 +109,7 @@ NEAR_MISSES = [
     (
         "admission_limit",
         CONCLUSIVE["admission_limit"].but(itl_mean_drift_ratio=2.0),
-        "the GPU is busy: more seats would not help",
+        "steps are slow: more seats would not help",
     ),
     ("admission_limit", CONCLUSIVE["admission_limit"].but(kv_usage_avg_ratio=0.85), "KV binds"),
     (
@@ -327,10 +327,10 @@ def test_how_room_was_measured_is_told() -> None:
         situation.causes()["admission_limit"].evidence[-1].text
         for situation in (CONCLUSIVE["admission_limit"], MEASURED)
     )
-    assert drift == "inter-token latency is 1.0x its quiet mean: the GPU has room"
-    assert steps == "steps take 30 ms and prefill runs 20% of the time: the GPU has room"
+    assert drift == "inter-token latency is 1.0x its quiet mean: steps are fast"
+    assert steps == "steps take 30 ms and prefill runs 20% of the time: steps are fast"
     busy = QUEUED.but(itl_mean_drift_ratio=1.6).causes()["queue_saturation"]
-    assert busy.evidence[-1].text == "inter-token latency is 1.6x its quiet mean: the GPU is busy"
+    assert busy.evidence[-1].text == "inter-token latency is 1.6x its quiet mean: steps are slow"
 
 
 def test_a_full_cache_with_a_queue_is_told_before_anything_is_evicted() -> None:
