@@ -310,6 +310,7 @@ SLOW_STEPS = CauseRecord(
     ),
     explains=("past_knee", "decode_bound", "slo_conflict"),
     moves=(TTFT, ITL, LOAD),
-    onset_s=Number(15.0),
+    # The first steps of a new process are slow: it warms up.
+    onset_s=Number(60.0),
     clear_s=Number(45.0),
 )
