@@ -216,6 +216,12 @@ OTHERS: Mapping[str, Situation] = {
         prefill_service_ratio=None, prefill_busy_ratio=None, waiting_avg=1.2,
         computed_prompt_tokens_per_s=2_400.0,
     ),
+    "prefix_reuse_lost:prompts of many lengths": LOST.but(
+        prompt_tokens_mean=300.0, prompt_tokens_p95=2_000.0, prefix_block_tokens=528.0
+    ),
+    "prefix_reuse_lost: not with prompts shorter than a block": LOST.but(
+        prompt_tokens_mean=300.0, prompt_tokens_p95=1_000.0, prefix_block_tokens=528.0
+    ),
     "prefix_reuse_lost:never": replace(
         LOST.but(prefix_hit_ratio=0.015, prefill_service_ratio=0.35), quiet={}
     ),
