@@ -90,6 +90,11 @@ def encode_document(diagnosis: Diagnosis) -> bytes:
     encoded["recommendations"] = [
         recommendation_document(advice) for advice in diagnosis.recommendations
     ]
+    # What `document_at_scrape` fills in again.
+    for advice in encoded["recommendations"]:
+        for key in MEASURED.keys() & advice["before"].keys():
+            if diagnosis.values.get(MEASURED[key]) is not None:
+                advice["before"][key] = None
     for finding in encoded["findings"]:
         if finding["state"] != UNKNOWN:
             finding["value"] = None
