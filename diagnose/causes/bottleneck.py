@@ -180,6 +180,11 @@ COMPUTED_PROMPTS = Signal("computed_prompt_tokens_per_s")
 BATCH_GROWTH = BATCH / BaselineValue("running_avg")
 LENGTH_GROWTH = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
 
+SLOWED_TOKENS = (
+    "inter-token latency is {value:.1f}x its quiet mean, with {running_avg:.1f} requests in the "
+    "batch"
+)
+
 EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
 """The batch is no larger than in quiet times, and answers are no longer."""
 
@@ -238,8 +243,7 @@ HOST_CONTENTION = CauseRecord(
                     ITL_DRIFT,
                     SLOWER,
                     0.8,
-                    "inter-token latency is {value:.1f}x its quiet mean, with {running_avg:.1f} "
-                    "requests in the batch",
+                    SLOWED_TOKENS,
                 ),
                 *bound_terms("host")[:1],
             ),
@@ -283,8 +287,7 @@ SLOW_STEPS = CauseRecord(
                     ITL_DRIFT,
                     FAR_SLOWER,
                     0.8,
-                    "inter-token latency is {value:.1f}x its quiet mean, with {running_avg:.1f} "
-                    "requests in the batch",
+                    SLOWED_TOKENS,
                 ),
                 term(P50_DRIFT, FAR_SLOWER, 0.8, "its median is {value:.1f}x its quiet value"),
                 *bound_terms("host")[:1],

@@ -251,17 +251,19 @@ SLOW_FROM_DRIFT = 1.6
 STEPS_ARE_SHORT = (Signal("itl_mean_s") < 0.1) & (STALL_SHARE < 0.05) & (PREFILL_BUSY < 0.5)
 """Steps count as fast although no quiet baseline is known; prefill runs less than half the time."""
 
-STEPS_HAVE_ROOM = ((ITL_DRIFT < SLOW_FROM_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_SHORT)) & ~(
+STEPS_ARE_FAST = ((ITL_DRIFT < SLOW_FROM_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_SHORT)) & ~(
     is_bound("compute") | is_bound("memory")
 )
+KV_HAS_ROOM = KV_USAGE < 0.8
+
 BATCH_LIMIT_BINDS = (
-    (BATCH_MOST >= 1.0) & (BATCH >= 0.9 * BATCH_MOST) & (KV_USAGE < 0.8) & STEPS_HAVE_ROOM
+    (BATCH_MOST >= 1.0) & (BATCH >= 0.9 * BATCH_MOST) & KV_HAS_ROOM & STEPS_ARE_FAST
 ).assume(unknown=False)
 """The batch stays at its maximum with room in the KV cache and fast steps. What was not
 measured does not count: then the cause is queue_saturation."""
 
 
-_UNSERVED = UNSERVED.python()
+_UNSERVED, _KV_HAS_ROOM = UNSERVED.python(), KV_HAS_ROOM.python()
 
 GROWS_FROM_PER_S = 0.1
 """A queue that grows by less may stand still: more requests than are served is not claimed."""
@@ -274,8 +276,7 @@ def _steps(facts: Facts) -> str:
 
 
 def _more_replicas(facts: Facts) -> str:
-    usage = facts.values.get("kv_usage_avg_ratio")
-    return MORE_REPLICAS if usage is not None and usage < 0.8 else "Add replicas."
+    return MORE_REPLICAS if _KV_HAS_ROOM(facts) else "Add replicas."
 
 
 FAST_STEPS = (
@@ -331,7 +332,7 @@ def _queue(
                 0.8,
                 1.0,
                 "KV cache {value:%} full",
-                when=ALWAYS if pinned else KV_USAGE < 0.8,
+                when=ALWAYS if pinned else KV_HAS_ROOM,
                 below=True,
             ),
             term(
