@@ -112,7 +112,7 @@ def diagnoses(
     """Every diagnosis over a capture, oldest first."""
     profile = Profile(window_s=window_s, targets=targets)
     stream = TargetStream(capture_name(capture), profile, Limits())
-    return [found for t_s, page in _pages(capture) for found in stream.judge(t_s, page)]
+    return [diagnosis for t_s, page in _pages(capture) for diagnosis in stream.judge(t_s, page)]
 
 
 @lru_cache(maxsize=32)

@@ -297,8 +297,10 @@ def test_the_alert_about_a_pods_gpu_explains_what_follows_from_it_there(tmp_path
     text = json.dumps({"groups": [{"name": "alone", "rules": rules}]})
     shown = evaluate(tmp_path, text, series, [alone], step_s=STEP_S, steps=21, from_step=20)
     (samples,) = shown[alone][20:]
-    told = {tuple(label(one, name) for name in ("pod", "cause")) for one in samples}
-    assert told == {
+    pods_and_causes = {
+        tuple(label(sample, name) for name in ("pod", "cause")) for sample in samples
+    }
+    assert pods_and_causes == {
         ("well", "bad_node"),
         ("old", "bad_node"),
         ("moved", "bad_node"),

@@ -64,18 +64,21 @@ def closed_loop(fault: Fault, lab: Path) -> list[str]:
     causes = [cause for cause, _ in before.said.causes]
     print(f"First lever, everything stated: {lever(before.said)}")
     print(f"First lever, no settings: {lever(before.unset)}", flush=True)
-    found = [*levers_apart(before.said, before.unset), *unread(before.unset)]
+    complaints = [*levers_apart(before.said, before.unset), *unread(before.unset)]
     if causes[:1] != [fault.cause]:
-        return [*found, f"said {', '.join(causes) or 'no cause'}: {before.said.stderr.strip()}"]
+        return [
+            *complaints,
+            f"said {', '.join(causes) or 'no cause'}: {before.said.stderr.strip()}",
+        ]
     made, skipped = followed(before.said.recommendations, fault)
     for line in skipped:
         print(f"Skipped: {line}.")
     if made is None:
-        return [*found, "no recommendation that can be followed"]
+        return [*complaints, "no recommendation that can be followed"]
     try:
         flags = edited(fault.flags, made["changes"])
     except ChangeError as exc:
-        return [*found, f"{made['id']}: {exc}"]
+        return [*complaints, f"{made['id']}: {exc}"]
     print(f"With `{shlex.join(fault.flags)}` the first cause is {fault.cause}.")
     print(f"Followed: {made['id']}. {made['summary']}")
     print(f"Restarted with `{shlex.join(flags)}`.\n", flush=True)
@@ -84,7 +87,7 @@ def closed_loop(fault: Fault, lab: Path) -> list[str]:
     print("\n".join(table(rows)), flush=True)
     left = [f"{cause} ({severity})" for cause, severity in after.said.causes]
     print(f"\nAfter it: {after.said.short}; causes: {', '.join(left) or 'none'}.", flush=True)
-    return [*found, *wrong(fault, after, rows)]
+    return [*complaints, *wrong(fault, after, rows)]
 
 
 def wrong(fault: Fault, after: Run, rows: Sequence[Row]) -> list[str]:

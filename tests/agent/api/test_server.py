@@ -334,13 +334,13 @@ def test_a_body_over_the_limit_that_is_sent_anyway_is_answered() -> None:
     settings = settings_of(http__body_bytes=1000)
     with served(service_of(WELL_STATE, settings=settings)) as server:
         kind = {"content-type": "application/json"}
-        found = httpx.post(
+        refused = httpx.post(
             f"{server.url}/api/v1/alerts",
             content=b" " * 3_000_000,
             headers=kind,
             timeout=PATIENCE_S,
         )
-        assert found.status_code == 413
+        assert refused.status_code == 413
 
 
 def test_no_more_connections_than_allowed_are_kept() -> None:

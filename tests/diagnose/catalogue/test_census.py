@@ -430,16 +430,16 @@ def test_refusal_says_what_to_do_instead() -> None:
 def test_compressed_attention_keeps_windows_vectors_and_what_compressors_have_not_finished() -> (
     None
 ):
-    found = model_from_config("m", DEEPSEEK_V4)
+    described = model_from_config("m", DEEPSEEK_V4)
 
     vectors = {
         (part.kind.vector_bytes, part.kind.tokens_per_vector): part.count
-        for part in found.layers
+        for part in described.layers
         if isinstance(part.kind, CompressedAttention)
     }
     states = {
         (part.kind.vector_bytes, part.kind.window_tokens, part.kind.block_tokens): part.count
-        for part in found.layers
+        for part in described.layers
         if isinstance(part.kind, SlidingStates)
     }
     # 448 elements in FP8, 64 in 16 bit and 8 scales; 128 elements of an index key and a scale.
@@ -451,7 +451,7 @@ def test_compressed_attention_keeps_windows_vectors_and_what_compressors_have_no
         (2 * 2 * 128 * 4, 8, 4): 21,
         (2 * 512 * 4, 128, 8): 20,
     }
-    assert (found.quantization, found.adapters) == ("fp8-mxfp4", None)
+    assert (described.quantization, described.adapters) == ("fp8-mxfp4", None)
 
 
 def test_fp8_experts_of_compressed_attention_are_stated() -> None:
@@ -460,8 +460,8 @@ def test_fp8_experts_of_compressed_attention_are_stated() -> None:
 
 
 def test_hunyuan_v4_shares_indexers_and_says_which_layers_choose_tokens() -> None:
-    found = model_from_config("m", HUNYUAN_V4)
-    assert [(part.kind, part.count) for part in found.layers] == [
+    described = model_from_config("m", HUNYUAN_V4)
+    assert [(part.kind, part.count) for part in described.layers] == [
         (LatentAttention(512, 64, index_dim=128), 10),
         (LatentAttention(512, 64, shares_index=True), 24),
     ]
@@ -496,13 +496,13 @@ def test_windows_with_heads_of_their_own() -> None:
             "head_dim": 64,
         },
     )
-    found = model_from_config("m", step)
-    assert found.layers == (
+    described = model_from_config("m", step)
+    assert described.layers == (
         Layers(FullAttention(8, 128, 128), 8),
         Layers(SlidingAttention(4, 64, 64, 512), 24),
     )
-    assert found.parameters is not None
-    assert found.parameters.attention == 4096 * (
+    assert described.parameters is not None
+    assert described.parameters.attention == 4096 * (
         8 * (2 * 32 * 128 + 2 * 8 * 128) + 24 * (2 * 96 * 64 + 2 * 4 * 64)
     )
 

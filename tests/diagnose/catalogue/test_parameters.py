@@ -35,18 +35,18 @@ def parameters(document: dict[str, Any]) -> Parameters:
 
 @pytest.mark.parametrize("name", sorted(COUNTED))
 def test_language_model_as_its_class_has_it(name: str) -> None:
-    found = model(name).parameters
-    assert found is not None
+    counts = model(name).parameters
+    assert counts is not None
     # Biases and the norms of heads are not counted: most in OPT-350M, the smallest with both.
-    assert found.total - found.vision == pytest.approx(COUNTED[name], rel=0.005)
+    assert counts.total - counts.vision == pytest.approx(COUNTED[name], rel=0.005)
 
 
 def test_newest_families_to_the_norms() -> None:
     """Compressors, indexers and mixed residual streams are a thousandth of such a model."""
     for name in ("deepseek-ai/DeepSeek-V4-Pro", "deepseek-ai/DeepSeek-V4-Flash"):
-        found = model(name).parameters
-        assert found is not None
-        assert found.total == pytest.approx(COUNTED[name], rel=1e-6)
+        counts = model(name).parameters
+        assert counts is not None
+        assert counts.total == pytest.approx(COUNTED[name], rel=1e-6)
     # The defaults of its configuration class, built as those of the fixture.
     assert parameters(HUNYUAN_V4).total == pytest.approx(58278193133, rel=2e-6)
 

@@ -152,9 +152,9 @@ def test_a_replica_whose_own_cause_makes_its_tokens_slow_is_no_bad_node() -> Non
 def test_a_queue_does_not_explain_slow_tokens() -> None:
     queued = {**SLOW, "waiting": 30.0, "waiting_by_capacity": 30.0, "expected_wait_s": 15.0}
     streaks_s = {"slow": {"queued": 600.0}}
-    found = verdict(*fleet(5), (pod("slow"), queued), streaks_s=streaks_s)
-    assert causes(found) == {"bad_node": ("slow",)}
-    assert found.causes[0].cause.explains == ("queue_saturation",)
+    judged = verdict(*fleet(5), (pod("slow"), queued), streaks_s=streaks_s)
+    assert causes(judged) == {"bad_node": ("slow",)}
+    assert judged.causes[0].cause.explains == ("queue_saturation",)
 
 
 def test_two_replicas_do_not_say_which_is_slow() -> None:

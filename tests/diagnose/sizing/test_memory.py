@@ -62,8 +62,8 @@ def test_weights_are_what_vllm_logged(
 def test_llama_4_in_fp8_has_its_routed_experts_alone_in_it() -> None:
     """48.8682 GiB on each of 8 GPUs (vLLM issue 16152), a tower of 0.2 GiB among it."""
     name = "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8"
-    found = weights_per_gpu(model(name), scheme(model(name).quantization), Parallel(tensor=8))
-    assert found.total_bytes / GIB == pytest.approx(48.87 - 0.2, rel=0.01)
+    sized = weights_per_gpu(model(name), scheme(model(name).quantization), Parallel(tensor=8))
+    assert sized.total_bytes / GIB == pytest.approx(48.87 - 0.2, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def test_experts_without_a_gate_are_padded_on_each_rank(
     nano = model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8")
     assert nano.parameters is not None
     parallel = Parallel(tensor=tensor, experts=experts)
-    found = weights_per_gpu(nano, scheme("fp8"), parallel).experts_bytes
+    padded = weights_per_gpu(nano, scheme("fp8"), parallel).experts_bytes
     split = 1 if experts else tensor
     plain = nano.parameters.experts / tensor
-    assert found == pytest.approx(plain * width * split / 1856)
+    assert padded == pytest.approx(plain * width * split / 1856)
     # In 16 bit their kernels take any width.
     plain_16_bit = weights_per_gpu(nano, scheme("bf16"), parallel).experts_bytes
     assert plain_16_bit == pytest.approx(2 * plain)
@@ -87,14 +87,14 @@ def test_experts_without_a_gate_are_padded_on_each_rank(
 
 def test_rows_of_16_bit_experts_are_longer_on_amd() -> None:
     """Qwen3-235B over 8 ranks: rows of 4,096 elements get 128 more, those of 192 none."""
-    known = model("Qwen/Qwen3-235B-A22B-Instruct-2507")
+    qwen = model("Qwen/Qwen3-235B-A22B-Instruct-2507")
     split = Parallel(tensor=8)
-    nvidia = weights_per_gpu(known, scheme("bf16"), split).experts_bytes
-    amd = weights_per_gpu(known, scheme("bf16"), split, vendor="amd").experts_bytes
+    nvidia = weights_per_gpu(qwen, scheme("bf16"), split).experts_bytes
+    amd = weights_per_gpu(qwen, scheme("bf16"), split, vendor="amd").experts_bytes
     assert amd / nvidia == pytest.approx(1 + 2 / 3 * 128 / 4096)
-    alone = weights_per_gpu(known, scheme("bf16"), Parallel(), vendor="amd").experts_bytes
+    alone = weights_per_gpu(qwen, scheme("bf16"), Parallel(), vendor="amd").experts_bytes
     assert alone / 8 / nvidia == pytest.approx(1 + 2 / 3 * 128 / 4096 + 1 / 3 * 128 / 1536)
-    fp8 = weights_per_gpu(known, scheme("fp8"), split, vendor="amd").experts_bytes
+    fp8 = weights_per_gpu(qwen, scheme("fp8"), split, vendor="amd").experts_bytes
     assert fp8 == nvidia / 2
 
 
