@@ -253,16 +253,18 @@ def charts(
     size: TierSize | None,
     money: TierMoney | None,
     calendar: Calendar,
+    *,
+    plots: bool,
 ) -> Charts:
-    """The charts of a tier."""
+    """The charts of a tier; `plots`: also those with axes."""
     present, needed = _gpus(size)
     return Charts(
-        latency=latency_by_hour(slo.hours, calendar, budget_s(slo)) if slo else None,
-        requests=requests_by_hour(slo.hours, calendar) if slo else None,
+        latency=latency_by_hour(slo.hours, calendar, budget_s(slo)) if slo and plots else None,
+        requests=requests_by_hour(slo.hours, calendar) if slo and plots else None,
         heat=heat(slo.by_weekday) if slo else None,
         shares=_shares(slo),
-        knee_tokens=knee_tokens(knee) if knee else None,
-        knee_latency=knee_latency(knee) if knee else None,
+        knee_tokens=knee_tokens(knee) if knee and plots else None,
+        knee_latency=knee_latency(knee) if knee and plots else None,
         present=present,
         needed=needed,
         memory=_memory(size),

@@ -17,7 +17,7 @@ from kneewatch.reports.weekly.report import TrackRecord
 UNKNOWN = "unknown"
 GIB = 1024.0**3
 WORD = re.compile(r"[a-zA-Z]+")
-MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
+MINUS = "\N{MINUS SIGN}"
 
 ARROWS: Mapping[str, str] = {UP: "▲", DOWN: "▼"}
 """A change within the noise has none."""

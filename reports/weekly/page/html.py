@@ -71,11 +71,11 @@ GLOBALS: dict[str, Any] = {
 }
 
 
-def render(report: WeeklyReport, *, docs_url: str = "") -> str:
+def render(report: WeeklyReport, *, docs_url: str = "", plots: bool = True) -> str:
     """The HTML file. All values are escaped. With `docs_url` incidents link to their cause's
-    page."""
+    page. `plots`: with the charts that matplotlib draws, which take half a second."""
     calendar = Calendar(report.timezone, report.period)
-    tiers = parts.tier_parts(report, calendar)
+    tiers = parts.tier_parts(report, calendar, plots=plots)
     css = _stylesheet()
     return _environment().get_template("report.html.j2").render(
         report=report,

@@ -1,274 +1,233 @@
-"""The report as Markdown, for a ticket or a mail. Pure."""
+"""The report as Markdown, for a ticket or a mail: the page's text without its drawings. Pure.
+
+Headings, paragraphs, lists and tables of the page become Markdown. Left out are drawings, folded
+parts (the numbers behind a drawing) and navigation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
 
-from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.reports.formatting import number, plural, quantity, span
-from kneewatch.reports.weekly.figures import Advice, EngineChange, EvidenceLine, TargetQuality
-from kneewatch.reports.weekly.page import markdown_tiers as tiers
-from kneewatch.reports.weekly.page.formatting import (
-    FATES,
-    HEALTH,
-    RANKS,
-    Calendar,
-    as_sentence,
-    ending,
-    followed,
-    health,
-    lasted,
-    points,
-    saved,
-    sentence,
-    share,
-    size_verdict,
-    with_unit,
-)
-from kneewatch.reports.weekly.page.markdown_tiers import bullets, code, flags, rows, sections, text
-from kneewatch.reports.weekly.page.parts import ROWS_MOST, SECTIONS, OfTier, headline, title
-from kneewatch.reports.weekly.report import Incident, Tier, TrackRow, Verdict, WeeklyReport
+from kneewatch.reports.diagnosis_text import escaped
+from kneewatch.reports.weekly.page.html import render
+from kneewatch.reports.weekly.report import WeeklyReport
 
-RecordLines = list[str]
+NAME = re.compile(r"[\w.:/+-]+")
+VOID = frozenset({"br", "meta", "link", "input"})
+LEFT_OUT = frozenset({"head", "svg", "figure", "nav"})
+LEFT_OUT_CLASSES = frozenset({"unseen", "skip", "brand", "swatch", "page-only"})
+HEADINGS = ("h1", "h2", "h3", "h4", "h5")
+GROUPS = ("html", "body", "header", "main", "footer", "section", "article", "div")
+BOLD_CLASSES = frozenset({"headline", "name"})
 
 
-def track_record(report: WeeklyReport, calendar: Calendar) -> RecordLines:
-    """The recommendations and their outcomes."""
-    record = report.track_record
-    if not record.made and not record.rows:
-        return ["No recommendations in this period, and no earlier one was applied."]
-    heads = ("Recommendation", "Where", "Recommended", "Outcome", "Predicted and measured")
-    return sections(
-        [followed(record)],
-        rows(heads, (_followed(row, calendar) for row in record.rows[:ROWS_MOST])),
-        _left_out(len(record.rows)),
-    )
+@dataclass(slots=True)
+class Node:
+    """An element of the page with its text and elements, in order."""
+
+    tag: str
+    attributes: dict[str, str] = field(default_factory=dict[str, str])
+    children: list[Node | str] = field(default_factory=list["Node | str"])
+
+    @property
+    def classes(self) -> frozenset[str]:
+        """Its CSS classes."""
+        return frozenset(self.attributes.get("class", "").split())
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the Markdown has nothing of it."""
+        return self.tag in LEFT_OUT or not self.classes.isdisjoint(LEFT_OUT_CLASSES)
+
+    def elements(self, *tags: str) -> Iterator[Node]:
+        """The elements directly in it with one of these tags."""
+        return (node for node in self.children if isinstance(node, Node) and node.tag in tags)
 
 
-def _followed(row: TrackRow, calendar: Calendar) -> tuple[str, ...]:
-    advice = row.advice
-    return (
-        f"{text(advice.summary)} {flags(advice.changes)}",
-        f"{text(row.target)}, engine {text(row.engine)}",
-        calendar.moment(advice.first_s),
-        text(FATES.get(advice.fate, ("unknown", advice.fate))[1]),
-        "; ".join(
-            f"{code(pair.signal)} {quantity(pair.signal, pair.predicted)} predicted, "
-            f"{quantity(pair.signal, pair.measured)} measured ({points(pair.off_ratio, '')})"
-            for pair in row.comparisons
-        ),
-    )
+class _Tree(HTMLParser):
+    """Reads a page into a tree of nodes."""
 
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.root = Node("html")
+        self._open = [self.root]
+        self.feed(page)
+        self.close()
 
-def data_quality(report: WeeklyReport, calendar: Calendar) -> RecordLines:
-    """How far the report can be trusted, and how its figures are computed."""
-    quality = report.data_quality
-    return sections(
-        *([text(note)] for note in quality.notes),
-        rows(
-            ("Target", "Watched", "Scrapes", "Failed", "Gaps"),
-            (_watched(target, calendar) for target in quality.targets[:ROWS_MOST]),
-        ),
-        _left_out(len(quality.targets)),
-        rows(
-            ("When", "Where", "What"),
-            (_changed(change, calendar) for change in quality.changes[:ROWS_MOST]),
-        ),
-        _left_out(len(quality.changes)),
-        rows(
-            ("Signal without data", "Why"),
-            ((code(unknown.signal), text(unknown.why)) for unknown in quality.unknown[:ROWS_MOST]),
-        ),
-        _left_out(len(quality.unknown)),
-        [text(report.noise_test)],
-        rows(
-            ("Figure", "How"),
-            ((text(method.figure), text(method.how)) for method in quality.methods),
-        ),
-    )
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        node = Node(tag, {name: value or "" for name, value in attrs})
+        self._open[-1].children.append(node)
+        if tag not in VOID:
+            self._open.append(node)
 
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._open[-1].children.append(Node(tag))
 
-def _watched(target: TargetQuality, calendar: Calendar) -> tuple[str, ...]:
-    gaps = [
-        f"{calendar.stretch(gap.from_s, gap.to_s)} {text(gap.why)}".strip() for gap in target.gaps
-    ] + ([f"{target.gaps_left_out} more"] if target.gaps_left_out else [])
-    return (
-        text(target.target),
-        share(target.watched_ratio),
-        number(target.scrapes),
-        number(target.failed),
-        "; ".join(gaps) or "none",
-    )
+    def handle_endtag(self, tag: str) -> None:
+        if self._open[-1].tag == tag:
+            self._open.pop()
 
-
-def _changed(change: EngineChange, calendar: Calendar) -> tuple[str, ...]:
-    differences = (
-        f"{code(difference.key)} {text(difference.before) or '-'} → {text(difference.after) or '-'}"
-        for difference in change.differences
-    )
-    return (
-        calendar.moment(change.t_s),
-        f"{text(change.target)}, engine {text(change.engine)}",
-        f"{text(change.what)} {'; '.join(differences)}",
-    )
-
-
-def _left_out(count: int) -> RecordLines:
-    return [f"{count - ROWS_MOST} more in the JSON."] if count > ROWS_MOST else []
-
-
-# --- Sections -------------------------------------------------------------------------------------
-
-
-Lines = list[str]
+    def handle_data(self, data: str) -> None:
+        self._open[-1].children.append(data)
 
 
 def render_markdown(report: WeeklyReport, *, docs_url: str = "") -> str:
     """The Markdown document; all values are escaped. `docs_url`: link incidents to their cause."""
-    calendar = Calendar(report.timezone, report.period)
-    bodies: tuple[Lines, ...] = (
-        _verdict(report),
-        _incidents(report, calendar, docs_url),
-        _each(report, tiers.tables, report.tables, calendar),
-        _each(report, tiers.slo, report.slo, calendar),
-        _each(report, tiers.knee, report.knees, calendar),
-        _each(report, tiers.workload, report.workloads, calendar),
-        _each(report, tiers.size, report.sizes, calendar),
-        _each(report, tiers.money, report.money, calendar),
-        track_record(report, calendar),
-        data_quality(report, calendar),
-    )
-    lines = _head(report, calendar)
-    for place, ((_, name), body) in enumerate(zip(SECTIONS, bodies, strict=True), 1):
-        lines += ["", f"## {place}. {name}", "", *body]
-    return "\n".join(lines) + "\n"
+    tree = _Tree(render(report, docs_url=docs_url, plots=False))
+    return "\n\n".join("\n".join(block) for block in _blocks(tree.root)) + "\n"
 
 
-def _head(report: WeeklyReport, calendar: Calendar) -> Lines:
-    compared = f"; compared with {calendar.days(report.compared)}" if report.compared else ""
-    return sections(
-        [f"# {title(report)}, {calendar.title}"],
-        [
-            f"{calendar.length} ({text(report.timezone)} time), watched for "
-            f"{span(report.period.covered_s)}{compared}. From {text(report.source)}. "
-            f"Created {calendar.dated(report.made_s)} by kneewatch {text(report.version)}."
-        ],
-        [f"Only {text(', '.join(report.filters))}."] if report.filters else [],
-        *([f"> {text(as_sentence(notice))}"] for notice in report.notices),
-    )
+def _blocks(node: Node) -> Iterator[list[str]]:
+    """The lines of each heading, paragraph, list and table in an element; empty ones left out."""
+    for child in node.children:
+        if isinstance(child, str) or child.tag == "details":
+            continue
+        if "strip" in child.classes:
+            yield [_inline(next(child.elements("svg")), only="desc")]
+        elif child.is_left_out:
+            continue
+        elif child.tag in GROUPS:
+            yield from _blocks(child)
+        elif child.tag == "table":
+            yield from _table(child)
+        elif child.tag in ("ul", "ol"):
+            if lines := bullets(_inline(item) for item in child.elements("li")):
+                yield lines
+        elif child.tag == "dl":
+            yield bullets(_definitions(child))
+        elif line := _inline(child):
+            yield [f"{_prefix(child)}{_bold(child, line)}"]
 
 
-def _verdict(report: WeeklyReport) -> Lines:
-    by_tier = {verdict.tier: verdict for verdict in report.verdicts}
-    told_of = sorted(
-        ((tier, by_tier.get(tier.id)) for tier in report.tiers),
-        key=lambda pair: -RANKS[health(pair[1].health) if pair[1] else "unknown"],
-    )
-    heads = ("Tier", "Health", "Size", "Money", "Do first")
-    return sections(
-        [f"**{headline(report)[1]}**"],
-        rows(heads, (_line(tier, verdict) for tier, verdict in told_of)),
-        bullets(
-            text(f"{tier.id}: {'; '.join(sentence(trend) for trend in verdict.trends)}.")
-            for tier, verdict in told_of
-            if verdict and verdict.trends
-        ),
-    )
+def _prefix(node: Node) -> str:
+    """What begins the line of a heading or a notice; empty for other paragraphs."""
+    if node.tag in HEADINGS:
+        return "#" * (HEADINGS.index(node.tag) + 1) + " "
+    return "> " if "notice" in node.classes else ""
 
 
-def _line(tier: Tier, verdict: Verdict | None) -> tuple[str, ...]:
-    gpus = "number of GPUs not stated" if tier.gpus is None else plural(tier.gpus, "GPU")
-    who = f"**{text(tier.id)}** ({plural(tier.engines_present, 'engine')}, {gpus})"
-    if verdict is None:
-        return who, f"**{HEALTH['unknown']}**", "-", "-", "-"
-    trouble = f" In incidents for {span(verdict.incident_s)}." if verdict.incidents else ""
-    size, why = size_verdict(verdict.size, verdict.size_text)
-    action = verdict.action
+def _definitions(node: Node) -> Iterator[str]:
+    name = ""
+    for item in node.elements("dt", "dd"):
+        if item.tag == "dt":
+            name = _inline(item)
+        else:
+            yield f"{name}: {_inline(item)}"
+
+
+def bullets(lines: Iterable[str]) -> list[str]:
+    """A list of the non-empty lines."""
+    return [f"- {line}" for line in lines if line]
+
+
+def _table(table: Node) -> Iterator[list[str]]:
+    """A table below its caption; a list where it has no headings."""
+    for caption in table.elements("caption"):
+        if not caption.is_left_out:
+            yield [f"**{_inline(caption)}**"]
+    heads, body = _cells(table)
+    if heads:
+        yield rows(heads, body)
+    else:
+        yield bullets(": ".join(cells) for cells in body)
+
+
+def _cells(table: Node) -> tuple[list[str], list[list[str]]]:
+    """The headings and the rows, without columns that are empty in all rows. A row of one wide
+    cell is a note on the row before it."""
+    heads: list[str] = []
+    body: list[list[str]] = []
+    notes: dict[int, str] = {}
+    for group in table.elements("thead", "tbody"):
+        for row in group.elements("tr"):
+            cells = list(row.elements("th", "td"))
+            if group.tag == "thead":
+                heads = [_inline(cell) for cell in cells]
+            elif len(cells) == 1 and "colspan" in cells[0].attributes and body:
+                notes[len(body) - 1] = _inline(cells[0])
+            else:
+                body.append([_inline(cell) for cell in cells])
+    if notes and heads:
+        heads.append("Note")
+        body = [[*cells, notes.get(at, "")] for at, cells in enumerate(body)]
+    width = max(map(len, body), default=0)
+    body = [[*cells, *[""] * (width - len(cells))] for cells in body]
+    kept = [at for at in range(width) if any(cells[at] for cells in body)]
     return (
-        who,
-        f"**{HEALTH[health(verdict.health)]}.** {text(as_sentence(verdict.health_text))}{trouble}",
-        f"**{size}.** {text(why)}",
-        text(as_sentence(verdict.money_text)),
-        "Nothing to do."
-        if action is None
-        else f"**{text(as_sentence(action.text))}** {flags(action.changes)} "
-        f"{text(as_sentence(action.why))}",
+        [heads[at] for at in kept] if heads else [],
+        [[cells[at] for at in kept] for cells in body],
     )
 
 
-def _each(
-    report: WeeklyReport,
-    told_of: Callable[..., Lines],
-    entries: Iterable[OfTier],
-    calendar: Calendar,
-) -> Lines:
-    """A section that has a part for each tier."""
-    by_tier = {entry.tier: entry for entry in entries}
-    parts: list[Lines] = []
-    for tier in (candidate for candidate in report.tiers if candidate.engines):
-        entry = by_tier.get(tier.id)
-        body = ["No data."] if entry is None else told_of(entry, calendar)
-        parts.append([f"### {text(tier.id)}", "", *body])
-    return sections(*parts) or ["Nothing was watched."]
+def rows(heads: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    """A table, empty without rows. The cells are Markdown with their bars escaped."""
+    lines = [f"| {' | '.join(cell or '-' for cell in cells)} |" for cells in body]
+    return [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *lines] if lines else []
 
 
-def _incidents(report: WeeklyReport, calendar: Calendar, docs_url: str) -> Lines:
-    if report.incidents:
-        return sections(*(_incident(incident, calendar, docs_url) for incident in report.incidents))
-    if report.tiers:
-        return ["No incidents in this period."]
-    return ["Nothing was watched: incidents are unknown."]
+def _inline(node: Node, *, only: str = "") -> str:
+    """An element's content on one line; with `only`, of the elements with this tag."""
+    words = "".join(map(_piece, node.elements(only) if only else node.children))
+    return re.sub(r" ([;,.])", r"\1", " ".join(words.split())).strip("; ")
 
 
-def _incident(incident: Incident, calendar: Calendar, docs_url: str) -> Lines:
-    page = cause_page(docs_url, incident.cause)
-    cause = f"[{code(incident.cause)}]({page})" if page else code(incident.cause)
-    end_s = incident.last_s if incident.end_s is None else incident.end_s
-    stages = (
-        f"stage {stage.number} ({stage.name}) from {calendar.clock(stage.start_s, seconds=True)}"
-        for stage in incident.stages
+def _piece(child: Node | str) -> str:
+    if isinstance(child, str):
+        return escaped(re.sub(r"\s+", " ", child))
+    if child.is_left_out:
+        return ""
+    inside = _inline(child)
+    if child.tag == "br":
+        return "; "
+    if child.tag == "code":
+        return _code(child, inside)
+    if child.tag == "table":
+        return _flat(child)
+    if child.tag in ("ul", "ol"):
+        return f" {'; '.join(map(_inline, child.elements('li')))}. "
+    if child.tag == "a":
+        page = child.attributes.get("href", "")
+        return inside if page.startswith("#") else f"[{inside}]({page})"
+    if "badge" in child.classes:
+        # A badge without words shows its state by its icon.
+        state = next((name[4:] for name in child.classes if name.startswith("ink-")), "")
+        return f"**{inside or state}** "
+    if "number" in child.classes:
+        return f"{inside}."
+    if child.tag in ("p", "div", "details"):
+        return f" {inside} "
+    return _spaced(child, _bold(child, inside))
+
+
+def _bold(node: Node, inside: str) -> str:
+    is_bold = node.tag == "strong" or not node.classes.isdisjoint(BOLD_CLASSES)
+    return f"**{inside}**" if inside and is_bold else inside
+
+
+def _code(node: Node, inside: str) -> str:
+    """A name as code; a change of a flag bold, since a backtick in it would end the code."""
+    (only, *others) = node.children or ("",)
+    if others or not isinstance(only, str):
+        return inside
+    return f"`{only}`" if NAME.fullmatch(only) else f"**{inside}**"
+
+
+def _spaced(node: Node, inside: str) -> str:
+    """The content with the white space at its ends, which separates words."""
+    first, last = (node.children[0], node.children[-1]) if node.children else ("", "")
+    before = " " if isinstance(first, str) and first[:1].isspace() else ""
+    return f"{before}{inside}{' ' if isinstance(last, str) and last[-1:].isspace() else ''}"
+
+
+def _flat(table: Node) -> str:
+    """A table within a cell: each row's values with their headings."""
+    heads, body = _cells(table)
+    return " " + "; ".join(
+        ", ".join(
+            [cells[0], *(f"{head} {cell}" for head, cell in zip(heads[1:], cells[1:], strict=True))]
+        )
+        for cells in body
     )
-    return sections(
-        [f"### {text(incident.id)} {text(incident.title)} ({health(incident.severity)})"],
-        [
-            f"{text(incident.tier)}, {text(incident.where)}; "
-            f"{calendar.stretch(incident.start_s, end_s)}, {lasted(incident.start_s, end_s)}, "
-            f"{ending(incident.ended, goes_on=incident.end_s is None)}; {cause}. "
-            f"{text(incident.lead_text)}".strip()
-        ],
-        bullets(
-            [
-                text("; ".join(stages)),
-                _cost(incident),
-                *(text(as_sentence(missing)) for missing in incident.cost.missing),
-                *(_evidence(line) for line in incident.evidence),
-                *(f"against: {_evidence(line)}" for line in incident.against),
-                *(_advice(advice) for advice in incident.advice),
-            ]
-        ),
-    )
-
-
-def _cost(incident: Incident) -> str:
-    cost = incident.cost
-    return (
-        f"cost: preempted {with_unit(cost.preemptions, 'requests')}; recomputed at least "
-        f"{with_unit(cost.recomputed_tokens, 'tokens')}; first token late "
-        f"{with_unit(cost.late_requests, 'requests')}; "
-        f"not served {with_unit(cost.lost_requests, 'requests')}"
-    )
-
-
-def _evidence(line: EvidenceLine) -> str:
-    if line.value is None:
-        return text(line.text)
-    bound = "" if line.threshold is None else f", threshold {quantity(line.signal, line.threshold)}"
-    return f"{text(line.text)} {code(line.signal)} {quantity(line.signal, line.value)}{bound}"
-
-
-def _advice(advice: Advice) -> str:
-    fate = FATES.get(advice.fate, ("unknown", advice.fate))[1]
-    hourly = advice.cost_usd_per_hour
-    price = "" if hourly is None else f" Cost: {saved(-hourly, 'usd_per_hour')}."
-    change = f"{text(advice.summary)} {flags(advice.changes)}{price}"
-    return f"recommended: {change} {text(as_sentence(fate))}"

@@ -172,8 +172,8 @@ def in_full(report: WeeklyReport) -> set[str]:
     return {verdict.tier for verdict in verdicts[:SOME]}
 
 
-def tier_parts(report: WeeklyReport, calendar: Calendar) -> list[TierPart]:
-    """The tiers in the report's order."""
+def tier_parts(report: WeeklyReport, calendar: Calendar, *, plots: bool) -> list[TierPart]:
+    """The tiers in the report's order; `plots`: with charts that have axes."""
     full = in_full(report)
     verdicts, tables, slo = _by_tier(report.verdicts), _by_tier(report.tables), _by_tier(report.slo)
     knees, workloads = _by_tier(report.knees), _by_tier(report.workloads)
@@ -182,7 +182,7 @@ def tier_parts(report: WeeklyReport, calendar: Calendar) -> list[TierPart]:
     for number, tier in enumerate(report.tiers, 1):
         of = tier.id
         drawn = (
-            charts(slo.get(of), knees.get(of), sizes.get(of), money.get(of), calendar)
+            charts(slo.get(of), knees.get(of), sizes.get(of), money.get(of), calendar, plots=plots)
             if of in full
             else Charts()
         )
