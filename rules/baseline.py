@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from kneewatch.rules.facts import Baselines
+
 SAMPLES_MAX = 240
 """Number of samples kept, one per half window: two hours of quiet at the default window of 60 s."""
 
@@ -72,7 +74,7 @@ class Samples:
 
 
 @dataclass(slots=True)
-class Baseline:
+class Baseline(Baselines):
     """The baselines of one engine: medians of its quiet scrapes, and what its user states.
 
     `stated` are values that more-is-better signals are known to reach.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite
 from typing import Protocol, TypeVar, cast
 
-from kneewatch.rules.facts import EVERYWHERE, Facts, Holds, Read, Spelling, number
+from kneewatch.rules.facts import EVERYWHERE, Holds, Moment, Read, Spelling, number
 
 C = TypeVar("C")
 
@@ -387,9 +387,9 @@ class Scope:
         self._objects[name] = value
         return name
 
-    def function(self, source: str) -> Callable[[Facts], object]:
+    def function(self, source: str) -> Callable[[Moment], object]:
         """The function of `facts` with this expression, which is built from records only."""
-        return cast("Callable[[Facts], object]", eval(f"lambda facts: {source}", self._objects))
+        return cast("Callable[[Moment], object]", eval(f"lambda facts: {source}", self._objects))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""The inputs of conditions: facts in Python, recorded series in PromQL. Pure."""
+"""What conditions read: an engine's values at one moment, or recorded series in PromQL. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+
+from kneewatch.collector.signals.expr import ENGINE_LABELS, Dialect
 
 PREFIX = "kneewatch:"
 """The prefix of recorded series' names."""
@@ -25,6 +26,9 @@ def duration(seconds: float) -> str:
     millis = max(1, round(1000 * seconds))
     return f"{millis // 1000}s" if millis % 1000 == 0 else f"{millis}ms"
 
+
+EVERYWHERE = recorded("running")
+"""A recorded series that exists for every engine."""
 
 SCRAPES_PER_RANGE = 4
 """Scrapes that a counter's range must cover: a rate needs two, and scrapes fail or are late."""
@@ -47,168 +51,99 @@ def span_s(least_s: float, sample_s: float) -> float:
     return max(least_s, SAMPLES_PER_SPAN * sample_s)
 
 
-class Targets(Protocol):
-    """Latency targets in seconds; None if not configured."""
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The user's latency targets (P99) in seconds; None where none is set."""
 
-    @property
-    def ttft_p99_s(self) -> float | None:
-        """Target for TTFT P99."""
-        ...
-
-    @property
-    def itl_p99_s(self) -> float | None:
-        """Target for ITL P99."""
-        ...
+    ttft_p99_s: float | None = None
+    itl_p99_s: float | None = None
 
 
-class Quiet(Protocol):
-    """Baselines of signals."""
+NO_TARGETS = Targets()
+
+
+class Baselines:
+    """Baselines of signals; by themselves, those of an engine that has none."""
+
+    __slots__ = ()
 
     def get(self, key: str) -> float | None:
         """A signal's baseline; None if unknown."""
-        ...
-
-    def usual(self, key: str) -> float | None:
-        """A signal's usual value at this hour of the week; None if unknown."""
-        ...
-
-
-class Facts(Protocol):
-    """The inputs of quantities and conditions in Python: one engine at one moment."""
-
-    @property
-    def values(self) -> Mapping[str, float | None]:
-        """Signals and derived signals; None for unknown."""
-        ...
-
-    @property
-    def recent(self) -> Mapping[str, float | None]:
-        """Some signals over the newest part of the window."""
-        ...
-
-    @property
-    def baseline(self) -> Quiet:
-        """Baselines of signals."""
-        ...
-
-    @property
-    def streaks_s(self) -> Mapping[str, float]:
-        """Seconds for which named conditions have held; those that do not hold are absent."""
-        ...
-
-    @property
-    def config(self) -> Mapping[str, str]:
-        """Labels of cache_config_info."""
-        ...
-
-    @property
-    def targets(self) -> Targets:
-        """Latency targets."""
-        ...
-
-    @property
-    def window_s(self) -> float:
-        """Seconds of the short window."""
-        ...
-
-    @property
-    def observed_s(self) -> float:
-        """Seconds since the first scrape of this process."""
-        ...
-
-    @property
-    def scale(self) -> float:
-        """The short window over its default; durations are multiplied by it."""
-        ...
-
-
-class Spelling(Protocol):
-    """The parameters of compilation to PromQL."""
-
-    @property
-    def window_s(self) -> float:
-        """The window, in seconds."""
-        ...
-
-    @property
-    def interval_s(self) -> float:
-        """Seconds between evaluations."""
-        ...
-
-    @property
-    def scrape_s(self) -> float:
-        """Seconds between scrapes."""
-        ...
-
-    @property
-    def targets(self) -> Targets:
-        """Latency targets."""
-        ...
-
-    @property
-    def scale(self) -> float:
-        """The short window over its default."""
-        ...
-
-    @property
-    def process(self) -> str:
-        """Labels common to all engines of a process."""
-        ...
-
-    @property
-    def everywhere(self) -> str:
-        """A series that exists for every engine."""
-        ...
-
-    def series(self, key: str) -> str | None:
-        """A signal's recorded series; None if there is none."""
-        ...
-
-    def raw(self, metric: str, suffix: str = "", extra: str = "") -> str:
-        """vLLM's own series of a metric, as a selector."""
-        ...
-
-    def summed(self, expr: str) -> str:
-        """An expression over vLLM's own series, summed per engine."""
-        ...
-
-    def last_rate(self, metric: str) -> str:
-        """The rate of a counter between its last two scrapes, by engine."""
-        ...
-
-
-class _NoBaseline:
-    """Baselines of an engine without any."""
-
-    def get(self, key: str) -> float | None:
-        """None: no signal has a baseline."""
         del key
         return None
 
-    usual = get
+    def usual(self, key: str) -> float | None:
+        """A signal's usual value at this hour of the week; None if unknown."""
+        del key
+        return None
 
 
-NO_BASELINE = _NoBaseline()
+NO_BASELINE = Baselines()
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Facts of one moment: its signals; everything else is empty unless given."""
+    """What quantities and conditions read: one engine at one moment.
+
+    - `values`: signals and derived signals; `recent`: some of them over the newest part of the
+      window; None for unknown.
+    - `streaks_s`: seconds for which named conditions have held; those that do not hold are absent.
+    - `config`: the labels of cache_config_info; `baseline`: the baselines of signals.
+    - `window_s`: the short window; `scale`: its ratio to the default, which durations are
+      multiplied by; `observed_s`: seconds since the first scrape of this process.
+    """
 
     values: Mapping[str, float | None]
-    targets: Targets
+    targets: Targets = NO_TARGETS
     streaks_s: Mapping[str, float] = field(default_factory=dict[str, float])
     config: Mapping[str, str] = field(default_factory=dict[str, str])
     recent: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    baseline: Quiet = NO_BASELINE
+    baseline: Baselines = NO_BASELINE
     window_s: float = 0.0
     observed_s: float = 0.0
     scale: float = 1.0
 
 
-Read = Callable[[Facts], float | None]
-Holds = Callable[[Facts], bool]
-"""Compiled conditions and quantities: functions of facts."""
+Read = Callable[[Moment], float | None]
+Holds = Callable[[Moment], bool]
+"""Compiled quantities and conditions."""
 
-EVERYWHERE = recorded("running")
-"""A recorded series that exists for every engine."""
+
+class Spelling:
+    """How quantities and conditions are written in PromQL; subclasses say which signals have a
+    series.
+
+    `dialect` names vLLM's own series and the window. `scale` is the ratio of the short window to
+    its default.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        targets: Targets = NO_TARGETS,
+        scale: float = 1.0,
+        interval_s: float = 0.0,
+        scrape_s: float = 0.0,
+    ) -> None:
+        self.dialect, self.targets, self.scale = dialect, targets, scale
+        self.window_s, self.interval_s, self.scrape_s = dialect.range_s, interval_s, scrape_s
+        self.process = ", ".join(name for name in dialect.by if name not in ENGINE_LABELS)
+        """The labels that all engines of a process share."""
+
+    def series(self, key: str) -> str | None:
+        """A signal's expression, for each engine; None if there is none."""
+        raise NotImplementedError
+
+    @property
+    def everywhere(self) -> str:
+        """A series that exists for every engine."""
+        return self.series("running") or EVERYWHERE
+
+    def raw(self, metric: str, suffix: str = "", extra: str = "") -> str:
+        """A selector of vLLM's own series of a metric."""
+        return self.dialect.series(metric, suffix, extra=extra)
+
+    def last_rate(self, metric: str) -> str:
+        """The rate of a counter between its last two scrapes, by engine."""
+        return self.dialect.sum(f"irate({self.raw(metric, '_total')}[{self.dialect.range}])")

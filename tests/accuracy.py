@@ -16,8 +16,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests import kvtruth, routing_accuracy, slo_ramps, throughput
 from tests.incidents import table as incidents

@@ -16,11 +16,12 @@ from kneewatch.collector.exposition.parser import PageParser
 from kneewatch.collector.gpu.page import GpuPage, GpuResolver
 from kneewatch.collector.names.dcgm_fields import GpuBinding
 from kneewatch.collector.samples import Page
-from kneewatch.diagnose.causes.evidence import Cause, Targets
+from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from kneewatch.diagnose.gpu.monitor import GpuChoice, GpuMonitor
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import WINDOW_S, Severity
 from tests.simulator.cases import LASTS_S, Case
 from tests.simulator.page import START_S

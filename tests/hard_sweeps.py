@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.hard_judging import Incident, Judged, healthy, judge, said
 from tests.simulator.cases import Case

@@ -13,9 +13,9 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.samples import Page
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.facts import Targets
 
 CAPTURES = Path(__file__).parent / "fixtures" / "captures"
 LAB = Path(__file__).parent / "fixtures" / "lab"

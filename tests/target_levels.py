@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from statistics import median
 
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.facts import Targets
 
 SIGNALS = ("ttft_p99_s", "itl_p99_s")
 """The signals that targets are for, which are the names of the targets as well."""

@@ -31,9 +31,9 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.samples import Layout, Page, Series
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.rules.facts import Targets
 from tests.recordings import CAPTURES
 
 Floats = npt.NDArray[np.float64]

@@ -27,7 +27,7 @@ from kneewatch.diagnose.fleet.observed import HITS, HOUR_S, USUAL_SIGNALS, WEEK_
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.gpu import health
 from kneewatch.diagnose.learned.length_drift import METRICS
-from kneewatch.rules.facts import Targets, duration, recorded
+from kneewatch.rules.facts import Spelling, Targets, duration, recorded
 from kneewatch.rules.quantities import RECENT
 from kneewatch.rules.rule import WINDOW_S
 
@@ -195,60 +195,29 @@ def scrapes(scope: QueryScope) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Spelled:
-    """How conditions are spelled for all engines of a fleet: with recorded series where there are
-    any, else with vLLM's own (rules/conditions)."""
+class _Spelled(Spelling):
+    """Spells conditions for all engines of a fleet: with recorded series where there are any, else
+    with vLLM's own. A condition is looked up at each scrape."""
 
-    dialect: Dialect
-    targets: Targets
-    interval_s: float
-    recorded: bool
-
-    @property
-    def window_s(self) -> float:
-        """The window."""
-        return self.dialect.range_s
-
-    @property
-    def scrape_s(self) -> float:
-        """Seconds between scrapes: a condition is looked up at each of them."""
-        return self.interval_s
-
-    @property
-    def scale(self) -> float:
-        """The window over its default."""
-        return self.dialect.range_s / WINDOW_S
-
-    @property
-    def process(self) -> str:
-        """Labels that all engines of a process share."""
-        return ", ".join(name for name in self.dialect.by if name not in ("model_name", "engine"))
-
-    @property
-    def everywhere(self) -> str:
-        """A series that every engine has."""
-        return self.series("running") or ""
+    def __init__(
+        self, dialect: Dialect, targets: Targets, scrape_s: float, *, is_recorded: bool
+    ) -> None:
+        self._is_recorded = is_recorded
+        super().__init__(
+            dialect,
+            targets=targets,
+            scale=dialect.range_s / WINDOW_S,
+            interval_s=scrape_s,
+            scrape_s=scrape_s,
+        )
 
     def series(self, key: str) -> str | None:
         """The expression of a signal; None where PromQL has none."""
-        if self.recorded:
+        if self._is_recorded:
             return f"max by ({', '.join(self.dialect.by)}) ({recorded(key)})"
         signal = _SIGNALS.get(key)
         expr = None if signal is None else signal.expr.promql(self.dialect)
         return None if expr is None else f"({expr})"
-
-    def raw(self, metric: str, suffix: str = "", extra: str = "") -> str:
-        """vLLM's own series of a metric."""
-        return self.dialect.series(metric, suffix, extra=extra)
-
-    def summed(self, expr: str) -> str:
-        """An expression over vLLM's own series, summed by engine."""
-        return self.dialect.sum(expr)
-
-    def last_rate(self, metric: str) -> str:
-        """The rate of a counter between its last two scrapes, by engine."""
-        return self.summed(f"irate({self.raw(metric, '_total')}[{self.dialect.range}])")
 
 
 def held(
@@ -256,7 +225,7 @@ def held(
 ) -> dict[tuple[str, float], str]:
     """Queries for the engines where a condition has held, by its name and for how many seconds."""
     by_prefix = [
-        held_queries(_Spelled(dialect, targets, scrape_interval_s, recorded_only))
+        held_queries(_Spelled(dialect, targets, scrape_interval_s, is_recorded=recorded_only))
         for dialect in scope.dialects
     ]
     return {key: " or ".join(f"({queries[key]})" for queries in by_prefix) for key in by_prefix[0]}

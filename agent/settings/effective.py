@@ -20,9 +20,9 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.http.address import parse_target, shown_url
 from kneewatch.collector.http.connection import FetchSettings
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.rules.facts import Targets
 
 HIDDEN = "(hidden)"
 

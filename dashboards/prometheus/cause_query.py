@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kneewatch.collector.signals.expr import Dialect
 from kneewatch.dashboards.prometheus.rule_group import Record
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.causes.record import CauseRecord, Term
 from kneewatch.rules.conditions import Number, ToPromQL
-from kneewatch.rules.facts import EVERYWHERE, Spelling, number, recorded
+from kneewatch.rules.facts import NO_TARGETS, Spelling, Targets, number, recorded
 from kneewatch.rules.rule import Severity
 
 ZERO = f"({recorded('running')} * 0)"
 """0 for every engine, in place of a signal without a value."""
 
-
-NO_TARGETS = Targets()
+NO_DIALECT = Dialect(0.0)
 
 Levels = tuple[tuple[Severity, str], ...]
 """Severities and when each applies, worst first; an empty condition always does."""
@@ -63,32 +62,21 @@ class CauseQuery:
         return f"{self.record.id}:{self.note}" if self.note else self.record.id
 
 
-class Spelled:
+class Spelled(Spelling):
     """Signals that are PromQL expressions of their own: GPU boards, engines against their peers."""
 
     def __init__(
-        self, series: Mapping[str, str], *, window_s: float = 0.0, targets: Targets = NO_TARGETS
+        self,
+        series: Mapping[str, str],
+        dialect: Dialect = NO_DIALECT,
+        targets: Targets = NO_TARGETS,
     ) -> None:
+        super().__init__(dialect, targets=targets)
         self._series = series
-        self.window_s = self.interval_s = self.scrape_s = window_s
-        self.targets, self.scale, self.process = targets, 1.0, ""
-        self.everywhere = EVERYWHERE
 
     def series(self, key: str) -> str | None:
         """The expression of a signal; None where there is none."""
         return self._series.get(key)
-
-    def raw(self, metric: str, suffix: str = "", extra: str = "") -> str:
-        """Not supported: these signals are not read from vLLM's series."""
-        raise NotImplementedError(metric, suffix, extra)
-
-    def summed(self, expr: str) -> str:
-        """Not supported: these signals are not read from vLLM's series."""
-        raise NotImplementedError(expr)
-
-    def last_rate(self, metric: str) -> str:
-        """Not supported: these signals are not read from vLLM's series."""
-        raise NotImplementedError(metric)
 
 
 def scored(to: Spelling, term: Term) -> Scored | None:

@@ -59,6 +59,7 @@ from kneewatch.rules.conditions import ToPromQL, nodes
 from kneewatch.rules.facts import (
     EVERYWHERE,
     WIDE_RANGE_S,
+    Spelling,
     duration,
     number,
     range_s,
@@ -240,36 +241,32 @@ def why_inexpressible(signal: Signal) -> str:
     return "a number inside a label" if of_engine else "its metric has no engine label"
 
 
-class Recorded:
-    """How conditions are spelled with what a plan's rules record (rules/conditions)."""
+class Recorded(Spelling):
+    """Spells conditions with the series that a plan's rules record. `keys` are the signals and
+    derived signals that are recorded for each engine."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.window_s, self.scrape_s = plan, plan.range_s, plan.scrape_s
-        self.interval_s = plan.interval_s
-        self.scale, self.targets, self.process = plan.scale, plan.targets, plan.process
-        self.everywhere = EVERYWHERE
+        super().__init__(
+            plan.dialect,
+            targets=plan.targets,
+            scale=plan.scale,
+            interval_s=plan.interval_s,
+            scrape_s=plan.scrape_s,
+        )
+        self._plan = plan
         of_gpus = FOUND if plan.gpu_join else ()
         slow = {key for slow in SLOW for key in _slow(plan, slow)}
         self.keys = frozenset({*_recorded_signals(plan), *derived(plan), *slow, *CASCADE, *of_gpus})
-        """What is recorded for each engine."""
 
     def series(self, key: str) -> str | None:
         """The recorded series of a signal; None where there is none."""
         return recorded(key) if key in self.keys else None
 
-    def raw(self, metric: str, suffix: str = "", extra: str = "") -> str:
-        """vLLM's own series of a metric."""
-        return self.plan.dialect.series(metric, suffix, extra=extra)
-
-    def summed(self, expr: str) -> str:
-        """An expression over vLLM's own series, summed by engine."""
-        return self.plan.dialect.sum(expr)
-
     def last_rate(self, metric: str) -> str:
         """The rate of a counter between its last two scrapes, by engine."""
         series = self.raw(metric, "_total")
         return _reaching(
-            self.plan, lambda dialect: self.summed(f"irate({series}[{dialect.range}])")
+            self._plan, lambda dialect: self.dialect.sum(f"irate({series}[{dialect.range}])")
         )
 
 
@@ -368,8 +365,8 @@ def _inputs_of_derived(plan: Plan) -> Spelled:
             **{BaselineValue(key).name: f"({compared_with(plan, key)})" for key in COMPARED},
             UsualValue(usual).name: f"max by ({plan.engine}) ({_usual_now(usual)})",
         },
-        window_s=plan.range_s,
-        targets=plan.targets,
+        plan.dialect,
+        plan.targets,
     )
 
 

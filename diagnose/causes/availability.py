@@ -85,12 +85,12 @@ class Stalled(Leaf):
         """No token and no finished request over a range, KV usage not above that of the range
         before, and requests in flight throughout."""
         span, step = duration(span_s), duration(to.interval_s)
-        tokens = to.summed(f"increase({to.raw('generation_tokens', '_total')}[{span}])")
+        tokens = to.dialect.sum(f"increase({to.raw('generation_tokens', '_total')}[{span}])")
         finished = to.raw("request_success", "_total", f'{ABORTED[0]}!="{ABORTED[1]}"')
-        answered = to.summed(f"increase({finished}[{span}])")
+        answered = to.dialect.sum(f"increase({finished}[{span}])")
         usage = to.raw("kv_cache_usage_perc")
         filled, before = (
-            to.summed(f"max_over_time({usage}[{span}]{offset})")
+            to.dialect.sum(f"max_over_time({usage}[{span}]{offset})")
             for offset in ("", f" offset {span}")
         )
         in_flight = IN_FLIGHT.promql(to)

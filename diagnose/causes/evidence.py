@@ -18,7 +18,7 @@ from kneewatch.diagnose.learned.length_drift import Departure, Drift
 from kneewatch.diagnose.learned.live_workload import LiveWorkload
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
 from kneewatch.rules.cascade import Stage
-from kneewatch.rules.facts import NO_BASELINE, Quiet
+from kneewatch.rules.facts import Moment
 from kneewatch.rules.rule import Finding, Severity
 
 CONCLUDED_FROM = 0.5
@@ -40,14 +40,6 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
-    """The user's latency targets in seconds; None where none is set."""
-
-    ttft_p99_s: float | None = None
-    itl_p99_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ReplacedProcess:
     """A vLLM process that was replaced: when the next one was first seen, how long it ran (None
     where that is unknown), and its last page in words. `broke_off`: it had requests in flight or a
@@ -59,13 +51,15 @@ class ReplacedProcess:
     broke_off: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """All that a cause may look at, for one engine at one moment.
+STEADY = Stage(0, 0.0, Severity.OK, None, ())
 
-    - `values`: signals and derived signals; `recent`: some of them over the newest quarter of the
-      window; `streaks_s`: how long each named condition has held.
-    - `config`: the labels of cache_config_info; `observed_s`: how long this process was watched.
+
+@dataclass(frozen=True, slots=True)
+class Facts(Moment):
+    """All that a cause may look at, for one engine at one moment. The defaults are those of an
+    engine without a past: a tier's average engine, or one beside its peers.
+
+    - `missing`: the metrics that each unknown signal lacks; `findings`: by rule id.
     - `gpus`: the target's GPUs; with `gpus_guessed`, GPUs that may be its own. `gpus_lost`: a line
       for each that does not answer.
     - `adapters`: LoRA adapters that had a slot in the window; only filled while requests wait.
@@ -77,20 +71,11 @@ class Facts:
       stated benchmarks say about its tensor-parallel degree.
     """
 
-    now_s: float
-    window_s: float
-    scale: float
-    observed_s: float
-    values: Mapping[str, float | None]
-    recent: Mapping[str, float | None]
-    streaks_s: Mapping[str, float]
-    missing: Mapping[str, tuple[str, ...]]
-    findings: Mapping[str, Finding]
-    stage: Stage
-    baseline: Quiet
-    config: Mapping[str, str]
-    targets: Targets
-    restarts: Sequence[ReplacedProcess]
+    now_s: float = 0.0
+    missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    findings: Mapping[str, Finding] = field(default_factory=dict[str, Finding])
+    stage: Stage = STEADY
+    restarts: Sequence[ReplacedProcess] = ()
     gpus: Sequence[GpuState] = ()
     gpus_guessed: bool = False
     gpus_lost: Sequence[str] = ()
@@ -100,32 +85,6 @@ class Facts:
     workload: LiveWorkload | None = None
     knee: LearnedKnee | None = None
     split: Comparison | None = None
-
-    @classmethod
-    def of_moment(
-        cls,
-        values: Mapping[str, float | None],
-        *,
-        config: Mapping[str, str] | None = None,
-        targets: Targets | None = None,
-    ) -> Facts:
-        """Facts without a past: of a tier's average engine, or of one beside its peers."""
-        return cls(
-            now_s=0.0,
-            window_s=0.0,
-            scale=1.0,
-            observed_s=0.0,
-            values=values,
-            recent={},
-            streaks_s={},
-            missing={},
-            findings={},
-            stage=Stage(0, 0.0, Severity.OK, None, ()),
-            baseline=NO_BASELINE,
-            config=config or {},
-            targets=targets or Targets(),
-            restarts=(),
-        )
 
     def get(self, signal: str, default: float = 0.0) -> float:
         """A signal's value, or `default` where it has none."""

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
-from kneewatch.diagnose.causes.evidence import Cause, Facts, Targets
+from kneewatch.diagnose.causes.evidence import Cause, Facts
 from kneewatch.diagnose.causes.ranking import BY_ID, EXPLAINS
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.cascade import Stage
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Finding, Severity
 
 

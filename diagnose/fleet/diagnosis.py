@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.causes.ranking import CAUSES, explained_by, with_explained
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
@@ -33,6 +32,7 @@ from kneewatch.diagnose.fleet.workload_drift import unprofiled, workload_drift
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 
 

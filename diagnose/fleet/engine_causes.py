@@ -7,10 +7,10 @@ drifts come from the metrics system, where it can tell.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kneewatch.diagnose.causes.availability import STALLED_S, Stalled
-from kneewatch.diagnose.causes.evidence import Cause, Facts, Targets
+from kneewatch.diagnose.causes.evidence import Cause, Facts
 from kneewatch.diagnose.causes.gpu_faults import GPU_FAULT
 from kneewatch.diagnose.causes.ranking import CAUSES, conclude, ranked
 from kneewatch.diagnose.fleet.inventory import Labels
@@ -18,7 +18,7 @@ from kneewatch.diagnose.fleet.observed import HOUR_S, Values
 from kneewatch.diagnose.gpu.health import GpuState
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.conditions import nodes
-from kneewatch.rules.facts import Spelling, duration
+from kneewatch.rules.facts import Baselines, Spelling, Targets, duration
 from kneewatch.rules.quantities import RECENT, BaselineValue, Held, signals_of
 from kneewatch.rules.rule import Severity
 
@@ -60,7 +60,7 @@ def held_queries(to: Spelling) -> dict[tuple[str, float], str]:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedBaselines:
+class RecordedBaselines(Baselines):
     """Quiet baselines as the recording rules have them."""
 
     values: Values
@@ -68,11 +68,6 @@ class RecordedBaselines:
     def get(self, key: str) -> float | None:
         """The baseline of a signal; None where the rules have none."""
         return self.values.get(BASELINES.get(key, f"{key}:baseline"))
-
-    def usual(self, key: str) -> float | None:
-        """None: no cause reads it."""
-        del key
-        return None
 
 
 def causes_of(
@@ -91,15 +86,17 @@ def causes_of(
     """The causes of one engine, ranked; those that others explain are folded into them."""
     age_s = values.get("age_s", HOUR_S if "running_hour_ago" in values else 0.0)
     current: Mapping[str, float | None] = values
-    facts = replace(
-        Facts.of_moment(current, config=config, targets=targets),
-        window_s=window_s,
-        scale=scale,
-        observed_s=age_s,
-        recent={key: values.get(name, values.get(key)) for key, name in RECENT.items()},
-        streaks_s=streaks_s,
+    facts = Facts(
+        current,
+        targets,
+        streaks_s,
+        config,
+        {key: values.get(name, values.get(key)) for key, name in RECENT.items()},
+        RecordedBaselines(values),
+        window_s,
+        age_s,
+        scale,
         stage=Stage(stage or 0, 0.0, severity, None, ()),
-        baseline=RecordedBaselines(values),
         gpus=faulty_gpus,
         gpus_guessed=gpus_guessed,
     )

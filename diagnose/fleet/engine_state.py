@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kneewatch.collector.signals.expr import Dialect, InfoChanges
 from kneewatch.collector.signals.signal import Signal as CatalogueSignal
-from kneewatch.diagnose.causes.evidence import Cause, Targets
+from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet import engine_causes
 from kneewatch.diagnose.fleet.inventory import Labels, Member
@@ -24,7 +24,7 @@ from kneewatch.rules.cascade import (
     compiled_severities,
     evidence_of,
 )
-from kneewatch.rules.facts import Moment
+from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.quantities import signals_of
 from kneewatch.rules.rule import WINDOW_S, Rule, Severity
 

@@ -165,7 +165,7 @@ def _beside_peers(engine: Engine, tier: Tier) -> Facts:
         XID.key: engine.gpus.get("xid"),
         HOTTER.key: heat_c - usual_c if heat_c is not None and usual_c is not None else None,
     }
-    return Facts.of_moment(values)
+    return Facts(values)
 
 
 def _clock_low(engine: Engine, tier: Tier) -> float | None:

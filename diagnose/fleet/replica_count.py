@@ -10,7 +10,7 @@ from math import ceil
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model
-from kneewatch.diagnose.causes.evidence import Facts, Targets
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.deployment import Deployment, Stated, deployment
 from kneewatch.diagnose.deployment.server_facts import (
@@ -36,6 +36,7 @@ from kneewatch.diagnose.recommend.levers_replicas import fewer_replicas, more_re
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.memory.overhead import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.replicas.replica_count import prefill_decode_ratio
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 
 SHARED_OUT = (
@@ -147,7 +148,7 @@ def average_engine(
     values = averaged(tier)
     if server.capacity_tokens is None:
         server = replace(server, capacity_tokens=values["kv_capacity_tokens"])
-    facts = Facts.of_moment(values, config=server.config, targets=targets)
+    facts = Facts(values, targets, config=server.config)
     return LeverContext(cause, facts, server, demand(values, server), weekly_peak_requests=peak)
 
 

@@ -6,12 +6,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf, isfinite
 
-from kneewatch.diagnose.causes.evidence import Case, Targets
+from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.observed import HOUR_S, Past, Usual
 from kneewatch.diagnose.fleet.outliers import COLD_S
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle, names_of
 from kneewatch.diagnose.learned.length_drift import Buckets
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.quantities import RECENT
 from kneewatch.rules.rule import Severity
 

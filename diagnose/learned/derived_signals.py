@@ -15,7 +15,7 @@ from kneewatch.collector.window import Window
 from kneewatch.diagnose.learned import slow_trends
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.conditions import Quantity, nodes
-from kneewatch.rules.facts import Facts, Holds, Moment, Targets
+from kneewatch.rules.facts import Holds, Moment, Targets
 from kneewatch.rules.quantities import (
     RECENT,
     BaselineValue,
@@ -176,7 +176,7 @@ _READS = tuple((signal.key, signal.of.read()) for signal in DERIVED if signal.of
 _GAPS = {signal.key: signal.gap for signal in DERIVED if signal.gap}
 
 
-def evaluated(facts: Facts) -> dict[str, float | None]:
+def evaluated(facts: Moment) -> dict[str, float | None]:
     """Values of the derived signals that have an expression, by key."""
     return {key: read(facts) for key, read in _READS}
 

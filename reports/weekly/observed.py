@@ -9,11 +9,11 @@ from operator import add
 from typing import Any
 
 from kneewatch.collector.window import Buckets
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.learned.knee import Point
 from kneewatch.reports.weekly.figures import Method
 from kneewatch.reports.weekly.hours import Grid
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import Rule, Severity
 

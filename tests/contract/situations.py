@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.learned.knee import LearnedKnee, Range
 from kneewatch.diagnose.learned.length_drift import Departure, Drift, Point
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, SAME_WORK, SLOW, Situation
 

@@ -15,11 +15,11 @@ from kneewatch.collector.samples import Series
 from kneewatch.dashboards.prometheus.causes import cause_groups, cause_queries, gate_of
 from kneewatch.dashboards.prometheus.recording_rules import CAUSE_SEVERITY, CONFIDENCE, Recorded
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
-from kneewatch.diagnose.causes.evidence import Facts, Targets
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.ranking import EXAMINED
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.rules.conditions import Compare, nodes
-from kneewatch.rules.facts import recorded
+from kneewatch.rules.facts import Targets, recorded
 from kneewatch.rules.quantities import RECENT, BaselineValue, Held, Named, Signal, signals_of
 from kneewatch.rules.rule import WORDS
 from tests.contract import golden

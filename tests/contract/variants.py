@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from kneewatch.dashboards.prometheus.recording_rules import Recorded
 from kneewatch.dashboards.prometheus.rule_group import Plan
-from kneewatch.diagnose.causes.evidence import Facts, Targets
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.rules.conditions import Compare, Quantity, nodes
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.quantities import (
     RECENT,
     BaselineValue,

@@ -10,7 +10,7 @@ from typing import Any
 from kneewatch.dashboards.prometheus.alerts import burn_groups
 from kneewatch.dashboards.prometheus.promtool_tests import Server
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
-from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.rules.facts import Targets
 from tests.programs import require
 
 BURNING = {

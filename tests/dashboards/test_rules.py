@@ -27,8 +27,8 @@ from kneewatch.dashboards.prometheus.rule_files import (
     rule_files,
 )
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.causes.ranking import CAUSES
+from kneewatch.rules.facts import Targets
 from tests.programs import require
 
 PLANS = {

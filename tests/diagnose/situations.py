@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from kneewatch.diagnose.causes.evidence import Cause, Facts, ReplacedProcess, Targets
+from kneewatch.diagnose.causes.evidence import Cause, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.ranking import conclude
 from kneewatch.diagnose.gpu.health import GpuState, XidSeen
 from kneewatch.diagnose.learned.derived_signals import evaluated
@@ -16,7 +16,7 @@ from kneewatch.diagnose.learned.live_workload import SHIFTS, LiveWorkload
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison, compared, degrees_of
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
-from kneewatch.rules.facts import Moment
+from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import Finding, Severity
 from tests.diagnose.sweeps import sweep

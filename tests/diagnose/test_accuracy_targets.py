@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.accuracy import Verdict, first_word, judge, mark, summary, verdict, with_targets, wrong
 from tests.agent.store.factories import cause, diagnosis

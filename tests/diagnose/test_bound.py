@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.diagnose.causes.bottleneck import bound_of
-from kneewatch.diagnose.causes.evidence import Cause, Targets
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.rules.facts import Targets
 from tests.diagnose.situations import CALM, CONCLUSIVE, Situation
 
 DECODE, PREFILL = CONCLUSIVE["decode_bound"], CONCLUSIVE["prefill_bound"]

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.diagnose.causes.bottleneck import unseen_host
-from kneewatch.diagnose.causes.evidence import ReplacedProcess, Targets
+from kneewatch.diagnose.causes.evidence import ReplacedProcess
 from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES, EXAMINED, conclude, ranked
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.knee import LearnedKnee, Range
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.collector.name_pages import recorded
 from tests.diagnose.situations import (

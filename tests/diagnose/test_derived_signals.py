@@ -6,13 +6,12 @@ import pytest
 
 from kneewatch.dashboards.prometheus.recording_rules import derived
 from kneewatch.dashboards.prometheus.rule_group import Plan
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.engine_state import coverage
 from kneewatch.diagnose.learned.derived_signals import DERIVED, MOMENTARY, evaluated
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.conditions import nodes
-from kneewatch.rules.facts import Moment
+from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.quantities import BaselineValue, signals_of
 
 TARGETS = Targets(ttft_p99_s=2.0)

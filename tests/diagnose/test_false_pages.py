@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.diagnose.causes import availability as observer
-from kneewatch.diagnose.causes.evidence import ReplacedProcess, Targets
+from kneewatch.diagnose.causes.evidence import ReplacedProcess
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.rules.cascade import Cascade
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Bound, Severity
 from tests.diagnose.situations import CALM, NOW_S
 from tests.rules.cascade_run import KV_EVICT

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.knee import FORGOTTEN_S, CurveLearner
+from kneewatch.rules.facts import Targets
 from tests.recordings import CAPTURES
 
 NOTHING = Targets(None, None)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.causes.ranking import ranked
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
@@ -19,6 +18,7 @@ from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import demand
 from kneewatch.diagnose.recommend.levers_replicas import lower_tensor_parallel
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import Row, causes, pod, verdict
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised, changes

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.causes.ranking import ranked
 from kneewatch.diagnose.engine.diagnosis import symptoms
+from kneewatch.rules.facts import Targets
 from tests.diagnose.situations import CALM, CONCLUSIVE, Situation
 
 LATE = Targets(ttft_p99_s=1.0, itl_p99_s=0.1)

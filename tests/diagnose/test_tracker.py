@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.causes.ranking import over
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
+from kneewatch.rules.facts import Targets
 from tests.diagnose.situations import CONCLUSIVE, NOW_S
 
 SCRAPE_S = 5.0

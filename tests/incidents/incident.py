@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.incidents.pages import STEP_S, Phases, pages
 from tests.recordings import NO_TARGETS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.rules.cascade import Cascade, Stage
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import RULES
 
 KV_EVICT = next(rule for rule in RULES if rule.id == "KV-EVICT")

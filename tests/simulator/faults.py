@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.rules.facts import Targets
 from tests.simulator.gpus import GpuSteps
 from tests.simulator.server import DOCUMENTS, SUMMARIES, Begin, Server, Setting
 from tests.simulator.work import Work

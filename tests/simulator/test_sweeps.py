@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.agent.store.factories import cause, diagnosis
 from tests.hard_judging import Incident, judge, played, said

@@ -29,7 +29,6 @@ from kneewatch.agent.store.records import (
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.names.vllm_series import EngineKey
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import Catalogue, EngineMonitor
 from kneewatch.diagnose.learned.knee import (
@@ -39,6 +38,7 @@ from kneewatch.diagnose.learned.knee import (
     LiveKnee,
     same_launch,
 )
+from kneewatch.rules.facts import Targets
 from tests.agent.daemon.factories import Kept, target
 from tests.agent.daemon.running import Daemon
 from tests.agent.running import bodies, in_turn

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kneewatch.agent.watch.details import Frame, details, ttft_bound_s
 from kneewatch.agent.watch.glyphs import ASCII, TONES, UNICODE, Glyphs, Line, cells
 from kneewatch.agent.watch.state import EngineKey, Kind, Row, Trail
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.engine.diagnosis import Diagnosis, judged_against
+from kneewatch.rules.facts import Targets
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.made import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
 

@@ -7,13 +7,14 @@ from math import inf
 
 import pytest
 
-from kneewatch.diagnose.causes.evidence import Cause, Targets
+from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Group
 from kneewatch.diagnose.fleet.observed import Gone, Usual, Why, usual_of
 from kneewatch.diagnose.gpu.health import GpuState, XidSeen
 from kneewatch.diagnose.learned.length_drift import Buckets
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import DILUTED, Row, causes, fleet, pod, verdict
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.engine_state import MOMENT_S, coverage
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import pod, verdict
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import knows
 from kneewatch.diagnose.recommend.adviser import MOST, checked_recommendation
 from kneewatch.diagnose.recommend.context import LeverContext, advice
 from kneewatch.diagnose.recommend.demand import demand
+from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised
 from tests.diagnose.situations import Situation
 from tests.examples import examples

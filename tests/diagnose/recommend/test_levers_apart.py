@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
+from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised, changes
 from tests.diagnose.situations import CALM, Situation
 

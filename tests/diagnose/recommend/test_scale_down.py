@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.recommend.adviser import Adviser, recommend
 from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, cause, changes
 from tests.diagnose.situations import Situation
 

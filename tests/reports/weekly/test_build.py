@@ -13,7 +13,6 @@ from jsonschema import Draft202012Validator
 
 from kneewatch.agent.stated_deployment import named_model
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.build_report import EMPTY, build
@@ -35,6 +34,7 @@ from kneewatch.reports.weekly.page.formatting import Calendar
 from kneewatch.reports.weekly.page.parts import incident_parts
 from kneewatch.reports.weekly.report import WeeklyReport, render_json
 from kneewatch.reports.weekly.tier_sections import TableRow
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.guide_tables import KV_TABLE, MONITORING
 from kneewatch.rules.rule import Severity
 from tests.report_schema import report_schema
