@@ -38,7 +38,9 @@ class ExpositionError(CollectError):
 
     def __init__(self, message: str, *, line: int = 0, kind: str = "exposition") -> None:
         where = f"line {line}: " if line else ""
-        super().__init__(f"{where}{message}", kind=kind, hint="is this a Prometheus metrics page?")
+        super().__init__(
+            f"{where}{message}", kind=kind, hint="check that this is a Prometheus metrics page"
+        )
         self.line = line
 
 

@@ -137,7 +137,7 @@ def split_head(line: str) -> Head:
     """The name and labels of a sample line, and where its value starts."""
     match = _HEAD.match(line)
     if match is None:
-        raise ExpositionError("not a sample, which is a name, labels if any and a value")
+        raise ExpositionError("not a sample line: a name, optional labels and a value")
     return Head(match[0], match[1], match[2])
 
 
@@ -177,7 +177,7 @@ def series_name(before: str | None, inner: str | None, limits: Limits) -> str:
         return _bounded(before, limits)
     if before is None and inner is not None:
         return inner
-    raise ExpositionError("a sample needs one name, not none and not two")
+    raise ExpositionError("a sample needs exactly one name")
 
 
 def read_tail(text: str, *, openmetrics: bool, limits: Limits) -> Tail:

@@ -57,7 +57,7 @@ class NvmlCollector:
 
         Raises:
             CollectError: of kind no_gpu where there is no driver or no GPU, of kind gpus_lost where
-                all that were there no longer answer, else of kind driver.
+                no GPU answers that did before, else of kind driver.
         """
         try:
             nvml = self._nvml or self._open()
@@ -100,7 +100,7 @@ class NvmlCollector:
             raise CollectError(
                 "the NVIDIA driver shows no GPU",
                 kind="no_gpu",
-                hint="a container must be started with its GPUs",
+                hint="start the container with its GPUs",
             )
         now_s = self._monotonic()
         readings: list[Readings] = []
@@ -116,10 +116,10 @@ class NvmlCollector:
             except GpuLostError as error:
                 notes.append(self._lost(index, str(error)))
         if not readings:
-            said = notes[0].text if notes else "the driver shows none of the GPUs it showed before"
+            said = notes[0].text if notes else "the driver no longer lists any of its GPUs"
             gone = not notes or any(note.lost for note in notes)
             kind = GPUS_LOST if gone else "driver"
-            raise CollectError(said, kind=kind, hint="drain the node; dmesg says more")
+            raise CollectError(said, kind=kind, hint="drain the node, then read dmesg on it")
         notes += self._missed(notes)
         self._watch_xids(calls)
         return self._page(readings, notes)
@@ -153,7 +153,12 @@ class NvmlCollector:
         """Notes about GPUs that the driver listed earlier and no longer lists."""
         there = {device.uuid for device in self._devices.values()} | {note.uuid for note in notes}
         return [
-            GpuNote(f"GPU {index} ({uuid}) is no longer there: drain the node", uuid, index, True)
+            GpuNote(
+                f"the driver no longer lists GPU {index} ({uuid}): drain the node",
+                uuid,
+                index,
+                True,
+            )
             for uuid, index in self._known.items()
             if uuid not in there
         ]
@@ -193,7 +198,7 @@ class NvmlCollector:
 
 def _closed(index: int) -> GpuNote:
     # A container that was given some of the GPUs counts all of them.
-    return GpuNote(f"GPU {index} is not open to this process", index=str(index))
+    return GpuNote(f"this process has no access to GPU {index}", index=str(index))
 
 
 def _address(handle: Handle) -> int | None:

@@ -31,7 +31,7 @@ LOST = {
     "NVML_ERROR_RESET_REQUIRED": "needs a reset before it can be used",
     "NVML_ERROR_UNKNOWN": "no longer answers the driver",
 }
-"""Errors that mean that a GPU is gone. The last one also occurs for single fields: it counts only
+"""Errors that mean that a GPU is lost. The last one also occurs for single fields: it counts only
 if no call succeeded."""
 
 WHOLE = {
@@ -41,20 +41,20 @@ WHOLE = {
     ),
     "NVML_ERROR_DRIVER_NOT_LOADED": (
         "the NVIDIA kernel driver is not loaded",
-        "nvidia-smi on the node says more; a container must be started with its GPUs",
+        "run nvidia-smi on the node; start a container with its GPUs",
     ),
     "NVML_ERROR_LIB_RM_VERSION_MISMATCH": (
-        "NVML's library and the loaded kernel driver are of different versions: the driver was"
-        " updated underneath what runs",
+        "NVML's library and the loaded kernel driver have different versions: the driver was"
+        " updated while it was in use",
         "reload the nvidia modules or reboot the node; until then no new process gets a GPU",
     ),
     "NVML_ERROR_IRQ_ISSUE": (
         "the kernel has an interrupt problem with a GPU",
-        "dmesg on the node says which",
+        "see dmesg on the node for which GPU",
     ),
     "NVML_ERROR_OPERATING_SYSTEM": (
-        "the operating system denies NVML its device files",
-        "a container must be started with its GPUs; see also its cgroup's device rules",
+        "the operating system denies NVML access to its device files",
+        "start the container with its GPUs, and check its cgroup's device rules",
     ),
 }
 """Errors that concern all GPUs: message and hint."""
@@ -66,7 +66,7 @@ def load_nvml() -> Nvml:
 
 
 class GpuLostError(Exception):
-    """A GPU no longer answers; the message says how that is known."""
+    """A GPU no longer answers; the message says why."""
 
 
 class Calls:
@@ -84,7 +84,7 @@ class Calls:
 
         Raises:
             GpuLostError: the GPU is gone.
-            CollectError: nothing can be had of NVML at all.
+            CollectError: NVML as a whole fails.
         """
         call = getattr(self.nvml, function, None)
         if call is None:
@@ -163,13 +163,12 @@ def whole_failure(nvml: Nvml, error: Any) -> CollectError:  # noqa: ANN401 - an 
         return CollectError(
             "no NVIDIA driver library (libnvidia-ml.so.1) here",
             kind="no_gpu",
-            hint="a container gets it from the NVIDIA runtime, with NVIDIA_DRIVER_CAPABILITIES"
-            " utility",
+            hint="in a container, use the NVIDIA runtime with NVIDIA_DRIVER_CAPABILITIES=utility",
         )
     if name == "NVML_ERROR_NO_PERMISSION":
-        why, hint = "this user may not use NVML", "it needs read and write on /dev/nvidia*"
+        why, hint = "this user may not use NVML", "grant it read and write on /dev/nvidia*"
     else:
-        why, hint = WHOLE.get(name, (f"NVML says: {error}", "nvidia-smi on the node says more"))
+        why, hint = WHOLE.get(name, (f"NVML reports: {error}", "run nvidia-smi on the node"))
     return CollectError(why, kind="driver", hint=hint)
 
 

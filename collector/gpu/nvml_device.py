@@ -274,14 +274,14 @@ class Device:
         self._instances: dict[str, Gpm] = {}
         self._linked: tuple[float, float] | None = None
         self.notes: list[GpuNote] = []
-        """What the newest reading did not see."""
+        """What the newest reading lacks, and why."""
 
     def read(self, now_s: float) -> list[Readings]:
         """The current values of the GPU and of each of its MIG instances.
 
         Raises:
             GpuLostError: it no longer answers.
-            CollectError: nothing can be had of NVML at all.
+            CollectError: NVML as a whole fails.
         """
         calls, gpm_calls = Calls(self._nvml), Calls(self._nvml)
         own = device_fields(calls, self.handle, self._links)
@@ -353,15 +353,15 @@ class Device:
         """The text of a note, the same for GPUs of one kind so that it can be merged."""
         why = ""
         if split:
-            why = f"{self.name} in MIG mode: of its use only what its instances tell is seen"
+            why = f"{self.name} is in MIG mode: only its instances report how busy they are"
         elif not self._gpm.supported:
             why = (
-                f"{self.name} has no GPM, which came with Hopper: how busy its memory, tensor pipes"
-                " and SMs are takes a DCGM exporter"
+                f"{self.name} has no GPM (Hopper and later): use a DCGM exporter to see how busy"
+                " its memory, tensor pipes and SMs are"
             )
         elif refused:
             why = (
-                f"this user may not read GPM of {self.name}: for how busy memory and tensor pipes "
-                "are, run as root or allow profiling to all (NVreg_RestrictProfilingToAdminUsers=0)"
+                f"this user may not read GPM of {self.name} (how busy memory and tensor pipes are):"
+                " run as root, or set NVreg_RestrictProfilingToAdminUsers=0"
             )
         self.notes = [GpuNote(why, self.uuid, self.index)] if why else []

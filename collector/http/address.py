@@ -11,7 +11,7 @@ from kneewatch.collector.errors import CollectError
 PORTS = {"http": 80, "https": 443}
 METRICS_PATH = "/metrics"
 
-URL_HINT = "a target is host:port or a URL, such as http://host:8000/metrics"
+URL_HINT = "write host:port or a URL, such as http://host:8000/metrics"
 PATH_SAFE = "/%:@!$&'()*+,;=~-._"
 HOST = re.compile(r"[^\s/?#@\\%:\[\]]+|[0-9a-f.:]+(%[\w.-]+)?")
 UNWANTED = re.compile(r"[\x00-\x20\x7f\\]")
@@ -77,15 +77,15 @@ def parse_target(target: str) -> Address:
     text = target.strip()
     url = text if "://" in text else f"http://{text}"
     if not text or UNWANTED.search(text):
-        raise _bad(target, "it is empty" if not text else "it holds a blank or a control character")
+        raise _bad(target, "it has a space or a control character" if text else "it is empty")
     parts, port = _split(target, url)
     host = parts.hostname
     if parts.scheme not in PORTS:
-        raise _bad(target, "only http and https are read")
+        raise _bad(target, "the scheme must be http or https")
     if not host or not HOST.fullmatch(host) or parts.netloc.endswith(":"):
-        raise _bad(target, "it names no host" if not host else "the host or port is malformed")
+        raise _bad(target, "the host is missing" if not host else "the host or port is malformed")
     if port == 0:
-        raise _bad(target, "port 0 cannot be connected to")
+        raise _bad(target, "no server listens on port 0")
     path = quote(parts.path, safe=PATH_SAFE) if parts.path not in ("", "/") else METRICS_PATH
     query = f"?{quote(parts.query, safe=PATH_SAFE + '?')}" if parts.query else ""
     return Address(
@@ -108,15 +108,15 @@ def redirected(address: Address, location: str) -> Address:
         target = parse_target(urljoin(address.url, location.strip()))
     except (CollectError, ValueError) as exc:
         raise CollectError(
-            f"{address.url} redirects to something that is not a URL: {_without_secret(location)}",
+            f"{address.url} redirects to an invalid URL: {_without_secret(location)}",
             kind="redirect",
-            hint="scrape the server itself, not what stands before it",
+            hint="give the address of the server itself, not of a proxy",
         ) from exc
     if target.origin != address.origin:
         raise CollectError(
-            f"{address.url} redirects to another server, {target.url}; that is not followed",
+            f"{address.url} redirects to another server, which is not followed: {target.url}",
             kind="redirect",
-            hint=f"if that is the right page, give its address: {target.url}",
+            hint=f"use {target.url} if that is the right page",
         )
     return target
 
@@ -130,11 +130,11 @@ def _split(target: str, url: str) -> tuple[SplitResult, int | None]:
         raise _bad(target, "the host is malformed") from None
     if "@" in parts.path + parts.query + parts.fragment:
         # An unquoted / ? or # in a password ends the host early; the rest must not be shown.
-        raise _bad(target, "/ ? # and @ in a password must be written %2F %3F %23 and %40")
+        raise _bad(target, "write / ? # and @ in a password as %2F %3F %23 and %40")
     try:
         return parts, parts.port
     except ValueError:
-        why = "the port is no number from 1 to 65535"
+        why = "the port is not a number from 1 to 65535"
         if parts.netloc.rpartition("@")[2].count(":") > 1 and "[" not in parts.netloc:
             why = "an IPv6 address must be in brackets, as in [::1]:8000"
         raise _bad(target, why) from None

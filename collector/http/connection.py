@@ -57,7 +57,7 @@ class TimedSocket:
         """
         left_s = self.deadline_s - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError("the time is over")
+            raise TimeoutError("the deadline has passed")
         self.sock.settimeout(None if left_s == math.inf else max(left_s, TICK_S))
 
     def sendall(self, data: bytes) -> None:
@@ -309,9 +309,9 @@ class TlsAccess:
         named = ", ".join(path for path in files if path is not None)
         if settings.client_key_file is not None and settings.client_cert_file is None:
             raise CollectError(
-                "client_key_file is set and client_cert_file is not",
+                "client_key_file is set, client_cert_file is not",
                 kind="tls",
-                hint="a client shows a certificate and proves it with the key: set both",
+                hint="set both: the key belongs to the certificate",
             )
         try:
             made_of = tuple(_stamp(path) for path in files if path is not None)
@@ -340,7 +340,7 @@ def _from_file(path: str) -> str:
         raise failures.unreadable_file("token file", path, exc, kind="auth") from exc
     if not value:
         raise CollectError(
-            f"the token file {path} is empty", kind="auth", hint="put the token in it"
+            f"the token file {path} is empty", kind="auth", hint="write the token to it"
         )
     return value
 
@@ -351,7 +351,7 @@ def _from_environment(variable: str) -> str:
         raise CollectError(
             f"the environment variable {variable} is empty or not set",
             kind="auth",
-            hint="set it to the token, or change the setting that names it",
+            hint="set it, or change the setting that names it",
         )
     return value
 
@@ -359,7 +359,7 @@ def _from_environment(variable: str) -> str:
 def _field_name(name: str) -> str:
     if not FIELD_NAME.fullmatch(name):
         raise CollectError(
-            f"{name!r} cannot be a header's name", kind="auth", hint="check the headers setting"
+            f"{name!r} is not a valid header name", kind="auth", hint="check the setting headers"
         )
     return name
 
@@ -368,8 +368,8 @@ def _field_value(name: str, value: str) -> str:
     # The value may be a secret and is not shown.
     if not FIELD_VALUE.fullmatch(value):
         raise CollectError(
-            f"the value of header {name} is empty or holds what a header cannot",
+            f"the value of header {name} is empty or has a character that headers cannot have",
             kind="auth",
-            hint="a token is one line of plain ASCII; is this the right file?",
+            hint="check that this is the right file: a token is one line of ASCII",
         )
     return value

@@ -204,7 +204,7 @@ class Fetcher:
         raise CollectError(
             f"{self.url}: more than {REDIRECTS_MAX} redirects, the last one to {self._path}",
             kind="redirect",
-            hint="the server redirects in a circle; check its proxy's rules",
+            hint="check the rules of the server's proxy: it redirects in a circle",
         )
 
     def _answer(self) -> Answer:
@@ -283,7 +283,7 @@ class Fetcher:
         if encoding not in ("gzip", "x-gzip", "deflate"):
             raise failures.not_metrics(
                 self._address,
-                f"the page is compressed as {encoding[:40]!r}, which was not asked for",
+                f"the page is compressed as {encoding[:40]!r}, which was not requested",
             )
         limit_bytes = self._settings.body_limit_bytes
         # 32 + window bits: gzip or zlib, by its first bytes.
@@ -291,17 +291,17 @@ class Fetcher:
         try:
             body = inflater.decompress(packed, limit_bytes + 1)
         except zlib.error as exc:
-            raise failures.not_metrics(self._address, "its compressed page is damaged") from exc
+            raise failures.not_metrics(self._address, "the compressed page is damaged") from exc
         if len(body) > limit_bytes:
             raise failures.too_large(self._address, limit_bytes, "when decompressed")
         if not inflater.eof:
-            raise failures.truncated(self._address, "its compressed form is incomplete")
+            raise failures.truncated(self._address, "the compressed page is incomplete")
         return body
 
     def _check(self, response: Answer, body: bytes, content_type: str) -> None:
         if response.length is None and not response.chunked and not body.endswith(b"\n"):
             # The end of the connection is the end of the page: only its last line can tell.
-            raise failures.truncated(self._address, "its last line has no end")
+            raise failures.truncated(self._address, "the last line has no line break")
         if not body or body.isspace():
             raise failures.not_metrics(self._address, "the page is empty")
         if content_type.lower().startswith(HTML_TYPES) or body[:256].lstrip()[:1] == b"<":

@@ -187,7 +187,7 @@ def resolve_gpus(layout: Layout) -> GpuBinding:
         raise CollectError(
             "no DCGM_FI_ series on this page",
             kind="not_metrics",
-            hint="is this the dcgm-exporter's /metrics? It needs a GPU and a CSV with fields",
+            hint="check that this is dcgm-exporter's /metrics, and its GPU and list of fields",
         )
     table = field_table()
     fields = [

@@ -329,14 +329,14 @@ def _absent_from_some(
 # --- Pages of other programs. Pure ----------------------------------------------------------------
 
 
-ANOTHER_ENGINE = "kneewatch judges vLLM only: give it the address of a vLLM server"
+ANOTHER_ENGINE = "give the address of a vLLM server: kneewatch monitors vLLM only"
 BEHIND_ROUTER = "give the addresses of the vLLM servers behind it"
 
 
 @dataclass(frozen=True, slots=True)
 class OtherProgram:
-    """A program whose pages are taken for vLLM's, and what to give instead. `names` are what its
-    metrics' names start with."""
+    """A program whose page may be given by mistake, and what to give instead. `names` are the
+    prefixes of its metrics."""
 
     title: str
     names: tuple[str, ...]
@@ -388,7 +388,7 @@ def _not_vllm(layout: Layout) -> CollectError:
             )
     message, hint = (
         "no vLLM metrics on this page",
-        ("check that this is vLLM's own /metrics; --disable-log-stats turns its metrics off"),
+        ("check that this is vLLM's own /metrics, and that vLLM runs without --disable-log-stats"),
     )
     partial = sorted({series.name for series in layout.series if "vllm" in series.name})
     if partial:
@@ -396,13 +396,13 @@ def _not_vllm(layout: Layout) -> CollectError:
         named = ", ".join(
             [*partial[:_NAMES_SHOWN], *(["..."] if len(partial) > _NAMES_SHOWN else [])]
         )
-        message = f"only {metrics} on this page ({named}): none of load, tokens or latency"
+        message = f"only {metrics} on this page ({named}), none about load, tokens or latency"
         hint = (
             "keep all names that start with vllm: in the scraper's relabelling rules; "
-            "of a router, give the addresses of the servers behind it"
+            "for a router, give the addresses of the servers behind it"
         )
     elif any("vllm" in name for name in names):
-        hint = "vLLM has nothing to show yet: send it a request"
+        hint = "send vLLM a request: it has no metrics before the first one"
     return CollectError(message, kind="no_vllm", hint=hint)
 
 

@@ -20,6 +20,7 @@ from kneewatch.collector.http.address import METRICS_PATH, Address, parse_target
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.collector.prometheus.responses import (
     NARROW_HINT,
+    NOT_ITS_JSON,
     Answer,
     BusyError,
     Piece,
@@ -131,7 +132,7 @@ class PrometheusSource:
         """Sends no query. Sources with the same `pace` share its limits.
 
         Raises:
-            CollectError: the URL is none.
+            CollectError: the URL is not one.
         """
         address = parse_target(url)
         self.url = _base(address)
@@ -223,7 +224,7 @@ class PrometheusSource:
         samples = self.instant("vector(time())").samples
         after_s = self._wall()
         if not samples:
-            raise not_prometheus_error(self.url, "it does not tell its time")
+            raise not_prometheus_error(self.url, "the answer to time() is empty")
         server_s, middle_s = samples[0].value, (before_s + after_s) / 2
         return Clock(server_s, server_s - middle_s, (after_s - before_s) / 2 + 0.001)
 
@@ -264,9 +265,7 @@ class PrometheusSource:
                     raise
                 after_s = exc.after_s
             except (KeyError, TypeError) as exc:  # the client takes the answer's form for granted
-                raise not_prometheus_error(
-                    self.url, "the answer is JSON, but none of Prometheus"
-                ) from exc
+                raise not_prometheus_error(self.url, NOT_ITS_JSON) from exc
             self.retried += 1
             self._sleep(max(pause_s, after_s))
             pause_s *= 2

@@ -106,19 +106,19 @@ def samples_of(result: Json) -> list[Sample]:
     """The samples of a vector result.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is another type of result.
     """
     try:
         return [Sample(row["metric"], float(row["value"][1])) for row in _rows(result)]
     except (KeyError, TypeError, IndexError) as exc:
-        raise ValueError("the answer is no vector of samples") from exc
+        raise ValueError("the answer is not a vector of samples") from exc
 
 
 def tracks_of(result: Json) -> list[Track]:
     """The series of a matrix result.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is another type of result.
     """
     try:
         return [
@@ -126,14 +126,14 @@ def tracks_of(result: Json) -> list[Track]:
             for row in _rows(result)
         ]
     except (KeyError, TypeError) as exc:
-        raise ValueError("the answer is no matrix of series") from exc
+        raise ValueError("the answer is not a matrix of series") from exc
 
 
 def warnings_of(document: Document) -> tuple[str, ...]:
     """The warnings of a response: a shard that is down, a store that did not answer."""
     said: Json = document.get("warnings")
     warnings = [str(warning) for warning in _rows(said or [])]
-    if document.get("isPartial") is True:  # VictoriaMetrics' own word for it
+    if document.get("isPartial") is True:  # so VictoriaMetrics says it
         warnings.append("the server marks its answer as partial")
     return tuple(warnings)
 
@@ -150,22 +150,28 @@ UNPARSABLE, FORBIDDEN, UNPROCESSABLE = 400, 403, 422
 BUSY = frozenset({429, 502, 503, 504})
 """Statuses after which a query is repeated."""
 
+NOT_ITS_JSON = "the answer is JSON, but not Prometheus's"
 API_HINT = (
-    "the address is the one before /api/v1: http://host:9090 for Prometheus and Thanos, "
+    "give the address in front of /api/v1: http://host:9090 for Prometheus and Thanos, "
     "http://host/prometheus for Mimir, http://host:8481/select/0/prometheus for a VictoriaMetrics "
     "cluster"
 )
 TENANT_HINT = "name the tenant: --header X-Scope-OrgID=TENANT (Mimir, Cortex, Loki's gateway)"
-SIGNED_HINT = (
-    "Amazon's service accepts signed requests only: put its SigV4 proxy before it and give the "
-    "proxy's address"
-)
+SIGNED_HINT = "give the address of Amazon's SigV4 proxy: the service accepts signed requests only"
 SCOPE_HINT = (
-    "the credentials may not read this: they may be for one namespace or tenant only; name it with "
-    "--selector 'namespace=\"...\"' or --header X-Scope-OrgID=TENANT, or use others with "
-    "--bearer-token-file"
+    "limit the query to what the credentials may read, with --selector 'namespace=\"...\"' or "
+    "--header X-Scope-OrgID=TENANT, or use others with --bearer-token-file"
 )
-NARROW_HINT = "ask for less: --selector 'namespace=\"...\"', or raise the server's limit"
+TOKEN_HINT = (
+    "send a token with --bearer-token-file, or a user and password with --header-file "
+    "Authorization=FILE"
+)
+NARROW_HINT = "select fewer series with --selector 'namespace=\"...\"', or raise the server's limit"
+SLOW_HINT = "select fewer series with --selector, or raise --fleet-query-timeout"
+TLS_HINT = "set --ca-file to the CA that signed it; --client-cert and --client-key identify you"
+LATER_HINT = "try again later: the server is starting, overloaded or limits its clients"
+CUT_HINT = "check whether the server restarted, or a proxy in between cuts answers"
+"""What to try, each completes "try: "."""
 
 
 class BusyError(CollectError):
@@ -184,46 +190,30 @@ def shortened(query: str) -> str:
 
 def refused_error(url: str, said: str) -> BusyError:
     """The error when there is no connection, or it ended before an answer."""
-    return BusyError(
-        f"{url}: {said}", kind="refused", hint="does Prometheus run there? check host and port"
-    )
+    hint = "check host and port, and that Prometheus runs there"
+    return BusyError(f"{url}: {said}", kind="refused", hint=hint)
 
 
 def incomplete_error(url: str, said: str) -> BusyError:
     """The error when an answer is cut short or is not JSON."""
-    return BusyError(
-        f"{url}: the answer is damaged: {said}",
-        kind="truncated",
-        hint="did the server restart? a proxy between may also cut answers",
-    )
+    return BusyError(f"{url}: the answer is damaged: {said}", kind="truncated", hint=CUT_HINT)
 
 
 def slow_error(url: str, timeout_s: float, query: str) -> CollectError:
     """The error when no whole answer came in time. Not repeated: that would double the load."""
-    return CollectError(
-        f"{url}: no whole answer within {timeout_s:g} s to {shortened(query)}",
-        kind="timeout",
-        hint="the server is overloaded or the fleet is large: --selector, or raise "
-        "--fleet-query-timeout",
-    )
+    said = f"no whole answer within {timeout_s:g} s to {shortened(query)}"
+    return CollectError(f"{url}: {said}", kind="timeout", hint=SLOW_HINT)
 
 
 def tls_error(url: str, said: str) -> CollectError:
     """The error when the TLS handshake fails."""
-    return CollectError(
-        f"{url}: TLS failed: {said[:SAID_SHOWN]}",
-        kind="tls",
-        hint="--ca-file names the authority to trust, --client-cert and --client-key who we are",
-    )
+    return CollectError(f"{url}: TLS failed: {said[:SAID_SHOWN]}", kind="tls", hint=TLS_HINT)
 
 
 def too_large_error(url: str, limit_bytes: int, query: str) -> CollectError:
     """The error when an answer exceeds the limits."""
-    return CollectError(
-        f"{url}: the answer to {shortened(query)} is larger than {limit_bytes} bytes",
-        kind="too_large",
-        hint=NARROW_HINT,
-    )
+    said = f"the answer to {shortened(query)} is larger than {limit_bytes} bytes"
+    return CollectError(f"{url}: {said}", kind="too_large", hint=NARROW_HINT)
 
 
 def not_prometheus_error(url: str, said: str) -> CollectError:
@@ -236,37 +226,28 @@ def bad_status_error(
 ) -> CollectError:
     """The error for an error response. `said` is the server's own message."""
     reason = " ".join(said.split())[:SAID_SHOWN] or "no reason given"
+    words = f"{url}: {status}: {reason}"
     if status in (UNPARSABLE, UNPROCESSABLE):
-        return CollectError(
-            f"{url}: the server refuses the query {shortened(query)}: {reason}",
-            kind="query",
-            hint=NARROW_HINT if "too many" in reason or "exceed" in reason else "see the selector",
-        )
-    if status in (401, 403):
-        hint = "a token: --bearer-token-file; user and password: --header-file Authorization=FILE"
-        words = reason.lower()
-        if "org id" in words or "tenant" in words:
-            hint = TENANT_HINT
-        elif "authentication token" in words or "signature" in words:
-            hint = SIGNED_HINT
-        elif status == FORBIDDEN:
-            hint = SCOPE_HINT
-        return CollectError(f"{url}: {status}: {reason}", kind="auth", hint=hint)
+        words = f"{url}: the server refuses the query {shortened(query)}: {reason}"
+        too_much = "too many" in reason or "exceed" in reason
+        hint = NARROW_HINT if too_much else "check the selector"
+        return CollectError(words, kind="query", hint=hint)
+    if status in (401, FORBIDDEN):
+        return CollectError(words, kind="auth", hint=_access_hint(status, reason.lower()))
     if status == 404:
-        return not_prometheus_error(url, "404: there is no query API")
+        return not_prometheus_error(url, "404: no query API at this address")
     if status in BUSY:
-        return BusyError(
-            f"{url}: {status}: {reason}",
-            kind="http_status",
-            hint="the server is starting, overloaded or limits its clients; try again later",
-            after_s=after_s,
-        )
+        return BusyError(words, kind="http_status", hint=LATER_HINT, after_s=after_s)
     if 300 <= status < 400:
-        return CollectError(
-            f"{url}: {status}: it redirects, which is not followed",
-            kind="redirect",
-            hint="give the address that it leads to; a login page wants a token",
-        )
-    return CollectError(
-        f"{url}: {status}: {reason}", kind="http_status", hint="see the server's log"
-    )
+        words = f"{url}: {status}: a redirect, which is not followed"
+        hint = "give the address that it redirects to; a login page needs a token"
+        return CollectError(words, kind="redirect", hint=hint)
+    return CollectError(words, kind="http_status", hint="read the server's log")
+
+
+def _access_hint(status: int, reason: str) -> str:
+    if "org id" in reason or "tenant" in reason:
+        return TENANT_HINT
+    if "authentication token" in reason or "signature" in reason:
+        return SIGNED_HINT
+    return SCOPE_HINT if status == FORBIDDEN else TOKEN_HINT

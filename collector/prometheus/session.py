@@ -18,7 +18,9 @@ import urllib3
 from requests.adapters import HTTPAdapter
 
 from kneewatch.collector.http.connection import request_headers
+from kneewatch.collector.http.errors import words_of
 from kneewatch.collector.prometheus.responses import (
+    NOT_ITS_JSON,
     UNPROCESSABLE,
     Document,
     bad_status_error,
@@ -111,7 +113,7 @@ class TimedSession(requests.Session):
                 body = self._body(response, shown, query, deadline_s)
                 return self._answered(response, shown, query, body)
         except requests.exceptions.ConnectTimeout as exc:
-            raise refused_error(shown, "no connection in time") from exc
+            raise refused_error(shown, "no connection within the timeout") from exc
         except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError) as exc:
             raise slow_error(shown, self._timeout_s, query) from exc
         except (requests.exceptions.SSLError, ssl.SSLError) as exc:
@@ -145,11 +147,11 @@ class TimedSession(requests.Session):
         except orjson.JSONDecodeError as exc:
             if status == HTTPStatus.OK:
                 if body.lstrip().startswith(b"<"):
-                    raise not_prometheus_error(url, "this is a web page, no query API") from exc
-                raise incomplete_error(url, f"{len(body)} bytes that are no whole JSON") from exc
+                    raise not_prometheus_error(url, "this is a web page, not a query API") from exc
+                raise incomplete_error(url, f"{len(body)} bytes that are not whole JSON") from exc
             document = {"error": body.decode("utf-8", "replace")}
         if not isinstance(document, dict):
-            raise not_prometheus_error(url, "the answer is JSON, but none of Prometheus")
+            raise not_prometheus_error(url, NOT_ITS_JSON)
         answer = cast("Document", document)
         if status == HTTPStatus.OK and answer.get("status") == "success":
             return self._kept(answer)
@@ -185,6 +187,4 @@ def _words(exc: BaseException) -> str:
         if below is None:
             break
         inner = below
-    if isinstance(inner, OSError) and inner.strerror:
-        return inner.strerror
-    return str(inner) or type(inner).__name__
+    return words_of(inner)

@@ -101,9 +101,9 @@ def whole_page(binding: GpuBinding) -> GpuChoice:
         return GpuChoice(binding.gpus, "the page's only GPU")
     pods = {(work.namespace, work.pod) for gpu in binding.gpus for work in gpu.workloads}
     if len(pods) == 1 and all(gpu.workloads for gpu in binding.gpus):
-        return GpuChoice(binding.gpus, f"all {count} GPUs of the page: one pod has them")
-    why = f"assuming that all {count} GPUs of the page belong to the target"
-    return GpuChoice(binding.gpus, "all GPUs of the page: a guess", guess=True, missing=(why,))
+        return GpuChoice(binding.gpus, f"all {count} GPUs on the page: one pod uses them")
+    why = f"assuming that all {count} GPUs on the page belong to this server"
+    return GpuChoice(binding.gpus, "all GPUs on the page: a guess", guess=True, missing=(why,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class GpuMonitor:
         old_s = now_s - taken_s
         why = ""
         if reading.values and old_s > self._stale_after_s:
-            why = f"no GPU page for {old_s:.0f} s"
+            why = f"the newest GPU page is {old_s:.0f} s old"
         elif reading.values and taken_s - self._energy[1] > FROZEN_AFTER_S:
             frozen_s = taken_s - self._energy[1]
             why = f"energy counter unchanged for {frozen_s:.0f} s: check the GPU exporter"
@@ -210,7 +210,7 @@ class GpuMonitor:
             elif board not in present:
                 absence.readings += 1
                 if absence.readings >= VANISHED_READINGS:
-                    yield f"{absence.name} is no longer on the GPU page, others are: drain the node"
+                    yield f"{absence.name} is missing from the GPU page: drain the node"
 
     def _watch_energy(self, t_s: float, scaled: list[float], binding: EngineBinding) -> None:
         used = [scaled[slot.position] for slot in binding.counters.get(ENERGY, ())]

@@ -100,7 +100,7 @@ def test_a_server_that_is_down(main: Main, tmp_path: Path) -> None:
     file = tmp_path / "down.jsonl.gz"
     told = main("record", url, file, "--for", "0.3s", "--interval", "0.1s")
     assert (told.status, told.out) == (2, "")
-    assert "connection refused (recorded; continuing); try: is the server running" in told.err
+    assert "connection refused (recorded; continuing); try: check the vLLM process" in told.err
     assert told.err.count("connection refused") == 1, "once, not with every scrape"
     entries = list(CaptureReader(file))
     assert {entry.error for entry in entries} == {f"{url}: connection refused"}
@@ -162,5 +162,5 @@ def test_what_cannot_be_recorded_to(
 def test_what_is_no_address(main: Main, tmp_path: Path) -> None:
     told = main("record", "ftp://host", "file.jsonl")
     assert told.status == 2
-    assert "only http and https are read" in told.err
+    assert "the scheme must be http or https" in told.err
     assert not (tmp_path / "file.jsonl").exists()

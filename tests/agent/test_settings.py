@@ -160,7 +160,7 @@ WRONG = {
     "rules.KV-EVICTS.warning = 1": "file k.toml: no rule 'KV-EVICTS'; there are KV-EVICT, ",
     "log.level = 'loud'": "file k.toml: log.level must be one of debug, info, warning, error, not "
     "'loud'",
-    "gpu_metrics = 'ftp://host'": "file k.toml: gpu_metrics: not a target: 'ftp://host': only http",
+    "gpu_metrics = 'ftp://host'": "file k.toml: gpu_metrics: not a target: 'ftp://host': the",
     "gpu_metrics = 1": "file k.toml: gpu_metrics must be a URL, not 1",
     "rules.KV-EVICT.fatal = 1": "file k.toml: rule KV-EVICT has no severity 'fatal'",
 }
@@ -290,7 +290,7 @@ def test_targets_are_printed_without_their_secrets(main: Main, tmp_path: Path) -
 WRONG_TARGETS = {
     "name = 'a'": "number 1: url is missing",
     "url = 8000": "number 1: url must be text",
-    "url = 'ftp://a'": "number 1: not a target: 'ftp://a': only http and https are read",
+    "url = 'ftp://a'": "number 1: not a target: 'ftp://a': the scheme must be http or https",
     "url = 'a'\nname = ''": "number 1: '' is not a name",
     "url = 'a'\nname = \"a\\u001b\"": "number 1: 'a\\x1b' is not a name",
     "url = 'a'\nname = 3": "number 1: name must be text, not 3",

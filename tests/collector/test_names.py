@@ -213,7 +213,7 @@ def test_a_known_prefix_is_preferred_where_a_page_has_two() -> None:
     [
         ("", "--disable-log-stats"),
         ("process_cpu_seconds_total 1\n", "--disable-log-stats"),
-        ("# TYPE vllm:num_requests_running gauge\n", "send it a request"),
+        ("# TYPE vllm:num_requests_running gauge\n", "send vLLM a request"),
         ('vllm:current_qps{server="http://a"} 1\nvllm:healthy_pods_total 2\n', "behind it"),
         ('DCGM_FI_DEV_GPU_TEMP{gpu="0"} 30\n', "GPU source"),
         # Another server that shares one telling name with vLLM

@@ -103,7 +103,7 @@ def test_a_gpu_that_the_driver_no_longer_counts_is_missed() -> None:
     node.collector.close()
     (note,) = node.collect().notes
     assert (note.uuid, note.lost) == ("GPU-b", True)
-    assert "no longer there" in note.text
+    assert "no longer lists" in note.text
 
 
 def test_when_all_gpus_are_lost_there_is_nothing_to_show() -> None:
@@ -121,7 +121,7 @@ def test_a_gpu_that_is_not_this_containers_is_no_fault() -> None:
     taken = Node(hopper(), other).collect()
     (note,) = taken.notes
     assert (note.index, note.lost) == ("1", False)
-    assert "not open to this process" in note.text
+    assert "this process has no access" in note.text
 
 
 @pytest.mark.parametrize(

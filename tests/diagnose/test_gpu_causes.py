@@ -142,7 +142,7 @@ def test_a_gpu_that_leaves_the_page_is_lost() -> None:
     seven = {who: own for who, own in EIGHT.items() if who != labels(3)}
     assert told(read(EIGHT, EIGHT, seven)) == {}, "one reading may lack it"
     cause = told(read(EIGHT, EIGHT, seven, seven))["gpu_fault"]
-    assert cause.summary.startswith("GPU 3 of gpu-node-1 is no longer on the GPU page")
+    assert cause.summary.startswith("GPU 3 of gpu-node-1 is missing from the GPU page")
     assert told(read(EIGHT, seven, seven, EIGHT)) == {}
 
 

@@ -32,7 +32,7 @@ def test_one_gpu_is_no_guess_and_several_are() -> None:
     assert several.guess
     assert "guess" in several.joined
     assert [line for line in several.unknown if line.startswith("gpu_*")] == [
-        "gpu_*: assuming that all 4 GPUs of the page belong to the target"
+        "gpu_*: assuming that all 4 GPUs on the page belong to this server"
     ]
     assert several.values["gpu_engine_active_ratio"] == pytest.approx(0.25)
     assert several.values["gpu_power_watts"] == pytest.approx(4 * 412.5)
@@ -53,7 +53,7 @@ def test_a_reading_ages() -> None:
     assert monitor.reading(T_S + 89).values
     old = monitor.reading(T_S + 91)
     assert (old.values, old.joined) == ({}, "the page's only GPU")
-    assert old.unknown == ("gpu_*: no GPU page for 91 s",)
+    assert old.unknown == ("gpu_*: the newest GPU page is 91 s old",)
 
 
 def test_rare_readings_are_not_stale_between_two() -> None:

@@ -79,7 +79,7 @@ WRONG = {
     ("a.json", '[{"targets": ["a"], "labels": {"a": 1}}]'): "labels must be a table of texts",
     ("a.json", '[{"targets": ["a"], "labels": {"a-b": ""}}]'): "'a-b' is not a label name",
     ("a.json", '[{"targets": ["a b"]}]'): "not a target",
-    ("a.json", '[{"targets": ["a"], "labels": {"__scheme__": "file"}}]'): "only http and https",
+    ("a.json", '[{"targets": ["a"], "labels": {"__scheme__": "file"}}]'): "the scheme must be http",
     ("a.yml", "a: ["): "not YAML: ",
     ("a.yml", "- targets: [!!python/object/apply:os.getcwd []]"): "not YAML: ",
     ("a.txt", "[]"): "its name must end in .json, .yml, .yaml",

@@ -214,7 +214,7 @@ def test_a_reading_that_is_no_longer_taken_goes_stale(serving: Start, make: Make
     sources.collect(T_S)
     assert active(sources, one, T_S + 60) is not None
     assert active(sources, one, T_S + 100) is None
-    assert said(sources, one, T_S + 100) == ["gpu_*: no GPU page for 100 s"]
+    assert said(sources, one, T_S + 100) == ["gpu_*: the newest GPU page is 100 s old"]
 
 
 def test_a_source_that_hangs_delays_no_other_and_is_not_started_again(

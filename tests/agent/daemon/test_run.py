@@ -248,7 +248,7 @@ def test_a_port_that_is_taken(main: Main, tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "no target": ((), "no target to watch: pass one (kneewatch run http://host:8000)"),
     "no such capture": (("no-such.jsonl.gz",), "no-such.jsonl.gz: no such file"),
-    "no address": (("ftp://a",), "argument 1: not a target: 'ftp://a': only http and https"),
+    "no address": (("ftp://a",), "argument 1: not a target: 'ftp://a': the scheme must be http"),
     "twice": (("a:1", "b:1", "http://a:1/metrics"), "'http://a:1': argument 1 and argument 3"),
     "demo and target": (("--demo", "a:1"), "--demo plays its own recording"),
     "open to all": (("a:1", "--listen", "0.0.0.0:0"), "is reachable from other machines"),

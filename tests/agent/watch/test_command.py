@@ -181,8 +181,8 @@ def test_a_terminal_that_cannot_be_drawn_on(tmp_path: Path) -> None:
         (["x:1", "--speed", "0"], "--speed"),
         (["x:1", "--gpu", "no-such-gpu"], "no-such-gpu"),
         (["none.jsonl"], "none.jsonl: no such file"),
-        (["http://h:0"], "port 0 cannot be connected to"),
-        (["--attach", "ftp://h"], "only http and https are read"),
+        (["http://h:0"], "no server listens on port 0"),
+        (["--attach", "ftp://h"], "the scheme must be http or https"),
     ],
 )
 def test_wrong_usage(main: Main, args: list[str], said: str) -> None:

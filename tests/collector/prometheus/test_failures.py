@@ -104,14 +104,14 @@ def test_a_lasting_trouble_is_told_after_some_tries(start: Start, reply: bytes, 
         pytest.param(failed("401 Unauthorized", "no org id"), "auth", "no org id", id="no tenant"),
         pytest.param(answer(b"not here", status="404 Not Found"), "not_found", "404", id="404"),
         pytest.param(answer(b"<html></html>"), "not_found", "web page", id="a page"),
-        pytest.param(json_answer([1]), "not_found", "none of Prometheus", id="other JSON"),
+        pytest.param(json_answer([1]), "not_found", "not Prometheus", id="other JSON"),
         pytest.param(
-            json_answer({"status": "success"}), "not_found", "none of Prometheus", id="no data"
+            json_answer({"status": "success"}), "not_found", "not Prometheus", id="no data"
         ),
         pytest.param(
             json_answer({"status": "success", "data": {"result": [{"metric": "up"}]}}),
             "not_found",
-            "no vector",
+            "not a vector",
             id="no values",
         ),
         pytest.param(
