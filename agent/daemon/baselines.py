@@ -208,7 +208,7 @@ class SeasonalBaselines:
 KNEES_JOB = "\0knees"
 """Not a possible target name: these are printable."""
 
-KNEES_EVERY_S = 1.0
+KNEES_EVERY_S = 10.0
 RETRY_S = 900.0
 """Seconds until an unreadable history is retried."""
 

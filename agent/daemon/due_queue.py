@@ -1,7 +1,7 @@
 """Runs the cycles of all targets at their intervals, on as few threads as keep up. I/O edge.
 
 A thread runs the due cycles one after the other, so that short ones cost no hand-over between
-threads; phases have few values (`phase_ratio`), so that cycles come in runs. A cycle that waits for
+threads; phases have few values (`phase_count`), so that cycles come in runs. A cycle that waits for
 a slow server must not delay the others: a due cycle that waits longer than the grace time gets
 another thread, and while any cycle takes that long, a spare thread waits for the next one.
 
@@ -79,10 +79,17 @@ class DueQueue:
         Thread(target=self._watch_threads, name="kneewatch-due", daemon=True).start()
 
     def put(
-        self, name: str, job: Job, *, interval_s: float, first_in_s: float | None = None
+        self,
+        name: str,
+        job: Job,
+        *,
+        interval_s: float,
+        phases: int = 1,
+        first_in_s: float | None = None,
     ) -> None:
-        """Add a job at an interval, replacing the one of that name; times as `Scheduler.put`."""
-        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name) * interval_s)
+        """Add a job at an interval, in one of `phases`, replacing the one of that name; the first
+        run is that of `first_run_s`."""
+        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, phases) * interval_s)
         first_s = first_run_s(grid, self._wall(), first_in_s)
         with self._lock:
             self._grace_s = min(self._grace_s, max(GRACE_S[0], GRACE_RATIO * interval_s))

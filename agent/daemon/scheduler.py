@@ -43,15 +43,20 @@ class Job(Protocol):
         ...
 
 
-PHASES = 4
-"""Number of different phases. Cycles with the same phase run one after the other, which takes less
-CPU time than as many cycles at different times. A run that is shorter than the time between two
-phases makes none of its cycles late by more than a tenth of the interval."""
+PHASES_MAX, CYCLES_PER_RUN = 4, 16
+"""Cycles with the same phase run one after the other, which takes less CPU time than as many cycles
+at different times: the code and the data that they share stay in the CPU's caches. There are enough
+phases that a run makes its last cycles late by a tenth of the interval at most, from 1 s on."""
 
 
-def phase_ratio(name: str) -> float:
+def phase_count(jobs: int) -> int:
+    """The number of different phases of this many jobs."""
+    return min(max(1, jobs // CYCLES_PER_RUN), PHASES_MAX)
+
+
+def phase_ratio(name: str, phases: int) -> float:
     """A job's phase in its interval, from 0 to 1: stable per name, evenly spread over many."""
-    return zlib.crc32(name.encode()) % PHASES / PHASES
+    return zlib.crc32(name.encode()) % phases / phases
 
 
 class Grid(BaseTrigger):  # type: ignore[misc]
@@ -135,7 +140,7 @@ class Scheduler:
     ) -> None:
         """Schedule a job at an interval, replacing the one of that name; its first run is that of
         `first_run_s`."""
-        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name) * interval_s)
+        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, PHASES_MAX) * interval_s)
         first_s = first_run_s(grid, self._wall(), first_in_s)
         self._scheduler.add_job(
             self._run,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -15,7 +16,7 @@ from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
 from kneewatch.agent.daemon.discovery import Discovery
 from kneewatch.agent.daemon.due_queue import DueQueue
 from kneewatch.agent.daemon.process import Systemd
-from kneewatch.agent.daemon.scheduler import Scheduler, phase_ratio
+from kneewatch.agent.daemon.scheduler import Scheduler, phase_count, phase_ratio
 from kneewatch.agent.daemon.target_profile import TargetProfile, TargetProfiles, target_profile
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import Board
@@ -45,6 +46,7 @@ class TargetJobs:
         self._cycles, self._sinks, self._wall = cycles, sinks, wall
         self._on_targets = on_targets
         self._watches: dict[str, TargetWatch] = {}
+        self._phases = 1
         self._specs: tuple[TargetSpec, ...] = ()
 
     def specs(self) -> Sequence[TargetSpec]:
@@ -75,27 +77,33 @@ class TargetJobs:
                 )
             )
         before, self._watches, self._specs = self._watches, watches, tuple(specs)
+        phases, self._phases = self._phases, phase_count(len(watches))
         for name, watch in before.items():
             if watches.get(name) is not watch:
                 self._end(name, watch)
         if self._on_targets:
             self._on_targets(self._specs)
         for spec in specs:
-            self._schedule(spec, before.get(spec.name))
+            self._schedule(spec, before.get(spec.name), moved=self._phases != phases)
         log.info("watching targets targets=%s unchanged=%s", len(specs), self._kept(before))
 
-    def _schedule(self, spec: TargetSpec, before: TargetWatch | None) -> None:
+    def _schedule(self, spec: TargetSpec, before: TargetWatch | None, *, moved: bool) -> None:
+        """Schedule a target whose watch is new, has another interval, or `moved` to another
+        phase."""
         watch, interval_s = self._watches[spec.name], float(spec.settings["interval_s"])
+        phases, first_in_s = self._phases, None
         if watch is not before:
             spread_s = FIRST_CYCLE_S * len(self._watches)
-            soon = spread_s <= interval_s / 2
-            first_in_s = phase_ratio(spec.name) * spread_s if soon else None
-            self._cycles.put(spec.name, watch, interval_s=interval_s, first_in_s=first_in_s)
-            return
-        other_interval = watch.spec.settings["interval_s"] != interval_s
-        watch.adopt(spec)
-        if other_interval:
-            self._cycles.put(spec.name, watch, interval_s=interval_s)
+            if spread_s <= interval_s / 2:
+                first_in_s = phase_ratio(spec.name, phases) * spread_s
+        else:
+            moved = moved or watch.spec.settings["interval_s"] != interval_s
+            watch.adopt(spec)
+            if not moved:
+                return
+        self._cycles.put(
+            spec.name, watch, interval_s=interval_s, phases=phases, first_in_s=first_in_s
+        )
 
     def _end(self, name: str, watch: TargetWatch) -> None:
         self._cycles.drop(name)
@@ -110,7 +118,10 @@ class TargetJobs:
 # --- The main loop --------------------------------------------------------------------------------
 
 
-TICK_S = 1.0
+TICK_S, STARTING_TICK_S = 5.0, 0.5
+"""Seconds between two looks at files, the clock and the health of the parts; until the daemon is
+ready it looks more often. A signal is handled at once."""
+
 READY_AFTER_S = 10.0
 STALLED_S = 20.0
 """The scheduler counts as stalled after this many idle seconds, because it has a heartbeat more
@@ -159,7 +170,8 @@ class Supervisor:
         began_s = time.monotonic()
         while for_s is None or time.monotonic() - began_s < for_s:
             self._tick(time.monotonic() - began_s)
-            number = self._next_signal()
+            left_s = math.inf if for_s is None else began_s + for_s - time.monotonic()
+            number = self._next_signal(max(0.0, left_s))
             if number in STOP_SIGNALS:
                 log.info("stopping signal=%s", signal.Signals(number).name)
                 break
@@ -213,9 +225,12 @@ class Supervisor:
         watched = len(parts.jobs.specs())
         return f"{watched} targets, {parts.board.answering} answer; {parts.address}"
 
-    def _next_signal(self) -> int | None:
+    def _next_signal(self, left_s: float) -> int | None:
+        """The next signal; None without one until the next tick, which is in `left_s` at most."""
         try:
-            return self._signals.get(timeout=TICK_S)
+            return self._signals.get(
+                timeout=min(TICK_S if self._ready else STARTING_TICK_S, left_s)
+            )
         except Empty:
             return None
 

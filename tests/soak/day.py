@@ -24,7 +24,7 @@ from pathlib import Path
 from kneewatch.agent.daemon import process
 from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
 from kneewatch.agent.daemon.gpu_sources import GpuSources
-from kneewatch.agent.daemon.scheduler import phase_ratio
+from kneewatch.agent.daemon.scheduler import phase_count, phase_ratio
 from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.store.records import Retention
 from kneewatch.agent.store.writer import Store
@@ -35,6 +35,7 @@ from tests.soak.process import MIB, rss_bytes
 from tests.soak.servers import servers
 
 TARGETS = 8
+PHASES = phase_count(TARGETS)
 INTERVAL_S = 5.0
 GPU_EVERY = 3
 START_S = 1_795_000_000.0
@@ -104,7 +105,7 @@ class Node:
         if gpus:
             self.gpus.collect(t_s)
         for watch in self.watches:
-            self.clock.now_s = t_s + phase_ratio(watch.spec.name) * INTERVAL_S
+            self.clock.now_s = t_s + phase_ratio(watch.spec.name, PHASES) * INTERVAL_S
             watch.cycle()
         while self.store.stats().queued > QUEUED_MOST:
             self.store.flush()
@@ -118,7 +119,7 @@ def node(path: Path) -> Generator[Node]:
     with servers(turn=TARGETS, gpu=1) as urls:
         made = settings(interval_s=INTERVAL_S, gpu_metrics=urls["gpu"][0])
         specs, board = argument_specs(urls["turn"], made), Board()
-        specs.sort(key=lambda spec: phase_ratio(spec.name))
+        specs.sort(key=lambda spec: phase_ratio(spec.name, PHASES))
         gpus, bases = GpuSources(specs, made, monotonic=clock), TargetProfiles().of(specs)
         store = Store.open(path, retention=Retention(), clock=clock)
         sinks = Sinks(board, store, None, gpus)

@@ -65,7 +65,14 @@ def beside(
             cpu_ratio = (cpu_s(pid) - used_s) / for_s
             peak, running, said = peak_bytes(pid), threads(pid), daemon.diagnoses()
             stopped_s = daemon.end()
-        found = punctual(store, urls["live"], interval_s=interval_s, from_s=from_s, to_s=to_s)
+        found = punctual(
+            store,
+            urls["live"],
+            interval_s=interval_s,
+            from_s=from_s,
+            to_s=to_s,
+            targets=sum(map(len, urls.values())),
+        )
         words = {kind: _said(store, urls[kind], said) for kind in ill}
         return Beside(found, words, peak, running, cpu_ratio, stopped_s, daemon.log)
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from kneewatch.agent.daemon.scheduler import phase_ratio
+from kneewatch.agent.daemon.scheduler import phase_count, phase_ratio
 from kneewatch.agent.store.reader import Reader
 
 LATE_RATIO = 0.1
@@ -44,14 +44,22 @@ class Punctual:
 
 
 def punctual(
-    store: Path, names: Sequence[str], *, interval_s: float, from_s: float, to_s: float
+    store: Path,
+    names: Sequence[str],
+    *,
+    interval_s: float,
+    from_s: float,
+    to_s: float,
+    targets: int | None = None,
 ) -> Punctual:
-    """The cycles of these targets between two times."""
+    """The cycles of these targets between two times. `targets`: those that the daemon watches, if
+    more than these."""
+    phases = phase_count(len(names) if targets is None else targets)
     due = missed = failed = 0
     after_s: list[float] = []
     with closing(Reader(store)) as reader:
         for name in names:
-            phase_s = phase_ratio(name) * interval_s
+            phase_s = phase_ratio(name, phases) * interval_s
             scrapes = reader.scrapes(name, from_s=from_s, to_s=to_s + interval_s)
             failed += len(scrapes.failed)
             on_grid = [(t_s - phase_s) / interval_s + EARLY_RATIO for t_s in scrapes.times]

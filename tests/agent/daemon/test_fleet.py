@@ -156,18 +156,26 @@ def test_a_capture_that_cannot_be_played_changes_nothing(
 
 
 class Planned(DueQueue):
-    """Notes when each job would run first, from 0 on, and runs none."""
+    """Notes when each job would run first, from 0 on, and its phase, and runs none."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first_s: list[float] = []
+        self.phase_s: dict[str, float] = {}
 
     def put(
-        self, name: str, job: Job, *, interval_s: float, first_in_s: float | None = None
+        self,
+        name: str,
+        job: Job,
+        *,
+        interval_s: float,
+        phases: int = 1,
+        first_in_s: float | None = None,
     ) -> None:
         del job
-        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name) * interval_s)
+        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, phases) * interval_s)
         self.first_s.append(first_run_s(grid, 0.0, first_in_s))
+        self.phase_s[name] = grid.phase_s
 
 
 def test_many_targets_do_not_begin_at_once() -> None:
@@ -191,3 +199,17 @@ def test_a_roster() -> None:
     assert not roster.poll()
     other = roster.reloaded(settings(window_s=30.0))
     assert [spec.settings["window_s"] for spec in (*roster.specs(), *other.specs())] == [60, 30]
+
+
+def test_targets_move_to_other_phases_as_they_become_many() -> None:
+    plain, planned = settings(interval_s=2.0), Planned()
+    specs = [TargetSpec(f"t{n}", "http://a:1", {}, plain, None, "test") for n in range(80)]
+    fleet = TargetJobs(planned, Kept().sinks(), on_targets=lambda _: None)
+    fleet.apply(specs[:8], TargetProfiles().of(specs))
+    assert set(planned.phase_s.values()) == {0.0}, "8 targets are one run"
+    fleet.apply(specs, TargetProfiles().of(specs))
+    assert set(planned.phase_s.values()) == {0.0, 0.5, 1.0, 1.5}
+    assert len({planned.phase_s[spec.name] for spec in specs[:8]}) > 1, "the first ones moved"
+    planned.phase_s.clear()
+    fleet.apply(specs[:79], TargetProfiles().of(specs))
+    assert not planned.phase_s, "nothing changed for those that stay"

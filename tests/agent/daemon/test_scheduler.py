@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.agent.daemon.due_queue import GRACE_RATIO, GRACE_S, QUICK_MAX, DueQueue
-from kneewatch.agent.daemon.scheduler import PHASES, Grid, Scheduler, phase_ratio
+from kneewatch.agent.daemon.scheduler import PHASES_MAX, Grid, Scheduler, phase_count, phase_ratio
 from tests.waiting import PATIENCE_S, until
 
 Clockwork: TypeAlias = Scheduler | DueQueue
@@ -78,11 +78,18 @@ def test_a_time_on_the_grid_is_not_its_own_next_one() -> None:
 
 
 def test_phases_are_spread_evenly() -> None:
-    ratios = [phase_ratio(f"http://10.0.{n // 250}.{n % 250}:8000") for n in range(1000)]
+    phases = phase_count(1000)
+    ratios = [phase_ratio(f"http://10.0.{n // 250}.{n % 250}:8000", phases) for n in range(1000)]
     cycles = Counter(ratios)
-    assert sorted(cycles) == [phase / PHASES for phase in range(PHASES)]
-    assert min(cycles.values()) > 0.6 * len(ratios) / PHASES
-    assert phase_ratio("a") == phase_ratio("a")
+    assert phases == PHASES_MAX
+    assert sorted(cycles) == [phase / phases for phase in range(phases)]
+    assert min(cycles.values()) > 0.6 * len(ratios) / phases
+    assert phase_ratio("a", phases) == phase_ratio("a", phases)
+
+
+def test_few_jobs_run_one_after_the_other() -> None:
+    assert phase_count(0) == phase_count(8) == 1
+    assert {phase_ratio(f"http://10.0.0.{n}:8000", phase_count(8)) for n in range(8)} == {0.0}
 
 
 def test_jobs_keep_their_interval(clockwork: Clockwork) -> None:
