@@ -22,7 +22,7 @@ from kneewatch.diagnose.learned.knee import (
     IN_FLIGHT_MIN,
     LIVE_POINTS_KEPT,
     LOAD_SIGNALS,
-    POINT_SIGNALS,
+    WINDOW_SIGNALS,
     LiveKnee,
     Point,
     point_of,
@@ -306,7 +306,7 @@ class KneeLoader:
             from_s = max(since_s, until_s - DAY_S)
             read = partial(self._history.signals, engine.id, from_s=from_s, to_s=until_s)
             if windows.empty or windows.lacks(read(LOAD_SIGNALS)):
-                windows.add_older(read(POINT_SIGNALS))
+                windows.add_older(read(WINDOW_SIGNALS))
             until_s = math.nextafter(from_s, -math.inf)
             spent_s += self._clock_s() - began_s
             yield

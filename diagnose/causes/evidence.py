@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kneewatch.diagnose.causes.lora_adapters import AdapterUse
 from kneewatch.diagnose.gpu.health import GpuState
-from kneewatch.diagnose.learned.knee import LearnedKnee
+from kneewatch.diagnose.learned.knee import CurveLearner, LearnedKnee
 from kneewatch.diagnose.learned.length_drift import Departure, Drift
 from kneewatch.diagnose.learned.live_workload import LiveWorkload
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
@@ -67,8 +67,8 @@ class Facts(Moment):
       then end at their limit, and None where too few are known.
     - `endless`: answers far longer than the stated workload, filled while many end at their limit;
       `workload`: the requests of an hour against it. None without a stated workload.
-    - `knee`: the load that this engine carries, learned from its own windows; `split`: what the
-      stated benchmarks say about its tensor-parallel degree.
+    - `knee`: the load that this engine carries, learned from its own windows, which `curve` holds;
+      `split`: what the stated benchmarks say about its tensor-parallel degree.
     """
 
     now_s: float = 0.0
@@ -84,6 +84,7 @@ class Facts(Moment):
     endless: Departure | None = None
     workload: LiveWorkload | None = None
     knee: LearnedKnee | None = None
+    curve: CurveLearner | None = None
     split: Comparison | None = None
 
     def get(self, signal: str, default: float = 0.0) -> float:

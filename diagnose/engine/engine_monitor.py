@@ -409,6 +409,7 @@ class EngineMonitor:
             gpus_lost=gpus.lost,
             adapters=adapters_seen(window) if values.get("waiting_deferred") else (),
             knee=learned.knee.update(t_s, values),
+            curve=learned.knee.curve,
             split=self._catalogue.split,
             lengths=learned.output_drift(self.history, window, values),
             endless=learned.endless_outputs(self.history, window, values),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log2, nan
+from math import ceil, floor, fsum, log2, nan
+from operator import mul
 from statistics import median, quantiles
 from typing import NamedTuple
 
@@ -65,7 +66,12 @@ FORGOTTEN_S = 14 * 24 * 3600.0
 
 
 class Point(NamedTuple):
-    """One window of the curve. `token_s` is a request's total time per output token, in seconds."""
+    """One window of the curve. `token_s` is a request's total time per output token, in seconds.
+
+    From `running` on it holds what `StepTimes` is made of: `context_tokens` that a running request
+    attends to and `computed_tokens` of a prompt that no cache saved. `itl_s` is None in a window
+    with preemptions, where vLLM counts the wait of preempted requests as ITL.
+    """
 
     t_s: float
     in_flight: float
@@ -74,6 +80,11 @@ class Point(NamedTuple):
     token_s: float
     ttft_p99_s: float | None
     itl_p99_s: float | None
+    running: float | None = None
+    itl_s: float | None = None
+    prefill_s: float | None = None
+    context_tokens: float | None = None
+    computed_tokens: float | None = None
 
 
 FIELDS = len(Point._fields)
@@ -89,7 +100,14 @@ SERVED_SIGNALS = (
 """Signals that a window needs to become a point."""
 
 POINT_SIGNALS = (*LOAD_SIGNALS, *SERVED_SIGNALS, "ttft_p99_s", "itl_p99_s")
-"""Signals that `point_of` reads."""
+"""Signals of the curve."""
+
+WINDOW_SIGNALS = (
+    *POINT_SIGNALS,
+    *("itl_mean_s", "prefill_mean_s", "prompt_tokens_mean", "prefix_saved_ratio"),
+    "preemption_per_s",
+)
+"""Signals that `point_of` reads: those of the curve, and those of the step times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +241,7 @@ def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) 
         values.get("completed_per_s"),
         values.get("generation_tokens_per_s"),
     )
+    prompt, saved = values.get("prompt_tokens_mean"), values.get("prefix_saved_ratio") or 0.0
     e2e_s, length = values.get("e2e_mean_s"), values.get("output_tokens_mean")
     if not (served_per_s and tokens_per_s and e2e_s and length) or in_flight < IN_FLIGHT_MIN:
         return None
@@ -236,6 +255,11 @@ def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) 
         token_s=e2e_s / length,
         ttft_p99_s=values.get("ttft_p99_s"),
         itl_p99_s=values.get("itl_p99_s"),
+        running=values.get("running_avg"),
+        itl_s=None if values.get("preemption_per_s") else values.get("itl_mean_s"),
+        prefill_s=values.get("prefill_mean_s"),
+        context_tokens=None if prompt is None else prompt + length / 2,
+        computed_tokens=None if prompt is None else prompt * (1 - saved),
     )
 
 
@@ -310,6 +334,113 @@ def _range(values: Sequence[float]) -> Range:
     return Range(low, middle, high)
 
 
+# --- The step times of one server, from its own windows -------------------------------------------
+
+
+STEP_WINDOWS_MIN = 3
+COLLINEAR = 0.98
+"""Squared correlation of batch and context above which their effects cannot be told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What a step of this server takes, measured: no data sheet is in it.
+
+    A decode step takes a + b x running + c x context tokens of all running requests, least squares
+    in which windows count the more the nearer their batch is to the one asked for, because a step
+    is no straight line from one request to hundreds. `windows` are never empty.
+    """
+
+    windows: Sequence[Point]
+
+    @classmethod
+    def of(cls, points: Sequence[Point], now_s: float) -> StepTimes | None:
+        """Step times from these windows; None where too few have all they need."""
+        usable = [
+            point
+            for point in points
+            if now_s - point.t_s <= FORGOTTEN_S
+            and point.running
+            and point.itl_s
+            and point.context_tokens
+        ]
+        return cls(usable) if len(usable) >= STEP_WINDOWS_MIN else None
+
+    @property
+    def least_running(self) -> int:
+        """The smallest batch measured, in requests."""
+        return floor(min(point.running or 0.0 for point in self.windows))
+
+    @property
+    def most_running(self) -> int:
+        """The largest batch measured, in requests."""
+        return ceil(max(point.running or 0.0 for point in self.windows))
+
+    @property
+    def since_s(self) -> float:
+        """Time of the oldest window."""
+        return min(point.t_s for point in self.windows)
+
+    def itl_s(self, running: float, context_tokens: float) -> float:
+        """Seconds of a step with that many decodes of that context each, prompts among them."""
+        return _local_fit(
+            [
+                (point.running, point.running * point.context_tokens, point.itl_s)
+                for point in self.windows
+                if point.running and point.context_tokens and point.itl_s
+            ],
+            running,
+            running * context_tokens,
+        )
+
+    def prefill_s(self, running: float, context_tokens: float, computed_tokens: float) -> float:
+        """Seconds from a prompt's first step to its first token: a step, and for each computed
+        token what it adds at that batch, where more prompts share the step."""
+        added_s = [
+            (point.running, 0.0, max(0.0, point.prefill_s - point.itl_s) / point.computed_tokens)
+            for point in self.windows
+            if point.running and point.itl_s and point.prefill_s and point.computed_tokens
+        ]
+        token_s = max(0.0, _local_fit(added_s, running, 0.0)) if added_s else 0.0
+        return self.itl_s(running, context_tokens) + computed_tokens * token_s
+
+    @property
+    def error_ratio(self) -> float:
+        """Median relative error of the decode step on the windows it was made of."""
+        return median(
+            abs(self.itl_s(point.running or 0.0, point.context_tokens or 0.0) / point.itl_s - 1)
+            for point in self.windows
+            if point.itl_s
+        )
+
+
+def _local_fit(rows: Sequence[tuple[float, float, float]], running: float, tokens: float) -> float:
+    """Least squares of (running, tokens, value) rows at a batch and its tokens.
+
+    A row's weight is its nearness in doublings of the batch, over its value: errors are relative.
+    """
+    weights = [
+        (1 / (1 + log2(batch / running) ** 2) / (value or 1.0)) ** 2 for batch, _, value in rows
+    ]
+    total = fsum(weights)
+    means = [fsum(map(mul, weights, column)) / total for column in zip(*rows, strict=True)]
+    apart = [[value - mean for value, mean in zip(row, means, strict=True)] for row in rows]
+
+    def moment(left: int, right: int) -> float:
+        return fsum(
+            weight * row[left] * row[right] for weight, row in zip(weights, apart, strict=True)
+        )
+
+    bb, tt, bt, bv, tv = (moment(*pair) for pair in ((0, 0), (1, 1), (0, 1), (0, 2), (1, 2)))
+    by_batch, by_tokens = running - means[0], tokens - means[1]
+    if bt * bt < COLLINEAR * bb * tt:
+        scale = bb * tt - bt * bt
+        per_request, per_token = (bv * tt - tv * bt) / scale, (tv * bb - bv * bt) / scale
+        if per_request >= 0 and per_token >= 0:
+            return means[2] + per_request * by_batch + per_token * by_tokens
+    return means[2] + (bv / bb * by_batch if bb else 0.0)
+
+
 # --- The knee of one engine as it is learned while it is watched ----------------------------------
 
 
@@ -322,7 +453,7 @@ class LiveKnee:
 
     def __init__(self, *, window_s: float, targets: Targets) -> None:
         self._window_s, self._targets = window_s, targets
-        self._curve = CurveLearner(window_s=window_s, kept=LIVE_POINTS_KEPT)
+        self.curve = CurveLearner(window_s=window_s, kept=LIVE_POINTS_KEPT)
         self._knee: LearnedKnee | None = None
         self._made_s = float("-inf")
         self._recalled: Sequence[Point] = ()
@@ -342,9 +473,9 @@ class LiveKnee:
             self.first_s = now_s
         if self._recalled:
             points, self._recalled = self._recalled, ()
-            self._curve.recall(points)
+            self.curve.recall(points)
             self._made_s = float("-inf")
-        self._curve.learn(now_s, values)
+        self.curve.learn(now_s, values)
         if not 0 <= now_s - self._made_s < self._window_s:
-            self._knee, self._made_s = self._curve.knee(now_s, self._targets), now_s
+            self._knee, self._made_s = self.curve.knee(now_s, self._targets), now_s
         return self._knee

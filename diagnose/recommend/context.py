@@ -27,6 +27,9 @@ STEP_TIMES = "step_times"
 They are of the present window alone, which begins anew with a restart; nothing older is kept.
 """
 
+OWN_STEPS = "own_steps"
+"""Key of `memo` for the server's own step times: how many windows, of which batches, since when."""
+
 SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"
 
 
@@ -122,8 +125,19 @@ def advice(
 
 def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> str:
     """Says what was measured behind a predicted speed, and when; "" without one."""
-    factors = context.memo.get(STEP_TIMES)
-    if "itl_s" not in predicted or factors is None:
+    factors, own_steps = context.memo.get(STEP_TIMES), context.memo.get(OWN_STEPS)
+    if "itl_s" not in predicted:
+        return ""
+    if own_steps is not None:
+        age_s = own_steps["age_s"]
+        return (
+            " Speed predicted from this server's own step times: "
+            f"{own_steps['windows']:.0f} windows of {own_steps['least_running']:.0f} to "
+            f"{own_steps['most_running']:.0f} running, the oldest of "
+            f"{f'{age_s:.0f} s' if age_s < 120 else f'{age_s / 60:.0f} min'} ago, median error "
+            f"{own_steps['error_ratio']:.0%}."
+        )
+    if factors is None:
         return ""
     words = {"mfu_ratio": "MFU", "mbu_ratio": "MBU"}
     measured_shares = context.memo.get(MEASURED, {}).items()
@@ -151,8 +165,8 @@ def _unknown(
     """What cannot be computed, and which input is missing."""
     server = context.server
     if "max_concurrency" in predicted and "itl_s" not in predicted:
-        yield f"TTFT and ITL after the change ({_why_no_latency(context)})"
-    if "itl_s" in predicted and not context.memo.get(MEASURED):
+        yield f"TTFT and ITL after the change ({_why_no_latency(context, predicted)})"
+    if "itl_s" in predicted and not (context.memo.get(MEASURED) or OWN_STEPS in context.memo):
         yield (
             f"MFU and MBU of this server: {_why_no_share(context)}; defaults from benchmarks "
             "are used"
@@ -179,7 +193,14 @@ def _why_no_share(context: LeverContext) -> str:
     return "the present load does not reveal them"
 
 
-def _why_no_latency(context: LeverContext) -> str:
+def _why_no_latency(context: LeverContext, predicted: Mapping[str, float]) -> str:
+    own_steps = context.memo.get(OWN_STEPS)
+    if own_steps is not None:
+        running = min(context.demand.requests, predicted["max_concurrency"])
+        if running > own_steps["most_running"]:
+            return f"not measured beyond {own_steps['most_running']:.0f} running"
+        if running < own_steps["least_running"]:
+            return f"not measured below {own_steps['least_running']:.0f} running"
     stated, server = context.server.stated, context.server
     missing = [
         *([] if stated.model else ["model"]),

@@ -193,7 +193,11 @@ def kv_fp8(context: LeverContext) -> Recommendation | None:
         return None
     numbers = predicted(
         context,
-        After(capacity_tokens=capacity, setup=changed_setup(context, kv_cache_dtype="fp8")),
+        After(
+            capacity_tokens=capacity,
+            setup=changed_setup(context, kv_cache_dtype="fp8"),
+            other_steps=True,
+        ),
     )
     checks = [QUALITY]
     if gpu is None:

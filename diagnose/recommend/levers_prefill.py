@@ -367,7 +367,8 @@ def _quantized_numbers(context: LeverContext, quantization: str) -> dict[str, fl
     setup = changed_setup(context, quantization=quantization)
     if setup is None:
         return {}
-    return predicted(context, After(setup=setup, capacity_tokens=resized_tokens(context, setup)))
+    capacity = resized_tokens(context, setup)
+    return predicted(context, After(setup=setup, capacity_tokens=capacity, other_steps=True))
 
 
 def _stall_numbers(context: LeverContext) -> dict[str, float]:

@@ -150,7 +150,8 @@ def tensor_parallel(context: LeverContext) -> Recommendation | None:
         return None
     ratio = capacity / server.capacity_tokens
     gpus = to * setup.parallel.pipeline
-    numbers = predicted(context, After(capacity_tokens=capacity, setup=wider, gpus=gpus))
+    after = After(capacity_tokens=capacity, setup=wider, gpus=gpus, other_steps=True)
+    numbers = predicted(context, after)
     hourly = server.usd_per_hour
     return advice(
         context,

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import floor, inf
+from typing import NamedTuple
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import memory_of
-from kneewatch.diagnose.recommend.context import MEASURED, STEP_TIMES, LeverContext
+from kneewatch.diagnose.learned.knee import StepTimes
+from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -152,7 +154,8 @@ def _flop_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
 # --- Numbers before and after a change ------------------------------------------------------------
 #
 # KV usage: tokens of the load over tokens of the cache. Latency: the roofline, with factors so that
-# its ITL and prefill time are the measured ones.
+# its ITL and prefill time are the measured ones; without a known GPU, the step times that this
+# server measured itself, and nothing beyond the batches that it has run.
 
 
 LAYOUT = ("parallel", "quantization", "adapters")
@@ -164,7 +167,10 @@ SCALE_LOW, SCALE_HIGH = 0.4, 2.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
-    """A server after a change; None means unchanged. It keeps `share_ratio` of the load."""
+    """A server after a change; None means unchanged. It keeps `share_ratio` of the load.
+
+    `other_steps`: a step of the same requests takes another time, so measured ones do not hold.
+    """
 
     capacity_tokens: float | None = None
     seats: int | None = None
@@ -173,6 +179,15 @@ class After:
     replicas: int | None = None
     gpus: int | None = None
     saved_ratio: float | None = None
+    other_steps: bool = False
+
+
+class Speed(NamedTuple):
+    """Mean latencies in seconds, the queue in TTFT, and output tokens/s of a replica."""
+
+    ttft_s: float
+    itl_s: float
+    tokens_per_s: float
 
 
 def present(context: LeverContext) -> dict[str, float]:
@@ -216,11 +231,11 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
     hourly, gpus = server.usd_per_gpu_hour, change.gpus or server.gpus
     if hourly is not None and gpus is not None:
         numbers["usd_per_hour"] = hourly * gpus * (change.replicas or server.replicas)
-    performance = latencies(context, change)
-    if performance is not None:
-        numbers["ttft_s"], numbers["itl_s"] = performance.ttft_s, performance.itl_s
+    speed = latencies(context, change)
+    if speed is not None:
+        numbers["ttft_s"], numbers["itl_s"] = speed.ttft_s, speed.itl_s
         if "usd_per_hour" in numbers:
-            made_per_s = performance.decode_tokens_per_s * (change.replicas or server.replicas)
+            made_per_s = speed.tokens_per_s * (change.replicas or server.replicas)
             asked_per_s = asked_tokens_per_s(context)
             if asked_per_s is not None:
                 # Throughput cannot exceed the demand, whatever the capacity.
@@ -269,9 +284,19 @@ def _sizes(context: LeverContext, change: After) -> dict[str, float]:
     return numbers
 
 
-def latencies(context: LeverContext, change: After) -> Performance | None:
-    """What the server yields after a change, by a roofline with its own step times; None if
-    unknown."""
+def latencies(context: LeverContext, change: After) -> Speed | None:
+    """What the server yields after a change; None if unknown.
+
+    By a roofline with its own step times, or where the GPU is unknown or no roofline fits, by its
+    own step times alone.
+    """
+    performance = _by_roofline(context, change)
+    if performance is None:
+        return None if STEP_TIMES in context.memo else _by_own_steps(context, change)
+    return Speed(performance.ttft_s, performance.itl_s, performance.decode_tokens_per_s)
+
+
+def _by_roofline(context: LeverContext, change: After) -> Performance | None:
     server, demand, itl_s = context.server, context.demand, _itl_s(context)
     if server.setup is None or server.setup.gpu is None or not itl_s:
         return None
@@ -301,6 +326,39 @@ def latencies(context: LeverContext, change: After) -> Performance | None:
         )
     except SizingError:
         return None
+
+
+def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
+    """The closed loop of the present requests by the step times that the server measured itself;
+    None where it has not run such batches, or where its steps would be others."""
+    facts, demand = context.facts, context.demand
+    if facts.curve is None or not demand.input_tokens or not demand.output_tokens:
+        return None
+    steps = StepTimes.of(facts.curve.points(), facts.now_s)
+    if steps is None or change.other_steps or change.saved_ratio is not None:
+        return None
+    context.memo[OWN_STEPS] = {
+        "windows": len(steps.windows),
+        "least_running": steps.least_running,
+        "most_running": steps.most_running,
+        "age_s": facts.now_s - steps.since_s,
+        "error_ratio": steps.error_ratio,
+    }
+    seats = change.seats or context.server.max_num_seqs or inf
+    requests = max(demand.requests * change.share_ratio, 1.0)
+    places = min(requests, max(1.0, _sizes(context, change).get("max_concurrency", seats)))
+    if not steps.least_running <= places <= steps.most_running:
+        return None
+    context_tokens = demand.input_tokens + demand.output_tokens / 2
+    itl_s = steps.itl_s(places, context_tokens)
+    computed_tokens = demand.input_tokens * (1 - demand.saved_ratio)
+    prefill_s = steps.prefill_s(places, context_tokens, computed_tokens)
+    # What a first token waits for outside the engine: the API server and the network.
+    outside_s = context.get("ttft_mean_s") - context.get("queue_mean_s")
+    outside_s = max(0.0, outside_s - context.get("prefill_mean_s"))
+    request_s = prefill_s + (demand.output_tokens - 1) * itl_s
+    queue_s = (requests - places) * request_s / places
+    return Speed(outside_s + queue_s + prefill_s, itl_s, places * demand.output_tokens / request_s)
 
 
 def _itl_s(context: LeverContext) -> float:

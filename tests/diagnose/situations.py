@@ -10,7 +10,7 @@ from kneewatch.diagnose.causes.evidence import Cause, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.ranking import conclude
 from kneewatch.diagnose.gpu.health import GpuState, XidSeen
 from kneewatch.diagnose.learned.derived_signals import evaluated
-from kneewatch.diagnose.learned.knee import LearnedKnee
+from kneewatch.diagnose.learned.knee import CurveLearner, LearnedKnee
 from kneewatch.diagnose.learned.length_drift import PROMPTS, Departure, Drift, Point
 from kneewatch.diagnose.learned.live_workload import SHIFTS, LiveWorkload
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison, compared, degrees_of
@@ -118,6 +118,7 @@ class Situation:
     endless: Departure | None = None
     lengths: Drift | None = None
     knee: LearnedKnee | None = None
+    curve: CurveLearner | None = None
     workload: LiveWorkload | None = None
 
     def but(self, **values: float | None) -> Situation:
@@ -170,6 +171,7 @@ class Situation:
             endless=self.endless,
             lengths=self.lengths,
             knee=self.knee,
+            curve=self.curve,
             workload=self.workload,
         )
 

@@ -17,7 +17,7 @@ INTERVAL_S, WATCH_S, WINDOW_S = 2, 20, 15
 SAMPLED_S = WINDOW_S // INTERVAL_S * INTERVAL_S
 """From the first scrape in the window to the last: what its means are made of."""
 
-TIMEOUT_S = 60.0
+ENDS_WITHIN_S = 40.0
 KILLED = -9
 
 
@@ -70,12 +70,13 @@ class Said:
         return None if value is None else float(value)
 
 
-def say(url: str, *options: str) -> Said:
+def say(url: str, *options: str, watched_s: float = WATCH_S) -> Said:
     """What `kneewatch diagnose` says of a server as JSON, with further options if any."""
     status, stdout, stderr = run(
-        *("diagnose", url, "--format", "json", "--for", f"{WATCH_S}s"),
+        *("diagnose", url, "--format", "json", "--for", f"{watched_s:.0f}s"),
         *("--interval", f"{INTERVAL_S}s", "--window", f"{WINDOW_S}s"),
         *options,
+        timeout_s=watched_s + ENDS_WITHIN_S,
     )
     document: dict[str, Any] = {}
     with suppress(json.JSONDecodeError):
@@ -83,7 +84,7 @@ def say(url: str, *options: str) -> Said:
     return Said(status, stdout, stderr, document)
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
+def run(*arguments: str, timeout_s: float = WATCH_S + ENDS_WITHIN_S) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of kneewatch, with none of the caller's settings."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KNEEWATCH_")}
     try:
@@ -92,9 +93,9 @@ def run(*arguments: str) -> tuple[int, str, str]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired as exc:
-        return KILLED, "", f"no end after {TIMEOUT_S:.0f} s: {exc.stderr!r}"
+        return KILLED, "", f"no end after {timeout_s:.0f} s: {exc.stderr!r}"
     return done.returncode, done.stdout, done.stderr

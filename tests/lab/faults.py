@@ -15,7 +15,8 @@ NO_FP8: Mapping[str, str] = {"kv-fp8": "the CPU backend has no FP8 KV cache"}
 class Fault:
     """A server with a fault. `loads` are requests and how many clients send them.
 
-    `skipped` are recommendations (ids) that are not followed, and why.
+    `skipped` are recommendations (ids) that are not followed, and why. `from_start`: kneewatch
+    watches while the clients start, so that it has seen smaller batches than the last.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Fault:
     loads: tuple[tuple[Shape, int], ...]
     ramp_s: float
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])
+    from_start: bool = False
 
 
 FAULTS = (
@@ -62,13 +64,15 @@ FAULTS = (
     Fault(
         "kv_pressure_no_memory",
         "kv_pressure",
-        SMALL_CACHE,
-        ((Shape(), 30),),
-        ramp_s=10.0,
+        # 95 usable blocks: 18 requests of 100 + 100 tokens.
+        ("--num-gpu-blocks-override", "96", "--max-num-seqs", "128", "--max-model-len", "2048"),
+        ((Shape(output_tokens=100), 30),),
+        ramp_s=150.0,
         skipped={
             **NO_FP8,
             "kv-blocks": "here no memory for more blocks is taken to be free",
             "replicas": "there is one machine",
         },
+        from_start=True,
     ),
 )

@@ -28,8 +28,10 @@ from tests.lab.load import Load
 from tests.lab.server import Server, ServerError
 
 VLLM_VERSION = "0.32.0"
-WATCH_S = 25
-LASTS_S = 120.0
+WATCH_S = 25.0
+LASTS_S = 110.0
+"""After the last client has started."""
+
 SETTLE_S = 8.0
 """After the last client has started: the first requests are over by then."""
 
@@ -123,18 +125,23 @@ def measured(fault: Fault, flags: Sequence[str], lab: Path, when: str) -> Run:
         server.wait_ready()
         launch = lab / f"{fault.name}.sh"
         launch.write_text(shlex.join(server.command) + "\n", encoding="utf-8")
-        loads = [Load(server.port, lasts_s=LASTS_S, shape=shape) for shape, _ in fault.loads]
+        lasts_s = fault.ramp_s + LASTS_S
+        loads = [Load(server.port, lasts_s=lasts_s, shape=shape) for shape, _ in fault.loads]
         for load, (_, clients) in zip(loads, fault.loads, strict=True):
             load.resize(clients, over_s=fault.ramp_s)
-        time.sleep(fault.ramp_s + SETTLE_S)
+        starting_s = fault.ramp_s + SETTLE_S
+        watched_s = WATCH_S
+        if fault.from_start:
+            watched_s += starting_s
+        else:
+            time.sleep(starting_s)
         stated = (
             *("--launch-file", str(launch), "--vllm-version", VLLM_VERSION),
             *("--log", str(server.log), "--no-server-probe"),
         )
-        watched = (server.url, "--for", f"{WATCH_S}s")
         with ThreadPoolExecutor() as both:
-            by_hand = both.submit(say, *watched, *stated)
-            by_itself = both.submit(say, *watched)
+            by_hand = both.submit(say, server.url, *stated, watched_s=watched_s)
+            by_itself = both.submit(say, server.url, watched_s=watched_s)
             said, unset = by_hand.result(), by_itself.result()
         for name, each in (("", said), (".no_settings", unset)):
             (lab / f"{fault.name}.{when}{name}.json").write_text(each.stdout, encoding="utf-8")

@@ -33,9 +33,10 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import Catalogue, EngineMonitor
 from kneewatch.diagnose.learned.knee import (
     LOAD_SIGNALS,
-    POINT_SIGNALS,
+    WINDOW_SIGNALS,
     LearnedKnee,
     LiveKnee,
+    StepTimes,
     same_launch,
 )
 from kneewatch.rules.facts import Targets
@@ -115,6 +116,18 @@ def test_it_is_what_was_learned_before(tmp_path: Path) -> None:
     assert (now.points, now.steps, now.reached) == (before.points, before.steps, True)
     assert before.points == 12 * len(LOADS), "as many as are kept"
     assert now.c_max.expected == pytest.approx(before.c_max.expected) == 8.0
+
+
+def test_step_times_are_those_of_the_process_before(tmp_path: Path) -> None:
+    steps = {"itl_mean_s": 0.02, "prefill_mean_s": 0.05, "prompt_tokens_mean": 300.0}
+    rows = [(t_s, {**values, **steps}) for t_s, values in loaded(NOW_S - 60.0, rounds=1)]
+    path, seen = tmp_path / "store.db", engine()
+    written(path, *cycles(rows))
+    recalled(path, seen)
+    own = StepTimes.of(seen.learned.knee.curve.points(), NOW_S)
+    assert own is not None
+    assert (own.least_running, own.most_running) == (1, 64)
+    assert own.itl_s(32.0, 350.0) == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +229,9 @@ class Held:
         first, last = math.ceil(from_s / 60), math.floor(to_s / 60)
         said = [SAID[at // 4 % len(LOADS)] for at in range(first, last + 1)]
         times = array("d", [60.0 * at for at in range(first, last + 1)])
-        return Series(times, {key: array("d", [one[key] for one in said]) for key in keys})
+        return Series(
+            times, {key: array("d", [values.get(key, math.nan) for values in said]) for key in keys}
+        )
 
 
 def test_days_are_read_one_at_a_time_with_rests_between() -> None:
@@ -266,7 +281,7 @@ def test_a_history_that_is_gone_is_asked_again_later(caplog: pytest.LogCaptureFi
 def test_no_window_reaches_into_another() -> None:
     history, windows = Held(), Windows(100.0)
     for end_s in (NOW_S, NOW_S - 3660.0):
-        windows.add_older(history.signals(7, POINT_SIGNALS, from_s=end_s - 3600.0, to_s=end_s))
+        windows.add_older(history.signals(7, WINDOW_SIGNALS, from_s=end_s - 3600.0, to_s=end_s))
     times = [point.t_s for point in windows.points()]
     assert len(times) > 40
     assert all(after - before >= 100.0 for before, after in pairwise(times))

@@ -1,0 +1,150 @@
+"""TTFT and ITL after a change where no GPU is known: from the step times that the server showed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from statistics import median
+
+import pytest
+
+from kneewatch.diagnose.learned.knee import CurveLearner, StepTimes
+from kneewatch.diagnose.recommend.recommendation import Recommendation
+from tests.diagnose.recommend.scenes import FULL, advised
+from tests.diagnose.situations import NOW_S, Situation
+from tests.diagnose.test_knee import swept
+
+INPUT, OUTPUT = 1200.0, 784.0
+PROMPT_S = 0.4
+
+
+def itl_s(running: float, context_tokens: float = INPUT + OUTPUT / 2) -> float:
+    """The server's true decode step."""
+    return 0.01 + 2e-4 * running + 1e-7 * running * context_tokens
+
+
+def page(running: float, *, input_tokens: float = INPUT, **signals: float) -> dict[str, float]:
+    """A window of that server."""
+    step_s = itl_s(running, input_tokens + OUTPUT / 2)
+    prefill_s = step_s + PROMPT_S * input_tokens / INPUT
+    e2e_s = prefill_s + OUTPUT * step_s
+    return {
+        "running_avg": running,
+        "waiting_avg": 0.0,
+        "completed_per_s": running / e2e_s,
+        "generation_tokens_per_s": running * OUTPUT / e2e_s,
+        "e2e_mean_s": e2e_s,
+        "output_tokens_mean": OUTPUT,
+        "prompt_tokens_mean": input_tokens,
+        "itl_mean_s": step_s,
+        "prefill_mean_s": prefill_s,
+        **signals,
+    }
+
+
+def learned(*pages: dict[str, float]) -> CurveLearner:
+    """What a watched server has shown, a window a minute, the last one a minute ago."""
+    curve = CurveLearner(window_s=60.0)
+    for ago, values in zip(range(len(pages), 0, -1), pages, strict=True):
+        curve.learn(NOW_S - 60.0 * ago, values)
+    return curve
+
+
+LOADS = (20.0, 40.0, 60.0, 80.0, 100.0, 120.0)
+BUSY = FULL.but(
+    prefill_mean_s=0.5, queue_mean_s=2.4, prefix_saved_ratio=0.0, prompt_tokens_mean=INPUT
+)
+
+
+def told(situation: Situation, lever: str = "max-num-seqs-down") -> Recommendation:
+    """What is recommended against KV pressure, with nothing stated."""
+    return advised("kv_pressure", situation=situation)[lever]
+
+
+def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
+    curve = learned(
+        *[page(load, input_tokens=tokens) for load in LOADS for tokens in (600.0, INPUT)]
+    )
+    made = told(replace(BUSY, curve=curve))
+
+    seats = made.changes[0].after
+    assert isinstance(seats, int)
+    assert seats < 100
+    request_s = itl_s(seats) + PROMPT_S + (OUTPUT - 1) * itl_s(seats)
+    queued_s = (160 - seats) * request_s / seats
+    assert made.predicted["itl_s"] == pytest.approx(itl_s(seats), rel=0.02)
+    # 0.1 s outside the engine: a TTFT of 3.0 s less its queue and prefill.
+    ttft_s = 0.1 + queued_s + itl_s(seats) + PROMPT_S
+    assert made.predicted["ttft_s"] == pytest.approx(ttft_s, rel=0.02)
+    assert (
+        "Speed predicted from this server's own step times: 12 windows of 20 to 120 running, the "
+        "oldest of 12 min ago, median error 0%." in made.summary
+    )
+    assert not any("TTFT and ITL" in words or "MFU" in words for words in made.unknown)
+
+
+@pytest.mark.parametrize(
+    ("loads", "why"),
+    [
+        pytest.param((5.0, 10.0, 20.0), "not measured beyond 20 running", id="smaller batches"),
+        pytest.param((97.0, 98.0, 120.0), "not measured below 97 running", id="larger batches"),
+        pytest.param((60.0, 80.0), "set kneewatch's model, gpu and tensor_parallel", id="two"),
+    ],
+)
+def test_nothing_is_predicted_for_a_batch_that_never_ran(
+    loads: tuple[float, ...], why: str
+) -> None:
+    made = told(replace(BUSY, curve=learned(*map(page, loads))))
+
+    assert f"TTFT and ITL after the change ({why})" in made.unknown
+    assert not made.predicted.keys() & {"ttft_s", "itl_s"}
+    assert "Speed predicted" not in made.summary
+
+
+def test_windows_with_preemptions_are_no_step_times() -> None:
+    curve = learned(*[page(load, preemption_per_s=1.0) for load in LOADS])
+    assert StepTimes.of(curve.points(), NOW_S) is None
+
+
+def test_steps_of_another_kind_are_not_predicted_from_the_present_ones() -> None:
+    made = told(replace(BUSY, curve=learned(*map(page, LOADS))), "kv-fp8")
+    assert "itl_s" not in made.predicted
+
+
+def test_context_and_batch_are_told_apart() -> None:
+    noise = Random(7)
+    curve = learned(
+        *[
+            page(load, input_tokens=tokens, itl_mean_s=itl_s(load, tokens + OUTPUT / 2) * wobble)
+            for load in LOADS
+            for tokens in (300.0, 1200.0, 3000.0)
+            for wobble in (noise.uniform(0.95, 1.05),)
+        ]
+    )
+    steps = StepTimes.of(curve.points(), NOW_S)
+    assert steps is not None
+    for running, tokens in ((30.0, 600.0), (70.0, 2500.0), (110.0, 400.0)):
+        assert steps.itl_s(running, tokens) == pytest.approx(itl_s(running, tokens), rel=0.1)
+
+
+def test_a_recorded_server_at_a_load_left_out() -> None:
+    """Of the sweep of a real server each load from the windows at all others."""
+    learner, now_s = swept()
+    steps = StepTimes.of(learner.points(), now_s)
+    assert steps is not None
+    errors: list[float] = []
+    for point in steps.windows:
+        assert point.running is not None
+        assert point.itl_s is not None
+        if not 2 <= point.running <= 60:
+            continue  # without it the range would not hold it
+        others = [other for other in steps.windows if not _alike(other.running, point.running)]
+        own_s = StepTimes(others).itl_s(point.running, point.context_tokens or 0.0)
+        errors.append(abs(own_s / point.itl_s - 1))
+    assert len(errors) >= 15
+    assert median(errors) <= 0.08
+    assert sum(error <= 0.25 for error in errors) >= 0.9 * len(errors)
+
+
+def _alike(running: float | None, other: float) -> bool:
+    return running is not None and other / 1.2 <= running <= other * 1.2
