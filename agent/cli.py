@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from kneewatch.agent.settings.options import (
     FLEET,
     SPAN,
     SWEEPS,
+    Command,
     Target,
     effective,
     loader,
@@ -61,8 +62,31 @@ class CommandGroup(click.Group):
             raise OutputClosed from exc
 
 
-form_option = click.option(
-    "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True
+def form_option(*forms: str) -> Callable[[Command], Command]:
+    """The option --format with these formats; the first is the default."""
+    return click.option(
+        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True
+    )
+
+
+def prometheus_option(text: str) -> Callable[[Command], Command]:
+    """The option --prometheus, whose URL a command uses as `text` says."""
+    return click.option("--prometheus", metavar="URL", help=text)
+
+
+def span_option(
+    flag: str, name: str, default: str | None, text: str
+) -> Callable[[Command], Command]:
+    """An option with a duration."""
+    shown = default is not None
+    return click.option(flag, name, type=SPAN, default=default, show_default=shown, help=text)
+
+
+selector_option = click.option(
+    "--selector", default="", metavar="MATCHERS", help='only matching series: namespace="a"'
+)
+token_file_option = click.option(
+    "--token-file", type=click.Path(path_type=Path), help="file with the daemon's token"
 )
 
 
@@ -79,9 +103,9 @@ def cli() -> None:
 
 @cli.command(short_help="Watch a server for a while, then report what is wrong.")
 @click.argument("target", type=Target(), required=False)
-@click.option("--prometheus", metavar="URL", help="diagnose the fleet that this system scrapes")
-@click.option("--selector", default="", metavar="MATCHERS", help='only these series: namespace="a"')
-@click.option("--at", metavar="T", help="time of the diagnosis: unix seconds or ISO 8601, UTC")
+@prometheus_option("diagnose the fleet that this metrics system scrapes")
+@selector_option
+@click.option("--at", metavar="TIME", help="diagnose this moment: unix seconds or ISO 8601, UTC")
 @setting_options(
     "watch_s",
     "interval_s",
@@ -95,7 +119,7 @@ def cli() -> None:
     *FETCH,
     *FLEET,
 )
-@form_option
+@form_option(*FORMATS)
 def diagnose(
     target: str | None,
     form: str,
@@ -106,14 +130,15 @@ def diagnose(
 ) -> int:
     """Watch TARGET (a server's URL or a capture) for a while, then report what is wrong.
 
-    Exit status: 0 nothing at warning or worse, 1 findings, 2 no data. That of a capture is its last
-    state; a line above it says if it was worse before.
+    A capture is diagnosed as of its last scrape; the first line says if it was worse before.
 
     With --prometheus instead of TARGET: diagnose all replicas that a Prometheus, Thanos, Mimir or
     VictoriaMetrics scrapes, with causes across replicas.
 
-    With --log: add what vLLM's log says; without TARGET, say from it alone why the server did not
-    start or died.
+    With --log: add facts from vLLM's log. Without TARGET: report from the log alone why the server
+    did not start or died.
+
+    Exit status: 0 nothing at warning or worse, 1 findings at warning or worse, 2 no data.
     """
     from kneewatch.agent import diagnose_command as command
 
@@ -127,31 +152,25 @@ def diagnose(
     if target is not None and (selector or at):
         raise click.UsageError("--selector and --at need --prometheus.")
     if prometheus is not None and settings.origin("server_log").startswith("flag"):
-        raise click.UsageError("--log is of one server; --prometheus is of a fleet.")
+        raise click.UsageError("--log belongs to one server: it cannot be used with --prometheus.")
     if target is not None:
         return command.diagnose(target, settings, form=form)
     from kneewatch.agent.fleet import command as fleet
 
     return fleet.diagnose(
-        prometheus or "",
-        settings,
-        selector=selector,
-        at_s=timestamp(at),
-        form=form,
+        prometheus or "", settings, selector=selector, at_s=timestamp(at), form=form
     )
 
 
-@cli.command(short_help="Show what is known about a server, and how to supply the rest.")
+@cli.command(short_help="Show a server's version, model and launch flags, and what is unknown.")
 @click.argument("target", type=Target())
 @setting_options("server.probe", "server_log", *DEPLOYMENT, *FETCH)
-@click.option(
-    "--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True
-)
+@form_option("text", "json")
 def inspect(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
-    """Show what is known about TARGET (a server's URL or a capture): version, model, launch flags.
+    """Show the version, model and launch flags of TARGET (a server's URL or a capture).
 
-    Each fact has its source and age; conflicts, what could not be read, and what is still unknown
-    with how to supply it follow. The model does no work for it.
+    Each fact has its source and age. Conflicts and unreadable sources follow, then what is unknown
+    and how to supply it. No inference request is sent.
     """
     from kneewatch.agent.server import command as server
 
@@ -161,76 +180,53 @@ def inspect(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
 @cli.command(short_help="Monitor servers until stopped: the sidecar daemon.")
 @click.argument("targets", nargs=-1, type=Target())
 @setting_options(*(key for key in table.BY_KEY if key not in DIAGNOSE_ONLY))
-@click.option("--prometheus", metavar="URL", help="also watch the fleet that this system scrapes")
-@click.option("--selector", default="", metavar="MATCHERS", help='only these series: namespace="a"')
+@prometheus_option("also watch the fleet that this metrics system scrapes")
+@selector_option
 @click.option("--demo", is_flag=True, help="play the shipped recording; its history is temporary")
-@click.option("--for", "for_s", type=SPAN, help="stop after this time; unset: on SIGTERM or Ctrl-C")
-def run(
-    targets: tuple[str, ...],
-    *,
-    prometheus: str | None,
-    selector: str,
-    demo: bool,
-    for_s: float | None,
-    **given: Any,  # noqa: ANN401
-) -> None:
+@span_option("--for", "for_s", None, "stop after this time; unset: on SIGTERM or Ctrl-C")
+def run(targets: tuple[str, ...], *, demo: bool, **given: Any) -> None:  # noqa: ANN401
     """Monitor TARGETs until stopped, store their history, serve HTTP on --listen.
 
     A TARGET is a server's URL, host:port, or a capture, which is played as if it were live.
-    The settings can name more, in [[targets]] tables and file_sd files. SIGHUP reloads the
-    settings.
+    [[targets]] tables and file_sd files in the settings add more. SIGHUP reloads the settings.
 
-    With --prometheus: also, or only, the fleet that a metrics system scrapes, at /api/v1/fleet.
+    With --prometheus: also monitor the fleet that a metrics system scrapes, at /api/v1/fleet;
+    TARGETs are optional then.
     """
-    if selector and prometheus is None:
+    if given["selector"] and given["prometheus"] is None:
         raise click.UsageError("--selector needs --prometheus.")
     from kneewatch.agent.daemon import command as daemon
 
-    defaults = daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS
-    daemon.run(
-        targets,
-        loader(given, defaults),
-        demo=demo,
-        for_s=for_s,
-        prometheus=prometheus,
-        selector=selector,
-    )
+    load = loader(given, daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS)
+    daemon.run(targets, load, demo=demo, **given)
 
 
 @cli.command(short_help="Diagnose recordings scrape by scrape.")
 @click.argument("captures", nargs=-1, required=True, type=click.Path())
 @setting_options("docs_url", SWEEPS, *DIAGNOSIS, *DEPLOYMENT)
-@form_option
-@click.option("--from", "from_time", metavar="T", help="first time: unix seconds or ISO 8601, UTC")
-@click.option("--to", "to_time", metavar="T", help="last time: unix seconds or ISO 8601, UTC")
-def replay(
-    captures: tuple[str, ...],
-    form: str,
-    from_time: str | None,
-    to_time: str | None,
-    **given: Any,  # noqa: ANN401
-) -> int:
+@form_option(*FORMATS)
+@click.option("--from", "from_time", metavar="TIME", help="start: unix seconds or ISO 8601, UTC")
+@click.option("--to", "to_time", metavar="TIME", help="end: unix seconds or ISO 8601, UTC")
+def replay(captures: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     """Diagnose recordings scrape by scrape.
 
     `--format json` prints one line per scrape, target and engine.
     """
     from kneewatch.agent import replay_command as command
 
-    return command.replay(
-        captures, effective(given), form=form, from_time=from_time, to_time=to_time
-    )
+    return command.replay(captures, effective(given), **given)
 
 
 @cli.command(short_help="Record a server's metrics pages to a file.")
 @click.argument("url")
 @click.argument("file", type=click.Path(path_type=Path))
 @setting_options("interval_s", "server.probe", *FETCH)
-@click.option("--for", "for_s", type=SPAN, help="stop after this time; unset: on Ctrl-C")
+@span_option("--for", "for_s", None, "stop after this time; unset: on Ctrl-C")
 def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # noqa: ANN401
-    """Record URL's metrics pages to FILE, a capture that every command reads.
+    """Record URL's metrics pages to FILE, a capture that other commands take as TARGET.
 
     Each page is written at once, so a kill loses none. An existing FILE is appended to. On the
-    server's node each page is written with the memory, CPU pressure and steal of its host.
+    server's node the host's memory use, CPU pressure and steal time are recorded as well.
     """
     from kneewatch.agent import stream
 
@@ -239,9 +235,9 @@ def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # n
 
 @cli.command(short_help="Replay the shipped recording of an overloaded server.")
 @setting_options("docs_url", *DIAGNOSIS)
-@form_option
+@form_option(*FORMATS)
 def demo(form: str, **given: Any) -> int:  # noqa: ANN401
-    """Replay the shipped recording of a real server going through the KV cascade."""
+    """Replay the shipped recording of a real server whose KV cache fills up and overflows."""
     from kneewatch.agent import replay_command as command
 
     return command.demo(effective(given), form=form)
@@ -249,7 +245,7 @@ def demo(form: str, **given: Any) -> int:  # noqa: ANN401
 
 @cli.command("size", short_help="Size a launch: memory, speed, GPUs and cost.")
 @size_options
-@form_option
+@form_option(*FORMATS)
 def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
     """Size a launch: memory, KV capacity, speed at a load, fleet and cost. No server needed.
 
@@ -287,27 +283,24 @@ def config(**given: Any) -> int:  # noqa: ANN401
 @setting_options(
     "window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "slo.objective_ratio", "gpus", "docs_url"
 )
-@click.option(
-    "--evaluation-interval",
-    "evaluation_s",
-    type=SPAN,
-    default="15s",
-    show_default=True,
-    help="how often rules are evaluated",
-)
-@click.option(
+@span_option("--evaluation-interval", "evaluation_s", "15s", "how often rules are evaluated")
+@span_option(
     "--scrape-interval",
     "scrape_s",
-    type=SPAN,
-    default="15s",
-    show_default=True,
-    help="how often Prometheus scrapes the servers; every range holds four scrapes",
+    "15s",
+    "how often Prometheus scrapes the servers; range selectors cover at least 4 scrapes",
 )
 @click.option(
     "--prefix", default=VLLM_PREFIX, show_default=True, help="prefix of vLLM's metric names"
 )
-@click.option("--selector", default="", metavar="MATCHERS", help='only these series: cluster="a"')
-@click.option("--label", "labels", multiple=True, metavar="NAME", help="another label to keep")
+@selector_option
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME",
+    help="keep this label in results; repeatable",
+)
 @click.option("--triage-url", default="", metavar="URL", help="base URL of triage pages, for links")
 @click.option("--grafana-url", default="", metavar="URL", help="base URL of Grafana, for links")
 @click.option(
@@ -315,78 +308,62 @@ def config(**given: Any) -> int:  # noqa: ANN401
     "gpu_joins",
     multiple=True,
     metavar="LABEL=DCGM_LABEL",
-    help="a server's label and the equal label of its GPUs: pod=exported_pod",
+    help="labels of servers and of DCGM series with equal values: pod=exported_pod",
 )
 @click.option(
-    "--lean",
-    is_flag=True,
-    help="causes, stages and targets only, without findings and with fewer series",
+    "--lean", is_flag=True, help="fewer series: causes, stages and targets, but no findings"
 )
-@click.option("--gpu-selector", default="", metavar="MATCHERS", help="only these DCGM series")
+@click.option("--gpu-selector", default="", metavar="MATCHERS", help="only matching DCGM series")
 @click.option(
     "--flavor",
     type=click.Choice(FLAVORS),
     default=FLAVORS[0],
     show_default=True,
-    help="what evaluates the rules; without-keep-firing: Prometheus before 2.42",
+    help="what evaluates the rules; without-keep-firing is for Prometheus before 2.42",
 )
 def export_command(kind: str, folder: Path, flavor: str, **given: Any) -> int:  # noqa: ANN401
     """Write recording and alerting rules, their promtool tests, Grafana dashboards, or
     dcgm-exporter's configuration to FOLDER.
 
-    The rules have the same signals, thresholds and durations as the sidecar.
+    The rules use the same signals, thresholds and durations as the daemon.
     """
     from kneewatch.agent import export
 
-    settings_ = effective(given)
-    return export.export(kind, folder, export.plan_of(settings_, **given), flavor)
+    settings = effective(given)
+    return export.export(kind, folder, export.plan_of(settings, **given), flavor)
 
 
-@cli.command(short_help="Answer on-call agents (Model Context Protocol).")
+@cli.command(short_help="Serve diagnoses to AI agents (Model Context Protocol).")
 @click.option(
-    "--daemon", default=DAEMON, show_default=True, metavar="URL", help="the running daemon to ask"
+    "--daemon", default=DAEMON, show_default=True, metavar="URL", help="URL of the running daemon"
 )
-@click.option("--token-file", type=click.Path(path_type=Path), help="file with the daemon's token")
-@click.option("--prometheus", metavar="URL", help="ask this metrics system, without a daemon")
-@click.option("--selector", default="", metavar="MATCHERS", help='only these series: namespace="a"')
+@token_file_option
+@prometheus_option("query this metrics system instead of a daemon")
+@selector_option
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="serve streamable HTTP at /mcp of this loopback address; unset: stdin and stdout",
+    help="serve streamable HTTP at /mcp on this loopback address; unset: stdin and stdout",
 )
 @setting_options("docs_url", *DIAGNOSIS, *DEPLOYMENT, *FETCH, *FLEET)
-def mcp(
-    daemon: str,
-    token_file: Path | None,
-    prometheus: str | None,
-    selector: str,
-    listen: str | None,
-    **given: Any,  # noqa: ANN401
-) -> int:
-    """Serve kneewatch's diagnoses to an agent by the Model Context Protocol.
+def mcp(**given: Any) -> int:  # noqa: ANN401
+    """Serve kneewatch's diagnoses to AI agents over the Model Context Protocol.
 
-    Needs the extra mcp: pip install 'kneewatch[mcp]'. All tools only read.
+    All tools are read-only. Requires the extra mcp: pip install 'kneewatch[mcp]'.
     """
     try:
         from kneewatch.agent.mcp import server
     except ModuleNotFoundError as exc:
-        raise click.UsageError("mcp needs an extra: pip install 'kneewatch[mcp]'") from exc
+        raise click.UsageError("mcp is not installed: pip install 'kneewatch[mcp]'") from exc
 
-    return server.run(
-        effective(given),
-        daemon=daemon,
-        prometheus=prometheus,
-        selector=selector,
-        token_file=token_file,
-        listen=listen,
-    )
+    return server.run(effective(given), **given)
 
 
-@cli.command(short_help="Show servers, or a running daemon, live in the terminal.")
+@cli.command(short_help="Show servers or a running daemon live in the terminal.")
 @click.argument("targets", nargs=-1, type=Target())
 @setting_options("interval_s", "gpu_metrics", "docs_url", SWEEPS, *DIAGNOSIS, *DEPLOYMENT, *FETCH)
-@click.option("--attach", metavar="URL", help="show the targets of the daemon at URL")
-@click.option("--token-file", type=click.Path(), help="file with the daemon's token")
+@click.option("--attach", metavar="URL", help="show the targets of the daemon at this URL")
+@token_file_option
 @click.option(
     "--speed",
     type=click.FloatRange(0, min_open=True),
@@ -397,7 +374,8 @@ def mcp(
 def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     """Show TARGETs (servers' URLs or captures) live in the terminal; press ? for the keys.
 
-    With --attach, the daemon's settings apply. The exit status follows the last state.
+    With --attach, the daemon's settings apply. Exit status by the last state: 0 nothing at warning
+    or worse, 1 findings, 2 no data.
     """
     from kneewatch.agent.watch import command as terminal
 
@@ -417,18 +395,19 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     *FETCH,
     *FLEET,
 )
-@click.option("--prometheus", metavar="URL", help="read this metrics system instead of the history")
-@click.option("--selector", default="", metavar="MATCHERS", help='only these series: namespace="a"')
+@prometheus_option("read this metrics system instead of the history")
+@selector_option
+@span_option("--since", "since_s", "7d", "length of the period")
 @click.option(
-    "--since", "since_s", type=SPAN, default="7d", show_default=True, help="length of the period"
-)
-@click.option(
-    "--to", "to_time", metavar="T", help="end of the period: unix seconds or ISO 8601; default: now"
+    "--to",
+    "to_time",
+    metavar="TIME",
+    help="end of the period: unix seconds or ISO 8601; unset: now",
 )
 @click.option(
     "--compare",
     metavar="PERIOD",
-    help="compare with the period this much earlier, or none; default: --since",
+    help="compare with the period this much earlier; none: no comparison; default: --since",
 )
 @click.option("--out", default="-", show_default="stdout", metavar="FILE", help="output file")
 @click.option(
@@ -437,8 +416,10 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     type=click.Choice(("html", "json", "markdown")),
     help="unset: by FILE's extension, else html",
 )
-@click.option("--tier", "tiers", multiple=True, metavar="TIER", help="only this tier")
-@click.option("--target", "targets", multiple=True, metavar="NAME", help="only this target")
+@click.option("--tier", "tiers", multiple=True, metavar="TIER", help="only this tier; repeatable")
+@click.option(
+    "--target", "targets", multiple=True, metavar="NAME", help="only this target; repeatable"
+)
 def report_command(to_time: str | None, compare: str | None, **given: Any) -> int:  # noqa: ANN401
     """Report on a period, a week by default, from the history that `run` stores.
 
@@ -451,14 +432,12 @@ def report_command(to_time: str | None, compare: str | None, **given: Any) -> in
     check_libraries()
     from kneewatch.agent.report import command
 
-    since_s: float = given["since_s"]
     settings = effective(given)
-    return command.run(
-        settings,
-        to_s=command.end_s(to_time, settings),
-        compare_s=command.compared_s(compare, since_s),
-        **given,
+    to_s, compare_s = (
+        command.end_s(to_time, settings),
+        command.compared_s(compare, given["since_s"]),
     )
+    return command.run(settings, to_s=to_s, compare_s=compare_s, **given)
 
 
 @cli.command(short_help="Print a shell completion script.")

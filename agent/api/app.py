@@ -44,7 +44,7 @@ from kneewatch.agent.api.responses import (
     refused,
 )
 from kneewatch.agent.api.service import Service, has_judged, source_problems
-from kneewatch.agent.api.sizing import boolean, json_object, parameters_of, size_of
+from kneewatch.agent.api.sizing import converted, json_object, parameters_of, size_of
 from kneewatch.agent.api.triage import Triage, redirect, to_page
 from kneewatch.agent.api.triage_page import Views, page_request
 from kneewatch.agent.notify import alerts
@@ -77,7 +77,7 @@ class Routes:
         endpoints say since when its state is unknown. `reasons` are the sources that do not work
         now; they need the read token."""
         problems = source_problems(self._service)
-        is_strict = strict is not None and boolean("strict", strict)
+        is_strict = strict is not None and converted("strict", bool, strict)
         ready = not problems if is_strict else has_judged(self._service)
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         body: dict[str, Any] = {"ready": ready}

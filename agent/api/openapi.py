@@ -6,6 +6,7 @@ document: most daemons never serve it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -13,9 +14,9 @@ import orjson
 from fastapi.utils import deep_dict_update
 
 from kneewatch.agent.api.responses import COMPONENTS, JSON, MEDIA_TYPES
-from kneewatch.agent.api.sizing import BY_NAME, LARGEST, LONGEST_TEXT, parameter
+from kneewatch.agent.api.sizing import BY_NAME, LARGEST, LONGEST_TEXT
 from kneewatch.agent.settings.options import SPAN
-from kneewatch.agent.size.options import SWITCHES, Flag
+from kneewatch.agent.size.options import Flag
 
 JsonObject = dict[str, Any]
 
@@ -29,6 +30,9 @@ SCHEMAS = {
     "Size": ("kneewatch.reports", "size.schema.json"),
     "Triage": ("kneewatch.agent.api", "triage.schema.json"),
 }
+TYPES: Mapping[object, str] = {int: "integer", float: "number", bool: "boolean"}
+"""JSON's types by kind of flag; text for the others."""
+
 LOCAL = ("$schema", "$id", "$defs")
 """Keys that make sense in a schema's own file only."""
 
@@ -79,21 +83,17 @@ def schemas() -> JsonObject:
 
 def size_inputs() -> JsonObject:
     """The schema of a JSON object with the flags of `kneewatch size`, underscores in the names."""
-    flags = {name: {**_type(flag), "description": _help(flag)} for name, flag in BY_NAME.items()}
-    switches = {
-        parameter(name): {"type": "boolean", "description": text} for name, text in SWITCHES
-    }
-    return {"type": "object", "properties": flags | switches, "additionalProperties": False}
+    properties = {name: _property(flag) for name, flag in BY_NAME.items()}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
-def _help(flag: Flag) -> str:
-    if flag.name == "--model":
-        return "A catalogue id."
-    return flag.help + ("; seconds, or with a unit such as 50ms" if flag.kind is SPAN else "")
-
-
-def _type(flag: Flag) -> JsonObject:
+def _property(flag: Flag) -> JsonObject:
+    limits: JsonObject = {}
     if flag.kind in (int, float):
-        kind = "integer" if flag.kind is int else "number"
-        return {"type": kind, "minimum": -LARGEST, "maximum": LARGEST}
-    return {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT}
+        limits = {"minimum": -LARGEST, "maximum": LARGEST}
+    elif flag.kind is not bool:
+        limits = {"minLength": 1, "maxLength": LONGEST_TEXT}
+    kind = TYPES.get(flag.kind, "string")
+    text = "A catalogue id." if flag.name == "--model" else flag.help
+    text += "; seconds, or with a unit such as 50ms" if flag.kind is SPAN else ""
+    return {"type": kind, **limits, "description": text}

@@ -3,8 +3,6 @@ id, and flags that name files are refused."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, cast
@@ -16,7 +14,7 @@ from starlette.requests import Request
 from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem
 from kneewatch.agent.settings.effective import nearest
 from kneewatch.agent.settings.options import SPAN
-from kneewatch.agent.size.options import FLAGS, SWITCHES, Flag
+from kneewatch.agent.size.options import FLAGS, Flag
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
 NOT_IN_CATALOGUE = "must be a model in the catalogue"
@@ -24,38 +22,33 @@ LONGEST_TEXT = 200
 LARGEST = 1e12
 """The largest number accepted; larger values are mistakes and could overflow."""
 
-WHOLE = re.compile(r"-?[0-9]{1,15}")
 BOOLEANS = {"": True, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+FITTING = {
+    bool: "true or false",
+    str: f"text of at most {LONGEST_TEXT} characters",
+    int: "a whole number",
+    float: "a number",
+    SPAN: "a duration: seconds, or with a unit such as 2s or 50ms",
+}
+"""What a parameter of each kind must be, in words."""
 
-
-def parameter(flag: str) -> str:
-    """A flag's name in JSON: no leading dashes, underscores inside."""
-    return flag.removeprefix("--").replace("-", "_")
-
-
-FILE_FLAGS = frozenset(parameter(flag.name) for flag in FLAGS if flag.names_file)
+FILE_FLAGS = frozenset(flag.parameter for flag in FLAGS if flag.names_file)
 """Flags that name a file on the user's machine; a client must not read files of the server."""
 
-BY_NAME: Mapping[str, Flag] = {
-    parameter(flag.name): flag for flag in FLAGS if parameter(flag.name) not in FILE_FLAGS
-}
-SWITCH_NAMES = frozenset(parameter(name) for name, _ in SWITCHES)
-DEFAULTS: Mapping[str, Any] = {
-    **{parameter(flag.name): flag.default for flag in FLAGS},
-    **dict.fromkeys(SWITCH_NAMES, False),
-}
+BY_NAME: Mapping[str, Flag] = {flag.parameter: flag for flag in FLAGS if not flag.names_file}
 
 
 async def json_object(request: Request) -> dict[str, Any]:
     """The JSON object in a request's body.
 
     Raises:
-        Problem: the body has another content type or is no JSON object.
+        Problem: the body has another content type or is not a JSON object.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != MEDIA_TYPES[JSON]:
         raise Problem(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send a JSON object as content-type application/json"
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "send a JSON object with content-type: application/json",
         )
     try:
         document = orjson.loads(await request.body())
@@ -70,7 +63,7 @@ async def parameters_of(request: Request) -> dict[str, Any]:
     """The parameters of a request, from its body or its query string, underscores in the names.
 
     Raises:
-        Problem: a parameter is given twice, or the body is no JSON object.
+        Problem: a parameter is given twice, or the body is not a JSON object.
     """
     if request.method == "POST":
         rows = list((await json_object(request)).items())
@@ -80,7 +73,7 @@ async def parameters_of(request: Request) -> dict[str, Any]:
     for name, value in rows:
         key = name.replace("-", "_")
         if key in parameters and request.method != "POST":
-            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{key} is given twice")
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{key} is given more than once")
         parameters[key] = value
     return parameters
 
@@ -89,66 +82,37 @@ def _value(name: str, value: object) -> object:
     """A parameter's value, converted as on the command line."""
     if name in FILE_FLAGS:
         raise _wrong(name, "requests cannot name files; use `kneewatch size`")
-    if name in SWITCH_NAMES:
-        return boolean(name, value)
-    flag = BY_NAME.get(name)
-    if flag is None:
-        near = nearest(name[:LONGEST_TEXT], (*BY_NAME, *SWITCH_NAMES))
+    if name not in BY_NAME:
+        near = nearest(name[:LONGEST_TEXT], tuple(BY_NAME))
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"unknown parameter; the nearest is {near}")
-    if value is None:
-        return flag.default
-    if flag.kind is SPAN:
-        return _span(name, value)
-    return _text(name, value) if flag.kind is str else _number(name, value, whole=flag.kind is int)
+    flag = BY_NAME[name]
+    return flag.default if value is None else converted(name, flag.kind, value)
 
 
-def boolean(name: str, value: object) -> bool:
-    """A boolean parameter's value; in a query string its name alone is true.
+def converted(name: str, kind: object, value: object) -> object:
+    """The value of a parameter of one of the kinds in FITTING.
 
     Raises:
-        Problem: the value is no boolean.
+        Problem: it has another type, cannot be parsed, or is too large.
     """
-    truth = BOOLEANS.get(value.lower()) if isinstance(value, str) else value
-    if not isinstance(truth, bool):
-        raise _wrong(name, "must be true or false")
-    return truth
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= LONGEST_TEXT:
-        raise _wrong(name, f"must be text of at most {LONGEST_TEXT} characters")
-    return value
-
-
-def _number(name: str, value: object, *, whole: bool) -> float:
-    number = _float(value, whole=whole)
-    if number is None or (whole and number != int(number)):
-        raise _wrong(name, f"must be a {'whole ' if whole else ''}number")
-    return int(number) if whole else number
-
-
-def _float(value: object, *, whole: bool) -> float | None:
-    """The value as a finite number of at most `LARGEST`; None if it is not one."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return None
-    if isinstance(value, str) and whole and not WHOLE.fullmatch(value.strip()):
-        return None
     try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) and abs(number) <= LARGEST else None
+        return _converted(kind, value)
+    except (ValueError, OverflowError, KeyError, click.UsageError) as exc:
+        raise _wrong(name, f"must be {FITTING[kind]}") from exc
 
 
-def _span(name: str, value: object) -> float:
-    try:
-        seconds = SPAN.convert(value, None, None)
-    except click.UsageError:
-        seconds = math.inf
-    number = _float(seconds, whole=False)
-    if number is None or isinstance(value, bool):
-        raise _wrong(name, "must be a duration: seconds, or with a unit such as 2s or 50ms")
-    return number
+def _converted(kind: object, value: object) -> object:
+    if kind is bool and isinstance(value, bool | str):
+        return value if isinstance(value, bool) else BOOLEANS[value.lower()]
+    if kind is str and isinstance(value, str):
+        if value.isprintable() and 0 < len(value) <= LONGEST_TEXT:
+            return value
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        number = SPAN.convert(value, None, None) if kind is SPAN else float(value)
+        whole = int(value) if kind is int else None
+        if abs(number) <= LARGEST and whole in (None, number):
+            return number if whole is None else whole
+    raise ValueError
 
 
 def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -157,7 +121,8 @@ def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         Problem: a parameter is unknown or invalid.
     """
-    given = {**DEFAULTS, **{name: _value(name, value) for name, value in parameters.items()}}
+    given = {flag.parameter: flag.default for flag in FLAGS}
+    given |= {name: _value(name, value) for name, value in parameters.items()}
     # Imported here to save memory: most daemons never compute a size.
     from kneewatch.agent.size.inputs import asked, choices_of
     from kneewatch.diagnose.catalogue.models import Model, model
@@ -184,12 +149,8 @@ def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
             return nothing_document(extra)
         return size_document(size(question_of(question, result.winner))) | extra
     except SizingError as error:
-        raise _unsized(error) from error
-
-
-def _unsized(error: SizingError) -> Problem:
-    choices = f"; choices: {', '.join(error.choices)}" if error.choices else ""
-    return _wrong(error.name, f"{error}{choices}")
+        choices = f"; choices: {', '.join(error.choices)}" if error.choices else ""
+        raise _wrong(error.name, f"{error}{choices}") from error
 
 
 def _wrong(name: str, why: str) -> Problem:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from kneewatch.agent.settings.effective import HIDDEN, Settings, nearest, validated
-from kneewatch.agent.settings.table import Kind, Setting
+from kneewatch.agent.settings.table import Setting, count, flag, pairs, seconds, text, texts
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import Address, parse_target
 from kneewatch.collector.http.connection import FetchSettings
@@ -29,77 +29,56 @@ ALERTS_PATH = "/api/v2/alerts"
 DAY_S = 24 * 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key of a `[[notify]]` table, and the kinds of receiver that have it."""
-
-    setting: Setting
-    of: tuple[str, ...] = KINDS
-
-    @property
-    def name(self) -> str:
-        """The key as written in the file."""
-        return self.setting.key
-
-
-def _key(
-    name: str,
-    kind: Kind,
-    default: Any,  # noqa: ANN401 - a key has its own kind
-    text: str,
-    *of: str,
-    most: float = float("inf"),
-    secret: bool = False,
-) -> Key:
-    return Key(Setting(name, kind, default, text, most=most, secret=secret), of or KINDS)
-
-
-KEYS: tuple[Key, ...] = (
-    _key("kind", "text", None, "slack (or a compatible program), webhook, email or alertmanager"),
-    _key("name", "text", None, "name in logs and metrics; unset: kind and position"),
-    _key("severity", "text", "critical", "lowest severity to send: warning or critical"),
-    _key("targets", "texts", None, "target names, with * and ?; unset: all"),
-    _key("labels", "pairs", None, "labels a target must have, values with * and ?"),
-    _key("own", "flag", True, "send kneewatch's own findings"),
-    _key("alerts", "flag", True, "forward Alertmanager's alerts with a diagnosis", *MESSAGES),
-    _key(
-        "group_wait_s", "seconds", 10.0, "how long to group similar events", *MESSAGES, most=3600.0
+KEYS_BY_KINDS: Mapping[tuple[str, ...], Sequence[Setting]] = {
+    KINDS: (
+        text("kind", "slack (or a compatible program), webhook, email or alertmanager"),
+        text("name", "name in logs and metrics; unset: kind and position"),
+        text("severity", "lowest severity to send: warning or critical", "critical"),
+        texts("targets", "target names, with * and ?; unset: all"),
+        pairs("labels", "labels that a target must have, values with * and ?"),
+        flag("own", "send kneewatch's own findings", True),
+        seconds(
+            "hold_s",
+            "how long a problem must stay absent to be resolved; unset: 2 windows",
+            most=DAY_S,
+        ),
+        seconds("timeout_s", "time limit for one attempt", 10.0, most=300.0),
+        text("triage_url", "base URL of kneewatch for people, for links"),
+        text("ca_file", "certificate authorities to trust"),
+        flag("insecure_skip_verify", "do not verify certificates", False),
     ),
-    _key(
-        "hold_s",
-        "seconds",
-        None,
-        "how long a problem must stay absent to be resolved; unset: 2 windows",
-        most=DAY_S,
+    MESSAGES: (
+        flag("alerts", "forward Alertmanager's alerts with a diagnosis", True),
+        seconds("group_wait_s", "how long to group similar events", 10.0, most=3600.0),
+        seconds("repeat_s", "repeat an active problem this often; unset: never"),
+        seconds("give_up_s", "how long to retry a message", 3600.0, most=DAY_S),
     ),
-    _key(
-        "repeat_s", "seconds", None, "repeat an active problem this often; unset: never", *MESSAGES
+    WEB: (
+        text("url", "webhook URL or Alertmanager's; a file is safer", secret=True),
+        text("url_file", "file with the URL"),
+        text("url_env", "environment variable with the URL"),
+        pairs("headers", "extra request headers", secret=True),
+        pairs("header_files", "headers whose values are in files"),
+        pairs("header_envs", "headers whose values are in the environment"),
+        text("bearer_token_file", "file with a bearer token"),
+        text("bearer_token_env", "environment variable with a bearer token"),
+        text("client_cert_file", "client certificate"),
+        text("client_key_file", "key of the client certificate"),
     ),
-    _key("give_up_s", "seconds", 3600.0, "how long a message is retried", *MESSAGES, most=DAY_S),
-    _key("timeout_s", "seconds", 10.0, "time limit for one attempt", most=300.0),
-    _key("triage_url", "text", None, "base URL of kneewatch for people, for links"),
-    _key("url", "text", None, "webhook URL or Alertmanager's; a file is safer", *WEB, secret=True),
-    _key("url_file", "text", None, "file with the URL", *WEB),
-    _key("url_env", "text", None, "environment variable with the URL", *WEB),
-    _key("headers", "pairs", None, "extra request headers", *WEB, secret=True),
-    _key("header_files", "pairs", None, "headers whose values are in files", *WEB),
-    _key("header_envs", "pairs", None, "headers whose values are in the environment", *WEB),
-    _key("bearer_token_file", "text", None, "file with a bearer token", *WEB),
-    _key("bearer_token_env", "text", None, "environment variable with a bearer token", *WEB),
-    _key("client_cert_file", "text", None, "client certificate", *WEB),
-    _key("client_key_file", "text", None, "key of the client certificate", *WEB),
-    _key("host", "text", None, "mail server", EMAIL),
-    _key("port", "count", None, "unset: 587; 465 with tls, 25 with none", EMAIL, most=65_535),
-    _key("security", "text", "starttls", "starttls, tls or none", EMAIL),
-    _key("user", "text", None, "login name", EMAIL),
-    _key("password_file", "text", None, "file with the password", EMAIL),
-    _key("password_env", "text", None, "environment variable with the password", EMAIL),
-    _key("from", "text", None, "sender's address", EMAIL),
-    _key("to", "texts", None, "recipients' addresses", EMAIL),
-    _key("ca_file", "text", None, "certificate authorities to trust"),
-    _key("insecure_skip_verify", "flag", False, "do not verify certificates"),
-)
-BY_NAME = {key.name: key for key in KEYS}
+    (EMAIL,): (
+        text("host", "mail server"),
+        count("port", "unset: 587; 465 with tls, 25 with none", most=65_535),
+        text("security", "starttls, tls or none", "starttls"),
+        text("user", "login name"),
+        text("password_file", "file with the password"),
+        text("password_env", "environment variable with the password"),
+        text("from", "sender's address"),
+        texts("to", "recipients' addresses"),
+    ),
+}
+"""The keys of a `[[notify]]` table by the kinds of receiver that have them."""
+
+KEYS = {key.key: (key, kinds) for kinds, keys in KEYS_BY_KINDS.items() for key in keys}
 
 
 # --- Receivers and their secrets ------------------------------------------------------------------
@@ -288,7 +267,9 @@ def receivers(settings: Settings) -> tuple[Receiver, ...]:
     names = [receiver.name for receiver in result]
     for receiver in result:
         if names.count(receiver.name) > 1:
-            raise SettingsError(f"{receiver.origin}: two receivers have the name {receiver.name!r}")
+            raise SettingsError(
+                f"{receiver.origin}: another receiver is also named {receiver.name!r}"
+            )
     return tuple(result)
 
 
@@ -302,8 +283,7 @@ def as_toml(settings: Settings) -> list[str]:
 
 
 def _toml(name: str, value: object) -> str:
-    key = BY_NAME.get(name)
-    if key is None or key.setting.secret:
+    if name not in KEYS or KEYS[name][0].secret:
         return json.dumps(HIDDEN)
     if isinstance(value, dict):
         pairs = cast("dict[str, object]", value).items()
@@ -319,33 +299,26 @@ class _Table:
 
     def __init__(self, given: Mapping[str, Any], origin: str) -> None:
         self.origin = origin
-        self.kind = self._kind(given)
-        self._given: dict[str, Any] = {}
-        for name, value in given.items():
-            self._given[name] = self._value(name, value)
-
-    def _kind(self, given: Mapping[str, Any]) -> str:
-        kind = given.get("kind")
-        if kind is None:
-            raise SettingsError(f"{self.origin}: kind is missing: {', '.join(KINDS)}")
-        return self.one_of("kind", kind, KINDS)
+        if given.get("kind") is None:
+            raise SettingsError(f"{self.origin}: kind is missing: one of {', '.join(KINDS)}")
+        self.kind = self.one_of("kind", given["kind"], KINDS)
+        self._given = {name: self._value(name, value) for name, value in given.items()}
 
     def _value(self, name: str, value: object) -> object:
-        key = BY_NAME.get(name)
-        if key is None or self.kind not in key.of:
-            names = [other.name for other in KEYS if self.kind in other.of]
-            nearest_name = nearest(name, names)
+        keys = {key: setting for key, (setting, kinds) in KEYS.items() if self.kind in kinds}
+        if name not in keys:
             raise SettingsError(
-                f"{self.origin}: {self.kind} has no key {name!r}; the nearest is {nearest_name!r}"
+                f"{self.origin}: unknown key {name!r} for {self.kind}; the nearest is "
+                f"{nearest(name, tuple(keys))!r}"
             )
-        return validated(key.setting, value, self.origin)
+        return validated(keys[name], value, self.origin)
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - a key has its own kind
-        return self._given.get(name, BY_NAME[name].setting.default)
+        return self._given.get(name, KEYS[name][0].default)
 
     def need(self, name: str) -> Any:  # noqa: ANN401
         if not self[name]:
-            raise SettingsError(f"{self.origin}: {name} is missing: {BY_NAME[name].setting.help}")
+            raise SettingsError(f"{self.origin}: {name} is missing: {KEYS[name][0].help}")
         return self[name]
 
     def one_of(self, name: str, value: object, choices: Sequence[str]) -> str:
@@ -362,16 +335,17 @@ class _Table:
 
     def secret(self, name: str, *, needed: bool) -> Secret | None:
         """The secret `name`: in the table itself, in a file, or in the environment."""
-        names = [other for other in (name, f"{name}_file", f"{name}_env") if other in BY_NAME]
+        names = [other for other in (name, f"{name}_file", f"{name}_env") if other in KEYS]
         stated = [other for other in names if self[other] is not None]
         if len(stated) > 1:
-            raise SettingsError(f"{self.origin}: only one of {', '.join(stated)}")
+            raise SettingsError(f"{self.origin}: set only one of {', '.join(stated)}")
         if not stated and needed:
-            raise SettingsError(f"{self.origin}: one of {', '.join(names)} is missing")
+            raise SettingsError(f"{self.origin}: set one of {', '.join(names)}")
         if not stated:
             return None
-        text = self[name] if name in BY_NAME else None
-        return Secret(text, self[f"{name}_file"], self[f"{name}_env"])
+        return Secret(
+            self[name] if name in KEYS else None, self[f"{name}_file"], self[f"{name}_env"]
+        )
 
 
 def _receiver(table: _Table, *, place: int, hold_s: float, docs_url: str) -> Receiver:

@@ -6,7 +6,8 @@ The TOML key is its dotted name, the environment variable its name in capitals
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from kneewatch.diagnose.learned.forecast import AHEAD_S
@@ -26,9 +27,10 @@ class Setting:
     """
 
     key: str
-    kind: Kind
-    default: Any
     help: str
+    default: Any = None
+    _: KW_ONLY
+    kind: Kind
     flag: str = ""
     most: float = float("inf")
     least: float = 0.0
@@ -47,270 +49,171 @@ class Setting:
         return "--" + (self.flag or plain.replace(".", "-").replace("_", "-"))
 
 
-def pair(text: str) -> tuple[str, str]:
+def pair(words: str) -> tuple[str, str]:
     """The name and the value of NAME=VALUE.
 
     Raises:
         ValueError: the name or the equals sign is missing. The message does not contain the value,
             which may be a secret.
     """
-    name, equals, value = text.partition("=")
+    name, equals, value = words.partition("=")
     if not name.strip() or not equals:
         raise ValueError("write NAME=VALUE")
     return name.strip(), value.strip()
 
 
+seconds = partial(Setting, kind="seconds")
+count = partial(Setting, kind="count")
+number = partial(Setting, kind="number")
+text = partial(Setting, kind="text")
+texts = partial(Setting, kind="texts")
+url = partial(Setting, kind="url")
+flag = partial(Setting, kind="flag")
+pairs = partial(Setting, kind="pairs")
+
 SETTINGS: tuple[Setting, ...] = (
-    Setting("window_s", "seconds", WINDOW_S, "short window; the rules' durations scale with it"),
-    Setting("interval_s", "seconds", 2.0, "time between scrapes; default 5 s in run", most=DAY_S),
-    Setting("watch_s", "seconds", 30.0, "how long diagnose watches", "for"),
-    Setting(
+    seconds("window_s", "short window; the rules' durations scale with it", WINDOW_S),
+    seconds("interval_s", "time between scrapes; default in run: 5 s", 2.0, most=DAY_S),
+    seconds("watch_s", "how long diagnose watches", 30.0, flag="for"),
+    seconds(
         "kv_horizon_s",
-        "seconds",
+        "warn when the KV cache is forecast to be full within this time",
         AHEAD_S,
-        "warn this long before the KV cache is exhausted at its trend",
         most=DAY_S,
     ),
-    Setting(
-        "slo.ttft_p99_s",
-        "seconds",
-        None,
-        "TTFT P99 target; unset: the target's own baseline",
-        "slo-ttft",
+    seconds("slo.ttft_p99_s", "TTFT P99 target; unset: the target's own baseline", flag="slo-ttft"),
+    seconds("slo.itl_p99_s", "ITL P99 target; unset: the target's own baseline", flag="slo-itl"),
+    number(
+        "slo.objective_ratio", "share of requests that must meet the targets", 0.99, most=0.99999
     ),
-    Setting(
-        "slo.itl_p99_s",
-        "seconds",
-        None,
-        "ITL P99 target; unset: the target's own baseline",
-        "slo-itl",
-    ),
-    Setting(
-        "slo.objective_ratio",
-        "number",
-        0.99,
-        "share of requests that must meet the targets",
-        most=0.99999,
-    ),
-    Setting(
+    number(
         "expect.prefix_hit_ratio",
-        "number",
-        None,
-        "prefix hit ratio that the workload is known to reach; lower ones are reported even if "
-        "they never changed",
+        "prefix hit ratio that this workload should reach; a lower one is always reported",
         most=1.0,
     ),
-    Setting("gpus", "count", None, "GPUs of one engine, for tokens per GPU-hour", most=1e6),
-    Setting(
-        "peak.flop_per_s",
-        "number",
-        None,
-        "one GPU's peak FLOP/s, for MFU; unset: from the catalogue",
-    ),
-    Setting(
-        "peak.bytes_per_s",
-        "number",
-        None,
-        "one GPU's memory bandwidth, for MBU; unset: from the catalogue",
-    ),
-    Setting("model", "text", None, "served model: a catalogue id or the path of a config.json"),
-    Setting("gpu", "text", None, "GPU type: a catalogue id or the driver's name for it"),
-    Setting("tensor_parallel", "count", None, "tensor parallel size of one replica", most=1024),
-    Setting("vllm_version", "text", None, "vLLM's version, such as 0.32.0"),
-    Setting("launch_file", "text", None, "file with the server's command line (vllm serve ...)"),
-    Setting("server_log", "text", None, "vLLM log file of one target", "log"),
-    Setting(
+    count("gpus", "GPUs of one engine, for tokens per GPU-hour", most=1e6),
+    number("peak.flop_per_s", "one GPU's peak FLOP/s, for MFU; unset: from the catalogue"),
+    number("peak.bytes_per_s", "one GPU's memory bandwidth, for MBU; unset: from the catalogue"),
+    text("model", "served model: a catalogue id or the path of a config.json"),
+    text("gpu", "GPU type: a catalogue id or the driver's name for it"),
+    count("tensor_parallel", "tensor parallel size of one replica", most=1024),
+    text("vllm_version", "vLLM's version, such as 0.32.0"),
+    text("launch_file", "file with the server's command line (vllm serve ...)"),
+    text("server_log", "vLLM's log file, of one target", flag="log"),
+    flag(
         "server.probe",
-        "flag",
+        "read version, model and flags from the server and its process on this node",
         True,
-        "read version, model and launch flags from the server and its process on this node",
     ),
-    Setting(
-        "replicas", "count", None, "replicas of this server behind the load balancer", most=1e6
-    ),
-    Setting(
+    count("replicas", "replicas of this server behind the load balancer", most=1e6),
+    text(
         "workload_profile",
-        "text",
-        None,
-        "workload profile of size --plan; live requests are compared with it",
+        "workload profile, as for size --plan; live requests are compared with it",
     ),
-    Setting(
-        "usd_per_gpu_hour", "number", None, "price of one GPU; unset: from the catalogue", most=1e6
-    ),
-    Setting(
-        "benchmark.ttft_p99_s",
-        "seconds",
-        None,
-        "TTFT P99 measured in the benchmark behind the size",
-    ),
-    Setting(
-        "benchmark.gpu_ratio", "number", None, "GPU activity in that benchmark, 0 to 1", most=1.0
-    ),
-    Setting(
+    number("usd_per_gpu_hour", "price of one GPU; unset: from the catalogue", most=1e6),
+    seconds("benchmark.ttft_p99_s", "TTFT P99 that the sizing benchmark measured"),
+    number("benchmark.gpu_ratio", "GPU activity in that benchmark, 0 to 1", most=1.0),
+    pairs(
         "benchmark.by_tensor_parallel",
-        "pairs",
-        None,
         "benchmark sweeps by tensor parallel size, in the format of size --benchmark: 4=tp4.csv",
     ),
-    Setting(
+    seconds(
         "canary.interval_s",
-        "seconds",
-        None,
-        "time between canary requests of run, each for one token; unset: none is sent",
+        "time between canary requests of run, each for one token; unset: no canary",
         most=DAY_S,
     ),
-    Setting("canary.timeout_s", "seconds", 30.0, "time in which a canary must be answered"),
-    Setting("canary.model", "text", None, "model of the canary; unset: the first on the page"),
-    Setting("canary.bearer_token_file", "text", None, "file with the canary's own bearer token"),
-    Setting("fetch.connect_timeout_s", "seconds", 3.0, "timeout for connecting"),
-    Setting("fetch.read_timeout_s", "seconds", 10.0, "timeout for reading the whole page"),
-    Setting("fetch.gzip", "flag", False, "request compressed pages (costs CPU, saves network)"),
-    Setting(
-        "fetch.bearer_token_file", "text", None, "file with a bearer token", "bearer-token-file"
-    ),
-    Setting(
+    seconds("canary.timeout_s", "time limit for the answer to a canary request", 30.0),
+    text("canary.model", "model that the canary requests; unset: the first on the page"),
+    text("canary.bearer_token_file", "file with a bearer token for the canary"),
+    seconds("fetch.connect_timeout_s", "timeout for connecting", 3.0),
+    seconds("fetch.read_timeout_s", "timeout for reading the whole page", 10.0),
+    flag("fetch.gzip", "request compressed pages: more CPU, less network traffic", False),
+    text("fetch.bearer_token_file", "file with a bearer token", flag="bearer-token-file"),
+    text(
         "fetch.bearer_token_env",
-        "text",
-        None,
         "environment variable with a bearer token",
-        "bearer-token-env",
+        flag="bearer-token-env",
     ),
-    Setting("fetch.headers", "pairs", None, "extra request headers", "header", secret=True),
-    Setting(
-        "fetch.header_files",
-        "pairs",
-        None,
-        "request headers whose values are in files",
-        "header-file",
-    ),
-    Setting(
+    pairs("fetch.headers", "extra request headers", flag="header", secret=True),
+    pairs("fetch.header_files", "request headers whose values are in files", flag="header-file"),
+    pairs(
         "fetch.header_envs",
-        "pairs",
-        None,
         "request headers whose values are in the environment",
-        "header-env",
+        flag="header-env",
     ),
-    Setting("fetch.ca_file", "text", None, "certificate authorities to trust", "ca-file"),
-    Setting("fetch.client_cert_file", "text", None, "client certificate", "client-cert"),
-    Setting("fetch.client_key_file", "text", None, "key of the client certificate", "client-key"),
-    Setting("fetch.insecure_skip_verify", "flag", False, "do not verify certificates", "insecure"),
-    Setting("limits.body_bytes", "count", 64 * MIB, "largest page, before and after decompression"),
-    Setting("limits.series", "count", 200_000, "most series on a page"),
-    Setting("limits.label_bytes", "count", 16 * 1024, "longest label value"),
-    Setting(
+    text("fetch.ca_file", "certificate authorities to trust", flag="ca-file"),
+    text("fetch.client_cert_file", "client certificate", flag="client-cert"),
+    text("fetch.client_key_file", "key of the client certificate", flag="client-key"),
+    flag("fetch.insecure_skip_verify", "do not verify certificates", False, flag="insecure"),
+    count("limits.body_bytes", "largest page, before and after decompression", 64 * MIB),
+    count("limits.series", "most series on a page", 200_000),
+    count("limits.label_bytes", "longest label value", 16 * 1024),
+    url(
         "gpu_metrics",
-        "url",
-        None,
-        "URL of a target's DCGM exporter; in run also nvml or none; unset: discovered on the node",
+        "URL of a target's DCGM exporter; in run also nvml or none; unset: run searches this node",
         choices=("nvml", "none"),
     ),
-    Setting("gpu_interval_s", "seconds", 15.0, "time between GPU readings in run", most=DAY_S),
-    Setting(
+    seconds("gpu_interval_s", "time between GPU readings in run", 15.0, most=DAY_S),
+    pairs(
         "fleet.labels",
-        "pairs",
-        None,
-        "--prometheus labels by role: replica, namespace, pool, model, tier, engine, node",
-        "fleet-label",
+        "--prometheus: labels of replica, namespace, pool, model, tier, engine or node: pool=app",
+        flag="fleet-label",
     ),
-    Setting("fleet.queries_at_once", "count", 4, "most concurrent queries", most=64),
-    Setting("fleet.queries_per_s", "number", 20.0, "most queries per second", most=1e4),
-    Setting(
-        "fleet.lookback_s",
-        "seconds",
-        7 * DAY_S,
-        "how far back --prometheus looks for a tier's peak",
+    count("fleet.queries_at_once", "most concurrent queries to a metrics system", 4, most=64),
+    number("fleet.queries_per_s", "most queries per second to a metrics system", 20.0, most=1e4),
+    seconds(
+        "fleet.lookback_s", "how far back --prometheus looks for a tier's peak load", 7 * DAY_S
     ),
-    Setting(
-        "fleet.interval_s",
-        "seconds",
-        60.0,
-        "time between diagnoses in run --prometheus",
-        most=DAY_S,
-    ),
-    Setting("fleet.query_timeout_s", "seconds", 30.0, "timeout for one query"),
-    Setting("file_sd", "texts", None, "files with targets in Prometheus's file_sd format; globs"),
-    Setting(
+    seconds("fleet.interval_s", "time between diagnoses in run --prometheus", 60.0, most=DAY_S),
+    seconds("fleet.query_timeout_s", "time limit for one query to a metrics system", 30.0),
+    texts("file_sd", "target files in Prometheus's file_sd format, with * and ?"),
+    text(
         "kubernetes.pods",
-        "text",
-        None,
         "label selector of vLLM's pods: run finds them through the Kubernetes API",
     ),
-    Setting("kubernetes.namespaces", "texts", None, "namespaces of the pods; unset: its own"),
-    Setting("kubernetes.node", "text", None, "only pods of this node; unset: of every node"),
-    Setting("kubernetes.port", "text", "8000", "port of the pods: number, or a container's name"),
-    Setting(
-        "docs_url",
-        "url",
-        None,
-        "base URL of the pages about causes and rules; unset: those that run serves at /docs",
+    texts("kubernetes.namespaces", "namespaces of the pods; unset: kneewatch's own"),
+    text("kubernetes.node", "only pods on this node; unset: on every node"),
+    text("kubernetes.port", "port of the pods: a number or the name of a container port", "8000"),
+    url(
+        "docs_url", "base URL of the pages about causes and rules; unset: /docs of a running daemon"
     ),
-    Setting("listen", "text", "127.0.0.1:9877", "address of run's HTTP endpoint: HOST:PORT"),
-    Setting(
-        "store.file",
-        "text",
-        None,
-        "history database; unset: kneewatch.db in the state folder",
-        "store",
-    ),
-    Setting("store.keep_s", "seconds", 15 * DAY_S, "how long every scrape is kept"),
-    Setting(
-        "store.keep_coarse_s",
-        "seconds",
-        400 * DAY_S,
-        "how long values downsampled to one minute are kept",
-    ),
-    Setting(
+    text("listen", "address of run's HTTP endpoint: HOST:PORT", "127.0.0.1:9877"),
+    text("store.file", "history database; unset: kneewatch.db in the state folder", flag="store"),
+    seconds("store.keep_s", "how long every scrape is kept", 15 * DAY_S),
+    seconds("store.keep_coarse_s", "how long one-minute values are kept", 400 * DAY_S),
+    count(
         "store.max_bytes",
-        "count",
-        4 * 1024 * MIB,
         "largest size of the history; the oldest data is deleted first",
+        4 * 1024 * MIB,
         least=MIB,
     ),
-    Setting("http.token_file", "text", None, "file with the tokens for read access"),
-    Setting(
-        "http.admin_token_file", "text", None, "file with the tokens for read and write access"
-    ),
-    Setting("http.tls_cert_file", "text", None, "certificate for HTTPS"),
-    Setting("http.tls_key_file", "text", None, "key of the HTTPS certificate"),
-    Setting(
+    text("http.token_file", "file with the tokens for read access"),
+    text("http.admin_token_file", "file with the tokens for read and write access"),
+    text("http.tls_cert_file", "certificate for HTTPS"),
+    text("http.tls_key_file", "key of the HTTPS certificate"),
+    text(
         "http.client_ca_file",
-        "text",
-        None,
-        "certificate authorities for required client certificates",
+        "certificate authorities for client certificates, which are then required",
     ),
-    Setting("http.behind_proxy", "flag", False, "a reverse proxy authenticates clients"),
-    Setting("http.body_bytes", "count", MIB, "largest request body"),
-    Setting("http.requests_per_s", "number", 200.0, "most requests per second from one address"),
-    Setting("http.hosts", "texts", None, "accepted host names, besides the listen address"),
-    Setting(
+    flag("http.behind_proxy", "a reverse proxy authenticates clients", False),
+    count("http.body_bytes", "largest request body", MIB),
+    number("http.requests_per_s", "most requests per second from one address", 200.0),
+    texts("http.hosts", "further host names that requests may use, besides the listen address"),
+    text(
         "report.cron",
-        "text",
-        None,
-        "when run creates a report, in cron syntax: 0 6 * * mon; unset: never",
+        "when run creates a report, in cron syntax, such as 0 6 * * mon; unset: never",
     ),
-    Setting(
-        "report.timezone", "text", "UTC", "time zone of reports, such as Europe/Berlin", "timezone"
-    ),
-    Setting(
-        "report.folder",
-        "text",
-        None,
-        "folder for run's reports; unset: reports in the state folder",
-    ),
-    Setting("report.keep", "count", 26, "how many of the newest reports to keep"),
-    Setting("report.since_s", "seconds", 7 * DAY_S, "period of run's reports"),
-    Setting("report.send", "texts", None, "receivers of reports ([[notify]] names)"),
-    Setting(
-        "report.profile", "text", None, "workload profile for reports; unset: workload_profile"
-    ),
-    Setting(
-        "log.format", "text", "logfmt", "format of run's log on stderr", choices=("logfmt", "json")
-    ),
-    Setting(
+    text("report.timezone", "time zone of reports, such as Europe/Berlin", "UTC", flag="timezone"),
+    text("report.folder", "folder for run's reports; unset: reports/ in the state folder"),
+    count("report.keep", "how many of the newest reports to keep", 26),
+    seconds("report.since_s", "period of run's reports", 7 * DAY_S),
+    texts("report.send", "names of the [[notify]] receivers that get run's reports"),
+    text("report.profile", "workload profile for reports; unset: that of workload_profile"),
+    text("log.format", "format of run's log on stderr", "logfmt", choices=("logfmt", "json")),
+    text(
         "log.level",
-        "text",
-        "info",
         "lowest level that run logs",
+        "info",
         choices=("debug", "info", "warning", "error"),
     ),
 )

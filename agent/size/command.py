@@ -12,12 +12,7 @@ import orjson
 
 from kneewatch.agent.console import NO_DATA, OK, say
 from kneewatch.agent.printing import style
-from kneewatch.agent.size.inputs import (
-    asked,
-    choices_of,
-    over_profile,
-    refuse_beside_plan,
-)
+from kneewatch.agent.size.inputs import asked, choices_of, over_profile, refuse_ignored_by_plan
 from kneewatch.agent.stated_deployment import named_model, profile_text, sweeps_of, text_of
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint, operating_point
@@ -142,7 +137,7 @@ def _operating_point(given: dict[str, Any], measured: Benchmark | None) -> Opera
         return None
     if given["usable_rps"] is not None:
         raise SizingError(
-            "the benchmark gives the usable RPS; set only one of them", name="usable_rps"
+            "the benchmark gives the usable RPS: set only one of the two", name="usable_rps"
         )
     return operating_point(
         benchmark=measured, ttft_p99_s=given["ttft_slo"], itl_p99_s=given["itl_slo"]
@@ -167,7 +162,7 @@ def _plan(given: dict[str, Any]) -> Answer:
     """The guide's thirteen steps for a workload profile."""
     path = given["plan"]
     text = profile_text(path, "plan")
-    refuse_beside_plan(given)
+    refuse_ignored_by_plan(given)
     profile = read_profile(text, origin=path, stated=over_profile(given))
     folder = Path(path).parent
     texts = {name: text_of(str(folder / name), "plan") for name in profile.benchmark_files}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kneewatch.agent.size.options import FLAGS, SWITCHES
+from kneewatch.agent.size.options import FLAGS
 from kneewatch.agent.stated_deployment import named_model
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpu, gpus, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -30,11 +30,11 @@ def asked(
     usable_requests_per_s: float | None,
     find: Callable[[str], Model] = named_model,
 ) -> Question:
-    """The question; `usable_requests_per_s` is a benchmark's, where one was read. `find` gives the
-    model of a name.
+    """The sizing question that the flags ask. `usable_requests_per_s` is that of a benchmark, None
+    without one; `find` returns the model of a name.
 
     Raises:
-        SizingError: a flag that cannot be, with its name.
+        SizingError: a flag's value is invalid; the error has the flag's name.
     """
     parallel, replicas = _spread(given)
     if given["search"]:
@@ -64,7 +64,9 @@ def asked(
 
 def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Model]) -> Setup:
     version = given["vllm_version"]
-    model = _model(given["model"], find)
+    if given["model"] is None:
+        raise SizingError("required: a catalogue id or the path of a config.json", name="model")
+    model = find(given["model"])
     return Setup(
         model=model,
         gpu=named_gpu(given["gpu"]) if given["gpu"] else None,
@@ -94,7 +96,7 @@ def _adapters(given: dict[str, Any]) -> Adapters | None:
     slots, rank = given["max_loras"], given["max_lora_rank"]
     if slots is None:
         if rank is not None:
-            raise SizingError("--max-lora-rank needs the number of adapters", name="max_loras")
+            raise SizingError("set the number of adapters for --max-lora-rank", name="max_loras")
         return None
     return Adapters(slots, DEFAULT_RANK if rank is None else rank)
 
@@ -114,7 +116,7 @@ def _draft(given: dict[str, Any], target: Model, find: Callable[[str], Model]) -
         )
     if name == OWN_DRAFT:
         if target.own_draft is None:
-            raise SizingError(f"{target.id} has no known prediction layers", name="draft_model")
+            raise SizingError(f"{target.id} has no MTP layers in the catalogue", name="draft_model")
         return Draft(target.own_draft, tokens)
     try:
         return Draft(find(name), tokens)
@@ -122,19 +124,11 @@ def _draft(given: dict[str, Any], target: Model, find: Callable[[str], Model]) -
         raise SizingError(str(error), name="draft_model", choices=error.choices) from error
 
 
-def _model(name: str | None, find: Callable[[str], Model]) -> Model:
-    if name is None:
-        raise SizingError(
-            "set a model: a catalogue id or the path of its config.json", name="model"
-        )
-    return find(name)
-
-
 def named_gpu(name: str) -> Gpu:
-    """The catalogue's GPU by id or by the name that the driver gives.
+    """The GPU of the catalogue with this id or driver's name.
 
     Raises:
-        SizingError: neither.
+        SizingError: there is none.
     """
     return recognise(name) or gpu(name)
 
@@ -142,8 +136,7 @@ def named_gpu(name: str) -> Gpu:
 def _gib(name: str, stated: float | None) -> float | None:
     if stated is None:
         return None
-    # A pebibyte: more than any GPU will have for a while.
-    if not 0 <= stated <= 1 << 20:
+    if not 0 <= stated <= 1 << 20:  # a pebibyte, more than any GPU has
         raise SizingError(f"{stated:g} GiB is out of range", name=name)
     return stated * GIB
 
@@ -153,9 +146,7 @@ def _spread(given: dict[str, Any]) -> tuple[Parallel, int]:
     for flag in ("tp", "pp", "dp", "dcp", "gpus"):
         value = given[flag]
         if value is not None and not 1 <= value <= 4096:
-            raise SizingError(
-                f"{value} is out of range; use a whole number from 1 to 4096", name=flag
-            )
+            raise SizingError(f"{value} is out of range: 1 to 4096 are allowed", name=flag)
     tp, pp, dp, gpus = given["tp"], given["pp"], given["dp"], given["gpus"]
     if tp is None:
         tp = 1 if gpus is None else max(gpus // (pp * dp), 1)
@@ -184,27 +175,26 @@ _PROFILE_KEYS = {
 }
 
 
-_BESIDE_A_PLAN = {*_PROFILE_KEYS, "gpu", "kv_cache_dtype", "plan"}
+_WITH_A_PLAN = {*_PROFILE_KEYS, "gpu", "kv_cache_dtype", "plan"}
 
 
-def refuse_beside_plan(given: dict[str, Any]) -> None:
+def refuse_ignored_by_plan(given: dict[str, Any]) -> None:
     """Refuse flags that a plan would ignore.
 
     Raises:
         SizingError: with the flag's name.
     """
     for flag in FLAGS:
-        name = flag.name.removeprefix("--").replace("-", "_")
-        if name not in _BESIDE_A_PLAN and given[name] != flag.default:
-            raise SizingError("a plan reads this from its profile (docs/how-to/plan.md)", name=name)
-    for switch, _ in SWITCHES:
-        name = switch.removeprefix("--").replace("-", "_")
-        if given[name]:
-            raise SizingError("a plan decides this itself (docs/how-to/plan.md)", name=name)
+        if flag.parameter not in _WITH_A_PLAN and given[flag.parameter] != flag.default:
+            decided = "is decided by the plan" if flag.kind is bool else "is read from the profile"
+            raise SizingError(
+                f"not available with --plan: it {decided} (docs/how-to/plan.md)",
+                name=flag.parameter,
+            )
 
 
 def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
-    """The flags that override a profile, by its table and key."""
+    """The values of flags that override a profile's, by the profile's table and key."""
     stated: dict[str, dict[str, object]] = {}
     for flag, (table, key) in _PROFILE_KEYS.items():
         if given[flag] is not None:
@@ -217,9 +207,9 @@ def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
 
 
 def choices_of(given: dict[str, Any]) -> Choices:
-    """What the user stated is fixed; the rest is tried, on cards made for data centres."""
-    tried = ("dp", "dcp", "concurrency", "expert_parallel", "benchmark")
-    for flag in (*tried, "benchmark_by_tensor_parallel"):
+    """What --search may vary: whatever no flag fixes, on data-centre GPUs."""
+    sweeps = ("benchmark", "benchmark_by_tensor_parallel")
+    for flag in ("dp", "dcp", "concurrency", "expert_parallel", *sweeps):
         if given[flag] not in (None, False, 1, ()):
             raise SizingError("not available with --search", name=flag)
     ids = None

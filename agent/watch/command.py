@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from kneewatch.agent.console import NO_DATA
 from kneewatch.agent.printing import status
@@ -41,7 +42,7 @@ def run(
     settings: Settings,
     *,
     attach: str | None,
-    token_file: str | None,
+    token_file: Path | None,
     speed: float,
 ) -> int:
     """Show targets, or a daemon's targets, until the user quits. Returns the exit status.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import orjson
@@ -345,7 +346,7 @@ def _is_object(row: object) -> bool:
     return isinstance(row, dict)
 
 
-def daemon_feed(url: str, settings: Settings, token_file: str | None) -> DaemonFeed:
+def daemon_feed(url: str, settings: Settings, token_file: Path | None) -> DaemonFeed:
     """The feed of the daemon at a URL.
 
     Raises:
@@ -360,7 +361,7 @@ def daemon_feed(url: str, settings: Settings, token_file: str | None) -> DaemonF
     return DaemonFeed(endpoint.url, Fetcher(endpoint.full_url(), fetch), settings["interval_s"])
 
 
-def access(settings: Settings, token_file: str | None) -> FetchSettings:
+def access(settings: Settings, token_file: Path | None) -> FetchSettings:
     """The settings for requests to the daemon. Tokens and headers come from the command line only:
     those of the file or environment are for the scraped servers."""
     scraping = settings.fetch()
@@ -371,5 +372,5 @@ def access(settings: Settings, token_file: str | None) -> FetchSettings:
     }
     fetch = replace(scraping.without_secrets(), **from_flags)
     if token_file is not None:
-        fetch = replace(fetch, bearer_token_file=token_file, bearer_token_env=None)
+        fetch = replace(fetch, bearer_token_file=str(token_file), bearer_token_env=None)
     return replace(fetch, headers={**fetch.headers, "Accept": "application/json"})

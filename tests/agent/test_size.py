@@ -234,7 +234,7 @@ def test_gpus_beyond_one_replica_make_more_of_them() -> None:
         ),
         (
             (*LLAMA, "--draft-model", "mtp", "--num-speculative-tokens", "1"),
-            ("--draft-model", "no known prediction layers"),
+            ("--draft-model", "no MTP layers"),
         ),
         ((*LLAMA, "--acceptance", "0.7"), ("--acceptance", "set the draft")),
         ((*LLAMA, "--mfu", "1.5"), ("--mfu", "from 0.001 to 1")),

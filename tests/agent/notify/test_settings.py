@@ -53,7 +53,7 @@ def test_ports_follow_the_security(tmp_path: Path) -> None:
     [
         pytest.param(
             'url = "https://x/"',
-            "kind is missing: slack, webhook, email, alertmanager",
+            "kind is missing: one of slack, webhook, email, alertmanager",
             id="no kind",
         ),
         pytest.param(
@@ -62,14 +62,14 @@ def test_ports_follow_the_security(tmp_path: Path) -> None:
             id="which kind",
         ),
         pytest.param(
-            f"{HOOK}\nurls = 1", "slack has no key 'urls'; the nearest is 'url'", id="key"
+            f"{HOOK}\nurls = 1", "unknown key 'urls' for slack; the nearest is 'url'", id="key"
         ),
         pytest.param(
             f"{HOOK}\npassword_file = 'x'",
-            "slack has no key 'password_file'; the nearest is",
+            "unknown key 'password_file' for slack; the nearest is",
             id="another kind's key",
         ),
-        pytest.param('kind = "slack"', "one of url, url_file, url_env is missing", id="no url"),
+        pytest.param('kind = "slack"', "set one of url, url_file, url_env", id="no url"),
         pytest.param(
             f"{HOOK}\nurl_env = 'HOOK'", "only one of url, url_env", id="two places for the url"
         ),
@@ -93,7 +93,7 @@ def test_ports_follow_the_security(tmp_path: Path) -> None:
         ),
         pytest.param(
             'kind = "alertmanager"\nurl = "http://a:9093"\nrepeat_s = 60',
-            "alertmanager has no key 'repeat_s'",
+            "unknown key 'repeat_s' for alertmanager",
             id="repeats are Alertmanager's",
         ),
         pytest.param('kind = "email"', "host is missing: mail server", id="no server"),
@@ -122,7 +122,7 @@ def test_a_wrong_table_is_told_with_its_place(tmp_path: Path, text: str, said: s
 
 def test_names_are_unique(tmp_path: Path) -> None:
     table = f"[[notify]]\n{HOOK}\nname = 'night'\n"
-    with pytest.raises(SettingsError, match="number 1: two receivers have the name 'night'"):
+    with pytest.raises(SettingsError, match="number 1: another receiver is also named 'night'"):
         receivers(settings(tmp_path, table * 2))
 
 
@@ -198,9 +198,9 @@ def shown(default: object) -> str:
 
 def test_every_key_is_documented_as_it_is() -> None:
     lines = ALERTING.read_text().splitlines()
-    for key in KEYS:
-        who = "all" if key.of == KINDS else ", ".join(key.of)
-        row = f"| `{key.name}` | {who} | {shown(key.setting.default)} | {key.setting.help} |"
+    for key, kinds in KEYS.values():
+        receivers_named = "all" if kinds == KINDS else ", ".join(kinds)
+        row = f"| `{key.key}` | {receivers_named} | {shown(key.default)} | {key.help} |"
         assert row in lines, row
 
 

@@ -139,7 +139,7 @@ def test_what_is_meant_for_the_servers_is_not_shown_to_the_daemon(tmp_path: Path
     assert access(flags, None).headers == {"X-Proxy": "p", "Accept": "application/json"}
     flags = with_file(tmp_path, text, fetch__bearer_token_file="mine")
     assert access(flags, None).bearer_token_file == "mine"
-    assert access(flags, "daemon-token").bearer_token_file == "daemon-token"
+    assert access(flags, Path("daemon-token")).bearer_token_file == "daemon-token"
 
 
 def test_recorded_documents(serving: Start) -> None:
@@ -157,7 +157,7 @@ def test_recorded_documents(serving: Start) -> None:
 def test_the_token_is_sent(serving: Start, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN + "\n")
     daemon = serving(always(answer(triage(document(SICK)), JSON)))
-    feed = daemon_feed(daemon.url, settings_of(), str(tmp_path / "token"))
+    feed = daemon_feed(daemon.url, settings_of(), tmp_path / "token")
     watched(feed, lambda wall: any(row.diagnosis for row in wall.rows()))
     assert f"Authorization: Bearer {TOKEN}\r\n" in daemon.requests[0].decode()
 
