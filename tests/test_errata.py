@@ -15,7 +15,7 @@ from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.memory.budget import fewest_gpus
 from kneewatch.diagnose.sizing.memory.kv_cache import KvSettings, kv_layout
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
-from kneewatch.diagnose.sizing.memory.kv_reuse import link_bytes_per_s
+from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import (
     Adapters,
@@ -39,7 +39,7 @@ LLAMA_405B = model("meta-llama/Llama-3.1-405B-Instruct")
 KV = kv_layout(LLAMA.layers, KvSettings()).token_bytes
 R1 = model("deepseek-ai/DeepSeek-R1")
 R1_KV = kv_layout(R1.layers, KvSettings(kv_format=kv_format("fp8"))).token_bytes
-NDR = link_bytes_per_s("infiniband-ndr")
+NDR = LINK_BYTES_PER_S["infiniband-ndr"]
 RIDGE = gpu("h100-sxm").bf16_flop_per_s / gpu("h100-sxm").memory_bandwidth_bytes_per_s
 ATTENTION = [(8192, 8192), (8192, 1024), (8192, 1024), (8192, 8192)]
 MLP = [(8192, 28672), (8192, 28672), (28672, 8192)]
@@ -131,8 +131,8 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
         50_000 * KV / GB,
     ],
     "guide 7.6, 8.5: reload takes 125 ms from DRAM, 1.1 s from NVMe": lambda: [
-        100_000 * KV / link_bytes_per_s("pcie5"),
-        100_000 * KV / link_bytes_per_s("nvme"),
+        100_000 * KV / LINK_BYTES_PER_S["pcie5"],
+        100_000 * KV / LINK_BYTES_PER_S["nvme"],
     ],
     "guide 6.5: 4K tokens in FP8 are 320 MB, 200 tokens 16 MB": lambda: [
         4096 * KV / 2 / MB,
@@ -329,9 +329,9 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
         8,
     ],
     "guide 5.6, 7.4, 7.6; text 003: PCIe Gen5 is 128 GB/s; 64; Gen4 is 64": lambda: [
-        link_bytes_per_s("pcie5") / GB,
+        LINK_BYTES_PER_S["pcie5"] / GB,
         5,
-        link_bytes_per_s("pcie4") / GB,
+        LINK_BYTES_PER_S["pcie4"] / GB,
     ],
     "guide 5.4, figure 5.4: DeepSeek-V3 activates 2 of 256 experts, 254 idle": lambda: [
         R1.experts.per_token,

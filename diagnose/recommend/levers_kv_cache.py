@@ -21,7 +21,7 @@ from kneewatch.diagnose.recommend.prediction import (
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
-from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S, transfer_s
+from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
 from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
 
@@ -458,4 +458,4 @@ def _fabric_s(context: LeverContext) -> float | None:
     moved_bytes = _moved_bytes(context)
     if not moved_bytes:
         return None
-    return transfer_s(moved_bytes=moved_bytes, bandwidth_bytes_per_s=LINK_BYTES_PER_S[FABRIC])
+    return moved_bytes / LINK_BYTES_PER_S[FABRIC]

@@ -17,10 +17,10 @@ from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, weights_per_gpu
 from kneewatch.diagnose.sizing.plan.plan_result import (
+    Part,
     PlanStep,
     Point,
     Pool,
-    Value,
     longest_request_tokens,
 )
 from kneewatch.diagnose.sizing.plan.workload_profile import Slo
@@ -243,15 +243,13 @@ _SWEEP = "a sweep over concurrency with production lengths (P50, P95 and P99), 5
 _MORE = "more per point: TTFT and ITL P50 and P99, requests/s, tokens/s, GPU utilization"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Curve:
     """The load of one instance at the targets. `source` is measured, predicted or unknown."""
 
     best: Point | None
     source: str
-    steps: tuple[Step, ...]
-    to_measure: tuple[str, ...]
-    notes: tuple[str, ...]
+    part: Part
 
 
 def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curve:
@@ -266,30 +264,31 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
     if not has_target(slo):
         return _untargeted(pool, table)
     measured = operating_point(benchmark=table, ttft_p99_s=slo.ttft_p99_s, itl_p99_s=slo.itl_p99_s)
-    notes = [*table.notes, *(flag.message for flag in measured.flags)]
-    if measured.c_max is None:
-        return Curve(
-            best=None, source="measured", steps=measured.steps, to_measure=(), notes=tuple(notes)
+    part = Part(steps=list(measured.steps), notes=[*table.notes])
+    part.notes += [flag.message for flag in measured.flags]
+    best = measured.c_max
+    if best is None:
+        return Curve(None, "measured", part)
+    # The targets stand for the latency where the benchmark has no mean.
+    latency_s = slo.ttft_p99_s if best.latency_mean_s is None else best.latency_mean_s
+    if latency_s is None:
+        part.notes.append("Little's law was not checked: the benchmark reports no mean latency")
+    else:
+        gap = littles_gap(
+            concurrency=best.concurrency,
+            requests_per_s=best.requests_per_s,
+            latency_s=latency_s,
+            basis="target" if best.latency_mean_s is None else "mean latency",
         )
-    gap_steps, gap_note = _little(measured.c_max, slo.ttft_p99_s)
-    return Curve(
-        best=_point(measured.c_max),
-        source="measured",
-        steps=(*measured.steps, *gap_steps),
-        to_measure=(),
-        notes=(*notes, *gap_note),
-    )
+        part.steps += gap.steps
+        part.notes.append(f"Little's law: {gap.meaning}")
+    return Curve(_point(best), "measured", part)
 
 
 def _untargeted(pool: Pool, table: Benchmark) -> Curve:
     if pool.profile.traffic.kind != "batch":
-        return Curve(
-            best=None,
-            source="unknown",
-            steps=(),
-            to_measure=(),
-            notes=("no target is stated: the benchmark has no C_max",),
-        )
+        notes = ["no target is stated: the benchmark has no C_max"]
+        return Curve(None, "unknown", Part(notes=notes))
     best = max(table.points, key=lambda row: row.requests_per_s)
     step = Step(
         title="Highest throughput",
@@ -298,9 +297,7 @@ def _untargeted(pool: Pool, table: Benchmark) -> Curve:
         result=f"{figure(best.requests_per_s)} requests/s",
         source="guide 1.4",
     )
-    return Curve(
-        best=_point(best), source="measured", steps=(step,), to_measure=(), notes=table.notes
-    )
+    return Curve(_point(best), "measured", Part(steps=[step], notes=[*table.notes]))
 
 
 def _point(row: BenchmarkPoint) -> Point:
@@ -312,63 +309,39 @@ def _point(row: BenchmarkPoint) -> Point:
     )
 
 
-def _little(best: BenchmarkPoint, target_s: float | None) -> tuple[tuple[Step, ...], list[str]]:
-    if best.latency_mean_s is not None:
-        gap = littles_gap(
-            concurrency=best.concurrency,
-            requests_per_s=best.requests_per_s,
-            latency_s=best.latency_mean_s,
-        )
-    elif target_s is not None:
-        gap = littles_gap(
-            concurrency=best.concurrency,
-            requests_per_s=best.requests_per_s,
-            latency_s=target_s,
-            basis="target",
-        )
-    else:
-        return (), ["Little's law was not checked: the benchmark reports no mean latency"]
-    return gap.steps, [f"Little's law: {gap.meaning}"]
-
-
 def predicted_curve(instance: Serving) -> Curve:
     """The roofline's curve, with what to measure before relying on it."""
     profile, limit = instance.pool.profile, instance.limit
-    to_measure = (_SWEEP + _MORE,)
+    part = Part(to_measure=[_SWEEP + _MORE])
     if limit < 1:
-        why = f"the KV cache holds no request of {instance.setup.longest_tokens:,} tokens"
-        return Curve(best=None, source="unknown", steps=(), to_measure=to_measure, notes=(why,))
+        longest = instance.setup.longest_tokens
+        part.notes.append(f"the KV cache holds no request of {longest:,} tokens")
+        return Curve(None, "unknown", part)
     best = best_point(instance)
-    notes = ["predicted by the roofline, without bursts: run a benchmark before you buy"]
+    part.notes.append("predicted by the roofline, without bursts: run a benchmark before you buy")
     if best is None and has_target(profile.slo):
-        notes.append(
+        part.notes.append(
             "the roofline predicts that even a single request misses a target: no "
             "concurrency meets them"
         )
     elif best is None:
-        notes.append("no target is stated: C_max and usable RPS are unknown")
+        part.notes.append("no target is stated: C_max and usable RPS are unknown")
     elif best.concurrency < limit and has_target(profile.slo):
         beyond = point(instance, best.concurrency + 1)
-        notes.append(f"one more in flight: {', '.join(missed(beyond, profile.slo))}")
+        part.notes.append(f"one more in flight: {', '.join(missed(beyond, profile.slo))}")
         if beyond.itl_p99_s > _STALL_RATIO * best.itl_p99_s:
-            notes.append(
+            part.notes.append(
                 "beyond it more than 1% of the steps contain a prefill chunk: a smaller token "
                 "budget, more GPUs per instance or two pools would raise C_max"
             )
     elif best.concurrency >= limit:
-        notes.append(
+        part.notes.append(
             f"memory is the limit: {limit} requests of P95 length fit or are admitted at once"
         )
-    steps = [_sweep_step(instance, count) for count in sweep(limit)]
+    part.steps += [_sweep_step(instance, count) for count in sweep(limit)]
     if best is not None:
-        steps += _best_steps(instance, best)
-    return Curve(
-        best=best,
-        source="unknown" if best is None else "predicted",
-        steps=tuple(steps),
-        to_measure=to_measure,
-        notes=tuple(notes),
-    )
+        part.steps += _best_steps(instance, best)
+    return Curve(best, "unknown" if best is None else "predicted", part)
 
 
 def _sweep_step(instance: Serving, count: int) -> Step:
@@ -411,37 +384,27 @@ def _best_steps(instance: Serving, best: Point) -> list[Step]:
     ]
 
 
-def curve_output(curve: Curve) -> dict[str, Value]:
-    """C_max and usable RPS, by name; None where unknown."""
-    best = curve.best
-    return {
-        "source": curve.source,
-        "c_max": None if best is None else best.concurrency,
-        "usable_requests_per_s": None if best is None else best.requests_per_s,
-        "ttft_p99_s": None if best is None else best.ttft_p99_s,
-        "itl_p99_s": None if best is None else best.itl_p99_s,
-    }
-
-
 def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:
     """Step 7 (baseline) or 10 (final)."""
     best = curve.best
-    if best is None:
-        decision = "usable requests/s of one instance are unknown"
-    else:
-        decision = (
+    again = "Benchmark again with all optimisations on"
+    step = PlanStep(
+        number=number,
+        title="Benchmark one instance" if number == 7 else again,
+        decision="usable requests/s of one instance are unknown",
+        output={
+            "source": curve.source,
+            "c_max": None if best is None else best.concurrency,
+            "usable_requests_per_s": None if best is None else best.requests_per_s,
+            "ttft_p99_s": None if best is None else best.ttft_p99_s,
+            "itl_p99_s": None if best is None else best.itl_p99_s,
+        },
+        tier=pool.name,
+    )
+    if best is not None:
+        step.decision = (
             f"C_max {best.concurrency:g} in flight, {figure(best.requests_per_s)} requests/s of "
             f"one instance ({curve.source})"
         )
-    return PlanStep(
-        number=number,
-        title="Benchmark one instance"
-        if number == 7
-        else "Benchmark again with all optimisations on",
-        decision=decision,
-        output=curve_output(curve),
-        steps=curve.steps,
-        to_measure=curve.to_measure,
-        notes=curve.notes,
-        tier=pool.name,
-    )
+    step.add(curve.part)
+    return step

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
-from kneewatch.diagnose.sizing.memory.kv_reuse import (
-    RESERVE_HIGH_RATIO,
-    computed_tokens,
-    contexts_held,
-    link_bytes_per_s,
-    prefixes_held,
-    reserve_bytes,
-    transfer_s,
-)
+from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.overhead import (
     ACTIVATION_RATIO,
     FRAMEWORK_HIGH_RATIO,
     FRAMEWORK_LOW_RATIO,
+    HEADROOM_HIGH_RATIO,
     HEADROOM_LOW_RATIO,
-    MemoryNeed,
-    activation_bytes,
-    block_padding_tokens,
-    gpus_with_headroom,
-    kv_quantization_gain,
-    min_gpus,
 )
 from kneewatch.diagnose.sizing.memory.weights import (
     DEFAULT_RANK,
@@ -40,32 +27,27 @@ from kneewatch.diagnose.sizing.memory.weights import (
 )
 from kneewatch.diagnose.sizing.plan.instance_curve import Serving, at, serving
 from kneewatch.diagnose.sizing.plan.plan_result import (
+    Part,
     PlanStep,
     Pool,
     Value,
     counted,
     longest_request_tokens,
 )
-from kneewatch.diagnose.sizing.plan.workload_profile import Prefix
 
 _GB = 1e9
+_ROUNDING = 1e-9  # a need that fits exactly must not cost one more GPU
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Floor:
-    """Memory that one instance needs by the guide's sum, over all its GPUs.
+    """GPUs that one instance needs at least, by the guide's sum, with values and arithmetic.
 
-    `gpus_low` reserves 5% of each GPU for the framework, `gpus` 10%; headroom is the guide's 30%
-    and 50%.
+    `gpus` reserves 10% of each GPU for the framework.
     """
 
-    need: MemoryNeed
-    concurrency: int
-    request_bytes: float
-    gpus_low: int
     gpus: int
-    headroom_gpus: tuple[int, int]
-    steps: tuple[Step, ...]
+    part: Part
 
 
 def planned_concurrency(pool: Pool) -> int:
@@ -78,8 +60,9 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
 
     Raises:
         SizingError: parameters that cannot be counted, or an unknown dtype.
+    Source: guide 2.1 to 2.6.
     """
-    profile, weights = pool.profile, _weights_bytes(pool, quantization)
+    profile, concurrency = pool.profile, planned_concurrency(pool)
     setup = Setup(
         model=pool.model,
         gpu=pool.gpu,
@@ -87,32 +70,70 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
         max_model_len=longest_request_tokens(pool),
     )
     request_bytes = kv_layout_of(setup).request_bytes(pool.tail_tokens)
-    concurrency, lora = planned_concurrency(pool), profile.lora
     draft_bytes = profile.speculation.draft_weights_bytes if profile.speculation else 0.0
-    need = MemoryNeed(
-        weights_bytes=weights + draft_bytes,
-        kv_bytes=request_bytes * concurrency,
-        activation_bytes=activation_bytes(
-            weights_bytes=_weights_bytes(pool, pool.model.quantization)
+    published_bytes = _weights_bytes(pool, pool.model.quantization)
+    adapters = profile.lora.max_simultaneous_adapters if profile.lora else 0
+    parts_bytes = (
+        _weights_bytes(pool, quantization) + draft_bytes,
+        request_bytes * concurrency,
+        published_bytes * ACTIVATION_RATIO,
+        adapters * _adapter_bytes(pool),
+    )
+    weights_bytes, kv_bytes, activation_bytes, adapters_bytes = parts_bytes
+    vram_bytes = pool.gpu.memory_bytes
+
+    def gpus_for(framework_ratio: float, headroom_ratio: float = 0.0) -> int:
+        needed_bytes = sum(parts_bytes) * (1 + headroom_ratio)
+        return max(1, math.ceil(needed_bytes / (vram_bytes * (1 - framework_ratio)) - _ROUNDING))
+
+    gpus = gpus_for(FRAMEWORK_HIGH_RATIO)
+    output: dict[str, Value] = {
+        "weights_bytes": weights_bytes,
+        "kv_bytes": kv_bytes,
+        "kv_bytes_per_request": request_bytes,
+        "activation_bytes": activation_bytes,
+        "adapter_bytes": adapters_bytes,
+        "concurrency": concurrency,
+        "min_gpus_low": gpus_for(FRAMEWORK_LOW_RATIO),
+        "min_gpus": gpus,
+        "gpus_with_headroom_low": gpus_for(FRAMEWORK_HIGH_RATIO, HEADROOM_LOW_RATIO),
+        "gpus_with_headroom_high": gpus_for(FRAMEWORK_HIGH_RATIO, HEADROOM_HIGH_RATIO),
+    }
+    parameters, lengths = pool.model.parameters, pool.lengths
+    count = parameters.total / 1e9 if parameters else 0.0
+    needed = " + ".join(figure(part_bytes / _GB) for part_bytes in parts_bytes)
+    steps = [
+        Step(
+            title="Weights",
+            formula="parameters x bytes each, what stays in 16 bit included",
+            values=f"{figure(count)} billion in {quantization}",
+            result=f"{figure(weights_bytes / _GB)} GB",
+            source="guide 2.1; census of the model",
         ),
-        simultaneous_adapters=lora.max_simultaneous_adapters if lora else 0,
-        adapter_bytes=_adapter_bytes(pool),
-    )
-    total, vram = need.total_bytes, pool.gpu.memory_bytes
-    fewest = partial(min_gpus, needed_bytes=total, vram_bytes=vram)
-    spare = partial(
-        gpus_with_headroom, needed_bytes=total, vram_bytes=vram * (1 - FRAMEWORK_HIGH_RATIO)
-    )
-    gpus = fewest(framework_ratio=FRAMEWORK_HIGH_RATIO)
-    return Floor(
-        need=need,
-        concurrency=concurrency,
-        request_bytes=request_bytes,
-        gpus_low=fewest(framework_ratio=FRAMEWORK_LOW_RATIO),
-        gpus=gpus,
-        headroom_gpus=(spare(headroom_ratio=HEADROOM_LOW_RATIO), spare()),
-        steps=_floor_steps(pool, need, gpus, request_bytes, concurrency, quantization),
-    )
+        Step(
+            title="KV cache",
+            formula="requests x bytes of one at P95 input and output",
+            values=f"{concurrency} x {figure(request_bytes / 1e6)} MB "
+            f"({lengths.input_p95_tokens:,} + {lengths.output_p95_tokens:,} tokens)",
+            result=f"{figure(kv_bytes / _GB)} GB",
+            source="guide 2.2",
+        ),
+        Step(
+            title="Activations",
+            formula="20% of the published weights",
+            values=f"{ACTIVATION_RATIO} x {figure(activation_bytes / ACTIVATION_RATIO / _GB)}",
+            result=f"{figure(activation_bytes / _GB)} GB",
+            source="guide 2.3",
+        ),
+        Step(
+            title="Fewest GPUs by memory",
+            formula="ceil((weights + KV + activations + adapters) / (memory x (1 - 10 %)))",
+            values=f"ceil(({needed}) / ({figure(vram_bytes / _GB)} x 0.9))",
+            result=f"{gpus}",
+            source="guide 2.4, 2.6",
+        ),
+    ]
+    return Floor(gpus, Part(output=output, steps=steps))
 
 
 def _adapter_bytes(pool: Pool) -> float:
@@ -125,114 +146,39 @@ def _adapter_bytes(pool: Pool) -> float:
     return adapter_bytes(pool.model, adapter, ONE_GPU)
 
 
-def _small_adapters(pool: Pool) -> list[str]:
-    """The note that an adapter's stated bytes are below vLLM's buffers; empty where not."""
-    lora = pool.profile.lora
-    if lora is None or lora.max_lora_rank is not None:
-        return []
-    buffers = adapter_bytes(pool.model, Adapters(1, DEFAULT_RANK), ONE_GPU)
-    if lora.adapter_bytes >= buffers:
-        return []
-    return [
-        f"adapter_bytes {figure(lora.adapter_bytes / 1e6)} MB is an adapter's file; vLLM keeps "
-        f"{figure(buffers / 1e6)} MB of buffers for each of rank {DEFAULT_RANK}: state "
-        "max_lora_rank instead"
-    ]
-
-
 def _weights_bytes(pool: Pool, quantization: str) -> float:
     return weights_per_gpu(pool.model, scheme(quantization), ONE_GPU).total_bytes
 
 
-def _floor_steps(
-    pool: Pool,
-    need: MemoryNeed,
-    gpus: int,
-    request_bytes: float,
-    concurrency: int,
-    quantization: str,
-) -> tuple[Step, ...]:
-    parameters = pool.model.parameters
-    count = parameters.total / 1e9 if parameters else 0.0
-    kv, activations = need.kv_bytes / _GB, need.activation_bytes / _GB
-    parts = [need.weights_bytes / _GB, kv, activations, need.adapters_bytes / _GB]
-    lengths = pool.lengths
-    vram = pool.gpu.memory_bytes / _GB
-    return (
-        Step(
-            title="Weights",
-            formula="parameters x bytes each, what stays in 16 bit included",
-            values=f"{figure(count)} billion in {quantization}",
-            result=f"{figure(parts[0])} GB",
-            source="guide 2.1; census of the model",
-        ),
-        Step(
-            title="KV cache",
-            formula="requests x bytes of one at P95 input and output",
-            values=f"{concurrency} x {figure(request_bytes / 1e6)} MB "
-            f"({lengths.input_p95_tokens:,} + {lengths.output_p95_tokens:,} tokens)",
-            result=f"{figure(kv)} GB",
-            source="guide 2.2",
-        ),
-        Step(
-            title="Activations",
-            formula="20% of the published weights",
-            values=f"{ACTIVATION_RATIO} x {figure(need.activation_bytes / ACTIVATION_RATIO / _GB)}",
-            result=f"{figure(activations)} GB",
-            source="guide 2.3",
-        ),
-        Step(
-            title="Fewest GPUs by memory",
-            formula="ceil((weights + KV + activations + adapters) / (memory x (1 - 10 %)))",
-            values=f"ceil(({' + '.join(figure(part) for part in parts)}) / ({figure(vram)} x 0.9))",
-            result=f"{gpus}",
-            source="guide 2.4, 2.6",
-        ),
-    )
-
-
 def floor_step(pool: Pool, floor: Floor) -> PlanStep:
     """Step 4: the floor before any optimisation."""
-    notes: list[str] = []
-    if pool.deployment.concurrency is None:
-        notes.append(
-            "no concurrency is stated: the floor is for one request; step 7 computes how many fit"
-        )
-    if pool.profile.lora is not None:
-        lora = pool.profile.lora
-        notes.append(
-            f"at most {lora.max_simultaneous_adapters} of {lora.adapters} adapters at once: launch "
-            f"with --max-loras {lora.max_simultaneous_adapters}, or all of them may be loaded"
-        )
-        notes += _small_adapters(pool)
-    notes.extend(pool.model.notes)
-    return PlanStep(
+    step = PlanStep(
         number=4,
         title="Calculate the memory floor",
         decision=f"at least {counted(floor.gpus, 'GPU')} of {pool.gpu.id}, before optimisation",
-        output=floor_output(floor),
-        steps=floor.steps,
-        to_measure=("resident weights and KV bytes of the first start-up log",),
-        notes=tuple(notes),
+        to_measure=["resident weights and KV bytes of the first start-up log"],
         tier=pool.name,
     )
-
-
-def floor_output(floor: Floor) -> dict[str, Value]:
-    """The floor's values, by name."""
-    need = floor.need
-    return {
-        "weights_bytes": need.weights_bytes,
-        "kv_bytes": need.kv_bytes,
-        "kv_bytes_per_request": floor.request_bytes,
-        "activation_bytes": need.activation_bytes,
-        "adapter_bytes": need.adapters_bytes,
-        "concurrency": floor.concurrency,
-        "min_gpus_low": floor.gpus_low,
-        "min_gpus": floor.gpus,
-        "gpus_with_headroom_low": floor.headroom_gpus[0],
-        "gpus_with_headroom_high": floor.headroom_gpus[1],
-    }
+    step.add(floor.part)
+    if pool.deployment.concurrency is None:
+        step.notes.append(
+            "no concurrency is stated: the floor is for one request; step 7 computes how many fit"
+        )
+    lora = pool.profile.lora
+    if lora is not None:
+        step.notes.append(
+            f"at most {lora.max_simultaneous_adapters} of {lora.adapters} adapters at once: launch "
+            f"with --max-loras {lora.max_simultaneous_adapters}, or all of them may be loaded"
+        )
+        buffer_bytes = adapter_bytes(pool.model, Adapters(1, DEFAULT_RANK), ONE_GPU)
+        if lora.max_lora_rank is None and lora.adapter_bytes < buffer_bytes:
+            step.notes.append(
+                f"adapter_bytes {figure(lora.adapter_bytes / 1e6)} MB is an adapter's file; vLLM "
+                f"keeps {figure(buffer_bytes / 1e6)} MB of buffers for each of rank "
+                f"{DEFAULT_RANK}: state max_lora_rank instead"
+            )
+    step.notes += pool.model.notes
+    return step
 
 
 def chosen_quantization(pool: Pool) -> tuple[str, str]:
@@ -268,31 +214,26 @@ def quantization_step(pool: Pool, before: Floor, after: Floor) -> PlanStep:
     """Step 5: the floor with quantized weights and KV cache."""
     chosen, why = chosen_quantization(pool)
     kv, kv_why = chosen_kv_dtype(pool)
-    gain = kv_quantization_gain(before="bf16", after="fp8") if kv.startswith("fp8") else 1.0
-    unchanged = scheme(chosen).id == pool.model.quantization
-    to_measure = [] if unchanged else [f"answer quality with {chosen} weights on your own requests"]
-    if gain > 1:
-        to_measure.append("answer quality with an FP8 KV cache on your longest contexts")
-    if pool.model.quantization in {"bf16", "fp16"} and pool.gpu.fp8_flop_per_s is None:
-        to_measure.append(
-            "an INT8 checkpoint for this GPU: an FP8 checkpoint runs without its speedup"
-        )
-    return PlanStep(
+    gain = 2.0 if kv.startswith("fp8") else 1.0
+    step = PlanStep(
         number=5,
         title="Apply quantization and sparsity",
         decision=f"weights {chosen} ({why}), KV cache {kv} ({kv_why}); no sparsity",
-        output={
-            "quantization": chosen,
-            "kv_cache_dtype": kv,
-            "kv_tokens_gain": gain,
-            **floor_output(after),
-            "min_gpus_before": before.gpus,
-        },
-        steps=after.steps,
-        to_measure=tuple(to_measure),
-        notes=("consider 2:4 sparsity only if prefill is still compute-bound after this step",),
+        output={"quantization": chosen, "kv_cache_dtype": kv, "kv_tokens_gain": gain},
+        notes=["consider 2:4 sparsity only if prefill is still compute-bound after this step"],
         tier=pool.name,
     )
+    step.add(after.part)
+    step.output["min_gpus_before"] = before.gpus
+    if scheme(chosen).id != pool.model.quantization:
+        step.to_measure.append(f"answer quality with {chosen} weights on your own requests")
+    if gain > 1:
+        step.to_measure.append("answer quality with an FP8 KV cache on your longest contexts")
+    if pool.model.quantization in {"bf16", "fp16"} and pool.gpu.fp8_flop_per_s is None:
+        step.to_measure.append(
+            "an INT8 checkpoint for this GPU: an FP8 checkpoint runs without its speedup"
+        )
+    return step
 
 
 # --- Step 8 of a plan: the KV cache's dtype, prefixes, eviction and offloading. Pure. Guide 7 -----
@@ -300,128 +241,104 @@ def quantization_step(pool: Pool, before: Floor, after: Floor) -> PlanStep:
 
 BLOCK_TOKENS = 16
 """vLLM's block for attention; only whole ones are shared."""
-
+_RESERVE_RATIO = 0.30
+"""Share of the KV budget to leave to stored prefixes (guide 7.2: 20 to 30 %)."""
 _STARVED_RATIO = 1.25
 """If doubling the requests gains at least this factor, the KV cache is the limit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prefix:
-    """Bytes that shared prefixes take on one GPU, and the tokens that they save; None without
-    sharing."""
-
-    instance: Serving
-    output: dict[str, Value]
-    steps: tuple[Step, ...]
-    to_measure: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[PlanStep, Serving]:
     """Step 8, and the instance with the chosen KV cache."""
     setup = replace(baseline.setup, kv_cache_dtype=kv_cache_dtype)
-    prefix = _prefix(pool, serving(pool, setup))
-    instance, offload = prefix.instance, _offload(pool, prefix.instance)
+    prefix, instance = _prefix(pool, serving(pool, setup))
+    offload = _offload(pool, instance)
     cached = "prefix caching on, " if pool.profile.prefix else ""
-    below = "test offloading" if offload.wanted else "no offloading"
-    to_measure = [*prefix.to_measure, "evictions: below 5% of the stored blocks"]
-    if kv_cache_dtype != baseline.setup.kv_cache_dtype:
-        to_measure.insert(0, "answer quality with this KV cache on your longest contexts")
-    step = PlanStep(
-        number=8,
-        title="Configure the KV cache",
-        decision=f"paged blocks, KV cache {kv_cache_dtype}, {cached}LRU eviction, {below}",
-        output={
-            "kv_cache_dtype": kv_cache_dtype,
-            "kv_concurrency_before": baseline.memory.concurrency.expected,
-            "kv_concurrency_after": instance.memory.concurrency.expected,
-            "last_block_padding_tokens": block_padding_tokens(tokens=pool.tail_tokens),
-            **prefix.output,
-            **offload.output,
-        },
-        steps=(_gain_step(baseline, instance), *prefix.steps, *offload.steps),
-        to_measure=tuple(to_measure),
-        notes=(
-            "paged blocks and LRU eviction are vLLM's defaults; nothing to enable",
-            *prefix.notes,
-            *offload.notes,
-        ),
-        tier=pool.name,
-    )
-    return step, instance
-
-
-def _gain_step(baseline: Serving, instance: Serving) -> Step:
     before, after = (state.memory.concurrency.expected for state in (baseline, instance))
-    return Step(
+    gain = Step(
         title="Requests of P95 length held",
         formula="with the baseline's KV cache, with the decided one",
         values=f"{figure(before)} ({baseline.setup.kv_cache_dtype}), {figure(after)} "
-        f"({instance.setup.kv_cache_dtype})",
+        f"({kv_cache_dtype})",
         result=f"{figure(after / before)} times" if before > 0 else "no request before",
         source="guide 4.3, 7.5",
     )
+    step = PlanStep(
+        number=8,
+        title="Configure the KV cache",
+        decision=f"paged blocks, KV cache {kv_cache_dtype}, {cached}LRU eviction, "
+        f"{offload.decision}",
+        output={
+            "kv_cache_dtype": kv_cache_dtype,
+            "kv_concurrency_before": before,
+            "kv_concurrency_after": after,
+            "last_block_padding_tokens": -pool.tail_tokens % BLOCK_TOKENS,
+        },
+        steps=[gain],
+        notes=["paged blocks and LRU eviction are vLLM's defaults; nothing to enable"],
+        tier=pool.name,
+    )
+    if kv_cache_dtype != baseline.setup.kv_cache_dtype:
+        step.to_measure.append("answer quality with this KV cache on your longest contexts")
+    step.add(prefix)
+    step.add(offload)
+    step.to_measure.append("evictions: below 5% of the stored blocks")
+    return step, instance
 
 
-def _prefix(pool: Pool, instance: Serving) -> _Prefix:
-    shared = pool.profile.prefix
+def _prefix(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
+    """The prefixes that the KV cache keeps, and the instance with the tokens that they save.
+
+    Only whole blocks are reused. Source: guide 7.2.
+    """
+    shared, part = pool.profile.prefix, Part()
     if shared is None:
-        note = "no shared prefix is stated: no prefix cache hits are assumed"
-        return _Prefix(instance=instance, output={}, steps=(), to_measure=(), notes=(note,))
+        part.notes.append("no shared prefix is stated: no prefix cache hits are assumed")
+        return part, instance
     token_bytes = instance.memory.layout.token_bytes
     free = max(instance.memory.available_bytes.expected, 1.0)
-    reserve = reserve_bytes(kv_budget_bytes=free, ratio=RESERVE_HIGH_RATIO)
-    held = prefixes_held(
-        reserve_bytes=reserve, prefix_tokens=shared.shared_tokens, kv_bytes_per_token=token_bytes
-    )
+    reserve = free * _RESERVE_RATIO
+    held = int(reserve // (shared.shared_tokens * token_bytes))
     stored = min(held, shared.distinct) * shared.shared_tokens * token_bytes
-    budget = Step(
-        title="Prefixes that fit into the reserve of one GPU",
-        formula="30 % of the KV cache / (prefix tokens x bytes per token)",
-        values=f"0.3 x {figure(free / 1e9)} GB / ({shared.shared_tokens:,} x "
-        f"{figure(token_bytes / 1e3)} KB)",
-        result=f"{held} (there are {shared.distinct})",
-        source="guide 7.2",
+    part.output |= {
+        "prefix_reserve_bytes_per_gpu": reserve,
+        "prefixes_held": held,
+        "prefix_hit_ratio": shared.hit_ratio,
+    }
+    part.steps.append(
+        Step(
+            title="Prefixes that fit into the reserve of one GPU",
+            formula="30 % of the KV cache / (prefix tokens x bytes per token)",
+            values=f"0.3 x {figure(free / 1e9)} GB / ({shared.shared_tokens:,} x "
+            f"{figure(token_bytes / 1e3)} KB)",
+            result=f"{held} (there are {shared.distinct})",
+            source="guide 7.2",
+        )
     )
-    few = (
-        f"the reserve holds {held} of {shared.distinct} prefixes: some requests will miss the "
-        "prefix cache"
-    )
-    prefix = _Prefix(
-        instance=replace(instance, stored_bytes=stored),
-        output={
-            "prefix_reserve_bytes_per_gpu": reserve,
-            "prefixes_held": held,
-            "prefix_hit_ratio": shared.hit_ratio,
-        },
-        steps=(budget,),
-        to_measure=("the prefix cache hit ratio: no hits are assumed until it is measured",),
-        notes=(few,) if held < shared.distinct else (),
-    )
-    return prefix if shared.hit_ratio is None else _hits(pool, prefix, shared, shared.hit_ratio)
-
-
-def _hits(pool: Pool, prefix: _Prefix, shared: Prefix, hit_ratio: float) -> _Prefix:
-    """The prefix result with the prompt tokens that cache hits save."""
+    if held < shared.distinct:
+        part.notes.append(
+            f"the reserve holds {held} of {shared.distinct} prefixes: some requests will miss the "
+            "prefix cache"
+        )
+    if shared.hit_ratio is None:
+        part.to_measure.append(
+            "the prefix cache hit ratio: no hits are assumed until it is measured"
+        )
+        return part, replace(instance, stored_bytes=stored)
     mean = pool.lengths.mean_input_tokens
-    usual = min(float(shared.shared_tokens), mean)
-    fresh = computed_tokens(
-        prompt_tokens=mean, prefix_tokens=usual, hit_ratio=hit_ratio, block_tokens=BLOCK_TOKENS
+    reused = min(float(shared.shared_tokens), mean) // BLOCK_TOKENS * BLOCK_TOKENS
+    fresh = mean - shared.hit_ratio * reused
+    part.output["computed_input_tokens"] = fresh
+    part.steps.append(
+        Step(
+            title="Prompt tokens computed",
+            formula="input - hit ratio x whole blocks of the prefix",
+            values=f"{figure(mean)} - {figure(shared.hit_ratio)} x {reused:g}",
+            result=f"{figure(fresh)} tokens",
+            source="guide 7.2",
+        )
     )
-    saved = Step(
-        title="Prompt tokens computed",
-        formula="input - hit ratio x whole blocks of the prefix",
-        values=f"{figure(mean)} - {figure(hit_ratio)} x {usual // BLOCK_TOKENS * BLOCK_TOKENS:g}",
-        result=f"{figure(fresh)} tokens",
-        source="guide 7.2",
-    )
-    return replace(
-        prefix,
-        instance=replace(prefix.instance, hit_ratio=1 - fresh / mean),
-        output={**prefix.output, "computed_input_tokens": fresh},
-        steps=(*prefix.steps, saved),
-        to_measure=("the prefix cache hit ratio again, behind the production router",),
-    )
+    part.to_measure.append("the prefix cache hit ratio again, behind the production router")
+    return part, replace(instance, stored_bytes=stored, hit_ratio=1 - fresh / mean)
 
 
 def _starved(instance: Serving) -> bool:
@@ -435,49 +352,40 @@ def _starved(instance: Serving) -> bool:
     return full > _STARVED_RATIO * half
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Offload:
-    """Whether to store contexts below HBM, and the seconds to fetch one."""
-
-    wanted: bool
-    output: dict[str, Value]
-    steps: tuple[Step, ...]
-    notes: tuple[str, ...]
-
-
-def _offload(pool: Pool, instance: Serving) -> _Offload:
+def _offload(pool: Pool, instance: Serving) -> Part:
+    """Whether to store contexts below HBM, and the seconds to fetch one (guide 7.4, 7.6)."""
     profile, gpus = pool.profile, instance.setup.parallel.gpus
     request_bytes = instance.memory.layout.request_bytes(instance.setup.context)
     host = pool.gpu.host_bytes_per_s
-    reload_s = transfer_s(moved_bytes=request_bytes, bandwidth_bytes_per_s=host)
-    drive_s = transfer_s(
-        moved_bytes=request_bytes * gpus, bandwidth_bytes_per_s=link_bytes_per_s("nvme")
+    reload_s, drive_s = request_bytes / host, request_bytes * gpus / LINK_BYTES_PER_S["nvme"]
+    step = Step(
+        title="Fetching a P95 context from CPU memory",
+        formula="KV bytes on one GPU / host link, all GPUs at once",
+        values=f"{figure(request_bytes / 1e6)} MB / {figure(host / 1e9)} GB/s",
+        result=f"{figure(reload_s * 1e3)} ms ({figure(drive_s * 1e3)} ms from one NVMe drive)",
+        source="guide 7.4, 7.6",
     )
-    steps = [
-        Step(
-            title="Fetching a P95 context from CPU memory",
-            formula="KV bytes on one GPU / host link, all GPUs at once",
-            values=f"{figure(request_bytes / 1e6)} MB / {figure(host / 1e9)} GB/s",
-            result=f"{figure(reload_s * 1e3)} ms ({figure(drive_s * 1e3)} ms from one NVMe drive)",
-            source="guide 7.4, 7.6",
-        )
-    ]
-    output: dict[str, Value] = {"host_reload_s": reload_s, "nvme_reload_s": drive_s}
+    part = Part(
+        decision="no offloading",
+        output={"host_reload_s": reload_s, "nvme_reload_s": drive_s},
+        steps=[step],
+    )
     memory_bytes, batch = profile.hosting.host_memory_bytes, profile.traffic.kind == "batch"
-    bound = _starved(instance)
-    wanted = batch and bound and memory_bytes is not None
-    notes: list[str] = []
+    worth = batch and _starved(instance)
     if memory_bytes is not None:
-        hot, both = contexts_held(
-            hbm_free_bytes=max(instance.memory.available_bytes.expected, 0.0) * gpus,
-            tier_free_bytes=memory_bytes * gpus / max(profile.hosting.node_gpus, gpus),
-            context_bytes=request_bytes * gpus,
-        )
-        output |= {"contexts_in_hbm": hot, "contexts_with_host": both}
-    elif batch and bound:
-        notes.append("offloading was not sized: set hosting.host_memory_bytes")
+        # An active context must be in HBM: if not even one fits, host memory does not help.
+        context_bytes = request_bytes * gpus
+        free_bytes = max(instance.memory.available_bytes.expected, 0.0) * gpus
+        host_bytes = memory_bytes * gpus / max(profile.hosting.node_gpus, gpus)
+        hot = int(free_bytes // context_bytes)
+        below = int(host_bytes // context_bytes) if hot else 0
+        part.output |= {"contexts_in_hbm": hot, "contexts_with_host": hot + below}
+    if worth and memory_bytes is not None:
+        part.decision = "test offloading"
+    elif worth:
+        part.notes.append("offloading was not sized: set hosting.host_memory_bytes")
     if not batch:
-        notes.append(
+        part.notes.append(
             "offloading suits batches of long contexts; interactive users would notice the reload"
         )
-    return _Offload(wanted=wanted, output=output, steps=tuple(steps), notes=tuple(notes))
+    return part

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.learned.length_drift import ANSWERS, KEYS, PROMPTS, Part, StatedWorkload
+from kneewatch.diagnose.learned.length_drift import ANSWERS, KEYS, PROMPTS, StatedWorkload
+from kneewatch.diagnose.learned.length_drift import Part as DriftPart
 from kneewatch.diagnose.learned.length_drift import Point as DriftPoint
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.memory.budget import Memory
@@ -29,32 +30,44 @@ Value = float | int | str | bool | None
 _LENGTH_ROUNDING_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanStep:
-    """One of the guide's thirteen decisions.
+@dataclass(slots=True)
+class Part:
+    """A decision of the plan, or a part of one.
 
     `output` is by name with its unit, None where not yet known; `steps` is the arithmetic;
-    `to_measure` lists what needs a measurement. `tier` is empty if the decision is for all traffic.
+    `to_measure` lists what needs a measurement.
     """
+
+    decision: str = ""
+    output: dict[str, Value] = field(default_factory=dict[str, Value])
+    steps: list[Step] = field(default_factory=list[Step])
+    to_measure: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+    def add(self, part: Part, *, tier: str = "", prefix: str = "") -> None:
+        """Add what another part holds, without its decision.
+
+        A `tier` is put in front of the titles of its arithmetic, `prefix` in front of the names of
+        its values.
+        """
+        self.output |= {f"{prefix}{name}": value for name, value in part.output.items()}
+        self.steps += [replace(s, title=f"{tier}: {s.title}") if tier else s for s in part.steps]
+        self.to_measure += [text for text in part.to_measure if text not in self.to_measure]
+        self.notes += part.notes
+
+
+@dataclass(slots=True, kw_only=True)
+class PlanStep(Part):
+    """One of the guide's thirteen decisions; `tier` is empty if it is for all traffic."""
 
     number: int
     title: str
-    decision: str
-    output: Mapping[str, Value]
-    steps: tuple[Step, ...] = ()
-    to_measure: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     tier: str = ""
 
 
 def counted(count: int, noun: str) -> str:
     """The count with its noun: 1 GPU, 2 GPUs."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def of_tier(name: str, steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The arithmetic with the tier's name in its titles, if there is a tier."""
-    return tuple(replace(s, title=f"{name}: {s.title}") if name else s for s in steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +194,10 @@ def longest_request_tokens(pool: Pool) -> int:
         )
     if pool.deployment.max_model_len:
         return pool.deployment.max_model_len
-    allowed = input_limit(
+    allowed, _ = input_limit(
         p95_input_tokens=lengths.input_p95_tokens, p99_input_tokens=lengths.input_p99_tokens
     )
-    needed_tokens = max(allowed.low_tokens + lengths.output_p99_tokens, needed)
+    needed_tokens = max(allowed + lengths.output_p99_tokens, needed)
     rounded = math.ceil(needed_tokens / _LENGTH_ROUNDING_TOKENS) * _LENGTH_ROUNDING_TOKENS
     return min(rounded, own) if own else rounded
 
@@ -328,19 +341,10 @@ def _step_document(step: PlanStep) -> dict[str, object]:
         "tier": step.tier,
         "title": step.title,
         "decision": step.decision,
-        "output": dict(step.output),
-        "steps": [
-            {
-                "title": line.title,
-                "formula": line.formula,
-                "values": line.values,
-                "result": line.result,
-                "source": line.source,
-            }
-            for line in step.steps
-        ],
-        "to_measure": list(step.to_measure),
-        "notes": list(step.notes),
+        "output": step.output,
+        "steps": [asdict(line) for line in step.steps],
+        "to_measure": step.to_measure,
+        "notes": step.notes,
     }
 
 
@@ -364,7 +368,7 @@ def watched(profile: WorkloadProfile, *, origin: str) -> StatedWorkload:
     return StatedWorkload(
         origin,
         tuple(
-            Part(name, launch.model, launch.gpus, _lengths(lengths, profile))
+            DriftPart(name, launch.model, launch.gpus, _lengths(lengths, profile))
             for name, launch, lengths in launches
         ),
         planned_peak_per_s(profile) if judged else None,

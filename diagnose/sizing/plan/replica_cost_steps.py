@@ -7,27 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
-from kneewatch.diagnose.sizing.memory.kv_reuse import unrouted_hit_ratio
-from kneewatch.diagnose.sizing.plan.plan_result import PlanStep, Sized, Value, counted, of_tier
+from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Sized, Value, counted
 from kneewatch.diagnose.sizing.plan.workload_profile import (
     SAFETY_BY_PREDICTABILITY,
     WorkloadProfile,
 )
 from kneewatch.diagnose.sizing.replicas.cold_start import (
     START_HIGH_S,
-    autoscaling_lead,
     cold_start,
+    scale_up_ratio,
     storage_path,
     warm_minimum,
 )
 from kneewatch.diagnose.sizing.replicas.replica_count import FleetSize, size_fleet
 from kneewatch.diagnose.sizing.replicas.serving_cost import (
     SECONDS_PER_HOUR,
+    TRAP_RATIO,
     token_cost,
     utilization_trap,
     yearly_cost,
 )
-from kneewatch.diagnose.sizing.replicas.tiers import blended_utilization, saving_ratio
 
 
 def safety_factor(profile: WorkloadProfile) -> float:
@@ -49,101 +48,73 @@ def fleet_of(sized: Sized) -> FleetSize | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The results for one fleet, or for the start of its instances."""
-
-    output: dict[str, Value]
-    steps: tuple[Step, ...] = ()
-    to_measure: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
     """Step 11: each fleet, and their totals."""
     fleets, several = [fleet_of(tier) for tier in sized], len(sized) > 1
     sized_fleets = [fleet for fleet in fleets if fleet is not None]
     complete = len(sized_fleets) == len(fleets)
-    instances, gpus = (
-        sum(f.deployed_instances for f in sized_fleets),
-        sum(f.gpus for f in sized_fleets),
-    )
-    output: dict[str, Value] = {
-        "instances": instances if complete else None,
-        "gpus": gpus if complete else None,
-        "safety": safety_factor(profile),
-    }
-    parts = [_fleet(tier, fleet) for tier, fleet in zip(sized, fleets, strict=True)]
-    for tier, part in zip(sized, parts, strict=True):
-        prefix = f"{tier.pool.name}." if several else ""
-        output |= {f"{prefix}{key}": value for key, value in part.output.items()}
-    steps = [
-        s for tier, p in zip(sized, parts, strict=True) for s in of_tier(tier.pool.name, p.steps)
-    ]
-    if several and complete:
-        steps.append(_sum_step(sized, sized_fleets))
-    decision = f"{counted(instances, 'instance')}, {counted(gpus, 'GPU')}"
-    return PlanStep(
+    instances = sum(fleet.deployed_instances for fleet in sized_fleets)
+    gpus = sum(fleet.gpus for fleet in sized_fleets)
+    step = PlanStep(
         number=11,
         title="Size the fleet",
-        decision=decision if complete else "no fleet: usable requests/s are unknown",
-        output=output,
-        steps=tuple(steps),
-        to_measure=tuple(dict.fromkeys(text for part in parts for text in part.to_measure)),
-        notes=(*_notes(profile, sized), *(note for part in parts for note in part.notes)),
+        decision="no fleet: usable requests/s are unknown",
+        output={"instances": None, "gpus": None, "safety": safety_factor(profile)},
+        notes=_notes(profile, sized),
     )
+    if complete:
+        step.decision = f"{counted(instances, 'instance')}, {counted(gpus, 'GPU')}"
+        step.output |= {"instances": instances, "gpus": gpus}
+    for tier, fleet in zip(sized, fleets, strict=True):
+        prefix = f"{tier.pool.name}." if several else ""
+        step.add(_fleet(tier, fleet), tier=tier.pool.name, prefix=prefix)
+    if several and complete:
+        pairs = zip(sized, sized_fleets, strict=True)
+        parts = [f"{fleet.gpus} ({tier.pool.name})" for tier, fleet in pairs]
+        formula = "sum of each tier's GPUs"
+        step.steps.append(
+            Step("GPUs of all tiers", formula, " + ".join(parts), f"{gpus}", "guide 9.5")
+        )
+    return step
 
 
-def _fleet(sized: Sized, fleet: FleetSize | None) -> _Part:
+def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
     """One fleet, and the start of its instances."""
     pool, gpus_each, node = sized.pool, sized.gpus_each, sized.pool.profile.hosting.node_gpus
     label = f"{pool.name}: " if pool.name else ""
-    output: dict[str, Value] = {
-        "usable_requests_per_s": sized.usable_requests_per_s,
-        "planned_peak_requests_per_s": pool.peak_requests_per_s,
-    }
+    part = Part(
+        output={
+            "usable_requests_per_s": sized.usable_requests_per_s,
+            "planned_peak_requests_per_s": pool.peak_requests_per_s,
+        }
+    )
     if fleet is None:
-        return _Part(output, notes=(f"{label}usable requests/s are unknown: no fleet",))
+        part.notes.append(f"{label}usable requests/s are unknown: no fleet")
+        return part
     count, nodes = fleet.deployed_instances, fleet.deployed_instances * math.ceil(gpus_each / node)
     if gpus_each <= node:
         nodes = math.ceil(count / (node // gpus_each))
-    output |= {
+    part.output |= {
         "instances": count,
         "data_parallel": count,
         "gpus": fleet.gpus,
         "nodes": nodes,
         "spare_instances": fleet.spare_instances,
     }
-    if pool.profile.traffic.growth_ratio:
-        output["gpus_before_growth"] = _gpus_before_growth(sized)
-    start = _start(sized, fleet)
-    to_measure = list(start.to_measure)
+    if growth := pool.profile.traffic.growth_ratio:
+        today = replace(pool, peak_requests_per_s=pool.peak_requests_per_s / (1 + growth))
+        before = fleet_of(replace(sized, pool=today))
+        part.output["gpus_before_growth"] = None if before is None else before.gpus
+    part.steps += fleet.steps
+    part.add(_start(sized, fleet))
     if sized.usable_source != "measured":
-        to_measure.append(f"{label}usable RPS: {sized.usable_source}")
-    return _Part(
-        output={**output, **start.output},
-        steps=(*fleet.steps, *start.steps),
-        to_measure=tuple(to_measure),
-        notes=tuple(f"{label}{note}" for note in _hit_note(sized, fleet)),
-    )
-
-
-def _gpus_before_growth(sized: Sized) -> int | None:
-    grown = 1 + sized.pool.profile.traffic.growth_ratio
-    pool = replace(sized.pool, peak_requests_per_s=sized.pool.peak_requests_per_s / grown)
-    today = fleet_of(replace(sized, pool=pool))
-    return None if today is None else today.gpus
-
-
-def _sum_step(sized: Sequence[Sized], fleets: Sequence[FleetSize]) -> Step:
-    pairs = zip(sized, fleets, strict=True)
-    return Step(
-        title="GPUs of all tiers",
-        formula="sum of each tier's GPUs",
-        values=" + ".join(f"{fleet.gpus} ({tier.pool.name})" for tier, fleet in pairs),
-        result=f"{sum(fleet.gpus for fleet in fleets)}",
-        source="guide 9.5",
-    )
+        part.to_measure.append(f"{label}usable RPS: {sized.usable_source}")
+    if sized.hit_ratio and count > 1:
+        part.notes.append(
+            f"{label}route by prefix: round robin over {count} instances may leave a hit ratio of "
+            f"{sized.hit_ratio / count:.0%} where prefixes are rare"
+        )
+    return part
 
 
 def _notes(profile: WorkloadProfile, sized: Sequence[Sized]) -> list[str]:
@@ -160,68 +131,56 @@ def _notes(profile: WorkloadProfile, sized: Sequence[Sized]) -> list[str]:
     return notes
 
 
-def _hit_note(sized: Sized, fleet: FleetSize) -> list[str]:
-    if not sized.hit_ratio or fleet.deployed_instances < 2:
-        return []
-    diluted = unrouted_hit_ratio(
-        routed_hit_ratio=sized.hit_ratio, replicas=fleet.deployed_instances
-    )
-    return [
-        f"route by prefix: round robin over {fleet.deployed_instances} instances may leave a hit "
-        f"ratio of {diluted:.0%} where prefixes are rare"
-    ]
-
-
-def _start(sized: Sized, fleet: FleetSize) -> _Part:
+def _start(sized: Sized, fleet: FleetSize) -> Part:
     """Cold start, warm minimum and scale-up threshold, each if its inputs are stated."""
-    cold, lead_s = _cold(sized)
+    part, lead_s = _cold(sized)
     traffic, share = sized.pool.profile.traffic, sized.pool.share_ratio
     usable = sized.usable_requests_per_s
-    output, steps = dict(cold.output), list(cold.steps)
     if usable is not None and traffic.lowest_requests_per_s is not None:
-        warm = warm_minimum(
+        warm, step = warm_minimum(
             lowest_requests_per_s=traffic.lowest_requests_per_s * share,
             usable_requests_per_s=usable,
         )
-        output["warm_instances"] = min(warm.instances, fleet.deployed_instances)
-        steps.extend(warm.steps)
+        part.output["warm_instances"] = min(warm, fleet.deployed_instances)
+        part.steps.append(step)
     if usable is not None and traffic.rise_per_s_per_s is not None:
-        lead = autoscaling_lead(
+        ratio, steps = scale_up_ratio(
             cold_start_s=lead_s,
             growth_per_s_per_s=traffic.rise_per_s_per_s * share,
             usable_requests_per_s=usable,
             instances=fleet.deployed_instances,
         )
-        output |= {"scale_up_lead_s": lead.lead_s, "scale_up_at_ratio": lead.order_at_ratio}
-        steps.extend(lead.steps)
-    return _Part(output, tuple(steps), cold.to_measure)
+        part.output |= {"scale_up_lead_s": lead_s, "scale_up_at_ratio": ratio}
+        part.steps += steps
+    return part
 
 
-def _cold(sized: Sized) -> tuple[_Part, float]:
+def _cold(sized: Sized) -> tuple[Part, float]:
     """The cold start, and the seconds to plan with: the guide's longest if unknown."""
     hosting = sized.pool.profile.hosting
     if hosting.storage_path is None:
-        return _Part(
-            {}, to_measure=("cold start was not computed: no storage path is stated",)
-        ), START_HIGH_S
-    start = cold_start(
-        weights_bytes=(sized.memory.weights_bytes or 0.0) * sized.gpus_each,
-        path=storage_path(hosting.storage_path),
+        lacks = "cold start was not computed: no storage path is stated"
+        return Part(to_measure=[lacks]), START_HIGH_S
+    path = storage_path(hosting.storage_path)
+    weights_bytes = (sized.memory.weights_bytes or 0.0) * sized.gpus_each
+    start_s, step = cold_start(
+        weights_bytes=weights_bytes,
+        path=path,
         provision_s=hosting.provision_s or 0.0,
         initialise_s=hosting.initialise_s or 0.0,
     )
-    whole = hosting.provision_s is not None and hosting.initialise_s is not None
-    lacks = ("provisioning and initialisation time: the cold start excludes what is not set",)
-    output: dict[str, Value] = {
-        "weights_transfer_s": start.transfer_high_s,
-        "cold_start_s": start.total_high_s,
-    }
+    transfer_s = weights_bytes / path.low_bytes_per_s
+    part = Part(output={"weights_transfer_s": transfer_s, "cold_start_s": start_s}, steps=[step])
+    if hosting.provision_s is not None and hosting.initialise_s is not None:
+        return part, start_s
+    part.to_measure.append(
+        "provisioning and initialisation time: the cold start excludes what is not set"
+    )
     # A start that lacks a part must not shorten the lead.
-    lead_s = start.total_high_s if whole else max(start.total_high_s, START_HIGH_S)
-    return _Part(output, start.steps, () if whole else lacks), lead_s
+    return part, max(start_s, START_HIGH_S)
 
 
-# --- Step 12 of a plan: what the fleet costs at its average utilization. Pure. Guide 9.1, 9.2 -----
+# --- Step 12 of a plan: the cost of the fleet at its average utilization. Guide 9.1, 9.2 ----------
 
 
 def utilization_of(sized: Sized, fleet: FleetSize) -> float | None:
@@ -244,9 +203,7 @@ class _Cost:
     usd_per_year: float
     utilization_ratio: float | None
     tokens_per_s: float
-    usd_per_million_tokens: float | None
-    steps: tuple[Step, ...]
-    notes: tuple[str, ...] = ()
+    part: Part
 
 
 def cost_step(
@@ -256,47 +213,40 @@ def cost_step(
 
     `single` is the fleet of one model that tiers are compared with, or None.
     """
-    several, output, notes = len(sized) > 1, dict[str, Value](), list[str]()
-    costs = [(tier, _cost(tier)) for tier in sized]
-    known_costs = [(tier, cost) for tier, cost in costs if cost is not None]
-    complete = len(known_costs) == len(sized)
-    priced = [(tier, cost) for tier, cost in known_costs if cost.usd_per_million_tokens is not None]
-    for tier, cost in known_costs:
-        prefix = f"{tier.pool.name}." if several else ""
-        output[f"{prefix}usd_per_year"] = cost.usd_per_year
-        output[f"{prefix}utilization_ratio"] = cost.utilization_ratio
-        output[f"{prefix}usd_per_million_output_tokens"] = cost.usd_per_million_tokens
-    steps = [step for tier, cost in known_costs for step in of_tier(tier.pool.name, cost.steps)]
-    for tier, cost in known_costs:
-        label = f"{tier.pool.name}: " if several else ""
-        notes += [f"{label}{note}" for note in cost.notes]
-    if several and complete:
-        hourly = sum(cost.usd_per_hour for _, cost in known_costs)
-        tokens = _useful_tokens_per_s(profile, known_costs) * SECONDS_PER_HOUR
-        yearly = sum(cost.usd_per_year for _, cost in known_costs)
-        output["usd_per_year"] = yearly
-        whole = len(priced) == len(sized)
-        output["usd_per_million_output_tokens"] = hourly / tokens * 1e6 if whole else None
-        notes.extend(_blend(priced))
-        against = _against(single, yearly)
-        output |= against.output
-        steps.extend(against.steps)
-    return PlanStep(
+    several = len(sized) > 1
+    costs = [(tier.pool.name, cost) for tier in sized if (cost := _cost(tier)) is not None]
+    priced = [(name, cost) for name, cost in costs if cost.utilization_ratio]
+    complete = len(costs) == len(sized)
+    step = PlanStep(
         number=12,
         title="Calculate the cost",
-        decision=_decision(output, complete=complete),
-        output=output,
-        steps=tuple(steps),
-        to_measure=("average utilization over a whole week",),
-        notes=(*notes, *_unknown(profile, sized, complete=complete, priced=len(priced))),
+        to_measure=["average utilization over a whole week"],
     )
-
-
-def _useful_tokens_per_s(profile: WorkloadProfile, costs: Sequence[tuple[Sized, _Cost]]) -> float:
-    """Output tokens/s of answers that users get: of a cascade every request ends in one answer, and
-    all of them enter the first tier (guide 1.5)."""
-    cascaded = profile.routing.method == "cascade"
-    return sum(cost.tokens_per_s for _, cost in (costs[:1] if cascaded else costs))
+    for name, cost in costs:
+        if several:
+            cost.part.notes = [f"{name}: {note}" for note in cost.part.notes]
+        step.add(cost.part, tier=name, prefix=f"{name}." if several else "")
+    if several and complete:
+        hourly = sum(cost.usd_per_hour for _, cost in costs)
+        # Of a cascade every request ends in one answer, and all of them enter the first tier.
+        answering = costs[:1] if profile.routing.method == "cascade" else costs
+        tokens = sum(cost.tokens_per_s for _, cost in answering) * SECONDS_PER_HOUR
+        yearly = sum(cost.usd_per_year for _, cost in costs)
+        step.output["usd_per_year"] = yearly
+        whole = len(priced) == len(sized)
+        step.output["usd_per_million_output_tokens"] = hourly / tokens * 1e6 if whole else None
+        step.notes += _blend(priced)
+        step.add(_saved_by_tiers(single, yearly))
+    step.decision = _decision(step.output, complete=complete)
+    if complete and len(priced) < len(sized):
+        step.notes.append("cost per token is unknown: set the average rate")
+    if any(tier.pool.deployment.usd_per_gpu_hour is None for tier in sized):
+        step.notes.append("the price is the catalogue default: replace it with what you pay")
+    if profile.traffic.growth_ratio:
+        step.notes.append(
+            "the fleet is sized for the peak after growth; cost per token uses today's average rate"
+        )
+    return step
 
 
 def _cost(sized: Sized) -> _Cost | None:
@@ -305,33 +255,34 @@ def _cost(sized: Sized) -> _Cost | None:
     if fleet is None or sized.usable_requests_per_s is None:
         return None
     year = yearly_cost(gpus=fleet.gpus, usd_per_gpu_hour=price)
-    hourly, ratio = fleet.gpus * price, utilization_of(sized, fleet)
-    if not ratio:
-        return _Cost(fleet.gpus, hourly, year.usd_per_year, ratio, 0.0, None, year.steps)
-    outputs = sized.pool.lengths.mean_output_tokens
-    full = fleet.deployed_instances * sized.usable_requests_per_s * outputs
-    cost = token_cost(
-        gpus=fleet.gpus, usd_per_gpu_hour=price, tokens_per_s=full, utilization_ratio=ratio
+    ratio = utilization_of(sized, fleet)
+    part = Part(
+        output={
+            "usd_per_year": year.usd_per_year,
+            "utilization_ratio": ratio,
+            "usd_per_million_output_tokens": None,
+        },
+        steps=list(year.steps),
     )
-    trap = utilization_trap(gpus=fleet.gpus, usd_per_gpu_hour=price, utilization_ratio=ratio)
-    notes: tuple[str, ...] = ()
-    if trap.trapped:
-        notes = (
-            f"utilization trap: at {ratio:.0%} a token costs {trap.multiple_of_full:.1f} times "
-            "that of a full fleet; the same work at 70% saves "
-            f"{figure(round(trap.recoverable_usd_per_year))} USD a year: scale down outside the "
-            "peak, fill idle hours with batch work, or share the GPUs",
+    full = 0.0
+    if ratio:
+        outputs = sized.pool.lengths.mean_output_tokens
+        full = fleet.deployed_instances * sized.usable_requests_per_s * outputs
+        cost = token_cost(
+            gpus=fleet.gpus, usd_per_gpu_hour=price, tokens_per_s=full, utilization_ratio=ratio
         )
-    return _Cost(
-        fleet.gpus,
-        hourly,
-        year.usd_per_year,
-        ratio,
-        full * ratio,
-        cost.usd_per_million_tokens,
-        (*year.steps, _utilization_step(sized, fleet, ratio), *cost.steps, *trap.steps),
-        notes,
-    )
+        trap = utilization_trap(gpus=fleet.gpus, usd_per_gpu_hour=price, utilization_ratio=ratio)
+        part.output["usd_per_million_output_tokens"] = cost.usd_per_million_tokens
+        part.steps += (_utilization_step(sized, fleet, ratio), *cost.steps, *trap.steps)
+        if trap.trapped:
+            part.notes.append(
+                f"utilization trap: at {ratio:.0%} a token costs {trap.multiple_of_full:.1f} times "
+                "that of a full fleet; the same work at 70% saves "
+                f"{figure(round(trap.recoverable_usd_per_year))} USD a year: scale down outside "
+                "the peak, fill idle hours with batch work, or share the GPUs"
+            )
+    hourly = fleet.gpus * price
+    return _Cost(fleet.gpus, hourly, year.usd_per_year, ratio, full * (ratio or 0.0), part)
 
 
 def _utilization_step(sized: Sized, fleet: FleetSize, ratio: float) -> Step:
@@ -347,19 +298,12 @@ def _utilization_step(sized: Sized, fleet: FleetSize, ratio: float) -> Step:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Against:
-    """Tiers compared with a single fleet of the large model."""
-
-    output: dict[str, Value]
-    steps: tuple[Step, ...]
-
-
-def _against(single: Sized | None, tiers_usd_per_year: float) -> _Against:
+def _saved_by_tiers(single: Sized | None, tiers_usd_per_year: float) -> Part:
+    """Tiers compared with a single fleet of the large model; empty where that is unknown."""
     whole = None if single is None else _cost(single)
     if whole is None or not whole.usd_per_year:
-        return _Against({}, ())
-    ratio = saving_ratio(blended_usd=tiers_usd_per_year, uniform_usd=whole.usd_per_year)
+        return Part()
+    ratio = 1 - tiers_usd_per_year / whole.usd_per_year
     step = Step(
         title="Saved by tiers",
         formula="1 - tiers / one fleet of the large model, a year",
@@ -367,22 +311,22 @@ def _against(single: Sized | None, tiers_usd_per_year: float) -> _Against:
         result=f"{ratio:.1%}",
         source="guide 1.5",
     )
-    return _Against(
-        {"single_fleet_usd_per_year": whole.usd_per_year, "saving_ratio": ratio}, (step,)
-    )
+    output: dict[str, Value] = {
+        "single_fleet_usd_per_year": whole.usd_per_year,
+        "saving_ratio": ratio,
+    }
+    return Part(output=output, steps=[step])
 
 
-def _blend(priced: Sequence[tuple[Sized, _Cost]]) -> list[str]:
+def _blend(priced: Sequence[tuple[str, _Cost]]) -> list[str]:
+    """The note that the mean utilization over all tiers hides idle ones (guide 9.5)."""
     if len(priced) < 2:
         return []
-    blend = blended_utilization(
-        [(tier.pool.name, cost.gpus, cost.utilization_ratio or 0.0) for tier, cost in priced]
-    )
-    below = f": below 40 % {', '.join(blend.trapped)}" if blend.trapped else ""
-    return [
-        f"all GPUs together are at {blend.utilization_ratio:.0%}; monitor each tier "
-        f"separately{below}"
-    ]
+    gpus = sum(cost.gpus for _, cost in priced)
+    blend = math.fsum(cost.gpus * (cost.utilization_ratio or 0.0) for _, cost in priced) / gpus
+    trapped = [name for name, cost in priced if (cost.utilization_ratio or 0.0) < TRAP_RATIO]
+    below = f": below 40 % {', '.join(trapped)}" if trapped else ""
+    return [f"all GPUs together are at {blend:.0%}; monitor each tier separately{below}"]
 
 
 def _decision(output: dict[str, Value], *, complete: bool) -> str:
@@ -393,18 +337,3 @@ def _decision(output: dict[str, Value], *, complete: bool) -> str:
     if per_token is None:
         return f"{yearly}; cost per token unknown"
     return f"{yearly}, {figure(float(per_token))} USD per million output tokens"
-
-
-def _unknown(
-    profile: WorkloadProfile, sized: Sequence[Sized], *, complete: bool, priced: int
-) -> list[str]:
-    notes: list[str] = []
-    if complete and priced < len(sized):
-        notes.append("cost per token is unknown: set the average rate")
-    if any(tier.pool.deployment.usd_per_gpu_hour is None for tier in sized):
-        notes.append("the price is the catalogue default: replace it with what you pay")
-    if profile.traffic.growth_ratio:
-        notes.append(
-            "the fleet is sized for the peak after growth; cost per token uses today's average rate"
-        )
-    return notes

@@ -9,7 +9,6 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.benchmark.latency_curve import GPU_SHORTFALL_LIMIT, TTFT_EXCESS_LIMIT
-from kneewatch.diagnose.sizing.plan.batching_step import batching_step
 from kneewatch.diagnose.sizing.plan.instance_curve import (
     Curve,
     Serving,
@@ -19,6 +18,7 @@ from kneewatch.diagnose.sizing.plan.instance_curve import (
     predicted_curve,
     serving,
 )
+from kneewatch.diagnose.sizing.plan.launch_steps import batching_step, choose_split, parallel_step
 from kneewatch.diagnose.sizing.plan.memory_steps import (
     chosen_kv_dtype,
     chosen_quantization,
@@ -27,14 +27,13 @@ from kneewatch.diagnose.sizing.plan.memory_steps import (
     memory_floor,
     quantization_step,
 )
-from kneewatch.diagnose.sizing.plan.parallelism_step import choose_split, parallel_step
 from kneewatch.diagnose.sizing.plan.plan_result import (
+    Part,
     Plan,
     PlanStep,
     Pool,
     Sized,
     Value,
-    of_tier,
     planned_peak_per_s,
 )
 from kneewatch.diagnose.sizing.plan.replica_cost_steps import (
@@ -57,7 +56,6 @@ from kneewatch.diagnose.sizing.plan.workload_steps import (
 from kneewatch.diagnose.sizing.replicas.replica_count import (
     circuit_breaker,
     input_limit,
-    slot_occupancy_s,
 )
 from kneewatch.diagnose.sizing.replicas.serving_cost import HOURS_PER_YEAR
 
@@ -66,43 +64,31 @@ _SOURCE = "guide 9.1 step 13"
 
 def validation_step(sized: Sequence[Sized]) -> PlanStep:
     """Step 13: the first week's limits in this plan's values, and the guardrails."""
-    several, output, steps = len(sized) > 1, dict[str, Value](), list[Step]()
-    notes: list[str] = []
-    to_measure: list[str] = []
-    for instance in sized:
-        prefix = f"{instance.pool.name}." if several else ""
-        for part in (_limits(instance), _guardrails(instance)):
-            output |= {f"{prefix}{key}": value for key, value in part[0].items()}
-            steps.extend(of_tier(instance.pool.name, part[1]))
-            notes.extend(f"{instance.pool.name}: {note}" if several else note for note in part[2])
-        if instance.pool.deployment.benchmark_gpu_ratio is None:
-            to_measure.append("GPU utilization of the benchmark at C_max")
-    return PlanStep(
+    step = PlanStep(
         number=13,
         title="Deploy and validate",
         decision="return to step 1 if the first week crosses a limit",
-        output=output,
-        steps=tuple(steps),
-        to_measure=(
-            "TTFT P99, ITL P99, GPU utilization, prefix hits and evictions of the first week",
-            *dict.fromkeys(to_measure),
-        ),
-        notes=tuple(dict.fromkeys(notes)),
+        to_measure=[
+            "TTFT P99, ITL P99, GPU utilization, prefix hits and evictions of the first week"
+        ],
     )
+    for instance in sized:
+        name = instance.pool.name if len(sized) > 1 else ""
+        for part in (_limits(instance), _guardrails(instance)):
+            if name:
+                part.notes = [f"{name}: {note}" for note in part.notes]
+            step.add(part, tier=instance.pool.name, prefix=f"{name}." if name else "")
+    step.notes = list(dict.fromkeys(step.notes))
+    return step
 
 
-_PartResult = tuple[dict[str, Value], list[Step], list[str]]
-
-
-def _limits(sized: Sized) -> _PartResult:
-    output: dict[str, Value] = {}
-    steps: list[Step] = []
-    notes: list[str] = []
+def _limits(sized: Sized) -> Part:
+    part = Part()
     best, gpu_ratio = sized.point, sized.pool.deployment.benchmark_gpu_ratio
     if best is not None:
         limit = best.ttft_p99_s * (1 + TTFT_EXCESS_LIMIT)
-        output["resize_above_ttft_p99_s"] = limit
-        steps.append(
+        part.output["resize_above_ttft_p99_s"] = limit
+        part.steps.append(
             Step(
                 title="Re-size above a TTFT P99 of",
                 formula="TTFT P99 of step 10 x (1 + 30 %)",
@@ -113,11 +99,13 @@ def _limits(sized: Sized) -> _PartResult:
             )
         )
         if sized.usable_source != "measured":
-            notes.append("the TTFT limit comes from a prediction: replace it with a benchmark")
-    if gpu_ratio is not None:
+            part.notes.append("the TTFT limit comes from a prediction: replace it with a benchmark")
+    if gpu_ratio is None:
+        part.to_measure.append("GPU utilization of the benchmark at C_max")
+    else:
         floor = max(gpu_ratio - GPU_SHORTFALL_LIMIT, 0.0)
-        output["resize_below_gpu_ratio"] = floor
-        steps.append(
+        part.output["resize_below_gpu_ratio"] = floor
+        part.steps.append(
             Step(
                 title="Re-size below a GPU utilization of",
                 formula="GPU utilization of the benchmark - 20 points, at equal RPS",
@@ -129,47 +117,44 @@ def _limits(sized: Sized) -> _PartResult:
     fleet = fleet_of(sized)
     if fleet is not None and sized.usable_requests_per_s is not None:
         per_instance = sized.pool.peak_requests_per_s / fleet.deployed_instances
-        output["expected_peak_requests_per_s_per_instance"] = per_instance
-        output["expected_utilization_ratio"] = utilization_of(sized, fleet)
-    return output, steps, notes
+        part.output["expected_peak_requests_per_s_per_instance"] = per_instance
+        part.output["expected_utilization_ratio"] = utilization_of(sized, fleet)
+    return part
 
 
-def _guardrails(sized: Sized) -> _PartResult:
-    pool, best = sized.pool, sized.point
-    lengths = pool.lengths
+def _guardrails(sized: Sized) -> Part:
+    pool, best, lengths = sized.pool, sized.point, sized.pool.lengths
     longest = sized.setup.longest_tokens
-    limit = input_limit(
+    limit, step = input_limit(
         p95_input_tokens=lengths.input_p95_tokens,
         p99_input_tokens=lengths.input_p99_tokens,
         max_model_len=max(longest - lengths.output_p99_tokens, 1),
     )
     output: dict[str, Value] = {
         "max_model_len": longest,
-        "max_input_tokens": limit.low_tokens,
-        "max_output_tokens": max(longest - limit.low_tokens, lengths.output_p99_tokens),
+        "max_input_tokens": limit,
+        "max_output_tokens": max(longest - limit, lengths.output_p99_tokens),
     }
-    steps = list(limit.steps)
-    notes: list[str] = []
+    part = Part(output=output, steps=[step])
     if best is not None:
-        output["p99_output_slot_s"] = slot_occupancy_s(
-            output_tokens=lengths.output_p99_tokens, itl_s=best.itl_p99_s
-        )
+        part.output["p99_output_slot_s"] = lengths.output_p99_tokens * best.itl_p99_s
     target, fleet = pool.profile.slo.ttft_p99_s, fleet_of(sized)
     if target is None or fleet is None or sized.usable_requests_per_s is None:
-        notes.append("no circuit breaker: set a TTFT target and the inputs of the fleet")
-        return output, steps, notes
+        part.notes.append("no circuit breaker: set a TTFT target and the inputs of the fleet")
+        return part
     try:
-        breaker = circuit_breaker(
+        low, high, steps = circuit_breaker(
             ttft_target_s=target,
             arrivals_per_s=pool.peak_requests_per_s,
             served_per_s=fleet.deployed_instances * sized.usable_requests_per_s,
             quiet_ttft_s=sized.quiet_ttft_s or 0.0,
         )
     except SizingError as error:
-        return output, steps, [*notes, f"no circuit breaker: {error}"]
-    output["queue_limit_low"] = breaker.low_requests
-    output["queue_limit_high"] = breaker.high_requests
-    return output, [*steps, *breaker.steps], notes
+        part.notes.append(f"no circuit breaker: {error}")
+        return part
+    part.output |= {"queue_limit_low": low, "queue_limit_high": high}
+    part.steps += steps
+    return part
 
 
 # --- The guide's thirteen decisions in order, from a workload profile. Pure. Guide 9.1 ------------
@@ -279,11 +264,11 @@ def _tiers(profile: WorkloadProfile, models: Mapping[str, Model]) -> tuple[Pool,
             tier,
             tier.lengths,
             name=tier.name,
-            share_ratio=load.peak_requests_per_s / peak,
+            share_ratio=load_per_s / peak,
             models=models,
         )
-        for tier, load in zip(profile.tiers, tier_loads(profile), strict=True)
-        if load.peak_requests_per_s > 0
+        for tier, load_per_s in zip(profile.tiers, tier_loads(profile).values(), strict=True)
+        if load_per_s > 0
     )
 
 
@@ -344,11 +329,9 @@ def _final(pool: Pool, instance: Serving, baseline: Curve, benchmarks: Mapping[s
         return _curve(pool, instance, named, benchmarks)
     predicted = predicted_curve(instance)
     gain = "unknown" if predicted.best is None else f"{predicted.best.requests_per_s:.3g}"
-    return replace(
-        baseline,
-        to_measure=predicted.to_measure,
-        notes=(
-            "baseline figures: gains of steps 8 and 9 are not included until they are measured",
-            f"with them the roofline predicts {gain} requests/s per instance",
-        ),
-    )
+    notes = [
+        "baseline figures: gains of steps 8 and 9 are not included until they are measured",
+        f"with them the roofline predicts {gain} requests/s per instance",
+    ]
+    part = Part(steps=baseline.part.steps, to_measure=predicted.part.to_measure, notes=notes)
+    return replace(baseline, part=part)

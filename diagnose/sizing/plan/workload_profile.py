@@ -30,8 +30,8 @@ from kneewatch.diagnose.documents import (
     toml_document,
 )
 from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
-from kneewatch.diagnose.sizing.replicas.archetypes import ARCHETYPES, TARGETS
 from kneewatch.diagnose.sizing.replicas.cold_start import STORAGE_PATHS
+from kneewatch.diagnose.sizing.replicas.traffic import ARCHETYPES, TARGETS
 
 SAFETY_BY_PREDICTABILITY = {"predictable": 1.2, "typical": 1.3, "uncertain": 1.5}
 """Guide 8.3: 20 % for known patterns, 50 % for new deployments; its example takes 30 %."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
@@ -16,15 +16,13 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
     planned_peak_per_s,
 )
 from kneewatch.diagnose.sizing.plan.workload_profile import Deployment, Lengths, WorkloadProfile
-from kneewatch.diagnose.sizing.replicas.archetypes import TARGETS, archetype, session_tokens
-from kneewatch.diagnose.sizing.replicas.tiers import (
+from kneewatch.diagnose.sizing.replicas.traffic import (
     ROUTER_HIGH_S,
-    ModelTier,
+    TARGETS,
     RoutingAdvice,
-    TierLoad,
-    cascaded_loads,
-    routed_loads,
+    archetype,
     routing_advice,
+    session_prefill_tokens,
 )
 
 _NO_SLO = "no TTFT or ITL target is stated: C_max and the fleet cannot be computed"
@@ -62,13 +60,13 @@ def workload_step(profile: WorkloadProfile) -> PlanStep:
         title="Characterize the workload",
         decision=f"optimise {target.optimize}; operate at: {target.operating_point}",
         output=output,
-        steps=(
+        steps=[
             *_rate_steps(profile),
             *_mean_steps(profile.lengths),
             *_session_steps(profile, lengths),
-        ),
+        ],
         to_measure=_unmeasured(profile),
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
@@ -110,36 +108,19 @@ def _rate_steps(profile: WorkloadProfile) -> list[Step]:
 
 
 def _mean_steps(lengths: Lengths) -> list[Step]:
-    steps: list[Step] = []
-    if lengths.input_mean_tokens is None:
-        steps.append(
-            _mean_step(
-                "input",
-                p50=lengths.input_p50_tokens,
-                p95=lengths.input_p95_tokens,
-                mean=lengths.mean_input_tokens,
-            )
+    inputs = (lengths.input_p50_tokens, lengths.input_p95_tokens, lengths.mean_input_tokens)
+    outputs = (lengths.output_p50_tokens, lengths.output_p95_tokens, lengths.mean_output_tokens)
+    return [
+        Step(
+            title=f"Mean {side}, estimated",
+            formula="P50 x exp((ln(P95 / P50) / 1.645)^2 / 2)",
+            values=f"{figure(p50)} x exp((ln({figure(p95)} / {figure(p50)}) / 1.645)^2 / 2)",
+            result=f"{figure(mean)} tokens",
+            source="mean of a log-normal distribution with this P50 and P95",
         )
-    if lengths.output_mean_tokens is None:
-        steps.append(
-            _mean_step(
-                "output",
-                p50=lengths.output_p50_tokens,
-                p95=lengths.output_p95_tokens,
-                mean=lengths.mean_output_tokens,
-            )
-        )
-    return steps
-
-
-def _mean_step(side: str, *, p50: float, p95: float, mean: float) -> Step:
-    return Step(
-        title=f"Mean {side}, estimated",
-        formula="P50 x exp((ln(P95 / P50) / 1.645)^2 / 2)",
-        values=f"{figure(p50)} x exp((ln({figure(p95)} / {figure(p50)}) / 1.645)^2 / 2)",
-        result=f"{figure(mean)} tokens",
-        source="mean of a log-normal distribution with this P50 and P95",
-    )
+        for side, (p50, p95, mean) in (("input", inputs), ("output", outputs))
+        if getattr(lengths, f"{side}_mean_tokens") is None
+    ]
 
 
 def _session_steps(profile: WorkloadProfile, grown: Lengths) -> list[Step]:
@@ -148,7 +129,7 @@ def _session_steps(profile: WorkloadProfile, grown: Lengths) -> list[Step]:
         return []
     later, outputs = session.calls - 1, first.mean_output_tokens
     tokens_per_turn = f"({session.added_tokens:,} + {figure(outputs)})"
-    whole = session_tokens(
+    computed_tokens, cached_tokens = session_prefill_tokens(
         calls=session.calls,
         first_prompt_tokens=round(first.mean_input_tokens),
         added_tokens=session.added_tokens,
@@ -173,25 +154,23 @@ def _session_steps(profile: WorkloadProfile, grown: Lengths) -> list[Step]:
             title="Prompt tokens of a whole session",
             formula="sum over its calls; and with everything before a call cached",
             values=f"{session.calls} calls",
-            result=f"{whole.prefill_tokens:,}; {whole.prefill_tokens_cached:,} cached",
+            result=f"{computed_tokens:,}; {cached_tokens:,} cached",
             source="guide 1.2; prefix caching: 7.2",
         ),
     ]
 
 
-def _unmeasured(profile: WorkloadProfile) -> tuple[str, ...]:
-    lengths, missing = profile.lengths, list[str]()
-    for side, stated in (
-        ("input", lengths.input_mean_tokens),
-        ("output", lengths.output_mean_tokens),
-    ):
-        if stated is None:
-            missing.append(f"mean {side} length: estimated from a log-normal distribution")
+def _unmeasured(profile: WorkloadProfile) -> list[str]:
+    missing = [
+        f"mean {side} length: estimated from a log-normal distribution"
+        for side in ("input", "output")
+        if getattr(profile.lengths, f"{side}_mean_tokens") is None
+    ]
     if profile.traffic.predictability is None:
         missing.append("predictability of the traffic: assumed uncertain")
     if profile.traffic.lowest_requests_per_s is None:
         missing.append("the rate of the quietest hour, for the warm minimum")
-    return tuple(missing)
+    return missing
 
 
 def resource(gpu: Gpu, wanted: str) -> tuple[float, str]:
@@ -218,40 +197,34 @@ def hardware_step(
 ) -> PlanStep:
     """Step 2: the GPU of each fleet, from the available ones, with what each candidate costs."""
     bottleneck = archetype(pools[0].profile.traffic.archetype).hardware
-    several, output, steps = len(pools) > 1, dict[str, Value](), list[Step]()
-    compared = False
+    names = ", ".join(dict.fromkeys(pool.gpu.name for pool in pools))
+    step = PlanStep(number=2, title="Select the hardware", decision=f"{names} (for {bottleneck})")
     for pool, by_gpu in zip(pools, usd_per_year, strict=True):
-        card, prefix = pool.gpu, f"{pool.name}." if several else ""
-        output[f"{prefix}gpu"] = card.id
-        output[f"{prefix}memory_bytes"] = card.memory_bytes
-        output[f"{prefix}link"] = "nvlink" if card.nvlink_bytes_per_s else "pcie"
-        output[f"{prefix}linked_gpus"] = card.nvlink_gpus
-        output[f"{prefix}usd_per_gpu_hour"] = pool.usd_per_gpu_hour
-        compared = compared or len(by_gpu) > 1
-        label = f" for {pool.name}" if several else ""
+        card, prefix = pool.gpu, f"{pool.name}." if len(pools) > 1 else ""
+        step.output |= {
+            f"{prefix}gpu": card.id,
+            f"{prefix}memory_bytes": card.memory_bytes,
+            f"{prefix}link": "nvlink" if card.nvlink_bytes_per_s else "pcie",
+            f"{prefix}linked_gpus": card.nvlink_gpus,
+            f"{prefix}usd_per_gpu_hour": pool.usd_per_gpu_hour,
+        }
+        label = f" for {pool.name}" if len(pools) > 1 else ""
         if any(usd is not None for usd in by_gpu.values()):
-            steps.append(_cheapest_step(pool, by_gpu, label))
+            step.steps.append(_cheapest_step(pool, by_gpu, label))
         elif len(by_gpu) > 1:
-            steps.append(_most_step(pool, [gpu(name) for name in by_gpu], bottleneck, label))
-    notes = [f"{pool.gpu.id}: {pool.gpu.note}" for pool in pools if pool.gpu.note]
-    notes += [
-        f"{pool.gpu.id}: no NVLink, so tensor parallelism beyond 2 is not planned"
-        for pool in pools
-        if pool.gpu.nvlink_bytes_per_s is None
+            step.steps.append(_most_step(pool, [gpu(name) for name in by_gpu], bottleneck, label))
+    cards = {pool.gpu.id: pool.gpu for pool in pools}.values()
+    step.notes += [f"{card.id}: {card.note}" for card in cards if card.note]
+    step.notes += [
+        f"{card.id}: no NVLink, so tensor parallelism beyond 2 is not planned"
+        for card in cards
+        if card.nvlink_bytes_per_s is None
     ]
-    if not compared:
-        notes.append("only one candidate is stated: nothing was compared")
-    return PlanStep(
-        number=2,
-        title="Select the hardware",
-        decision=", ".join(dict.fromkeys(pool.gpu.name for pool in pools)) + f" (for {bottleneck})",
-        output=output,
-        steps=tuple(steps),
-        to_measure=("the price you really pay per GPU-hour",)
-        if any(pool.deployment.usd_per_gpu_hour is None for pool in pools)
-        else (),
-        notes=tuple(dict.fromkeys(notes)),
-    )
+    if all(len(by_gpu) <= 1 for by_gpu in usd_per_year):
+        step.notes.append("only one candidate is stated: nothing was compared")
+    if any(pool.deployment.usd_per_gpu_hour is None for pool in pools):
+        step.to_measure.append("the price you really pay per GPU-hour")
+    return step
 
 
 def _cheapest_step(pool: Pool, usd_per_year: Mapping[str, float | None], label: str) -> Step:
@@ -326,29 +299,23 @@ def pool_of(
     )
 
 
-def tier_loads(profile: WorkloadProfile) -> tuple[TierLoad, ...]:
-    """Peak requests/s of each tier; in a cascade, escalated requests count again.
-
-    Raises:
-        SizingError: invalid shares or escalations.
-    """
+def tier_loads(profile: WorkloadProfile) -> dict[str, float]:
+    """Peak requests/s of each tier, by name; in a cascade, escalated requests count again."""
     peak = planned_peak_per_s(profile)
-    if profile.routing.method == "cascade":
-        return cascaded_loads(
-            names=[tier.name for tier in profile.tiers],
-            escalation_ratios=[tier.escalation_ratio or 0.0 for tier in profile.tiers[:-1]],
-            peak_requests_per_s=peak,
-        )
-    shares = [ModelTier(tier.name, tier.share_ratio or 0.0, 0.0) for tier in profile.tiers]
-    return routed_loads(tiers=shares, peak_requests_per_s=peak)
+    if profile.routing.method != "cascade":
+        return {tier.name: peak * (tier.share_ratio or 0.0) for tier in profile.tiers}
+    loads: dict[str, float] = {}
+    for tier in profile.tiers:
+        loads[tier.name] = peak
+        peak *= tier.escalation_ratio or 0.0
+    return loads
 
 
 def simple_ratio(profile: WorkloadProfile) -> float | None:
     """Share of requests that do not need the last tier: by the tiers, else as stated; None if
     unknown."""
     if profile.tiers:
-        last = tier_loads(profile)[-1].peak_requests_per_s
-        return 1 - last / planned_peak_per_s(profile)
+        return 1 - tier_loads(profile)[profile.tiers[-1].name] / planned_peak_per_s(profile)
     return profile.routing.simple_ratio
 
 
@@ -381,8 +348,8 @@ def routing_step(
     }
     notes = [] if advice is None else list(advice.reasons)
     if taken:
-        for load in tier_loads(profile):
-            output[f"{load.name}.peak_requests_per_s"] = load.peak_requests_per_s
+        for name, peak_per_s in tier_loads(profile).items():
+            output[f"{name}.peak_requests_per_s"] = peak_per_s
     elif advice is not None and advice.worth_it:
         notes.append("tiers would save money: add each as [[tiers]] to size them")
     if advice is None and method != "hardware" and not taken:
@@ -392,9 +359,9 @@ def routing_step(
         title="Decide on routing",
         decision=_decision(profile, taken=taken),
         output=output,
-        steps=_steps(tier_loads(profile), profile) if taken else (),
+        steps=_peak_steps(profile) if taken else [],
         to_measure=_to_measure(profile, taken=taken),
-        notes=(*notes, *_method_notes(profile, taken=taken)),
+        notes=[*notes, *(_method_notes(profile) if taken else ())],
     )
 
 
@@ -417,45 +384,42 @@ def _decision(profile: WorkloadProfile, *, taken: bool) -> str:
     return f"{how[profile.routing.method]} {names}; each is a fleet of its own"
 
 
-def _steps(loads: Sequence[TierLoad], profile: WorkloadProfile) -> tuple[Step, ...]:
+def _peak_steps(profile: WorkloadProfile) -> list[Step]:
     peak = planned_peak_per_s(profile)
-    what = "escalated" if profile.routing.method == "cascade" else "share"
-    return tuple(
+    share = "escalated" if profile.routing.method == "cascade" else "share"
+    return [
         Step(
-            title=f"Peak of {load.name}",
-            formula=f"planned peak x {what}",
-            values=f"{figure(peak)} x {figure(load.peak_requests_per_s / peak)}",
-            result=f"{figure(load.peak_requests_per_s)} requests/s",
+            title=f"Peak of {name}",
+            formula=f"planned peak x {share}",
+            values=f"{figure(peak)} x {figure(load_per_s / peak)}",
+            result=f"{figure(load_per_s)} requests/s",
             source="guide 1.5, 9.5",
         )
-        for load in loads
-    )
+        for name, load_per_s in tier_loads(profile).items()
+    ]
 
 
-def _to_measure(profile: WorkloadProfile, *, taken: bool) -> tuple[str, ...]:
+def _to_measure(profile: WorkloadProfile, *, taken: bool) -> list[str]:
     missing: list[str] = []
     if profile.routing.method == "hardware":
-        return ("each tier's own curve and cold start",) if taken else ()
+        return ["each tier's own curve and cold start"] if taken else []
     if simple_ratio(profile) is None:
         missing.append("the share of requests that a small model can answer")
     elif profile.routing.small_model_acceptable is None:
         missing.append("the small model's quality on those requests")
     if taken:
         missing.append("misrouted requests: lost quality and wasted large-model time")
-    return tuple(missing)
+    return missing
 
 
-def _method_notes(profile: WorkloadProfile, *, taken: bool) -> tuple[str, ...]:
-    notes: list[str] = []
-    if not taken:
-        return ()
-    if profile.routing.method == "cascade" and profile.traffic.kind == "online":
-        notes.append(
+def _method_notes(profile: WorkloadProfile) -> Iterator[str]:
+    method = profile.routing.method
+    if method == "cascade" and profile.traffic.kind == "online":
+        yield (
             "an escalated request first waits for the small model's full answer: its TTFT is not "
             "the large tier's TTFT"
         )
-    if profile.routing.method == "hardware":
-        notes.append("do not use round robin over unequal tiers: the slow tier sets the P99")
-    if profile.routing.router_s is None and profile.routing.method == "route":
-        notes.append("the router's latency is not set: 20 ms assumed")
-    return tuple(notes)
+    if method == "hardware":
+        yield "do not use round robin over unequal tiers: the slow tier sets the P99"
+    if profile.routing.router_s is None and method == "route":
+        yield "the router's latency is not set: 20 ms assumed"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kneewatch.diagnose.catalogue.inputs import not_negative, positive, within
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import (
     Degree,
@@ -14,7 +13,6 @@ from kneewatch.diagnose.sizing.benchmark.tensor_parallel import (
     compared,
     degrees_of,
 )
-from kneewatch.diagnose.sizing.replicas.tiers import TRAP_RATIO
 
 HOURS_PER_YEAR = 8760
 """365 days; GPUs are paid around the clock."""
@@ -22,30 +20,19 @@ HOURS_PER_YEAR = 8760
 SECONDS_PER_HOUR = 3600
 
 
+TRAP_RATIO = 0.40
+"""Fleet utilization below which the guide speaks of the utilization trap (9.3)."""
+TRAP_TARGET_RATIO = 0.7
+"""Utilization that idle GPUs are compared with: the middle of the guide's 60-80 % (9.3)."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """What tokens cost at a utilization; `tokens_per_hour` are those really made."""
+    """The hourly cost of a fleet, and that of its tokens at a utilization."""
 
     usd_per_hour: float
-    tokens_per_hour: float
     usd_per_million_tokens: float
     steps: tuple[Step, ...]
-
-
-def _share(name: str, value: float) -> None:
-    within(name, value, low=0, high=1)
-    positive(name, value)
-
-
-def usd_per_hour(*, gpus: float, usd_per_gpu_hour: float) -> float:
-    """Dollars per hour of a fleet.
-
-    Raises:
-        SizingError: a number is not positive, or negative.
-    """
-    positive("gpus", gpus)
-    not_negative("usd_per_gpu_hour", usd_per_gpu_hour)
-    return gpus * usd_per_gpu_hour
 
 
 def token_cost(
@@ -53,18 +40,12 @@ def token_cost(
 ) -> TokenCost:
     """Dollars per million tokens of a fleet.
 
-    `tokens_per_s` is what the whole fleet makes at full load, of which `utilization_ratio` (0..1)
-    is used on average. With tokens that were really made, the ratio is 1: they hold it already.
-
-    Raises:
-        SizingError: a number is not positive, or the ratio outside 0..1.
+    `tokens_per_s` is the whole fleet's rate at full load, of which `utilization_ratio` (0..1) is
+    used on average. Pass 1 with a rate that was measured: it contains the utilization already.
     Source: guide 9.2, 9.1 step 12.
     """
-    hourly = usd_per_hour(gpus=gpus, usd_per_gpu_hour=usd_per_gpu_hour)
-    positive("tokens_per_s", tokens_per_s)
-    _share("utilization_ratio", utilization_ratio)
-    tokens = tokens_per_s * SECONDS_PER_HOUR * utilization_ratio
-    cost = hourly / tokens * 1e6
+    hourly = gpus * usd_per_gpu_hour
+    cost = hourly / (tokens_per_s * SECONDS_PER_HOUR * utilization_ratio) * 1e6
     steps = (
         Step(
             title="These GPUs per hour",
@@ -82,7 +63,7 @@ def token_cost(
             source="guide 9.2",
         ),
     )
-    return TokenCost(hourly, tokens, cost, steps)
+    return TokenCost(hourly, cost, steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +74,13 @@ class YearlyCost:
     steps: tuple[Step, ...]
 
 
-def yearly_cost(
-    *, gpus: float, usd_per_gpu_hour: float, hours_per_year: float = HOURS_PER_YEAR
-) -> YearlyCost:
-    """Dollars per year: GPUs x price x hours (8,760 when nothing is switched off).
-
-    Raises:
-        SizingError: a number is not positive, or more hours than a year has.
-    Source: guide 9.1 step 12.
-    """
-    hourly = usd_per_hour(gpus=gpus, usd_per_gpu_hour=usd_per_gpu_hour)
-    within("hours_per_year", hours_per_year, low=0, high=8784)
-    yearly = hourly * hours_per_year
+def yearly_cost(*, gpus: float, usd_per_gpu_hour: float) -> YearlyCost:
+    """Dollars per year: GPUs x price x 8,760 hours (guide 9.1 step 12)."""
+    yearly = gpus * usd_per_gpu_hour * HOURS_PER_YEAR
     step = Step(
         title="Cost per year",
         formula="GPUs x USD per GPU-hour x hours",
-        values=f"{figure(gpus)} x {figure(usd_per_gpu_hour)} x {figure(hours_per_year)}",
+        values=f"{figure(gpus)} x {figure(usd_per_gpu_hour)} x {figure(HOURS_PER_YEAR)}",
         result=f"{figure(yearly)} USD",
         source="guide 9.1 step 12",
     )
@@ -117,119 +89,52 @@ def yearly_cost(
 
 @dataclass(frozen=True, slots=True)
 class UtilizationTrap:
-    """What idle GPUs cost.
+    """The cost of idle GPUs.
 
-    Cost per token against a full fleet (`multiple_of_full`) and against the target
-    (`multiple_of_target`); dollars per year that no token came from, and those that the same work
-    at the target would not cost. `trapped`: below the guide's 40 %.
+    `multiple_of_full` is the cost per token over that of a full fleet. `recoverable_usd_per_year`
+    is what the same work at TRAP_TARGET_RATIO would save. `trapped`: below the guide's 40 %.
     """
 
     multiple_of_full: float
-    multiple_of_target: float
-    idle_usd_per_year: float
     recoverable_usd_per_year: float
     trapped: bool
     steps: tuple[Step, ...]
 
 
 def utilization_trap(
-    *,
-    gpus: float,
-    usd_per_gpu_hour: float,
-    utilization_ratio: float,
-    target_ratio: float = 0.7,
+    *, gpus: float, usd_per_gpu_hour: float, utilization_ratio: float
 ) -> UtilizationTrap:
-    """The utilization trap in money, for a fleet's average utilization (0..1) and a target.
+    """The utilization trap in money, for a fleet's average utilization (0..1).
 
-    The target defaults to the middle of the guide's 60-80 %. Above it nothing is recoverable.
-
-    Raises:
-        SizingError: a number is not positive, or a ratio outside 0..1.
-    Source: guide 9.2, 9.3.
+    Above the target nothing is recoverable. Source: guide 9.2, 9.3.
     """
-    _share("utilization_ratio", utilization_ratio)
-    _share("target_ratio", target_ratio)
-    yearly = yearly_cost(gpus=gpus, usd_per_gpu_hour=usd_per_gpu_hour).usd_per_year
-    idle = yearly * (1 - utilization_ratio)
-    recoverable = yearly * max(0.0, 1 - utilization_ratio / target_ratio)
-    multiple = 1 / utilization_ratio
+    yearly = gpus * usd_per_gpu_hour * HOURS_PER_YEAR
+    recoverable = yearly * max(0.0, 1 - utilization_ratio / TRAP_TARGET_RATIO)
+    multiple, used = 1 / utilization_ratio, figure(utilization_ratio)
     steps = (
         Step(
             title="Cost per token against a full fleet",
             formula="1 / utilization",
-            values=f"1 / {figure(utilization_ratio)}",
+            values=f"1 / {used}",
             result=f"{figure(multiple)} times",
             source="guide 9.2",
         ),
         Step(
             title="Paid for idle GPUs per year",
             formula="USD per year x (1 - utilization)",
-            values=f"{figure(yearly)} x (1 - {figure(utilization_ratio)})",
-            result=f"{figure(idle)} USD",
+            values=f"{figure(yearly)} x (1 - {used})",
+            result=f"{figure(yearly * (1 - utilization_ratio))} USD",
             source="guide 9.2",
         ),
         Step(
-            title=f"Saved per year by the same work at {target_ratio:.0%}",
+            title=f"Saved per year by the same work at {TRAP_TARGET_RATIO:.0%}",
             formula="USD per year x (1 - utilization / target)",
-            values=f"{figure(yearly)} x (1 - {figure(utilization_ratio)} / {figure(target_ratio)})",
+            values=f"{figure(yearly)} x (1 - {used} / {figure(TRAP_TARGET_RATIO)})",
             result=f"{figure(recoverable)} USD",
             source="guide 9.2",
         ),
     )
-    trapped = utilization_ratio < TRAP_RATIO
-    return UtilizationTrap(
-        multiple, target_ratio / utilization_ratio, idle, recoverable, trapped, steps
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """A change in dollars per year; negative where it costs more. `over_years_usd` adds them up."""
-
-    usd_per_year: float
-    ratio: float
-    over_years_usd: float
-    steps: tuple[Step, ...]
-
-
-def saving(*, before_usd_per_year: float, after_usd_per_year: float, years: float = 1.0) -> Saving:
-    """What a change saves, undiscounted over `years` (the guide's hardware lasts 3-4).
-
-    Raises:
-        SizingError: the cost before is not positive, the cost after negative, or no years.
-    Source: guide, preface (errors last a depreciation cycle) and 9.2.
-    """
-    positive("before_usd_per_year", before_usd_per_year)
-    not_negative("after_usd_per_year", after_usd_per_year)
-    positive("years", years)
-    yearly = before_usd_per_year - after_usd_per_year
-    step = Step(
-        title="Saving per year",
-        formula="before - after",
-        values=f"{figure(before_usd_per_year)} - {figure(after_usd_per_year)}",
-        result=f"{figure(yearly)} USD ({yearly / before_usd_per_year:.1%})",
-        source="guide 9.2",
-    )
-    return Saving(yearly, yearly / before_usd_per_year, yearly * years, (step,))
-
-
-# --- What levers on a bill are worth: idle hours, standby, shorter prompts, other GPUs. Pure ------
-#
-# Guide 9.2. Routing between models is in `routing`.
-
-
-def idle_usd_per_year(
-    *, gpus: float, usd_per_gpu_hour: float, idle_hours_per_day: float, days: float = 365
-) -> float:
-    """Dollars per year for hours in which nothing is served, such as nights.
-
-    Raises:
-        SizingError: a number is not positive, or more than 24 hours or 366 days.
-    Source: guide 9.2 (aggressive autoscaling, offline batch fill).
-    """
-    within("idle_hours_per_day", idle_hours_per_day, low=0, high=24)
-    within("days", days, low=0, high=366)
-    return usd_per_hour(gpus=gpus, usd_per_gpu_hour=usd_per_gpu_hour) * idle_hours_per_day * days
+    return UtilizationTrap(multiple, recoverable, utilization_ratio < TRAP_RATIO, steps)
 
 
 # --- What each measured tensor-parallel degree gives a GPU and what its tokens cost. Pure ---------

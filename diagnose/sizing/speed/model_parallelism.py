@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive
+from kneewatch.diagnose.catalogue.inputs import SizingError
 
 ALLREDUCES_PER_LAYER = 2
 """One behind attention and one behind the MLP (text 003, Q4; guide 5.1 counts one)."""
@@ -31,9 +31,6 @@ def tensor_parallel_choices(
     Query heads must divide; KV heads divide, or are replicated a whole number of times.
     Source: guide 5.1, 5.2 and 5.6; heads: vLLM, model_executor/layers/linear.py (QKV projection).
     """
-    positive("attention_heads", attention_heads)
-    positive("kv_heads", kv_heads)
-    positive("domain_gpus", domain_gpus)
     return tuple(
         degree
         for degree in range(1, domain_gpus + 1)
@@ -70,43 +67,17 @@ def check_tensor_parallel(
     )
 
 
-def replicas_per_node(*, node_gpus: int, gpus_per_replica: int) -> int:
-    """Whole model copies on one node; 0 where a copy spans nodes (guide 5.1 and 5.3)."""
-    positive("node_gpus", node_gpus)
-    positive("gpus_per_replica", gpus_per_replica)
-    return node_gpus // gpus_per_replica
-
-
 def planned_overhead_ratio(*, link: str, tensor_parallel: int) -> float:
     """Share of a step to plan for all-reduces: the guide's figures, a ring's between and beyond.
 
-    With 2 (n - 1) / n of the message to send and 1 / n of the compute, communication over compute
-    grows as n - 1; it is anchored at TP 8.
-
-    Raises:
-        SizingError: an unknown link; the choices are listed.
-    Source: guide 5.6.
+    `link` is nvlink or pcie. With 2 (n - 1) / n of the message to send and 1 / n of the compute,
+    communication over compute grows as n - 1; it is anchored at TP 8. Source: guide 5.6.
     """
-    if link not in TP_OVERHEAD_RATIO:
-        choices = tuple(TP_OVERHEAD_RATIO)
-        message = f"link is {link!r}; choose one of {', '.join(choices)}"
-        raise SizingError(message, name="link", choices=choices)
-    positive("tensor_parallel", tensor_parallel)
     by_degree = TP_OVERHEAD_RATIO[link]
     if tensor_parallel in by_degree:
         return by_degree[tensor_parallel]
     sent_to_computed = by_degree[8] / (1 - by_degree[8]) / (8 - 1) * (tensor_parallel - 1)
     return sent_to_computed / (1 + sent_to_computed)
-
-
-def pipeline_bubble_ratio(*, stages: int, micro_batches: int) -> float:
-    """Share of GPU time that a pipeline idles: (stages - 1) / (micro_batches + stages - 1).
-
-    Source: guide 5.2.
-    """
-    positive("stages", stages)
-    positive("micro_batches", micro_batches)
-    return (stages - 1) / (micro_batches + stages - 1)
 
 
 def all_to_all_bytes(
@@ -121,7 +92,5 @@ def all_to_all_bytes(
 
     Source: guide 5.4; a token's expert is on another GPU with probability 1 - 1/gpus.
     """
-    not_negative("tokens", tokens)
-    positive("gpus", gpus)
     moved = tokens * experts_per_token * hidden_size * bytes_per_element
     return 2 * moved * (1 - 1 / gpus)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.memory.overhead import block_padding_tokens, kv_quantization_gain
 from tests.diagnose.sizing.guide_formulas import (
     concurrency_above_weights,
     kv_budget_bytes,
@@ -171,23 +168,3 @@ def test_requests_whose_kv_exceeds_the_weights(
         weights_bytes=140 * GB, bytes_per_request=tokens * per_token_bytes
     )
     assert requests == expected_requests
-
-
-def test_kv_quantization_is_a_concurrency_lever() -> None:
-    assert kv_quantization_gain(before="fp16", after="fp8") == 2  # guide 4.3
-    assert kv_quantization_gain(before="fp16", after="fp4") == 4  # guide 4.3 without scales
-    assert kv_quantization_gain(before="fp16", after="nvfp4") == pytest.approx(3.56, abs=0.01)
-    assert kv_quantization_gain(before="fp8", after="nvfp4") == pytest.approx(1.78, abs=0.01)
-
-
-def test_block_padding() -> None:
-    assert block_padding_tokens(tokens=17) == 15  # guide 7.1
-    assert block_padding_tokens(tokens=17, block_tokens=128) == 111
-    assert block_padding_tokens(tokens=16) == 0
-
-
-@given(tokens=st.integers(0, 200_000), block=st.sampled_from([16, 32, 128]))
-def test_padding_fills_the_last_block_and_no_more(tokens: int, block: int) -> None:
-    padding = block_padding_tokens(tokens=tokens, block_tokens=block)
-    assert 0 <= padding < block
-    assert (tokens + padding) % block == 0

@@ -7,9 +7,6 @@ import pytest
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.speed.model_parallelism import (
     check_tensor_parallel,
-    pipeline_bubble_ratio,
-    planned_overhead_ratio,
-    replicas_per_node,
     tensor_parallel_choices,
 )
 
@@ -56,27 +53,3 @@ def test_a_degree_that_cannot_be_is_refused_with_the_choices(degree: int, messag
 
 def test_a_degree_that_can_be_passes() -> None:
     check_tensor_parallel(tensor_parallel=4, attention_heads=28, kv_heads=4, domain_gpus=8)
-
-
-@pytest.mark.parametrize(
-    ("degree", "expected"), [(4, 2), (8, 1), (1, 8), (16, 0)], ids=lambda value: str(value)
-)
-def test_replicas_on_a_node_of_8(degree: int, expected: int) -> None:
-    assert replicas_per_node(node_gpus=8, gpus_per_replica=degree) == expected  # guide 5.1
-
-
-def test_an_unknown_link_lists_the_choices() -> None:
-    with pytest.raises(SizingError, match="link is 'wifi'; choose one of nvlink, pcie"):
-        planned_overhead_ratio(link="wifi", tensor_parallel=2)
-
-
-@pytest.mark.parametrize(
-    ("stages", "micro_batches", "expected"),
-    [
-        pytest.param(4, 1, 0.75, id="guide 5.2: one request idles 3 of 4"),
-        pytest.param(4, 4, 3 / 7, id="guide 5.2: 43 %"),
-        pytest.param(1, 1, 0, id="one stage has no bubble"),
-    ],
-)
-def test_pipeline_bubble(stages: int, micro_batches: int, expected: float) -> None:
-    assert pipeline_bubble_ratio(stages=stages, micro_batches=micro_batches) == expected

@@ -1,43 +1,10 @@
-"""Tiers: routed and cascaded traffic and cost, on the guide's figures."""
+"""When routing to a small model pays, by the guide's table."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.replicas.tiers import (
-    ROUTER_HIGH_S,
-    ModelTier,
-    TierLoad,
-    cascaded_loads,
-    routed_loads,
-    routing_advice,
-)
-
-SMALL, LARGE = (
-    ModelTier("7B", 0.7, 0.1),
-    ModelTier("70B", 0.3, 1.0),
-)  # guide 1.5: about 10x lower cost
-
-
-def shown(loads: tuple[TierLoad, ...]) -> list[tuple[str, float]]:
-    return [(load.name, round(load.peak_requests_per_s, 6)) for load in loads]
-
-
-def test_routed_tiers_share_the_peak() -> None:
-    loads = routed_loads(tiers=[SMALL, LARGE], peak_requests_per_s=120)
-    assert shown(loads) == [("7B", 84), ("70B", 36)]
-
-
-def test_a_cascade_sends_all_through_the_small_tier() -> None:
-    two = cascaded_loads(names=["7B", "70B"], escalation_ratios=[0.3], peak_requests_per_s=120)
-    assert shown(two) == [("7B", 120), ("70B", 36)]
-    three = cascaded_loads(
-        names=["a", "b", "c"], escalation_ratios=[0.4, 0.5], peak_requests_per_s=100
-    )
-    assert shown(three) == [("a", 100), ("b", 40), ("c", 20)]
+from kneewatch.diagnose.sizing.replicas.traffic import ROUTER_HIGH_S, routing_advice
 
 
 @pytest.mark.parametrize(
@@ -63,22 +30,3 @@ def test_when_to_route(
     )
     assert advice.worth_it is worth_it
     assert any(reason in said for said in advice.reasons)
-
-
-def test_shares_must_add_up() -> None:
-    with pytest.raises(SizingError, match=r"add up to 0\.7, not 1"):
-        routed_loads(tiers=[SMALL], peak_requests_per_s=1)
-
-
-def test_a_ratio_for_each_tier_but_the_last() -> None:
-    with pytest.raises(SizingError, match="0 escalation ratios for 2 tiers"):
-        cascaded_loads(names=["a", "b"], escalation_ratios=[], peak_requests_per_s=1)
-    with pytest.raises(SizingError, match=r"escalation_ratios is 1\.5"):
-        cascaded_loads(names=["a", "b"], escalation_ratios=[1.5], peak_requests_per_s=1)
-
-
-@given(shares=st.lists(st.integers(1, 100), min_size=1, max_size=5), peak=st.floats(0.1, 1e4))
-def test_routing_loses_no_request(shares: list[int], peak: float) -> None:
-    tiers = [ModelTier(f"t{i}", share / sum(shares), 1.0) for i, share in enumerate(shares)]
-    loads = routed_loads(tiers=tiers, peak_requests_per_s=peak)
-    assert sum(load.peak_requests_per_s for load in loads) == pytest.approx(peak)

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.kv_reuse import (
-    LINK_BYTES_PER_S,
-    contexts_held,
-    disaggregation_gain_s,
-    link_bytes_per_s,
-    transfer_s,
-)
+from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
 
 GB = 1e9
 LLAMA_70B_KV_BYTES = 327_680
@@ -21,7 +14,7 @@ PREFILL_S_PER_TOKEN = 2 * 70e9 / 989e12  # one H100 in BF16, at its peak
 
 
 def moved_s(*, moved_bytes: float, link: str) -> float:
-    return transfer_s(moved_bytes=moved_bytes, bandwidth_bytes_per_s=link_bytes_per_s(link))
+    return moved_bytes / LINK_BYTES_PER_S[link]
 
 
 @pytest.mark.parametrize(
@@ -58,51 +51,6 @@ def test_transfers_that_rest_on_a_wrong_kv_size_or_bandwidth(
 
 
 def test_the_guides_0_8_ms_takes_gigabits_for_gigabytes() -> None:
-    assert transfer_s(moved_bytes=320e6, bandwidth_bytes_per_s=400 * GB) == pytest.approx(0.8e-3)
+    assert 320e6 / (400 * GB) == pytest.approx(0.8e-3)
     ndr_bits_per_s = 8 * LINK_BYTES_PER_S["infiniband-ndr"]
     assert ndr_bits_per_s == 400e9  # guide 5.6: 50 GB/s per link
-
-
-def test_tensor_parallel_ranks_move_their_shares_side_by_side() -> None:
-    one_s, four_s = (
-        transfer_s(moved_bytes=GB, bandwidth_bytes_per_s=50 * GB, links=links) for links in (1, 4)
-    )
-    assert one_s == 4 * four_s
-
-
-def test_a_latency_is_paid_once() -> None:
-    seconds = transfer_s(moved_bytes=GB, bandwidth_bytes_per_s=GB, links=2, latency_s=1e-3)
-    assert seconds == pytest.approx(0.501)
-
-
-def test_disaggregation_of_the_guides_example() -> None:
-    says = disaggregation_gain_s(stall_s=0.400, transfer_s=0.8e-3)
-    computed = disaggregation_gain_s(
-        stall_s=0.400,
-        transfer_s=moved_s(moved_bytes=4096 * LLAMA_70B_FP8_KV_BYTES, link="infiniband-ndr"),
-    )
-    assert says == pytest.approx(0.399, abs=1e-3)
-    assert computed == pytest.approx(0.387, abs=1e-3)  # the conclusion stands
-    assert disaggregation_gain_s(stall_s=0.001, transfer_s=0.002) < 0
-
-
-@pytest.mark.parametrize(
-    ("context_gb", "expected"),
-    [
-        pytest.param(8, (1, 17), id="guide 7.6: one of its 8 GB contexts in 10 GB"),
-        pytest.param(32.768, (0, 0), id="guide 7.6: none of the real ones"),
-        pytest.param(16.384, (0, 0), id="guide 7.6: nor in FP8"),
-    ],
-)
-def test_contexts_in_the_10_gb_left_on_an_h100(
-    context_gb: float, expected: tuple[int, int]
-) -> None:
-    held = contexts_held(
-        hbm_free_bytes=10 * GB, tier_free_bytes=128 * GB, context_bytes=context_gb * GB
-    )
-    assert held == expected
-
-
-def test_an_unknown_link_lists_the_choices() -> None:
-    with pytest.raises(SizingError, match="link is 'token-ring'; choose one of nvlink4, pcie5"):
-        link_bytes_per_s("token-ring")

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.replicas.archetypes import (
+from kneewatch.diagnose.sizing.replicas.traffic import (
     ARCHETYPES,
     TARGETS,
     archetype,
-    chunks,
-    session_tokens,
+    session_prefill_tokens,
 )
 
 
@@ -45,27 +44,17 @@ def test_online_and_batch_optimise_for_different_things() -> None:
     assert TARGETS["batch"].optimize == "tokens per GPU-hour"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "chunk", "expected"),
-    [
-        pytest.param(16_384, 256, 64, id="guide 6.4: 16K in chunks of 256"),
-        pytest.param(16_384, 512, 32, id="guide 6.4: of 512"),
-        pytest.param(16_385, 512, 33, id="one token more"),
-    ],
-)
-def test_chunks(prompt: int, chunk: int, expected: int) -> None:
-    assert chunks(prompt_tokens=prompt, chunk_tokens=chunk) == expected
-
-
 def test_a_session_is_an_order_of_magnitude_more_than_a_call() -> None:
-    one = session_tokens(calls=1, first_prompt_tokens=4000, added_tokens=9000, output_tokens=500)
-    ten = session_tokens(calls=10, first_prompt_tokens=4000, added_tokens=9000, output_tokens=500)
-    assert one.prefill_tokens == one.prefill_tokens_cached == 4000
-    assert ten.peak_context_tokens == 4000 + 9 * 9500 + 500  # about text 001's 80K
-    assert ten.prefill_tokens == 10 * 4000 + 9500 * 45
-    assert ten.prefill_tokens_cached == 4000 + 9 * 9000
-    assert ten.output_tokens == 5000
-    assert ten.prefill_tokens / one.prefill_tokens > 10  # guide 1.2
+    def prefill(calls: int) -> tuple[int, int]:
+        return session_prefill_tokens(
+            calls=calls, first_prompt_tokens=4000, added_tokens=9000, output_tokens=500
+        )
+
+    assert prefill(1) == (4000, 4000)
+    computed, cached = prefill(10)
+    assert computed == 10 * 4000 + 9500 * 45
+    assert cached == 4000 + 9 * 9000
+    assert computed / 4000 > 10  # guide 1.2
 
 
 @given(
@@ -78,9 +67,8 @@ def test_session_totals_are_the_sum_of_its_calls(
     calls: int, first: int, added: int, output: int
 ) -> None:
     prompts = [first + call * (added + output) for call in range(calls)]
-    session = session_tokens(
+    computed, cached = session_prefill_tokens(
         calls=calls, first_prompt_tokens=first, added_tokens=added, output_tokens=output
     )
-    assert session.prefill_tokens == sum(prompts)
-    assert session.peak_context_tokens == prompts[-1] + output
-    assert session.prefill_tokens_cached <= session.prefill_tokens
+    assert computed == sum(prompts)
+    assert cached <= computed

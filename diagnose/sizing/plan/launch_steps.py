@@ -1,0 +1,450 @@
+"""Steps 6 and 9 of a plan: parallelism, then token budget, speculation and prefill/decode pools.
+Pure. Guide 5, 6 and 9.1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.catalogue.layers import FullAttention, SlidingAttention
+from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import Parallel
+from kneewatch.diagnose.sizing.plan.instance_curve import (
+    GAIN_RATIO,
+    Serving,
+    at,
+    best_point,
+    fits,
+    has_target,
+    launch,
+    serving,
+    tuned,
+    usable_per_s,
+)
+from kneewatch.diagnose.sizing.plan.memory_steps import Floor, planned_concurrency
+from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value, counted
+from kneewatch.diagnose.sizing.plan.workload_profile import Slo, Speculation
+from kneewatch.diagnose.sizing.replicas.replica_count import (
+    PrefillDecodeRatio,
+    prefill_decode_ratio,
+)
+from kneewatch.diagnose.sizing.speed.model_parallelism import (
+    check_tensor_parallel,
+    planned_overhead_ratio,
+    tensor_parallel_choices,
+)
+from kneewatch.diagnose.sizing.speed.performance import Drafting
+from kneewatch.diagnose.sizing.speed.speculation import (
+    best_draft_tokens,
+    break_even_acceptance_ratio,
+    speculative_speedup,
+)
+
+PCIE_TENSOR_PARALLEL = 2
+"""Largest TP to plan without NVLink (guide 9.1 step 2)."""
+_MOST_STAGES = 8
+_NEARLY_RATIO = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """The chosen split, and the reasons against others."""
+
+    setup: Setup
+    refused: tuple[str, ...]
+    keeps_targets: bool
+
+
+def splits(pool: Pool) -> tuple[Parallel, ...]:
+    """The splits that model and node allow, fewest GPUs first: TP within a node, then pipeline
+    stages.
+
+    Raises:
+        SizingError: the stated tensor parallel size is impossible for the model or the node.
+    """
+    node, gpu = pool.profile.hosting.node_gpus, pool.gpu
+    linked = min(node, gpu.nvlink_gpus) if gpu.nvlink_bytes_per_s else PCIE_TENSOR_PARALLEL
+    kinds = [part.kind for part in pool.model.layers]
+    kv_heads = min(
+        (k.kv_heads for k in kinds if isinstance(k, FullAttention | SlidingAttention)), default=1
+    )
+    heads = max(pool.model.attention_heads, 1)
+    stated, pipeline = pool.deployment.tensor_parallel, pool.deployment.pipeline_parallel
+    if stated is not None:
+        check_tensor_parallel(
+            tensor_parallel=stated, attention_heads=heads, kv_heads=kv_heads, domain_gpus=node
+        )
+        return (Parallel(tensor=stated, pipeline=pipeline or 1),)
+    degrees = tensor_parallel_choices(
+        attention_heads=heads, kv_heads=kv_heads, domain_gpus=min(linked, node)
+    )
+    # A degree that does not divide the node strands GPUs.
+    degrees = tuple(degree for degree in degrees if node % degree == 0)
+    if pipeline is not None:
+        return tuple(Parallel(tensor=degree, pipeline=pipeline) for degree in degrees)
+    stages = range(2, min(_MOST_STAGES, pool.model.depth) + 1)
+    return (
+        *(Parallel(tensor=degree) for degree in degrees),
+        *(Parallel(tensor=degrees[-1], pipeline=count) for count in stages),
+    )
+
+
+def choose_split(pool: Pool, floor: Floor, *, quantization: str, kv_cache_dtype: str) -> Split:
+    """The fewest GPUs that meet the memory floor, vLLM's own accounting and the targets.
+
+    A stated concurrency must meet the targets by the roofline. Without one, or if no split meets
+    them, the split that serves most per GPU is chosen, the smaller of nearly equal ones.
+
+    Raises:
+        SizingError: nothing fits.
+    Source: guide 9.1 step 6, 5.1 and 5.5.
+    """
+    refused: list[str] = []
+    fitting: list[Setup] = []
+    for parallel in splits(pool):
+        # Stages are for what one link domain cannot hold, not for speed.
+        if fitting and parallel.pipeline > fitting[0].parallel.pipeline:
+            break
+        setup = launch(pool, parallel, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+        why = _misfit(pool, floor, setup)
+        if why:
+            refused.append(f"{_name(parallel)}: {why}")
+        else:
+            fitting.append(setup)
+    if not fitting:
+        raise SizingError(
+            f"no split of {pool.model.id} over {pool.gpu.id} holds {planned_concurrency(pool)} "
+            f"requests of {pool.tail_tokens:,} tokens: {'; '.join(refused)}",
+            name="tensor_parallel" if pool.deployment.tensor_parallel else "gpus",
+        )
+    if not has_target(pool.profile.slo):
+        return Split(setup=fitting[0], refused=tuple(refused), keeps_targets=True)
+    return _for_targets(pool, fitting, refused)
+
+
+def _misfit(pool: Pool, floor: Floor, setup: Setup) -> str:
+    """Why an instance is too small; empty if it is not. A stated split may be below the floor."""
+    gpus, concurrency = setup.parallel.gpus, planned_concurrency(pool)
+    if gpus < floor.gpus and pool.deployment.tensor_parallel is None:
+        return f"below the floor of {counted(floor.gpus, 'GPU')}"
+    if not fits(pool, setup, concurrency=concurrency):
+        return f"vLLM would not hold {concurrency} requests of P95 length"
+    return ""
+
+
+def _for_targets(pool: Pool, fitting: list[Setup], refused: list[str]) -> Split:
+    concurrency = pool.deployment.concurrency
+    carried: list[tuple[float, Setup]] = []
+    for setup in fitting:
+        instance = tuned(serving(pool, setup)).instance
+        best = best_point(instance)
+        carried.append((best.requests_per_s / setup.parallel.gpus if best else 0.0, setup))
+        if concurrency is None:
+            continue
+        if best is not None and best.concurrency >= concurrency:
+            return Split(setup=setup, refused=tuple(refused), keeps_targets=True)
+        reached = f"{best.concurrency:g}" if best else "not one"
+        refused.append(
+            f"{_name(setup.parallel)}: {reached} of {concurrency} in flight meet the targets"
+        )
+    most = max(rate for rate, _ in carried)
+    chosen = next(setup for rate, setup in carried if rate >= most * _NEARLY_RATIO)
+    refused.extend(
+        f"{_name(setup.parallel)}: {figure(rate)} requests/s per GPU at the targets, against "
+        f"{figure(most)}"
+        for rate, setup in carried
+        if setup is not chosen
+    )
+    return Split(setup=chosen, refused=tuple(refused), keeps_targets=most > 0)
+
+
+def _name(parallel: Parallel) -> str:
+    stages = f" x PP {parallel.pipeline}" if parallel.pipeline > 1 else ""
+    return f"TP {parallel.tensor}{stages}"
+
+
+def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> PlanStep:
+    """Step 6: TP and PP of one instance, and the cost of the all-reduces."""
+    setup, gpu = split.setup, pool.gpu
+    parallel, instance = setup.parallel, serving(pool, setup)
+    stages = parallel.pipeline
+    within_domain = gpu.nvlink_bytes_per_s is not None and parallel.tensor <= gpu.nvlink_gpus
+    link = "nvlink" if within_domain else "pcie"
+    planned = planned_overhead_ratio(link=link, tensor_parallel=parallel.tensor)
+    decode = at(instance, 1).decode_step
+    step = PlanStep(
+        number=6,
+        title="Select the parallelism",
+        decision=f"{_name(parallel)}: {counted(parallel.gpus, 'GPU')} per instance, over {link}",
+        output={
+            "tensor_parallel": parallel.tensor,
+            "pipeline_parallel": stages,
+            "gpus_per_instance": parallel.gpus,
+            "instances_per_node": pool.profile.hosting.node_gpus // parallel.gpus,
+            "link": link,
+            "allreduce_ratio_planned": planned,
+            "allreduce_ratio_predicted": decode.interconnect_s / decode.total_s,
+            # As many micro-batches as stages: what the roofline deals the running requests to.
+            "pipeline_bubble_ratio": (stages - 1) / (2 * stages - 1),
+            "kv_available_bytes_per_gpu": instance.memory.available_bytes.expected,
+            "kv_concurrency_at_p95": instance.memory.concurrency.expected,
+        },
+        steps=_parallel_steps(pool, instance, planned),
+        notes=list(split.refused),
+        tier=pool.name,
+    )
+    if parallel.tensor > 1:
+        step.to_measure.append("all-reduce share of a decode step on these nodes")
+    if not split.keeps_targets:
+        step.notes.append(
+            "the roofline predicts that no split meets the targets: choose other hardware or "
+            "targets"
+        )
+    if before.gpus > after.gpus:
+        step.notes.append(
+            f"chosen before quantization, the floor would have been {before.gpus} GPUs, not "
+            f"{after.gpus}"
+        )
+    if stages > 1:
+        step.notes.append(
+            f"{stages} stages: one NVLink domain is too small, and pipeline bubbles cost throughput"
+        )
+    return step
+
+
+def _parallel_steps(pool: Pool, instance: Serving, planned: float) -> list[Step]:
+    setup, answer = instance.setup, instance.memory
+    tensor = setup.parallel.tensor
+    taken = setup.utilization * pool.gpu.memory_bytes / 1e9
+    weights = (answer.weights_bytes or 0.0) / 1e9
+    free = answer.available_bytes.expected / 1e9
+    held = answer.concurrency.expected
+    request_mb = answer.layout.request_bytes(setup.context) / 1e6
+    return [
+        Step(
+            title="KV cache of one GPU",
+            formula="utilization x memory - weights - overhead",
+            values=f"{figure(taken)} - {figure(weights)} - {figure(taken - weights - free)} GB",
+            result=f"{figure(free)} GB",
+            source="guide 2.6; overheads fitted to vLLM's start-up logs",
+        ),
+        Step(
+            title="Requests of P95 length held",
+            formula="KV cache / bytes of one request on a GPU",
+            values=f"{figure(free)} GB / {figure(request_mb)} MB",
+            result=figure(held),
+            source="guide 2.2",
+        ),
+        Step(
+            title="Speed-up of tensor parallelism",
+            formula="TP x (1 - share of all-reduces)",
+            values=f"{tensor} x (1 - {figure(planned)})",
+            result=f"{figure(tensor * (1 - planned))}x one GPU",
+            source="guide 5.1, 5.6",
+        ),
+    ]
+
+
+# --- Step 9: token budget, speculation, one pool or two. Guide 6 ----------------------------------
+
+
+SHORT_PROMPT_TOKENS = 500
+"""Shorter prompts are better prefilled where they are decoded (guide 6.5)."""
+
+SAVING_RATIO = 0.2
+"""Smallest saving of GPUs for two pools: the roofline is not more exact than that."""
+
+_ALL_CACHED_RATIO = 1.0  # a decode pool computes no prompt
+
+
+def disaggregation(pool: Pool, instance: Serving) -> Part:
+    """P:D ratio, seconds to move the KV, and whether two pools need fewer GPUs."""
+    part = Part(decision="colocated prefill and decode", output={"disaggregate": False})
+    if instance.limit < 1:
+        return part
+    best, ratio = best_point(instance), _ratio(pool, instance)
+    predicted = at(instance, best.concurrency if best else 1)
+    stall_s = max(predicted.prefill_step.total_s - predicted.decode_step.total_s, 0.0)
+    worth, why = _worth(pool, instance, ratio, None if best is None else best.requests_per_s)
+    part.output |= {"disaggregate": worth, "prefill_stall_s": stall_s}
+    if ratio is not None:
+        part.output |= {"pd_ratio": ratio.text, "pd_gpus_exact": _gpus(ratio)}
+        part.steps.append(ratio.step)
+    part.add(_transfer(pool, instance, stall_s))
+    part.notes.append(why)
+    if worth:
+        part.decision = "test prefill and decode in separate pools"
+        part.to_measure.append("tokens/s of each phase alone, for the P:D ratio")
+    return part
+
+
+def _gpus(ratio: PrefillDecodeRatio) -> float:
+    return ratio.prefill_gpus_exact + ratio.decode_gpus_exact
+
+
+def _ratio(pool: Pool, instance: Serving) -> PrefillDecodeRatio | None:
+    """The sizes of both pools by the rates of each phase alone; None if decode alone misses its
+    target."""
+    profile = replace(pool.profile, slo=Slo(itl_p99_s=pool.profile.slo.itl_p99_s))
+    decoding = replace(instance, pool=replace(pool, profile=profile), hit_ratio=_ALL_CACHED_RATIO)
+    best = best_point(decoding)
+    if best is None and profile.slo.itl_p99_s is not None:
+        return None
+    alone = at(decoding, best.concurrency if best else decoding.limit)
+    gpus = instance.setup.parallel.gpus
+    return prefill_decode_ratio(
+        peak_requests_per_s=pool.peak_requests_per_s,
+        input_tokens=pool.lengths.mean_input_tokens * (1 - instance.hit_ratio),
+        output_tokens=pool.lengths.mean_output_tokens,
+        prefill_tokens_per_s_per_gpu=at(instance, 1).prefill_tokens_per_s / gpus,
+        decode_tokens_per_s_per_gpu=alone.decode_tokens_per_s / gpus,
+    )
+
+
+def _transfer(pool: Pool, instance: Serving, stall_s: float) -> Part:
+    """The seconds to move a prompt's KV between the pools; empty where no network is stated."""
+    network = pool.profile.hosting.network
+    if network is None:
+        return Part()
+    # Each GPU moves its own share.
+    moved = instance.memory.layout.request_bytes(pool.lengths.input_p95_tokens)
+    rate = LINK_BYTES_PER_S[network]
+    move_s = moved / rate
+    step = Step(
+        title=f"KV of a P95 prompt over {network}",
+        formula="bytes on one GPU / link, each GPU its own",
+        values=f"{figure(moved / 1e6)} MB / {figure(rate / 1e9)} GB/s",
+        result=f"{figure(move_s * 1e3)} ms (a chunk stalls decoding for "
+        f"{figure(stall_s * 1e3)} ms)",
+        source="guide 6.5",
+    )
+    output: dict[str, Value] = {
+        "kv_transfer_s": move_s,
+        "disaggregation_gain_s": stall_s - move_s,
+    }
+    return Part(output=output, steps=[step])
+
+
+def _worth(
+    pool: Pool, instance: Serving, ratio: PrefillDecodeRatio | None, usable: float | None
+) -> tuple[bool, str]:
+    if pool.lengths.mean_input_tokens < SHORT_PROMPT_TOKENS:
+        return False, (
+            f"prompts under {SHORT_PROMPT_TOKENS} tokens: keep prefill and decode on "
+            "the same instances"
+        )
+    if ratio is None:
+        return False, "decode misses the ITL target even without prefill: two pools would not help"
+    gpus = instance.setup.parallel.gpus
+    if ratio.prefill_gpus_exact < gpus:
+        return False, (
+            "a single prefill instance would be mostly idle: the load is too small for two pools"
+        )
+    if pool.profile.hosting.network is None:
+        return False, (
+            "no network is stated: two pools were not considered, because KV transfer "
+            "time is unknown"
+        )
+    if usable is None:
+        return True, "no concurrency of one pool meets the targets; two pools might"
+    together = pool.peak_requests_per_s / usable * gpus
+    compared = (
+        f"{figure(_gpus(ratio))} GPUs in two pools, {figure(together)} in one (both before safety)"
+    )
+    return _gpus(ratio) < (1 - SAVING_RATIO) * together, compared
+
+
+def batching_step(pool: Pool, instance: Serving) -> tuple[PlanStep, Serving]:
+    """Step 9, and the instance with the chosen batching and speculation."""
+    chunk, instance = _budget(instance)
+    draft, instance = _speculation(pool, instance)
+    parts = (chunk, draft, disaggregation(pool, instance))
+    step = PlanStep(
+        number=9,
+        title="Configure batching and decode acceleration",
+        decision="continuous batching; " + "; ".join(part.decision for part in parts),
+        tier=pool.name,
+    )
+    for part in parts:
+        step.add(part)
+    if pool.profile.traffic.kind == "batch":
+        step.notes.append(
+            "no user waits for the answers: keep this fleet separate from online traffic"
+        )
+    return step, instance
+
+
+def _budget(instance: Serving) -> tuple[Part, Serving]:
+    """The token budget per step: vLLM's own, or a smaller one that serves more at the targets."""
+    own, budgets = instance.setup.batched_tokens, tuned(instance)
+    taken = budgets.instance.setup.batched_tokens
+    part = Part(
+        decision=f"chunked prefill with vLLM's budget of {own:,} tokens",
+        output={"max_num_batched_tokens": taken},
+        to_measure=["ITL P99 with long prompts arriving, at this budget"],
+    )
+    if taken != own:
+        part.decision = f"--max-num-batched-tokens {taken} (default {own})"
+    for tokens, usable in budgets.tried:
+        title, values = f"Token budget of {tokens:,} a step", "at C_max by the roofline"
+        result = f"{figure(usable)} requests/s"
+        part.steps.append(Step(title, "usable RPS", values, result, "guide 6.4"))
+    return part, budgets.instance
+
+
+def _speculation(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
+    stated = pool.profile.speculation
+    if stated is None:
+        note = "speculation was not considered: no acceptance is stated"
+        return Part(decision="no speculation", notes=[note]), instance
+    drafting = Drafting(
+        tokens=stated.draft_tokens,
+        acceptance_ratio=stated.acceptance_ratio,
+        cost_ratio=stated.draft_cost_ratio,
+    )
+    tried = replace(instance, drafting=drafting)
+    before, after = usable_per_s(instance), usable_per_s(tried)
+    taken = after > before * GAIN_RATIO
+    part = Part(
+        decision=f"speculation with {stated.draft_tokens} tokens" if taken else "no speculation",
+        output={"speculation": taken},
+        to_measure=["acceptance on production requests: turn speculation off below 50%"],
+    )
+    part.add(_alone(stated))
+    part.steps.append(
+        Step(
+            title="Usable RPS with speculation",
+            formula="at the targets, without and with it",
+            values=f"{figure(before)}/s, {figure(after)}/s",
+            result="on" if taken else "off: it gains nothing at this concurrency",
+            source="roofline",
+        )
+    )
+    return part, tried if taken else instance
+
+
+def _alone(stated: Speculation) -> Part:
+    """The effect of speculation on one request in an idle instance."""
+    tokens, accepted, cost = stated.draft_tokens, stated.acceptance_ratio, stated.draft_cost_ratio
+    speedup = speculative_speedup(
+        acceptance_ratio=accepted, draft_tokens=tokens, draft_cost_ratio=cost
+    )
+    output: dict[str, Value] = {
+        "speculation_speedup_alone": speedup,
+        "break_even_acceptance_ratio": break_even_acceptance_ratio(
+            draft_tokens=tokens, draft_cost_ratio=cost
+        ),
+        "best_draft_tokens_alone": best_draft_tokens(
+            acceptance_ratio=accepted, draft_cost_ratio=cost
+        ),
+    }
+    step = Step(
+        title="Speculation for one request",
+        formula="(1 + a + ... + a^k) / (1 + k x draft cost)",
+        values=f"a = {figure(accepted)}, k = {tokens}, cost {figure(cost)}",
+        result=f"{figure(speedup)} times",
+        source="guide 6.6; Leviathan et al. 2023",
+    )
+    return Part(output=output, steps=[step])
