@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal, cast
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any, Literal, cast
 
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST, Launch
 from kneewatch.diagnose.sizing.memory.launch_setup import Version, parse_version
@@ -60,17 +62,18 @@ _TEXT = r"(?:[^'\\]|\\.){0,500}"
 
 @dataclass(frozen=True)
 class Wording:
-    """How versions from `since` up to, not including, `until` log facts.
+    """How versions from `since` up to, not including, `until` log facts, or a failure of a `kind`.
 
-    `facts` are the names of the groups of `regex`, in order. `ranks`: which of several processes'
-    values counts.
+    `facts` are the names of the groups of `regex`, in order; a failure's groups have names of their
+    own. `ranks`: which of several processes' values counts, least, most or last.
     """
 
-    facts: tuple[str, ...]
     regex: str
+    facts: tuple[str, ...] = ()
+    kind: str = ""
     since: Version = (0, 6, 0)
     until: Version | None = None
-    ranks: Literal["least", "most", "last"] = "last"
+    ranks: str = "last"
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -78,113 +81,30 @@ class Wording:
         return re.compile(self.regex)
 
 
-def _wording(
-    facts: str,
-    pattern: str,
-    since: tuple[int, int, int] = (0, 6, 0),
-    until: tuple[int, int, int] | None = None,
-    ranks: Literal["least", "most", "last"] = "last",
-) -> Wording:
-    number = r"(-?[\d,]{1,15}(?:\.\d{1,12})?)"
-    return Wording(tuple(facts.split()), pattern.replace("NUMBER", number), since, until, ranks)
+_NUMBER = r"(-?[\d,]{1,15}(?:\.\d{1,12})?)"
 
 
-_POOL = r"[A-Z]{2,5}(?: \+ host)?"
-"""Where the KV cache is: GPU; the platform's own name from 0.32 on."""
+@cache
+def _tables() -> Mapping[str, Any]:
+    package = files("kneewatch.diagnose.deployment")
+    return tomllib.loads(package.joinpath("startup_log.toml").read_text("utf-8"))
 
-WORDINGS: tuple[Wording, ...] = (
-    _wording("version", r"vLLM API server version v?(\d+\.\d+[\w.+-]{0,60})"),
-    _wording("version", r"[\s▀▄█]*\bversion v?(\d+\.\d+[\w.+-]{0,60})$", (0, 16, 0)),
-    _wording("version", r"Initializing an? (?:V[01] )?LLM engine \(v(\d+\.\d+[\w.+-]{0,60})\)"),
-    _wording("max_model_len", r"Using max model len (\d{1,15})$", (0, 8, 5)),
-    _wording("weights_gib", r"Loading model weights took NUMBER G", until=(0, 8, 0), ranks="most"),
-    _wording(
-        "weights_gib load_s",
-        r"Model loading took NUMBER Gi?B (?:memory )?and NUMBER seconds",
-        (0, 7, 3),
-        ranks="most",
-    ),
-    _wording(
-        "gpu_memory_gib gpu_memory_utilization",
-        r"the current vLLM instance can use total_gpu_memory \(NUMBER ?GiB\) x "
-        r"gpu_memory_utilization \(NUMBER\)",
-        (0, 6, 6),
-        (0, 12, 0),
-        "least",
-    ),
-    _wording(
-        "available_kv_gib",
-        r"model weights take .{1,200}; the rest of the memory reserved for KV Cache is NUMBER ?GiB",
-        (0, 6, 6),
-        (0, 12, 0),
-        "least",
-    ),
-    _wording(
-        "gpu_memory_gib available_kv_gib gpu_memory_utilization",
-        r"Memory profiling results: .{0,60}total_gpu_memory=NUMBER ?GiB .{1,200}"
-        r"kv_cache_size=NUMBER ?GiB gpu_memory_utilization=NUMBER",
-        (0, 6, 3),
-        (0, 6, 6),
-        "least",
-    ),
-    _wording(
-        "available_kv_gib", r"Available KV cache memory: NUMBER GiB", (0, 8, 5), ranks="least"
-    ),
-    _wording(
-        "available_kv_gib",
-        r"Initial free memory .{1,60} reserved NUMBER GiB memory for KV Cache as specified by "
-        r"kv_cache_memory_bytes",
-        (0, 11, 0),
-        ranks="least",
-    ),
-    _wording(
-        "gpu_blocks",
-        r"# (?:GPU|CUDA|cuda|rocm|cpu|xpu|hpu) blocks: NUMBER",
-        until=(0, 12, 0),
-        ranks="least",
-    ),
-    _wording(
-        "available_kv_gib",
-        r"(?:Explicitly|Auto) set \(NUMBER/[\d.]{1,12}\) GiB for KV cache on node",
-        (0, 20, 0),
-        ranks="least",
-    ),
-    _wording("kv_cache_tokens", rf"{_POOL} KV cache size: NUMBER tokens", (0, 8, 0), ranks="least"),
-    _wording(
-        "concurrency_tokens max_concurrency",
-        rf"(?:{_POOL} KV cache size: [\d,]{{1,20}} tokens, )?"
-        r"Maximum concurrency for NUMBER tokens per request: NUMBER ?x",
-        (0, 6, 4),
-    ),
-    _wording("graph_s", r"Graph capturing finished in NUMBER secs?", ranks="most"),
-    _wording(
-        "graph_s graph_gib",
-        r"Graph capturing finished in NUMBER secs?, took NUMBER GiB",
-        (0, 6, 5),
-        ranks="most",
-    ),
-    _wording(
-        "attention_backend",
-        r"Using ((?:Aiter )?Flash Attention|FlashInfer|FlashMLA|XFormers|Torch SDPA"
-        r"|ROCmFlashAttention|(?:FlashAttention|Cutlass|CUTLASS|AITER|Triton) MLA|Triton"
-        r"(?: Attention)?|Pallas(?: V1)?|FlexAttention) backend(?: on V[01] engine)?\.?$",
-        until=(0, 12, 0),
-    ),
-    _wording(
-        "attention_backend",
-        r"Using AttentionBackendEnum\.(\w{1,40}) backend",
-        (0, 12, 0),
-        (0, 14, 0),
-    ),
-    _wording(
-        "attention_backend",
-        r"Using (\w{1,40}) attention backend out of potential backends",
-        (0, 13, 0),
-    ),
-)
-"""One row for each wording. Checked against logs and sources of vLLM 0.6 to 0.29 that users
-published, and against logs of 0.32 on a CPU; where a version is not known to the patch, the row
-starts early and ends late."""
+
+@cache
+def wordings(table: Literal["facts", "failures"]) -> tuple[Wording, ...]:
+    """The wordings of facts or of failures, from the packaged startup_log.toml."""
+    return tuple(
+        Wording(
+            "".join(row["pattern"]).replace("NUMBER", _NUMBER),
+            tuple(row.get("facts", ())),
+            row.get("kind", ""),
+            parse_version(row.get("since", "0.6.0")),
+            parse_version(row["until"]) if "until" in row else None,
+            row.get("ranks", "last"),
+        )
+        for row in _tables()[table]
+    )
+
 
 _LIST = re.compile(r"non-default args: \{|args: Namespace\(|Initializing an? (?:V[01] )?LLM engine")
 _START = re.compile(
@@ -197,62 +117,20 @@ _PAIR = re.compile(
 )
 _OPENING, _CLOSING = "{[(<", "}])>"
 
-ARGUMENTS: Mapping[str, str] = {
-    "model": "model",
-    "model_tag": "model",
-    "dtype": "dtype",
-    "quantization": "quantization",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "max_model_len": "max_model_len",
-    "max_seq_len": "max_model_len",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
-    "num_gpu_blocks_override": "num_gpu_blocks_override",
-    "block_size": "block_size",
-    "tensor_parallel_size": "tensor_parallel",
-    "pipeline_parallel_size": "pipeline_parallel",
-    "data_parallel_size": "data_parallel",
-    "enable_expert_parallel": "enable_expert_parallel",
-    "enable_prefix_caching": "enable_prefix_caching",
-    "enable_chunked_prefill": "enable_chunked_prefill",
-    "long_prefill_token_threshold": "long_prefill_token_threshold",
-    "enforce_eager": "enforce_eager",
-    "enable_lora": "enable_lora",
-    "max_loras": "max_loras",
-    "max_lora_rank": "max_lora_rank",
-    "max_cpu_loras": "max_cpu_loras",
-    "kv_offloading_size": "kv_offloading_size",
-}
-"""Arguments that are kept, and the facts they are. All others may hold keys, names or templates."""
-
 _TEXTS = ("model", "dtype", "quantization", "kv_cache_dtype")
 """Facts that are texts; the other arguments are numbers and booleans."""
 
-TITLES: Mapping[str, str] = {
-    "version": "vLLM",
-    "model": "model",
-    "weights_gib": "model weights",
-    "load_s": "loading the model",
-    "gpu_memory_gib": "GPU memory",
-    "available_kv_gib": "available KV cache memory",
-    "gpu_blocks": "KV cache blocks",
-    "kv_cache_tokens": "KV cache size in tokens",
-    "concurrency_tokens": "request length of the maximum concurrency",
-    "max_concurrency": "maximum concurrency",
-    "graph_s": "capturing CUDA graphs",
-    "graph_gib": "memory of CUDA graphs",
-    "attention_backend": "attention backend",
-}
-"""How facts that no argument sets are called in text."""
 
-_FLAGS = {fact: "--" + key.replace("_", "-") for key, fact in reversed(list(ARGUMENTS.items()))}
+@cache
+def _flags() -> Mapping[str, str]:
+    """The flag of each fact that an argument sets."""
+    arguments = reversed(_tables()["arguments"].items())
+    return {fact: "--" + key.replace("_", "-") for key, fact in arguments}
 
 
 def title(fact: str) -> str:
     """What a fact is called in text: an argument by its flag."""
-    return TITLES.get(fact) or _FLAGS[fact]
+    return _tables()["titles"].get(fact) or _flags()[fact]
 
 
 # --- Failures -------------------------------------------------------------------------------------
@@ -265,97 +143,6 @@ MODEL_LEN, FLAG, QUANTIZATION, NCCL, PORT, HOST_MEMORY_IN_USE, MODEL_PATH, OTHER
     "max_model_len_above_model", "invalid_argument", "quantization_unsupported", "nccl_error",
     "port_in_use", "host_memory_in_use", "model_not_found", "error",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class FailureWording:
-    """How a failure is logged; the groups of `regex` are its numbers and words, by name."""
-
-    kind: str
-    regex: str
-
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        """The compiled `regex`."""
-        return re.compile(self.regex)
-
-
-FAILURES: tuple[FailureWording, ...] = (
-    FailureWording(KV_NONE, r"(?:ValueError: )?No available memory for the cache blocks\."),
-    FailureWording(
-        KV_SMALL,
-        r"(?:ValueError: )?To serve at least one request with the models?'s max seq len "
-        r"\((?P<max_model_len>\d{1,12})\), \(?(?P<needed_gib>[\d.]{1,12}) GiB KV cache is needed, "
-        r"which is larger than the available KV cache memory \((?P<available_gib>-?[\d.]{1,12}) GiB"
-        r"\)(?:.{0,60}estimated maximum model length is (?P<longest_tokens>\d{1,12}))?",
-    ),
-    FailureWording(
-        KV_SMALL,
-        r"(?:ValueError: )?The model's max seq len \((?P<max_model_len>\d{1,12})\) is larger than "
-        r"the maximum number of tokens that can be stored in KV cache "
-        r"\((?P<longest_tokens>\d{1,12})\)",
-    ),
-    FailureWording(
-        FREE_MEMORY,
-        r"(?:ValueError: )?Free memory on device .{0,20}\((?P<free_gib>[\d.]{1,12})/"
-        r"(?P<gpu_memory_gib>[\d.]{1,12}) GiB\) on startup is less than desired GPU memory "
-        r"utilization \((?P<gpu_memory_utilization>[\d.]{1,12}), ",
-    ),
-    FailureWording(
-        HOST_MEMORY_IN_USE,
-        r"(?:ValueError: )?Available memory on node \d{1,4} \([\d./]{1,30} GiB\) on (?:startup is "
-        r"less than desired CPU memory utilization|kv cache allocation is less than requested "
-        r"memory for kv)",
-    ),
-    FailureWording(
-        MODEL_PATH,
-        r"(?:[\w.]{0,60}(?:HFValidationError|RepositoryNotFoundError): |OSError: .{1,300} is not a "
-        r"local folder and is not a valid model identifier"
-        r"|OSError: We couldn't connect to '.{1,100}' to load the files)",
-    ),
-    FailureWording(
-        GPU_MEMORY,
-        r"(?:[\w.]{0,40}OutOfMemoryError|RuntimeError): (?:CUDA|HIP|XPU)(?: error:)? out of memory"
-        r"(?: occurred when warming up sampler with (?P<max_num_seqs>\d{1,9}) dummy requests)?"
-        r"(?:.{0,120}? total capac\w{1,4} of (?P<gpu_memory_gib>[\d.]{1,12}) GiB of which "
-        r"[\d.]{1,12} (?:[GMK]iB|bytes) is free\.(?P<holders>(?: [^.]{4,60} has "
-        r"[\d.]{1,12} [GMK]iB memory in use\.){0,16})"
-        r"(?: Of the allocated memory (?P<torch>[\d.]{1,12} [GMK]iB))?)?",
-    ),
-    FailureWording(
-        MODEL_LEN,
-        r"(?:ValueError: |Value error, )?User-specified max_model_len "
-        r"\((?P<max_model_len>\d{1,12})\) is greater than the derived max_model_len "
-        r"\([\w.]{1,60}=(?P<longest_tokens>\d{1,12})",
-    ),
-    FailureWording(
-        QUANTIZATION,
-        r"(?:ValueError|RuntimeError|AssertionError): (?:The quantization method "
-        r"(?P<quantization>[\w-]{1,40}) is not supported for the current GPU|\(?'?Quantization "
-        r"scheme is not supported for)",
-    ),
-    FailureWording(
-        QUANTIZATION,
-        r"(?:ValueError: |Value error, )Unknown quantization method: (?P<quantization>[\w-]{1,40})",
-    ),
-    FailureWording(NCCL, r"(?:[\w.]{0,60}DistBackendError|RuntimeError): NCCL error"),
-    FailureWording(
-        PORT,
-        r"(?:OSError|ERROR): +\[Errno (?:98|48)\] (?:[Aa]ddress already in use"
-        r"|error while attempting to bind on address \('[^']{0,60}', (?P<port>\d{1,5})\))",
-    ),
-    FailureWording(
-        FLAG,
-        r"(?:vllm(?: \w{1,12})?|(?:\w{1,20}\.)?api_server\.py|__main__\.py): error: "
-        r"(?:unrecognized arguments: |argument |ambiguous option: )",
-    ),
-    FailureWording(
-        HOST_MEMORY,
-        r"(?:Out of memory: )?Killed(?: process \d{1,10}.{0,80})?$"
-        r"|.{0,80}(?:OOMKilled|exited with code 137|[Ee]xit [Cc]ode:? 137|killed by the OOM killer"
-        r"|code=killed, status=9/KILL)",
-    ),
-)
 
 _NOT_STARTED = re.compile(
     r"EngineCore (?:failed to start|hit an exception)|(?:RuntimeError: )?Engine core initialization"
@@ -498,9 +285,9 @@ class StartupLog:
     def launch(self) -> Launch | None:
         """The logged arguments as a command line; None where the log has none."""
         flags = {
-            _FLAGS[fact]: str(logged.value)
+            _flags()[fact]: str(logged.value)
             for fact, logged in self.facts.items()
-            if fact in _FLAGS and fact != "model"
+            if fact in _flags() and fact != "model"
         }
         model = self.facts.get("model")
         if model is None:
@@ -533,7 +320,7 @@ class StartupLog:
         return list(
             dict.fromkeys(
                 fact
-                for wording in WORDINGS
+                for wording in wordings("facts")
                 if wording.since <= version and (wording.until is None or version < wording.until)
                 for fact in wording.facts
                 if fact not in self.facts
@@ -622,7 +409,7 @@ class StartupLog:
 
     def _facts_of(self, message: str) -> bool:
         before = len(self.facts)
-        for wording in WORDINGS:
+        for wording in wordings("facts"):
             match = wording.pattern.match(message)
             if match is None:
                 continue
@@ -693,7 +480,7 @@ def _starts(module: str, message: str) -> bool:
 
 
 def _known_failure(message: str) -> Failure | None:
-    for wording in FAILURES:
+    for wording in wordings("failures"):
         match = wording.pattern.match(message)
         if match is not None:
             details = {
@@ -718,7 +505,7 @@ def _arguments(text: str) -> Iterator[tuple[str, Value]]:
     while at < len(text):
         match = _PAIR.match(text, at) if depth <= base else None
         if match is not None:
-            fact = ARGUMENTS.get(match["key"] or match["name"])
+            fact = _tables()["arguments"].get(match["key"] or match["name"])
             value = _constant(match["bare"] or match["text"] or match["listed"] or "")
             if isinstance(value, str) and fact not in _TEXTS:
                 value = None
