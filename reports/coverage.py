@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from kneewatch.collector.signals.gpu import FULLER, GPU_SIGNALS
+from kneewatch.collector.signals.gpu import GPU_SIGNALS, RECOMMENDED
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -18,7 +18,7 @@ FEATURES = {
     "--enable-lora": "LoRA",
     "a KV connector": "KV connector",
     "vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens": "admission control",
-    FULLER: "DCGM's fuller list of fields",
+    RECOMMENDED: "DCGM's recommended fields",
 }
 """Names of optional features, by the `needs` text of their signals; others use the text itself."""
 

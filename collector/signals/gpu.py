@@ -1,4 +1,4 @@
-"""The GPU signals: of a DCGM page, and of each GPU's health. Pure."""
+"""The GPU signals of a DCGM page, and the health signals of each GPU. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from kneewatch.collector.signals.expr import (
 from kneewatch.collector.signals.signal import Signal
 
 CSV = "dcgm-exporter etc/default-counters.csv"
-FULLER = "a fuller CSV than dcgm-exporter's default"
+RECOMMENDED = "the recommended list of DCGM fields (kneewatch export dcgm)"
+PROFILING = "DCGM profiling metrics"
 DEV = "DCGM_FI_DEV_"
 PROF = "DCGM_FI_PROF_"
 
@@ -31,157 +32,133 @@ def _rates(*fields: str) -> Expr:
     return FirstOf(tuple(Rate(DEV + field, suffix="") for field in fields))
 
 
+def _default(key: str, expr: Expr, text: str, *, guide: str = "", needs: str = "") -> Signal:
+    """A signal of fields in dcgm-exporter's default list."""
+    return Signal(key, expr, text, f"{guide}; {CSV}" if guide else CSV, needs)
+
+
+def _recommended(key: str, expr: Expr, text: str) -> Signal:
+    """A signal of fields that `kneewatch export dcgm` adds to the list."""
+    return Signal(key, expr, text, "dcgm-exporter, recommended fields", RECOMMENDED, optional=True)
+
+
 GPU_SIGNALS: tuple[Signal, ...] = (
-    Signal(
+    _default(
         "gpu_engine_active_ratio",
         Across(PROF + "GR_ENGINE_ACTIVE", "avg"),
         "Share of time that the GPUs' compute engines were busy, mean over GPUs.",
-        "guide 9.3; " + CSV,
-        needs="DCGM profiling metrics",
+        guide="guide 9.3",
+        needs=PROFILING,
     ),
-    Signal(
+    _default(
         "gpu_engine_active_min_ratio",
         Across(PROF + "GR_ENGINE_ACTIVE", "min"),
-        "The same for the least busy GPU.",
-        CSV,
-        needs="DCGM profiling metrics",
+        "Share of time that the least busy GPU's compute engines were busy.",
+        needs=PROFILING,
     ),
-    Signal(
+    _recommended(
         "gpu_sm_active_ratio",
         Across(PROF + "SM_ACTIVE", "avg"),
         "Share of time that an SM had a warp, mean over SMs and GPUs.",
-        "dcgm-exporter, fuller CSV",
-        needs=FULLER,
-        optional=True,
     ),
-    Signal(
+    _recommended(
         "gpu_sm_occupancy_ratio",
         Across(PROF + "SM_OCCUPANCY", "avg"),
-        "Resident warps as a share of the most that SMs hold, mean over GPUs.",
-        "dcgm-exporter, fuller CSV",
-        needs=FULLER,
-        optional=True,
+        "Resident warps as a share of the SMs' maximum, mean over GPUs.",
     ),
-    Signal(
+    _default(
         "gpu_tensor_active_ratio",
         Across(PROF + "PIPE_TENSOR_ACTIVE", "avg"),
         "Share of cycles that the tensor pipes were busy: high in prefill.",
-        "guide 3.2; " + CSV,
-        needs="DCGM profiling metrics",
+        guide="guide 3.2",
+        needs=PROFILING,
     ),
-    Signal(
+    _default(
         "gpu_dram_active_ratio",
         Across(PROF + "DRAM_ACTIVE", "avg"),
         "Share of cycles that device memory moved data: high in decode.",
-        "guide 3.3; " + CSV,
-        needs="DCGM profiling metrics",
+        guide="guide 3.3",
+        needs=PROFILING,
     ),
-    Signal(
+    _default(
         "gpu_memory_used_ratio",
         Ratio(_all(DEV + "FB_USED"), Sum((_all(DEV + "FB_USED"), _all(DEV + "FB_FREE")))),
-        "Share of device memory in use; vLLM takes its pool at the start, so this is no KV figure.",
-        "guide 9.3; " + CSV,
+        "Share of device memory in use; vLLM allocates its pool at start-up: this is not KV usage.",
+        guide="guide 9.3",
     ),
-    Signal("gpu_sm_clock_hz", Across(DEV + "SM_CLOCK", "min"), "SM clock, slowest GPU.", CSV),
-    Signal(
+    _default("gpu_sm_clock_hz", Across(DEV + "SM_CLOCK", "min"), "SM clock, slowest GPU."),
+    _recommended(
         "gpu_sm_clock_ratio",
         Ratio(Across(DEV + "SM_CLOCK", "min"), Across(DEV + "MAX_SM_CLOCK", "max")),
         "SM clock of the slowest GPU against the maximum.",
-        "dcgm-exporter, fuller CSV",
-        needs=FULLER,
-        optional=True,
     ),
-    Signal("gpu_power_watts", _all(DEV + "POWER_USAGE"), "Power, all GPUs.", CSV),
-    Signal("gpu_temperature_c", Across(DEV + "GPU_TEMP", "max"), "Hottest GPU.", CSV),
-    Signal(
+    _default("gpu_power_watts", _all(DEV + "POWER_USAGE"), "Power, all GPUs."),
+    _default("gpu_temperature_c", Across(DEV + "GPU_TEMP", "max"), "Hottest GPU."),
+    _default(
         "gpu_memory_temperature_c",
         Across(DEV + "MEMORY_TEMP", "max"),
-        "Hottest device memory; some GPUs do not tell.",
-        CSV,
+        "Hottest device memory; not all GPUs report it.",
     ),
-    Signal(
+    _recommended(
         "gpu_power_throttle_ratio",
         _rates("POWER_VIOLATION"),
-        "Seconds a second that the power limit held clocks down, summed over GPUs.",
-        "dcgm-exporter, fuller CSV",
-        needs=FULLER,
-        optional=True,
+        "Share of time that the power limit held clocks down, summed over GPUs.",
     ),
-    Signal(
+    _recommended(
         "gpu_thermal_throttle_ratio",
         _rates("THERMAL_VIOLATION"),
-        "Seconds a second that heat held clocks down, summed over GPUs.",
-        "dcgm-exporter, fuller CSV",
-        needs=FULLER,
-        optional=True,
+        "Share of time that heat held clocks down, summed over GPUs.",
     ),
-    Signal(
+    _default(
         "gpu_xid_last",
         Across(DEV + "XID_ERRORS", "max"),
-        "The last XID code seen, greatest over GPUs; it stays after the event.",
-        CSV,
+        "The newest XID code, the greatest over GPUs; it stays after the event.",
     ),
-    Signal(
+    _recommended(
         "gpu_ecc_uncorrectable",
         Count(DEV + "ECC_DBE_VOL_TOTAL", suffix=""),
         "Uncorrectable ECC errors since the driver was loaded.",
-        "dcgm-exporter, fuller CSV",
-        needs=FULLER,
-        optional=True,
     ),
-    Signal(
+    _default(
         "gpu_remapped_rows_uncorrectable",
         Count(DEV + "UNCORRECTABLE_REMAPPED_ROWS", suffix=""),
         "Memory rows remapped for uncorrectable errors.",
-        CSV,
     ),
-    Signal(
+    _default(
         "gpu_row_remap_failures",
         _all(DEV + "ROW_REMAP_FAILURE"),
         "GPUs whose row remapping failed: to be replaced.",
-        CSV,
     ),
-    Signal(
+    _recommended(
         "gpu_nvlink_error_per_s",
         _rates("NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "NVLINK_ERROR_DL_CRC"),
-        "NVLink CRC errors a second.",
-        "dcgm-exporter, fuller CSV",
-        needs=FULLER,
-        optional=True,
+        "NVLink CRC errors/s.",
     ),
-    Signal(
+    _default(
         "gpu_pcie_tx_bytes_per_s",
         _all(PROF + "PCIE_TX_BYTES"),
-        "PCIe bytes a second from the GPUs.",
-        CSV,
-        needs="DCGM profiling metrics",
+        "PCIe bytes/s from the GPUs.",
+        needs=PROFILING,
     ),
-    Signal(
+    _default(
         "gpu_pcie_rx_bytes_per_s",
         _all(PROF + "PCIE_RX_BYTES"),
-        "PCIe bytes a second to the GPUs.",
-        CSV,
-        needs="DCGM profiling metrics",
+        "PCIe bytes/s to the GPUs.",
+        needs=PROFILING,
     ),
-    Signal(
-        "gpu_pcie_replay_per_s",
-        _rates("PCIE_REPLAY_COUNTER"),
-        "PCIe retransmissions a second.",
-        CSV,
-    ),
-    Signal(
+    _default("gpu_pcie_replay_per_s", _rates("PCIE_REPLAY_COUNTER"), "PCIe retransmissions/s."),
+    _default(
         "gpu_nvlink_bytes_per_s",
         _all(DEV + "NVLINK_BANDWIDTH_TOTAL"),
-        "NVLink bytes a second, both ways, all GPUs; in spite of its name the field is a rate.",
-        CSV,
+        "NVLink bytes/s, both ways, all GPUs; despite its name the field is a rate.",
     ),
 )
 
 
-# --- The signals that bear on the health of one GPU by itself. Pure -------------------------------
+# --- Health signals of a single GPU ---------------------------------------------------------------
 #
-# Over several GPUs they would say nothing: an idle one has low clocks and is well, and it is one
-# of eight that is hot. The bits of the clock event mask are NVML's (nvml.h).
+# Each GPU is judged by itself: an idle one has low clocks and is healthy, and only one of eight may
+# be hot. The bits of the clock event mask are NVML's (nvml.h).
 
 
 REASONS = DEV + "CLOCKS_EVENT_REASONS"
@@ -209,7 +186,7 @@ def health_signals(gpu: str | None) -> tuple[Signal, ...]:
     clock, most = DEV + "SM_CLOCK", gauge("MAX_SM_CLOCK")
     exprs: dict[str, Expr] = {
         "busy_ratio": FirstOf(
-            # Whether a kernel ran is all that is asked here: it says no more of load.
+            # Only whether a kernel ran: these fields do not measure load.
             (
                 OverTime(PROF + "GR_ENGINE_ACTIVE", "avg", of),
                 OverTime(DEV + "GPU_UTIL", "avg", of),
@@ -224,7 +201,7 @@ def health_signals(gpu: str | None) -> tuple[Signal, ...]:
         "gpu_power_limit_default_watts": gauge("POWER_MGMT_LIMIT_DEF"),
         "gpu_temperature_c": OverTime(DEV + "GPU_TEMP", "max", of),
         "gpu_memory_temperature_c": OverTime(DEV + "MEMORY_TEMP", "max", of),
-        # Of seconds that were counted and of bits that were seen a driver may give either.
+        # A driver may report counted seconds, or the bits of the moment.
         "gpu_thermal_throttle_ratio": FirstOf(
             (rate(DEV + "THERMAL_VIOLATION"), held("SW_THERM_SLOWDOWN", "HW_THERM_SLOWDOWN"))
         ),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kneewatch.collector.columns import Columns
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.expr import Expr, Value
 from kneewatch.collector.window import Window
+
+LOGGERS = "vllm/v1/metrics/loggers.py (0.32)"
+"""Where most metrics come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +25,19 @@ class Signal:
     key: str
     expr: Expr
     help: str
-    source: str
+    source: str = LOGGERS
     needs: str = ""
     optional: bool = False
     core: bool = False
     """Without its core signals no verdict about an engine can be trusted."""
+
+
+def of_feature(needs: str, *signals: Signal, source: str = "") -> tuple[Signal, ...]:
+    """Signals of a feature that a server need not use, with what makes their metrics appear."""
+    return tuple(
+        replace(s, needs=s.needs or needs, source=source or s.source, optional=True)
+        for s in signals
+    )
 
 
 @dataclass(frozen=True, slots=True)

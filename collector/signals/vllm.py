@@ -1,9 +1,10 @@
-"""The catalogue of vLLM signals: DESIGN's core list, one entry each. Pure."""
+"""The catalogue of vLLM signals. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kneewatch.collector.columns import Where
 from kneewatch.collector.signals.expr import (
     AboveRate,
     Across,
@@ -31,9 +32,7 @@ from kneewatch.collector.signals.expr import (
     Sum,
     SumOfKnown,
 )
-from kneewatch.collector.signals.signal import Signal
-
-LOGGERS = "vllm/v1/metrics/loggers.py (0.32)"
+from kneewatch.collector.signals.signal import LOGGERS, Signal, of_feature
 
 TTFT = "time_to_first_token_seconds"
 ITL = "inter_token_latency_seconds"
@@ -100,7 +99,7 @@ ONE_ENGINE = "one engine behind the endpoint: http_requests_total has no engine 
 
 
 def http_calls(status: str) -> Expr:
-    """Calls to generate text that ended a second, by the class of their status."""
+    """Calls/s to generate text that ended, by the class of their status."""
     return SumOfKnown(
         tuple(
             Rate(HTTP, (("handler", handler), ("method", "POST"), ("status", status)))
@@ -116,13 +115,40 @@ CALLS = SumOfKnown((ACCEPTED, http_calls("4xx"), http_calls("5xx")))
 
 COMPUTED_PROMPT: Expr = Rate("prompt_tokens_by_source", (("source", "local_compute"),))
 
+FOLDED = {
+    "avg": "mean over the window",
+    "max": "highest scrape of the window",
+    "min": "lowest scrape of the window",
+}
+
+
+def _over_window(
+    name: str,
+    metric: str,
+    what: str,
+    *folds: str,
+    where: Where = (),
+    unit: str = "",
+    source: str = LOGGERS,
+) -> tuple[Signal, ...]:
+    """A gauge's values over the window, aggregated by each of `folds`."""
+    return tuple(
+        Signal(
+            f"{name}_{fold}{unit}",
+            OverTime(metric, fold, where),
+            f"{what}, {FOLDED[fold]}.",
+            source,
+        )
+        for fold in folds
+    )
+
+
 LOAD = (
-    Signal("running", Gauge("num_requests_running"), "Requests in the batch.", LOGGERS, core=True),
+    Signal("running", Gauge("num_requests_running"), "Requests in the batch.", core=True),
     Signal(
         "waiting",
         Gauge("num_requests_waiting"),
-        "Requests in the queue, the deferred ones among them.",
-        LOGGERS,
+        "Requests in the queue, deferred ones included.",
         core=True,
     ),
     Signal(
@@ -133,16 +159,14 @@ LOAD = (
                 Gauge("num_requests_waiting"),
             )
         ),
-        "Requests that wait for a seat, a token budget or KV blocks.",
-        LOGGERS,
-        needs="vLLM 0.20 or later; before it `waiting` serves",
+        "Requests queued for capacity: a seat in the batch, a token budget or KV blocks.",
+        needs="vLLM 0.20 or later; before, `waiting` is used",
     ),
     Signal(
         "waiting_deferred",
         Gauge("num_requests_waiting_by_reason", (("reason", "deferred"),)),
-        "Requests held back though there is capacity: for an adapter slot, a KV transfer, a "
-        "grammar.",
-        LOGGERS,
+        "Requests held back although there is capacity: they wait for an adapter slot, a KV "
+        "transfer or a grammar.",
         needs="vLLM 0.20 or later",
         optional=True,
     ),
@@ -150,179 +174,122 @@ LOAD = (
         "awake",
         Gauge("engine_sleep_state", (("sleep_state", "awake"),)),
         "1 while the engine is awake, 0 while sleep mode has taken its weights off the GPU.",
-        LOGGERS,
         needs="vLLM 0.11 or later",
         optional=True,
     ),
-    Signal(
-        "running_avg",
-        OverTime("num_requests_running", "avg"),
-        "Requests in the batch, mean over the window.",
-        LOGGERS,
-    ),
-    Signal(
-        "running_max",
-        OverTime("num_requests_running", "max"),
-        "Requests in the batch, highest scrape of the window.",
-        LOGGERS,
-    ),
-    Signal(
-        "running_min",
-        OverTime("num_requests_running", "min"),
-        "Requests in the batch, lowest scrape of the window.",
-        LOGGERS,
-    ),
-    Signal(
-        "waiting_avg",
-        OverTime("num_requests_waiting", "avg"),
-        "Requests in the queue, mean over the window.",
-        LOGGERS,
-    ),
-    Signal(
-        "waiting_min",
-        OverTime("num_requests_waiting", "min"),
-        "Requests in the queue, lowest scrape of the window.",
-        LOGGERS,
-    ),
+    *_over_window("running", "num_requests_running", "Requests in the batch", "avg", "max", "min"),
+    *_over_window("waiting", "num_requests_waiting", "Requests in the queue", "avg", "min"),
     Signal(
         "expected_wait_s",
         EXPECTED_WAIT,
-        "Expected wait in the queue by Little's law: requests queued for capacity, mean over the "
-        "window, over requests finished a second; over first tokens a second where none finished. "
-        "No value where none left the queue.",
-        LOGGERS,
+        "Expected wait in the queue by Little's law: requests queued for capacity (mean over the "
+        "window) divided by finished requests/s, or by first tokens/s if none finished. No value "
+        "if no request left the queue.",
     ),
     Signal(
         "waiting_slope_per_s",
         Slope("num_requests_waiting"),
-        "How fast the queue grows, least squares over the window.",
-        LOGGERS,
+        "Growth of the queue in requests/s, least squares over the window.",
     ),
-    Signal(
-        "waiting_deferred_min",
-        OverTime("num_requests_waiting_by_reason", "min", (("reason", "deferred"),)),
-        "Deferred requests, lowest scrape of the window.",
-        LOGGERS,
-        needs="vLLM 0.20 or later",
-        optional=True,
-    ),
-    Signal(
-        "waiting_deferred_avg",
-        OverTime("num_requests_waiting_by_reason", "avg", (("reason", "deferred"),)),
-        "Deferred requests, mean over the window.",
-        LOGGERS,
-        needs="vLLM 0.20 or later",
-        optional=True,
+    *of_feature(
+        "vLLM 0.20 or later",
+        *_over_window(
+            "waiting_deferred",
+            "num_requests_waiting_by_reason",
+            "Deferred requests",
+            "min",
+            "avg",
+            where=(("reason", "deferred"),),
+        ),
     ),
     Signal(
         "arrival_per_s",
         ARRIVALS,
-        "Requests that got their first token a second: arrivals, as soon as a server can "
-        "show them.",
-        LOGGERS,
+        "Requests/s that got their first token: the first sign of an arrival on the page.",
     ),
-    Signal("completed_per_s", COMPLETED, "Requests finished a second.", LOGGERS, core=True),
+    Signal("completed_per_s", COMPLETED, "Finished requests/s.", core=True),
     *(
         Signal(
             f"finished_{reason}_per_s",
             Rate("request_success", (("finished_reason", reason),)),
-            f"Requests finished a second with reason {reason!r}.",
-            LOGGERS,
+            f"Finished requests/s with reason {reason!r}.",
         )
         for reason in FINISH_REASONS
     ),
     Signal(
         "finished_length_ratio",
         Ratio(Rate("request_success", (("finished_reason", "length"),)), COMPLETED),
-        "Share of finished requests that ran into their output limit.",
+        "Share of finished requests that reached their output limit.",
         "guide 9.4; " + LOGGERS,
     ),
     Signal(
         "finished_error_ratio",
         Ratio(Rate("request_success", (("finished_reason", "error"),)), COMPLETED),
         "Share of finished requests that failed.",
-        LOGGERS,
     ),
     Signal(
         "rejected_per_s",
         Rate("admission_rejections"),
-        "Requests that vLLM refuses a second (HTTP 503), as its queue is at the configured limit.",
+        "Requests/s that vLLM rejects (HTTP 503) because its queue is at the configured limit.",
         "guide 9.4; " + LOGGERS,
         needs="vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens",
         optional=True,
     ),
 )
 
-CONSERVATION = (
+CONSERVATION = of_feature(
+    ONE_ENGINE,
     Signal(
         "accepted_per_s",
         ACCEPTED,
-        "Calls to generate text that vLLM accepted and that ended a second: finished, or given up "
-        "by their client.",
-        HTTP_SOURCE,
-        needs=ONE_ENGINE,
-        optional=True,
+        "Accepted calls/s to generate text that ended: finished, or given up by their client.",
     ),
     Signal(
         "given_up_per_s",
         GIVEN_UP,
-        "Accepted calls a second that ended before their request finished, by conservation: "
-        "accepted less finished. vLLM does not count most of them.",
-        HTTP_SOURCE,
-        needs=ONE_ENGINE,
-        optional=True,
+        "Accepted calls/s that ended before their request finished: accepted calls minus finished "
+        "requests. vLLM does not count most of them.",
     ),
     Signal(
         "given_up_ratio",
         Ratio(GIVEN_UP, ACCEPTED),
         "Share of the accepted calls that ended before their request finished.",
-        HTTP_SOURCE,
-        needs=ONE_ENGINE,
-        optional=True,
     ),
     Signal(
         "client_error_per_s",
         http_calls("4xx"),
-        "Calls to generate text that vLLM refused a second as wrong (HTTP 4xx).",
-        HTTP_SOURCE,
-        needs=ONE_ENGINE,
-        optional=True,
+        "Calls/s to generate text that vLLM rejected as invalid (HTTP 4xx).",
     ),
     Signal(
         "client_error_ratio",
         Ratio(http_calls("4xx"), CALLS),
-        "Share of the calls to generate text that vLLM refused as wrong (HTTP 4xx).",
-        HTTP_SOURCE,
-        needs=ONE_ENGINE,
-        optional=True,
+        "Share of the calls to generate text that vLLM rejected as invalid (HTTP 4xx).",
     ),
+    source=HTTP_SOURCE,
 )
 
 KV = (
     Signal(
         "kv_usage_ratio",
         Gauge("kv_cache_usage_perc"),
-        "Share of KV blocks that live requests hold; cached blocks that nobody holds count "
+        "Share of KV blocks that running requests hold; cached blocks that no request holds count "
         "as free.",
         "guide 7.7, 9.3; " + LOGGERS,
         core=True,
     ),
-    Signal(
-        "kv_usage_avg_ratio",
-        OverTime("kv_cache_usage_perc", "avg"),
-        "KV usage, mean over the window.",
-        "guide 9.3",
-    ),
-    Signal(
-        "kv_usage_max_ratio",
-        OverTime("kv_cache_usage_perc", "max"),
-        "KV usage, highest scrape of the window.",
-        "guide 9.3",
+    *_over_window(
+        "kv_usage",
+        "kv_cache_usage_perc",
+        "KV usage",
+        "avg",
+        "max",
+        unit="_ratio",
+        source="guide 9.3",
     ),
     Signal(
         "kv_usage_slope_per_s",
         Slope("kv_cache_usage_perc"),
-        "How fast KV usage grows, least squares over the window.",
+        "Growth of KV usage per second, least squares over the window.",
         "guide 7.4",
     ),
     Signal(
@@ -336,26 +303,25 @@ KV = (
                 ),
             )
         ),
-        "Tokens that the KV cache holds, by the server's own figure.",
-        LOGGERS,
+        "KV cache capacity in tokens, as the server reports it.",
     ),
     Signal(
         "preemption_per_s",
         Rate("num_preemptions"),
-        "Running requests thrown out of the KV cache a second, to be recomputed.",
+        "Preemptions/s: running requests that lose their KV blocks and are recomputed.",
         "guide 7.4; " + LOGGERS,
         core=True,
     ),
     Signal(
         "preemption_ratio_per_s",
         Ratio(Rate("num_preemptions"), OverTime("num_requests_running", "avg")),
-        "Preemptions per second and running request: the guide's eviction rate of active requests.",
+        "Preemptions/s per running request (the guide's eviction rate of active requests).",
         "guide 7.4, 9.3",
     ),
     Signal(
         "prefix_hit_ratio",
         Ratio(Rate("prefix_cache_hits"), Rate("prefix_cache_queries")),
-        "Share of looked-up prompt tokens that the prefix cache had.",
+        "Share of prompt tokens found in the prefix cache.",
         "guide 7.2, 7.7; " + LOGGERS,
     ),
     Signal(
@@ -367,73 +333,60 @@ KV = (
             )
         ),
         "Tokens of the shortest prefix that can hit: the prefix cache holds whole blocks only.",
-        LOGGERS,
         optional=True,
     ),
     Signal(
         "prefix_hit_tokens_mean",
         Ratio(Rate("prefix_cache_hits"), ARRIVALS),
-        "Prompt tokens that the prefix cache had, a request.",
+        "Prompt tokens found in the prefix cache, per request.",
         "guide 7.2; " + LOGGERS,
     ),
     Signal(
         "prefix_query_per_s",
         Rate("prefix_cache_queries"),
-        "Prompt tokens looked up in the prefix cache a second; zero with caching off.",
-        LOGGERS,
+        "Prompt tokens/s looked up in the prefix cache; 0 with caching off.",
     ),
     Signal(
         "prefix_saved_ratio",
         Complement(Ratio(COMPUTED_PROMPT, Rate("prompt_tokens"))),
-        "Share of prompt tokens that were not computed, whatever cache had them.",
+        "Share of prompt tokens that were not computed because a cache had them.",
         "guide 7.7; " + LOGGERS,
         needs="vLLM 0.16 or later",
     ),
-    Signal(
-        "kv_residency_s",
-        mean("kv_block_lifetime_seconds"),
-        "How long an evicted KV block had been in the cache, mean.",
-        "guide 7.7; " + LOGGERS,
-        needs="--kv-cache-metrics",
-        optional=True,
-    ),
-    Signal(
-        "kv_idle_before_evict_s",
-        mean("kv_block_idle_before_evict_seconds"),
-        "How long an evicted KV block had not been used, mean.",
-        LOGGERS,
-        needs="--kv-cache-metrics",
-        optional=True,
-    ),
-    Signal(
-        "block_eviction_per_s",
-        PartRate("kv_block_lifetime_seconds", "count"),
-        "Sampled KV blocks reused for something else a second (divide by the sampling rate).",
-        "guide 7.4; " + LOGGERS,
-        needs="--kv-cache-metrics",
-        optional=True,
-    ),
-    Signal(
-        "block_reuse_per_s",
-        PartRate("kv_block_reuse_gap_seconds", "count"),
-        "Sampled evicted KV blocks that had been used again before, a second.",
-        LOGGERS,
-        needs="--kv-cache-metrics",
-        optional=True,
-    ),
-    Signal(
-        "kv_reuse_gap_s",
-        mean("kv_block_reuse_gap_seconds"),
-        "Time between two uses of a KV block, mean over those of evicted blocks.",
-        LOGGERS,
-        needs="--kv-cache-metrics",
-        optional=True,
+    *of_feature(
+        "--kv-cache-metrics",
+        Signal(
+            "kv_residency_s",
+            mean("kv_block_lifetime_seconds"),
+            "Time that an evicted KV block was in the cache, mean.",
+            "guide 7.7; " + LOGGERS,
+        ),
+        Signal(
+            "kv_idle_before_evict_s",
+            mean("kv_block_idle_before_evict_seconds"),
+            "Time since the last use of an evicted KV block, mean.",
+        ),
+        Signal(
+            "block_eviction_per_s",
+            PartRate("kv_block_lifetime_seconds", "count"),
+            "Evictions/s of sampled KV blocks (divide by the sampling rate).",
+            "guide 7.4; " + LOGGERS,
+        ),
+        Signal(
+            "block_reuse_per_s",
+            PartRate("kv_block_reuse_gap_seconds", "count"),
+            "Reuses/s of sampled KV blocks, counted when the block is evicted.",
+        ),
+        Signal(
+            "kv_reuse_gap_s",
+            mean("kv_block_reuse_gap_seconds"),
+            "Time between two uses of a KV block, mean over those of evicted blocks.",
+        ),
     ),
     Signal(
         "external_hit_ratio",
         Ratio(Rate("external_prefix_cache_hits"), Rate("external_prefix_cache_queries")),
-        "Share of looked-up tokens that an external KV tier had.",
-        LOGGERS,
+        "Share of looked-up tokens found in an external KV tier.",
         needs=CONNECTOR,
         optional=True,
     ),
@@ -446,12 +399,19 @@ def _family(name: str, metric: str, help_text: str, *, core: bool = False) -> tu
             f"{name}_p{percent}_s",
             Quantile(metric, percent / 100),
             f"{help_text}, P{percent} by histogram interpolation.",
-            LOGGERS,
             core=core and percent == 99,
         )
         for percent in (50, 95, 99)
     )
-    return (*quantiles, Signal(f"{name}_mean_s", mean(metric), f"{help_text}, mean.", LOGGERS))
+    return (*quantiles, Signal(f"{name}_mean_s", mean(metric), f"{help_text}, mean."))
+
+
+def _share(name: str, metric: str, where: str) -> Signal:
+    """The share of requests' time that a histogram measures."""
+    ratio = Ratio(PartRate(metric, "sum"), PartRate(E2E, "sum"))
+    return Signal(
+        f"{name}_share_ratio", ratio, f"Share of request time spent {where}.", "guide 8.4"
+    )
 
 
 LATENCY = (
@@ -460,72 +420,63 @@ LATENCY = (
     *_family(
         "tpot",
         "request_time_per_output_token_seconds",
-        "Decode time per output token, at a request's end",
+        "Decode time per output token, recorded at the request's end",
     ),
-    *_family("queue", QUEUE, "Time in the queue up to the last scheduling, at a request's end"),
-    *_family("prefill", PREFILL, "Time from scheduling to the first token, at a request's end"),
-    *_family("decode", DECODE, "Time from the first token to the last, at a request's end"),
-    *_family("e2e", E2E, "Time of a whole request, at its end"),
+    *_family(
+        "queue", QUEUE, "Time in the queue until the last scheduling, recorded at the request's end"
+    ),
+    *_family(
+        "prefill", PREFILL, "Time from scheduling to the first token, recorded at the request's end"
+    ),
+    *_family(
+        "decode", DECODE, "Time from the first token to the last, recorded at the request's end"
+    ),
+    *_family("e2e", E2E, "End-to-end time of a request"),
     Signal(
         "ttft_itl_ratio",
         Ratio(mean(TTFT), mean(ITL)),
-        "Mean TTFT over mean ITL: high says prefill or queue, low says decode.",
+        "Mean TTFT divided by mean ITL: high points to prefill or the queue, low to decode.",
         "guide 8.4",
     ),
     Signal(
         "ttft_p99_p50_ratio",
         Ratio(Quantile(TTFT, 0.99), Quantile(TTFT, 0.5)),
-        "How far the tail of TTFT has left its middle.",
+        "TTFT P99 divided by P50.",
         "guide 8.1",
     ),
     Signal(
         "itl_p99_p50_ratio",
         Ratio(Quantile(ITL, 0.99), Quantile(ITL, 0.5)),
-        "How far the tail of ITL has left its middle.",
+        "ITL P99 divided by P50.",
         "guide 9.3",
     ),
     Signal(
         "itl_stall_per_s",
         AboveRate(ITL, STALL_EDGES_S[0]),
-        "Outputs a second that came half a second or more after the one before.",
+        "Outputs/s that came 0.5 s or more after the previous one.",
         "guide 6.4, 9.3",
     ),
     Signal(
         "itl_stall_time_ratio",
         SlowTimeShare(ITL, STALL_EDGES_S),
-        "Least share of decode time spent in pauses of half a second and more.",
+        "Share of decode time in pauses of 0.5 s or more (a lower bound).",
         "guide 6.4, 9.3",
     ),
-    Signal(
-        "queue_share_ratio",
-        Ratio(PartRate(QUEUE, "sum"), PartRate(E2E, "sum")),
-        "Share of request time spent in the queue.",
-        "guide 8.4",
-    ),
-    Signal(
-        "prefill_share_ratio",
-        Ratio(PartRate(PREFILL, "sum"), PartRate(E2E, "sum")),
-        "Share of request time spent in prefill.",
-        "guide 8.4",
-    ),
+    _share("queue", QUEUE, "in the queue"),
+    _share("prefill", PREFILL, "in prefill"),
     Signal(
         "prefill_service_ratio",
         Ratio(PartRate(PREFILL, "sum"), Sum((PartRate(PREFILL, "sum"), PartRate(DECODE, "sum")))),
-        "Share of prefill in the time that requests are served: without the queue.",
+        "Share of prefill in the time of prefill and decode (without the queue).",
         "guide 8.4; " + LOGGERS,
     ),
     Signal(
         "prefill_long_per_s",
         AboveRate(PREFILL, STALL_EDGES_S[0]),
-        "Prefills a second of half a second and more, at the requests' ends.",
+        "Prefills/s of 0.5 s or more, recorded when the requests end.",
         "guide 6.4; " + LOGGERS,
     ),
-    Signal(
-        "decode_share_ratio",
-        Ratio(PartRate(DECODE, "sum"), PartRate(E2E, "sum")),
-        "Share of request time spent in decode.",
-        "guide 8.4",
-    ),
+    _share("decode", DECODE, "in decode"),
 )
 
 WORKLOAD = (
@@ -542,27 +493,24 @@ WORKLOAD = (
         )
         for percent in (50, 95, 99)
     ),
-    Signal("prompt_tokens_mean", mean(PROMPT_LENGTH), "Prompt length, mean.", LOGGERS),
-    Signal("output_tokens_mean", mean(OUTPUT_LENGTH), "Output length, mean.", LOGGERS),
+    Signal("prompt_tokens_mean", mean(PROMPT_LENGTH), "Prompt length, mean."),
+    Signal("output_tokens_mean", mean(OUTPUT_LENGTH), "Output length, mean."),
     Signal(
         "prefill_tokens_p50",
         Quantile("request_prefill_kv_computed_tokens", 0.5),
-        "Prompt tokens a request had to compute, P50: what the caches did not have.",
-        LOGGERS,
+        "Prompt tokens computed per request, P50: those that no cache had.",
         needs="vLLM 0.13 or later",
     ),
     Signal(
         "prefill_tokens_p95",
         Quantile("request_prefill_kv_computed_tokens", 0.95),
-        "Prompt tokens a request had to compute, P95.",
-        LOGGERS,
+        "Prompt tokens computed per request, P95.",
         needs="vLLM 0.13 or later",
     ),
     Signal(
         "prompt_tokens_per_s",
         Rate("prompt_tokens"),
-        "Prompt tokens a second, cached ones included.",
-        LOGGERS,
+        "Prompt tokens/s, cached ones included.",
         core=True,
     ),
     Signal(
@@ -574,55 +522,42 @@ WORKLOAD = (
                 Rate("prompt_tokens"),
             )
         ),
-        "Prompt tokens computed a second: the prefill work; before 0.16 prompts less cache hits.",
-        LOGGERS,
+        "Computed prompt tokens/s (the prefill work); before vLLM 0.16, prompt tokens minus cache "
+        "hits.",
     ),
     Signal(
         "generation_tokens_per_s",
         Rate("generation_tokens"),
-        "Tokens generated a second.",
+        "Generated tokens/s.",
         "guide 9.3; " + LOGGERS,
         core=True,
     ),
     Signal(
         "large_step_per_s",
         AboveRate("iteration_tokens_total", 256),
-        "Steps a second of more than 256 tokens: with fewer there is no prompt to split.",
+        "Engine steps/s with more than 256 tokens; smaller steps have no prompt to split.",
         "guide 6.4; " + LOGGERS,
     ),
     Signal(
-        "iteration_tokens_mean",
-        mean("iteration_tokens_total"),
-        "Tokens in one engine step, mean.",
-        LOGGERS,
+        "iteration_tokens_mean", mean("iteration_tokens_total"), "Tokens in one engine step, mean."
     ),
 )
 
-SPECULATION = (
+SPECULATION = of_feature(
+    "speculative decoding",
     Signal(
         "spec_acceptance_ratio",
         Ratio(Rate("spec_decode_num_accepted_tokens"), Rate("spec_decode_num_draft_tokens")),
-        "Share of drafted tokens that the model accepted.",
+        "Share of draft tokens that the model accepted.",
         "guide 6.6, 9.3; " + LOGGERS,
-        needs="speculative decoding",
-        optional=True,
     ),
     Signal(
         "spec_accepted_per_draft_tokens",
         Ratio(Rate("spec_decode_num_accepted_tokens"), Rate("spec_decode_num_drafts")),
-        "Drafted tokens accepted in one verification, mean.",
+        "Draft tokens accepted per draft, mean.",
         "guide 6.6; " + LOGGERS,
-        needs="speculative decoding",
-        optional=True,
     ),
-    Signal(
-        "spec_draft_tokens_per_s",
-        Rate("spec_decode_num_draft_tokens"),
-        "Tokens drafted a second.",
-        LOGGERS,
-        needs="speculative decoding",
-        optional=True,
-    ),
+    Signal("spec_draft_tokens_per_s", Rate("spec_decode_num_draft_tokens"), "Draft tokens/s."),
     *(
         Signal(
             f"spec_acceptance_pos{position}_ratio",
@@ -632,45 +567,32 @@ SPECULATION = (
             ),
             f"Share of drafts whose token at position {position} was accepted.",
             "guide 6.6; " + LOGGERS,
-            needs="speculative decoding",
-            optional=True,
         )
         for position in SPEC_POSITIONS
     ),
 )
 
-LORA = (
+LORA = of_feature(
+    "--enable-lora",
     Signal(
         "lora_running",
         InfoNames("lora_requests_info", "running_lora_adapters"),
         "Adapters with a request in the batch.",
-        LOGGERS,
-        needs="--enable-lora",
-        optional=True,
     ),
     Signal(
         "lora_waiting",
         InfoNames("lora_requests_info", "waiting_lora_adapters"),
-        "Adapters with a waiting request, as far as vLLM shows them.",
-        LOGGERS,
-        needs="--enable-lora",
-        optional=True,
+        "Adapters with a waiting request, as far as vLLM reports them.",
     ),
     Signal(
         "lora_max",
         InfoNumber("lora_requests_info", "max_lora"),
         "Adapters that fit on the GPU at a time (--max-loras).",
-        LOGGERS,
-        needs="--enable-lora",
-        optional=True,
     ),
     Signal(
         "lora_change_per_s",
         InfoChanges("lora_requests_info"),
-        "Different sets of running adapters seen a second.",
-        LOGGERS,
-        needs="--enable-lora",
-        optional=True,
+        "Changes/s of the set of running adapters.",
     ),
 )
 
@@ -683,7 +605,8 @@ def _of_connector(counted: str) -> Expr:
 LOADING = Rate(f"{OFFLOAD_LOAD}_time")
 LMCACHE_FAILED = Rate("lmcache_get_blocking_failed_count", suffix="")
 
-TRANSFER = (
+TRANSFER = of_feature(
+    CONNECTOR,
     Signal(
         "kv_transfer_mean_s",
         Beside(
@@ -697,11 +620,9 @@ TRANSFER = (
             mean(LMCACHE_RETRIEVE),
             "max",
         ),
-        "Time of one KV transfer between nodes, of one load from an offload tier or of one "
-        "retrieve from LMCache (only in the sidecar), mean; of several the longest.",
+        "Time of one KV transfer between nodes, load from an offload tier or retrieve from "
+        "LMCache (sidecar only), mean; if there are several, the longest.",
         "guide 7.6, 7.7; vllm/distributed/kv_transfer (0.32)",
-        needs=CONNECTOR,
-        optional=True,
     ),
     Signal(
         "kv_transfer_p95_s",
@@ -712,8 +633,6 @@ TRANSFER = (
         ),
         "Time of one KV transfer between nodes or of one retrieve from LMCache, P95.",
         "guide 7.7; vllm/distributed/kv_transfer (0.32)",
-        needs=CONNECTOR,
-        optional=True,
     ),
     Signal(
         "kv_transfer_busy_ratio",
@@ -722,18 +641,14 @@ TRANSFER = (
             PartRate(LMCACHE_RETRIEVE, "sum"),
             "sum",
         ),
-        "Seconds of KV transfer per second: transfers, loads or retrieves in flight.",
+        "KV transfers, loads or retrieves in flight (seconds of transfer per second).",
         "vllm/distributed/kv_transfer (0.32)",
-        needs=CONNECTOR,
-        optional=True,
     ),
     Signal(
         "kv_transfer_failed_per_s",
         Beside(_of_connector("num_failed_transfers"), LMCACHE_FAILED, "sum"),
-        "KV transfers, or LMCache's reads from its remote storage, that failed a second.",
+        "Failed KV transfers/s, or LMCache's failed reads/s from its remote storage.",
         "vllm/distributed/kv_transfer (0.32)",
-        needs=CONNECTOR,
-        optional=True,
     ),
     Signal(
         "kv_transfer_bytes_per_s",
@@ -746,18 +661,14 @@ TRANSFER = (
                 Ratio(Rate(f"{OFFLOAD_LOAD}_bytes"), LOADING),
             )
         ),
-        "Bytes a second that one KV transfer, or load, moves while it lasts.",
+        "Bytes/s of one KV transfer or load while it lasts.",
         "guide 6.5; vllm/distributed/kv_transfer (0.32)",
-        needs=CONNECTOR,
-        optional=True,
     ),
     Signal(
         "kv_expired_per_s",
         _of_connector("num_kv_expired_reqs"),
-        "Requests a second whose KV expired on the prefill side before it was fetched.",
+        "Requests/s whose KV expired on the prefill side before it was fetched.",
         "vllm/distributed/kv_transfer (0.32)",
-        needs=CONNECTOR,
-        optional=True,
     ),
     Signal(
         "kv_external_share_ratio",
@@ -765,33 +676,26 @@ TRANSFER = (
             Rate("prompt_tokens_by_source", (("source", "external_kv_transfer"),)),
             Rate("prompt_tokens"),
         ),
-        "Share of prompt tokens whose KV came from elsewhere.",
+        "Share of prompt tokens whose KV came from another node or tier.",
         "guide 6.5; " + LOGGERS,
         needs="vLLM 0.16 or later",
-        optional=True,
     ),
     *(
-        Signal(
-            key,
-            Gauge("num_requests_kv_fetch_by_stage", (("stage", stage),)),
-            text,
-            LOGGERS,
-            needs=CONNECTOR,
-            optional=True,
-        )
+        Signal(key, Gauge("num_requests_kv_fetch_by_stage", (("stage", stage),)), text)
         for key, stage, text in (
-            ("kv_fetch_queued", "waiting_to_start", "Requests whose KV is not under way yet."),
-            ("kv_fetch_moving", "in_progress", "Requests whose KV is under way."),
-            ("kv_fetch_arrived", "completed_waiting", "Requests whose KV is there, and who wait."),
+            ("kv_fetch_queued", "waiting_to_start", "Requests whose KV transfer has not started."),
+            ("kv_fetch_moving", "in_progress", "Requests whose KV is being transferred."),
+            (
+                "kv_fetch_arrived",
+                "completed_waiting",
+                "Requests whose KV has arrived and that still wait.",
+            ),
         )
     ),
     Signal(
         "kv_fetch_waiting",
         Gauge("num_requests_kv_fetch_by_stage"),
-        "Requests whose KV is being fetched from elsewhere.",
-        LOGGERS,
-        needs=CONNECTOR,
-        optional=True,
+        "Requests that wait for KV from another node or tier.",
     ),
 )
 
@@ -803,32 +707,32 @@ LMCACHE_OWN = tuple(
         (
             "lmcache_retrieve_mean_s",
             mean(LMCACHE_RETRIEVE),
-            "Time of one retrieve of KV from LMCache, of one GPU's share, mean.",
+            "Time of one retrieve of KV from LMCache for one GPU's share, mean.",
         ),
         (
             "lmcache_retrieve_tokens_per_s",
             mean("lmcache_retrieve_speed"),
-            "Tokens a second that one retrieve from LMCache moves while it lasts, mean.",
+            "Tokens/s of one retrieve from LMCache, mean.",
         ),
         (
             "lmcache_retrieved_ratio",
             Ratio(Rate("lmcache_num_hit_tokens"), Rate("lmcache_num_requested_tokens")),
-            "Share of the tokens whose KV was asked of LMCache that it gave.",
+            "Share of requested tokens whose KV LMCache had.",
         ),
         (
             "lmcache_store_mean_s",
             mean("lmcache_time_to_store"),
-            "Time of one store of KV in LMCache, of one GPU's share, mean.",
+            "Time of one store of KV in LMCache for one GPU's share, mean.",
         ),
         (
             "lmcache_failed_per_s",
             LMCACHE_FAILED,
-            "LMCache's reads from its remote storage that failed a second.",
+            "LMCache's failed reads/s from its remote storage.",
         ),
         (
             "lmcache_healthy",
             Across("lmcache_is_healthy", "min"),
-            "1 while every worker's LMCache says that it is healthy, else 0.",
+            "1 while every worker's LMCache reports healthy, else 0.",
         ),
     )
 )
@@ -844,22 +748,19 @@ HOST = (
     ),
 )
 
-WORK = (
+WORK = of_feature(
+    "--enable-mfu-metrics",
     Signal(
         "flop_per_s",
         Positive(Rate("estimated_flops_per_gpu")),
-        "Floating-point operations a second and GPU, by vLLM's own estimate.",
+        "FLOP/s per GPU, by vLLM's own estimate.",
         "guide 8.4; vllm/v1/metrics/perf.py (0.32)",
-        needs="--enable-mfu-metrics",
-        optional=True,
     ),
     Signal(
         "memory_bytes_per_s",
         Positive(Rate("estimated_read_bytes_per_gpu")),
-        "Bytes read from GPU memory a second, by vLLM's own estimate.",
+        "Bytes/s read from the memory of each GPU, by vLLM's own estimate.",
         "guide 3.3; vllm/v1/metrics/perf.py (0.32)",
-        needs="--enable-mfu-metrics",
-        optional=True,
     ),
 )
 
@@ -924,9 +825,9 @@ def configured(
             Signal(
                 "goodput_per_s",
                 goodput,
-                "Requests a second within the targets: with the first token in time, less the "
-                "share of token gaps above the ITL target, if one is set. Targets are rounded down "
-                "to a bucket bound.",
+                "Requests/s within the targets: those with the first token in time, minus the "
+                "share of token gaps above the ITL target, if one is set. Targets are rounded "
+                "down to a bucket bound.",
                 "guide 8.4",
             )
         )
@@ -936,7 +837,7 @@ def configured(
             Signal(
                 "tokens_per_gpu_hour",
                 Scaled(per_hour, 3600 / gpus),
-                "Tokens generated per GPU and hour at the present rate.",
+                "Generated tokens per GPU-hour at the current rate.",
                 "guide 9.3",
             )
         )
