@@ -12,12 +12,11 @@ from http import HTTPStatus
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kneewatch.agent.api.metrics import Described, Families
 from kneewatch.agent.api.parameters import FLEET_FORMS, At, FleetFormat, Unavailable, moment
 from kneewatch.agent.api.responses import (
     JSON,
@@ -42,17 +41,17 @@ if TYPE_CHECKING:
 
 
 ANSWER_S = 60.0
-"""How long a request waits for its answer; the queries go on in the background."""
+"""How long a request waits for its answer; the queries continue in the background."""
 
 CACHE_S = 60.0
 """How long an answer is cached."""
 
 RETRY_AFTER_S = 5
-NOTHING = "no_vllm"
+NO_VLLM = "no_vllm"
 """CollectError's kind for a metrics system without series of vLLM."""
 
 SINCE = (
-    "since is not available for a fleet: ask for one moment with at, or for a period with "
+    "since is not available for a fleet: use at for one moment, or for a period "
     "`kneewatch report --prometheus URL --since 2h --to TIME`"
 )
 
@@ -95,12 +94,15 @@ class FleetPast:
         except TimeoutError as exc:
             raise Problem(
                 HTTPStatus.GATEWAY_TIMEOUT,
-                f"the metrics system has not answered within {self._answer_s:g} s; the query goes "
-                f"on: ask again with at={at_s:.0f}",
+                f"no answer from the metrics system within {self._answer_s:g} s; the query still "
+                f"runs: send at={at_s:.0f} again later",
                 {"Retry-After": str(RETRY_AFTER_S)},
             ) from exc
         except CollectError as exc:
-            raise _problem_of(exc) from exc
+            status, why = HTTPStatus.SERVICE_UNAVAILABLE, "the metrics system does not answer"
+            if exc.kind == NO_VLLM:
+                status, why = HTTPStatus.NOT_FOUND, "no data of that moment"
+            raise Problem(status, clean(f"{why}: {exc}")) from exc
 
     def _answer(self, at_s: float) -> Future[FleetDiagnosis]:
         query = self._query
@@ -108,13 +110,13 @@ class FleetPast:
             if not query.answer.done() and query.at_s != at_s:
                 raise Problem(
                     HTTPStatus.SERVICE_UNAVAILABLE,
-                    "a query for another moment is running: only one at a time, they are expensive",
+                    "a query for another moment is running; only one may run: retry later",
                     {"Retry-After": str(RETRY_AFTER_S)},
                 )
             if query.at_s == at_s and self._holds(query):
                 return query.answer
         self._query = query = PastQuery(at_s, self._thread.submit(self._ask, at_s))
-        query.answer.add_done_callback(lambda _: self._ended(query))
+        query.answer.add_done_callback(lambda _: setattr(query, "ended_s", self._monotonic()))
         return query.answer
 
     def _holds(self, query: PastQuery) -> bool:
@@ -124,22 +126,34 @@ class FleetPast:
         ended_s = self._monotonic() if query.ended_s is None else query.ended_s
         return query.answer.exception() is None and self._monotonic() - ended_s < CACHE_S
 
-    def _ended(self, query: PastQuery) -> None:
-        query.ended_s = self._monotonic()
-
-
-def _problem_of(error: CollectError) -> Problem:
-    if error.kind == NOTHING:
-        return Problem(HTTPStatus.NOT_FOUND, clean(f"no data of that moment: {error}"))
-    return Problem(
-        HTTPStatus.SERVICE_UNAVAILABLE, clean(f"the metrics system does not answer: {error}")
-    )
-
 
 # --- Metrics of a fleet; an unknown value has no series -------------------------------------------
 
 
 TIER = ("pool", "tier", "role")
+QUERIES: Described = {
+    "fleet_up": ("1 while the metrics system answers.", ()),
+    "fleet_interval_seconds": ("Time between diagnoses.", ()),
+    "fleet_failing_cycles": ("Failed cycles in a row.", ()),
+    "fleet_last_answer_timestamp_seconds": ("When it last answered; 0: never.", ()),
+    "fleet_cycles_total": ("Cycles since the start.", ()),
+    "fleet_cycle_failures_total": ("Cycles without an answer.", ()),
+    "fleet_queries_total": ("Queries sent to the metrics system.", ()),
+    "fleet_queries_retried_total": ("Queries that were sent again.", ()),
+    "fleet_health": ("1 for the fleet's health, 0 for the other states.", ("health",)),
+}
+TIERS: Described = {
+    "fleet_engines": ("Engines of a tier by health.", (*TIER, "health")),
+    "fleet_stage_engines": (
+        "Engines of a tier by stage of the KV cascade, without those whose stage is unknown.",
+        (*TIER, "stage"),
+    ),
+    "fleet_replicas": ("Replicas that a tier has.", TIER),
+    "fleet_cause": (
+        "1 while a cause is concluded, else 0; the tier is empty for a cause of a whole pool.",
+        ("pool", "tier", "cause"),
+    ),
+}
 
 
 def fleet_replicas(state: FleetState, now_s: float) -> Iterator[tuple[dict[str, str], float]]:
@@ -152,80 +166,43 @@ def fleet_replicas(state: FleetState, now_s: float) -> Iterator[tuple[dict[str, 
             yield {**dict(zip(TIER, _labels(size.tier), strict=True)), "model": model}, size.needed
 
 
-def fleet_families(state: FleetState, now_s: float) -> Iterator[Metric]:
+def fleet_families(state: FleetState, now_s: float) -> Families:
     """The metric families: the state of the queries, and the newest diagnosis."""
     diagnosis = state.current_diagnosis(now_s)
     current = diagnosis if diagnosis is not None and not diagnosis.lost else None
-    yield from _source_families(state, up=current is not None)
-    health = GaugeMetricFamily(
-        "kneewatch_fleet_health", "1 for the verdict's word, 0 for the others.", labels=("health",)
-    )
+    families = Families(QUERIES if current is None else {**QUERIES, **TIERS})
+    families.add("fleet_up", current is not None)
+    families.add("fleet_interval_seconds", state.interval_s)
+    families.add("fleet_failing_cycles", state.failing)
+    families.add("fleet_last_answer_timestamp_seconds", state.seen_s)
+    families.add("fleet_cycles_total", state.cycles)
+    families.add("fleet_cycle_failures_total", state.failures)
+    families.add("fleet_queries_total", state.queries)
+    families.add("fleet_queries_retried_total", state.retried)
     for word in RANKS:
-        health.add_metric((word,), float(word == (current.health if current else "unknown")))
-    yield health
+        families.add("fleet_health", word == (current.health if current else "unknown"), word)
     if current is not None:
-        yield from _tiers(current)
-        yield _causes(current)
+        _add_tiers(families, current)
+    return families
 
 
-def _tiers(diagnosis: FleetDiagnosis) -> Iterator[Metric]:
-    engines = GaugeMetricFamily(
-        "kneewatch_fleet_engines", "Engines of a tier by health.", labels=(*TIER, "health")
-    )
-    stages = GaugeMetricFamily(
-        "kneewatch_fleet_stage_engines",
-        "Engines of a tier by stage of the KV cascade; those whose stage is not known in none.",
-        labels=(*TIER, "stage"),
-    )
-    replicas = GaugeMetricFamily(
-        "kneewatch_fleet_replicas", "Replicas that a tier has.", labels=TIER
-    )
+def _add_tiers(families: Families, diagnosis: FleetDiagnosis) -> None:
+    active = {(cause.pool, cause.tier, cause.cause.id) for cause in diagnosis.causes}
+    causes = set(active)
     for tier in diagnosis.tiers:
         labels = _labels(tier)
         healths = Counter(engine.health for engine in tier.engines)
-        staged = Counter(engine.stage for engine in tier.engines)
+        stages = Counter(engine.stage for engine in tier.engines)
         for word in RANKS:
-            engines.add_metric((*labels, word), healths[word])
+            families.add("fleet_engines", healths[word], *labels, word)
         for stage in range(5):
-            stages.add_metric((*labels, str(stage)), staged[stage])
-        replicas.add_metric(labels, tier.replicas)
-    yield from (engines, stages, replicas)
-
-
-def _causes(diagnosis: FleetDiagnosis) -> Metric:
-    family = GaugeMetricFamily(
-        "kneewatch_fleet_cause",
-        "1 while a cause is concluded, else 0; without a tier of a whole pool.",
-        labels=("pool", "tier", "cause"),
-    )
-    active = {(clean(cause.pool), clean(cause.tier), cause.cause.id) for cause in diagnosis.causes}
-    # A partial answer does not prove that a cause is absent.
-    rows = set(active)
-    for tier in () if diagnosis.partial else diagnosis.tiers:
-        pool, name, _ = _labels(tier)
-        rows |= {(pool, "" if cause == OF_A_POOL else name, cause) for cause in FLEET_CAUSES}
-    for row in sorted(rows):
-        family.add_metric(row, float(row in active))
-    return family
-
-
-def _source_families(state: FleetState, *, up: bool) -> Iterator[Metric]:
-    gauges = (
-        ("up", "1 while the metrics system answers.", float(up)),
-        ("interval_seconds", "Time between diagnoses.", state.interval_s),
-        ("failing_cycles", "Failed cycles in a row.", state.failing),
-        ("last_answer_timestamp_seconds", "When it last answered; 0: never.", state.seen_s),
-    )
-    for name, help_text, value in gauges:
-        yield GaugeMetricFamily(f"kneewatch_fleet_{name}", help_text, value=value)
-    counters = (
-        ("cycles", "Cycles since the start.", state.cycles),
-        ("cycle_failures", "Cycles without an answer.", state.failures),
-        ("queries", "Queries sent to the metrics system.", state.queries),
-        ("queries_retried", "Queries that were sent again.", state.retried),
-    )
-    for name, help_text, count in counters:
-        yield CounterMetricFamily(f"kneewatch_fleet_{name}", help_text, value=count)
+            families.add("fleet_stage_engines", stages[stage], *labels, str(stage))
+        families.add("fleet_replicas", tier.replicas, *labels)
+        # A partial answer does not prove that a cause is absent.
+        for cause in () if diagnosis.partial else FLEET_CAUSES:
+            causes.add((tier.pool, "" if cause == OF_A_POOL else tier.tier, cause))
+    for row in sorted(causes):
+        families.add("fleet_cause", row in active, *row)
 
 
 def _labels(tier: Tier) -> tuple[str, str, str]:
@@ -265,7 +242,7 @@ class FleetAnswers:
             return Response(body, media_type=MEDIA_TYPES[form])
         diagnosis = state.current_diagnosis(now_s)
         if diagnosis is None:
-            why = f"the metrics system has not answered yet: {state.error or 'not queried yet'}"
+            why = f"no answer from the metrics system yet: {state.error or 'not queried yet'}"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, clean(why))
         body = await run_in_threadpool(self._cached_body, form, state, diagnosis)
         return Response(body, media_type=MEDIA_TYPES[form])
