@@ -43,7 +43,7 @@ from kneewatch.agent.api.responses import (
     dumped,
     refused,
 )
-from kneewatch.agent.api.service import Service, has_judged, source_problems
+from kneewatch.agent.api.service import Service, has_diagnosed, source_problems
 from kneewatch.agent.api.sizing import converted, json_object, parameters_of, size_of
 from kneewatch.agent.api.triage import Triage, redirect, to_page
 from kneewatch.agent.api.triage_page import Views, page_request
@@ -73,12 +73,12 @@ class Routes:
         return Response("ok\n", media_type="text/plain; charset=utf-8")
 
     async def readyz(self, request: Request, strict: Strict = None) -> Response:
-        """Ready once a target or the fleet was judged, and from then on: where a source fails, the
-        endpoints say since when its state is unknown. `reasons` are the sources that do not work
-        now; they need the read token."""
+        """Ready once a target or the fleet has been diagnosed, and from then on: if a source fails
+        later, the endpoints report since when its state is unknown. `reasons` lists the sources
+        that fail now and needs the read token."""
         problems = source_problems(self._service)
         is_strict = strict is not None and converted("strict", bool, strict)
-        ready = not problems if is_strict else has_judged(self._service)
+        ready = not problems if is_strict else has_diagnosed(self._service)
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         body: dict[str, Any] = {"ready": ready}
         if READ in _granted(request):
@@ -120,16 +120,16 @@ class Routes:
         return await self._triage(request, target, at=at, since=since, form=format)
 
     async def size(self, request: Request) -> Response:
-        """Sizing as in `kneewatch size`: whether a model fits, its speed, the number of GPUs and
-        the price. A model is a catalogue id; requests cannot open files."""
+        """Sizing as by `kneewatch size`: whether a model fits, its speed, the number of GPUs and
+        the price. A model is a catalogue id: requests cannot open files."""
         given = await parameters_of(request)
         # One at a time: a search takes about 0.3 s of CPU time.
         document = await to_thread.run_sync(size_of, given, limiter=self._sizes)
         return Response(dumped(document), media_type=MEDIA_TYPES[JSON])
 
     async def alerts(self, request: Request) -> Response:
-        """Alertmanager's webhook (version 4): each alert with the diagnosis of the matched servers,
-        when it started and now. Configured receivers are notified. Requires the admin token where
+        """Alertmanager's webhook (version 4): each alert with the diagnosis of the matched servers
+        when it started, and now. Configured receivers are notified. Requires the admin token where
         tokens are set."""
         need_admin(_granted(request))
         payload = await json_object(request)
@@ -140,7 +140,7 @@ class Routes:
         except KneewatchError as exc:
             log.warning("cannot answer alerts error=%s", exc)
             raise Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE, "not available now; see kneewatch's log"
+                HTTPStatus.SERVICE_UNAVAILABLE, "temporarily unavailable; see kneewatch's log"
             ) from exc
         return Response(dumped(answer), media_type=MEDIA_TYPES[JSON])
 
@@ -222,7 +222,7 @@ class App(FastAPI):
         """Add a documented GET, or the POST of a JSON document with the schema `post`."""
         kinds = [PROBLEM_TYPE] if path.startswith(API) else [PROBLEM_TYPE, _media_type(HTML)]
         problem = _content(*kinds, schema="Problem")
-        rows: dict[int | str, Any] = {**answers, "default": "The request is refused."}
+        rows: dict[int | str, Any] = {**answers, "default": "The request was refused."}
         for status, answer in rows.items():
             if isinstance(answer, str):
                 rows[status] = {"description": answer, "content": problem}
@@ -258,20 +258,23 @@ def _media_type(form: str) -> str:
 
 
 NO_FORMAT = "No format matches the Accept header."
-NO_JSON: Documented = {400: "The body is no JSON.", 415: "The body is not application/json."}
-WRONG = "A parameter is wrong."
+NO_JSON: Documented = {
+    400: "The body is not JSON.",
+    415: "The content type is not application/json.",
+}
+WRONG = "A parameter is invalid."
 NO_HISTORY = "The history cannot be read."
 READY: Documented = {
     200: _answer("Ready.", JSON, schema="Readiness"),
     422: WRONG,
     503: _answer(
-        "Nothing was judged yet; with `strict`: a source does not work.", JSON, schema="Readiness"
+        "Nothing has been diagnosed yet; with `strict`: a source fails.", JSON, schema="Readiness"
     ),
 }
 TRIAGE: Documented = {
     200: _answer("The diagnoses.", JSON, TEXT, MARKDOWN, schema="Triage"),
-    307: {"description": "Redirect to the page for browsers, or to a fleet's past."},
-    404: "No stored data of that moment.",
+    307: {"description": "Redirect to the HTML page, or to the fleet's diagnosis."},
+    404: "No data is stored for that moment.",
     406: NO_FORMAT,
     422: WRONG,
     503: NO_HISTORY,
@@ -295,9 +298,9 @@ FLEET: Documented = {
     200: _answer(
         "The newest diagnosis, or that of the moment.", JSON, TEXT, MARKDOWN, schema="Fleet"
     ),
-    404: "No data of that moment.",
+    404: "No data at that moment.",
     406: NO_FORMAT,
-    422: "A parameter is wrong; `since` is not available for a fleet.",
+    422: "A parameter is invalid; `since` is not available for a fleet.",
     503: "The metrics system does not answer, or another query is running.",
     504: "The metrics system did not answer in time.",
 }
@@ -323,7 +326,7 @@ def make_app(service: Service) -> FastAPI:
         exception_handlers={Problem: _problem, HTTPException: _unrouted},
     )
     routes = Routes(service)
-    known_target: Documented = {404: "No stored data of that moment, or no such target."}
+    known_target: Documented = {404: "No data is stored for that moment, or no such target."}
     app.serve("/healthz", routes.healthz, {200: _answer("The process answers.", TEXT)})
     app.serve("/readyz", routes.readyz, READY)
     app.serve("/metrics", routes.metrics, {200: _answer("The metrics.", TEXT)})
@@ -352,7 +355,7 @@ async def _problem(request: Request, problem: Exception) -> Response:
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
-    """No such path, or no such method on it."""
+    """The response where no route has the path, or none the method."""
     if not isinstance(error, HTTPException):
         raise error
     status = HTTPStatus(error.status_code)

@@ -22,7 +22,7 @@ Scopes = frozenset[str]
 NOTHING: Scopes = frozenset()
 ALL: Scopes = frozenset({READ, ADMIN})
 
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 SHORT_BYTES = 16
 LARGEST_BYTES = 64 * 1024
 
@@ -41,7 +41,7 @@ class TokenFile:
     clock: Callable[[], float] = monotonic
     tokens: tuple[bytes, ...] = ()
     _stamp: Stamp | None = None
-    _looked_s: float = field(default=float("-inf"))
+    _checked_s: float = field(default=float("-inf"))
 
     def load(self) -> None:
         """Read the file.
@@ -52,7 +52,7 @@ class TokenFile:
         try:
             status = self.path.stat()
             if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_BYTES:
-                raise SettingsError(f"{self.key} = {self.path} is not a token file")
+                raise SettingsError(f"{self.key} = {self.path} is too large or not a regular file")
             lines = self.path.read_bytes().splitlines()
         except OSError as exc:
             raise SettingsError(f"{self.key} = {self.path}: {exc.strerror}") from exc
@@ -68,15 +68,15 @@ class TokenFile:
 
     def holds(self, candidate: bytes) -> bool:
         """Whether `candidate` is one of the tokens, compared in constant time."""
-        self._follow()
+        self._reload_if_changed()
         matches = [hmac.compare_digest(candidate, token) for token in self.tokens]
         return any(matches)
 
-    def _follow(self) -> None:
+    def _reload_if_changed(self) -> None:
         now_s = self.clock()
-        if now_s - self._looked_s < LOOK_EVERY_S:
+        if now_s - self._checked_s < CHECK_EVERY_S:
             return
-        self._looked_s = now_s
+        self._checked_s = now_s
         try:
             status = self.path.stat()
             if self._stamp != (status.st_mtime_ns, status.st_size, status.st_ino):
@@ -90,7 +90,7 @@ class TokenFile:
 
 @dataclass(slots=True)
 class Auth:
-    """The scopes that a request gets.
+    """The scopes that requests get.
 
     Without token files every request gets all scopes: then the listen address, client certificates
     or a proxy restrict access. With only a read file set, nobody gets the admin scope.
@@ -101,7 +101,7 @@ class Auth:
 
     @classmethod
     def of(cls, settings: Settings) -> Auth:
-        """The authentication that the settings ask for.
+        """The authentication of the settings.
 
         Raises:
             SettingsError: a token file cannot be used.
@@ -118,15 +118,15 @@ class Auth:
         """The scopes for a request's Authorization headers; several headers count as none."""
         if self.read is None and self.admin is None:
             return ALL
-        free = NOTHING if self.read else frozenset({READ})
+        without_token = NOTHING if self.read else frozenset({READ})
         given = token(authorizations[0]) if len(authorizations) == 1 else None
         if given is None:
-            return free
+            return without_token
         if self.admin is not None and self.admin.holds(given):
             return ALL
         if self.read is not None and self.read.holds(given):
             return frozenset({READ})
-        return free
+        return without_token
 
 
 def token(authorization: bytes) -> bytes | None:

@@ -38,23 +38,21 @@ def add_docs(app: FastAPI) -> None:
     async def reference() -> Response:
         return Response(reference_page(app.openapi()), media_type=MEDIA_TYPES[HTML])
 
+    async def stylesheet() -> Response:
+        css = (files("kneewatch.agent.api") / "reference.css").read_bytes()
+        return Response(css, headers={"content-type": "text/css; charset=utf-8"})
+
+    async def glossary(request: Request) -> Response:
+        return await _manual_page(request, "", GLOSSARY)
+
     for path, endpoint in (
         ("/openapi.json", document),
         ("/docs", reference),
-        ("/docs/reference.css", _stylesheet),
-        ("/docs/glossary", _glossary),
+        ("/docs/reference.css", stylesheet),
+        ("/docs/glossary", glossary),
         ("/docs/{folder}/{name}", _manual_page),
     ):
         app.add_api_route(path, endpoint, include_in_schema=False, response_class=Response)
-
-
-async def _stylesheet() -> Response:
-    css = (files("kneewatch.agent.api") / "reference.css").read_bytes()
-    return Response(css, headers={"content-type": "text/css; charset=utf-8"})
-
-
-async def _glossary(request: Request) -> Response:
-    return await _manual_page(request, "", GLOSSARY)
 
 
 async def _manual_page(request: Request, folder: str, name: str) -> Response:
@@ -64,7 +62,7 @@ async def _manual_page(request: Request, folder: str, name: str) -> Response:
     )
     markdown = source(folder, name)
     if markdown is None:
-        raise Problem(HTTPStatus.NOT_FOUND, "there is no such page; see /docs/causes/index")
+        raise Problem(HTTPStatus.NOT_FOUND, "no such page; see /docs/causes/index")
     text = rendered(markdown, up="../" if folder else "") if form == HTML else markdown
     return Response(text, media_type=MEDIA_TYPES[form])
 
@@ -136,12 +134,12 @@ def _operation(path: str, method: str, operation: JsonObject) -> Iterator[str]:
     yield f"<p>{_text(operation.get('description') or operation.get('summary', ''))}</p>"
     parameters = operation.get("parameters", [])
     if parameters:
-        yield "<table><thead><tr><th>parameter</th><th>type</th><th>what</th></tr></thead><tbody>"
+        yield "<table><thead><tr><th>parameter</th><th>type</th><th>description</th></tr></thead><tbody>"
     for parameter in parameters:
         kind = f"{parameter['schema'].get('type', 'text')}, in {parameter['in']}"
         yield (
             f"<tr><td><code>{_text(parameter['name'])}</code></td><td>{_text(kind)}</td>"
-            f"<td>{_text(parameter.get('description', ''))}{_given(parameter)}</td></tr>"
+            f"<td>{_text(parameter.get('description', ''))}{_examples_of(parameter)}</td></tr>"
         )
     if parameters:
         yield "</tbody></table>"
@@ -156,11 +154,11 @@ def _operation(path: str, method: str, operation: JsonObject) -> Iterator[str]:
     yield "</section>"
 
 
-def _given(parameter: JsonObject) -> str:
+def _examples_of(parameter: JsonObject) -> str:
     rows = [parameter["example"]] if "example" in parameter else []
     rows += [example["value"] for example in parameter.get("examples", {}).values()]
     examples = ", ".join(f"<code>{_text(str(row))}</code>" for row in rows)
-    return f" Such as {examples}." if examples else ""
+    return f" Examples: {examples}." if examples else ""
 
 
 def _example(content: JsonObject) -> str:

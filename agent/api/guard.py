@@ -9,6 +9,7 @@ import re
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from time import monotonic
@@ -39,12 +40,10 @@ def host_name(header: bytes) -> str | None:
 
 
 def is_address(name: str) -> bool:
-    """Whether a host is an IP address. Addresses are safe from DNS rebinding, names are not."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    """Whether a host is an IP address: unlike names, they are safe from DNS rebinding."""
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    return False
 
 
 # --- Rate limit -----------------------------------------------------------------------------------
@@ -109,8 +108,8 @@ log = logging.getLogger(__name__)
 HEALTH_PATH = "/healthz"
 OPEN_PATHS = frozenset({HEALTH_PATH, "/readyz", "/docs/glossary", "/docs/reference.css"})
 OPEN_FOLDERS = ("/docs/causes/", "/docs/rules/")
-"""Health probes of systemd or Kubernetes have no token, nor has who follows the link of an alert to
-the manual, which is the same everywhere."""
+"""Paths that need no token: health probes of systemd and Kubernetes have none, and the manual, to
+which alerts link, is public."""
 
 SAFE_METHODS = ("GET", "HEAD")
 SAME = (b"same-origin", b"none")
@@ -151,7 +150,7 @@ class Policy:
 
     @classmethod
     def of(cls, settings: Settings) -> Policy:
-        """The policy that the settings ask for.
+        """The policy of the settings.
 
         Raises:
             SettingsError: a token file cannot be used.
@@ -177,12 +176,12 @@ class Guard:
             await self.app(scope, receive, send)
         if scope["type"] != "http":
             return
-        method, began = scope["method"], False
+        method, has_started = scope["method"], False
 
-        async def value(message: Message) -> None:
-            nonlocal began
+        async def send_hardened(message: Message) -> None:
+            nonlocal has_started
             if message["type"] == "http.response.start":
-                began = True
+                has_started = True
                 message = {**message, "headers": [*message["headers"], *HEADERS]}
             elif method == "HEAD":
                 message = {**message, "body": b""}
@@ -190,20 +189,20 @@ class Guard:
 
         try:
             inner = self._admitted(scope)
-            await self.app(inner, self._bounded(receive), value)
+            await self.app(inner, self._bounded(receive), send_hardened)
         except Problem as problem:
-            if not began:
-                await refused(problem, scope)(scope, receive, value)
+            if not has_started:
+                await refused(problem, scope)(scope, receive, send_hardened)
         except ClientDisconnect:
             log.debug("client disconnected before its request was complete")
         except Exception:
             log.exception("request failed path=%r", scope["path"][:200])
-            if began:
+            if has_started:
                 raise
             failed = Problem(
                 HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see kneewatch's log"
             )
-            await refused(failed, scope)(scope, receive, value)
+            await refused(failed, scope)(scope, receive, send_hardened)
 
     def _admitted(self, scope: Scope) -> Scope:
         """The request for the app, with the scopes it was granted.
@@ -219,7 +218,7 @@ class Guard:
         if size > HEADERS_BYTES:
             raise Problem(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"URL and headers together are limited to {HEADERS_BYTES:,} bytes",
+                f"URL and headers are larger than {HEADERS_BYTES:,} bytes together",
             )
         path, method = scope["path"], scope["method"]
         self._check_host(headers)
@@ -238,11 +237,11 @@ class Guard:
         hosts = headers.get(b"host", ())
         name = host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None:
-            raise Problem(HTTPStatus.BAD_REQUEST, "exactly one valid Host header is required")
+            raise Problem(HTTPStatus.BAD_REQUEST, "send exactly one valid Host header")
         if name not in self.policy.hosts and not is_address(name):
             raise Problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                "unknown host name; use the IP address, or add the name to http.hosts",
+                "unknown host name: use the IP address, or add the name to http.hosts",
             )
 
     def _check_rate(self, scope: Scope, headers: Headers) -> None:
@@ -262,20 +261,19 @@ class Guard:
 
     def _check_length(self, headers: Headers) -> None:
         for value in headers.get(b"content-length", ()):
-            if not value.isdigit() or len(value) > LENGTH_DIGITS:
-                raise self._too_large()
-            if int(value) > self.policy.body_bytes:
+            valid = value.isdigit() and len(value) <= LENGTH_DIGITS
+            if not valid or int(value) > self.policy.body_bytes:
                 raise self._too_large()
 
     def _bounded(self, receive: Receive) -> Receive:
         """`receive` with a limit of the body's size, whatever Content-Length says."""
-        held = 0
+        received_bytes = 0
 
         async def bounded() -> Message:
-            nonlocal held
+            nonlocal received_bytes
             message = await receive()
-            held += len(message.get("body", b""))
-            if held > self.policy.body_bytes:
+            received_bytes += len(message.get("body", b""))
+            if received_bytes > self.policy.body_bytes:
                 raise self._too_large()
             return message
 
@@ -297,22 +295,22 @@ def need_admin(granted: Scopes) -> None:
     if ADMIN not in granted:
         raise Problem(
             HTTPStatus.FORBIDDEN,
-            "this requires a token of http.admin_token_file; a read token is not enough",
+            "this needs a token from http.admin_token_file; a read token is not enough",
         )
 
 
 def _check_origin(method: str, headers: Headers) -> None:
-    """Refuse cross-site requests, except links from other sites."""
-    sites = headers.get(b"sec-fetch-site", ())
-    leads = method in SAFE_METHODS and headers.get(b"sec-fetch-mode") == [b"navigate"]
-    if any(site not in SAME for site in sites) and not leads:
-        raise Problem(HTTPStatus.FORBIDDEN, "pages of other sites may not ask kneewatch")
-    if method in SAFE_METHODS:
-        return
+    """Refuse cross-site requests, except that a link on another site may be followed."""
+    sites, safe = headers.get(b"sec-fetch-site", ()), method in SAFE_METHODS
+    is_link = safe and headers.get(b"sec-fetch-mode") == [b"navigate"]
     host = headers[b"host"][0].strip().lower()
-    for origin in headers.get(b"origin", ()):
-        if origin.lower().partition(b"://")[2] != host:
-            raise Problem(HTTPStatus.FORBIDDEN, "pages of other sites may not ask kneewatch")
+    origins = () if safe else headers.get(b"origin", ())
+    if (any(site not in SAME for site in sites) and not is_link) or any(
+        origin.lower().partition(b"://")[2] != host for origin in origins
+    ):
+        raise Problem(
+            HTTPStatus.FORBIDDEN, "cross-site request: pages of other sites may not call kneewatch"
+        )
 
 
 def _unauthorized(headers: Headers) -> Problem:
@@ -320,7 +318,7 @@ def _unauthorized(headers: Headers) -> Problem:
     basic = ', Basic realm="kneewatch", charset="UTF-8"' if browser else ""
     return Problem(
         HTTPStatus.UNAUTHORIZED,
-        "a token is required: send `Authorization: Bearer TOKEN`, or the token as the password of "
+        "token missing or wrong: send `Authorization: Bearer TOKEN`, or the token as password of "
         "Basic authentication",
         {"www-authenticate": f'Bearer realm="kneewatch"{basic}'},
     )

@@ -55,8 +55,8 @@ At = Annotated[
 Since = Annotated[
     Time,
     _documented(
-        "Adds the stages, causes and health from this time to the moment; a duration counts back "
-        "from `at`.",
+        "Adds the history of stages, causes and health from this time to `at`; a duration counts "
+        "back from `at`.",
         "-2h",
         "01:00",
     ),
@@ -65,15 +65,15 @@ TriageFormat = Annotated[
     str | None,
     WithJsonSchema({"type": "string", "enum": TRIAGE_FORMS}),
     _documented(
-        "Overrides the Accept header. Clients that accept anything get text; html redirects to the "
-        "page.",
+        "Overrides the Accept header. Clients that accept everything get text; html redirects to "
+        "the page.",
         JSON,
     ),
 ]
 FleetFormat = Annotated[
     str | None,
     WithJsonSchema({"type": "string", "enum": FLEET_FORMS}),
-    _documented("Overrides the Accept header. Clients that accept anything get text.", JSON),
+    _documented("Overrides the Accept header. Clients that accept everything get text.", JSON),
 ]
 Unavailable = Annotated[str | None, Query(include_in_schema=False)]
 """A parameter that is accepted only to explain why it is refused."""
@@ -81,7 +81,7 @@ Unavailable = Annotated[str | None, Query(include_in_schema=False)]
 Strict = Annotated[
     str | None,
     WithJsonSchema({"type": "string", "enum": list(BOOLEANS)}),
-    _documented("Ready only if every source works: for alerts, not for a readiness probe."),
+    _documented("Ready only if every source works: use it for alerts, not for a readiness probe."),
 ]
 PageTarget = Annotated[Text, _documented("A target's name. Default: all targets.", TARGET_EXAMPLE)]
 PageAt = Annotated[
@@ -118,36 +118,36 @@ def moment(name: str, text: str, *, now_s: float, before_s: float | None = None)
     Raises:
         Problem: the text is no time, or the time is in the future or after `before_s`.
     """
-    ends_s = now_s if before_s is None else before_s
-    t_s = _parsed(text.strip(), ends_s) if len(text) <= LONGEST else None
+    end_s = now_s if before_s is None else before_s
+    t_s = _parsed(text.strip(), end_s) if len(text) <= LONGEST else None
     if t_s is None:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is not a time: {SYNTAX}")
     if t_s > now_s + AHEAD_S:
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
-            f"{name} is in the future: it is {_iso(now_s)} here; leave {name} out for now",
+            f"{name} is in the future: the time here is {_iso(now_s)}; omit {name} for the present",
         )
     if before_s is not None and t_s > before_s:
         raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} must be before the moment asked for"
+            HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} must be before the requested moment"
         )
     return t_s
 
 
-def _parsed(text: str, ends_s: float) -> float | None:
+def _parsed(text: str, end_s: float) -> float | None:
     if SECONDS.fullmatch(text):
         return float(text)
     if ago := AGO.fullmatch(text):
-        return max(0.0, ends_s - float(ago[1]) * UNITS_S[ago[2]])
+        return max(0.0, end_s - float(ago[1]) * UNITS_S[ago[2]])
     if clock := DAY_TIME.fullmatch(text):
-        return _time_of_day(ends_s, int(clock[1]), int(clock[2]), int(clock[3] or 0))
+        return _time_of_day(end_s, int(clock[1]), int(clock[2]), int(clock[3] or 0))
     lost = LOST_PLUS.fullmatch(text)
     return _iso_moment(f"{lost[1]}+{lost[2]}" if lost else text)
 
 
-def _time_of_day(ends_s: float, hour: int, minute: int, second: int) -> float:
-    """The last such time of day up to `ends_s`."""
-    end = datetime.fromtimestamp(ends_s, tz=UTC)
+def _time_of_day(end_s: float, hour: int, minute: int, second: int) -> float:
+    """The last such time of day up to `end_s`."""
+    end = datetime.fromtimestamp(end_s, tz=UTC)
     moment = end.replace(hour=hour, minute=minute, second=second, microsecond=0)
     return (moment if moment <= end else moment - timedelta(days=1)).timestamp()
 

@@ -23,7 +23,8 @@ INTERVALS_MAX = 10_000
 RECENT_S = 10.0
 """An engine counts as watched for this long after its last scrape, whatever its interval."""
 
-FEW = 8
+ENGINES_READ_ALONE_MAX = 8
+"""Up to this many engines are read one by one; of more, all intervals are read and filtered."""
 
 Read = TypeVar("Read")
 
@@ -36,17 +37,17 @@ class EngineInterval(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Then:
+class PastDiagnoses:
     """Diagnosis documents at a moment, worst first; `damaged`: targets with damaged history."""
 
     documents: Sequence[dict[str, Any]]
     damaged: tuple[str, ...] = ()
 
     def notices(self) -> list[str]:
-        """Sentences for people about the missing data."""
-        if not self.damaged:
-            return []
-        return [f"the history is damaged at that moment: no diagnosis of {', '.join(self.damaged)}"]
+        """A sentence about targets whose diagnosis is missing."""
+        names = ", ".join(self.damaged)
+        text = f"the history is damaged at that moment: no diagnosis of {names}"
+        return [text] if names else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,13 @@ class History:
         """The stored engines of a target, or of all targets."""
         return self._read(lambda reader: reader.engines(target))
 
-    def then(self, engines: Sequence[StoredEngine], at_s: float) -> Then:
+    def diagnoses(self, engines: Sequence[StoredEngine], at_s: float) -> PastDiagnoses:
         """The diagnoses of engines at a moment, including those not written yet."""
         unwritten_s = self.unwritten_s
-        late = unwritten_s is not None and at_s >= unwritten_s
-        waiting = self.store.waiting() if late and self.store is not None else []
+        is_unwritten = unwritten_s is not None and at_s >= unwritten_s
+        waiting = self.store.waiting() if is_unwritten and self.store is not None else []
 
-        def read(reader: Reader) -> Then:
+        def read(reader: Reader) -> PastDiagnoses:
             documents: list[dict[str, Any]] = []
             damaged: list[str] = []
             for engine in engines:
@@ -77,7 +78,7 @@ class History:
                     damaged += [engine.target] if look.damaged else []
                 documents += [] if document is None else [document]
             documents.sort(key=_worst_first)
-            return Then(documents, tuple(dict.fromkeys(damaged)))
+            return PastDiagnoses(documents, tuple(dict.fromkeys(damaged)))
 
         return self._read(read)
 
@@ -87,14 +88,13 @@ class History:
         return None if self.store is None else self.store.stats().unwritten_s
 
     def notices(self, now_s: float) -> list[str]:
-        """Sentences for people about problems of the history itself."""
+        """A sentence about a history that cannot be written."""
         since_s = self.unwritten_s
         if since_s is None:
             return []
         return [
-            f"the history cannot be written since {moment(since_s, now_s)} "
-            f"({span(max(0.0, now_s - since_s))}): newer data is kept in memory only; see "
-            "kneewatch's log"
+            f"the history is not written since {moment(since_s, now_s)} "
+            f"({span(max(0.0, now_s - since_s))}): newer data is only in memory; see the log"
         ]
 
     def intervals(
@@ -103,12 +103,12 @@ class History:
         """Stages, causes and health in a period, sorted by start; at most `INTERVALS_MAX`, the
         newest."""
         by_id = {engine.id: engine for engine in engines}
-        few: list[int | None] = [None] if len(engines) > FEW else list(by_id)
+        ids: list[int | None] = [None] if len(engines) > ENGINES_READ_ALONE_MAX else list(by_id)
 
         def read(reader: Reader) -> list[Interval]:
             return [
                 interval
-                for engine_id in few
+                for engine_id in ids
                 for interval in reader.intervals(from_s=since_s, to_s=until_s, engine_id=engine_id)
             ]
 
@@ -126,13 +126,12 @@ class History:
             return replace(interval, end_s=None, ended="")
         if interval.end_s is not None or interval.last_s >= until_s:
             return interval
-        if interval.last_s >= engine.last_s and self._watched(engine, until_s):
+        if interval.last_s >= engine.last_s and (
+            until_s - engine.last_s <= RECENT_S
+            or self._read(lambda reader: reader.watched(engine.id, until_s))
+        ):
             return interval
         return replace(interval, end_s=interval.last_s, ended=UNWATCHED)
-
-    def _watched(self, engine: StoredEngine, at_s: float) -> bool:
-        recent = at_s - engine.last_s <= RECENT_S
-        return recent or self._read(lambda reader: reader.watched(engine.id, at_s))
 
     def signals(
         self, engine_id: int, keys: Sequence[str], *, since_s: float, until_s: float
@@ -144,14 +143,14 @@ class History:
 
     def _read(self, read: Callable[[Reader], Read]) -> Read:
         if self.reader is None:
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "no history is kept")
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "no history is stored")
         try:
             return read(self.reader)
         except KneewatchError as exc:
             log.warning("cannot read the history error=%s", exc)
             raise Problem(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                "the history cannot be read now; see kneewatch's log",
+                "the history cannot be read; see kneewatch's log",
             ) from exc
 
 

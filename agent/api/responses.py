@@ -19,7 +19,7 @@ COMPONENTS = "#/components/schemas/"
 
 LONGEST = 2000
 NAMES_SHOWN = 20
-NO_SUCH = "there is no such target"
+NO_SUCH = "no such target"
 
 
 class Problem(Exception):  # noqa: N818 - the RFC's word
@@ -63,7 +63,7 @@ def no_such_target(names: Sequence[str]) -> Problem:
     shown = ", ".join(quote(clean(name), safe="") for name in names[:NAMES_SHOWN]) or "none"
     more = len(names) - NAMES_SHOWN
     rest = f" and {more} more" if more > 0 else ""
-    detail = f"{NO_SUCH}; there are: {shown}{rest}"
+    detail = f"{NO_SUCH}; watched targets: {shown}{rest}"
     return Problem(HTTPStatus.NOT_FOUND, detail, brief=NO_SUCH, known=names)
 
 
@@ -106,14 +106,14 @@ BY_TYPE: Mapping[str, str] = {
     media_type.partition(";")[0]: form for form, media_type in MEDIA_TYPES.items()
 }
 BY_FAMILY: Mapping[str, str] = {"*/*": TEXT, "text/*": TEXT, "application/*": JSON}
-MOST_RANGES = 32
+RANGES_MAX = 32
 
 
 def form_of(
     requested: str | None, accept: str | None, forms: Sequence[str] = tuple(MEDIA_TYPES)
 ) -> str:
-    """One of `forms`, by `?format=` or the Accept header. `curl` accepts anything and gets the
-    first.
+    """One of `forms`, by `?format=` or the Accept header; the first for a client such as `curl`
+    that accepts everything.
 
     Raises:
         Problem: the format is unknown, or none is accepted.
@@ -127,7 +127,7 @@ def form_of(
     if not accept or not accept.strip():
         return forms[0]
     best, best_rank = None, (0.0, 0)
-    for position, part in enumerate(accept.split(",")[:MOST_RANGES]):
+    for position, part in enumerate(accept.split(",")[:RANGES_MAX]):
         media, _, parameters = part.strip().lower().partition(";")
         rank = (_quality(parameters), -position)
         form = _form(media.strip(), forms)
@@ -135,7 +135,7 @@ def form_of(
             best, best_rank = form, rank
     if best is None:
         offered = ", ".join(MEDIA_TYPES[form].partition(";")[0] for form in forms)
-        raise Problem(HTTPStatus.NOT_ACCEPTABLE, f"available formats: {offered}")
+        raise Problem(HTTPStatus.NOT_ACCEPTABLE, f"no acceptable format: available are {offered}")
     return best
 
 

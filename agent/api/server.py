@@ -98,8 +98,8 @@ def check_protected(settings: Settings, address: Address) -> None:
         )
     if address.loopback:
         return
-    asked = settings["http.token_file"] or settings["http.client_ca_file"]
-    if not asked and not settings["http.behind_proxy"]:
+    authenticates = settings["http.token_file"] or settings["http.client_ca_file"]
+    if not authenticates and not settings["http.behind_proxy"]:
         raise SettingsError(
             f"{settings.origin('listen')}: listen = {settings['listen']!r} is reachable from other "
             "machines: set http.token_file or http.client_ca_file (with TLS), set "
@@ -174,7 +174,7 @@ def _load(context: ssl.SSLContext, settings: Settings) -> None:
 
 def _no_password() -> str:
     """Fail instead of asking for a password: a daemon has no terminal."""
-    raise ValueError("the key has a password; store it without one")
+    raise ValueError("the key is encrypted; store it without a password")
 
 
 def _stamp(settings: Settings) -> Stamp:
@@ -196,7 +196,7 @@ def _stamp(settings: Settings) -> Stamp:
 # --- The server -----------------------------------------------------------------------------------
 
 
-IN_USE = "; is kneewatch running already? --listen 127.0.0.1:0 takes a free port"
+IN_USE = "; kneewatch may be running already; --listen 127.0.0.1:0 picks a free port"
 KEEP_ALIVE_S = 15
 HANDSHAKE_S = 10.0
 GRACE_S = 1

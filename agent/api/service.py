@@ -98,8 +98,8 @@ def worst_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
 SHOWN = 20
 
 
-def has_judged(service: Service) -> bool:
-    """Whether a target or the fleet was judged since the start, or nothing is watched.
+def has_diagnosed(service: Service) -> bool:
+    """Whether a target or the fleet was diagnosed since the start, or nothing is watched.
 
     It stays true when a source fails later: the endpoints then say since when its state is unknown,
     and must stay reachable.
@@ -118,7 +118,7 @@ def source_problems(service: Service) -> list[str]:
         if state is None:
             lines.append(f"{spec.name}: not scraped yet")
         elif late(state, now_s):
-            lines.append(f"{spec.name}: no cycle for {now_s - state.t_s:.0f} s")
+            lines.append(f"{spec.name}: no scrape for {now_s - state.t_s:.0f} s")
     if service.fleet is not None:
         diagnosis = service.fleet.state.current_diagnosis(now_s)
         if diagnosis is None:

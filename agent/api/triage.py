@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from kneewatch.agent.api.parameters import TRIAGE_FORMS, moment
-from kneewatch.agent.api.past import EngineInterval, History, Then, interval_document
+from kneewatch.agent.api.past import EngineInterval, History, PastDiagnoses, interval_document
 from kneewatch.agent.api.responses import (
     HTML,
     JSON,
@@ -39,7 +39,7 @@ from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, with_d
 from kneewatch.reports.formatting import clock, date
 
 SCHEMA = "kneewatch.triage/1"
-FLEET_NOTICE = "the fleet's diagnosis is at /api/v1/fleet"
+FLEET_NOTICE = "only a fleet is watched; its diagnosis is at /api/v1/fleet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Triage:
             now, pending = self._present(request)
             rendered = self._cache.render(request.form, request.target, now)
             return _response(request, now, pending, rendered, notices, intervals)
-        then = self._history.then(engines, request.at_s)
+        then = self._history.diagnoses(engines, request.at_s)
         notices = [*then.notices(), *notices]
         if not then.documents and not intervals:
             raise _nothing_then([engine.first_s for engine in engines], then, notices)
@@ -189,7 +189,7 @@ def _past_response(
     except DocumentError as exc:
         raise Problem(
             HTTPStatus.SERVICE_UNAVAILABLE,
-            "this version cannot decode the stored diagnosis of that moment; use ?format=json",
+            "this version of kneewatch cannot decode the diagnosis stored at that moment: use ?format=json",
         ) from exc
     first = head(request.form, diagnoses, t_s=request.moment_s, past=True, late=(), pending={},
                  notices=notices)  # fmt: skip
@@ -242,7 +242,7 @@ def redirect(path: str, request: Request, names: Sequence[str], *, target: str =
     return RedirectResponse(f"{path}{suffix}", HTTPStatus.TEMPORARY_REDIRECT)
 
 
-def _nothing_then(firsts: Sequence[float], then: Then, notices: Sequence[str]) -> Problem:
+def _nothing_then(firsts: Sequence[float], then: PastDiagnoses, notices: Sequence[str]) -> Problem:
     if not firsts:
         return Problem(HTTPStatus.NOT_FOUND, "; ".join(["nothing is stored yet", *notices]))
     first_s = min(firsts)
@@ -250,7 +250,7 @@ def _nothing_then(firsts: Sequence[float], then: Then, notices: Sequence[str]) -
     if then.damaged:
         lines = [*notices, begins]
     elif notices:
-        lines = ["no data of that moment", begins, *notices]
+        lines = ["no data at that moment", begins, *notices]
     else:
-        lines = ["nothing was watched at that moment", f"{begins} and ends now"]
+        lines = ["nothing was watched at that moment", f"{begins}"]
     return Problem(HTTPStatus.NOT_FOUND, "; ".join(lines))

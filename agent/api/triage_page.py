@@ -28,7 +28,7 @@ from kneewatch.reports.triage.view_model import (
 )
 
 REFRESH_S = 5.0
-NO_HISTORY = "No history is kept or it cannot be read: the past and the charts are missing."
+NO_HISTORY = "No history is stored, or it cannot be read: timeline and charts are missing."
 NO_PAST = "the history cannot be read"
 DAMAGED = "the history is damaged at that moment"
 NOT_THEN = "not watched at that moment"
@@ -203,7 +203,7 @@ class _Past:
     def diagnoses(self) -> list[Diagnosis] | None:
         """The diagnoses at the requested moment; None where they cannot be read."""
         try:
-            then = self._history.then(self._engines, self._request.until_s)
+            then = self._history.diagnoses(self._engines, self._request.until_s)
             self.damaged = then.damaged
             return [diagnosis_of(document) for document in then.documents]
         except (Problem, DocumentError):
@@ -214,14 +214,14 @@ class _Past:
         key = diagnosis.target, diagnosis.model, diagnosis.engine
         intervals = [
             IntervalView(row.kind, row.id, row.severity.word, row.start_s, row.end_s)
-            for row in self._of(key)
+            for row in self._intervals_of(key)
         ]
         stored = self._by_key.get(key)
         if stored is None or not self._request.target:
             return EngineView(diagnosis, intervals)
         return EngineView(diagnosis, intervals, self._series(stored.id, cited(diagnosis)))
 
-    def _of(self, key: Key) -> list[Interval]:
+    def _intervals_of(self, key: Key) -> list[Interval]:
         if self._intervals is None:
             self._intervals = {}
             with suppress(Problem):

@@ -104,7 +104,7 @@ def test_before_the_history_is_404_and_says_where_it_begins(service: Service) ->
     assert missing.status_code == other.status_code == unknown.status_code == 404
     assert "the history begins at 2026-11-20 23:06:40 UTC" in missing.json()["detail"]
     assert other.json()["detail"] == "nothing is stored yet"
-    assert "there is no such target" in unknown.json()["detail"]
+    assert "no such target" in unknown.json()["detail"]
 
 
 def test_a_target_that_is_no_longer_watched_has_its_past() -> None:
@@ -133,7 +133,7 @@ def test_a_history_that_cannot_be_read_is_503_without_its_path(
     assert failed.status_code == 503
     assert "secret" not in failed.text + page.text
     assert "/var/lib/secret" in caplog.text
-    assert "No history is kept or it cannot be read" in page.text
+    assert "No history is stored, or it cannot be read" in page.text
     assert now.status_code == 200
 
 

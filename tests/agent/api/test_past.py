@@ -115,7 +115,7 @@ def test_what_waits_for_a_full_disk_is_told_and_that_it_waits(tmp_path: Path) ->
     assert found["targets"][0]["signals"] == {"running": 58.0}
     assert before["targets"][0]["signals"] == {"running": 10.0}
     assert since_s == pytest.approx(BEGAN_S + 40 * STEP_S, abs=1)
-    words = "the history cannot be written since 00:05:00 UTC"
+    words = "the history is not written since 00:05:00 UTC"
     assert words in found["notices"][0]
     for text in (plain, marked, now, page, missing):
         assert words[4:] in " ".join(text.split())

@@ -34,7 +34,7 @@ DOWN = {"diagnosis": verdict(*fleet(3)), "seen_s": NOW_S - 900, "failing": 5, "e
         ),
         pytest.param(
             service_of(state_of("r1", HEALTHY, t_s=NOW_S - 600)),
-            200, 503, "r1: no cycle for 600 s", id="a target is late",
+            200, 503, "r1: no scrape for 600 s", id="a target is late",
         ),
         pytest.param(
             service_of(fleet=fleet_watch(error="connection refused", failures=1)),
@@ -76,7 +76,7 @@ def test_strict_is_a_boolean() -> None:
 
 
 def test_triage_leads_to_the_fleet_where_no_target_is_watched() -> None:
-    where = "the fleet's diagnosis is at /api/v1/fleet"
+    where = "its diagnosis is at /api/v1/fleet"
     with asking(service_of(fleet=fleet_watch(**DOWN))) as client:
         assert where in client.get("/api/v1/triage").text
         assert client.get("/api/v1/triage?format=json").json()["notices"] == [where]

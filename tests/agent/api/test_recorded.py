@@ -98,7 +98,7 @@ def test_the_page_has_the_timeline_and_charts_of_then_and_now(played: Played) ->
         for query in ("", f"&at={played.worst_s}"):
             page = client.get(f"/triage?target=http%3A%2F%2Fgpu-7%3A8000&since=1h{query}")
             assert page.status_code == 200
-            assert "No history is kept" not in page.text
+            assert "No history is stored" not in page.text
             assert "queueing" in page.text
             assert page.text.count("<svg") > 5
 

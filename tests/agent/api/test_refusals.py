@@ -35,7 +35,7 @@ def test_an_unknown_target_in_a_browser_leads_to_the_known_ones() -> None:
         refused = client.get("/triage?target=nope", accept=BROWSER)
         assert refused.status_code == 404
         assert is_page(refused)
-        assert "There is no such target." in refused.text
+        assert "No such target." in refused.text
         assert f"<bdi>{SICK_NAME}</bdi>" in refused.text
         for name in ("http%3A%2F%2Fgpu-7%3A8000", "r1"):
             assert f'<a href="triage?target={name}">' in refused.text

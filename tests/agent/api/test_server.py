@@ -192,7 +192,7 @@ def test_a_host_that_cannot_be_resolved_and_a_port_that_is_taken_are_told() -> N
         HttpServer(make_app(service_of(settings=settings)), settings).bind()
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         settings = settings_of(listen=f"127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(SettingsError, match="is kneewatch running already"):
+        with pytest.raises(SettingsError, match="may be running already"):
             HttpServer(make_app(service_of(settings=settings)), settings).bind()
 
 

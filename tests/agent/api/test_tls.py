@@ -164,7 +164,7 @@ def test_a_key_with_a_password_is_refused_and_not_waited_for(
         serialization.BestAvailableEncryption(b"hunter2"),
     )
     (tmp_path / "locked.key").write_bytes(locked)
-    with pytest.raises(SettingsError, match="the key has a password"):
+    with pytest.raises(SettingsError, match="the key is encrypted"):
         bound(settings_of(**{**tls, "http__tls_key_file": str(tmp_path / "locked.key")}))
 
 

@@ -159,7 +159,7 @@ def test_an_unknown_target_is_404_with_those_that_are_known(path: str) -> None:
     assert missing.status_code == 404
     assert missing.headers["content-type"] == "application/problem+json"
     detail = missing.json()["detail"]
-    assert "no such target; there are: r1, http%3A%2F%2Fgpu-7%3A8000, r9" in detail
+    assert "no such target; watched targets: r1, http%3A%2F%2Fgpu-7%3A8000, r9" in detail
 
 
 def test_a_target_without_a_cycle_is_pending_and_not_healthy() -> None:
@@ -278,7 +278,7 @@ def test_the_past_is_503_where_no_history_is_kept() -> None:
         for query in ("?at=-2h", "?since=-2h", "?at=-1h&since=-2h"):
             answer = client.get(TRIAGE + query)
             assert answer.status_code == 503
-            assert answer.json()["detail"] == "no history is kept"
+            assert answer.json()["detail"] == "no history is stored"
 
 
 @pytest.mark.parametrize("query", ["at=x", "since=x", "at=9999999999", "format=xml", "at=%00"])

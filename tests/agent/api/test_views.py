@@ -111,7 +111,7 @@ def test_what_is_wrong_with_the_history_is_said() -> None:
     assert view(service_of(WELL_STATE)).notices == [NO_HISTORY]
     broken = service_of(WELL_STATE, reader=reader(WELL_STATE), store=Stats("disk full"))
     (told,) = view(broken).notices
-    assert told.startswith("The history cannot be written since 00:05:40 UTC (60 s): ")
+    assert told.startswith("The history is not written since 00:05:40 UTC (60 s): ")
 
 
 def test_engines_that_had_the_same_name_one_after_the_other() -> None:

@@ -121,7 +121,7 @@ def test_what_cannot_be_answered_says_what_to_ask(daemon: str) -> None:
         ("signal_history", {"target": SICK_NAME, "signals": ["running"], "points": 500}),
     )
     assert all(one.is_error for one in (nobody, nothing, wrong, late, large))
-    assert "no such target; there are: " in text(nobody)
+    assert "no such target; watched targets: " in text(nobody)
     assert all(record.id in text(nothing) for record in CAUSES)
     assert "targets" in text(wrong)
     assert "how long ago (-2h" in text(late)
