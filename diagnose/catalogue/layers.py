@@ -123,7 +123,7 @@ def recurrent_layer(config: Config) -> Recurrent:
     Raises:
         SizingError: the family has none that is modelled, or a field is missing.
     """
-    return _SHAPES[_kind(config)](config)
+    return _reader(config)(config, config.count("hidden_size", default=0))[0]
 
 
 def recurrent_parameters(config: Config) -> float:
@@ -132,7 +132,7 @@ def recurrent_parameters(config: Config) -> float:
     Raises:
         SizingError: the family has none that is modelled, or a field is missing.
     """
-    return _PARAMETERS[_kind(config)](config, config.positive("hidden_size"))
+    return _reader(config)(config, config.positive("hidden_size"))[1]
 
 
 def state_bytes(config: Config) -> float:
@@ -153,7 +153,81 @@ def state_bytes(config: Config) -> float:
     return _FLOAT_BYTES[word]
 
 
-def _kind(config: Config) -> str:
+def _gated_delta(config: Config, hidden: int) -> tuple[Recurrent, float]:
+    key_dim = config.positive("linear_key_head_dim")
+    value_dim = config.positive("linear_value_head_dim")
+    value_heads = config.positive("linear_num_value_heads")
+    tail = config.positive("linear_conv_kernel_dim") - 1
+    keys, values = config.positive("linear_num_key_heads") * key_dim, value_heads * value_dim
+    state = value_heads * key_dim * value_dim
+    parameters = hidden * (2.0 * keys + 3.0 * values + 2.0 * value_heads)
+    return Recurrent((2 * keys + values) * tail, state, state_bytes(config)), parameters
+
+
+def _kimi_delta(config: Config, hidden: int) -> tuple[Recurrent, float]:
+    section = config.section("linear_attn_config")
+    if section is not None:
+        heads, size = section.positive("num_heads"), section.positive("head_dim")
+        kernel = section.positive("short_conv_kernel_size")
+    else:
+        # Older files keep the sizes at the top level.
+        heads, size = config.positive("linear_num_heads"), config.positive("linear_head_dim")
+        kernel = config.positive("linear_conv_kernel_dim")
+    # Query, key, value and output; low-rank gates and decays through one head's width.
+    parameters = 4.0 * hidden * heads * size + 2.0 * (hidden + heads * size) * size + hidden * heads
+    return Recurrent(3 * heads * size * (kernel - 1), heads * size * size, 4.0), parameters
+
+
+def _lightning(config: Config, hidden: int) -> tuple[Recurrent, float]:
+    heads = config.positive("num_attention_heads")
+    size = config.count("head_dim", default=0) or config.positive("hidden_size") // heads
+    # Query, key, value, output gate and output.
+    return Recurrent(0, heads * size * size, state_bytes(config)), 5.0 * hidden * heads * size
+
+
+def _mamba2(config: Config, hidden: int) -> tuple[Recurrent, float]:
+    heads = config.positive("mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
+    state = config.positive("ssm_state_size", "mamba_d_state")
+    groups = config.positive("n_groups", "mamba_n_groups", "mamba_ngroups")
+    if config.fields.get("mamba_d_head") == "auto":
+        # Bamba and Granite write "auto" for the inner width split over the heads.
+        size = config.positive("mamba_expand") * config.positive("hidden_size") // heads
+    else:
+        size = config.positive("mamba_head_dim", "mamba_d_head", "mamba_headdim")
+    tail = config.positive("conv_kernel", "mamba_d_conv") - 1
+    channels = heads * size + 2 * groups * state
+    parameters = hidden * (3.0 * heads * size + 2.0 * groups * state + heads)
+    return Recurrent(channels * tail, heads * size * state, state_bytes(config)), parameters
+
+
+def _mamba1(config: Config, hidden: int) -> tuple[Recurrent, float]:
+    inner = config.positive("mamba_expand") * config.positive("hidden_size")
+    tail, state = config.positive("mamba_d_conv") - 1, config.positive("mamba_d_state")
+    # "auto" is a sixteenth of the hidden size, rounded up.
+    auto = config.fields.get("mamba_dt_rank") == "auto"
+    rank = -(-hidden // 16) if auto else config.positive("mamba_dt_rank")
+    parameters = inner * (3.0 * hidden + 2.0 * rank + 3.0 * state)
+    return Recurrent(inner * tail, inner * state, state_bytes(config)), parameters
+
+
+def _short_conv(config: Config, hidden: int) -> tuple[Recurrent, float]:
+    width = config.count("conv_dim", default=0) or config.positive("hidden_size")
+    # Three ways in, one out.
+    return Recurrent(width * (config.positive("conv_L_cache") - 1), 0, 2.0), 4.0 * hidden * width
+
+
+_READERS: Mapping[str, Callable[[Config, int], tuple[Recurrent, float]]] = {
+    "gated_delta": _gated_delta,
+    "kimi_delta": _kimi_delta,
+    "lightning": _lightning,
+    "mamba1": _mamba1,
+    "mamba2": _mamba2,
+    "short_conv": _short_conv,
+}
+"""The state and the parameters of a recurrent layer, by the kind of recurrence."""
+
+
+def _reader(config: Config) -> Callable[[Config, int], tuple[Recurrent, float]]:
     kind = RECURRENCES.get(config.model_type)
     if kind is None:
         family = config.model_type or "this model"
@@ -162,128 +236,7 @@ def _kind(config: Config) -> str:
             name="model",
             choices=sorted(RECURRENCES),
         )
-    return kind
-
-
-def _gated_delta(config: Config) -> Recurrent:
-    key_dim = config.positive("linear_key_head_dim")
-    value_dim = config.positive("linear_value_head_dim")
-    value_heads = config.positive("linear_num_value_heads")
-    tail = config.positive("linear_conv_kernel_dim") - 1
-    channels = 2 * config.positive("linear_num_key_heads") * key_dim + value_heads * value_dim
-    return Recurrent(channels * tail, value_heads * key_dim * value_dim, state_bytes(config))
-
-
-def _gated_delta_parameters(config: Config, hidden: int) -> float:
-    keys = config.positive("linear_num_key_heads") * config.positive("linear_key_head_dim")
-    value_heads = config.positive("linear_num_value_heads")
-    values = value_heads * config.positive("linear_value_head_dim")
-    return hidden * (2.0 * keys + 3.0 * values + 2.0 * value_heads)
-
-
-def _kimi_sizes(config: Config) -> tuple[int, int, int]:
-    """Number of heads, head size and kernel size, from older or newer files."""
-    section = config.section("linear_attn_config")
-    if section is not None:
-        heads, size = section.positive("num_heads"), section.positive("head_dim")
-        return heads, size, section.positive("short_conv_kernel_size")
-    heads, size = config.positive("linear_num_heads"), config.positive("linear_head_dim")
-    return heads, size, config.positive("linear_conv_kernel_dim")
-
-
-def _kimi_delta(config: Config) -> Recurrent:
-    heads, size, kernel = _kimi_sizes(config)
-    return Recurrent(3 * heads * size * (kernel - 1), heads * size * size, 4.0)
-
-
-def _kimi_delta_parameters(config: Config, hidden: int) -> float:
-    heads, size, _ = _kimi_sizes(config)
-    # Query, key, value and output; low-rank gates and decays through one head's width.
-    return 4.0 * hidden * heads * size + 2.0 * (hidden + heads * size) * size + hidden * heads
-
-
-def _lightning(config: Config) -> Recurrent:
-    heads = config.positive("num_attention_heads")
-    size = config.count("head_dim", default=config.positive("hidden_size") // heads)
-    return Recurrent(0, heads * size * size, state_bytes(config))
-
-
-def _lightning_parameters(config: Config, hidden: int) -> float:
-    heads = config.positive("num_attention_heads")
-    # Query, key, value, output gate and output.
-    return 5.0 * hidden * heads * config.count("head_dim", default=hidden // heads)
-
-
-def _mamba2_sizes(config: Config) -> tuple[int, int, int, int]:
-    heads = config.positive("mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
-    state = config.positive("ssm_state_size", "mamba_d_state")
-    groups = config.positive("n_groups", "mamba_n_groups", "mamba_ngroups")
-    # Bamba and Granite write "auto" for the inner width split over the heads.
-    if config.fields.get("mamba_d_head") == "auto":
-        inner = config.positive("mamba_expand") * config.positive("hidden_size")
-        return heads, inner // heads, state, groups
-    size = config.positive("mamba_head_dim", "mamba_d_head", "mamba_headdim")
-    return heads, size, state, groups
-
-
-def _mamba2(config: Config) -> Recurrent:
-    heads, size, state, groups = _mamba2_sizes(config)
-    tail = config.positive("conv_kernel", "mamba_d_conv") - 1
-    return Recurrent(
-        (heads * size + 2 * groups * state) * tail, heads * size * state, state_bytes(config)
-    )
-
-
-def _mamba2_parameters(config: Config, hidden: int) -> float:
-    heads, size, state, groups = _mamba2_sizes(config)
-    return hidden * (3.0 * heads * size + 2.0 * groups * state + heads)
-
-
-def _mamba1_width(config: Config) -> int:
-    return config.positive("mamba_expand") * config.positive("hidden_size")
-
-
-def _mamba1(config: Config) -> Recurrent:
-    inner = _mamba1_width(config)
-    tail = config.positive("mamba_d_conv") - 1
-    return Recurrent(inner * tail, inner * config.positive("mamba_d_state"), state_bytes(config))
-
-
-def _mamba1_parameters(config: Config, hidden: int) -> float:
-    inner = _mamba1_width(config)
-    state = config.positive("mamba_d_state")
-    # "auto" is a sixteenth of the hidden size, rounded up.
-    auto = config.fields.get("mamba_dt_rank") == "auto"
-    rank = -(-hidden // 16) if auto else config.positive("mamba_dt_rank")
-    return inner * (3.0 * hidden + 2.0 * rank + 3.0 * state)
-
-
-def _short_conv(config: Config) -> Recurrent:
-    width = config.count("conv_dim", default=config.positive("hidden_size"))
-    return Recurrent(width * (config.positive("conv_L_cache") - 1), 0, 2.0)
-
-
-def _short_conv_parameters(config: Config, hidden: int) -> float:
-    # Three ways in, one out.
-    return 4.0 * hidden * config.count("conv_dim", default=hidden)
-
-
-_SHAPES: Mapping[str, Callable[[Config], Recurrent]] = {
-    "gated_delta": _gated_delta,
-    "kimi_delta": _kimi_delta,
-    "lightning": _lightning,
-    "mamba1": _mamba1,
-    "mamba2": _mamba2,
-    "short_conv": _short_conv,
-}
-_PARAMETERS: Mapping[str, Callable[[Config, int], float]] = {
-    "gated_delta": _gated_delta_parameters,
-    "kimi_delta": _kimi_delta_parameters,
-    "lightning": _lightning_parameters,
-    "mamba1": _mamba1_parameters,
-    "mamba2": _mamba2_parameters,
-    "short_conv": _short_conv_parameters,
-}
+    return _READERS[kind]
 
 
 # --- DeepSeek V4's attention: windows, compressed states, compressors and their indexers. Pure ----
