@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import floor
 
@@ -57,105 +58,96 @@ _OLDEST = (0, 6, 0)
 _MOST_RANKS = 8
 
 
-def memory_notes(answer: Memory, concurrency: float) -> list[str]:
+def memory_notes(answer: Memory, concurrency: float) -> Iterator[str]:
     """Doubts about what fits, with `concurrency` requests wanted on each engine."""
-    notes = _sources(answer)
+    yield from _sources(answer)
     setup, held, layout = answer.setup, answer.concurrency, answer.layout
     blocks = layout.blocks(answer.available_bytes.expected)
     if not answer.holds_one:
         longest = answer.longest_that_fits
         way_out = f"use --max-model-len {longest}" if longest else "no --max-model-len would fit"
-        notes.append(
+        yield (
             f"vLLM would not start: one request of {setup.longest_tokens:,} tokens does not fit "
             f"beside the block that vLLM reserves; {way_out}"
         )
     elif blocks * _TIGHT_RATIO <= layout.request_blocks(setup.longest_tokens):
-        notes.append(
-            "a request of full length needs almost the whole KV cache: it can queue forever"
-        )
+        yield ("a request of full length needs almost the whole KV cache: it can queue forever")
     if answer.available_bytes.expected > 0 > answer.available_bytes.low:
-        notes.append("at the low end of the estimate no KV cache is left: vLLM may not start")
+        yield "at the low end of the estimate no KV cache is left: vLLM may not start"
     if held.low < concurrency <= held.expected:
-        notes.append(
-            f"not certain: at the low end of the estimate only {figure(held.low)} requests fit"
-        )
+        yield (f"not certain: at the low end of the estimate only {figure(held.low)} requests fit")
     elif held.expected < concurrency <= held.high:
-        notes.append(
-            f"it may fit: at the high end of the estimate {figure(held.high)} requests fit"
-        )
+        yield (f"it may fit: at the high end of the estimate {figure(held.high)} requests fit")
     if not setup.defaults.capacity_by_context and len(layout.groups) > 1:
-        notes.append(
+        yield (
             "kv_capacity_tokens is what this version logs; for layers of several kinds that is no "
             "capacity: kv_tokens_at_context is"
         )
-    return notes
 
 
-def _sources(answer: Memory) -> list[str]:
+def _sources(answer: Memory) -> Iterator[str]:
     """Doubts about what the figures are from."""
-    setup, notes = answer.setup, list[str]()
+    setup = answer.setup
     own = setup.model.max_context_tokens
     if own and setup.longest_tokens > own:
-        notes.append(
+        yield (
             f"--max-model-len is above the model's {own:,} tokens: vLLM refuses to start unless "
             "rope scaling or an override allows it"
         )
     if setup.gpu is not None and setup.gpu.memory_is_estimated:
-        notes.append(f"{setup.gpu.id}: memory {setup.gpu.memory_source}")
+        yield f"{setup.gpu.id}: memory {setup.gpu.memory_source}"
     if setup.model.multimodal and setup.version < V1:
-        notes.append(
+        yield (
             "vLLM V0 profiles vision models with the largest images: it may need tens of GiB "
             "more than shown"
         )
     if not _OLDEST <= setup.version <= LATEST:
-        notes.append("no start-up log of this vLLM version: the nearest version with one is used")
+        yield "no start-up log of this vLLM version: the nearest version with one is used"
     if setup.parallel.tensor > _MOST_RANKS:
-        notes.append("overhead above 8 tensor-parallel ranks is extrapolated, not measured")
+        yield "overhead above 8 tensor-parallel ranks is extrapolated, not measured"
     if setup.weights_bytes is not None and (setup.adapters or setup.draft):
-        notes.append("adapters and draft model are added to the stated weights")
+        yield "adapters and draft model are added to the stated weights"
     if any(isinstance(part.kind, SlidingStates) for part in setup.model.layers):
-        notes.append(
+        yield (
             "requests at once are those of vLLM's start-up line, all of them in prefill, when "
             "compressors keep every token in flight: a smaller --max-num-batched-tokens holds more"
         )
     copied_ratio = second_copy_ratio(setup)
     if copied_ratio:
-        notes.append(
+        yield (
             "loads on one AMD GPU have taken up to "
             f"{copied_ratio:.0%} more than the computed weights with vLLM 0.13 to 0.18: the low "
             "end of the estimate has that; state --weights-gib from the log"
         )
     if setup.draft is not None:
-        notes += _draft_doubts(setup.draft, setup)
+        yield from _draft_doubts(setup.draft, setup)
     own_scheme = setup.model.quantization
     if own_scheme not in ("bf16", "fp16") and setup.scheme.id != own_scheme:
-        notes.append(
+        yield (
             f"the checkpoint is {own_scheme}: running it in {setup.scheme.id} needs another "
             "checkpoint"
         )
-    return notes
 
 
-def _draft_doubts(draft: Draft, setup: Setup) -> list[str]:
-    drafted, notes = draft.model, list(draft.model.notes)
+def _draft_doubts(draft: Draft, setup: Setup) -> Iterator[str]:
+    drafted = draft.model
+    yield from drafted.notes
     own = drafted.target_hidden_size or drafted is setup.model.own_draft
     if not own and drafted.vocab_size != setup.model.vocab_size:
-        notes.append(
+        yield (
             f"{drafted.id} has {drafted.vocab_size:,} tokens, {setup.model.id} "
             f"{setup.model.vocab_size:,}: vLLM refuses this draft; newer versions accept it with "
             "use_heterogeneous_vocab"
         )
-    return notes
 
 
-def speed_notes(question: Question, predicted: Performance | None) -> list[str]:
+def speed_notes(question: Question, predicted: Performance | None) -> Iterator[str]:
     """What the prediction of speed takes for granted."""
     if predicted is None:
-        return []
+        return
     shares = question.efficiency
     sources = {"MFU": question.mfu_ratio, "MBU": question.mbu_ratio}
     defaults = [name for name, stated in sources.items() if stated is None]
-    notes: list[str] = []
     if defaults:
         experts = (
             f" ({shares.expert_mfu_ratio:g} in routed experts)"
@@ -166,7 +158,7 @@ def speed_notes(question: Question, predicted: Performance | None) -> list[str]:
             "MFU": f"MFU {shares.mfu_ratio:g}{experts}",
             "MBU": f"MBU {shares.mbu_ratio:g}",
         }
-        notes.append(
+        yield (
             f"{' and '.join(defaults_by_name[name] for name in defaults)}: {SOURCE}; set your "
             "measured values "
             f"with {' and '.join('--' + name.lower() for name in defaults)}"
@@ -174,17 +166,14 @@ def speed_notes(question: Question, predicted: Performance | None) -> list[str]:
         ratios = ", ".join(
             f"{low:g} to {high:g} times the {name}" for name, (low, high) in MEASURED_RATIOS.items()
         )
-        notes.append(f"9 of 10 published benchmarks measured {ratios} that is predicted for them")
+        yield f"9 of 10 published benchmarks measured {ratios} that is predicted for them"
     if question.setup.decode_context_parallel > 1:
-        notes.append(
+        yield (
             "speed is predicted without what context ranks send each other: benchmark --dcp "
             f"{question.setup.decode_context_parallel}"
         )
     if question.setup.draft is not None and question.acceptance_ratio is None:
-        notes.append(
-            "speed is predicted without speculation: set the acceptance ratio with --acceptance"
-        )
-    return notes
+        yield ("speed is predicted without speculation: set the acceptance ratio with --acceptance")
 
 
 def load_notes(
@@ -193,16 +182,15 @@ def load_notes(
     has_target: bool,
     has_peak: bool,
     predicted: Performance | None,
-) -> list[str]:
+) -> Iterator[str]:
     """Doubts about the load, and why there is no fleet where there is none."""
-    notes: list[str] = []
     if source == "predicted":
-        notes.append(
+        yield (
             "usable requests/s are predicted by the roofline, not measured: run a "
             "benchmark before you buy"
         )
     if predicted is not None and has_target:
-        notes.append("targets are compared with predicted means; P99 latencies are higher")
+        yield "targets are compared with predicted means; P99 latencies are higher"
     if source == "unknown" and has_peak:
         why = "no load meets the targets"
         if predicted is None or not has_target:
@@ -210,69 +198,65 @@ def load_notes(
                 "usable requests/s are unknown: set --usable-rps, --benchmark, a target or a "
                 "concurrency, each with lengths"
             )
-        notes.append(f"no fleet: {why}")
-    return notes
+        yield f"no fleet: {why}"
 
 
 def stated_notes(
     stated_per_s: float, usable_per_s: float | None, predicted: Performance | None
-) -> list[str]:
+) -> Iterator[str]:
     """Doubts about stated usable requests/s: far from what is predicted, or above what it carries
     within the targets."""
-    if usable_per_s is not None and stated_per_s > usable_per_s * _OPTIMISTIC:
-        return [
-            f"the stated {figure(stated_per_s)} usable requests/s are above the "
-            f"{figure(usable_per_s)} that one replica is predicted to carry: state what a "
-            "benchmark measured"
-        ]
     expected = usable_per_s
     if expected is None and predicted is not None:
         expected = predicted.requests_per_s
-    if expected is None or 1 / _APART <= stated_per_s / expected <= _APART:
-        return []
-    return [
-        f"the stated {figure(stated_per_s)} usable requests/s and the {figure(expected)} predicted "
-        "for one replica are far apart"
-    ]
+    if usable_per_s is not None and stated_per_s > usable_per_s * _OPTIMISTIC:
+        yield (
+            f"the stated {figure(stated_per_s)} usable requests/s are above the "
+            f"{figure(usable_per_s)} that one replica is predicted to carry: state what a "
+            "benchmark measured"
+        )
+    elif expected is not None and not 1 / _APART <= stated_per_s / expected <= _APART:
+        yield (
+            f"the stated {figure(stated_per_s)} usable requests/s and the {figure(expected)} "
+            "predicted for one replica are far apart"
+        )
 
 
-def launch_notes(setup: Setup) -> list[str]:
+def launch_notes(setup: Setup) -> Iterator[str]:
     """What the guide warns of in the launch itself: links, formats, experts, stages, memory."""
-    gpu, parallel, notes = setup.gpu, setup.parallel, list[str]()
+    gpu, parallel = setup.gpu, setup.parallel
     if setup.utilization > _TIGHT_UTILIZATION:
-        notes.append(
+        yield (
             f"utilization {figure(setup.utilization)} leaves {1 - setup.utilization:.0%} of the "
             "memory for spikes of other processes: 0.90 to 0.95 is the safe range"
         )
     if gpu is not None:
-        notes += over_pcie(gpu, parallel.tensor)
+        yield from over_pcie(gpu, parallel.tensor)
         if setup.scheme.compute == "fp8" and gpu.fp8_flop_per_s is None:
-            notes.append(
+            yield (
                 f"{gpu.name} has no FP8 arithmetic: FP8 weights take half the memory and compute "
                 "at 16-bit speed"
             )
     if parallel.experts and setup.model.experts.count:
-        notes.append(
+        yield (
             "expert parallelism is predicted for even routing: the group is as fast as its busiest "
             "GPU, so a GPU with twice the mean load halves it"
         )
     if parallel.pipeline > 1:
-        notes.append(
+        yield (
             f"with fewer requests in flight than {parallel.pipeline} pipeline stages, stages idle: "
             f"one request alone leaves {1 - 1 / parallel.pipeline:.0%} of the GPU time unused"
         )
-    return notes
 
 
-def over_pcie(gpu: Gpu, tensor_parallel: int) -> list[str]:
+def over_pcie(gpu: Gpu, tensor_parallel: int) -> Iterator[str]:
     """The warning about a tensor-parallel group that runs over PCIe; empty where links hold it."""
-    if tensor_parallel <= max(_PCIE_TENSOR_PARALLEL, gpu.nvlink_gpus):
-        return []
-    lost = planned_overhead_ratio(link="pcie", tensor_parallel=tensor_parallel)
-    return [
-        f"TP {tensor_parallel} runs over PCIe, where all-reduces take about {lost:.0%} of a step: "
-        "above TP 2 use NVLink, or benchmark it against a smaller one"
-    ]
+    if tensor_parallel > max(_PCIE_TENSOR_PARALLEL, gpu.nvlink_gpus):
+        lost = planned_overhead_ratio(link="pcie", tensor_parallel=tensor_parallel)
+        yield (
+            f"TP {tensor_parallel} runs over PCIe, where all-reduces take about {lost:.0%} of a "
+            "step: above TP 2 use NVLink, or benchmark it against a smaller one"
+        )
 
 
 # --- One configuration sized: memory, speed at a load, fleet and cost, with the arithmetic. Pure --

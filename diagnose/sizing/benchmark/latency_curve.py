@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
@@ -77,19 +77,16 @@ def _tail_knee(points: Sequence[BenchmarkPoint]) -> Knee | None:
     return None
 
 
-def _power(point: BenchmarkPoint) -> float:
-    return point.requests_per_s / point.ttft_p99_s
-
-
 def _power_knee(points: Sequence[BenchmarkPoint]) -> Knee:
-    best = max(range(len(points)), key=lambda i: _power(points[i]))
+    powers = [point.requests_per_s / point.ttft_p99_s for point in points]
+    best = powers.index(max(powers))
     safe, past = points[best], points[best + 1] if best + 1 < len(points) else None
     step = Step(
         title=f"Knee, at {safe.concurrency:g} in flight",
         formula="requests/s / TTFT P99, highest",
         values=f"{figure(safe.requests_per_s)} / {figure(safe.ttft_p99_s)}",
-        result=f"{figure(_power(safe))} per s²"
-        + ("" if past is None else f" (then {figure(_power(past))})"),
+        result=f"{figure(powers[best])} per s²"
+        + ("" if past is None else f" (then {figure(powers[best + 1])})"),
         source="guide 8.1; Kleinrock 1979",
     )
     basis = "latency grows faster than throughput" if past else "not reached"
@@ -218,122 +215,91 @@ class RedFlag:
     message: str
 
 
-def red_flags(benchmark: Benchmark) -> tuple[RedFlag, ...]:
+def red_flags(benchmark: Benchmark) -> Iterator[RedFlag]:
     """What makes the curve unfit, or less fit, to size from.
 
     Source: guide 8.2 (a sweep from 1 to beyond the knee, warmed up), thresholds as named above.
     """
     points = worst_per_concurrency(benchmark.points)
-    return (
-        *_coverage(benchmark, points),
-        *_end(points),
-        *_shape(points),
-        *_runs(benchmark),
-        *_law(points),
-        *(RedFlag("as_read", note) for note in benchmark.notes),
-    )
+    yield from _coverage(benchmark, points)
+    yield from _shape(points)
+    yield from _runs(benchmark)
+    yield from _law(points)
+    for note in benchmark.notes:
+        yield RedFlag("as_read", note)
 
 
-def _coverage(benchmark: Benchmark, points: Sequence[BenchmarkPoint]) -> list[RedFlag]:
-    flags: list[RedFlag] = []
+def _coverage(benchmark: Benchmark, points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
     if len(points) < MIN_POINTS:
-        flags.append(
-            RedFlag(
-                "few_points",
-                f"{len(points)} measured concurrencies; a curve with its knee needs "
-                f"{MIN_POINTS} or more, from 1 in flight to past saturation",
-            )
+        yield RedFlag(
+            "few_points",
+            f"{len(points)} measured concurrencies; a curve with its knee needs "
+            f"{MIN_POINTS} or more, from 1 in flight to past saturation",
         )
     if len(points) > 1 and points[0].concurrency * 4 > points[-1].concurrency:
-        flags.append(
-            RedFlag(
-                "no_baseline",
-                f"the sweep starts at {points[0].concurrency:g} in flight, too near its end at "
-                f"{points[-1].concurrency:g} to show the unloaded latency",
-            )
+        yield RedFlag(
+            "no_baseline",
+            f"the sweep starts at {points[0].concurrency:g} in flight, too near its end at "
+            f"{points[-1].concurrency:g} to show the unloaded latency",
         )
     if len(points) < len(benchmark.points):
-        flags.append(
-            RedFlag(
-                "repeated_runs",
-                "several runs at one concurrency: the lowest RPS and highest latencies are used",
+        yield RedFlag(
+            "repeated_runs",
+            "several runs at one concurrency: the lowest RPS and highest latencies are used",
+        )
+
+
+def _shape(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
+    """Throughput that still rises at the end, and throughput or latency that falls before it."""
+    for before, last in list(pairwise(points))[-1:]:
+        rps_gain = last.requests_per_s / before.requests_per_s - 1
+        load_gain = last.concurrency / before.concurrency - 1
+        if rps_gain > SATURATED_ELASTICITY * load_gain:
+            yield RedFlag(
+                "not_saturated",
+                f"throughput still rises at the end: {rps_gain:+.0%} RPS for {load_gain:+.0%} "
+                f"concurrency; go beyond {last.concurrency:g} in flight",
             )
-        )
-    return flags
-
-
-def _end(points: Sequence[BenchmarkPoint]) -> list[RedFlag]:
-    """Whether throughput still rises where the sweep ends."""
-    if len(points) < 2:
-        return []
-    before, last = points[-2], points[-1]
-    rps_gain = last.requests_per_s / before.requests_per_s - 1
-    load_gain = last.concurrency / before.concurrency - 1
-    if rps_gain <= SATURATED_ELASTICITY * load_gain:
-        return []
-    return [
-        RedFlag(
-            "not_saturated",
-            f"throughput still rises at the end: {rps_gain:+.0%} RPS for {load_gain:+.0%} "
-            f"concurrency; go beyond {last.concurrency:g} in flight",
-        )
-    ]
-
-
-def _shape(points: Sequence[BenchmarkPoint]) -> list[RedFlag]:
-    flags: list[RedFlag] = []
     for before, after in pairwise(points):
         step = f"from {before.concurrency:g} to {after.concurrency:g} in flight"
         if after.requests_per_s < before.requests_per_s * (1 - NOISE_RATIO):
-            flags.append(
-                RedFlag(
-                    "rps_falls",
-                    f"RPS falls {step}: {figure(before.requests_per_s)} to "
-                    f"{figure(after.requests_per_s)}: preemption past saturation, or a bad run",
-                )
+            yield RedFlag(
+                "rps_falls",
+                f"RPS falls {step}: {figure(before.requests_per_s)} to "
+                f"{figure(after.requests_per_s)}: preemption past saturation, or a bad run",
             )
         for name, low, high in (
             ("TTFT", before.ttft_p99_s, after.ttft_p99_s),
             ("ITL", before.itl_p99_s, after.itl_p99_s),
         ):
             if high < low * (1 - 2 * NOISE_RATIO):
-                flags.append(
-                    RedFlag(
-                        "latency_falls",
-                        f"{name} P99 falls {step}: {figure(low)} to {figure(high)} s: not warmed "
-                        "up (guide: 1,000 requests first), or too few requests",
-                    )
+                yield RedFlag(
+                    "latency_falls",
+                    f"{name} P99 falls {step}: {figure(low)} to {figure(high)} s: not warmed "
+                    "up (guide: 1,000 requests first), or too few requests",
                 )
-    return flags
 
 
-def _runs(benchmark: Benchmark) -> list[RedFlag]:
-    flags: list[RedFlag] = []
-    few = [p for p in benchmark.points if p.requests is not None and p.requests < MIN_REQUESTS]
+def _runs(benchmark: Benchmark) -> Iterator[RedFlag]:
+    counts = [point.requests for point in benchmark.points if point.requests is not None]
+    few = [requests for requests in counts if requests < MIN_REQUESTS]
     if few:
-        least = min(p.requests or 0 for p in few)
-        flags.append(
-            RedFlag(
-                "few_requests",
-                f"{len(few)} of {len(benchmark.points)} runs have under {MIN_REQUESTS} requests "
-                f"(fewest {least}): their P99 is based on {max(1, least // 100)} of them",
-            )
+        yield RedFlag(
+            "few_requests",
+            f"{len(few)} of {len(benchmark.points)} runs have under {MIN_REQUESTS} requests "
+            f"(fewest {min(few)}): their P99 is based on {max(1, min(few) // 100)} of them",
         )
-    failed = [p for p in benchmark.points if p.failed]
+    failed = [f"{point.concurrency:g}" for point in benchmark.points if point.failed]
     if failed:
-        flags.append(
-            RedFlag(
-                "failed_requests",
-                f"requests failed at {', '.join(f'{p.concurrency:g}' for p in failed)} in flight: "
-                "RPS and latencies include successful requests only",
-            )
+        yield RedFlag(
+            "failed_requests",
+            f"requests failed at {', '.join(failed)} in flight: RPS and latencies include "
+            "successful requests only",
         )
-    return flags
 
 
-def _law(points: Sequence[BenchmarkPoint]) -> list[RedFlag]:
+def _law(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
     """Points whose concurrency, RPS and latency break Little's law, and those without a latency."""
-    flags: list[RedFlag] = []
     unchecked: list[str] = []
     for point in points:
         latency_s = _latency_s(point)
@@ -346,23 +312,18 @@ def _law(points: Sequence[BenchmarkPoint]) -> list[RedFlag]:
             latency_s=latency_s,
         )
         if gap.verdict != "consistent":
-            flags.append(
-                RedFlag(
-                    "littles_law",
-                    f"at {point.concurrency:g} in flight Little's law gives "
-                    f"{figure(gap.ceiling_requests_per_s)} requests/s, but measured "
-                    f"{figure(point.requests_per_s)}: {gap.meaning}",
-                )
+            yield RedFlag(
+                "littles_law",
+                f"at {point.concurrency:g} in flight Little's law gives "
+                f"{figure(gap.ceiling_requests_per_s)} requests/s, but measured "
+                f"{figure(point.requests_per_s)}: {gap.meaning}",
             )
     if unchecked:
-        flags.append(
-            RedFlag(
-                "littles_law_unchecked",
-                f"Little's law was not checked at {', '.join(unchecked)} in flight: the benchmark "
-                "has neither a mean latency nor medians with tokens/s",
-            )
+        yield RedFlag(
+            "littles_law_unchecked",
+            f"Little's law was not checked at {', '.join(unchecked)} in flight: the benchmark "
+            "has neither a mean latency nor medians with tokens/s",
         )
-    return flags
 
 
 def _latency_s(point: BenchmarkPoint) -> float | None:

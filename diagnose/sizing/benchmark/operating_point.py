@@ -6,7 +6,7 @@ last nothing is claimed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
@@ -143,56 +143,50 @@ def _point_flags(
     *,
     start: int,
     end: int,
-) -> list[RedFlag]:
+) -> Iterator[RedFlag]:
     """What the row of hits and misses says: cold start, no miss at all, a wide gap, noise."""
-    flags: list[RedFlag] = []
     first, best = points[start], points[end - 1]
     if start > 0:
-        flags.append(
-            RedFlag(
-                "cold_start",
-                f"{misses[0][0]}, while {first.concurrency:g} meets the targets: check that the "
-                "server was warmed up",
-            )
+        yield RedFlag(
+            "cold_start",
+            f"{misses[0][0]}, while {first.concurrency:g} meets the targets: check that the "
+            "server was warmed up",
         )
     if end == len(points):
-        message = (
+        yield RedFlag(
+            "all_meet",
             f"every point from {first.concurrency:g} in flight meets the targets: C_max is "
-            f"{best.concurrency:g} or more; measure higher concurrencies"
+            f"{best.concurrency:g} or more; measure higher concurrencies",
         )
-        return [*flags, RedFlag("all_meet", message)]
+        return
     miss = points[end].concurrency
     if miss > BRACKET_RATIO * best.concurrency:
-        message = (
-            f"C_max lies between {best.concurrency:g} (used) and {miss:g}: measure between them"
+        yield RedFlag(
+            "wide_bracket",
+            f"C_max lies between {best.concurrency:g} (used) and {miss:g}: measure between them",
         )
-        flags.append(RedFlag("wide_bracket", message))
     later = zip(points[end:], misses[end:], strict=True)
-    again = [p.concurrency for p, missed in later if not missed]
+    again = [point.concurrency for point, missed in later if not missed]
     if again:
-        message = (
+        yield RedFlag(
+            "meets_again",
             f"{again[-1]:g} in flight meets the targets although {miss:g} misses them: the "
-            "results are noisy; "
-            "repeat both runs"
+            "results are noisy; repeat both runs",
         )
-        flags.append(RedFlag("meets_again", message))
-    return flags
 
 
-def _place_flags(points: Sequence[BenchmarkPoint], bend: Knee) -> list[RedFlag]:
+def _place_flags(points: Sequence[BenchmarkPoint], bend: Knee) -> Iterator[RedFlag]:
     """Whether C_max, the last of the points, is a good place on the curve."""
-    flags: list[RedFlag] = []
     best, top = points[-1], max(points, key=lambda p: p.requests_per_s)
     if bend.past is not None and best.concurrency >= bend.past.concurrency:
-        message = (
+        yield RedFlag(
+            "past_knee",
             f"C_max ({best.concurrency:g} in flight) lies past the knee (after "
-            f"{bend.safe.concurrency:g}): small load increases cost much latency there"
+            f"{bend.safe.concurrency:g}): small load increases cost much latency there",
         )
-        flags.append(RedFlag("past_knee", message))
     if top.requests_per_s > best.requests_per_s:
-        message = (
+        yield RedFlag(
+            "more_at_less",
             f"{top.concurrency:g} in flight served {figure(top.requests_per_s)} requests/s, more "
-            f"than C_max ({figure(best.requests_per_s)}): cap concurrency there"
+            f"than C_max ({figure(best.requests_per_s)}): cap concurrency there",
         )
-        flags.append(RedFlag("more_at_less", message))
-    return flags
