@@ -59,7 +59,7 @@ def of_source(source: str, file: str) -> Iterator[Declared]:
 def unknown(declared: dict[str, Declared]) -> list[Declared]:
     """Those that collector/names does not know under any name."""
     table = metric_table()
-    names = {name.name for metric in table.metrics.values() for name in metric.spellings}
+    names = {name for metric in table.metrics.values() for name in metric.names}
     names |= table.samples.keys() | {name.removesuffix("_total") for name in table.samples}
     return [metric for name, metric in sorted(declared.items()) if name not in names]
 

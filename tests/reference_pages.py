@@ -142,7 +142,7 @@ def page_problems(page: str, sections: Iterable[str]) -> list[str]:
 def unknown_metrics(page: str) -> list[str]:
     """Names of vLLM's or DCGM's metrics on a page that collector/names does not know."""
     table, dcgm = metric_table(), field_table().names
-    families = {name.name for metric in table.metrics.values() for name in metric.spellings}
+    families = {name for metric in table.metrics.values() for name in metric.names}
     vllm = families | table.samples.keys()
     names = set(re.findall(r"\bvllm:(\w+)", page))
     unknown = [f"vllm:{name}" for name in names if name not in vllm]

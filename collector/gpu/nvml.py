@@ -43,7 +43,6 @@ class NvmlCollector:
     ) -> None:
         self._load, self._monotonic = load, monotonic
         self._nvml: Nvml | None = None
-        self._driver = ""
         self._devices: dict[int, Device] = {}
         self._known: dict[str, str] = {}
         """Index by UUID of every GPU that was ever seen: one that is gone is missed."""
@@ -89,7 +88,6 @@ class NvmlCollector:
             raise whole_failure(nvml, error) from error
         self._nvml = nvml
         calls = Calls(nvml)
-        self._driver = str(calls.ask("nvmlSystemGetDriverVersion") or "")
         self._events = calls.ask("nvmlEventSetCreate")
         return nvml
 
@@ -179,11 +177,10 @@ class NvmlCollector:
                 self._xids[device.uuid] = int(event.eventData)
 
     def _page(self, readings: Sequence[Readings], notes: Sequence[GpuNote]) -> GpuPage:
-        driver = ("DCGM_FI_DRIVER_VERSION", self._driver)
         series: list[Series] = []
         values: list[float] = []
         for reading in readings:
-            labels = tuple(sorted((*reading.labels, driver)))
+            labels = tuple(sorted(reading.labels))
             fields = dict(reading.fields)
             uuid = dict(reading.labels)["UUID"]
             if uuid in self._xids:

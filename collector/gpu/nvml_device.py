@@ -321,10 +321,8 @@ class Device:
                 self._instances[uuid] = Gpm(calls, self.handle, int(instance))
             seen.add(uuid)
             activity = self._instances[uuid].fields(gpm_calls, now_s)
-            _, _, profile = str(calls.ask("nvmlDeviceGetName", handle) or "").partition(" MIG ")
             labels = {
                 "GPU_I_ID": str(instance),
-                "GPU_I_PROFILE": profile,
                 "UUID": uuid,
                 "gpu": self.index,
                 "modelName": self.name,

@@ -16,17 +16,16 @@ from kneewatch.collector.samples import Layout, Series
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A row of the table. A value in `unit` is the page's value times the scale of its name."""
+    """A row of the table. A value in `unit` is the page's value times the scale of its name. `csv`
+    is the list that has it: dcgm-exporter's `default`, or `fuller`, the recommended one."""
 
     name: str
     kind: Literal["gauge", "counter"]
     unit: str
     help: str
     csv: str
-    one_of: str
     labels: tuple[str, ...]
     wide: bool
-    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,8 @@ def _field(name: str, row: Mapping[str, Any]) -> Field:
         unit=row["unit"],
         help=row["help"],
         csv=row.get("csv", ""),
-        one_of=row.get("one_of", ""),
         labels=tuple(row.get("labels", ())),
         wide=row.get("wide", False),
-        note=row.get("note", ""),
     )
 
 
@@ -87,7 +84,6 @@ def _field(name: str, row: Mapping[str, Any]) -> Field:
 # here.
 
 
-_PREFIX = "DCGM_"
 # In the order of trust. NVLink series say gpu_uuid and model_name, all others UUID and modelName;
 # the host's label was capitalised until 4.8.3.
 _UUID = ("UUID", "uuid", "gpu_uuid")
@@ -95,8 +91,6 @@ _INDEX = ("gpu",)
 _MODEL = ("modelName", "model_name")
 _HOST = ("Hostname", "hostname", "exported_Hostname", "exported_hostname")
 _MIG = ("GPU_I_ID",)
-_PROFILE = ("GPU_I_PROFILE",)
-_DRIVER = ("DCGM_FI_SYSTEM_DRIVER_VERSION", "DCGM_FI_DRIVER_VERSION")
 
 # DCGM's blanks: the base is "no value", the next 15 say why (not found, not supported, ...).
 _BLANK_32 = 0x7FFFFFF0
@@ -149,22 +143,13 @@ class GpuFields:
     key: GpuKey
     fields: Mapping[str, tuple[GpuSlot, ...]]
     workloads: tuple[Workload, ...]
-    mig_profile: str
-    driver_version: str
 
 
 @dataclass(frozen=True, slots=True)
 class GpuBinding:
-    """The positions of the GPUs' values in a page layout.
-
-    `absent_default` are fields of the exporter's default CSV that no GPU has; `absent_fuller` are
-    further fields that a diagnosis uses.
-    """
+    """The positions of the GPUs' values in a page layout."""
 
     gpus: tuple[GpuFields, ...]
-    absent_default: tuple[str, ...]
-    absent_fuller: tuple[str, ...]
-    unknown_names: tuple[str, ...]
 
 
 def is_sentinel(value: float, *, wide: bool = False) -> bool:
@@ -195,15 +180,7 @@ def resolve_gpus(layout: Layout) -> GpuBinding:
         for position, series in enumerate(layout.series)
         if series.name in table.names
     ]
-    gpus = tuple(sorted(_gpus(fields), key=lambda gpu: _order(gpu.key)))
-    present = {name for gpu in gpus for name in gpu.fields}
-    unknown = {s.name for s in layout.series if s.name.startswith(_PREFIX)} - table.names.keys()
-    return GpuBinding(
-        gpus=gpus,
-        absent_default=_absent(table, present, "default"),
-        absent_fuller=_absent(table, present, "fuller"),
-        unknown_names=tuple(sorted(unknown)),
-    )
+    return GpuBinding(tuple(sorted(_gpus(fields), key=lambda gpu: _order(gpu.key))))
 
 
 _Found = tuple[int, Series, FieldName]
@@ -252,8 +229,6 @@ def _gpu(rows: Sequence[Mapping[str, str]], fields: Sequence[_Found], exported: 
         key=GpuKey(said(_UUID), said(_INDEX), said(_MODEL), said(_HOST), said(_MIG)),
         fields=_fields(fields),
         workloads=tuple(sorted((w for w in workloads if w.pod), key=_workload_order)),
-        mig_profile=said(_PROFILE),
-        driver_version=said(_DRIVER),
     )
 
 
@@ -271,17 +246,6 @@ def _fields(group: Sequence[_Found]) -> dict[str, tuple[GpuSlot, ...]]:
             slot = GpuSlot(position, own, name.scale, field.wide)
             slots.setdefault(field.name, {}).setdefault(own, slot)
     return {field: tuple(by_labels.values()) for field, by_labels in slots.items()}
-
-
-def _absent(table: FieldTable, present: set[str], csv: str) -> tuple[str, ...]:
-    met = {table.fields[name].one_of for name in present}
-    return tuple(
-        field.name
-        for field in table.fields.values()
-        if field.csv == csv
-        and field.name not in present
-        and not (field.one_of and field.one_of in met)
-    )
 
 
 def _first(labels: Mapping[str, str], names: Iterable[str]) -> str:

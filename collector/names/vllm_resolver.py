@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.names.vllm_metrics import (
-    PageFit,
-    VersionRange,
-    fit,
-    metric_table,
-    why_missing,
-)
+from kneewatch.collector.names.vllm_metrics import metric_table
 from kneewatch.collector.names.vllm_series import (
     EngineKey,
     Engines,
     Found,
     HistogramSlots,
     Labels,
-    PageNames,
     find_engines,
     find_prefix,
     is_unowned,
@@ -66,38 +59,12 @@ class EngineBinding:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """An expected metric that is absent or unusable.
-
-    `why` is one of: removed in X, new in X, needs FLAG, only on the V1 engine, not counted yet, on
-    the page for other engines only, on the page for an engine it does not name, damaged: ..., or
-    renamed? if nothing explains it. `engine` is set if only that engine lacks it.
-    """
-
-    name: str
-    why: str
-    core: bool
-    engine: EngineKey | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Binding:
-    """The positions of all values in a page layout; `version_range` are the vLLM versions that
-    match its names."""
+    """The positions of all values in a page layout."""
 
     prefix: str
     engines: tuple[EngineBinding, ...]
     process_start: int | None
-    missing: tuple[Missing, ...]
-    unknown_names: tuple[str, ...]
-    version_range: VersionRange
-
-    def why_missing(self, name: str, engine: EngineKey | None = None) -> str | None:
-        """Why a metric is missing, for an engine or for all; None if it is not missing."""
-        for missing in self.missing:
-            if missing.name == name and missing.engine in (None, engine):
-                return missing.why
-        return None
 
 
 # --- One engine's own KV blocks where several share a page. Pure ----------------------------------
@@ -165,15 +132,13 @@ def _count(row: Mapping[str, str], label: str) -> int | None:
 # What vLLM calls a metric on this page: names, prefixes and labels resolved once a layout. Pure.
 #
 # vLLM renames metrics, deployments prefix and relabel them. `resolve` finds for each engine on a
-# page where the values of each metric stand, under the metric's newest name, and says what is
-# missing.
+# page where the values of each metric stand, under the metric's newest name.
 #
 # A metric without an engine label is given to every engine that it may belong to, and named in
 # `EngineBinding.shared`; those of LMCache and of the HTTP server, which count what one engine
 # does, to none of several.
 
 
-UNNAMED = "on the page for an engine it does not name"
 _ENGINE_LABELS = frozenset({"model_name", "engine", "le"})
 
 
@@ -201,26 +166,13 @@ def _resolved(layout: Layout) -> Binding:
         raise _not_vllm(layout)
     page = read_names(layout, prefix, table)
     engines = find_engines(page.found)
-    bound: list[EngineBinding] = []
-    missing: list[Missing] = []
-    for key, mine, shared in _by_engine(page.found, engines):
-        engine, damaged = _bind(key, mine, shared, engines.target_labels)
-        bound.append(_with_zeros(engine) if _is_lazy(prefix) else engine)
-        missing += damaged
-    page_fit = fit({f.sample.spelling for f in page.found if not is_unowned(f)})
-    return Binding(
-        prefix=prefix,
-        engines=tuple(own_pools(bound)),
-        process_start=page.process_start,
-        missing=(
-            *_absent(page, page_fit),
-            *_absent_from_some(bound, missing),
-            *missing,
-            *(Missing(name, UNNAMED, core=False) for name in sorted(engines.unowned)),
-        ),
-        unknown_names=page.unknown,
-        version_range=page_fit.versions,
+    bound = (
+        _bind(key, mine, shared, engines.target_labels)
+        for key, mine, shared in _by_engine(page.found, engines)
     )
+    # Ray shows a counter only once it is not 0.
+    shown = [_with_zeros(engine) if prefix.startswith("ray") else engine for engine in bound]
+    return Binding(prefix, tuple(own_pools(shown)), page.process_start)
 
 
 def _by_engine(
@@ -244,11 +196,10 @@ def _bind(
     series: Mapping[str, Sequence[Found]],
     shared: frozenset[str],
     target_labels: frozenset[str],
-) -> tuple[EngineBinding, list[Missing]]:
-    """One engine's metrics, and those that are damaged."""
+) -> EngineBinding:
+    """One engine's metrics."""
     slots: dict[str, dict[str, tuple[Slot, ...]]] = {"gauge": {}, "counter": {}, "info": {}}
     histograms: dict[str, tuple[HistogramSlots, ...]] = {}
-    missing: list[Missing] = []
     created: list[int] = []
     drop = _ENGINE_LABELS | target_labels
     for name, all_spellings in series.items():
@@ -259,13 +210,11 @@ def _bind(
         not_own = drop.difference(metric.labels)
         labelled = [(f, tuple([p for p in f.labels if p[0] not in not_own])) for f in kept]
         if metric.kind == "histogram":
-            good, damage = read_histograms(labelled)
-            if good:
+            if good := read_histograms(labelled):
                 histograms[name] = good
-            missing += [Missing(name, why, metric.core, key) for why in damage]
         elif kept:
             slots[metric.kind][name] = tuple(Slot(f.position, own) for f, own in labelled)
-    engine = EngineBinding(
+    return EngineBinding(
         key=key,
         gauges=slots["gauge"],
         counters=slots["counter"],
@@ -274,16 +223,10 @@ def _bind(
         created=tuple(sorted(created)),
         shared=shared,
     )
-    return engine, missing
-
-
-def _is_lazy(prefix: str) -> bool:
-    """Whether the page shows a counter only once it is not 0, as Ray does."""
-    return prefix.startswith("ray")
 
 
 def _with_zeros(engine: EngineBinding) -> EngineBinding:
-    """An engine of a lazy page: its core counters that the page does not show are 0."""
+    """An engine whose page does not show counters at 0: its core counters that are absent are 0."""
     core = {
         metric.name
         for metric in metric_table().metrics.values()
@@ -299,31 +242,6 @@ def _newest(metric_series: Sequence[Found]) -> tuple[list[Found], list[int]]:
     best = min((f.sample.rank for f in values), default=0)
     kept = [f for f in values if f.sample.rank == best]
     return kept, [f.position for f in metric_series if f.sample.part == "created"]
-
-
-def _absent(page: PageNames, page_fit: PageFit) -> Iterable[Missing]:
-    """Metrics that are nowhere on the page, core ones first."""
-    present = {f.sample.metric.name for f in page.found if f.sample.part != "created"}
-    absent = [
-        Missing(metric.name, why_missing(metric, page_fit, lazy=_is_lazy(page.prefix)), metric.core)
-        for metric in metric_table().metrics.values()
-        if metric.name not in present and not metric.rare
-    ]
-    return sorted(absent, key=lambda missing: not missing.core)
-
-
-def _absent_from_some(
-    engines: Sequence[EngineBinding], damaged: Sequence[Missing]
-) -> Iterable[Missing]:
-    """Metrics that only some engines of the page have, for each engine without them."""
-    metrics = metric_table().metrics
-    has = {e.key: {*e.gauges, *e.counters, *e.histograms, *e.infos} for e in engines}
-    reported = {(missing.name, missing.engine) for missing in damaged}
-    for name in sorted({name for names in has.values() for name in names}):
-        for key, names in has.items():
-            if name not in names and (name, key) not in reported and not metrics[name].rare:
-                why = "on the page for other engines only"
-                yield Missing(name, why, metrics[name].core, key)
 
 
 # --- Pages of other programs. Pure ----------------------------------------------------------------

@@ -25,7 +25,6 @@ _REPLICA_LABELS = (
     *("ReplicaId", "replica", "replica_id", "exported_pod", "pod", "pod_name"),
     *("kubernetes_pod_name", "WorkerId", "worker_id", "exported_instance", "instance"),
 )
-_SUFFIX = re.compile(r"_(?:bucket|sum|count|total|created)$")
 _LISTED_ENGINE = re.compile(r"\[(\d+)\]")  # some 0.8 servers show the list of engines: [0]
 
 
@@ -53,7 +52,6 @@ class PageNames:
 
     prefix: str
     found: tuple[Found, ...]
-    unknown: tuple[str, ...]
     process_start: int | None
 
 
@@ -61,14 +59,12 @@ class PageNames:
 class Engines:
     """The engines of a page, and for each identified series the indices of its engines.
 
-    `target_labels` come from the deployment or the scraper, not from vLLM. `unowned` are metrics of
-    LMCache and of the HTTP server on a page with several engines.
+    `target_labels` come from the deployment or the scraper, not from vLLM.
     """
 
     keys: tuple[EngineKey, ...]
     owners: tuple[tuple[int, ...], ...]
     target_labels: frozenset[str]
-    unowned: frozenset[str]
 
 
 def find_prefix(names: Collection[str], table: MetricTable) -> str | None:
@@ -98,14 +94,9 @@ def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:
             identified.append(Found(position, sample, series.labels))
         elif series.name == "process_start_time_seconds":
             starts.append(position)
-    unknown = {
-        _SUFFIX.sub("", name.removeprefix(prefix))
-        for name, sample in samples.items()
-        if sample is None and prefix and name.startswith(prefix)
-    }
     # Several processes on one page: no telling which one is the engine's.
     start = starts[0] if len(starts) == 1 else None
-    return PageNames(prefix, tuple(identified), tuple(sorted(unknown)), start)
+    return PageNames(prefix, tuple(identified), start)
 
 
 def _sample(name: str, prefix: str, table: MetricTable) -> SampleName | None:
@@ -132,15 +123,13 @@ def find_engines(page_series: Sequence[Found]) -> Engines:
             keys.add(reader.key(part))
     ordered = tuple(sorted(keys or {EngineKey("", "0")}, key=_order))
     owners = {part: tuple(i for i, key in enumerate(ordered) if part.fits(key)) for part in kinds}
-    nobodys = {f.sample.metric.name for f in page_series if len(ordered) > 1 and is_unowned(f)}
     return Engines(
         keys=ordered,
         owners=tuple(
-            () if f.sample.metric.name in nobodys else owners[part]
+            () if len(ordered) > 1 and is_unowned(f) else owners[part]
             for f, part in zip(page_series, partial, strict=True)
         ),
         target_labels=target,
-        unowned=frozenset(nobodys),
     )
 
 
@@ -250,7 +239,7 @@ def _order(key: EngineKey) -> tuple[str, int, str, str]:
     return key.model, number, key.engine, key.replica
 
 
-# --- Histograms from their series: buckets in order, or what is wrong with them -------------------
+# --- Histograms from their series -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +265,8 @@ class _Pieces:
     count: int | None = None
 
 
-def read_histograms(
-    labelled: Iterable[tuple[Found, Labels]],
-) -> tuple[tuple[HistogramSlots, ...], list[str]]:
-    """The histograms of one metric and engine, one per set of own labels, and the damage found."""
+def read_histograms(labelled: Iterable[tuple[Found, Labels]]) -> tuple[HistogramSlots, ...]:
+    """The histograms of one metric and engine, one per set of own labels, without damaged ones."""
     pieces: dict[Labels, _Pieces] = {}
     for f, own in labelled:
         piece = pieces.setdefault(own, _Pieces())
@@ -289,38 +276,24 @@ def read_histograms(
             piece.sum = f.position
         else:
             piece.count = f.position
-    good: list[HistogramSlots] = []
-    damage: list[str] = []
+    histograms: list[HistogramSlots] = []
     for own, piece in pieces.items():
-        bounds, wrong = _bounds(piece)
-        if wrong:
-            damage.append(f"damaged: {wrong}")
-        else:
-            at = tuple(position for _, position in bounds)
+        if bounds := _bounds(piece):
+            les, at = zip(*bounds, strict=True)
             count = at[-1] if piece.count is None else piece.count
-            les = tuple(bound for bound, _ in bounds)
-            good.append(HistogramSlots(les, at, piece.sum, count, own))
-            if not piece.buckets:
-                damage.append("without buckets: only its mean is known")
-    return tuple(good), damage
+            histograms.append(HistogramSlots(les, at, piece.sum, count, own))
+    return tuple(histograms)
 
 
-def _bounds(pieces: _Pieces) -> tuple[list[tuple[float, int]], str]:
-    """The bounds with their positions, ascending, and the damage (empty if none)."""
+def _bounds(pieces: _Pieces) -> list[tuple[float, int]]:
+    """The bounds with their positions, ascending; empty where the histogram is damaged."""
     if not pieces.buckets:
-        if pieces.count is None:
-            return [], "no buckets and no count"
-        return [(math.inf, pieces.count)], ""
+        return [] if pieces.count is None else [(math.inf, pieces.count)]
     try:
         # The order of lines means nothing, as in Prometheus.
         bounds = sorted((float(le), position) for le, position in pieces.buckets)
     except ValueError:
-        return [], "a bucket's le is not a number"
+        return []
     edges = [bound for bound, _ in bounds]
-    if any(math.isnan(edge) for edge in edges):
-        return [], "a bucket's le is not a number"
-    if len(set(edges)) < len(edges):
-        return [], "two buckets have the same le"
-    if edges[-1] != math.inf:
-        return [], "no bucket for +Inf"
-    return bounds, ""
+    nan, twice = any(map(math.isnan, edges)), len(set(edges)) < len(edges)
+    return [] if nan or twice or edges[-1] != math.inf else bounds

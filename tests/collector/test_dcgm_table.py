@@ -43,7 +43,7 @@ def test_the_packaged_file_has_no_key_that_is_not_read() -> None:
     keys = {key for row in document["fields"].values() for key in row}
     assert keys == {
         *("kind", "unit", "help", "scale", "newer", "former"),
-        *("csv", "one_of", "labels", "wide", "note"),
+        *("csv", "labels", "wide", "note"),
     }
     newer = [name for row in document["fields"].values() for name in row.get("newer", ())]
     assert {key for name in newer for key in name} == {"name", "scale"}

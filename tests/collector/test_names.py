@@ -37,8 +37,6 @@ def test_every_recorded_page_has_all_core_metrics_of_one_engine(name: str) -> No
     assert (binding.prefix, engine.key) == ("vllm:", EngineKey("tiny", "0"))
     assert engine.shared == frozenset()
     assert {name: kinds(engine).get(name) for name in CORE} == CORE
-    assert not [missing for missing in binding.missing if missing.core]
-    assert binding.unknown_names == ()
     assert binding.process_start is not None
     assert page.layout.series[binding.process_start].name == "process_start_time_seconds"
 
@@ -157,10 +155,27 @@ def test_several_processes_on_a_page_leave_the_start_unknown() -> None:
     assert resolve(parse(body).layout).process_start is None
 
 
-def test_a_metric_that_the_table_lacks_is_told_by_its_family() -> None:
-    more = 'vllm:tail_seconds_bucket{le="1"} 0\nvllm:tail_seconds_count 0\nvllm:lost_total 1\n'
-    _, binding = resolved(recorded("0.32.0-loaded") + more)
-    assert binding.unknown_names == ("lost", "tail_seconds")
+# The V0 engine labels with model_name only; its histograms appear with the first observation.
+V0_PAGE = """
+vllm:num_requests_running{model_name="m"} 3
+vllm:num_requests_waiting{model_name="m"} 1
+vllm:gpu_cache_usage_perc{model_name="m"} 0.5
+vllm:num_preemptions_total{model_name="m"} 2
+vllm:prompt_tokens_total{model_name="m"} 100
+vllm:generation_tokens_total{model_name="m"} 200
+vllm:request_success_total{finished_reason="stop",model_name="m"} 4
+vllm:request_params_n_sum{model_name="m"} 4
+vllm:request_params_n_count{model_name="m"} 4
+vllm:cache_config_info{block_size="16",num_gpu_blocks="2000"} 1
+"""
+
+
+def test_a_v0_page_is_one_engine_named_0() -> None:
+    page, binding = resolved(V0_PAGE)
+    engine = only_engine(binding)
+    assert engine.key == EngineKey("m", "0")
+    assert values(page, engine, "kv_cache_usage_perc") == {"": 0.5}
+    assert engine.info("cache_config_info", page.values)["num_gpu_blocks"] == "2000"
 
 
 # Prefixes and suffixes
@@ -172,7 +187,6 @@ def test_the_prefix_is_told_by_the_page(name: str, prefix: str) -> None:
     page, binding = resolved(recorded(name))
     other_page, other = resolved(prefixed(recorded(name), prefix))
     assert other.prefix == prefix
-    assert other.unknown_names == ()
     engine, same = only_engine(binding), only_engine(other)
     assert kinds(engine) == kinds(same)
     for metric in kinds(engine):
@@ -184,7 +198,6 @@ def test_counters_may_come_without_total(prefix: str) -> None:
     body = re.sub(r"(?m)^(vllm:\w+)_total\{", r"\1{", recorded("0.32.0-loaded"))
     page, binding = resolved(prefixed(body, prefix))
     assert values(page, only_engine(binding), "generation_tokens")[""] > 0
-    assert not [missing for missing in binding.missing if missing.core]
 
 
 def test_of_a_counter_with_and_without_total_only_one_counts() -> None:

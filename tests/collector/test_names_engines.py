@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from kneewatch.collector.names.vllm_resolver import Missing
 from kneewatch.collector.names.vllm_series import EngineKey
 from tests.collector.name_pages import (
     kinds,
@@ -141,7 +140,6 @@ def test_lmcache_is_found_beside_vllm_under_its_own_prefix() -> None:
     assert engine.key == EngineKey("tiny", "0")
     assert values(page, engine, "lmcache_num_hit_tokens") == {"0": 3, "1": 4}
     assert "lmcache_is_healthy" in engine.gauges
-    assert binding.unknown_names == ()
 
 
 def test_lmcache_is_of_none_of_several_engines() -> None:
@@ -149,20 +147,15 @@ def test_lmcache_is_of_none_of_several_engines() -> None:
     _, binding = resolved(body + 'lmcache:num_hit_tokens_total{worker_id="0"} 3\n')
     for engine in binding.engines:
         assert "lmcache_num_hit_tokens" not in engine.counters
-    why = "on the page for an engine it does not name"
-    assert binding.why_missing("lmcache_num_hit_tokens") == why
     _, alone = resolved(recorded(BUSY) + 'lmcache:num_hit_tokens_total{worker_id="0"} 3\n')
-    assert alone.why_missing("lmcache_num_hit_tokens") is None
+    assert "lmcache_num_hit_tokens" in only_engine(alone).counters
 
 
-def test_what_one_engine_lacks_is_said_of_that_engine() -> None:
+def test_what_one_engine_lacks_the_others_keep() -> None:
     quiet = re.sub(r"(?m)^vllm:num_preemptions.*\n", "", labelled(recorded(BUSY), engine="1"))
     _, binding = resolved(recorded(BUSY) + quiet)
-    second = EngineKey("tiny", "1")
-    why = "on the page for other engines only"
-    assert Missing("num_preemptions", why, core=True, engine=second) in binding.missing
-    assert binding.why_missing("num_preemptions", second) == why
-    assert binding.why_missing("num_preemptions", EngineKey("tiny", "0")) is None
+    has = {engine.key.engine: "num_preemptions" in engine.counters for engine in binding.engines}
+    assert has == {"0": True, "1": False}
 
 
 # Labels of the deployment, and replicas
@@ -217,12 +210,11 @@ def test_ray_replicas_of_one_page_are_told_apart() -> None:
     }
 
 
-def test_one_ray_replica_needs_no_name_and_a_counter_at_zero_is_not_renamed() -> None:
+def test_one_ray_replica_needs_no_name_and_its_absent_counters_are_0() -> None:
     _, binding = resolved(ray_page("r1"))
     assert only_engine(binding).key == EngineKey("tiny", "0")
     assert only_engine(binding).created == ()
-    assert binding.why_missing("num_preemptions") == "not counted yet"
-    assert binding.why_missing("kv_block_lifetime_seconds") == "needs --kv-cache-metrics"
+    assert "num_preemptions" in only_engine(binding).zeros
 
 
 def test_outside_ray_serve_the_worker_tells_replicas_apart() -> None:
@@ -271,4 +263,3 @@ def test_repeated_lines_count_once() -> None:
         if found != "histogram":
             positions = {slot.position for slot in (*engine.gauges.get(metric, ()),)}
             assert not positions & page.layout.repeated
-    assert not [m for m in binding.missing if m.why.startswith("damaged")]

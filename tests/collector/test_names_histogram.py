@@ -7,8 +7,6 @@ import re
 
 import pytest
 
-from kneewatch.collector.names.vllm_resolver import Missing
-from kneewatch.collector.names.vllm_series import EngineKey
 from tests.collector.name_pages import labelled, only_engine, recorded, resolved
 
 TTFT = "time_to_first_token_seconds"
@@ -24,25 +22,22 @@ def page_with(pattern: str, replacement: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "replacement", "why"),
+    ("pattern", "replacement"),
     [
-        (rf'{BUCKET}le="\+Inf".*\n', "", "no bucket for +Inf"),
-        (rf'({BUCKET}le=)"0\.5"', r'\1"half"', "a bucket's le is not a number"),
-        (rf'({BUCKET}le=)"0\.5"', r'\1"NaN"', "a bucket's le is not a number"),
-        (rf'({BUCKET}),?le="0\.5",?', r"\1", "a bucket's le is not a number"),
+        (rf'{BUCKET}le="\+Inf".*\n', ""),
+        (rf'({BUCKET}le=)"0\.5"', r'\1"half"'),
+        (rf'({BUCKET}le=)"0\.5"', r'\1"NaN"'),
+        (rf'({BUCKET}),?le="0\.5",?', r"\1"),
         # the two stand side by side after a restart with another client library
-        (rf'({BUCKET}le=)"0\.5"(.*\n)', r'\1"0.5"\2\1"0.50"\2', "two buckets have the same le"),
-        (rf"vllm:{TTFT}_(?:bucket|count)\{{.*\n", "", "no buckets and no count"),
+        (rf'({BUCKET}le=)"0\.5"(.*\n)', r'\1"0.5"\2\1"0.50"\2'),
+        (rf"vllm:{TTFT}_(?:bucket|count)\{{.*\n", ""),
     ],
 )
-def test_a_damaged_histogram_is_dropped_and_named(pattern: str, replacement: str, why: str) -> None:
+def test_a_damaged_histogram_is_dropped(pattern: str, replacement: str) -> None:
     _, binding = resolved(page_with(pattern, replacement))
     engine = only_engine(binding)
     assert TTFT not in engine.histograms
     assert "e2e_request_latency_seconds" in engine.histograms
-    damage = Missing(TTFT, f"damaged: {why}", core=True, engine=engine.key)
-    assert [m for m in binding.missing if m.core] == [damage]
-    assert binding.why_missing(TTFT, engine.key) == damage.why
 
 
 def test_damage_to_one_engine_leaves_the_others_alone() -> None:
@@ -51,9 +46,6 @@ def test_damage_to_one_engine_leaves_the_others_alone() -> None:
     first, second = binding.engines
     assert TTFT in first.histograms
     assert TTFT not in second.histograms
-    assert [(m.name, m.engine) for m in binding.missing if m.core] == [
-        (TTFT, EngineKey("tiny", "1"))
-    ]
 
 
 def test_buckets_may_stand_in_any_order() -> None:
@@ -76,7 +68,6 @@ def test_without_buckets_the_mean_is_left() -> None:
     assert ttft.sum is not None
     assert ttft.count is not None
     assert page.values[ttft.sum] / page.values[ttft.count] == pytest.approx(25.04, abs=0.01)
-    assert binding.why_missing(TTFT, engine.key) == "without buckets: only its mean is known"
 
 
 def test_a_missing_count_is_that_of_the_last_bucket() -> None:

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 import pytest
 
-from kneewatch.collector.names.vllm_metrics import Metric, Spelling, metric_table, table_from
+from kneewatch.collector.names.vllm_metrics import Metric, metric_table, table_from
 from tests.collector.name_pages import CORE, FIXTURES
 
 TABLE = metric_table()
 METRICS = list(TABLE.metrics.values())
+FILE = resources.files("kneewatch.collector.names").joinpath("vllm_metrics.toml")
+DOCUMENT: dict[str, Any] = tomllib.loads(FILE.read_text("utf-8"))
+VERSIONS: list[str] = DOCUMENT["versions"]
+ROWS: dict[str, dict[str, Any]] = DOCUMENT["metrics"]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A name of a metric, with the first and last version that used it."""
+
+    name: str
+    since: str | None = None
+    until: str | None = None
+    hidden: str | None = None
+    engine: str = ""
+
+
+def spellings_of(metric: Metric) -> list[Spelling]:
+    """A metric's names, the newest first."""
+    row = ROWS[metric.name]
+    keys = ("since", "until", "hidden", "engine")
+    newest = Spelling(metric.name, **{key: row[key] for key in keys if key in row})
+    return [newest, *(Spelling(**former) for former in row.get("former", ()))]
 
 
 # Built at run time before 0.32, so the sources of 0.30 do not hold them as they are.
@@ -31,7 +56,7 @@ def read_lines() -> list[tuple[str, str, str, str, str]]:
 def spelling_of(name: str) -> tuple[Metric, Spelling] | None:
     """The row of a name as vLLM declares it; a counter's may end with _total."""
     for metric in METRICS:
-        for spelling in metric.spellings:
+        for spelling in spellings_of(metric):
             total = f"{spelling.name}_total" if metric.kind == "counter" else spelling.name
             if name in (spelling.name, total):
                 return metric, spelling
@@ -39,7 +64,7 @@ def spelling_of(name: str) -> tuple[Metric, Spelling] | None:
 
 
 def test_every_name_read_from_vllm_is_in_the_table() -> None:
-    order = TABLE.versions.index
+    order = VERSIONS.index
     for name, kind, engine, first, last in read_lines():
         found = spelling_of(name)
         assert found is not None, name
@@ -52,24 +77,24 @@ def test_every_name_read_from_vllm_is_in_the_table() -> None:
 
 
 def test_the_table_says_no_more_than_was_read() -> None:
-    order = TABLE.versions.index
+    order = VERSIONS.index
     read: dict[str, tuple[int, int]] = {}
     for name, _, _, first, last in read_lines():
         found = spelling_of(name)
         assert found is not None
-        low, high = read.get(found[1].name, (len(TABLE.versions), -1))
+        low, high = read.get(found[1].name, (len(VERSIONS), -1))
         read[found[1].name] = (min(low, order(first)), max(high, order(last)))
     for metric in METRICS:
-        for spelling in metric.spellings:
+        for spelling in spellings_of(metric):
             if spelling.since is None or spelling.name.startswith(BUILT):
                 continue
-            until = spelling.until or TABLE.versions[-1]
+            until = spelling.until or VERSIONS[-1]
             assert read[spelling.name] == (order(spelling.since), order(until)), spelling.name
 
 
 def test_no_two_metrics_share_a_name_on_the_page() -> None:
     parts = {"histogram": 4, "counter": 3, "gauge": 1, "info": 1}
-    assert len(TABLE.samples) == sum(parts[m.kind] * len(m.spellings) for m in METRICS)
+    assert len(TABLE.samples) == sum(parts[m.kind] * len(m.names) for m in METRICS)
 
 
 def test_core_is_what_diagnosis_rests_on() -> None:
@@ -77,12 +102,12 @@ def test_core_is_what_diagnosis_rests_on() -> None:
 
 
 def test_versions_ascend_and_rows_keep_to_them() -> None:
-    numbers = [tuple(map(int, v.replace(".post", ".").split("."))) for v in TABLE.versions]
+    numbers = [tuple(map(int, v.replace(".post", ".").split("."))) for v in VERSIONS]
     assert numbers == sorted(numbers)
-    order = TABLE.versions.index
+    order = VERSIONS.index
     for metric in METRICS:
-        newest, *former = metric.spellings
-        for spelling in metric.spellings:
+        newest, *former = spellings_of(metric)
+        for spelling in spellings_of(metric):
             if spelling.since is None:
                 assert metric.name.startswith(("lmcache_", "http_requests", "process_"))
                 continue
@@ -99,27 +124,25 @@ def test_versions_ascend_and_rows_keep_to_them() -> None:
 def test_a_row_is_complete(metric: Metric) -> None:
     assert metric.kind in ("gauge", "counter", "histogram", "info")
     assert metric.unit
-    assert metric.help.endswith(".")
-    assert metric.source.endswith(".py")
+    row = ROWS[metric.name]
+    assert row["help"].endswith(".")
+    assert row["source"].endswith(".py")
     assert metric.scope in ("engine", "model", "page")
     assert not metric.name.endswith("_total") or metric.kind == "histogram"
-    assert set(metric.replaced_by) <= TABLE.metrics.keys()
+    assert set(row.get("replaced_by", ())) <= TABLE.metrics.keys()
     assert not {"model_name", "engine", "le"} & set(metric.labels)
-    assert all(spelling.engine in ("", "v0", "v1") for spelling in metric.spellings)
-    assert not (metric.core and (metric.needs or metric.rare))
+    assert all(spelling.engine in ("", "v0", "v1") for spelling in spellings_of(metric))
+    assert not (metric.core and "needs" in row)
 
 
 def test_the_packaged_file_has_no_key_that_is_not_read() -> None:
-    file = resources.files("kneewatch.collector.names").joinpath("vllm_metrics.toml")
-    text = file.read_text("utf-8")
-    document = tomllib.loads(text)
-    assert document.keys() == {"versions", "metrics"}
-    keys = {key for row in document["metrics"].values() for key in row}
+    assert DOCUMENT.keys() == {"versions", "metrics"}
+    keys = {key for row in ROWS.values() for key in row}
     assert keys == {
         *("kind", "core", "unit", "help", "since", "until", "hidden", "engine", "former", "needs"),
-        *("labels", "scope", "rare", "replaced_by", "sample", "source", "note"),
+        *("labels", "scope", "replaced_by", "sample", "source", "note"),
     }
-    assert {key for row in document["metrics"].values() for old in row.get("former", ())
+    assert {key for row in ROWS.values() for old in row.get("former", ())
             for key in old} <= {"name", "since", "until", "hidden", "engine"}  # fmt: skip
-    assert table_from(document) == metric_table()
+    assert table_from(DOCUMENT) == metric_table()
     assert metric_table() is metric_table()

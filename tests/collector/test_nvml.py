@@ -22,7 +22,6 @@ def test_hopper_tells_everything_that_a_signal_wants() -> None:
     taken = node.collect(times=2)
     (found,) = taken.gpus.gpus
     assert (found.key.uuid, found.key.index, found.key.model_name) == ("GPU-a", "0", H100)
-    assert found.driver_version == "580.105.08"
     assert told(taken, found) == {
         "DEV_SM_CLOCK": 1.755e9,
         "DEV_MEM_CLOCK": 2.619e9,
@@ -64,7 +63,7 @@ def test_hopper_tells_everything_that_a_signal_wants() -> None:
         "PROF_NVLINK_RX_BYTES": 10 * 2**20,
         "DEV_NVLINK_BANDWIDTH_TOTAL": 40 * 2**20,
     }
-    assert (taken.notes, taken.gpus.unknown_names) == ([], ())
+    assert taken.notes == []
     present = found.fields.__contains__
     lacking = [signal.key for signal in GPU_SIGNALS if signal.expr.lacking(present)]
     assert lacking == [], "the signals' fields have the same names from NVML as from DCGM"
