@@ -134,7 +134,8 @@ def _operation(path: str, method: str, operation: JsonObject) -> Iterator[str]:
     yield f"<p>{_text(operation.get('description') or operation.get('summary', ''))}</p>"
     parameters = operation.get("parameters", [])
     if parameters:
-        yield "<table><thead><tr><th>parameter</th><th>type</th><th>description</th></tr></thead><tbody>"
+        heads = "<th>parameter</th><th>type</th><th>description</th>"
+        yield f"<table><thead><tr>{heads}</tr></thead><tbody>"
     for parameter in parameters:
         kind = f"{parameter['schema'].get('type', 'text')}, in {parameter['in']}"
         yield (

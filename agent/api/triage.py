@@ -189,7 +189,7 @@ def _past_response(
     except DocumentError as exc:
         raise Problem(
             HTTPStatus.SERVICE_UNAVAILABLE,
-            "this version of kneewatch cannot decode the diagnosis stored at that moment: use ?format=json",
+            "this version cannot decode the diagnosis of that moment: use ?format=json",
         ) from exc
     first = head(request.form, diagnoses, t_s=request.moment_s, past=True, late=(), pending={},
                  notices=notices)  # fmt: skip

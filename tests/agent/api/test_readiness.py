@@ -76,7 +76,7 @@ def test_strict_is_a_boolean() -> None:
 
 
 def test_triage_leads_to_the_fleet_where_no_target_is_watched() -> None:
-    where = "its diagnosis is at /api/v1/fleet"
+    where = "only a fleet is watched; its diagnosis is at /api/v1/fleet"
     with asking(service_of(fleet=fleet_watch(**DOWN))) as client:
         assert where in client.get("/api/v1/triage").text
         assert client.get("/api/v1/triage?format=json").json()["notices"] == [where]
