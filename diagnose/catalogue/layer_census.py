@@ -7,17 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.families import (
-    ALL_SLIDING,
-    BLOCK_INDEXED,
-    COMPRESSED,
-    INDEXED,
-    LATENT,
-    OWN_SLIDING_HEADS,
-    PATTERNED_SLIDING,
-    RECURRENCES,
-    SHARED_KV,
-    SWITCHED_SLIDING,
-    known,
+    family_value,
+    in_group,
+    is_known_family,
     refuse_unmodelled,
 )
 from kneewatch.diagnose.catalogue.hf_config import Config
@@ -82,7 +74,7 @@ def depth(config: Config) -> int:
 
 def shared_layers(config: Config) -> int:
     """Number of layers, at the end, that read an earlier layer's cache instead of their own."""
-    if config.model_type not in SHARED_KV:
+    if not in_group(config, "shared_kv"):
         return 0
     shared = config.count("num_kv_shared_layers", default=0)
     if shared >= depth(config):
@@ -119,9 +111,10 @@ def layer_words(config: Config) -> list[str]:
     pattern = config.word("hybrid_override_pattern")
     if pattern:
         return [word for letter in pattern[:layers] for word in _letter_words(config, letter)]
-    if config.model_type in RECURRENCES:
+    recurrence = family_value(config, "recurrences")
+    if recurrence is not None:
         full = _full_indices(config, layers)
-        other = MAMBA if RECURRENCES[config.model_type].startswith("mamba") else LINEAR
+        other = MAMBA if recurrence.startswith("mamba") else LINEAR
         return [FULL if layer in full else other for layer in range(layers)]
     return _sliding_words(config, layers)
 
@@ -192,23 +185,23 @@ def _letter_words(config: Config, letter: str) -> tuple[str, ...]:
 
 
 def _sliding_words(config: Config, layers: int) -> list[str]:
-    family = config.model_type
-    switched_off = family in SWITCHED_SLIDING and not config.flag(
+    switched_off = in_group(config, "switched_sliding") and not config.flag(
         "use_sliding_window", default=False
     )
     # Latent attention has no window even where the field is set.
-    if not config.has("sliding_window") or switched_off or family in LATENT:
+    if not config.has("sliding_window") or switched_off or in_group(config, "latent"):
         return [FULL] * layers
-    if family in SWITCHED_SLIDING:
+    if in_group(config, "switched_sliding"):
         full = min(config.count("max_window_layers", default=layers), layers)
         return [FULL] * full + [SLIDING] * (layers - full)
     letters = config.fields.get("sliding_window_pattern")
     if isinstance(letters, str) and set(letters) in ({"L", "G"}, {"L"}, {"G"}):
         return [FULL if letters[i % len(letters)] == "G" else SLIDING for i in range(layers)]
-    if family in PATTERNED_SLIDING or (known(config) and letters is not None):
-        step = config.positive("sliding_window_pattern", default=PATTERNED_SLIDING.get(family))
+    full_every = family_value(config, "full_every")
+    if full_every is not None or (is_known_family(config) and letters is not None):
+        step = config.positive("sliding_window_pattern", default=full_every)
         return [FULL if (layer + 1) % step == 0 else SLIDING for layer in range(layers)]
-    if family in ALL_SLIDING:
+    if in_group(config, "all_sliding"):
         return [SLIDING] * layers
     raise SizingError(
         f"{config.name}: sliding_window is set, but nothing says which layers slide; "
@@ -232,7 +225,7 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
         SizingError: an architecture that is not modelled, or a field that is missing.
     """
     refuse_unmodelled(config)
-    if config.model_type in COMPRESSED:
+    if in_group(config, "compressed"):
         return compressed_layers(config)
     counts = Counter(keeping_words(config))
     if not counts[FULL] + counts[SLIDING]:
@@ -253,7 +246,7 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
 def _full_kinds(config: Config, count: int) -> Counter[LayerKind]:
     """The `count` layers with full attention, by what they keep."""
     kind = _full(config)
-    if config.model_type in BLOCK_INDEXED:
+    if in_group(config, "block_indexed"):
         # One key a token in 16 bit; keys and values are those of plain attention.
         index = CompressedAttention(2 * index_size(config).positive("sparse_index_dim"))
         return Counter({kind: count, index: index_layers(config, count)})
@@ -295,7 +288,7 @@ def index_layers(config: Config, layers: int) -> int:
     Source: vllm/model_executor/models/deepseek_v2.py, vllm/models/hy_v4 and minimax_m3 (0.32):
     index_topk_freq and its pattern, indexer_types, sparse_attention_freq.
     """
-    if config.model_type in BLOCK_INDEXED:
+    if in_group(config, "block_indexed"):
         return sum(each > 0 for each in index_size(config).counts("sparse_attention_freq")[:layers])
     if config.model_type == "hy_v4":
         words, types = config.words("layer_types")[:layers], config.words("indexer_types")
@@ -338,7 +331,7 @@ def _full(config: Config) -> FullAttention | LatentAttention:
             latent_dim=config.positive("kv_lora_rank"),
             rope_dim=config.count("qk_rope_head_dim"),
             index_dim=config.count(
-                "index_head_dim", default=None if config.model_type in INDEXED else 0
+                "index_head_dim", default=None if in_group(config, "indexed") else 0
             ),
         )
     heads = full_heads(config)
@@ -377,7 +370,7 @@ def sliding_heads(config: Config) -> Heads:
     if other is not None and other.word("attention_type") == "sliding_attention":
         size, queries = other.positive("head_dim"), other.positive("num_attention_heads")
         return Heads(queries, other.positive("num_attention_groups"), size, size)
-    if config.model_type in OWN_SLIDING_HEADS and config.has("swa_num_key_value_heads"):
+    if in_group(config, "own_sliding_heads") and config.has("swa_num_key_value_heads"):
         size = config.positive("swa_head_dim")
         return Heads(
             config.positive("swa_num_attention_heads"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kneewatch.diagnose.catalogue.families import RECURRENCES
+from kneewatch.diagnose.catalogue.families import family_value, recurrent_families
 from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
@@ -228,13 +228,13 @@ _READERS: Mapping[str, Callable[[Config, int], tuple[Recurrent, float]]] = {
 
 
 def _reader(config: Config) -> Callable[[Config, int], tuple[Recurrent, float]]:
-    kind = RECURRENCES.get(config.model_type)
+    kind = family_value(config, "recurrences")
     if kind is None:
         family = config.model_type or "this model"
         raise SizingError(
             f"{config.name}: the recurrent layers of {family} are not modelled",
             name="model",
-            choices=sorted(RECURRENCES),
+            choices=recurrent_families(),
         )
     return _READERS[kind]
 

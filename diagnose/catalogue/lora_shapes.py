@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kneewatch.diagnose.catalogue.families import in_group
 from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.layer_census import (
     FULL,
@@ -22,7 +23,6 @@ from kneewatch.diagnose.catalogue.layer_census import (
 )
 from kneewatch.diagnose.catalogue.layers import recurrent_parameters
 from kneewatch.diagnose.catalogue.parameters import (
-    GATED_ATTENTION,
     Experts,
     dense_layers,
     dense_widths,
@@ -30,19 +30,6 @@ from kneewatch.diagnose.catalogue.parameters import (
     shared_width,
 )
 
-# Families whose vLLM class adapts the embedding and the output projection, too...
-_TABLES = frozenset({
-    "apertus", "ernie4_5", "exaone4", "exaone_moe", "falcon_h1", "granite", "granitemoe",
-    "granitemoehybrid", "granitemoeshared", "jamba", "lfm2", "lfm2_moe", "llama", "llama4",
-    "mixtral", "nemotron", "nemotron_h", "phi3", "phimoe", "qwen3", "qwen3_5", "qwen3_5_moe",
-    "qwen3_moe",
-})  # fmt: skip
-# ...and those where it is the embedding alone.
-_INPUT_TABLE = frozenset({"cohere", "cohere2", "olmo2", "olmo3", "phi", "smollm3"})
-# Families whose queries, keys and values are one matrix of the checkpoint, or gate and up one.
-_FUSED_ATTENTION = frozenset({"chatglm", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "phi3"})
-_FUSED_GATE = frozenset({"chatglm", "phi3"})
-_FUSED_EXPERTS = frozenset({"gpt_oss", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl_moe"})
 # Projections into a recurrent layer, more or less: queries to gates, and the convolution.
 _RECURRENT_INPUTS = 4
 
@@ -83,7 +70,7 @@ def adapter_shape(config: Config, experts: Experts) -> AdapterShape:
         whole += recurrent * (_RECURRENT_INPUTS + 1) * hidden
         split += recurrent * recurrent_parameters(config) / hidden
     mlps = dense_layers(config, experts)
-    gates = _gates(config, fused=config.model_type in _FUSED_GATE)
+    gates = _gates(config, fused=in_group(config, "fused_gate"))
     shared = shared_width(config)
     whole += (mlps + (experts.layers if shared else 0)) * (gates + 1) * hidden
     split += matrices(config) * (dense_widths(config, mlps, hidden) + shared * experts.layers)
@@ -91,7 +78,8 @@ def adapter_shape(config: Config, experts: Experts) -> AdapterShape:
     whole += experts.layers * (hidden + experts.count)
     experts_whole, experts_split = _routed(config, hidden, experts)
     vocab = config.positive("vocab_size")
-    tables = (config.model_type in _TABLES) + (config.model_type in _TABLES | _INPUT_TABLE)
+    head = in_group(config, "lora_tables")
+    tables = head + in_group(config, "lora_tables", "lora_input_table")
     return AdapterShape(
         whole=whole,
         split=split,
@@ -99,7 +87,7 @@ def adapter_shape(config: Config, experts: Experts) -> AdapterShape:
         experts_whole=experts_whole,
         experts_split=experts_split,
         tables=float(tables * (vocab + hidden)),
-        head=config.model_type in _TABLES,
+        head=head,
     )
 
 
@@ -109,8 +97,8 @@ def _attention(config: Config, hidden: int) -> tuple[int, int, int]:
     if config.has("kv_lora_rank"):
         return *_latent(config, hidden, heads), 0
     size = head_dim(config)
-    gated = config.flag("attn_output_gate", default=config.model_type in GATED_ATTENTION)
-    inputs = 1 if config.model_type in _FUSED_ATTENTION else 3
+    gated = config.flag("attn_output_gate", default=in_group(config, "gated_attention"))
+    inputs = 1 if in_group(config, "fused_attention") else 3
     queries = heads * size * (2 if gated else 1)
     return (inputs + 1) * hidden, queries + heads * size, 2 * kv_heads(config) * size
 
@@ -136,6 +124,6 @@ def _routed(config: Config, hidden: int, experts: Experts) -> tuple[float, float
         return 0.0, 0.0
     width = config.positive("moe_intermediate_size", "intermediate_size")
     latent = config.count("moe_latent_size", default=0) or hidden
-    inputs = _gates(config, fused=config.model_type in _FUSED_EXPERTS)
+    inputs = _gates(config, fused=in_group(config, "fused_experts"))
     all_experts = experts.layers * experts.count
     return float(all_experts * (inputs + 1) * latent), float(all_experts * matrices(config) * width)

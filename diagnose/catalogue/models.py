@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import cast
 
-from kneewatch.diagnose.catalogue.families import COMPRESSED, known, refuse_unmodelled
+from kneewatch.diagnose.catalogue.families import in_group, is_known_family, refuse_unmodelled
 from kneewatch.diagnose.catalogue.hf_config import Config, read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layer_census import depth, head_dim, kv_heads, layer_kinds
@@ -27,9 +27,6 @@ from kneewatch.diagnose.catalogue.parameters import (
 )
 from kneewatch.diagnose.catalogue.quantization import checkpoint_scheme
 
-# Families whose checkpoints hold prediction layers that vLLM drafts with, each one an expert
-# layer of the model.
-_OWN_LAYERS = frozenset({"deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa"})
 # EAGLE 3 reads the hidden states of three layers unless it says otherwise.
 _HIDDEN_STATES = 3
 _PER_LAYER = (
@@ -80,7 +77,7 @@ def _stated_layers(config: Config) -> int:
 def own_layers(config: Config) -> Config | None:
     """A checkpoint's own prediction layers as a configuration; None if it has none."""
     layers = config.count("num_nextn_predict_layers", default=0)
-    if not layers or config.model_type not in _OWN_LAYERS:
+    if not layers or not in_group(config, "own_draft"):
         return None
     kept = {key: value for key, value in config.fields.items() if key not in _PER_LAYER}
     stated = {"num_hidden_layers": layers, "first_k_dense_replace": 0}
@@ -199,7 +196,7 @@ def model_from_config(name: str, document: object) -> Model:
     refuse_unmodelled(config)
     vision = vision_parameters(config)
     notes: list[str] = []
-    if not known(config):
+    if not is_known_family(config):
         family = config.model_type or "its model_type"
         notes.append(f"{family} is unknown to kneewatch: counted as a Llama-style decoder")
     if config.multimodal and (vision is None or "audio_config" in config.outer):
@@ -264,7 +261,7 @@ def _census(
     parameters = parameter_census(config, experts=experts, vision=vision)
     if is_head(config):
         parameters = head_parameters(config, parameters)
-    adapters = None if config.model_type in COMPRESSED else adapter_shape(config, experts)
+    adapters = None if in_group(config, "compressed") else adapter_shape(config, experts)
     return experts, parameters, adapters
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from kneewatch.diagnose.catalogue.families import BLOCK_INDEXED, COMPRESSED
+from kneewatch.diagnose.catalogue.families import family_value, in_group
 from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.layer_census import (
     FULL,
@@ -98,18 +98,9 @@ def shared_width(config: Config) -> int:
 # Source: the published configurations and the model classes of vLLM that read them.
 
 
-# Families whose MLPs have two matrices instead of three (no gate).
-_UNGATED = frozenset({
-    "apertus", "arcee", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj",
-    "nemotron", "nemotron_h", "opt", "phi", "starcoder2",
-})  # fmt: skip
-# Families whose MLP is four times the hidden size where no field says.
-_FOURFOLD = frozenset({"bloom", "falcon", "gpt2", "gpt_bigcode", "gptj"})
-
-
 def matrices(config: Config) -> int:
     """Number of matrices of an MLP or expert: up, down and, if it has one, a gate."""
-    return 2 if config.model_type in _UNGATED else 3
+    return 2 if in_group(config, "ungated_mlp") else 3
 
 
 def dense_layers(config: Config, experts: Experts) -> int:
@@ -146,7 +137,7 @@ def dense_widths(config: Config, layers: int, hidden: int) -> int:
         return layers * config.positive("shared_intermediate_size")
     if isinstance(config.fields.get("intermediate_size"), list):
         return sum(layer_widths(config)[:layers])
-    fourfold = 4 * hidden if config.model_type in _FOURFOLD else None
+    fourfold = 4 * hidden if in_group(config, "fourfold_mlp") else None
     width = config.positive(
         "intermediate_size_mlp", "dense_intermediate_size", "intermediate_size", default=fourfold
     )
@@ -169,10 +160,6 @@ def _adjusted(config: Config, width: int) -> int:
 # an MLP, a projection of the patches, and what carries the result into the language model.
 
 
-# Towers whose MLPs have a gate.
-_GATED = frozenset({"pixtral", "qwen2_5_vl"})
-
-
 def vision_parameters(config: Config) -> float | None:
     """Parameters of the file's `vision_config` and its projector.
 
@@ -193,7 +180,7 @@ def vision_parameters(config: Config) -> float | None:
     inner = tower.count("vt_intermediate_size", "intermediate_size", default=ratio * width)
     if not (width and layers and patch and inner):
         return None
-    gated = tower.model_type in _GATED or config.model_type in _GATED
+    gated = in_group(tower, "gated_tower") or in_group(config, "gated_tower")
     blocks = layers * (4.0 * width * width + (3 if gated else 2) * width * inner)
     frames = tower.count("temporal_patch_size", default=1)
     patches = float(tower.count("in_channels", "num_channels", default=3))
@@ -221,14 +208,6 @@ def _projector(tower: Config, width: int, config: Config) -> float:
 # Source: the published architectures; a test holds the totals against the published ones.
 
 
-# Families whose full-attention layers carry an output gate as wide as the queries.
-GATED_ATTENTION = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_moe"})
-# Families with a table of learned positions, and the rows in front of the first.
-_LEARNED_POSITIONS = {"gpt2": 0, "gpt_bigcode": 0, "opt": 2}
-# Families that tie the output to the embedding where the file says nothing.
-_TIED = frozenset(
-    {"bloom", "cohere", "cohere2", "falcon", "gpt2", "gpt_bigcode", "opt", "lfm2", "lfm2_moe"}
-)
 # Gemma 3n keeps this many residual streams unless it says otherwise.
 _STREAMS = 4
 
@@ -307,7 +286,7 @@ class _Mixers:
 
 
 def _mixers(config: Config, hidden: int) -> _Mixers:
-    if config.model_type in COMPRESSED:
+    if in_group(config, "compressed"):
         split, copied, plain = compressed_parameters(config)
         return _Mixers(split, 0.0, copied, plain)
     keeping, every = Counter(keeping_words(config)), Counter(layer_words(config))
@@ -333,7 +312,7 @@ def _mixers(config: Config, hidden: int) -> _Mixers:
 
 def _ties(config: Config) -> bool:
     # Gemma's configurations leave out the field because its default there is true.
-    return config.model_type in _TIED or config.model_type.startswith("gemma")
+    return in_group(config, "tied") or config.model_type.startswith("gemma")
 
 
 def _attention(config: Config, hidden: int, *, full: bool) -> tuple[float, float, float]:
@@ -342,7 +321,7 @@ def _attention(config: Config, hidden: int, *, full: bool) -> tuple[float, float
     if config.has("kv_lora_rank"):
         return _latent(config, hidden, config.positive("num_attention_heads"))
     heads = full_heads(config) if full else sliding_heads(config)
-    gated = config.flag("attn_output_gate", default=config.model_type in GATED_ATTENTION)
+    gated = config.flag("attn_output_gate", default=in_group(config, "gated_attention"))
     query = hidden * heads.queries * heads.key_dim * (2 if gated else 1)
     if config.flag("use_head_wise_attn_gate", default=False):
         query += hidden * heads.queries
@@ -371,7 +350,7 @@ def _latent(config: Config, hidden: int, heads: int) -> tuple[float, float, floa
 def _indexers(config: Config, hidden: int, layers: int) -> tuple[int, float, float]:
     """The number of indexers of sparse attention, and the parameters of each: split like KV heads,
     and copied to every rank."""
-    if config.model_type in BLOCK_INDEXED:
+    if in_group(config, "block_indexed"):
         section = index_size(config)
         index, heads = (
             section.positive("sparse_index_dim"),
@@ -416,7 +395,7 @@ def _small(config: Config, hidden: int, experts: Experts) -> float:
         # Two mixes of the residual streams in each layer, and one at the end.
         mixed = streams * (2 if config.model_type == "hy_v4" else 2 + streams)
         small += (2.0 * layers * mixed + streams) * streams * hidden
-    ahead = _LEARNED_POSITIONS.get(config.model_type)
+    ahead = family_value(config, "learned_positions")
     if ahead is not None:
         small += (config.count("max_position_embeddings", default=0) + ahead) * hidden
     narrow = config.count("hidden_size_per_layer_input", default=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kneewatch.diagnose.catalogue.families import COMPRESSED
+from kneewatch.diagnose.catalogue.families import in_group
 from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
@@ -121,7 +121,7 @@ def checkpoint_scheme(config: Config) -> str:
     method = section.word("quant_method").lower()
     if not method and section.has("quant_algo"):
         method = "modelopt"
-    if config.model_type in COMPRESSED and method in ("fp8", "deepseek_v4_fp8"):
+    if in_group(config, "compressed") and method in ("fp8", "deepseek_v4_fp8"):
         return "fp8-mxfp4" if config.word("expert_dtype", default="fp4") == "fp4" else "fp8"
     reader = _READERS.get(method)
     if reader is not None:
