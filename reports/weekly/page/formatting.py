@@ -10,7 +10,7 @@ from datetime import UTC, datetime, time
 from functools import cached_property
 from zoneinfo import ZoneInfo
 
-from kneewatch.reports.formatting import duration, number, percent, plural, quantity, span
+from kneewatch.reports.formatting import duration, number, percent, plural, span
 from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Spread, Trend
 from kneewatch.reports.weekly.report import TrackRecord
 
@@ -67,7 +67,7 @@ LATENCIES: Mapping[str, str] = {
     "prefill": "Prefill",
     "decode": "Decode",
 }
-FATES: Mapping[str, tuple[str, str]] = {
+OUTCOMES: Mapping[str, tuple[str, str]] = {
     "open": ("info", "not applied yet"),
     "applied": ("info", "applied, effect not measured yet"),
     "kept": ("ok", "applied: worked as predicted"),
@@ -76,7 +76,7 @@ FATES: Mapping[str, tuple[str, str]] = {
     "lapsed": ("unknown", "never applied, no longer recommended"),
     "unknown": ("unknown", "unknown: only kneewatch run tracks recommendations"),
 }
-"""The outcome of a recommendation: its health state and the words for it."""
+"""Outcomes of recommendations: the health state and the words of each."""
 
 
 ENDINGS = {
@@ -146,11 +146,6 @@ def spread(value: Spread | None, unit: str) -> str:
     return (
         f"{with_unit(value.expected, unit)} ({bare(value.low, unit)} to {bare(value.high, unit)})"
     )
-
-
-def quantity_of(values: Mapping[str, float], key: str) -> str:
-    """A signal's value with its unit; a dash when it is missing."""
-    return quantity(key, values.get(key))
 
 
 def share(ratio: float | None) -> str:
@@ -229,9 +224,19 @@ def as_sentence(text: str) -> str:
     return begun if not begun or begun.endswith((".", "!", "?")) else f"{begun}."
 
 
+def size_name(verdict: str) -> str:
+    """The verdict on a size, as a heading."""
+    return SIZES.get(verdict, SIZES["unknown"])
+
+
+def size_state(verdict: str) -> str:
+    """The health state of a verdict on a size."""
+    return SIZE_STATES.get(verdict, "unknown")
+
+
 def size_verdict(verdict: str, words: str) -> tuple[str, str]:
     """The verdict on a size, and the explanation without the verdict at its start."""
-    head = SIZES.get(verdict, SIZES["unknown"])
+    head = size_name(verdict)
     first, colon, rest = words.partition(": ")
     same = colon and first.lower() in (verdict, head.lower())
     return head, as_sentence(rest if same else words)
@@ -245,6 +250,11 @@ def health(word: str) -> str:
 def state(word: str) -> str:
     """A row's state; unknown for an unexpected word."""
     return word if word in STATES else "unknown"
+
+
+def outcome(word: str) -> tuple[str, str]:
+    """The health state of a recommendation's outcome and the words for it."""
+    return OUTCOMES.get(word, ("unknown", word))
 
 
 def followed(record: TrackRecord) -> str:

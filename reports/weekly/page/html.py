@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any
+from itertools import groupby
+from typing import Any, Protocol, TypeVar
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -15,59 +19,307 @@ from markupsafe import Markup
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.reports.formatting import duration, number, percent, plural, quantity, span
 from kneewatch.reports.templates import environment, palette
-from kneewatch.reports.weekly.page import formatting as formatting
-from kneewatch.reports.weekly.page import formatting as moments
-from kneewatch.reports.weekly.page import incident_chart as strip
-from kneewatch.reports.weekly.page import parts
-from kneewatch.reports.weekly.page import small_charts as heat
-from kneewatch.reports.weekly.page import small_charts as sparks
-from kneewatch.reports.weekly.page import svg as drawing
-from kneewatch.reports.weekly.page.formatting import Calendar
-from kneewatch.reports.weekly.page.parts import ROWS_MOST, SECTIONS, headline, title
-from kneewatch.reports.weekly.report import WeeklyReport
+from kneewatch.reports.weekly.page import formatting, incident_chart, small_charts, svg
+from kneewatch.reports.weekly.page.charts import Charts, charts
+from kneewatch.reports.weekly.page.formatting import RANKS, Calendar, bare, ending, health, lasted
+from kneewatch.reports.weekly.page.incident_chart import Strip, strip
+from kneewatch.reports.weekly.page.small_charts import SparkLine, spark_line
+from kneewatch.reports.weekly.report import Incident, Tier, Verdict, WeeklyReport
+from kneewatch.reports.weekly.tier_sections import (
+    TableRow,
+    TierKnee,
+    TierMoney,
+    TierSize,
+    TierSlo,
+    TierTables,
+    TierWorkload,
+)
+
+SECTIONS = (
+    ("verdict", "Verdict"),
+    ("incidents", "Incidents"),
+    ("tables", "Metrics against targets"),
+    ("slo", "Service levels"),
+    ("knee", "The knee"),
+    ("workload", "Workload"),
+    ("size", "Size"),
+    ("money", "Money"),
+    ("track-record", "Track record"),
+    ("data-quality", "Data quality"),
+)
+"""The sections in reading order: anchor and heading."""
+
+ROWS_MOST = 100
+"""Longer lists are cut with a remark; the JSON has all rows."""
+
+
+def title(report: WeeklyReport) -> str:
+    """The report's title."""
+    week = Calendar(report.timezone, report.period).week
+    return "Weekly health report" if week else "Health report"
+
+
+def headline(report: WeeklyReport) -> tuple[str, str]:
+    """The worst health state, and a sentence with the number of tiers per state, worst first."""
+    by_tier = {verdict.tier: health(verdict.health) for verdict in report.verdicts}
+    counts = Counter(by_tier.get(tier.id, "unknown") for tier in report.tiers)
+    if not counts:
+        return "unknown", "No target was watched in this period: health unknown."
+    states = sorted(counts, key=lambda state: -RANKS[state])
+    tally = ", ".join(f"{counts[state]} {state}" for state in states)
+    return states[0], f"{plural(len(report.tiers), 'tier')}: {tally}."
+
+
+# --- The report's values by tier and by incident --------------------------------------------------
+
+
+ALL_MOST, SOME, SOME_IN_FULL = 12, 8, 10
+"""Up to ALL_MOST tiers are shown in full; of more, the SOME worst, with SOME_IN_FULL incidents: the
+file is sent by mail and must stay small. A tier's own report (--tier) has everything."""
+
+INCIDENTS_IN_FULL = 20
+
+
+class OfTier(Protocol):
+    """A section's entry for a tier."""
+
+    @property
+    def tier(self) -> str:
+        """The tier's id."""
+        ...
+
+
+Entry = TypeVar("Entry", bound=OfTier)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """A row of the metric tables with its sparkline."""
+
+    row: TableRow
+    spark: SparkLine | None
+
+    @property
+    def known(self) -> bool:
+        """Whether any of its figures has a value."""
+        return any(trend.value is not None for trend in self.row.figures)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkTable:
+    """The values of the sparklines: headings, and for each step its start and values."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[float, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """A metric table; `behind` are the values of its sparklines."""
+
+    name: str
+    section: str
+    rows: tuple[RowPart, ...]
+    behind: tuple[SparkTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TierPart:
+    """The sections of a tier; None where a section has no data. Only `full` ones have charts."""
+
+    number: int
+    tier: Tier
+    verdict: Verdict | None
+    tables: tuple[TablePart, ...]
+    slo: TierSlo | None
+    knee: TierKnee | None
+    workload: TierWorkload | None
+    size: TierSize | None
+    money: TierMoney | None
+    charts: Charts
+    full: bool
+
+    @property
+    def watched(self) -> bool:
+        """Whether it was watched in this period; other tiers appear only in the verdict."""
+        return bool(self.tier.engines)
+
+    @property
+    def rank(self) -> int:
+        """How bad its state is, the worst highest; unknown without a verdict."""
+        return RANKS["unknown" if self.verdict is None else health(self.verdict.health)]
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentPart:
+    """An incident; `strip` is None when it is shown in the index only.
+
+    `stretch` is its start and end, `length` its duration, `ending` how it ended.
+    """
+
+    number: int
+    incident: Incident
+    stretch: str
+    length: str
+    ending: str
+    strip: Strip | None
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a figure of the metric tables is computed, and the rules that judge it."""
+
+    section: str
+    subject: str
+    how: str
+    rules: tuple[str, ...]
+
+
+def in_full(report: WeeklyReport) -> set[str]:
+    """The ids of the tiers that are shown in full."""
+    if len(report.tiers) <= ALL_MOST:
+        return {tier.id for tier in report.tiers}
+    verdicts = sorted(report.verdicts, key=lambda verdict: -RANKS[health(verdict.health)])
+    return {verdict.tier for verdict in verdicts[:SOME]}
+
+
+def tier_parts(report: WeeklyReport, calendar: Calendar, *, plots: bool) -> list[TierPart]:
+    """The tiers in the report's order; `plots`: with charts that have axes."""
+    full = in_full(report)
+    verdicts, tables, slo = _by_tier(report.verdicts), _by_tier(report.tables), _by_tier(report.slo)
+    knees, workloads = _by_tier(report.knees), _by_tier(report.workloads)
+    sizes, money = _by_tier(report.sizes), _by_tier(report.money)
+    parts: list[TierPart] = []
+    for place, tier in enumerate(report.tiers, 1):
+        of = tier.id
+        drawn = (
+            charts(slo.get(of), knees.get(of), sizes.get(of), money.get(of), calendar, plots=plots)
+            if of in full
+            else Charts()
+        )
+        shown = _tables(tables.get(of), sparks=of in full)
+        parts.append(
+            TierPart(
+                place, tier, verdicts.get(of), shown, slo.get(of), knees.get(of),
+                workloads.get(of), sizes.get(of), money.get(of), drawn, of in full,
+            )
+        )  # fmt: skip
+    return parts
+
+
+def worst_first(parts: Sequence[TierPart]) -> list[TierPart]:
+    """The tiers, worst first; equals keep their order."""
+    return sorted(parts, key=lambda part: -part.rank)
+
+
+def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPart]:
+    """The incidents by their start; in full those with the worst severity and most harm."""
+    worst = sorted(
+        range(len(report.incidents)),
+        key=lambda at: (
+            -RANKS[health(report.incidents[at].severity)],
+            -report.incidents[at].cost.harmed_requests,
+        ),
+    )
+    most = INCIDENTS_IN_FULL if len(report.tiers) <= ALL_MOST else SOME_IN_FULL
+    drawn = set(worst[:most])
+    parts: list[IncidentPart] = []
+    for at, incident in enumerate(report.incidents):
+        end_s = incident.last_s if incident.end_s is None else incident.end_s
+        parts.append(
+            IncidentPart(
+                number=at + 1,
+                incident=incident,
+                stretch=calendar.stretch(incident.start_s, end_s),
+                length=lasted(incident.start_s, end_s),
+                ending=ending(incident.ended, goes_on=incident.end_s is None),
+                strip=strip(incident, calendar) if at in drawn else None,
+            )
+        )
+    return parts
+
+
+def methods(report: WeeklyReport) -> list[How]:
+    """How the tables' figures are computed, without repeats."""
+    methods: dict[How, None] = {}
+    for tables in report.tables:
+        for row in (*tables.monitoring, *tables.kv):
+            if row.how:
+                methods[How(row.section, row.subject, row.how, row.rules)] = None
+    return list(methods)
+
+
+def _by_tier(entries: Iterable[Entry]) -> Mapping[str, Entry]:
+    return {entry.tier: entry for entry in entries}
+
+
+def _tables(tables: TierTables | None, *, sparks: bool) -> tuple[TablePart, ...]:
+    if tables is None:
+        return ()
+    both = (("Monitoring", "9.3", tables.monitoring), ("KV cache", "7.7", tables.kv))
+    return tuple(_table(name, section, rows, sparks=sparks) for name, section, rows in both if rows)
+
+
+def _table(name: str, section: str, rows: Sequence[TableRow], *, sparks: bool) -> TablePart:
+    parts = tuple(
+        RowPart(
+            row,
+            spark_line(row.spark, low=row.low, high=row.high) if row.spark and sparks else None,
+        )
+        for row in rows
+    )
+    drawn = sorted((part.row for part in parts if part.spark is not None), key=_steps)
+    behind = tuple(_spark_table(list(group)) for _, group in groupby(drawn, _steps))
+    return TablePart(name, section, parts, behind)
+
+
+def _steps(row: TableRow) -> tuple[float, float, int]:
+    """The start, step and count of a row's sparkline: rows that share them share a table."""
+    return (row.spark.from_s, row.spark.step_s, len(row.spark.values)) if row.spark else (0, 0, 0)
+
+
+def _spark_table(rows: Sequence[TableRow]) -> SparkTable:
+    sparks = [row.spark for row in rows if row.spark is not None]
+    first = sparks[0]
+    return SparkTable(
+        tuple(row.subject for row in rows),
+        tuple(
+            (
+                first.from_s + at * first.step_s,
+                tuple(bare(spark.values[at], spark.unit) for spark in sparks),
+            )
+            for at in range(len(first.values))
+        ),
+    )
+
+
+# --- Rendering ------------------------------------------------------------------------------------
+
 
 FILTERS: dict[str, Any] = {
-    "arrow": formatting.arrow,
-    "bare": formatting.bare,
-    "change": formatting.change,
-    "duration": duration,
-    "flag": formatting.flag,
-    "health": formatting.health,
-    "number": number,
-    "percent": percent,
-    "points": formatting.points,
-    "quantity": formatting.quantity_of,
-    "saved": formatting.saved,
-    "share": formatting.share,
-    "as_sentence": formatting.as_sentence,
-    "sentence": formatting.sentence,
     "signal": quantity,
-    "span": span,
-    "spread": formatting.spread,
-    "stamp": moments.stamp,
-    "state": formatting.state,
-    "with_unit": formatting.with_unit,
-    "size_verdict": formatting.size_verdict,
-    "tone": formatting.tone,
-}
+    **{function.__name__: function for function in (duration, number, percent, span)},
+    **{
+        function.__name__: function
+        for function in (
+            formatting.arrow, formatting.as_sentence, formatting.bare, formatting.change,
+            formatting.flag, formatting.health, formatting.outcome, formatting.points,
+            formatting.saved, formatting.sentence, formatting.share, formatting.size_name,
+            formatting.size_state, formatting.size_verdict, formatting.spread, formatting.stamp,
+            formatting.state, formatting.tone, formatting.with_unit,
+        )
+    },
+}  # fmt: skip
 GLOBALS: dict[str, Any] = {
-    "cause_page": cause_page,
-    "COLUMNS": moments.WEEKDAYS,
-    "FATES": formatting.FATES,
-    "HEALTH": formatting.HEALTH,
-    "PLAIN": formatting.PLAIN,
-    "LATENCIES": formatting.LATENCIES,
-    "LEVELS": heat.LEVELS,
+    **{name: getattr(formatting, name) for name in ("HEALTH", "LATENCIES", "PLAIN", "STATES")},
     "ROWS_MOST": ROWS_MOST,
-    "SIZES": formatting.SIZES,
-    "SIZE_STATES": formatting.SIZE_STATES,
-    "STATES": formatting.STATES,
-    "drawing": drawing,
-    "heat": heat,
-    "sparks": sparks,
-    "strip_labels_from": strip.LABEL_FROM,
+    "WEEKDAYS": formatting.WEEKDAYS,
+    "cause_page": cause_page,
     "followed": formatting.followed,
+    "incident_chart": incident_chart,
     "plural": plural,
+    "small_charts": small_charts,
+    "svg": svg,
 }
 
 
@@ -75,16 +327,16 @@ def render(report: WeeklyReport, *, docs_url: str = "", plots: bool = True) -> s
     """The HTML file. All values are escaped. With `docs_url` incidents link to their cause's
     page. `plots`: with the charts that matplotlib draws, which take half a second."""
     calendar = Calendar(report.timezone, report.period)
-    tiers = parts.tier_parts(report, calendar, plots=plots)
+    tiers = tier_parts(report, calendar, plots=plots)
     css = _stylesheet()
     return _environment().get_template("report.html.j2").render(
         report=report,
         docs_url=docs_url,
         calendar=calendar,
         tiers=[part for part in tiers if part.watched],
-        worst_first=parts.worst_first(tiers),
-        incidents=parts.incident_parts(report, calendar),
-        methods=parts.methods(report),
+        worst_first=worst_first(tiers),
+        incidents=incident_parts(report, calendar),
+        methods=methods(report),
         rest=[part for part in tiers if part.watched and not part.full],
         headline=headline(report),
         title=title(report),

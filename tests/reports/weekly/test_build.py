@@ -31,7 +31,7 @@ from kneewatch.reports.weekly.observed import (
     WorkloadStated,
 )
 from kneewatch.reports.weekly.page.formatting import Calendar
-from kneewatch.reports.weekly.page.parts import incident_parts
+from kneewatch.reports.weekly.page.html import incident_parts
 from kneewatch.reports.weekly.report import WeeklyReport, render_json
 from kneewatch.reports.weekly.tier_sections import TableRow
 from kneewatch.rules.facts import Targets

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
+from kneewatch.reports.weekly.page.html import SECTIONS
 from kneewatch.reports.weekly.page.markdown import render_markdown
-from kneewatch.reports.weekly.page.parts import SECTIONS
 from tests.reports.weekly.page import made
 from tests.reports.weekly.page.made_hostile import hostile
 from tests.reports.weekly.page.test_html import REPORTS
