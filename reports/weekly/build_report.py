@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from kneewatch.reports.formatting import percent
 from kneewatch.reports.weekly.advice import track_record
@@ -14,18 +13,10 @@ from kneewatch.reports.weekly.figures import Period
 from kneewatch.reports.weekly.guide_tables import tables
 from kneewatch.reports.weekly.hours import Grid
 from kneewatch.reports.weekly.incidents import incidents
-from kneewatch.reports.weekly.knee import Curve, curve, knee
+from kneewatch.reports.weekly.knee import curve, knee
 from kneewatch.reports.weekly.observed import EngineObserved, Observed, TierObserved
 from kneewatch.reports.weekly.report import EngineSpan, Incident, Tier, WeeklyReport
 from kneewatch.reports.weekly.slo import slo
-from kneewatch.reports.weekly.tier_sections import (
-    TierKnee,
-    TierMoney,
-    TierSize,
-    TierSlo,
-    TierTables,
-    TierWorkload,
-)
 from kneewatch.reports.weekly.tier_workload import workload
 from kneewatch.reports.weekly.trends import NOISE_TEST, TierPeriod, past
 from kneewatch.reports.weekly.verdict import SEVERITY, TierSections, severity, verdict
@@ -35,42 +26,13 @@ EMPTY = "nothing was watched in this period: the report is empty"
 PARTIAL_RATIO = 0.98
 
 
-@dataclass(frozen=True, slots=True)
-class _Sections:
-    """Everything about one tier."""
-
-    tier: Tier
-    tables: TierTables
-    slo: TierSlo
-    knee: TierKnee
-    workload: TierWorkload
-    size: TierSize
-    money: TierMoney
-    incidents: tuple[Incident, ...]
-
-    def judged(self, *, partial: bool) -> TierSections:
-        """The sections that the verdict is derived from."""
-        watched = any(engine.watched_ratio > 0 for engine in self.tier.engines)
-        return TierSections(
-            self.tier.id,
-            watched,
-            partial,
-            self.incidents,
-            self.tables,
-            self.slo,
-            self.size,
-            self.money,
-        )
-
-
 def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
     """The report of an observed period; `made_s` is its time of creation."""
     stated = {tier.id: tier.stated for tier in observed.tiers}
     engines = {tier.id: tier.engines for tier in observed.tiers}
     all_incidents = incidents(observed.episodes, stated, observed.recommended, engines)
     sections = [_sections(tier, observed, all_incidents) for tier in observed.tiers]
-    judged = [section.judged(partial=observed.partial) for section in sections]
-    worst = max((severity(tier) for tier in judged), default=Severity.OK)
+    worst = max(map(severity, sections), default=Severity.OK)
     return WeeklyReport(
         made_s=made_s,
         version=version,
@@ -85,7 +47,7 @@ def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
         severity=worst.word,
         noise_test=NOISE_TEST,
         tiers=tuple(section.tier for section in sections),
-        verdicts=tuple(verdict(tier) for tier in judged),
+        verdicts=tuple(map(verdict, sections)),
         incidents=all_incidents,
         tables=tuple(section.tables for section in sections),
         slo=tuple(section.slo for section in sections),
@@ -100,7 +62,7 @@ def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
 
 def _sections(
     tier: TierObserved, observed: Observed, all_incidents: Sequence[Incident]
-) -> _Sections:
+) -> TierSections:
     now = past(observed.grid, tier.engines, tier.totals)
     before = (
         past(observed.before_grid, tier.before, tier.totals_before)
@@ -115,9 +77,17 @@ def _sections(
     ]
     work = workload(tier, now, before)
     size = sized(tier, work, knee_curve, now, worst=worst, recommended=recommended)
-    return _Sections(
+    return TierSections(
         tier=_tier(tier, now),
-        tables=tables(tier.id, tier.stated, now, before, worst=worst, c_max=_c_max(knee_curve)),
+        partial=observed.partial,
+        tables=tables(
+            tier.id,
+            tier.stated,
+            now,
+            before,
+            worst=worst,
+            c_max=knee_curve.learned.c_max.expected if knee_curve else None,
+        ),
         slo=slo(tier.id, tier.stated, now, before),
         knee=knee(tier, knee_curve, now),
         workload=work,
@@ -125,10 +95,6 @@ def _sections(
         money=money(tier, size, knee_curve, now, before, recommended),
         incidents=own,
     )
-
-
-def _c_max(knee_curve: Curve | None) -> float | None:
-    return knee_curve.learned.c_max.expected if knee_curve else None
 
 
 def _worst(own: Sequence[Incident]) -> Mapping[str, Severity]:

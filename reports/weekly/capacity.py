@@ -154,7 +154,7 @@ def sized(
         options=_options(answer),
         levers=levers(answer, needed, gpus_each, recommended),
         doubts=doubts,
-        notes=(*problem, *_other_capacity(answer, capacity), *_notes(answer)),
+        notes=(*problem, *_other_capacity(answer, capacity), *(answer.notes if answer else ())),
         missing=_missing(launched, need),
     )
 
@@ -224,10 +224,6 @@ def _other_capacity(answer: Size | None, capacity: float | None) -> tuple[str, .
         f"vLLM reports a KV cache of {capacity:,.0f} tokens, the prediction is "
         f"{predicted.expected:,.0f}: check that model, GPU and launch are set correctly",
     )
-
-
-def _notes(answer: Size | None) -> tuple[str, ...]:
-    return answer.notes if answer else ()
 
 
 def _memory(answer: Size | None) -> tuple[MemoryPart, ...]:

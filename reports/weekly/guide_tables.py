@@ -197,16 +197,6 @@ def _hits(row: Row) -> RowSpec:
     )  # fmt: skip
 
 
-def with_load(spec: RowSpec, load: Measure) -> RowSpec:
-    """Fleet utilization by what an engine is known to carry, where no GPU is read."""
-    return replace(
-        spec,
-        figures=(load,),
-        how="requests in flight divided by the learned C_max, over all hours",
-        judges={"FLEET-LOW": 0, "FLEET-HIGH": 0},
-    )
-
-
 # --- The guide's tables filled in for one tier ----------------------------------------------------
 
 
@@ -226,7 +216,9 @@ def tables(
     c_max: float | None,
 ) -> TierTables:
     """Both tables. `worst` are the tier's incidents by cause; `c_max` what an engine carries."""
-    rules = {rule.id: rule for rule in (*_slo(stated), *stated.rules)}
+    targets = stated.targets
+    own = slo_rules(ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s)
+    rules = {rule.id: rule for rule in (*own, *stated.rules)}
     monitoring, kv = rows(stated.gpus)
     return TierTables(
         tier=tier,
@@ -235,11 +227,6 @@ def tables(
         ),
         kv=tuple(_row(spec, now, before, rules, worst) for spec in kv),
     )
-
-
-def _slo(stated: TierStated) -> tuple[Rule, ...]:
-    targets = stated.targets
-    return slo_rules(ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s)
 
 
 def _placed(spec: RowSpec, now: TierPeriod | None, c_max: float | None) -> RowSpec:
@@ -253,8 +240,12 @@ def _placed(spec: RowSpec, now: TierPeriod | None, c_max: float | None) -> RowSp
         running, waiting = m.level(m.RUNNING)(span), m.level(m.WAITING)(span)
         return None if running is None else (running + (waiting or 0.0)) / c_max
 
-    return with_load(
-        spec, Measure("load_ratio", "of the learned C_max", "ratio", load, missing=m.GPU_MISSING)
+    return replace(
+        spec,
+        figures=(
+            Measure("load_ratio", "of the learned C_max", "ratio", load, missing=m.GPU_MISSING),
+        ),
+        how="requests in flight divided by the learned C_max, over all hours",
     )
 
 
@@ -280,17 +271,13 @@ def _row(
         high=high,
         state=state,
         advice=advice,
-        missing="" if has_value else _missing(spec, state, figures[0]),
+        missing="" if has_value else spec.off if state == "off" else figures[0].missing,
         enable=spec.enable if not has_value or state == "trend" else "",
         how=spec.how,
         rules=spec.row.rules,
         causes=spec.row.causes,
         spark=shown,
     )
-
-
-def _missing(spec: RowSpec, state: str, figure: Trend) -> str:
-    return spec.off if state == "off" else figure.missing
 
 
 def _state(

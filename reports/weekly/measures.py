@@ -5,6 +5,8 @@ Counters, histograms and gauges are named as vLLM's current versions do, without
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kneewatch.collector.signals.vllm import (
     DECODE,
     E2E,
@@ -16,10 +18,10 @@ from kneewatch.collector.signals.vllm import (
     TTFT,
     XFER,
 )
-from kneewatch.reports.weekly.figures import DOWN, UP
+from kneewatch.reports.weekly.figures import DOWN, UP, Trend
 from kneewatch.reports.weekly.hours import HOUR_S
-from kneewatch.reports.weekly.observed import SERVING, Span
-from kneewatch.reports.weekly.trends import Measure, Of
+from kneewatch.reports.weekly.observed import SERVING, Level, Span, Tally
+from kneewatch.reports.weekly.trends import NO_REQUEST, Measure, Of, TierPeriod, trend
 
 COMPLETED, PREEMPTIONS = "request_success", "num_preemptions"
 PROMPT, GENERATED, COMPUTED = "prompt_tokens", "generation_tokens", "computed_prompt_tokens"
@@ -72,27 +74,50 @@ GPU_SOURCE = (
     "metrics system scrape the exporter"
 )
 GPU_MISSING = f"no GPU source: {GPU_SOURCE}"
+PERCENTS = (50, 95, 99)
 NO_SPECULATION = "no speculative decoding in this period"
 
 
 def quantile(metric: str, q: float) -> Of:
     """A quantile of a histogram."""
-
-    def read(span: Span) -> float | None:
-        tally = span.tallies.get(metric)
-        return None if tally is None else tally.quantile(q)
-
-    return read
+    return _of_tally(metric, lambda tally: tally.quantile(q))
 
 
 def mean(metric: str) -> Of:
     """A histogram's mean."""
+    return _of_tally(metric, lambda tally: tally.mean)
 
+
+def _of_tally(metric: str, figure: Callable[[Tally], float | None]) -> Of:
     def read(span: Span) -> float | None:
         tally = span.tallies.get(metric)
-        return None if tally is None else tally.mean
+        return None if tally is None else figure(tally)
 
     return read
+
+
+def percentiles(
+    key: str,
+    metric: str,
+    unit: str,
+    now: TierPeriod | None,
+    before: TierPeriod | None,
+    *,
+    ending: str = "",
+    good: str = "",
+    missing: str = NO_REQUEST,
+) -> dict[str, Trend]:
+    """P50, P95, P99 and mean of a histogram, by name: p50, p95, p99, mean. The key of each begins
+    with `key` and ends with `ending`."""
+    figures = {f"p{percent}": quantile(metric, percent / 100) for percent in PERCENTS}
+    return {
+        name: trend(
+            Measure(f"{key}_{name}{ending}", name.replace("p", "P"), unit, of, good, missing),
+            now,
+            before,
+        )
+        for name, of in {**figures, "mean": mean(metric)}.items()
+    }
 
 
 def per_s(count: str) -> Of:
@@ -107,11 +132,20 @@ def ratio(part: str, whole: str) -> Of:
 
 def level(key: str, *, serving: bool = False) -> Of:
     """A gauge's time-weighted mean over the engines; with `serving` while requests ran."""
+    return _of_level(key, lambda level: level.mean, serving=serving)
+
+
+def top(key: str, *, serving: bool = False) -> Of:
+    """The highest mean of a gauge on one engine over one hour."""
+    return _of_level(key, lambda level: level.top, serving=serving)
+
+
+def _of_level(key: str, figure: Callable[[Level], float], *, serving: bool) -> Of:
     name = key + SERVING if serving else key
 
     def read(span: Span) -> float | None:
         level = span.levels.get(name)
-        return level.mean if level is not None and level.known_s > 0 else None
+        return figure(level) if level is not None and level.known_s > 0 else None
 
     return read
 
@@ -132,17 +166,6 @@ def saved(span: Span) -> float | None:
     return None if computed is None else 1 - computed
 
 
-def top(key: str, *, serving: bool = False) -> Of:
-    """The highest mean of a gauge on one engine over one hour."""
-    name = key + SERVING if serving else key
-
-    def read(span: Span) -> float | None:
-        level = span.levels.get(name)
-        return level.top if level is not None and level.known_s > 0 else None
-
-    return read
-
-
 def over(part: float | None, whole: float | None) -> float | None:
     """`part` / `whole`; None if either is unknown or `whole` is 0."""
     return part / whole if part is not None and whole is not None and whole > 0 else None
@@ -151,14 +174,11 @@ def over(part: float | None, whole: float | None) -> float | None:
 def within(metric: str, bound: float | None) -> Of:
     """The share of observations up to the greatest bucket bound that is at most `bound`."""
 
-    def read(span: Span) -> float | None:
-        tally = span.tallies.get(metric)
-        if tally is None or bound is None:
-            return None
-        kept = tally.within(bound)
-        return over(0.0 if kept is None else kept[0], tally.count)
+    def share(tally: Tally) -> float | None:
+        kept = None if bound is None else tally.within(bound)
+        return None if bound is None else over(0.0 if kept is None else kept[0], tally.count)
 
-    return read
+    return _of_tally(metric, share)
 
 
 def goodput(ttft_target_s: float | None, itl_target_s: float | None) -> Of:
@@ -192,13 +212,7 @@ def per_gpu(key: str, gpus: float | None) -> Of:
 
 def tokens_per_gpu_hour(gpus: int | None) -> Of:
     """Generated tokens per hour of a GPU, whether busy or idle."""
-
-    def read(span: Span) -> float | None:
-        return None if gpus is None else over(
-            span.counts.get(GENERATED), span.engine_s / HOUR_S * gpus
-        )  # fmt: skip
-
-    return read
+    return per_gpu(GENERATED, None if gpus is None else gpus / HOUR_S)
 
 
 HIT_RATIO = Measure("prefix_hit_ratio", "", "ratio", ratio(PREFIX_HITS, PREFIX_QUERIES), UP,

@@ -24,7 +24,6 @@ LATENCIES = (
     ("prefill", PREFILL),
     ("decode", DECODE),
 )
-PERCENTS = (50, 95, 99)
 
 
 def slo(
@@ -58,13 +57,8 @@ def _latency(
     name: str, metric: str, stated: TierStated, now: TierPeriod | None, before: TierPeriod | None
 ) -> Latency:
     budget_s = {"ttft": stated.targets.ttft_p99_s, "itl": stated.targets.itl_p99_s}.get(name)
-    p50, p95, p99 = (
-        trend(
-            Measure(f"{name}_p{percent}_s", f"P{percent}", "s", m.quantile(metric, percent / 100),
-                    DOWN), now, before,
-        )
-        for percent in PERCENTS
-    )  # fmt: skip
+    figures = m.percentiles(name, metric, "s", now, before, ending="_s", good=DOWN)
+    p50, p99 = figures["p50"], figures["p99"]
     tally = now.whole.tallies.get(metric) if now is not None else None
     kept = None if tally is None or budget_s is None else tally.within(budget_s)
     state = "unknown"
@@ -74,10 +68,7 @@ def _latency(
     whole = now.whole if now is not None else Span()
     return Latency(
         name=name,
-        p50=p50,
-        p95=p95,
-        p99=p99,
-        mean=trend(Measure(f"{name}_mean_s", "mean", "s", m.mean(metric), DOWN), now, before),
+        **figures,
         observations=0.0 if tally is None else tally.count,
         budget_s=budget_s,
         within_ratio=m.within(metric, budget_s)(whole),
@@ -92,7 +83,7 @@ def _coarse(tally: Tally | None) -> str:
     if tally is None or not tally.count:
         return "no samples"
     lowest_s, below = tally.bounds[0], tally.counts[0] / tally.count
-    inside = [f"P{percent}" for percent in PERCENTS if below >= percent / 100]
+    inside = [f"P{percent}" for percent in m.PERCENTS if below >= percent / 100]
     if not inside or not 0 < lowest_s < math.inf:
         return ""
     return f"{', '.join(inside)}: below {duration(lowest_s)}, the lowest bucket"

@@ -18,7 +18,7 @@ from kneewatch.reports.weekly.observed import (
     WorkloadStated,
 )
 from kneewatch.reports.weekly.tier_sections import Arrivals, Drift, Lengths, TierWorkload
-from kneewatch.reports.weekly.trends import Measure, TierPeriod, judged, trend
+from kneewatch.reports.weekly.trends import TierPeriod, judged
 
 MINUTE_S = 60.0
 LONG_INPUT_TOKENS, LONG_OUTPUT_TOKENS = 2000.0, 800.0
@@ -37,10 +37,8 @@ NO_REQUEST = "no request finished in this period"
 
 def workload(tier: TierObserved, now: TierPeriod | None, before: TierPeriod | None) -> TierWorkload:
     """The tier's requests over the period."""
-    prompt, output = (
-        _lengths("prompt_tokens", PROMPT_LENGTH, now, before),
-        _lengths("output_tokens", OUTPUT_LENGTH, now, before),
-    )
+    prompt = _lengths("prompt_tokens", PROMPT_LENGTH, now, before)
+    output = _lengths("output_tokens", OUTPUT_LENGTH, now, before)
     kind, why = _archetype(prompt.mean.value, output.mean.value)
     arrived = arrivals(tier, now.grid.from_s if now is not None else 0.0)
     saved = m.saved(now.whole) if now is not None else None
@@ -59,15 +57,8 @@ def workload(tier: TierObserved, now: TierPeriod | None, before: TierPeriod | No
 
 
 def _lengths(key: str, metric: str, now: TierPeriod | None, before: TierPeriod | None) -> Lengths:
-    p50, p95, p99 = (
-        trend(
-            Measure(f"{key}_p{percent}", f"P{percent}", "tokens", m.quantile(metric, percent / 100),
-                    missing=NO_REQUEST), now, before,
-        )
-        for percent in (50, 95, 99)
-    )  # fmt: skip
-    mean = Measure(f"{key}_mean", "mean", "tokens", m.mean(metric), missing=NO_REQUEST)
-    return Lengths(p50, p95, p99, trend(mean, now, before), p50.missing)
+    figures = m.percentiles(key, metric, "tokens", now, before, missing=NO_REQUEST)
+    return Lengths(**figures, missing=figures["p50"].missing)
 
 
 def arrivals(tier: TierObserved, from_s: float) -> Arrivals:

@@ -48,11 +48,6 @@ def by_day(grid: Grid, hours: Sequence[Span]) -> list[Span]:
     return [in_turn(day) for day in days]
 
 
-def by_steps(hours: Sequence[Span], *, hours_each: int) -> list[Span]:
-    """Consecutive hours merged into steps of `hours_each`."""
-    return [in_turn(hours[at : at + hours_each]) for at in range(0, len(hours), hours_each)]
-
-
 def _merged(spans: Sequence[Span], *, clock_s: float) -> Span:
     if len(spans) == 1:
         return spans[0]
@@ -122,6 +117,7 @@ _T99 = (9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.055, 2.
 SPARK_STEPS_MOST = 42
 ALONE = TierTotals()
 
+NO_REQUEST = "no request in this time"
 Of = Callable[[Span], float | None]
 
 
@@ -138,7 +134,7 @@ class Measure:
     unit: str
     of: Of
     good: str = ""
-    missing: str = "no request in this time"
+    missing: str = NO_REQUEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +157,10 @@ class TierPeriod:
     def spark(self, measure: Measure) -> Spark:
         """The figure over the period, in at most SPARK_STEPS_MOST steps."""
         hours_each = max(1, math.ceil(len(self.hours) / SPARK_STEPS_MOST))
-        values = tuple(measure.of(step) for step in by_steps(self.hours, hours_each=hours_each))
+        values = tuple(
+            measure.of(in_turn(self.hours[at : at + hours_each]))
+            for at in range(0, len(self.hours), hours_each)
+        )
         return Spark(self.grid.from_s, hours_each * HOUR_S, measure.unit, values)
 
 

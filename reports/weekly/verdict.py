@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kneewatch.reports.formatting import duration, number, percent, plural
 from kneewatch.reports.weekly.figures import Trend
-from kneewatch.reports.weekly.report import Action, Incident, Verdict
+from kneewatch.reports.weekly.report import Action, Incident, Tier, Verdict
 from kneewatch.reports.weekly.tier_sections import (
     TableRow,
+    TierKnee,
     TierMoney,
     TierSize,
     TierSlo,
     TierTables,
+    TierWorkload,
 )
 from kneewatch.rules.rule import WORDS, Severity
 
@@ -25,17 +27,22 @@ MUCH_IDLE_RATIO = 0.3
 
 @dataclass(frozen=True, slots=True)
 class TierSections:
-    """A tier's sections, from which its verdict follows; `watched`: in this period at all;
-    `partial`: some queries had no complete answer."""
+    """All sections of a tier. `partial`: some queries had no complete answer."""
 
-    tier: str
-    watched: bool
+    tier: Tier
     partial: bool
     incidents: Sequence[Incident]
     tables: TierTables
     slo: TierSlo
+    knee: TierKnee
+    workload: TierWorkload
     size: TierSize
     money: TierMoney
+
+    @property
+    def watched(self) -> bool:
+        """Whether it was watched in this period at all."""
+        return any(engine.watched_ratio > 0 for engine in self.tier.engines)
 
 
 def verdict(of: TierSections) -> Verdict:
@@ -45,7 +52,7 @@ def verdict(of: TierSections) -> Verdict:
         incident for incident in of.incidents if SEVERITY[incident.severity] >= Severity.WARNING
     ]
     return Verdict(
-        tier=of.tier,
+        tier=of.tier.id,
         health=worst.word if serious or _judged(of, worst) else "unknown",
         health_text=_health(of, serious),
         incidents=len(of.incidents),
@@ -65,8 +72,8 @@ def _judged(of: TierSections, worst: Severity) -> bool:
 
 def severity(of: TierSections) -> Severity:
     """The worst of the tier's incidents and table rows."""
-    rows = (*of.tables.monitoring, *of.tables.kv)
-    words = (*(incident.severity for incident in of.incidents), *(row.state for row in rows))
+    incidents = (incident.severity for incident in of.incidents)
+    words = (*incidents, *(row.state for row in _rows(of)))
     return max((SEVERITY.get(word, Severity.OK) for word in words), default=Severity.OK)
 
 
@@ -182,15 +189,8 @@ def _trends(of: TierSections) -> tuple[Trend, ...]:
     return (
         of.slo.served_per_s,
         of.slo.goodput_per_s,
-        _named(ttft.p99, "TTFT P99"),
-        _named(itl.p99, "ITL P99"),
+        replace(ttft.p99, name="TTFT P99"),
+        replace(itl.p99, name="ITL P99"),
         of.money.tokens_per_gpu_hour,
-        _named(of.money.usd_per_million_tokens, "cost of generated tokens"),
+        replace(of.money.usd_per_million_tokens, name="cost of generated tokens"),
     )
-
-
-def _named(trend: Trend, name: str) -> Trend:
-    return Trend(
-        trend.key, name, trend.unit, trend.value, trend.before, trend.noise, trend.direction,
-        trend.good, trend.missing,
-    )  # fmt: skip
