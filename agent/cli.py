@@ -262,8 +262,7 @@ def config(**given: Any) -> int:  # noqa: ANN401
     """Print the effective settings and where each came from."""
     from kneewatch.agent.notify.receivers import as_toml as receivers_toml
     from kneewatch.agent.notify.receivers import receivers
-    from kneewatch.agent.report.delivery import receivers_of
-    from kneewatch.agent.report.schedule import cron_of
+    from kneewatch.agent.report.schedule import cron_of, receivers_of
     from kneewatch.agent.targets import targets_toml
 
     settings = effective(given)

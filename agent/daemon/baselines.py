@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from kneewatch.agent.daemon.scheduler import Job
 from kneewatch.agent.store.records import DAY_S, ConfigChange, Series, StoredEngine
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import StoreError
@@ -65,6 +66,10 @@ class HistoryReader(Protocol):
         """Signals of an engine."""
         ...
 
+    def configs(self, engine_id: int, *, from_s: float, to_s: float) -> list[ConfigChange]:
+        """Starts and changes of configuration of an engine."""
+        ...
+
 
 def recent_engines(
     history: HistoryReader, targets: Sequence[TargetSpec], now_s: float
@@ -76,7 +81,7 @@ def recent_engines(
                 yield (spec.name, engine.key), engine
 
 
-class WeeklyPeaks:
+class WeeklyPeaks(Job):
     """Periodically reads peaks of targets with several replicas: others cannot spare any."""
 
     def __init__(
@@ -103,11 +108,6 @@ class WeeklyPeaks:
             }
         except StoreError as error:
             log.warning("cannot read weekly peaks, keeping the old ones error=%s", error)
-        return None
-
-    def crashed(self, error: Exception) -> float | None:
-        """Keep the last values."""
-        del error
         return None
 
     def _peak(self, engine: StoredEngine, now_s: float) -> float | None:
@@ -144,7 +144,7 @@ SEASONS_EVERY_S = 900.0
 Baselines = Mapping[tuple[str, EngineKey], Mapping[str, float]]
 
 
-class SeasonalBaselines:
+class SeasonalBaselines(Job):
     """Reads the usual values at this hour and the next from the weeks before, each hour once."""
 
     def __init__(
@@ -174,11 +174,6 @@ class SeasonalBaselines:
             log.warning("cannot read seasonal baselines, keeping the old ones error=%s", error)
             return None
         self._hours = hours
-        return None
-
-    def crashed(self, error: Exception) -> float | None:
-        """Keep the last values."""
-        del error
         return None
 
     def _missing(self, hour_s: float, now_s: float, present: Baselines) -> Baselines:
@@ -219,14 +214,6 @@ READ_S = 1.0
 """CPU seconds spent on one engine's history; then the oldest days stay unread."""
 
 
-class LaunchHistoryReader(HistoryReader, Protocol):
-    """The history queries used for knees."""
-
-    def configs(self, engine_id: int, *, from_s: float, to_s: float) -> list[ConfigChange]:
-        """Starts and changes of configuration of an engine."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class KneeRequest:
     """An engine whose past windows are requested, and its launch."""
@@ -239,11 +226,12 @@ class KneeRequest:
     config: Mapping[str, str]
 
 
-class KneeLoader:
-    """Loads past windows into engines' knees, a day at a time, each engine once."""
+class KneeLoader(Job):
+    """Loads past windows into engines' knees, a day at a time, each engine once. An engine whose
+    reading crashes is skipped: its knee is learned from scratch."""
 
     def __init__(
-        self, history: LaunchHistoryReader, clock_s: Callable[[], float] = time.thread_time
+        self, history: HistoryReader, clock_s: Callable[[], float] = time.thread_time
     ) -> None:
         self._history, self._clock_s = history, clock_s
         self._requests: deque[KneeRequest] = deque()
@@ -272,11 +260,6 @@ class KneeLoader:
             log.warning("cannot read past windows, retrying error=%s", error)
             return RETRY_S
         return REST_FACTOR * (self._clock_s() - began_s)
-
-    def crashed(self, error: Exception) -> float | None:
-        """Skip this engine, whose knee is learned from scratch, and continue with the next."""
-        del error
-        return None
 
     def _read(self, request: KneeRequest) -> Iterator[None]:
         """Reads an engine's days, newest first, then loads its knee.

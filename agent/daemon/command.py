@@ -38,14 +38,12 @@ from kneewatch.agent.daemon.baselines import (
 )
 from kneewatch.agent.daemon.baselines import SEASONS_EVERY_S as SEASONS_EVERY_S
 from kneewatch.agent.daemon.cycle import Sinks
-from kneewatch.agent.daemon.discovery import Discovery
+from kneewatch.agent.daemon.discovery import PODS_EVERY_S, PODS_JOB, Discovery
 from kneewatch.agent.daemon.due_queue import DueQueue
-from kneewatch.agent.daemon.gpu_sources import GPU_JOB, GpuJob, GpuSources
-from kneewatch.agent.daemon.pod_discovery import PODS_EVERY_S, PODS_JOB
+from kneewatch.agent.daemon.gpu_sources import GPU_JOB, GpuSources
 from kneewatch.agent.daemon.process import Systemd
-from kneewatch.agent.daemon.reload import Reload
 from kneewatch.agent.daemon.scheduler import Scheduler
-from kneewatch.agent.daemon.supervisor import Parts, Supervisor, TargetJobs
+from kneewatch.agent.daemon.supervisor import Parts, Reload, Supervisor, TargetJobs
 from kneewatch.agent.daemon.target_profile import target_profile
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.replay_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
@@ -214,8 +212,8 @@ class Daemon:
             self._cycles.start()
             supervisor.start()
             # Not the scheduler's: the queue's threads are awake for the targets as often.
-            gpus, every_s = GpuJob(self._gpus), self._settings["gpu_interval_s"]
-            self._cycles.put(GPU_JOB, gpus, interval_s=every_s, first_in_s=0.0)
+            every_s = self._settings["gpu_interval_s"]
+            self._cycles.put(GPU_JOB, self._gpus, interval_s=every_s, first_in_s=0.0)
             self._scheduler.put(PEAKS_JOB, self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)
             self._scheduler.put(
                 SEASONS_JOB, self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from threading import Event, Lock
-from typing import Protocol
 
 from kneewatch.agent.daemon.gpu_discovery import USUAL_URL, NodeCollector, on_this_node
 from kneewatch.agent.daemon.gpu_mapping import NOTHING_USED, GpuClaim, UsedGpus, claim_of
+from kneewatch.agent.daemon.scheduler import Job
 from kneewatch.agent.daemon.thread_pool import DaemonPool
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
@@ -207,38 +207,6 @@ def _with_hint(error: CollectError) -> str:
     return f"{error}; {error.hint}" if error.hint else str(error)
 
 
-# --- The job --------------------------------------------------------------------------------------
-
-
-GPU_JOB = "\0gpus"
-"""Not a possible target name: these are printable."""
-
-
-class Sources(Protocol):
-    """What the job reads."""
-
-    def collect(self, now_s: float) -> None:
-        """Read all sources that are due."""
-        ...
-
-
-class GpuJob:
-    """Periodically reads the GPU sources."""
-
-    def __init__(self, sources: Sources, wall: Callable[[], float] = time.time) -> None:
-        self._sources, self._wall = sources, wall
-
-    def cycle(self) -> float | None:
-        """Read all due sources once."""
-        self._sources.collect(self._wall())
-        return None
-
-    def crashed(self, error: Exception) -> float | None:
-        """Keep the last states and readings, which age."""
-        del error
-        return None
-
-
 # --- All sources ----------------------------------------------------------------------------------
 #
 # A target's source is the page in `gpu_metrics`, NVML if that is `nvml`, none if it is `none`.
@@ -283,11 +251,14 @@ class Subscription:
     monitor: GpuMonitor
 
 
-class GpuSources:
-    """All GPU sources of the daemon.
+GPU_JOB = "\0gpus"
+"""Not a possible target name: these are printable."""
 
-    `collect` is called at the GPU interval. All other methods are thread-safe and never wait for a
-    source.
+
+class GpuSources(Job):
+    """All GPU sources of the daemon, read by a job at the GPU interval.
+
+    Methods other than `cycle` and `collect` are thread-safe and never wait for a source.
     """
 
     def __init__(
@@ -358,6 +329,11 @@ class GpuSources:
             if self._used.get(target, NOTHING_USED) != used:
                 self._used[target] = used
                 self._update()
+
+    def cycle(self) -> float | None:
+        """Read every source that is due, now."""
+        self.collect(time.time())
+        return None
 
     def collect(self, now_s: float) -> None:
         """Read every source that is due. Returns when all have answered or hang."""

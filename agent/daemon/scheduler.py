@@ -39,8 +39,10 @@ class Job(Protocol):
         ...
 
     def crashed(self, error: Exception) -> float | None:
-        """Handle a run that raised, which is a bug."""
-        ...
+        """Handle a run that raised, which is a bug. Without an own handler the job keeps its state
+        and runs again at its interval."""
+        del error
+        return None
 
 
 PHASES_MAX, CYCLES_PER_RUN = 4, 16

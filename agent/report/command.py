@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
@@ -18,8 +17,8 @@ from kneewatch.agent.console import FOUND, NO_DATA, OK, say
 from kneewatch.agent.logs import without_secrets
 from kneewatch.agent.report.period_source import PeriodSource, ReportRequest, gather, stated_of
 from kneewatch.agent.report.prometheus.queries import unit_s as whole_s
-from kneewatch.agent.report.store_arrays import History
-from kneewatch.agent.report.store_source import StoreSource
+from kneewatch.agent.report.schedule import zone_of
+from kneewatch.agent.report.store_source import History, StoreSource
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.options import SPAN, timestamp
 from kneewatch.agent.store.database import store_path
@@ -64,20 +63,6 @@ def periods(
         return now, None if compare_s is None else period(cut(earlier(to_s, compare_s, zone)))
     except (OverflowError, ValueError, OSError) as exc:
         raise SettingsError(f"--to, --since, --compare: no calendar has that time: {exc}") from exc
-
-
-def zone_of(timezone: str) -> ZoneInfo:
-    """The time zone of that name.
-
-    Raises:
-        SettingsError: there is no such time zone.
-    """
-    try:
-        return ZoneInfo(timezone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
-        raise SettingsError(
-            f"report.timezone: no time zone {timezone!r}; write one such as Europe/Berlin or UTC"
-        ) from exc
 
 
 # --- `kneewatch report`: reads, builds and writes the report. I/O edge --------------------------

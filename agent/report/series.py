@@ -1,12 +1,15 @@
-"""An engine's series as numpy arrays: signals by scrape, gaps, load points. Pure."""
+"""An engine over time as numpy arrays: signals, gaps, load points, increases and spans. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
+from kneewatch.collector.columns import Column
 from kneewatch.diagnose.learned.knee import (
     IN_FLIGHT_MIN,
     POINT_SIGNALS,
@@ -17,7 +20,20 @@ from kneewatch.diagnose.learned.knee import (
     step_of,
 )
 from kneewatch.reports.weekly.knee import evenly
-from kneewatch.reports.weekly.observed import InFlight
+from kneewatch.reports.weekly.measures import (
+    COMPLETED,
+    COMPUTED,
+    COUNTS,
+    EVICTED,
+    FAILED,
+    LEVELS,
+    PREEMPTIONS,
+    RUNNING,
+    SERVED_ONLY,
+    TALLIES,
+    WAITING,
+)
+from kneewatch.reports.weekly.observed import SERVING, InFlight, Level, Span, Tally
 
 Floats = npt.NDArray[np.float64]
 Truths = npt.NDArray[np.bool_]
@@ -114,3 +130,327 @@ def _point(signals: Signals, row: int, window_s: float) -> Point | None:
         for key in POINT_SIGNALS
     }
     return point_of(float(signals.times[row]), values, window_s)
+
+
+# --- Counter increases over restarts and gaps -----------------------------------------------------
+
+
+BY_SOURCE = "prompt_tokens_by_source"
+LOCAL = ("source", "local_compute")
+FAILED_REASONS = ("error", "abort")
+NO_BOUNDS = ("", "sum", "count")
+
+Part = tuple[str, str]
+"""A metric and the part of it: "" for a counter, else "sum", "count" or a bucket's bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Counters of consecutive snapshots. Shapes: `times` (snapshots,), `values` (columns,
+    snapshots); NaN if a page lacks a column. Equal `columns` are the same object."""
+
+    times: Floats
+    columns: tuple[Column, ...]
+    values: Floats
+
+
+class Increases:
+    """Increases of an engine's counters, summed over the label sets of a metric."""
+
+    def __init__(self, counted: Iterable[Counted], *, restarts_s: Sequence[float]) -> None:
+        parts = list(counted)
+        times = np.concatenate([NO_TIMES, *(part.times for part in parts)])
+        keep = in_order(times)
+        self.times: Floats = times[keep]
+        anew = np.searchsorted(self.times, np.asarray(sorted(restarts_s), dtype=np.float64))
+        self._anew: npt.NDArray[np.int64] = np.unique(anew[anew < len(self.times)])
+        self._gained: dict[Part, Floats] = {}
+        self._covered: dict[Part, Truths] = {}
+        """For parts that some page lacks: the steps between snapshots that they cover."""
+        for column, whole in _joined(parts, len(times)).items():
+            values = whole[keep]
+            gained, covered = self._of(values), self._covered_steps(values)
+            for part in _parts(column):
+                before = self._gained.get(part)
+                self._gained[part] = gained if before is None else before + gained
+                if covered is not None:
+                    self._covered[part] = covered & self._covered.get(part, np.True_)
+
+    def _covered_steps(self, values: Floats) -> Truths | None:
+        """The steps between snapshots that a column covers: from its first to its last page,
+        without gaps in which the process was replaced. None if it covers all."""
+        present = np.flatnonzero(~np.isnan(values))
+        if len(present) in (0, len(values)):
+            return None
+        covered = np.zeros(max(len(values) - 1, 0), dtype=np.bool_)
+        covered[max(present[0] - 1, 0) : present[-1]] = True
+        anew = set(self._anew.tolist())
+        for first, last in zip(present[:-1].tolist(), present[1:].tolist(), strict=True):
+            if last - first > 1 and (
+                values[last] < values[first] or anew.intersection(range(first + 1, last + 1))
+            ):
+                covered[first:last] = False
+        return covered
+
+    def _of(self, values: Floats) -> Floats:
+        """The increase of a column since the first time. Shape: (snapshots,)."""
+        present = np.flatnonzero(~np.isnan(values))
+        if len(present) < 2 and (len(present) == 0 or present[0] == 0):
+            return np.zeros(len(values))
+        # A series that appears while the engine is watched started at 0.
+        first = 0.0 if present[0] > 0 else values[present[0]]
+        seen = values[present]
+        steps = np.diff(seen, prepend=first)
+        anew = np.zeros(len(values), dtype=np.bool_)
+        anew[self._anew] = True
+        fresh = np.diff(np.cumsum(anew)[present], prepend=0) > 0
+        fresh[0] = False
+        back = (steps < 0) | fresh
+        steps[back] = seen[back]
+        gained = np.cumsum(steps)
+        if len(present) == len(values):
+            return gained
+        # Linear between two pages that have the column; 0 before the first.
+        begun = max(present[0] - 1, 0)
+        at = (
+            self.times[present]
+            if present[0] == 0
+            else np.append(self.times[begun], self.times[present])
+        )
+        rose = gained if present[0] == 0 else np.append(0.0, gained)
+        return np.interp(self.times, at, rose)
+
+    def between(self, part: Part, edges_s: Floats) -> Floats | None:
+        """The increase between consecutive edges; None if the part never existed."""
+        gained = self._gained.get(part)
+        if gained is None:
+            return None
+        return np.diff(np.interp(edges_s, self.times, gained))
+
+    def covered(self, edges_s: Floats, *, gap_s: float) -> Floats:
+        """Seconds between consecutive edges that the counters cover; gaps in which the process
+        was replaced are not covered."""
+        if len(self.times) < 2:
+            return np.zeros(len(edges_s) - 1)
+        steps = np.diff(self.times)
+        anew = self._anew[self._anew > 0] - 1
+        lost = anew[steps[anew] > gap_s]
+        steps[lost] = 0.0
+        return np.diff(np.interp(edges_s, self.times, np.append(0.0, np.cumsum(steps))))
+
+    def tallies(self, metric: str, edges_s: Floats) -> list[Tally | None]:
+        """A histogram between consecutive edges; None if it did not exist.
+
+        Only buckets present during the whole interval are used: versions change buckets.
+        """
+        parts = sorted(
+            (part for part in self._gained if part[0] == metric and part[1] not in NO_BOUNDS),
+            key=lambda part: float(part[1]),
+        )
+        if not parts:
+            return [None] * (len(edges_s) - 1)
+        bounds = tuple(float(part) for _, part in parts)
+        rows = [self.between(part, edges_s) for part in parts]
+        counts = np.array([row for row in rows if row is not None]).T
+        total = self.between((metric, "sum"), edges_s)
+        sums = np.zeros(len(counts)) if total is None else total
+        lacking = self._lacking(parts, edges_s)
+        by_slot: list[Tally | None] = []
+        for at, (row, observed) in enumerate(zip(counts.tolist(), sums.tolist(), strict=True)):
+            lacks = {place for place, missing in lacking.items() if missing[at]}
+            by_slot.append(_without(Tally(bounds, tuple(row), observed), lacks))
+        return by_slot
+
+    def _lacking(self, parts: Sequence[Part], edges_s: Floats) -> dict[int, Truths]:
+        """Indices of buckets that some page lacks, and the intervals in which one did."""
+        steps = np.diff(self.times)
+        # All buckets of a histogram appear together, so +Inf (the last) shows when it existed.
+        whole = self._covered.get(parts[-1], np.ones(len(steps), dtype=np.bool_))
+        by_place: dict[int, Truths] = {}
+        for place, part in enumerate(parts):
+            covered = self._covered.get(part)
+            if covered is not None:
+                lost_s = np.append(0.0, np.cumsum(steps * (whole & ~covered)))
+                by_place[place] = np.diff(np.interp(edges_s, self.times, lost_s)) > 0
+        return by_place
+
+
+def _without(tally: Tally, lacks: Collection[int]) -> Tally:
+    """A histogram without the buckets at the indices `lacks`."""
+    if not lacks:
+        return tally
+    kept = [place for place in range(len(tally.bounds)) if place not in lacks]
+    return Tally(
+        tuple(tally.bounds[place] for place in kept),
+        tuple(tally.counts[place] for place in kept),
+        tally.sum,
+    )
+
+
+def _parts(column: Column) -> list[Part]:
+    """The parts that a column adds to."""
+    if column.metric == BY_SOURCE:
+        return [(COMPUTED, "")] if LOCAL in column.labels else []
+    parts: list[Part] = [(column.metric, column.part)]
+    reasons = [value for name, value in column.labels if name == "finished_reason"]
+    if column.metric == COMPLETED and reasons and reasons[0] in FAILED_REASONS:
+        parts.append((FAILED, ""))
+    return parts
+
+
+def _joined(parts: Sequence[Counted], rows: int) -> dict[Column, Floats]:
+    """Each column over all times; NaN if a page lacks it."""
+    joined: dict[Column, Floats] = {}
+    at = 0
+    for part in parts:
+        for column, values in zip(part.columns, part.values, strict=True):
+            whole = joined.get(column)
+            if whole is None:
+                whole = joined[column] = np.full(rows, np.nan)
+            whole[at : at + len(values)] = values
+        at += len(part.times)
+    return joined
+
+
+# --- Gauges, increases and histograms between two times -------------------------------------------
+
+
+IDLE_RUNNING = 0.5
+"""With fewer requests running, on average over a window, an engine is idle (guide 9.2)."""
+
+MINUTE_S = 60.0
+METRICS = (*COUNTS, *TALLIES, BY_SOURCE)
+PARTS = (*COUNTS, COMPUTED, FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class GaugeSpans:
+    """The gauges of some engines over consecutive spans of time.
+
+    Shapes: `watched_s` and `idle_s` (engines, spans); `levels` (spans,), over all engines.
+    """
+
+    watched_s: Floats
+    idle_s: Floats
+    levels: tuple[dict[str, Level], ...]
+
+
+def gauge_spans(
+    values: Mapping[str, Floats],
+    *,
+    running: Floats,
+    watched: Truths,
+    seconds: Floats,
+    span_of: npt.NDArray[np.intp],
+    spans: int,
+) -> GaugeSpans:
+    """Gauges over spans of time, weighted with the seconds that each value stands for.
+
+    Shapes: each of `values`, `running` (requests running on average) and `watched` (engines,
+    times), NaN where unknown; `seconds` and `span_of`, the span that each time is in, (times,).
+    """
+    engines = len(running)
+    groups = (np.arange(engines)[:, None] * spans + span_of).ravel()
+    weight_s = pd.Series(np.tile(seconds, engines))
+    frame = pd.DataFrame({key: rows.ravel() for key, rows in values.items()})
+    serving = pd.Series(running.ravel() > 0)
+    for key in SERVED_ONLY:
+        if key in frame:
+            frame[key + SERVING] = frame[key].where(serving)
+    by_group = range(engines * spans)
+    sums = frame.mul(weight_s, axis=0).groupby(groups).sum().reindex(by_group, fill_value=0.0)
+    known_s = (
+        frame.notna().mul(weight_s, axis=0).groupby(groups).sum().reindex(by_group, fill_value=0.0)
+    )
+    highs = frame.groupby(groups).max().reindex(by_group)
+
+    def total_s(holds: Truths) -> Floats:
+        summed = (weight_s * holds.ravel()).groupby(groups).sum()
+        return np.asarray(summed.reindex(by_group, fill_value=0.0)).reshape(engines, spans)
+
+    waiting = values.get(WAITING, np.zeros_like(running))
+    levels: list[dict[str, Level]] = [{} for _ in range(spans)]
+    for key in frame.columns:
+        columns = (
+            np.asarray(table[key]).reshape(engines, spans) for table in (sums, known_s, highs)
+        )
+        for at, level in enumerate(_levels(*columns)):
+            if level is not None:
+                levels[at][str(key)] = level
+    return GaugeSpans(
+        total_s(watched),
+        total_s((running < IDLE_RUNNING) & (np.nan_to_num(waiting) < 1)),
+        tuple(levels),
+    )
+
+
+def _levels(sums: Floats, known_s: Floats, highs: Floats) -> list[Level | None]:
+    """A gauge over all engines in each span; None where it is unknown. Shapes: (engines, spans)."""
+    means = np.divide(sums, known_s, out=np.full_like(sums, -np.inf), where=known_s > 0)
+    totals, seconds = sums.sum(axis=0).tolist(), known_s.sum(axis=0).tolist()
+    tops = means.max(axis=0).tolist()
+    return [
+        Level(total / all_s, float(np.nanmax(high)), all_s, top) if all_s > 0 else None
+        for total, all_s, high, top in zip(totals, seconds, highs.T, tops, strict=True)
+    ]
+
+
+def signal_spans(signals: Signals, edges_s: Floats) -> GaugeSpans:
+    """One engine's gauges between consecutive edges, from its scrapes."""
+    inside = (signals.times >= edges_s[0]) & (signals.times < edges_s[-1])
+    times = signals.times[inside]
+    return gauge_spans(
+        {key: signals.values[key][inside][None] for key in LEVELS},
+        running=signals.values["running_avg"][inside][None],
+        watched=np.ones((1, len(times)), dtype=np.bool_),
+        seconds=_weights_s(times),
+        span_of=np.searchsorted(edges_s, times, side="right") - 1,
+        spans=len(edges_s) - 1,
+    )
+
+
+def _weights_s(times: Floats) -> Floats:
+    """The seconds that each scrape stands for: until the next one, or as usual before a gap."""
+    usual_s, longest_s = usual_step_s(times), gap_s(times)
+    steps = np.diff(times, append=times[-1:] + usual_s)
+    return np.asarray(np.where(steps > longest_s, usual_s, steps), dtype=np.float64)
+
+
+def spans_of(signals: Signals, increases: Increases, edges_s: Floats) -> list[Span]:
+    """What one engine showed between consecutive edges."""
+    gauges = signal_spans(signals, edges_s)
+    covered = increases.covered(edges_s, gap_s=gap_s(signals.times) + MINUTE_S).tolist()
+    counts = {
+        part: gained.tolist()
+        for part in PARTS
+        if (gained := increases.between((part, ""), edges_s)) is not None
+    }
+    tallies = {metric: increases.tallies(metric, edges_s) for metric in TALLIES}
+    return [
+        Span(
+            engine_s=covered[at],
+            clock_s=covered[at],
+            watched_s=float(gauges.watched_s[0, at]),
+            idle_s=float(gauges.idle_s[0, at]),
+            counts={part: gained[at] for part, gained in counts.items()} if covered[at] else {},
+            tallies={
+                metric: tally
+                for metric, by_span in tallies.items()
+                if covered[at] and (tally := by_span[at]) is not None
+            },
+            levels=with_eviction(
+                gauges.levels[at], counts[PREEMPTIONS][at] if PREEMPTIONS in counts else None
+            ),
+        )
+        for at in range(len(edges_s) - 1)
+    ]
+
+
+def with_eviction(levels: Mapping[str, Level], preemptions: float | None) -> dict[str, Level]:
+    """The levels with the preemption ratio: preemptions per running request and second."""
+    result, running = dict(levels), levels.get(RUNNING)
+    running_s = running.mean * running.known_s if running is not None else 0.0
+    if preemptions is not None and running_s > 0:
+        ratio = preemptions / running_s
+        result[EVICTED] = Level(ratio, ratio, running_s, ratio)
+    return result

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from kneewatch.agent.report.period_source import ReportRequest
+from kneewatch.agent.report.period_source import ReportProgress, ReportRequest
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TargetScrapes, TierEngine
 from kneewatch.agent.report.prometheus.period import Configs, PeriodData
@@ -25,8 +25,7 @@ from kneewatch.agent.report.prometheus.queries import (
     Steps,
 )
 from kneewatch.agent.report.prometheus.replay import SHOWN, Replay, replay_samples
-from kneewatch.agent.report.series import Floats, Truths, runs
-from kneewatch.agent.report.spans import spans_of
+from kneewatch.agent.report.series import Floats, Truths, runs, spans_of
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW
@@ -262,16 +261,20 @@ TARGET = ("cluster", "namespace", "job", "pod", "instance")
 """Target labels, which all series of a scrape carry."""
 
 
-class Progress(Protocol):
-    """Counts queries."""
+class QueryProgress:
+    """Counts queries, and reports how many of the expected ones are done."""
 
-    def more(self, queries: int, /) -> None:
+    def __init__(self, progress: ReportProgress, expected: int) -> None:
+        self._progress, self._done, self._expected = progress, 0, expected
+
+    def more(self, queries: int) -> None:
         """Set the number of queries left."""
-        ...
+        self._expected = self._done + queries
 
-    def __call__(self, name: str, /) -> None:
+    def __call__(self, _name: str) -> None:
         """Count one finished query."""
-        ...
+        self._done += 1
+        self._progress(min(self._done, self._expected - 1), self._expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +350,7 @@ class IncidentSearch:
         self.left_out = 0
         self.unread = 0
 
-    def look(self, progress: Progress) -> None:
+    def look(self, progress: QueryProgress) -> None:
         """Replay the worst windows; counts queries in `progress`."""
         windows = [window for engine in self._fleet.members for window in self._windows(engine)]
         worst = worst_spans([window.stretch for window in windows], most=REPLAYED_MOST)
@@ -393,7 +396,7 @@ class IncidentSearch:
             for stretch in suspect_spans(values, self._now.at, scrapes)
         ]
 
-    def _read(self, progress: Progress, window: _ReplayWindow) -> _ReplayWindow:
+    def _read(self, progress: QueryProgress, window: _ReplayWindow) -> _ReplayWindow:
         member = window.engine.member
         labels = {name: member.labels[name] for name in TARGET if member.labels.get(name)}
         text = queries.pages(

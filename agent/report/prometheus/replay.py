@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kneewatch.agent.report.series import Floats, Signals
-from kneewatch.agent.report.spans import METRICS, Counted, Increases
+from kneewatch.agent.report.series import METRICS, Counted, Floats, Increases, Signals
 from kneewatch.collector.columns import Column
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import Track

@@ -16,8 +16,13 @@ import pytest
 import trustme
 
 from kneewatch.agent.daemon import discovery
-from kneewatch.agent.daemon.discovery import Discovery
-from kneewatch.agent.daemon.pod_discovery import PodTargets, is_serving, pod_specs, port_number
+from kneewatch.agent.daemon.discovery import (
+    Discovery,
+    PodTargets,
+    is_serving,
+    pod_specs,
+    port_number,
+)
 from kneewatch.agent.kubernetes import Cluster
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.targets import TargetSpec

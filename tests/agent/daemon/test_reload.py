@@ -12,7 +12,7 @@ from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
     BackgroundScheduler,
 )
 
-from kneewatch.agent.daemon.reload import Reload
+from kneewatch.agent.daemon.supervisor import Reload
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.report.schedule import JOB_ID
 from kneewatch.agent.settings.effective import Settings, load

@@ -97,7 +97,7 @@ def test_a_time_in_which_nothing_was_watched(main: Main, made_store: Path) -> No
         (("--tier", "nothing"), "no such tier in that period; it has tiny on b200, tiny on h100"),
         (("--out", ""), "--out '': expected the name of a file"),
         (("--out", "/"), "--out /: expected the name of a file"),
-        (("--timezone", "Mars/Olympus"), "no time zone 'Mars/Olympus'"),
+        (("--timezone", "Mars/Olympus"), "report.timezone = 'Mars/Olympus' is not a time zone"),
         (("--compare", "soon"), "not a duration"),
         (("--gpu", "abacus"), "gpu"),
         (("--to", "1e30"), "no calendar has that time"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.spans import Counted, Increases
+from kneewatch.agent.report.series import Counted, Increases
 from kneewatch.collector.columns import Column
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED

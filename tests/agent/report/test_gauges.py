@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.series import Signals, gap_s
-from kneewatch.agent.report.spans import signal_spans
+from kneewatch.agent.report.series import Signals, gap_s, signal_spans
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.measures import KV_USAGE, LEVELS
 from kneewatch.reports.weekly.observed import SERVING

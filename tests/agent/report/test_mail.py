@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.report.delivery import TIERS_MOST, message_of, receivers_of, send
+from kneewatch.agent.report.schedule import TIERS_MOST, message_of, receivers_of, send
 from kneewatch.agent.settings.effective import load
 from tests.agent.notify.mail_server import MailServer
 from tests.agent.report.receivers import team

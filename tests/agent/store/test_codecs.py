@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.store_arrays import NUMPY
+from kneewatch.agent.report.store_source import NUMPY
 from kneewatch.agent.store.chunks import (
     ChunkBody,
     CounterChunk,

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from kneewatch.agent.report.spans import BY_SOURCE, FAILED_REASONS, LOCAL
+from kneewatch.agent.report.series import BY_SOURCE, FAILED_REASONS, LOCAL
 from kneewatch.dashboards.prometheus.hourly_totals import (
     COUNTERS,
     ENGINES,
