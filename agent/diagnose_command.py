@@ -21,7 +21,7 @@ from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.diagnose.causes.availability import STALLED_S
+from kneewatch.diagnose.causes.availability import stalled_from_s
 from kneewatch.diagnose.deployment.server_facts import LOG, ServerFacts
 from kneewatch.diagnose.deployment.startup_log import LogFact, StartupLog
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -194,7 +194,7 @@ def _watch_scrapes(
 
     def longer() -> bool:
         """Whether the watch is too short to tell an engine that hangs from one that is slow."""
-        return any(0 < (d.values.get(STALL) or 0.0) < STALLED_S for d in diagnoses)
+        return any(0 < (d.values.get(STALL) or 0.0) < stalled_from_s(d.values) for d in diagnoses)
 
     # Rates need two scrapes, however short the watch.
     interval_s = min(settings["interval_s"], watch_s)

@@ -425,9 +425,9 @@ def _tree(condition: Condition, *, side: bool, unknown: bool) -> _Tree:
             return condition.means if side else f"not ({condition.means})"
         case availability.Stalled(whole):
             least = "" if whole else f" ({availability.STALL_NOTED_S:g} s with a short window)"
-            span = f"{availability.STALLED_S:g} s{least}"
+            span = f"{availability.STALLED_S:g} s{least}, or `prefill_silence_s` where longer"
             text = (
-                f"requests were in flight for {span}, and no token was generated, no request "
+                f"requests were in flight for {span}; no token was generated, no request "
                 "finished and no prefill went further than those before it"
             )
             return text if side else f"not ({text})"

@@ -6,11 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kneewatch.collector.errors import CollectError
+from kneewatch.collector.signals.vllm import PREFILL
 from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Cause, Evidence, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
-from kneewatch.diagnose.learned.derived_signals import ABORTED, FILLED_MIN
+from kneewatch.diagnose.learned.derived_signals import (
+    ABORTED,
+    FILLED_MIN,
+    LONGEST_PREFILL_S,
+    PREFILL_SILENCE,
+)
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number, Scope
 from kneewatch.rules.facts import WIDE_RANGE_S, Spelling, duration, number, range_s
@@ -58,9 +64,11 @@ class Stalled(Leaf):
     no request finished, no prefill that goes further than those before it.
 
     The half minute does not scale with the window: a prefill takes as long whatever the window is.
-    A shorter watch concludes it sooner, at `info`; `whole` demands the whole half minute. False
-    where the page lacks the counters. PromQL looks back on four scrapes at least, and also on
-    `WIDE_RANGE_S`, for servers that are scraped more seldom than the rules were made for.
+    A shorter watch concludes it sooner, at `info`; `whole` demands the whole half minute. Where the
+    engine's prefills last longer it is as long as one may. False where the page lacks the counters.
+    PromQL looks back on four scrapes at least, and also on `WIDE_RANGE_S`, for servers that are
+    scraped more seldom than the rules were made for; of the engine's prefills it sees the longest
+    that was counted.
     """
 
     whole: bool = False
@@ -69,7 +77,8 @@ class Stalled(Leaf):
         least_s = f"{STALLED_S}"
         if not self.whole:
             least_s = f"min({STALLED_S}, max({STALL_NOTED_S}, {STALLED_S} * facts.scale))"
-        return f"((facts.streaks_s.get('stalled', -1.0) >= {least_s}) is {side})"
+        from_s = f"max({least_s}, facts.values.get({PREFILL_SILENCE!r}) or 0.0)"
+        return f"((facts.streaks_s.get('stalled', -1.0) >= {from_s}) is {side})"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         near_s = self.lasts_s(to)[1]
@@ -94,10 +103,18 @@ class Stalled(Leaf):
             for offset in ("", f" offset {span}")
         )
         in_flight = IN_FLIGHT.promql(to)
+        prefills = to.dialect.sum(to.raw(PREFILL, "_bucket"), "le")
+        in_prefill = f" unless (histogram_quantile(1, {prefills}) > {number(span_s)})"
         return (
             f"(((min_over_time({in_flight}[{span}:{step}]) >= 1) and ({tokens} == 0)"
-            f" and ({filled} < {before} + {number(FILLED_MIN)})) unless ({answered} > 0))"
+            f" and ({filled} < {before} + {number(FILLED_MIN)})) unless ({answered} > 0)"
+            f"{in_prefill if span_s < LONGEST_PREFILL_S else ''})"
         )
+
+
+def stalled_from_s(values: Mapping[str, float | None]) -> float:
+    """Seconds without progress from which on an engine hangs, and no prefill explains it."""
+    return max(STALLED_S, values.get(PREFILL_SILENCE) or 0.0)
 
 
 MOVES_FROM = 0.1
@@ -121,7 +138,10 @@ def _stalled(facts: Facts) -> str:
     if not facts.get("running") + facts.get("waiting") and "accepted_per_s" in facts.values:
         per_s = facts.get("accepted_per_s")
         counts = [f"{per_s:.1f} calls/s end unanswered while it shows no request in flight"]
-    return f"Engine stalled: no token for {_stalled_s(facts):.0f} s, {' and '.join(counts)}."
+    words = f"no token for {_stalled_s(facts):.0f} s, {' and '.join(counts)}"
+    if _stalled_s(facts) < stalled_from_s(facts.values):
+        return f"Engine stalled, or one long prefill: {words}."
+    return f"Engine stalled: {words}."
 
 
 def _stalled_s(facts: Facts) -> float:

@@ -29,7 +29,7 @@ from kneewatch.diagnose.causes.record import (
 )
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
-from kneewatch.rules.quantities import BaselineValue, Signal
+from kneewatch.rules.quantities import BaselineValue, Signal, Watched
 from kneewatch.rules.rule import Severity
 
 FED_FROM = 0.6
@@ -191,6 +191,9 @@ EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
 SLOW_AT_EQUAL_WORK = (ITL_DRIFT >= SLOWER) & (P50_DRIFT >= SLOWER) & EQUAL_WORK
 """Most steps take longer than in quiet times."""
 
+WARMED_UP = Watched(Number(1.0))
+"""The first steps of a new process are slow, and loading its weights takes CPU."""
+
 _SLOW_AT_EQUAL_WORK = SLOW_AT_EQUAL_WORK.python()
 
 
@@ -221,6 +224,7 @@ HOST_CONTENTION = CauseRecord(
         Form(
             gate=SLOW_AT_EQUAL_WORK
             & ((PRESSURE >= PRESSED_FROM) | (STEAL >= STOLEN_FROM))
+            & WARMED_UP
             & ~is_bound("memory")
             & ~is_bound("compute"),
             start=Number(0.0),

@@ -404,4 +404,6 @@ ADMISSION_LIMIT = replace(
             lever="Raise --max-num-seqs; check ITL as the batch grows.",
         ),
     ),
+    # A flag holds the throughput down: the guide's advice for a plateau would contradict the lever.
+    symptoms=(),
 )

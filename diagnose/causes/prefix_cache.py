@@ -137,6 +137,13 @@ ANOTHER_TIER = term(SAVED, None, -0.6, _other_tier, when=SAVED - HIT_RATIO >= 0.
 """Both on the whole window: its newest part may have fewer hits than the window saved tokens."""
 
 
+WHOLE_HITS, MISSES = Signal("prefill_hit_share"), Signal("prefill_miss_share")
+"""Shares of requests that computed nearly nothing, or nearly all, of a median prompt."""
+
+ONLY_HEADS_HIT = (QUIET_HIT_RATIO >= 0.8) & (WHOLE_HITS <= 0.7 * HIT_RATIO)
+"""Prompts that hit nearly whole once do not any more, and their first tokens still hit: prompts
+differ behind them. Evicted prefixes are missed whole: those that hit account for the hit ratio."""
+
 GIANTS_QUEUE = GIANTS_BLOCK & queued_for(10.0)
 """The queue comes from requests that do not fit beside each other, however fast their prompts are
 computed."""
@@ -279,7 +286,7 @@ PREFIX_REUSE_LOST = CauseRecord(
             & SHARED
             & ~IN_A_BLOCK
             & (HITS <= 0.5 * QUIET_HIT_RATIO)
-            & ((HITS <= 0.08) | ~TURNOVER_IS_SHORT)
+            & ((HITS <= 0.08) | ~TURNOVER_IS_SHORT | ONLY_HEADS_HIT)
             & (HIT_TOKENS <= 0.5 * QUIET_HIT_TOKENS).assume(unknown=True),
             start=Number(0.5),
             terms=(
@@ -306,7 +313,17 @@ PREFIX_REUSE_LOST = CauseRecord(
                     0.08,
                     -0.8,
                     "some prefixes still hit: the others may be evicted, not missing",
-                    when=HITS > 0.08,
+                    when=(HITS > 0.08) & ~ONLY_HEADS_HIT.assume(unknown=False),
+                    signal="prefix_hit_ratio",
+                ),
+                term(
+                    WHOLE_HITS,
+                    0.7 * HIT_RATIO,
+                    0.5,
+                    "{value:%} of requests hit nearly whole: the hits are of the first tokens, "
+                    "behind which prompts differ",
+                    when=ONLY_HEADS_HIT,
+                    below=True,
                     signal="prefix_hit_ratio",
                 ),
                 *_prefill_terms(0.8),
@@ -364,8 +381,7 @@ PREFIX_REUSE_LOST = CauseRecord(
 )
 
 REUSED = Signal("block_reuse_per_s") > 0.0
-HIT_SIDE, MISS_SIDE = Signal("prefill_hit_share"), Signal("prefill_miss_share")
-ALL_OR_NOTHING = (HIT_SIDE >= 0.1) & (MISS_SIDE >= 0.1) & (HIT_SIDE + MISS_SIDE >= 0.75)
+ALL_OR_NOTHING = (WHOLE_HITS >= 0.1) & (MISSES >= 0.1) & (WHOLE_HITS + MISSES >= 0.75)
 DROPPED = (
     SHARED
     & (HIT_RATIO <= 0.75 * QUIET_HIT_RATIO)
@@ -393,6 +409,7 @@ PREFIX_CHURN = CauseRecord(
             & (HIT_RATIO > 0.08)
             & TURNOVER_IS_SHORT
             & ~HITS_AGAIN
+            & ~ONLY_HEADS_HIT.assume(unknown=False)
             & (DROPPED | ((HIT_RATIO >= 0.1) & (HIT_RATIO <= 0.8) & (REUSED | ALL_OR_NOTHING))),
             start=Number(-0.3),
             terms=(

@@ -185,6 +185,11 @@ BEYOND_CHANCE = Sidecar(
     "the share that chance explains",
 )
 LONGER = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
+MORE_REQUESTS = SERVED * BaselineValue("output_tokens_mean") >= 1.3 * BaselineValue(
+    "generation_tokens_per_s"
+)
+"""More requests are served than made the tokens of quiet times."""
+
 ALWAYS_SO = (MORE_AT_LIMIT < LENGTH_POINTS).assume(unknown=False)
 LEVER = (
     "Look for prompts that make the model ramble or repeat; cap outputs per use case at the "
@@ -253,6 +258,7 @@ RUNAWAY_GENERATION = CauseRecord(
             guide=("9.4",),
             name="stated",
             sidecar=OF_PROFILE,
+            apart=ALWAYS_SO,
         ),
         Form(
             gate=MANY_FINISHED & RAMBLING & ~UNSHIFTED,
@@ -304,9 +310,18 @@ RUNAWAY_GENERATION = CauseRecord(
             summary="Far more requests than usual hit their output limit",
             lever=LEVER,
             guide=("9.4",),
+            # A queue has another reason where answers are hardly longer, or requests are more.
+            apart=((LONGER < 1.3) | MORE_REQUESTS).assume(unknown=False),
         ),
     ),
-    explains=("underused", "workload_drift", "slo_conflict", "kv_exhaustion_ahead"),
+    explains=(
+        "underused",
+        "workload_drift",
+        "slo_conflict",
+        "kv_exhaustion_ahead",
+        "queue_saturation",
+        "admission_limit",
+    ),
     covers=("OUTPUT-CAP",),
     moves=(LENGTHS, LOAD),
     levers=("output_cap",),

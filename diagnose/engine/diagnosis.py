@@ -35,7 +35,8 @@ SYMPTOMS = {
     ),
     "S2": Symptom("ITL spikes under mixed load", "chunked prefill first"),
     "S3": Symptom(
-        "throughput plateau too low", "quantize weights and KV cache before adding hardware"
+        "throughput plateau too low",
+        "raise a limit that binds, then quantize weights and KV cache, before adding hardware",
     ),
     "S4": Symptom(
         "TTFT and ITL targets cannot both be met",

@@ -36,6 +36,7 @@ from kneewatch.diagnose.engine.diagnosis import (
 from kneewatch.diagnose.engine.log_diagnosis import LogFailure
 from kneewatch.diagnose.gpu.monitor import GpuReading
 from kneewatch.diagnose.learned.derived_signals import (
+    PREFILL_SILENCE,
     STALL,
     Streaks,
     derive,
@@ -388,6 +389,7 @@ class EngineMonitor:
         values["cascade_severity"] = None if unjudged else float(stage.severity)
         streaks_s = self._streaks.update(t_s, self.history, values)
         values[STALL] = streaks_s.get("stalled", 0.0)
+        values[PREFILL_SILENCE] = self._streaks.prefill_silence_s(self.history, values)
         findings = self._rules.judge(t_s, values, reading.missing, notes, idle=idle)
         facts = Facts(
             now_s=t_s,

@@ -3,14 +3,14 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from kneewatch.collector.columns import Columns
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.signal import BoundSignals
-from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS
+from kneewatch.collector.signals.vllm import PREFILL, PROMPT_LENGTH, TTFT, VLLM_SIGNALS
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.learned import slow_trends
 from kneewatch.rules.baseline import Baseline
@@ -42,7 +42,12 @@ RECENT_REQUESTS_MIN = 4.0
 RECENT_SHARE = 0.25
 RECENT_SCRAPES = 2.2
 
-STALL = "stalled_s"
+STALL, PREFILL_SILENCE = "stalled_s", "prefill_silence_s"
+LONGEST_PREFILL_S = 120.0
+"""A prefill that fills no more of the KV cache explains no silence longer than this."""
+
+PAUSE_MARGIN, SPEED_MARGIN = 1.5, 2.0
+"""The next prompt may be longer than those before, and prefill slows down as prompts get longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,10 @@ def _drift(key: str, of: str) -> DerivedSignal:
 FOLLOWED: Mapping[str, str] = {
     STALL: "seconds for which requests have been in flight, or calls ended, without progress: no "
     "token, no finished request, no prefill that fills more of the KV cache than those before it",
+    PREFILL_SILENCE: "seconds for which one prefill may keep the engine from any token, at most "
+    f"{LONGEST_PREFILL_S:g}: by the pauses before first tokens so far, by the longest prefill that "
+    "the page has counted, and by the blocks taken since the last token at the engine's prefill "
+    "speed; 0 while nothing runs",
     "prompt_tokens_shift_ratio": "share of an hour's prompts beyond a percentile of "
     "workload_profile, less the share that the profile allows",
     "output_tokens_shift_ratio": "the same for answers",
@@ -267,17 +276,23 @@ class Streaks:
                 self._doubted.add(name)
         return {name: now_s - since_s for name, since_s in self._since_s.items()}
 
+    def prefill_silence_s(self, history: History, values: Mapping[str, float | None]) -> float:
+        """Seconds for which one prefill may keep the engine from any token; 0 after a token."""
+        return self._progress.prefill_silence_s(history, values)
+
 
 class Progress:
     """Whether an engine makes progress, by scrape: tokens out and requests finished count.
 
     Prompt tokens and moving KV blocks do not, for vLLM may prefill a prompt that does not fit again
     and again. A long prefill counts its tokens only at its end: it is progress while it fills more
-    of the KV cache than was filled since the last token.
+    of the KV cache than was filled since the last token. Without chunked prefill it is one step, in
+    which no gauge moves: `prefill_silence_s` is how long that may last.
     """
 
     def __init__(self) -> None:
-        self._filled = 0.0
+        self._filled = self._held = 0.0
+        self._token_s = self._silent_s = self._longest_pause_s = 0.0
 
     def update(self, history: History, values: Mapping[str, float | None]) -> bool:
         """Whether there was progress since the scrape before; true where nobody asks for any, and
@@ -287,12 +302,47 @@ class Progress:
         in_flight = running + (values.get("waiting") or 0.0) >= 1
         asked = in_flight or _unanswered(values)
         if not asked or generated is None or generated > 0 or (answered or 0.0) > 0:
-            self._filled = usage
+            if _gained(history, history.counter_columns(TTFT, part="count")):
+                self._longest_pause_s = max(self._longest_pause_s, self._silent_s)
+            self._filled = self._held = usage
+            self._token_s, self._silent_s = history.times[-1], 0.0
             return True
+        self._silent_s = history.times[-1] - self._token_s
         if running and usage >= self._filled + FILLED_MIN:
             self._filled = usage
             return True
         return False
+
+    def prefill_silence_s(self, history: History, values: Mapping[str, float | None]) -> float:
+        """Seconds for which one prefill may keep the engine from any token; 0 after a token, and
+        while nothing runs."""
+        if not self._silent_s or not values.get("running"):
+            return 0.0
+        taken_tokens = (self._filled - self._held) * (values.get("kv_capacity_tokens") or 0.0)
+        explained_s = max(
+            PAUSE_MARGIN * self._longest_pause_s,
+            _longest_s(history, PREFILL),
+            SPEED_MARGIN * taken_tokens * _prefill_s_per_token(history),
+        )
+        return min(explained_s, LONGEST_PREFILL_S)
+
+
+def _longest_s(history: History, metric: str) -> float:
+    """The upper bound of the highest bucket of a histogram that has an observation since the
+    process began; 0 without one."""
+    newest, buckets = history.frames[-1].counters, history.buckets_of(metric)
+    counts = [sum(newest[at] for at in columns) for columns in buckets.columns]
+    bounds = [le for le, count in zip(buckets.bounds, counts, strict=True) if count < counts[-1]]
+    return buckets.bounds[len(bounds)] if counts and counts[-1] > 0 else 0.0
+
+
+def _prefill_s_per_token(history: History) -> float:
+    """Seconds that a prompt token took in prefill on average since the process began; 0 where that
+    is unknown."""
+    newest = history.frames[-1].counters
+    tokens = sum(newest[at] for at in history.counter_columns(PROMPT_LENGTH, part="sum"))
+    prefill_s = sum(newest[at] for at in history.counter_columns(PREFILL, part="sum"))
+    return prefill_s / tokens if tokens > 0 else 0.0
 
 
 def _unanswered(values: Mapping[str, float | None]) -> bool:
@@ -322,13 +372,17 @@ def increase_since_last(history: History, metric: str) -> float:
 def _step(history: History, metric: str, *, unless: tuple[str, str] | None = None) -> float | None:
     """What a counter gained between the last two scrapes, without its series that have the label
     `unless`; None where it is not known."""
+    rows = history.counters.by_metric.get(metric, ())
+    return _gained(history, [at for column, at in rows if unless not in column.labels])
+
+
+def _gained(history: History, columns: Sequence[int]) -> float | None:
+    """What counter columns gained between the last two scrapes; None where it is not known."""
     if len(history.frames) < 2:
         return None
     before, now = history.frames[-2], history.frames[-1]
     gained: float | None = None
-    for column, at in history.counters.by_metric.get(metric, ()):
-        if unless in column.labels:
-            continue
+    for at in columns:
         value, was = now.counters[at], before.counters[at]
         # A counter that went back was reset: what it shows is what it gained.
         step = value if value < was else value - was

@@ -305,21 +305,20 @@ CONFIRM_16_BIT = "confirm that the checkpoint is 16-bit now: vLLM's metrics do n
 
 
 def quantized_weights(context: LeverContext) -> Recommendation | None:
-    """Weights of fewer bits: each step reads fewer bytes. FP8, or INT8 or AWQ on a GPU without."""
+    """Weights of fewer bits: each step reads fewer bytes. FP8, or INT8 or AWQ on a GPU without.
+    None where the GPU is unknown: a CPU runs none of them."""
     setup, server = context.server.setup, context.server
     gpu = server.stated.gpu
     launch = server.stated.launch
     given = None if launch is None else launch.text("--quantization")
-    if given is not None or (setup is not None and setup.scheme.linear_bits < 16):
+    if gpu is None or given is not None or (setup is not None and setup.scheme.linear_bits < 16):
         return None
-    if gpu is not None and gpu.fp8_flop_per_s is None:
+    if gpu.fp8_flop_per_s is None:
         return _without_fp8(context, gpu)
     numbers = _quantized_numbers(context, "fp8")
     checks = [f"{EVALUATE}; prefer a calibrated FP8 checkpoint"]
     if setup is None:
         checks.insert(0, CONFIRM_16_BIT)
-    if gpu is None:
-        checks.append("confirm that the GPU supports FP8 (H100, L40S, MI300 and newer)")
     return advice(
         context,
         "fp8-weights",

@@ -281,7 +281,7 @@ def test_ctrl_c_tells_what_was_seen_until_then(serving: Start, tmp_path: Path) -
 def test_a_watch_that_is_too_short_to_tell_a_hang_goes_on_until_it_can(
     serving: Start, main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kneewatch.agent.diagnose_command.STALLED_S", 4.0)
+    monkeypatch.setattr("kneewatch.diagnose.causes.availability.STALLED_S", 4.0)
     hangs = serving(in_turn(bodies("kv_pressure_cascade", 40, 41)))
     ended = main("diagnose", hangs.url, "--for", "2s", "--interval", "0.2s", "--format", "json")
     assert ended.documents[0]["signals"]["stalled_s"] >= 4.0

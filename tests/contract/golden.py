@@ -26,7 +26,7 @@ TRACKED_S = 7_500
 
 Verdict = tuple[float | None, str | None, str]
 """Confidence and severity (None and None where nothing is concluded), and the names of those
-conditions that hold now and must hold for a while."""
+conditions that hold now and must hold for a while; `apart` where the cause explains nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Judge:
     def verdict(self, facts: Facts) -> Verdict:
         """What the record concludes of facts."""
         cause = self.record.examine(facts)
-        return (
-            None if cause is None else cause.confidence,
-            None if cause is None else cause.severity.word,
-            " ".join(name for (name, _), holds in self._held.items() if holds(facts)),
-        )
+        names = [name for (name, _), holds in self._held.items() if holds(facts)]
+        if cause is None:
+            return None, None, " ".join(names)
+        names += ["apart"] * cause.apart
+        return cause.confidence, cause.severity.word, " ".join(names)
 
 
 def tracked(record: CauseRecord, cause: Cause) -> list[int | None]:

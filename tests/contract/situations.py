@@ -202,6 +202,20 @@ OTHERS: Mapping[str, Situation] = {
         prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, kv_capacity_tokens=1e6,
         prefill_service_ratio=0.06,
     ),
+    "prefix_reuse_lost:first tokens hit": replace(
+        CHURN.but(prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, prefill_hit_share=0.12,
+                  prefill_service_ratio=0.06),
+        quiet={**CHURN.quiet, "prefix_hit_ratio": 0.9},
+    ),
+    "prefix_reuse_lost:first tokens hit, none whole": replace(
+        CHURN.but(prefix_hit_ratio=0.3, prefix_hit_tokens_mean=40.0, prefill_hit_share=0.2,
+                  prefill_service_ratio=0.06),
+        quiet={**CHURN.quiet, "prefix_hit_ratio": 0.85},
+    ),
+    "prefix_churn:some hit whole": replace(
+        CHURN.but(prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, prefill_hit_share=0.16),
+        quiet={**CHURN.quiet, "prefix_hit_ratio": 0.9},
+    ),
     "prefix_reuse_lost:another tier": LOST.but(
         prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, prefix_saved_ratio=0.5,
         kv_capacity_tokens=1e6, prefill_service_ratio=0.01, prefill_busy_ratio=0.35,
@@ -403,6 +417,14 @@ OTHERS: Mapping[str, Situation] = {
     ),
     "runaway_generation:longer": replace(
         RUNAWAY.but(finished_length_ratio=0.55), lengths=Drift(0.25, 500.0, 0.2)
+    ),
+    "runaway_generation:as many requests": replace(
+        RUNAWAY.but(completed_per_s=4.0),
+        quiet={**RUNAWAY.quiet, "generation_tokens_per_s": 800.0},
+    ),
+    "runaway_generation:more requests": replace(
+        RUNAWAY.but(completed_per_s=6.0),
+        quiet={**RUNAWAY.quiet, "generation_tokens_per_s": 800.0},
     ),
     "runaway_generation:shorter": RUNAWAY.but(output_tokens_mean=220.0),
     "underused:busy GPU": CONCLUSIVE["underused"].but(

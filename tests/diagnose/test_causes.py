@@ -677,6 +677,7 @@ CROWDED = CONCLUSIVE["host_contention"]
         pytest.param(CROWDED.but(host_cpu_pressure_ratio=0.05), False, id="CPUs are free"),
         pytest.param(CROWDED.but(host_cpu_pressure_ratio=None), False, id="the node is unknown"),
         pytest.param(CROWDED.but(running_avg=14.0), False, id="a larger batch"),
+        pytest.param(replace(CROWDED, observed_s=10.0), False, id="a new process warms up"),
         pytest.param(CROWDED.but(output_tokens_mean=400.0), False, id="longer answers"),
         pytest.param(CROWDED.but(gpu_dram_active_ratio=0.9), False, id="the GPU is the limit"),
         pytest.param(CROWDED.but(itl_p50_drift_ratio=1.0), False, id="only some steps are slow"),
@@ -699,3 +700,27 @@ def test_a_slow_host_heads_the_targets_that_it_breaks(cause_id: str) -> None:
     head, *_ = ranked(conclude(missed.facts()))
     assert head.id == cause_id
     assert "slo_conflict" in head.explains
+
+
+@pytest.mark.parametrize("queue", ["queue_saturation", "admission_limit"])
+@pytest.mark.parametrize(
+    ("answer_tokens", "quiet_per_s", "heads"),
+    [
+        pytest.param(400.0, 4.0, 1, id="answers twice as long make the queue"),
+        pytest.param(240.0, 4.0, 2, id="answers that are hardly longer"),
+        pytest.param(400.0, 2.0, 2, id="more requests are served as well"),
+    ],
+)
+def test_answers_that_run_away_head_the_queue_that_they_make(
+    queue: str, answer_tokens: float, quiet_per_s: float, heads: int
+) -> None:
+    queued = CONCLUSIVE[queue].but(
+        finished_length_ratio=0.9, output_tokens_mean=answer_tokens, completed_per_s=4.0
+    )
+    quiet = {**queued.quiet, "generation_tokens_per_s": 200.0 * quiet_per_s}
+    causes = replace(queued, quiet=quiet).causes()
+    told = ranked([causes["runaway_generation"], causes[queue]])
+    assert len(told) == heads
+    if heads == 1:
+        assert told[0].id == "runaway_generation"
+        assert told[0].severity == causes[queue].severity

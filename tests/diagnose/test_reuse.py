@@ -62,6 +62,31 @@ def test_a_fresh_loss_is_not_laid_to_another_tier() -> None:
     assert "prefix_saved_ratio" not in [one.signal for one in told.against]
 
 
+@pytest.mark.parametrize(
+    ("quiet_ratio", "whole_share", "cause_id"),
+    [
+        pytest.param(0.9, 0.05, "prefix_reuse_lost", id="all hit their first tokens"),
+        pytest.param(0.9, 0.17, "prefix_churn", id="some hit whole, others not at all"),
+        pytest.param(0.9, None, "prefix_churn", id="what requests compute is unknown"),
+        pytest.param(0.6, 0.05, "prefix_churn", id="nothing ever hit nearly whole"),
+    ],
+)
+def test_a_changed_prompt_hits_its_head_and_an_evicted_one_nothing(
+    quiet_ratio: float, whole_share: float | None, cause_id: str
+) -> None:
+    few = CHURN.but(
+        prefix_hit_ratio=0.2,
+        prefix_hit_tokens_mean=40.0,
+        prefill_hit_share=whole_share,
+        prefill_miss_share=0.6,
+    )
+    causes = replace(few, quiet={**few.quiet, "prefix_hit_ratio": quiet_ratio}).causes()
+    assert {"prefix_reuse_lost", "prefix_churn"} & set(causes) == {cause_id}
+    if cause_id == "prefix_reuse_lost":
+        texts = [piece.text for piece in causes[cause_id].evidence]
+        assert any(text.startswith("5% of requests hit nearly whole") for text in texts)
+
+
 UNSHARED = replace(
     LOST.but(
         prefix_hit_ratio=0.2,

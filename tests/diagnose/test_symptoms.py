@@ -36,6 +36,9 @@ def shown(situation: Situation) -> list[str]:
         ),
         pytest.param(CONCLUSIVE["prefill_interference"], ["S2"], id="S2"),
         pytest.param(CONCLUSIVE["queue_saturation"], ["S3"], id="S3"),
+        pytest.param(
+            CONCLUSIVE["admission_limit"], [], id="a limit that keeps requests out is no plateau"
+        ),
         pytest.param(CONCLUSIVE["slo_conflict"].but(itl_p50_s=0.08), ["S4"], id="S4"),
         pytest.param(
             CONCLUSIVE["slo_conflict"], ["S2", "S4"], id="S4, and the median is quick: S2 as well"

@@ -18,10 +18,14 @@ class Load:
     `finished_per_s` requests are counted by `request_success`, `answered_per_s` by the histograms
     alone. `waiting` requests are queued for capacity, `deferred` ones for a transfer, a grammar or
     an adapter; `blocks` is the size of the KV cache. Every first token came after `ttft_s`, every
-    request that finished took `request_s` and had a prompt of `prompt_tokens`; of the prompts,
-    `giant_share` had `giant_tokens`; every answer had `answer_tokens`. `resident_bytes` is the
-    memory of the process that serves the page. Of the four tokens of a draft
-    `accepted_per_draft` were accepted. None leaves a metric out.
+    request that finished took `request_s`, `queued_s` of it in the queue and `prefill_s` in
+    prefill, and had a prompt of `prompt_tokens`; `cut_share` of them ended at their limit; of the
+    prompts, `giant_share` had `giant_tokens`; every answer had `answer_tokens`. `resident_bytes` is
+    the memory of the process that serves the page. Of the four tokens of a draft
+    `accepted_per_draft` were accepted. Every step had `step_tokens`. Of the prompt tokens that were
+    looked up in the prefix cache, `hit_ratio` were found; `fetched_per_s` tokens were found in
+    another tier. `adapters` are the LoRA adapters in the one slot, and those that wait for it. None
+    leaves a metric out.
     """
 
     running: float = 0.0
@@ -46,6 +50,14 @@ class Load:
     giant_share: float = 0.0
     giant_tokens: float = 0.0
     answer_tokens: float | None = None
+    queued_s: float | None = None
+    prefill_s: float | None = None
+    cut_share: float = 0.0
+    steps_per_s: float = 0.0
+    step_tokens: float | None = None
+    hit_ratio: float | None = None
+    fetched_per_s: float | None = None
+    adapters: tuple[str, str] | None = None
     resident_bytes: float | None = None
     drafts_per_s: float | None = None
     accepted_per_draft: float = 0.0
@@ -95,7 +107,12 @@ def _rates(load: Load) -> dict[str, float]:
         f"vllm:num_preemptions_total{{{LABELS}}}": load.preempted_per_s,
     }
     if load.finished_per_s is not None:
-        reasons = {"stop": finished_per_s, "length": 0.0, "abort": load.aborted_per_s}
+        cut_per_s = load.cut_share * finished_per_s
+        reasons = {
+            "stop": finished_per_s - cut_per_s,
+            "length": cut_per_s,
+            "abort": load.aborted_per_s,
+        }
         for reason, per_s in reasons.items():
             series = f'vllm:request_success_total{{finished_reason="{reason}",{LABELS}}}'
             rates[series] = per_s
@@ -110,6 +127,14 @@ def _rates(load: Load) -> dict[str, float]:
             ("accepted_tokens", accepted_per_s),
         ):
             rates[f"vllm:spec_decode_num_{name}_total{{{LABELS}}}"] = per_s
+    tiers = {
+        "prefix_cache": (load.prompt_per_s, load.hit_ratio),
+        "external_prefix_cache": (load.fetched_per_s or 0.0, load.fetched_per_s and 1.0),
+    }
+    for tier, (queried_per_s, hit_ratio) in tiers.items():
+        if hit_ratio is not None:
+            rates[f"vllm:{tier}_queries_total{{{LABELS}}}"] = queried_per_s
+            rates[f"vllm:{tier}_hits_total{{{LABELS}}}"] = queried_per_s * hit_ratio
     answered_per_s = finished_per_s + load.answered_per_s
     giant = answered_per_s * load.giant_share
     small = answered_per_s - giant
@@ -120,6 +145,16 @@ def _rates(load: Load) -> dict[str, float]:
         ("request_prompt_tokens", TOKENS, {load.prompt_tokens: small, load.giant_tokens: giant}),
     ):
         rates |= _histogram(name, bounds, values)
+    phases = {"queue": load.queued_s, "prefill": load.prefill_s}
+    if load.queued_s is not None and load.prefill_s is not None:
+        phases["decode"] = load.request_s - load.queued_s - load.prefill_s
+    for name, seconds in phases.items():
+        if seconds is not None:
+            times = {seconds: answered_per_s}
+            rates |= _histogram(f"request_{name}_time_seconds", SECONDS, times)
+    if load.step_tokens is not None:
+        steps = {load.step_tokens: load.steps_per_s}
+        rates |= _histogram("iteration_tokens_total", TOKENS, steps)
     if load.answer_tokens is not None:
         answers = {load.answer_tokens: answered_per_s}
         rates |= _histogram("request_generation_tokens", TOKENS, answers)
@@ -153,6 +188,10 @@ def _page(load: Load, counted: Counter[str]) -> str:
         f'vllm:cache_config_info{{block_size="{load.block_tokens}",enable_prefix_caching="True",'
         f'num_gpu_blocks="{load.blocks}",{LABELS}}}': 1.0,
     }
+    if load.adapters is not None:
+        running, waiting = load.adapters
+        names = f'running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+        gauges[f'vllm:lora_requests_info{{max_lora="1",{names}}}'] = 1.0
     if load.resident_bytes is not None:
         gauges["process_resident_memory_bytes"] = load.resident_bytes
     counters = {series: counted[series] for series in _rates(load)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.incidents.incident import NOTHING, Incident
-from tests.incidents.pages import SERVING, STEP_S, Load, then
+from tests.incidents.pages import SERVING, STEP_S, Load, Phases, then
 
 FAILS_S, SURE_S, LASTS_S = 120.0, 165.0, 300.0
 SCALE_OUT = frozenset({"replicas", "--max-num-seqs"})
@@ -32,6 +32,18 @@ def long_prefill(at_s: float) -> Load:
     if at_s < FAILS_S + 100:
         return replace(NO_OUTPUT, running=1, kv_ratio=(at_s - FAILS_S) / 100, prompt_per_s=0.0)
     return replace(SERVING, running=1, kv_ratio=0.99, finished_per_s=0.0)
+
+
+def prefilled_whole(ends_s: float) -> Phases:
+    """Without chunked prefill: no gauge and no counter moves until the prompt is done at `ends_s`.
+    Prompts before it took up to 45 s."""
+
+    def load_at(at_s: float) -> Load:
+        if FAILS_S <= at_s < ends_s:
+            return replace(NO_OUTPUT, prompt_per_s=0.0, prefill_s=0.5)
+        return replace(SERVING, prefill_s=45.0 if at_s == STEP_S else 0.5)
+
+    return load_at
 
 
 def fetches_without_end(at_s: float) -> Load:
@@ -120,6 +132,23 @@ INCIDENTS = (
         lasts_s=LASTS_S,
         judged_from_s=0,
         first_cause=NOTHING,
+    ),
+    Incident(
+        name="prefilled whole in 45 s, then its answer",
+        source="healthy",
+        load_at=prefilled_whole(FAILS_S + 45.0),
+        lasts_s=LASTS_S,
+        judged_from_s=FAILS_S,
+        first_cause=NOTHING,
+    ),
+    Incident(
+        name="a hang where prompts took 45 s before",
+        source="vllm 46811",
+        load_at=prefilled_whole(LASTS_S + 1.0),
+        lasts_s=LASTS_S,
+        judged_from_s=FAILS_S + 90.0,
+        first_cause="engine_stalled",
+        no_change=SCALE_OUT,
     ),
     Incident(
         name="a prompt of 100 s, then its answer",

@@ -198,8 +198,14 @@ def test_known_16_bit_weights_are_quantized_before_hardware_is_added(cause: str)
 
 
 def test_unknown_weights_are_no_reason_to_put_replicas_last() -> None:
-    order = list(advised("queue_saturation", situation=FULL))
+    order = list(advised("queue_saturation", situation=FULL, stated=Stated(gpu=LLAMA.gpu)))
     assert order.index("replicas") < order.index("fp8-weights")
+
+
+def test_weights_are_quantized_only_for_a_gpu_that_is_known() -> None:
+    made = advised("queue_saturation", situation=FULL)
+    assert "replicas" in made
+    assert not {"fp8-weights", "awq-weights", "int8-weights"} & set(made)
 
 
 @pytest.mark.parametrize("cause", ["prefill_bound", "slo_conflict"])

@@ -11,6 +11,7 @@ from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
+from tests.incidents.pages import SERVING, Load, Phases, pages
 from tests.recordings import CAPTURES
 
 OVERLOADED_AT = 30
@@ -64,3 +65,55 @@ def test_a_queue_before_an_engine_that_runs_nothing_is_no_overload() -> None:
         ids += [cause.id for cause in diagnosis.causes]
     assert "engine_stalled" in ids
     assert not {"queue_saturation", "admission_limit"} & set(ids)
+
+
+def of_pages(load_at: Phases, lasts_s: float) -> dict[float, Diagnosis]:
+    """The diagnoses of pages every 2 s in a window of 12 s, by seconds since the first page."""
+    stream = TargetStream("t", Profile(window_s=12.0), Limits())
+    taken = [
+        (at_s, stream.take(1_795_000_000.0 + at_s, page, "text/plain"))
+        for at_s, page in pages(load_at, lasts_s, STEP_S)
+    ]
+    return {at_s: diagnoses[0] for at_s, diagnoses in taken}
+
+
+def silence_said(diagnoses: dict[float, Diagnosis], from_s: float, to_s: float) -> set[str]:
+    """Severities of `engine_stalled` between two moments."""
+    return {
+        cause.severity.word
+        for at_s, diagnosis in diagnoses.items()
+        if from_s <= at_s < to_s
+        for cause in diagnosis.causes
+        if cause.id == "engine_stalled"
+    }
+
+
+SILENT = replace(SERVING, first_tokens_per_s=0, finished_per_s=0, generated_per_s=0, prompt_per_s=0)
+
+
+def paused(at_s: float) -> Load:
+    """Every minute a prompt is prefilled in one step of 22 s; from 180 s on the engine hangs."""
+    return SERVING if at_s % 60 < 38 and at_s < 180 else SILENT
+
+
+def test_a_pause_as_long_as_those_that_ended_with_a_first_token_is_no_stall() -> None:
+    diagnoses = of_pages(paused, 240.0)
+    assert silence_said(diagnoses, 38.0, 60.0) == {"info"}, "nothing explains the first pause"
+    first = next(c for c in diagnoses[58.0].causes if c.id == "engine_stalled")
+    assert first.summary.startswith("Engine stalled, or one long prefill: no token for")
+    assert silence_said(diagnoses, 66.0, 180.0) == set()
+    assert diagnoses[240.0].causes[0].id == "engine_stalled"
+    assert diagnoses[240.0].causes[0].severity == Severity.CRITICAL
+
+
+def test_blocks_taken_since_the_last_token_explain_a_pause_at_the_usual_prefill_speed() -> None:
+    def taking(kv_ratio: float) -> Phases:
+        return lambda at_s: (
+            replace(SERVING, prefill_s=0.05)
+            if at_s < 30
+            else replace(SILENT, prefill_s=0.05, kv_ratio=kv_ratio)
+        )
+
+    # 100 tokens in 0.05 s each: half of 65,536 tokens take 16 s, twice that with a margin.
+    assert silence_said(of_pages(taking(0.8), 52.0), 0.0, 60.0) == set()
+    assert silence_said(of_pages(taking(0.4), 52.0), 0.0, 60.0) == {"info"}
