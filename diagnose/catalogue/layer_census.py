@@ -110,7 +110,12 @@ def layer_words(config: Config) -> list[str]:
         return [SLIDING if slides else FULL for slides in sliding[:layers]]
     pattern = config.word("hybrid_override_pattern")
     if pattern:
-        return [word for letter in pattern[:layers] for word in _letter_words(config, letter)]
+        key = "hybrid_override_pattern"
+        return [
+            word
+            for letter in pattern[:layers]
+            for word in _layer_words(config, key, letter, _PATTERN_LETTERS)
+        ]
     recurrence = family_value(config, "recurrences")
     if recurrence is not None:
         full = _full_indices(config, layers)
@@ -162,26 +167,19 @@ def _counted(config: Config, layers: int) -> list[str]:
     ]
 
 
-def _layer_words(config: Config, key: str, entry: str) -> tuple[str, ...]:
-    words = _LAYER_TYPES.get(entry)
-    if words is None:
+def _layer_words(
+    config: Config,
+    key: str,
+    entry: str,
+    kinds: Mapping[str, tuple[str, ...]] = _LAYER_TYPES,
+) -> tuple[str, ...]:
+    if entry not in kinds:
         raise SizingError(
             f"{config.name}: {key} has {entry!r}, which is not modelled",
             name="model",
-            choices=sorted(_LAYER_TYPES),
+            choices=sorted(kinds),
         )
-    return words
-
-
-def _letter_words(config: Config, letter: str) -> tuple[str, ...]:
-    words = _PATTERN_LETTERS.get(letter)
-    if words is None:
-        raise SizingError(
-            f"{config.name}: hybrid_override_pattern has {letter!r}, which is not modelled",
-            name="model",
-            choices=sorted(_PATTERN_LETTERS),
-        )
-    return words
+    return kinds[entry]
 
 
 def _sliding_words(config: Config, layers: int) -> list[str]:
@@ -237,7 +235,9 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
         if word == FULL:
             kinds.update(_full_kinds(config, count))
         elif word == SLIDING:
-            kinds[_sliding(config)] += count
+            heads = sliding_heads(config)
+            window = config.positive("sliding_window", "sliding_window_size")
+            kinds[SlidingAttention(heads.kv, heads.key_dim, heads.value_dim, window)] += count
         elif word in (LINEAR, MAMBA):
             kinds[recurrent_layer(config)] += count
     return tuple(Layers(kind, count) for kind, count in kinds.items())
@@ -253,7 +253,10 @@ def _full_kinds(config: Config, count: int) -> Counter[LayerKind]:
     if not (isinstance(kind, LatentAttention) and kind.index_dim):
         return Counter({kind: count})
     indexed = index_layers(config, count)
-    sparse = _sparse_layers(config, count)
+    sparse = count
+    if config.model_type == "hy_v4":
+        # Hunyuan V4 alone says by `layer_types` which layers attend to chosen tokens.
+        sparse = sum("sparse" in word for word in config.words("layer_types")[:count])
     kinds: Counter[LayerKind] = Counter({
         kind: indexed,
         replace(kind, index_dim=0, shares_index=True): sparse - indexed,
@@ -272,13 +275,6 @@ def index_size(config: Config) -> Config:
     if section is None:
         raise config.missing("sparse_attention_config")
     return section
-
-
-def _sparse_layers(config: Config, layers: int) -> int:
-    # Hunyuan V4 alone says by `layer_types` which layers attend to chosen tokens.
-    if config.model_type != "hy_v4":
-        return layers
-    return sum("sparse" in word for word in config.words("layer_types")[:layers])
 
 
 def index_layers(config: Config, layers: int) -> int:
@@ -336,11 +332,6 @@ def _full(config: Config) -> FullAttention | LatentAttention:
         )
     heads = full_heads(config)
     return FullAttention(heads.kv, heads.key_dim, heads.value_dim)
-
-
-def _sliding(config: Config) -> SlidingAttention:
-    heads, window = sliding_heads(config), config.positive("sliding_window", "sliding_window_size")
-    return SlidingAttention(heads.kv, heads.key_dim, heads.value_dim, window)
 
 
 @dataclass(frozen=True, slots=True)

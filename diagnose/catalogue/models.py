@@ -57,7 +57,9 @@ def head_parameters(config: Config, body: Parameters) -> Parameters:
         return replace(body, embedding=0.0, head=0.0, replicated=body.replicated + joined)
     kv = 2.0 * hidden * kv_heads(config) * size
     queries = float(hidden * config.positive("num_attention_heads") * size)
-    states = config.count("num_aux_hidden_states", default=0) or _stated_layers(config)
+    section = config.section("eagle_config")
+    listed = section.counts("eagle_aux_hidden_state_layer_ids") if section else ()
+    states = config.count("num_aux_hidden_states", default=len(listed)) or _HIDDEN_STATES
     return replace(
         body,
         attention=body.attention + queries + kv,
@@ -66,12 +68,6 @@ def head_parameters(config: Config, body: Parameters) -> Parameters:
         embedding=0.0,
         head=float(config.positive("draft_vocab_size", "vocab_size") * hidden),
     )
-
-
-def _stated_layers(config: Config) -> int:
-    section = config.section("eagle_config")
-    layers = section.counts("eagle_aux_hidden_state_layer_ids") if section else ()
-    return len(layers) or _HIDDEN_STATES
 
 
 def own_layers(config: Config) -> Config | None:
@@ -240,13 +236,11 @@ def _model(
         adapters=adapters,
         target_hidden_size=target_hidden_size(config) if is_head(config) else 0,
         own_draft=_own_draft(config, source=source, quantization=quantization),
-        expert_width=_expert_width(config) if experts.count else 0,
+        expert_width=config.count("moe_intermediate_size", "intermediate_size", default=0)
+        if experts.count
+        else 0,
         expert_matrices=matrices(config),
     )
-
-
-def _expert_width(config: Config) -> int:
-    return config.count("moe_intermediate_size", "intermediate_size", default=0)
 
 
 def _census(

@@ -142,16 +142,12 @@ def dense_widths(config: Config, layers: int, hidden: int) -> int:
         "intermediate_size_mlp", "dense_intermediate_size", "intermediate_size", default=fourfold
     )
     if config.model_type == "lfm2" and config.flag("block_auto_adjust_ff_dim", default=True):
-        width = _adjusted(config, width)
+        # LFM2's stated width is reduced to two thirds and rounded up to its block.
+        block = config.positive("block_multiple_of", default=256)
+        width = -(-(2 * width // 3) // block) * block
     # Gemma 4's small models widen the layers that save on keys and values.
     doubled = config.flag("use_double_wide_mlp", default=False)
     return width * (layers + (shared_layers(config) if doubled else 0))
-
-
-def _adjusted(config: Config, width: int) -> int:
-    """LFM2's stated width, reduced to two thirds and rounded up to its block."""
-    block = config.positive("block_multiple_of", default=256)
-    return -(-(2 * width // 3) // block) * block
 
 
 # --- The parameters of the vision tower that a configuration describes. Pure ----------------------
@@ -260,15 +256,22 @@ def parameter_census(config: Config, *, experts: Experts, vision: float = 0.0) -
     hidden = config.positive("hidden_size")
     vocab = config.positive("vocab_size")
     mixers = _mixers(config, hidden)
+    widths = dense_widths(config, dense_layers(config, experts), hidden)
+    widths += shared_width(config) * experts.layers
     table = float(vocab * config.count("word_embed_proj_dim", default=hidden))
-    tied = config.flag("tie_word_embeddings", default=_ties(config))
+    # Gemma's configurations leave out the field because its default there is true.
+    ties = in_group(config, "tied") or config.model_type.startswith("gemma")
+    tied = config.flag("tie_word_embeddings", default=ties)
+    # Gemma 3n and 4 have narrow embeddings in each layer.
+    narrow = config.count("hidden_size_per_layer_input", default=0)
+    rows = config.count("vocab_size_per_layer_input", default=0)
     return Parameters(
         attention=mixers.attention,
         kv=mixers.kv,
         replicated=mixers.replicated,
-        mlp=_dense_mlp(config, hidden, experts),
+        mlp=float(matrices(config) * hidden * widths),
         experts=_routed(config, hidden, experts),
-        embedding=table + _layer_tables(config),
+        embedding=table + float(rows * depth(config) * narrow),
         head=0.0 if tied else table,
         small=_small(config, hidden, experts) + mixers.small,
         vision=vision,
@@ -308,11 +311,6 @@ def _mixers(config: Config, hidden: int) -> _Mixers:
         kv=keeping[FULL] * full_kv + keeping[SLIDING] * sliding_kv + indexed * index_queries,
         replicated=every[FULL] * replicated + indexed * index_copied,
     )
-
-
-def _ties(config: Config) -> bool:
-    # Gemma's configurations leave out the field because its default there is true.
-    return in_group(config, "tied") or config.model_type.startswith("gemma")
 
 
 def _attention(config: Config, hidden: int, *, full: bool) -> tuple[float, float, float]:
@@ -365,12 +363,6 @@ def _indexers(config: Config, hidden: int, layers: int) -> tuple[int, float, flo
     return index_layers(config, layers), 0.0, float(each)
 
 
-def _dense_mlp(config: Config, hidden: int, experts: Experts) -> float:
-    count = matrices(config)
-    widths = dense_widths(config, dense_layers(config, experts), hidden)
-    return float(count * hidden * (shared_width(config) * experts.layers + widths))
-
-
 def _routed(config: Config, hidden: int, experts: Experts) -> float:
     if not experts.count:
         return 0.0
@@ -378,13 +370,6 @@ def _routed(config: Config, hidden: int, experts: Experts) -> float:
     # Nemotron 3 Super computes its experts in a narrower space.
     latent = config.count("moe_latent_size", default=0) or hidden
     return float(experts.layers * experts.count * matrices(config) * latent * width)
-
-
-def _layer_tables(config: Config) -> float:
-    """Parameters of the narrow per-layer embeddings of Gemma 3n and 4."""
-    width = config.count("hidden_size_per_layer_input", default=0)
-    rows = config.count("vocab_size_per_layer_input", default=0)
-    return float(rows * depth(config) * width)
 
 
 def _small(config: Config, hidden: int, experts: Experts) -> float:

@@ -22,7 +22,7 @@ from kneewatch.diagnose.recommend.context import KV_AHEAD, Lever, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, ahead, demand
 from kneewatch.diagnose.recommend.past_recommendations import CausePeaks, RecommendationTracker
 from kneewatch.diagnose.recommend.prediction import After, predicted
-from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation, Value
+from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 
 
 def checked_recommendation(
@@ -36,7 +36,8 @@ def checked_recommendation(
     server = context.server
     for change in recommendation.changes:
         same = change.before == change.after and change.after is not None
-        if same or not server.knows(change.flag) or not _representable(change.after):
+        too_large = isinstance(change.after, int | float) and abs(change.after) > LARGEST
+        if same or too_large or not server.knows(change.flag):
             return None
         now = server.in_force(change.flag)
         if change.after is not None and now is not None and now == change.after:
@@ -44,10 +45,6 @@ def checked_recommendation(
     if _misses_target(recommendation, context) or not _starts(recommendation, server):
         return None
     return _with_residual(recommendation)
-
-
-def _representable(value: Value) -> bool:
-    return not isinstance(value, int | float) or abs(value) <= LARGEST
 
 
 def _starts(recommendation: Recommendation, server: Deployment) -> bool:

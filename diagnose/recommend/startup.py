@@ -86,7 +86,7 @@ class Remedies:
         )
         yield self._advice(
             "max-model-len",
-            Change("--max-model-len", _whole(now), to),
+            Change("--max-model-len", None if now is None else int(now), to),
             why,
             before={} if now is None else {"max_model_len_tokens": now},
             predicted={"max_model_len_tokens": to},
@@ -276,7 +276,3 @@ def _memory_of(setup: Setup) -> Memory | None:
         return memory(setup)
     except SizingError:
         return None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)

@@ -112,7 +112,10 @@ def _candidate(question: Question, tried: Space, launch: Launch, tally: Tally) -
             needed_ratio=replicas * gpus_per_replica / most,
         )
         return None
-    price = _price(question, setup)
+    price = question.usd_per_gpu_hour
+    if price is None:
+        price = gpu_of(setup).usd_per_hour
+    layout = launch.memory.layout
     shared = peak_utilization(question, speed.requests_per_s * replicas)
     tokens = speed.decode_tokens_per_s * SECONDS_PER_HOUR * shared.ratio
     return Candidate(
@@ -127,7 +130,8 @@ def _candidate(question: Question, tried: Space, launch: Launch, tally: Tally) -
         itl_s=speed.itl_s,
         kv_usage_ratio=limit_at_targets.concurrency / held,
         binding=binding if limit_at_targets.binding == RUNNING_LIMIT else limit_at_targets.binding,
-        starts_for_certain=_starts_for_certain(launch),
+        starts_for_certain=layout.blocks(launch.memory.available_bytes.low)
+        >= layout.request_blocks(setup.longest_tokens),
     )
 
 
@@ -186,14 +190,3 @@ def _reject_latency(question: Question, launch: Launch, reached: Capacity, tally
         configurations=launch.configurations,
         needed_ratio=found_s / target,
     )
-
-
-def _price(question: Question, setup: Setup) -> float:
-    stated = question.usd_per_gpu_hour
-    return gpu_of(setup).usd_per_hour if stated is None else stated
-
-
-def _starts_for_certain(launch: Launch) -> bool:
-    layout = launch.memory.layout
-    needed = layout.request_blocks(launch.setup.longest_tokens)
-    return layout.blocks(launch.memory.available_bytes.low) >= needed

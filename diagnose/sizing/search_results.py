@@ -257,11 +257,8 @@ def _cause(result: Found, winner: Candidate, candidate: Candidate) -> str:
         alike = candidate.setup.parallel.gpus == winner.setup.parallel.gpus
         added = candidate.replicas - winner.replicas if alike else candidate.gpus - winner.gpus
         return f"needs {added} more {'replica' if alike else 'GPU'}{'s' * (added > 1)} "
-    return f"needs {candidate.gpus} GPUs at {_price(candidate)} USD/h each "
-
-
-def _price(candidate: Candidate) -> str:
-    return figure(candidate.usd_per_hour / candidate.gpus)
+    price = figure(candidate.usd_per_hour / candidate.gpus)
+    return f"needs {candidate.gpus} GPUs at {price} USD/h each "
 
 
 def winner_steps(result: Found) -> tuple[Step, ...]:

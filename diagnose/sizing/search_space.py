@@ -251,10 +251,12 @@ def launches(base: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
     for board in space.gpus:
         for quantization in space.quantizations:
             for kv_cache_dtype in space.kv_cache_dtypes:
+                # The checkpoint's own scheme needs no flag.
+                own = scheme(base.model.quantization).id == quantization
                 setup = replace(
                     base,
                     gpu=board,
-                    quantization=_as_flag(base, quantization),
+                    quantization=None if own else quantization,
                     kv_cache_dtype=kv_cache_dtype,
                     max_model_len=space.max_model_lens[0],
                 )
@@ -262,11 +264,6 @@ def launches(base: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
                     setup, board, tally, len(space.layouts) * len(space.max_model_lens)
                 ):
                     yield from _spread(setup, space, tally)
-
-
-def _as_flag(base: Setup, quantization: str) -> str | None:
-    """What `--quantization` says: nothing for the checkpoint's own."""
-    return None if scheme(base.model.quantization).id == quantization else quantization
 
 
 def _formats_fit(setup: Setup, gpu: Gpu, tally: Tally, configurations: int) -> bool:
@@ -317,7 +314,8 @@ def _lengths(
 ) -> Iterator[Launch]:
     spread = Parallel(tensor, pipeline, setup.parallel.data, setup.parallel.experts)
     gpu, every = setup.gpu, len(lengths)
-    if gpu is not None and tensor * pipeline > 1 and _alone(gpu):
+    unlinked = gpu is not None and gpu.c2c_bytes_per_s is not None and gpu.nvlink_gpus == 1
+    if gpu is not None and tensor * pipeline > 1 and unlinked:
         failed = replace(setup, parallel=spread)
         tally.reject(
             NODE, failed, lambda: f"{gpu.name} is linked to its CPU only", configurations=every
@@ -333,11 +331,6 @@ def _lengths(
         launch = _start(replace(setup, parallel=spread, max_model_len=part[0]), part, tally)
         if launch is not None:
             yield launch
-
-
-def _alone(gpu: Gpu) -> bool:
-    """Whether it is a superchip without links to others."""
-    return gpu.c2c_bytes_per_s is not None and gpu.nvlink_gpus == 1
 
 
 def _start(setup: Setup, lengths: Sequence[int], tally: Tally) -> Launch | None:

@@ -181,16 +181,13 @@ def _doubt(wide: Degree, narrow: Degree) -> str:
             f"the sweeps used different requests: {wide.tokens_per_request:.0f} tokens each with "
             f"{of_wide}, {narrow.tokens_per_request:.0f} with {of_narrow}"
         )
-    if not wide.reached and not _as_loaded(wide, narrow):
+    less_loaded = wide.in_flight_per_gpu < AS_LOADED_FROM * narrow.in_flight_per_gpu
+    if not wide.reached and less_loaded:
         return (
             f"{of_wide} was measured with {wide.in_flight_per_gpu:.3g} requests in flight a GPU "
             f"and may reach more, {of_narrow} with {narrow.in_flight_per_gpu:.3g}: extend the sweep"
         )
     return ""
-
-
-def _as_loaded(wide: Degree, narrow: Degree) -> bool:
-    return wide.in_flight_per_gpu >= AS_LOADED_FROM * narrow.in_flight_per_gpu
 
 
 def alike(tokens: float | None, other_tokens: float | None) -> bool:

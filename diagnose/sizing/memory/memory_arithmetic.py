@@ -110,15 +110,12 @@ def memory_steps(answer: Memory) -> tuple[Step, ...]:
     else:
         stated = gib(answer.available_bytes.expected)
         lines.append(Step("Available KV on each GPU", "as stated", stated, stated, "the user"))
-    lines += [_tokens(group, answer.layout.settings) for group in _own_groups(answer)]
+    own_layout = answer.layout
+    if answer.setup.draft is not None:
+        # A draft's layers are in the same groups.
+        own_layout = kv_layout_of(replace(answer.setup, draft=None))
+    lines += [_tokens(group, answer.layout.settings) for group in own_layout.groups]
     return (*lines, *draft_token_steps(answer), *_pool(answer))
-
-
-def _own_groups(answer: Memory) -> tuple[Group, ...]:
-    """The model's own layers in the layout, where a draft's layers are in the same groups."""
-    if answer.setup.draft is None:
-        return answer.layout.groups
-    return kv_layout_of(replace(answer.setup, draft=None)).groups
 
 
 def _weights(answer: Memory) -> Step:

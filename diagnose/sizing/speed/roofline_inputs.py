@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
 from kneewatch.diagnose.catalogue.gpu_specs import Dtype, Gpu
-from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import SizingError, positive
 from kneewatch.diagnose.catalogue.layers import (
     CompressedAttention,
     FullAttention,
@@ -63,20 +63,6 @@ class Efficiency:
     request_s: float = 4.4e-3
     decode_factor: float = 1.0
     prefill_factor: float = 1.0
-
-    def check(self) -> None:
-        """Refuse shares that are not above 0 and at most 1, and negative times.
-
-        Raises:
-            SizingError: with the field's name and its value.
-        """
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith("_ratio"):
-                positive(field.name, value)
-                within(field.name, value, low=0.0, high=1.0)
-            else:
-                not_negative(field.name, value)
 
 
 def with_shares(
@@ -363,47 +349,6 @@ def _add_latent(
 # --- The arithmetic intensity of decode steps, and the ridge of the roofline ----------------------
 
 
-def ridge_flop_per_byte(*, peak_flop_per_s: float, bandwidth_bytes_per_s: float) -> float:
-    """FLOP per byte at which compute and bandwidth take equally long (guide 3.1)."""
-    positive("peak_flop_per_s", peak_flop_per_s)
-    positive("bandwidth_bytes_per_s", bandwidth_bytes_per_s)
-    return peak_flop_per_s / bandwidth_bytes_per_s
-
-
-def decode_intensity_flop_per_byte(
-    *, batch: float, parameters: float, weights_bytes: float, kv_bytes_per_request: float = 0.0
-) -> float:
-    """FLOP per byte of one decode step: two per parameter and request, over weights and KV read.
-
-    `parameters` and `weights_bytes` are those that a step uses (a MoE's active ones at batch 1).
-    Attention's own FLOP are left out, as in the guide.
-    Source: guide 3.3 and 3.4; text 003, batch size.
-    """
-    positive("batch", batch)
-    positive("parameters", parameters)
-    positive("weights_bytes", weights_bytes)
-    not_negative("kv_bytes_per_request", kv_bytes_per_request)
-    return 2 * parameters * batch / (weights_bytes + batch * kv_bytes_per_request)
-
-
-def batch_at_ridge(
-    *,
-    ridge_flop_per_byte: float,
-    parameters: float,
-    weights_bytes: float,
-    kv_bytes_per_request: float = 0.0,
-) -> float | None:
-    """Requests per step at which decode becomes compute-bound.
-
-    None where reading the KV cache keeps decode below the ridge at any batch.
-    Source: guide 3.4 (figure 3.3.2 says never); text 003 (about 295 on an H100).
-    """
-    positive("ridge_flop_per_byte", ridge_flop_per_byte)
-    positive("parameters", parameters)
-    left = 2 * parameters - ridge_flop_per_byte * kv_bytes_per_request
-    return ridge_flop_per_byte * weights_bytes / left if left > 0 else None
-
-
 @dataclass(frozen=True, slots=True)
 class Intensity:
     """What binds the decode steps of a launch at one batch.
@@ -420,28 +365,19 @@ class Intensity:
 def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> Intensity:
     """The intensity of one decode step of `sequences` requests with that much context, on one GPU.
 
-    At the ridge a batch is taken to read every expert. Source: guide 3.1 to 3.4.
+    Two FLOP per parameter and request over the weights and KV read; attention's own FLOP are left
+    out, as in the guide. At the ridge a batch is taken to read every expert.
+    Source: guide 3.1 to 3.4; text 003 (about 295 requests on an H100).
     """
-    ridge = ridge_flop_per_byte(
-        peak_flop_per_s=costs.flop_per_s, bandwidth_bytes_per_s=costs.bandwidth_bytes_per_s
-    )
-    parameters = (costs.body_flop_per_token + costs.head_flop_per_token) / 2
+    ridge = costs.flop_per_s / costs.bandwidth_bytes_per_s
+    token_flop = costs.body_flop_per_token + costs.head_flop_per_token
     read = costs.kv_bytes_per_token * context_tokens + costs.state_bytes
     read += sum(min(w.tokens, context_tokens) * w.kv_bytes_per_token for w in costs.windows)
     touched_bytes = costs.experts_bytes * (1 - costs.untouched_ratio**sequences)
     weights_bytes = costs.weights_bytes + touched_bytes
-    decode_flop_per_byte = decode_intensity_flop_per_byte(
-        batch=sequences,
-        parameters=parameters,
-        weights_bytes=weights_bytes,
-        kv_bytes_per_request=read,
-    )
-    batch = batch_at_ridge(
-        ridge_flop_per_byte=ridge,
-        parameters=parameters,
-        weights_bytes=costs.weights_bytes + costs.experts_bytes,
-        kv_bytes_per_request=read,
-    )
+    decode_flop_per_byte = token_flop * sequences / (weights_bytes + sequences * read)
+    left = token_flop - ridge * read
+    batch = ridge * (costs.weights_bytes + costs.experts_bytes) / left if left > 0 else None
     bound = "compute" if decode_flop_per_byte >= ridge else "bandwidth"
     until = (
         "at any batch of this context"
@@ -452,7 +388,7 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
         title="Intensity of a decode step",
         formula="2 x parameters x batch / (weights + batch x KV of a request), ridge: FLOP/s / "
         "bandwidth",
-        values=f"2 x {figure(parameters / 1e9)}e9 x {figure(sequences)} / "
+        values=f"2 x {figure(token_flop / 2 / 1e9)}e9 x {figure(sequences)} / "
         f"({figure(weights_bytes / 1e9)} + {figure(sequences)} x {figure(read / 1e9)} GB), "
         f"ridge {figure(ridge)}",
         result=f"{figure(decode_flop_per_byte)} FLOP per byte: bound by {bound}"

@@ -1,75 +1,40 @@
-"""Arithmetic intensity and the ridge, on the worked examples of the five texts."""
+"""Arithmetic intensity and the ridge, on the worked examples of the texts."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.speed.roofline_inputs import (
-    batch_at_ridge,
-    decode_intensity_flop_per_byte,
-    ridge_flop_per_byte,
-)
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing.speed.roofline_inputs import Intensity, costs, intensity_of
 
-TERA = 1e12
-H100_BANDWIDTH = 3.35 * TERA
-H100_BF16, H100_FP8 = 989 * TERA, 1979 * TERA
-LLAMA_70B_KV_BYTES = 327_680
+LLAMA_70B = model("meta-llama/Llama-3.3-70B-Instruct")
 
 
-@pytest.mark.parametrize(
-    ("peak", "bandwidth", "expected"),
-    [
-        pytest.param(989e12, 3.35e12, 295, id="guide 3.1, text 003: H100 989 / 3.35"),
-        pytest.param(312e12, 2.0e12, 156, id="text 003, Q3: A100 312 / 2.0"),
-        pytest.param(362e12, 0.864e12, 419, id="text 003, script: L40S 362 / 0.864"),
-        pytest.param(10e15, 8e12, 1250, id="text 001, 4.5: B200 FP4 10 P / 8"),
-        pytest.param(1979e12, 3.35e12, 591, id="H100 in FP8, which the texts leave at 295"),
-    ],
-)
-def test_ridge(peak: float, bandwidth: float, expected: float) -> None:
-    ridge = ridge_flop_per_byte(peak_flop_per_s=peak, bandwidth_bytes_per_s=bandwidth)
-    assert ridge == pytest.approx(expected, rel=2e-3)
+def intensity(
+    *, quantization: str = "bf16", context_tokens: float = 0.0, batch: float = 1.0
+) -> Intensity:
+    read = costs(LLAMA_70B, gpu("h100-sxm"), quantization=quantization)
+    return intensity_of(read, context_tokens=context_tokens, sequences=batch)
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_parameter", "expected"),
+    ("quantization", "ridge", "decode"),
     [
-        pytest.param(2.0, 1.0, id="text 003: 1 FLOP per byte in FP16"),
-        pytest.param(1.0, 2.0, id="guide 3.3: about 2, which is FP8"),
-        pytest.param(0.5, 4.0, id="text 001, 4.5 says about 2 at FP4"),
+        pytest.param("bf16", 295, 1.0, id="text 003: H100 989 / 3.35; 1 FLOP per byte in FP16"),
+        pytest.param("fp8", 591, 2.0, id="guide 3.3: about 2, which is FP8; ridge in FP8"),
     ],
 )
-def test_decode_intensity_at_batch_1(bytes_per_parameter: float, expected: float) -> None:
-    intensity = decode_intensity_flop_per_byte(
-        batch=1, parameters=70e9, weights_bytes=70e9 * bytes_per_parameter
-    )
-    assert intensity == expected
+def test_ridge_and_intensity_at_batch_1(quantization: str, ridge: float, decode: float) -> None:
+    answer = intensity(quantization=quantization)
+    assert answer.ridge_flop_per_byte == pytest.approx(ridge, rel=2e-3)
+    # Tables and norms stay in 16 bit.
+    assert answer.decode_flop_per_byte == pytest.approx(decode, rel=0.04)
 
 
-def test_fp4_decode_is_312_times_below_the_b200_ridge_not_600() -> None:
-    intensity = decode_intensity_flop_per_byte(batch=1, parameters=32e9, weights_bytes=16e9)
-    ridge = ridge_flop_per_byte(peak_flop_per_s=10e15, bandwidth_bytes_per_s=8e12)
-    assert ridge / 2 == 625
-    assert ridge / intensity == 312.5
-
-
-def test_text_003s_script_counts_60_of_70_billion_parameters() -> None:
-    script = 80 * (4 * 8192**2 + 2 * 8192 * 28672) + 128_256 * 8192
-    assert script == pytest.approx(60.1e9, rel=1e-3)
-    attention = 2 * 8192 * 8192 + 2 * 8192 * 1024  # K and V have 8 heads
-    gated_mlp = 3 * 8192 * 28672
-    norms = 161 * 8192
-    assert 80 * (attention + gated_mlp) + 2 * 128_256 * 8192 + norms == 70_553_706_496
-
-
-def test_five_hundred_tokens_at_once_are_1000_flop_per_byte() -> None:
-    one, many = (
-        decode_intensity_flop_per_byte(batch=tokens, parameters=70e9, weights_bytes=70e9)
-        for tokens in (1, 500)
-    )
-    assert (one, many) == pytest.approx((2, 1000))  # guide 3.3: 500 times
+def test_intensity_grows_with_the_batch() -> None:
+    alone, many = (intensity(quantization="fp8", batch=batch) for batch in (1, 500))
+    assert many.decode_flop_per_byte / alone.decode_flop_per_byte == pytest.approx(500)
 
 
 @pytest.mark.parametrize(
@@ -82,25 +47,15 @@ def test_five_hundred_tokens_at_once_are_1000_flop_per_byte() -> None:
     ],
 )
 def test_batch_at_the_ridge(context_tokens: int, expected_batch: float | None) -> None:
-    batch = batch_at_ridge(
-        ridge_flop_per_byte=H100_BF16 / H100_BANDWIDTH,
-        parameters=70e9,
-        weights_bytes=140e9,
-        kv_bytes_per_request=context_tokens * LLAMA_70B_KV_BYTES,
-    )
-    assert batch == (None if expected_batch is None else pytest.approx(expected_batch, rel=5e-3))
-
-
-@given(ridge=st.floats(1, 2000), kv=st.floats(0, 1e8))
-def test_the_ridge_batch_is_at_the_ridge(ridge: float, kv: float) -> None:
-    batch = batch_at_ridge(
-        ridge_flop_per_byte=ridge, parameters=7e9, weights_bytes=14e9, kv_bytes_per_request=kv
-    )
-    if batch is None:
-        most = 2 * 7e9 / kv
-        assert most <= ridge * (1 + 1e-9)
+    answer = intensity(context_tokens=context_tokens)
+    if expected_batch is None:
+        assert answer.batch_at_ridge is None
     else:
-        intensity = decode_intensity_flop_per_byte(
-            batch=batch, parameters=7e9, weights_bytes=14e9, kv_bytes_per_request=kv
-        )
-        assert intensity == pytest.approx(ridge, rel=1e-6)
+        assert answer.batch_at_ridge == pytest.approx(expected_batch, rel=0.02)
+
+
+def test_the_ridge_batch_is_at_the_ridge() -> None:
+    batch = intensity(context_tokens=500).batch_at_ridge
+    assert batch is not None
+    there = intensity(context_tokens=500, batch=batch)
+    assert there.decode_flop_per_byte == pytest.approx(there.ridge_flop_per_byte, rel=1e-6)

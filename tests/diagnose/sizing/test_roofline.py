@@ -336,13 +336,6 @@ def test_a_model_without_a_count_of_parameters_is_refused() -> None:
     assert caught.value.name == "model"
 
 
-def test_defaults_are_shares() -> None:
-    DEFAULT.check()
-    with pytest.raises(SizingError) as caught:
-        dataclasses.replace(DEFAULT, mbu_ratio=1.2).check()
-    assert caught.value.name == "mbu_ratio"
-
-
 def test_the_largest_part_of_a_step_binds() -> None:
     none, read, computed = Kernels(0.0, 0.0), Kernels(1.0, 0.2), Kernels(0.5, 2.0)
     assert StepTime(read, none, computed, 0.5, 0.1, 0.2).binding == "compute"
