@@ -25,10 +25,9 @@ from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts
-from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-from kneewatch.diagnose.engine.target_monitor import TargetMonitor
+from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX, TargetMonitor
 from kneewatch.diagnose.gpu.monitor import NO_GPUS, GpuReading
 from kneewatch.rules.rule import Severity
 

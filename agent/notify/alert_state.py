@@ -15,7 +15,7 @@ from typing import Any, cast
 from kneewatch.agent.notify.events import Event, EventKind, Key, Problem, is_resolved, problems
 from kneewatch.agent.notify.receivers import Receiver
 from kneewatch.agent.target_state import TargetState
-from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
+from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.rules.rule import WORDS, Severity
 
 SEVERITIES = {word: severity for severity, word in WORDS.items()}

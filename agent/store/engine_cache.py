@@ -13,7 +13,7 @@ import orjson
 from kneewatch.agent.store.encoding import EngineName, PackedRecommendation
 from kneewatch.agent.store.schema import SEQUENCE_MASK, columns_layout, keys_layout, rows_of
 from kneewatch.collector.columns import Column
-from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
+from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.diagnose.intervals import IntervalBook, Open
 from kneewatch.rules.rule import Severity
 

@@ -51,18 +51,7 @@ def _tier(diagnoses: Sequence[Diagnosis]) -> Tier:
 
 
 def _member(diagnosis: Diagnosis) -> Member:
-    return Member(
-        key=(),
-        replica=diagnosis.target,
-        engine=diagnosis.engine,
-        model=diagnosis.model,
-        namespace="",
-        pool=diagnosis.target,
-        tier="",
-        role="",
-        node="",
-        labels={},
-    )
+    return Member((), diagnosis.target, diagnosis.engine, diagnosis.model, diagnosis.target)
 
 
 def _engine(diagnosis: Diagnosis) -> Engine:

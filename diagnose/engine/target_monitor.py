@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.names.vllm_resolver import resolve
+from kneewatch.collector.names.vllm_resolver import EngineBinding, resolve
 from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.causes import availability as observer
@@ -17,7 +17,6 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.cardinality_limit import EngineLimit
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue, EngineMonitor
 from kneewatch.diagnose.engine.log_diagnosis import LogFailure
@@ -31,6 +30,44 @@ SLOW_PAGE_S = 2.0
 """A page that takes longer to fetch is reported: scraping it costs the server time."""
 
 
+ENGINES_MAX = 512
+"""Most engines kept for one target, vanished ones included: labels that change with every scrape
+must not use up the memory."""
+
+
+class EngineLimit:
+    """Applies ENGINES_MAX to the engines of one target, and remembers whether it was exceeded."""
+
+    def __init__(self, kept: dict[EngineKey, EngineMonitor]) -> None:
+        self._kept = kept
+        self._exceeded, self._reported = False, False
+
+    def admit(self, engines: Sequence[EngineBinding]) -> Sequence[EngineBinding]:
+        """The page's engines to diagnose, at most ENGINES_MAX, kept ones first. Forgets those that
+        left the page longest ago, so that the admitted ones fit."""
+        if len(engines) > ENGINES_MAX:
+            self._exceeded = True
+            engines = sorted(engines, key=lambda engine: engine.key not in self._kept)[:ENGINES_MAX]
+        present = {engine.key for engine in engines}
+        over = len(present | self._kept.keys()) - ENGINES_MAX
+        if over > 0:
+            self._exceeded = True
+            gone = [key for key in self._kept if key not in present]
+            for key in sorted(gone, key=lambda key: self._kept[key].last_s)[:over]:
+                del self._kept[key]
+        return engines
+
+    def warning(self) -> str | None:
+        """A line about the exceeded limit, once per target; else None."""
+        if self._reported or not self._exceeded:
+            return None
+        self._reported = True
+        return (
+            f"engines: this page has more than {ENGINES_MAX} by the labels model_name and engine; "
+            "the others are ignored"
+        )
+
+
 class TargetMonitor:
     """One target over time: its engines and its failed scrapes."""
 
@@ -40,7 +77,7 @@ class TargetMonitor:
         self._engines: dict[EngineKey, EngineMonitor] = {}
         self._failures, self._failing_since_s = 0, 0.0
         self._longest_start_s = 0.0
-        self._limit = EngineLimit()
+        self._limit = EngineLimit(self._engines)
         self._data_parallel: DataParallelEngines | None = None
         self._server: tuple[ServerFacts, Stated] | None = None
         self._host: Mapping[str, float] = {}
@@ -109,9 +146,7 @@ class TargetMonitor:
             return self.failed(t_s, error)
         failures, self._failures, self.last_error = self._failures, 0, None
         diagnoses: list[Diagnosis] = []
-        admitted = self._limit.admitted(binding.engines, self._engines)
-        for key in self._limit.evicted(admitted, self._engines):
-            del self._engines[key]
+        admitted = self._limit.admit(binding.engines)
         for engine in admitted:
             monitor = self._engines.get(engine.key)
             if monitor is None:

@@ -90,12 +90,12 @@ class Member:
     replica: str
     engine: str
     model: str
-    namespace: str
     pool: str
-    tier: str
-    role: str
-    node: str
-    labels: Labels
+    namespace: str = ""
+    tier: str = ""
+    role: str = ""
+    node: str = ""
+    labels: Labels = field(default_factory=dict[str, str])
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
 from kneewatch.diagnose.causes.ranking import CAUSES, may_explain
 from kneewatch.diagnose.causes.record import Term, Terms, term
 from kneewatch.diagnose.fleet.engine_state import Engine
-from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle, names_of
+from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
@@ -138,8 +138,7 @@ def _bad_node(engine: Engine, tier: Tier) -> FleetCause | None:
         log_odds=-1.0,
     )
     _EVIDENCE.weigh(case, _beside_peers(engine, tier))
-    cause = case.close()
-    return None if cause is None else FleetCause(cause, tier.pool, tier.tier, names_of([engine]))
+    return closed(case, tier.pool, tier.tier, [engine])
 
 
 def _beside_peers(engine: Engine, tier: Tier) -> Facts:
@@ -243,7 +242,7 @@ def replica_imbalance(tier: Tier) -> FleetCause | None:
         )
     spare = 2 * room >= len(tier.engines) and (usual_usage or 0.0) < ROOM_BELOW
     case.apart = not (spare and case.severity >= Severity.WARNING)
-    return _closed(case, tier, hot)
+    return closed(case, tier.pool, tier.tier, hot)
 
 
 def _has_more_requests(load: float, usual: float) -> bool:
@@ -349,7 +348,7 @@ def cold_replicas(tier: Tier) -> FleetCause | None:
             0.8 if worse else -0.2,
             f"{name} is {own / usual:.2f}x that of warm replicas",
         )
-    return _closed(case, tier, cold)
+    return closed(case, tier.pool, tier.tier, cold)
 
 
 def underused(tier: Tier) -> FleetCause | None:
@@ -383,9 +382,4 @@ def underused(tier: Tier) -> FleetCause | None:
             -0.8,
             f"{len(stressed)} others are queueing or preempting: balance the load first",
         )
-    return _closed(case, tier, idle)
-
-
-def _closed(case: Case, tier: Tier, engines: Sequence[Engine]) -> FleetCause | None:
-    cause = case.close()
-    return None if cause is None else FleetCause(cause, tier.pool, tier.tier, names_of(engines))
+    return closed(case, tier.pool, tier.tier, idle)

@@ -15,7 +15,7 @@ from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.inventory import Labels
-from kneewatch.diagnose.fleet.tier import FleetCause, names_of
+from kneewatch.diagnose.fleet.tier import FleetCause, closed
 from kneewatch.rules.facts import duration
 from kneewatch.rules.rule import Severity
 
@@ -287,9 +287,7 @@ def _cause(
     threshold: float | None,
     text: str,
     lever: str,
-) -> FleetCause:
+) -> FleetCause | None:
     case = Case("router_fault", f"{text}.", lever, ("7.3",), severity, log_odds=0.5)
     case.weigh(signal, value, threshold, 1.5, text, below=signal == "router_ready")
-    cause = case.close()
-    assert cause is not None, "its evidence is its gate"
-    return FleetCause(cause, pool, "", names_of(engines))
+    return closed(case, pool, "", engines)

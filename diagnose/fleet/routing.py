@@ -10,7 +10,7 @@ from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.observed import HOUR_S, Past, Usual
 from kneewatch.diagnose.fleet.outliers import COLD_S
-from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle, names_of
+from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.learned.length_drift import Buckets
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.quantities import RECENT
@@ -118,7 +118,7 @@ def routing_dilution(tier: Tier, past: Past, targets: Targets) -> FleetCause | N
             f"TTFT P50 is {slower:.1f}x its usual value",
         )
     _weigh_others(case, len(warm) - len(fallen), len(warm))
-    return _closed(case, tier, fallen)
+    return closed(case, tier.pool, tier.tier, fallen)
 
 
 LEVER = (
@@ -303,7 +303,7 @@ def _looks_random(tier: Tier, engines: Sequence[Engine]) -> FleetCause | None:
     if life_s is not None:
         case.weigh("kv_capacity_tokens", life_s, None, 1.4 if evicted else -0.4, _life(life_s))
     _weigh_others(case, len(engines) - len(lost), len(engines))
-    return _closed(case, tier, lost)
+    return closed(case, tier.pool, tier.tier, lost)
 
 
 FIRST_TURNS = (
@@ -379,7 +379,7 @@ def mixed_tiers(tiers: Sequence[Tier]) -> FleetCause | None:
         f"a {slow.tier} replica gets {share:.0%} of the requests of a {fast.tier} replica"
         + ("" if evenly else ": the router does distinguish them"),
     )
-    return _closed(case, slow, slow.engines)
+    return closed(case, slow.pool, slow.tier, slow.engines)
 
 
 def _extremes(tiers: Sequence[Tier], signal: str) -> tuple[float, str, Tier, Tier] | None:
@@ -397,8 +397,3 @@ def _middle(tier: Tier, signal: str) -> float | None:
 
 def _arrivals(tier: Tier) -> float | None:
     return _middle(tier, "arrival_per_s")
-
-
-def _closed(case: Case, tier: Tier, engines: Sequence[Engine]) -> FleetCause | None:
-    cause = case.close()
-    return None if cause is None else FleetCause(cause, tier.pool, tier.tier, names_of(engines))

@@ -15,7 +15,7 @@ from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.causes.tensor_parallel import is_queued, split_case, weigh_live
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.engine_state import Engine
-from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle, names_of
+from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import ALIKE, FAR_BELOW
 from kneewatch.rules.rule import Severity
 
@@ -113,8 +113,7 @@ def _by_sweeps(
         tokens_per_request=middle(engine.get("output_tokens_mean") for engine in queued),
         queued=bool(queued),
     )
-    cause = case.close()
-    return None if cause is None else FleetCause(cause, tier.pool, tier.tier, names_of(engines))
+    return closed(case, tier.pool, tier.tier, engines)
 
 
 def groups_of(tier: Tier) -> list[Group]:
@@ -176,8 +175,4 @@ def _by_peers(wide: Group, narrow: Group) -> FleetCause | None:
         0.5,
         f"{len(wide.engines)} and {len(narrow.engines)} of them have queues: they run at capacity",
     )
-    cause = case.close()
-    tier = wide.tier
-    return (
-        None if cause is None else FleetCause(cause, tier.pool, tier.tier, names_of(wide.engines))
-    )
+    return closed(case, wide.tier.pool, wide.tier.tier, wide.engines)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.causes.evidence import Case, Cause
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.inventory import Group
 
@@ -125,6 +125,7 @@ def _counted(tier: Tier, rows: Sequence[tuple[Cause, str]]) -> FleetCause:
     return FleetCause(cause, tier.pool, tier.tier, tuple(name for _, name in rows))
 
 
-def names_of(engines: Sequence[Engine]) -> tuple[str, ...]:
-    """The names of engines."""
-    return tuple(engine.member.name for engine in engines)
+def closed(case: Case, pool: str, tier: str, engines: Sequence[Engine]) -> FleetCause | None:
+    """The cause of a case about some engines of a pool; None where its confidence is too low."""
+    cause, names = case.close(), tuple(engine.member.name for engine in engines)
+    return None if cause is None else FleetCause(cause, pool, tier, names)

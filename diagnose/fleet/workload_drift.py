@@ -12,7 +12,7 @@ from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.causes.workload import departure_text, drift_text
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.fleet.observed import HOUR_S, Past
-from kneewatch.diagnose.fleet.tier import FleetCause, Tier, names_of
+from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed
 from kneewatch.diagnose.learned.length_drift import (
     ANSWERS,
     PROMPTS,
@@ -65,10 +65,7 @@ def workload_drift(
     if rate is not None and workload is not None:
         text = f"{rate:.1f}x the profile's peak of {workload.peak_requests_per_s:.3g} requests/s"
         case.weigh(RATE, rate, RATE_MIN, 1.2, f"{text} in the last hour")
-    cause = case.close()
-    return (
-        None if cause is None else FleetCause(cause, tier.pool, tier.tier, names_of(tier.engines))
-    )
+    return closed(case, tier.pool, tier.tier, tier.engines)
 
 
 def unprofiled(tiers: Sequence[Tier], stated: Stated) -> list[str]:

@@ -12,9 +12,8 @@ from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.causes.availability import START_S as PATIENCE_S
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
 from kneewatch.diagnose.engine.engine_monitor import VANISHED_KEPT_S
-from kneewatch.diagnose.engine.target_monitor import TargetMonitor
+from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX, TargetMonitor
 from kneewatch.rules.rule import LONG_WINDOWS, Severity
 from tests.collector.name_pages import labelled, prefixed, recorded
 from tests.diagnose.streams import START_S, Target, alarming, bodies, cause_ids

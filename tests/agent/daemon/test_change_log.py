@@ -10,8 +10,8 @@ import pytest
 
 from kneewatch.agent.daemon.cycle import LINES_MAX, LINES_S, ChangeLog
 from kneewatch.collector.errors import CollectError
-from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.rules.rule import Severity
 from tests.agent.running import capture
 from tests.recordings import diagnoses
