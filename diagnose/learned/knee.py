@@ -69,8 +69,8 @@ class Point(NamedTuple):
     """One window of the curve. `token_s` is a request's total time per output token, in seconds.
 
     From `running` on it holds what `StepTimes` is made of: `context_tokens` that a running request
-    attends to and `computed_tokens` of a prompt that no cache saved. `itl_s` is None in a window
-    with preemptions, where vLLM counts the wait of preempted requests as ITL.
+    attends to and `computed_tokens` of a prompt that no cache saved. `prefill_s` is None in a
+    window with preemptions, which put prompts off.
     """
 
     t_s: float
@@ -256,11 +256,23 @@ def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) 
         ttft_p99_s=values.get("ttft_p99_s"),
         itl_p99_s=values.get("itl_p99_s"),
         running=values.get("running_avg"),
-        itl_s=None if values.get("preemption_per_s") else values.get("itl_mean_s"),
-        prefill_s=values.get("prefill_mean_s"),
+        itl_s=token_gap_s(values),
+        prefill_s=None if values.get("preemption_per_s") else values.get("prefill_mean_s"),
         context_tokens=None if prompt is None else prompt + length / 2,
         computed_tokens=None if prompt is None else prompt * (1 - saved),
     )
+
+
+def token_gap_s(values: Mapping[str, float | None]) -> float | None:
+    """Seconds between two tokens of a request that runs; None where unknown.
+
+    vLLM counts the time that a preempted request waits as ITL of its next token. Where requests are
+    preempted it is the running requests over the tokens per second (Little's law).
+    """
+    itl_s, tokens_per_s = values.get("itl_mean_s"), values.get("generation_tokens_per_s")
+    if not itl_s or not values.get("preemption_per_s") or not tokens_per_s:
+        return itl_s
+    return min(itl_s, (values.get("running_avg") or 0.0) / tokens_per_s)
 
 
 def _at_power(steps: Sequence[_Step]) -> LearnedKnee:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import memory_of
-from kneewatch.diagnose.learned.knee import StepTimes
+from kneewatch.diagnose.learned.knee import StepTimes, token_gap_s
 from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
@@ -297,7 +297,8 @@ def latencies(context: LeverContext, change: After) -> Speed | None:
 
 
 def _by_roofline(context: LeverContext, change: After) -> Performance | None:
-    server, demand, itl_s = context.server, context.demand, _itl_s(context)
+    server, demand = context.server, context.demand
+    itl_s = token_gap_s(context.facts.values)
     if server.setup is None or server.setup.gpu is None or not itl_s:
         return None
     try:
@@ -359,18 +360,6 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     request_s = prefill_s + (demand.output_tokens - 1) * itl_s
     queue_s = (requests - places) * request_s / places
     return Speed(outside_s + queue_s + prefill_s, itl_s, places * demand.output_tokens / request_s)
-
-
-def _itl_s(context: LeverContext) -> float:
-    """Seconds between two tokens of a request that runs; 0 where unknown.
-
-    vLLM counts the time that a preempted request waits as ITL of its next token. Where requests are
-    preempted it is the running requests over the tokens per second (Little's law).
-    """
-    itl_s, tokens_per_s = context.get("itl_mean_s"), context.get("generation_tokens_per_s")
-    if not context.get("preemption_per_s") or not tokens_per_s:
-        return itl_s
-    return min(itl_s, context.get("running_avg") / tokens_per_s)
 
 
 def calibrated(

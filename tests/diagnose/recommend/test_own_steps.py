@@ -101,9 +101,16 @@ def test_nothing_is_predicted_for_a_batch_that_never_ran(
     assert "Speed predicted" not in made.summary
 
 
-def test_windows_with_preemptions_are_no_step_times() -> None:
-    curve = learned(*[page(load, preemption_per_s=1.0) for load in LOADS])
-    assert StepTimes.of(curve.points(), NOW_S) is None
+def test_waits_of_preempted_requests_are_in_no_step() -> None:
+    """vLLM counts them as ITL, and late prompts as prefill; the tokens that come out tell."""
+    waits = {"preemption_per_s": 1.0, "itl_mean_s": 1.0, "prefill_mean_s": 9.0}
+    pages = [page(load) if load < 80 else {**page(load), **waits} for load in LOADS]
+    steps = StepTimes.of(learned(*pages).points(), NOW_S)
+    assert steps is not None
+    context_tokens = INPUT + OUTPUT / 2
+    assert steps.most_running == 120
+    assert steps.itl_s(100.0, context_tokens) == pytest.approx(itl_s(100.0), rel=0.05)
+    assert steps.prefill_s(100.0, context_tokens, INPUT) < 2 * PROMPT_S
 
 
 def test_steps_of_another_kind_are_not_predicted_from_the_present_ones() -> None:
