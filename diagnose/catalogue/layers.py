@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -61,19 +62,29 @@ class Recurrent:
     state_bytes_per_element: float
 
 
+PAGE_BYTES, MXFP8_PAGE_BYTES = 576, 512
+"""Pages of compressed attention's caches are multiples of it: in DeepSeek V4's packed format, and
+in V4.1's on GPUs of compute capability 10."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompressedAttention:
     """A vector for every `tokens_per_vector` tokens, copied on every rank: compressed attention
     states, or the keys of an indexer beside other attention.
 
     `vector_dim` is what a query is multiplied with, 0 for an indexer. `chosen_vectors` is how many
-    of them a query attends to, 0 if all.
+    of them a query attends to, 0 if all. `readers`: layers that attend to the vectors of one.
+    `page_bytes`: a page is a multiple of it. `mxfp8_bytes`: a vector in the records of GPUs of
+    compute capability 10, 0 if they have none of their own.
     """
 
     vector_bytes: int
     tokens_per_vector: int = 1
     vector_dim: int = 0
     chosen_vectors: int = 0
+    readers: int = 1
+    page_bytes: int = PAGE_BYTES
+    mxfp8_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +92,16 @@ class SlidingStates:
     """A vector for each of the last `window_tokens` tokens, copied on every rank, in blocks of
     `block_tokens`: the window beside compressed attention, or what a compressor has not finished.
 
-    `vector_dim` is as in `CompressedAttention`, 0 for a compressor's state.
+    A window of 0 is a ring: one block for each request. The other fields are as in
+    `CompressedAttention`; `vector_dim` is 0 for a compressor's state.
     """
 
     vector_bytes: int
     window_tokens: int
     block_tokens: int
     vector_dim: int = 0
+    page_bytes: int = PAGE_BYTES
+    mxfp8_bytes: int = 0
 
 
 LayerKind = (
@@ -274,11 +288,13 @@ def _overlap(ratio: int) -> int:
 
 
 def compressed_layers(config: Config) -> tuple[Layers, ...]:
-    """What DeepSeek V4's layers keep, by kind.
+    """What the layers of DeepSeek V4 and V4.1 keep, by kind.
 
     Raises:
         SizingError: a field that is missing, or a ratio that vLLM has no compressor for.
     """
+    if config.model_type == "deepseek_v41":
+        return _shared_compressed_layers(config)
     ratios, index_dim = _ratios(config), config.positive("index_head_dim")
     size, window = config.positive("head_dim"), config.positive("sliding_window")
     kinds = [Layers(SlidingStates(_PACKED_BYTES, window, _WINDOW_BLOCK_TOKENS, size), len(ratios))]
@@ -302,8 +318,99 @@ def _compressor(ratio: int, size: int) -> SlidingStates:
     )
 
 
+# V4.1: layers read the vectors of the last source before them, a source's compressor keeps a ring
+# of the group that is open, and n-grams are looked up in tables. Source: vllm/models/deepseek_v41
+# (0.32).
+
+
+_MXFP8_BYTES = 528
+_SHARED_WINDOW_BLOCK_TOKENS, _RING_TOKENS = 32, 8
+
+
+def _sources(config: Config) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Tokens per vector of each layer, the layers that own vectors, and those with an indexer."""
+    depth = config.positive("num_hidden_layers")
+    ratios = tuple(config.counts("compress_ratios")[:depth])
+    if len(ratios) < depth:
+        raise config.wrong("compress_ratios", list(ratios), "one entry for each layer")
+    if not {0, 1, 2} >= set(ratios):
+        raise config.wrong("compress_ratios", sorted(set(ratios)), "0, 1 and 2")
+    if config.positive("head_dim") != _PACKED_DIM:
+        raise config.wrong("head_dim", config.positive("head_dim"), f"{_PACKED_DIM}")
+    owners = tuple(sorted(config.counts("kv_source_layer_ids")))
+    if not owners or any(layer >= depth or not ratios[layer] for layer in owners):
+        raise config.wrong("kv_source_layer_ids", list(owners), "layers with a ratio above 0")
+    return ratios, owners, tuple(sorted(config.counts("index_source_layer_ids")))
+
+
+def _shared_compressed_layers(config: Config) -> tuple[Layers, ...]:
+    ratios, owners, indexers = _sources(config)
+    size, index_dim = config.positive("head_dim"), config.positive("index_head_dim")
+    window = SlidingStates(
+        _PACKED_BYTES,
+        config.positive("sliding_window"),
+        _SHARED_WINDOW_BLOCK_TOKENS,
+        size,
+        mxfp8_bytes=_MXFP8_BYTES,
+    )
+    kinds: Counter[LayerKind] = Counter({window: len(ratios)})
+    key_bytes = index_dim + _INDEX_SCALE_BYTES
+    for owner, after in zip(owners, (*owners[1:], len(ratios)), strict=True):
+        ratio = ratios[owner]
+        vectors = CompressedAttention(
+            _PACKED_BYTES,
+            ratio,
+            size,
+            config.positive("index_topk"),
+            readers=sum(map(bool, ratios[owner:after])),
+            mxfp8_bytes=_MXFP8_BYTES,
+        )
+        # An indexer behind the candidates' scores fewer keys, which is not taken off.
+        own = sum(owner <= layer < after for layer in indexers)
+        keys = CompressedAttention(key_bytes, ratio, readers=own, mxfp8_bytes=key_bytes)
+        kinds.update((vectors, keys))
+        if ratio > 1:
+            kinds[SlidingStates(2 * size * _STATE_BYTES, 0, _RING_TOKENS, page_bytes=1)] += 1
+    return tuple(Layers(kind, count) for kind, count in kinds.items())
+
+
+def _shared_compressed_parameters(config: Config) -> tuple[float, float, float]:
+    ratios, owners, indexers = _sources(config)
+    hidden, size = config.positive("hidden_size"), config.positive("head_dim")
+    heads, query_rank = config.positive("num_attention_heads"), config.positive("q_lora_rank")
+    groups, out_rank = config.positive("o_groups"), config.positive("o_lora_rank")
+    index_heads, index_dim = config.positive("index_n_heads"), config.positive("index_head_dim")
+    split = query_rank * heads * size + heads * size * out_rank + groups * out_rank * hidden
+    split *= len(ratios)
+    # The rows that an n-gram's hashes found become a key for each residual stream and a value.
+    tables = len(config.counts("engram_layer_ids")) if config.has("engram_layer_ids") else 0
+    if tables:
+        rows = (config.positive("engram_max_ngram_size") - 1) * config.positive("engram_n_heads")
+        width = rows * config.positive("engram_head_dim")
+        split += tables * width * hidden * (config.positive("hc_mult") + 1)
+    copied = len(ratios) * hidden * (query_rank + size)
+    copied += len(indexers) * query_rank * index_heads * index_dim
+    plain = len(indexers) * hidden * index_heads + len(owners) * size * index_dim
+    plain += sum(hidden * size * (2 if ratios[owner] > 1 else 1) for owner in owners)
+    return float(split), float(copied), float(plain)
+
+
+def ngram_table_bytes(config: Config) -> float:
+    """Bytes of the tables of n-grams, which vLLM keeps in the host's memory; 0 without any.
+
+    A row has 8-bit elements and a scale of a byte for each 32 of them.
+    """
+    if not config.has("engram_num_embeddings"):
+        return 0.0
+    rows = sum(config.counts("engram_num_embeddings"))
+    return rows * config.positive("engram_head_dim") * (1 + 1 / 32)
+
+
 def compressed_parameters(config: Config) -> tuple[float, float, float]:
-    """Parameters of DeepSeek V4's attention: split over the ranks, copied, and copied in 16 bit."""
+    """Parameters of the attention of DeepSeek V4 and V4.1: split over the ranks, copied, and copied
+    in 16 bit."""
+    if config.model_type == "deepseek_v41":
+        return _shared_compressed_parameters(config)
     hidden, size = config.positive("hidden_size"), config.positive("head_dim")
     heads, query_rank = config.positive("num_attention_heads"), config.positive("q_lora_rank")
     groups, out_rank = config.positive("o_groups"), config.positive("o_lora_rank")

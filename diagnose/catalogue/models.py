@@ -14,7 +14,7 @@ from kneewatch.diagnose.catalogue.families import in_group, is_known_family, ref
 from kneewatch.diagnose.catalogue.hf_config import Config, read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layer_census import depth, head_dim, kv_heads, layer_kinds
-from kneewatch.diagnose.catalogue.layers import Layers
+from kneewatch.diagnose.catalogue.layers import Layers, ngram_table_bytes
 from kneewatch.diagnose.catalogue.lora_shapes import AdapterShape, adapter_shape
 from kneewatch.diagnose.catalogue.parameters import (
     Experts,
@@ -216,6 +216,13 @@ def _model(
     experts, parameters, adapters = _census(config, vision=vision)
     if parameters is None:
         notes = (*notes, "the parameters cannot be derived; set --weights-gib")
+    tables_bytes = ngram_table_bytes(config)
+    if tables_bytes:
+        notes = (
+            *notes,
+            f"its tables of n-grams take {tables_bytes / (1 << 30):.0f} GiB of host memory a "
+            "replica: vLLM keeps them off the GPUs",
+        )
     if config.model_type == "mllama":
         notes = (*notes, "cross-attention layers take KV pages, as vLLM's V0 has it; V1 has none")
     return Model(

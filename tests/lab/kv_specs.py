@@ -138,7 +138,11 @@ def _vector_spec(layer: LayerFacts, block: int, case: Mapping[str, Any]) -> Fore
         "head_size": layer["vector_bytes"],
         "dtype": torch.uint8,
     }
-    packing_bytes = 576 if case["kv_cache_dtype"] == "fp8_ds_mla" else None
+    packed_case = case["kv_cache_dtype"] == "fp8_ds_mla"
+    packing_bytes = layer.get("page_bytes", 576) if packed_case else None
+    if layer["kind"] == "states" and not layer["window_tokens"]:
+        ring = {**shape, "head_size_v": 0}
+        return specs.CircularBufferSpec(block_size=layer["block_tokens"], **ring)
     if layer["kind"] == "states":
         return specs.SlidingWindowMLASpec(
             block_size=layer["block_tokens"],

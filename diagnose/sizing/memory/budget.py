@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.catalogue.layers import (
+    MXFP8_PAGE_BYTES,
+    CompressedAttention,
+    Layers,
+    SlidingStates,
+)
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     KvLayout,
     KvSettings,
@@ -130,7 +136,7 @@ def _laid_out(setup: Setup) -> KvLayout:
         layers = (*layers, *draft_layers(setup.draft, setup.parallel))
         drafted = setup.draft.tokens
     return _layout_of(
-        layers,
+        _in_records_of(setup.gpu, layers),
         KvSettings(
             tensor_parallel=setup.parallel.tensor,
             pipeline_parallel=setup.parallel.pipeline,
@@ -145,6 +151,21 @@ def _laid_out(setup: Setup) -> KvLayout:
             state_blocks=(taken.state_blocks if setup.prefix_caching else 1) + drafted,
             latent_hybrid_tokens=taken.latent_hybrid_tokens,
         ),
+    )
+
+
+def _in_records_of(gpu: Gpu | None, layers: Sequence[Layers]) -> tuple[Layers, ...]:
+    """The layers with the vectors that this GPU's kernels keep."""
+    if gpu is None or not (gpu.compute_capability or "").startswith("10."):
+        return tuple(layers)
+    return tuple(
+        Layers(
+            replace(part.kind, vector_bytes=part.kind.mxfp8_bytes, page_bytes=MXFP8_PAGE_BYTES),
+            part.count,
+        )
+        if isinstance(part.kind, CompressedAttention | SlidingStates) and part.kind.mxfp8_bytes
+        else part
+        for part in layers
     )
 
 

@@ -34,7 +34,6 @@ _LATENT_BLOCK_TOKENS = 64
 # Kernels that attend to chosen blocks of keys read blocks of 128 tokens, those of compressed
 # states 256, in pages of whole 576 bytes.
 _CHOSEN_BLOCK_TOKENS, _COMPRESSED_BLOCK_TOKENS = 128, 256
-_COMPRESSED_PAGE_BYTES = 576
 _TENSOR_SIZES = (1, 2, 4, 5, 8, 10, 16)
 
 
@@ -277,6 +276,8 @@ def _blocks_of(group: Group, context_tokens: int, settings: KvSettings) -> int:
     kind = group.kind
     if isinstance(kind, Recurrent):
         return settings.state_blocks
+    if isinstance(kind, SlidingStates) and not kind.window_tokens:
+        return 1
     if isinstance(kind, SlidingAttention | SlidingStates):
         held = min(kind.window_tokens - 1 + settings.in_flight_tokens, context_tokens)
         # A window rarely starts where a block does: one block more.
@@ -339,13 +340,26 @@ def _packed_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
     buckets = _buckets(layers, default_block_tokens(layers, settings))
     # Layers of which every page size has as many can be dealt out over several groups.
     dealt = [bucket for bucket in buckets if len(set(bucket.pages.values())) == 1]
-    deepest = [max(bucket.pages.values()) for bucket in dealt]
-    fewest = max(max(b.pages.values()) for b in dealt if len(b.pages) > 1)
-    repeats = _least_padding(deepest, fewest)
+    fewest = max((bucket.deepest for bucket in dealt if len(bucket.pages) > 1), default=0)
+    repeats = _least_padding([b.deepest for b in dealt], fewest) if fewest else None
+    # What can go down to one layer a group never widens a block that others fill.
+    narrow = [bucket for bucket in buckets if bucket.narrows(dealt=repeats is not None)]
+    widths = [
+        bucket.width_bytes(
+            bucket.layers
+            if bucket in narrow
+            else ceil(bucket.deepest / repeats)
+            if repeats and bucket in dealt
+            else 1
+        )
+        for bucket in buckets
+    ]
     groups: list[Group] = []
     block_bytes = 0
     for bucket in buckets:
-        split = ceil(max(bucket.pages.values()) / repeats) if bucket in dealt else 1
+        split = ceil(bucket.deepest / repeats) if repeats and bucket in dealt else 1
+        if bucket in narrow:
+            split = max(split, ceil(bucket.layers / max(max(widths) // max(bucket.pages), 1)))
         block_bytes = max(
             block_bytes,
             sum(
@@ -354,9 +368,8 @@ def _packed_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
             ),
         )
         held = sum(page * count for page, count in bucket.pages.items())
-        count = sum(bucket.pages.values())
-        layer_bytes = held / count / bucket.block_tokens
-        stage = ceil(count / settings.pipeline_parallel)
+        layer_bytes = held / bucket.layers / bucket.block_tokens
+        stage = ceil(bucket.layers / settings.pipeline_parallel)
         groups.append(Group(bucket.kind, stage, split, bucket.block_tokens, layer_bytes))
     return KvLayout(tuple(groups), 1, block_bytes, settings)
 
@@ -372,6 +385,25 @@ class _Bucket:
     block_tokens: int
     pages: Mapping[int, int]
 
+    @property
+    def layers(self) -> int:
+        """All layers."""
+        return sum(self.pages.values())
+
+    @property
+    def deepest(self) -> int:
+        """Layers of the page size that has most."""
+        return max(self.pages.values())
+
+    def narrows(self, *, dealt: bool) -> bool:
+        """Whether vLLM may split it down to one layer a group: rings, and windows where no other
+        layers are dealt out."""
+        return isinstance(self.kind, SlidingStates) and not (self.kind.window_tokens and dealt)
+
+    def width_bytes(self, groups: int) -> int:
+        """Bytes of a block that the widest of so many groups takes."""
+        return sum(ceil(count / groups) * page for page, count in self.pages.items())
+
 
 def _buckets(layers: Sequence[Layers], block_tokens: int) -> list[_Bucket]:
     buckets: dict[tuple[int, int], tuple[LayerKind, Counter[int]]] = {}
@@ -385,7 +417,7 @@ def _buckets(layers: Sequence[Layers], block_tokens: int) -> list[_Bucket]:
             vectors = block_tokens // kind.tokens_per_vector
         else:
             raise TypeError(f"{type(kind).__name__} has no packed page")
-        page = ceil(vectors * kind.vector_bytes / _COMPRESSED_PAGE_BYTES) * _COMPRESSED_PAGE_BYTES
+        page = ceil(vectors * kind.vector_bytes / kind.page_bytes) * kind.page_bytes
         buckets.setdefault((window, block), (kind, Counter()))[1][page] += part.count
     return [_Bucket(kind, block, pages) for (_, block), (kind, pages) in buckets.items()]
 

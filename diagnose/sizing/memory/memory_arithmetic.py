@@ -189,7 +189,7 @@ def _tokens(group: Group, settings: KvSettings) -> Step:
             _KV_SOURCE,
         )
     if isinstance(kind, CompressedAttention | SlidingStates):
-        return _vectors(group)
+        return _vectors(group, kind)
     if isinstance(kind, LatentAttention):
         title, formula, values = _latent(kind, count, settings)
     else:
@@ -203,14 +203,15 @@ def _tokens(group: Group, settings: KvSettings) -> Step:
     return Step(title, formula, values, result, _KV_SOURCE)
 
 
-def _vectors(group: Group) -> Step:
-    kind = group.kind
-    of_window = ""
+def _vectors(group: Group, kind: CompressedAttention | SlidingStates) -> Step:
+    kept = "Vectors of a token"
     if isinstance(kind, SlidingStates):
-        of_window = f" within a window of {kind.window_tokens:,}"
+        kept += f" within a window of {kind.window_tokens:,}"
+        kept = kept if kind.window_tokens else "Rings of open groups, for each token"
+    whole = f", in whole {kind.page_bytes} B" if kind.page_bytes > 1 else ""
     return Step(
-        f"Vectors of a token{of_window}, {group.layers} caches",
-        "pages of the caches, in whole 576 B / tokens of a block",
+        f"{kept}, {group.layers} caches",
+        f"pages of the caches{whole} / tokens of a block",
         f"{figure(group.layers * group.token_bytes * group.block_tokens)} / {group.block_tokens}",
         f"{figure(group.layers * group.token_bytes)} B on each GPU",
         _KV_SOURCE,
@@ -279,6 +280,8 @@ def _pool(answer: Memory) -> tuple[Step, ...]:
 def _group_formula(group: Group, settings: KvSettings) -> str:
     if isinstance(group.kind, FullAttention | LatentAttention | CompressedAttention):
         need = f"ceil(context / {group.block_tokens})"
+    elif isinstance(group.kind, SlidingStates) and not group.kind.window_tokens:
+        need = "1"
     elif isinstance(group.kind, SlidingAttention | SlidingStates):
         need = f"(ceil((window - 1 + tokens in flight) / {group.block_tokens}) + 1)"
     else:

@@ -317,6 +317,7 @@ def _kinds(model: Model, tensor_parallel: int, kv_bytes: float) -> _Kinds:
 
 def _add_compressed(sums: _Kinds, kind: CompressedAttention, *, count: int, heads: float) -> None:
     # A pair is one query and one token, of which several share a vector.
+    count *= kind.readers
     kept = count * kind.vector_bytes / kind.tokens_per_vector
     flop = 4 * heads * count * kind.vector_dim / kind.tokens_per_vector
     if kind.chosen_vectors:

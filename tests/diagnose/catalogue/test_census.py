@@ -28,6 +28,7 @@ from tests.diagnose.catalogue.configurations import (
     BAMBA,
     DEEPSEEK_V3,
     DEEPSEEK_V4,
+    DEEPSEEK_V41,
     FALCON_H1,
     GEMMA_3N,
     GRANITE_H_SMALL,
@@ -317,10 +318,19 @@ def test_dbrx_keeps_its_fields_in_parts() -> None:
     assert (found.experts.count, found.experts.per_token) == (16, 4)
 
 
+def without_sources() -> dict[str, Any]:
+    """DeepSeek V4.1 whose layers' vectors nobody owns."""
+    return {
+        **DEEPSEEK_V41,
+        "text_config": {**DEEPSEEK_V41["text_config"], "kv_source_layer_ids": []},
+    }
+
+
 @pytest.mark.parametrize(
     ("document", "named"),
     [
-        pytest.param(llama(model_type="deepseek_v41"), "word groups", id="DeepSeek V4.1"),
+        pytest.param(llama(model_type="deepseek_v41"), "compress_ratios", id="DeepSeek V4.1"),
+        pytest.param(without_sources(), "kv_source_layer_ids", id="V4.1: no sources"),
         pytest.param(llama(model_type="dots3_note"), "indexer's keys", id="dots 3"),
         pytest.param({**DEEPSEEK_V4, "compress_ratios": [0] * 43}, "compress_ratios", id="V4: 0"),
         pytest.param({**DEEPSEEK_V4, "compress_ratios": [4]}, "compress_ratios", id="V4: one"),
@@ -452,6 +462,26 @@ def test_compressed_attention_keeps_windows_vectors_and_what_compressors_have_no
         (2 * 512 * 4, 128, 8): 20,
     }
     assert (described.quantization, described.adapters) == ("fp8-mxfp4", None)
+
+
+def test_layers_of_deepseek_v41_read_the_vectors_of_the_last_source_before_them() -> None:
+    described = model_from_config("m", DEEPSEEK_V41)
+
+    vectors = {
+        (part.kind.vector_bytes, part.kind.tokens_per_vector, part.kind.readers): part.count
+        for part in described.layers
+        if isinstance(part.kind, CompressedAttention)
+    }
+    states = {
+        (part.kind.vector_bytes, part.kind.window_tokens, part.kind.block_tokens): part.count
+        for part in described.layers
+        if isinstance(part.kind, SlidingStates)
+    }
+    # Sources 2, 8 and 14 pool 2 tokens for 6 layers each, 20 keeps every token for the last 20.
+    assert vectors == {(584, 2, 6): 3, (132, 2, 1): 3, (584, 1, 20): 1, (132, 1, 5): 1}
+    assert states == {(584, 128, 32): 40, (2 * 512 * 4, 0, 8): 3}
+    assert described.quantization == "fp8-mxfp4"
+    assert any("n-grams take 189 GiB of host memory" in note for note in described.notes)
 
 
 def test_fp8_experts_of_compressed_attention_are_stated() -> None:

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.catalogue.models import model, model_from_config
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup, defaults, parse_version
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
 from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
 from kneewatch.diagnose.sizing.size import memory_notes
+from tests.diagnose.catalogue.configurations import DEEPSEEK_V41
 
 LLAMA_8B = Setup(
     model=model("meta-llama/Llama-3.1-8B-Instruct"), gpu=gpu("h100-sxm"), version=(0, 11, 0)
@@ -114,6 +115,31 @@ def test_a_load_on_one_amd_gpu_may_take_more_than_computed() -> None:
         replace(setup, weights_bytes=16 * GIB),
     ):
         assert not any("AMD GPU" in note for note in memory_notes(memory(other), 1))
+
+
+def test_weights_of_deepseek_v41_are_those_of_its_checkpoint() -> None:
+    """The index of DeepSeek-V4.1-Flash says 510,286,023,000 bytes: tables of n-grams, which stay
+    in the host's memory, and three layers of a draft are in it."""
+    described = model_from_config("m", DEEPSEEK_V41)
+    tables_bytes = (384006168 + 384016682) * (256 + 8)
+    draft_bytes = 3 * 128 * 3 * 5120 * 2304 * 4.25 / 8
+
+    held = weights_per_gpu(described, scheme(described.quantization), Parallel())
+    assert held.total_bytes + tables_bytes + draft_bytes == pytest.approx(510_286_023_000, rel=5e-3)
+
+
+def test_blackwell_keeps_denser_vectors_of_deepseek_v41() -> None:
+    setup = Setup(
+        model=model_from_config("m", DEEPSEEK_V41),
+        gpu=gpu("h200"),
+        version=(0, 32, 0),
+        parallel=Parallel(tensor=8),
+        max_model_len=32_768,
+    )
+    blackwell = replace(setup, gpu=gpu("b200"))
+    # As vLLM's own cache code has it: tests/fixtures/kvlayout.
+    assert memory(setup).layout.block_bytes == 460_224
+    assert memory(blackwell).layout.block_bytes == 422_400
 
 
 def test_compressed_attention_holds_more_with_a_smaller_token_budget() -> None:
