@@ -15,10 +15,11 @@ from kneewatch.diagnose.catalogue.hf_config import Config, read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layer_census import depth, head_dim, kv_heads, layer_kinds
 from kneewatch.diagnose.catalogue.layers import Layers, ngram_table_bytes
-from kneewatch.diagnose.catalogue.lora_shapes import AdapterShape, adapter_shape
 from kneewatch.diagnose.catalogue.parameters import (
+    AdapterShape,
     Experts,
     Parameters,
+    adapter_shape,
     expert_census,
     layer_widths,
     matrices,

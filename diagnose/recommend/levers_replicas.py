@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 from kneewatch.diagnose.causes.tensor_parallel import degree_text
@@ -60,7 +60,7 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
             numbers["usd_per_million_tokens_at_least"] = hourly * total / (most_per_s * 3600) * 1e6
     drain_words = ""
     if (drain := backlog_drain(context, total)) is not None:
-        numbers["backlog_drain_s"], drain_words = drain.seconds, drain.words
+        numbers["backlog_drain_s"], drain_words = drain
     assumed = "" if server.stated.replicas else " (assuming 1 replica; set --replicas)"
     least = ceil(round(now * ratio, 6))
     carry = f"{least} carry it, " if least < total and not context.for_kv else ""
@@ -104,18 +104,10 @@ def _load_ratio(context: LeverContext) -> float | None:
     return max(1.0, demand.arrival_per_s / demand.served_per_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """The seconds in which the present backlog drains, and a sentence about it."""
+def backlog_drain(context: LeverContext, replicas: int) -> tuple[float, str] | None:
+    """Seconds in which this many replicas drain the queue, and a sentence about it.
 
-    seconds: float
-    words: str
-
-
-def backlog_drain(context: LeverContext, replicas: int) -> Drain | None:
-    """How fast this many replicas drain the queue; None where requests are served before a queue
-    forms, or where the cause is not one of rates.
-
+    None where requests are served before a queue forms, or where the cause is not one of rates.
     The backlog is no demand: it is there once, and sizing for it grows with every minute that the
     overload lasts.
     """
@@ -131,7 +123,7 @@ def backlog_drain(context: LeverContext, replicas: int) -> Drain | None:
         plural = "s" if more > 1 else ""
         sooner = f"; {more} more replica{plural} meanwhile would drain it in {DRAIN_S / 60:.0f} min"
     took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    return Drain(seconds, f" The queue of {queued:.0f} requests drains in about {took}{sooner}.")
+    return seconds, f" The queue of {queued:.0f} requests drains in about {took}{sooner}."
 
 
 def tensor_parallel(context: LeverContext) -> Recommendation | None:

@@ -228,9 +228,7 @@ def memory(setup: Setup) -> Memory:
     held = concurrency.map(lambda requests: int(requests * context))
     logged = held
     if not setup.defaults.capacity_by_context:
-        logged = available.map(
-            lambda free_bytes: layout.logged_tokens(free_bytes, context, by_context=False)
-        )
+        logged = available.map(layout.tokens_of_blocks)
     return Memory(
         setup=setup,
         layout=layout,

@@ -256,16 +256,12 @@ class KvLayout:
         """Requests of that length that fit at once, as in vLLM's start-up line."""
         return self.blocks(available_bytes) / self.request_blocks(context_tokens)
 
-    def logged_tokens(
-        self, available_bytes: float, context_tokens: int, *, by_context: bool
-    ) -> int:
-        """The tokens in vLLM's line "GPU KV cache size".
+    def tokens_of_blocks(self, available_bytes: float) -> int:
+        """The tokens in the line "GPU KV cache size" of vLLM before 0.20.2: blocks over groups.
 
-        `by_context` selects the meaning since 0.20.2, requests times their length. Before, it was
-        blocks divided by groups, which is no capacity for models with several kinds of layers.
+        That is no capacity for models with several kinds of layers; newer versions log requests
+        times their length.
         """
-        if by_context:
-            return int(self.concurrency(available_bytes, context_tokens) * context_tokens)
         groups = sum(group.groups for group in self.groups)
         block = min(group.block_tokens for group in self.groups)
         parallel = self.settings.decode_context_parallel

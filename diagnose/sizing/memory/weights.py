@@ -213,7 +213,7 @@ def check_adapters(adapters: Adapters, model: Model) -> None:
 def adapter_bytes(model: Model, adapters: Adapters, parallel: Parallel) -> float:
     """Bytes of the adapter buffers on the fullest GPU; 0 if the model's LoRA shape is unknown.
 
-    slots x rank x elements per unit of rank x 2; `catalogue.lora_shapes` says which of them are
+    slots x rank x elements per unit of rank x 2; `catalogue.parameters` says which of them are
     split over the ranks.
     """
     shape = model.adapters

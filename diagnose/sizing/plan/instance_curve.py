@@ -188,16 +188,9 @@ def usable_per_s(instance: Serving) -> float:
     return 0.0 if best is None else best.requests_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class Budgets:
-    """Token budgets with their requests/s at the targets, and the instance with the best one."""
-
-    tried: tuple[tuple[int, float], ...]
-    instance: Serving
-
-
-def tuned(instance: Serving) -> Budgets:
-    """The instance with the token budget that serves most at an ITL target; without one, vLLM's
+def tuned(instance: Serving) -> tuple[Serving, list[tuple[int, float]]]:
+    """The instance with the token budget that serves most at an ITL target, and the requests/s of
+    each budget tried; without a target, vLLM's
     own.
 
     A smaller chunk stalls decoding less but prefills more slowly, and changes the memory.
@@ -206,7 +199,7 @@ def tuned(instance: Serving) -> Budgets:
     """
     own, most = instance.setup.batched_tokens, usable_per_s(instance)
     if instance.pool.profile.slo.itl_p99_s is None or instance.limit < 1:
-        return Budgets((), instance)
+        return instance, []
     tried, chosen = [(own, most)], instance
     for tokens in BUDGETS_TOKENS:
         if tokens >= own:
@@ -217,7 +210,7 @@ def tuned(instance: Serving) -> Budgets:
         tried.append((tokens, usable))
         if usable > most * GAIN_RATIO:
             chosen, most = smaller, usable
-    return Budgets(tuple(tried), chosen)
+    return chosen, tried
 
 
 def fits(pool: Pool, setup: Setup, *, concurrency: int) -> bool:

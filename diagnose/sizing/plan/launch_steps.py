@@ -138,7 +138,7 @@ def _for_targets(pool: Pool, fitting: list[Setup], refused: list[str]) -> Split:
     concurrency = pool.deployment.concurrency
     carried: list[tuple[float, Setup]] = []
     for setup in fitting:
-        instance = tuned(serving(pool, setup)).instance
+        instance = tuned(serving(pool, setup))[0]
         best = best_point(instance)
         carried.append((best.requests_per_s / setup.parallel.gpus if best else 0.0, setup))
         if concurrency is None:
@@ -378,8 +378,8 @@ def batching_step(pool: Pool, instance: Serving) -> tuple[PlanStep, Serving]:
 
 def _budget(instance: Serving) -> tuple[Part, Serving]:
     """The token budget per step: vLLM's own, or a smaller one that serves more at the targets."""
-    own, budgets = instance.setup.batched_tokens, tuned(instance)
-    taken = budgets.instance.setup.batched_tokens
+    own, (best, tried) = instance.setup.batched_tokens, tuned(instance)
+    taken = best.setup.batched_tokens
     part = Part(
         decision=f"chunked prefill with vLLM's budget of {own:,} tokens",
         output={"max_num_batched_tokens": taken},
@@ -387,11 +387,11 @@ def _budget(instance: Serving) -> tuple[Part, Serving]:
     )
     if taken != own:
         part.decision = f"--max-num-batched-tokens {taken} (default {own})"
-    for tokens, usable in budgets.tried:
+    for tokens, usable in tried:
         title, values = f"Token budget of {tokens:,} a step", "at C_max by the roofline"
         result = f"{figure(usable)} requests/s"
         part.steps.append(Step(title, "usable RPS", values, result, "guide 6.4"))
-    return part, budgets.instance
+    return part, best
 
 
 def _speculation(pool: Pool, instance: Serving) -> tuple[Part, Serving]:

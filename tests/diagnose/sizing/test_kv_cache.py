@@ -85,7 +85,7 @@ def test_gpt_oss_holds_what_vllm_logged() -> None:
     layout = kv_layout(GPT_OSS_120B, KvSettings(tensor_parallel=4, in_flight_tokens=2048))
     assert layout.request_blocks(16_384) == 1024 + 137
     assert layout.concurrency(45.32 * GIB, 16_384) == pytest.approx(284.25, rel=1e-4)
-    logged = layout.logged_tokens(45.32 * GIB, 16_384, by_context=False)
+    logged = layout.tokens_of_blocks(45.32 * GIB)
     assert logged == pytest.approx(2_640_144, rel=1e-4)
 
 
@@ -94,14 +94,14 @@ def test_recurrent_layers_share_pages_with_attention() -> None:
     layout = kv_layout(model("srt-slurm/GDN-92L-fp4").layers, KvSettings())
     assert {group.block_tokens for group in layout.groups} == {1056}
     assert layout.request_blocks(10_240) == 10 + 3
-    assert layout.logged_tokens(46.5 * GIB, 10_240, by_context=True) == 394_633
+    assert int(layout.concurrency(46.5 * GIB, 10_240) * 10_240) == 394_633
 
 
 def test_latent_pages_are_whole_blocks_of_64() -> None:
     """RTX 3090 TP 2: 2.3 GiB hold 75,840 tokens as 0.11 counts them."""
     layers = model("moonshotai/Kimi-Linear-48B-A3B-Instruct").layers
     layout = kv_layout(layers, KvSettings(tensor_parallel=2))
-    assert layout.logged_tokens(2.3 * GIB, 120_000, by_context=False) == 75_840
+    assert layout.tokens_of_blocks(2.3 * GIB) == 75_840
 
 
 def test_smaller_tokens_get_larger_blocks() -> None:
@@ -114,7 +114,7 @@ def test_smaller_tokens_get_larger_blocks() -> None:
 def test_without_a_shared_pool_sliding_layers_keep_everything() -> None:
     """MI325X with a connector: 10.79 GiB hold 157,200 tokens in all 36 layers."""
     layout = kv_layout(GPT_OSS_120B, KvSettings(hybrid_pool=False))
-    found = layout.logged_tokens(10.79 * GIB, 131_072, by_context=False)
+    found = layout.tokens_of_blocks(10.79 * GIB)
     assert found == pytest.approx(157_200, rel=1e-3)
 
 
@@ -124,8 +124,8 @@ def test_context_parallel_ranks_multiply_capacity() -> None:
     free_bytes = 46.8 * GIB
     one = kv_layout(layers, KvSettings(tensor_parallel=8))
     eight = kv_layout(layers, KvSettings(tensor_parallel=8, decode_context_parallel=8))
-    assert one.logged_tokens(free_bytes, 131_072, by_context=False) == 715_072
-    assert eight.logged_tokens(free_bytes, 131_072, by_context=False) == 8 * 715_072
+    assert one.tokens_of_blocks(free_bytes) == 715_072
+    assert eight.tokens_of_blocks(free_bytes) == 8 * 715_072
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def figures(case: Facts) -> dict[str, Any]:
         ),
         "groups": sum(group.groups for group in layout.groups),
         "request_blocks": layout.request_blocks(context),
-        "tokens": layout.logged_tokens(free_bytes, context, by_context=True),
+        "tokens": int(layout.concurrency(free_bytes, context) * context),
     }
 
 

@@ -54,7 +54,7 @@ def test_the_itl_p99_is_a_plain_step_until_chunks_are_common() -> None:
 
 
 def test_c_max_is_the_last_concurrency_that_keeps_the_targets() -> None:
-    served = tuned(instance(slo=TIGHT)).instance
+    served = tuned(instance(slo=TIGHT))[0]
     best, slo = best_point(served), served.pool.profile.slo
     assert best is not None
     assert 1 < best.concurrency < served.limit
@@ -63,11 +63,11 @@ def test_c_max_is_the_last_concurrency_that_keeps_the_targets() -> None:
 
 
 def test_a_smaller_chunk_carries_more_at_an_itl_target() -> None:
-    budgets = tuned(instance(slo=TIGHT))
-    carried = dict(budgets.tried)
-    assert budgets.instance.setup.batched_tokens < 8192
-    assert carried[budgets.instance.setup.batched_tokens] > 2 * carried[8192]
-    assert tuned(instance()).tried == ()
+    best, tried = tuned(instance(slo=TIGHT))
+    carried = dict(tried)
+    assert best.setup.batched_tokens < 8192
+    assert carried[best.setup.batched_tokens] > 2 * carried[8192]
+    assert tuned(instance())[1] == []
 
 
 def test_memory_bounds_concurrency() -> None:
