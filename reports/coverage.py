@@ -47,7 +47,7 @@ def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
     if not diagnosis.was_read:
         # The line about every signal has the error, which the cause says already.
         more = [line for line in diagnosis.unknown if not line.startswith("every signal: ")]
-        return [f"anything: {diagnosis.stage_unknown}", *more]
+        return [f"everything: {diagnosis.stage_unknown}", *more]
     reasons: dict[str, list[str]] = {}
     settings: list[str] = []
     for line in diagnosis.unknown:

@@ -60,7 +60,7 @@ BRIEF_NUMBERS: tuple[Number, ...] = (
     ("preemption_ratio_per_s", "preempt {}/s", percent),
 )
 
-KNOWN = (
+SERVER_FACTS = (
     (VERSION, "vLLM {}"),
     (MODEL, "{}"),
     ("gpu", "{}"),
@@ -222,7 +222,7 @@ def latency_basis(diagnosis: Diagnosis) -> str:
     return f"latency judged against {diagnosis.judged_against}"
 
 
-def known_words(server: ServerFacts | None) -> str:
+def server_words(server: ServerFacts | None) -> str:
     """Version, model, GPUs and limits of a server with their sources; empty if nothing was read
     from it."""
     if server is None:
@@ -230,7 +230,7 @@ def known_words(server: ServerFacts | None) -> str:
     facts = {fact.name: fact for fact in server.facts}
     shown = [
         (words.format(printable(str(facts[name].value))), facts[name].source)
-        for name, words in KNOWN
+        for name, words in SERVER_FACTS
         if name in facts
     ]
     sources = dict.fromkeys(source for _, source in shown)
@@ -307,14 +307,13 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
 
 
 def unless_words(cause: Cause) -> str:
-    """At which values another verdict would hold; empty where that is not known."""
+    """The values at which this cause would clear; empty if unknown."""
     points = [
-        f"{point.signal} were {'above' if point.above else 'below'} "
-        f"{quantity(point.signal, point.at)}"
-        f" (it was {quantity(point.signal, point.now)})"
+        f"{point.signal} {'rises above' if point.above else 'drops below'} "
+        f"{quantity(point.signal, point.at)} (at the time: {quantity(point.signal, point.now)})"
         for point in cause.unless
     ]
-    return f"would not be this cause if {' or '.join(points)}" if points else ""
+    return f"clears if {' or '.join(points)}" if points else ""
 
 
 def summary_words(cause: Cause, t_s: float) -> str:
@@ -331,8 +330,8 @@ def _footer(diagnosis: Diagnosis, style: Style) -> list[str]:
         lines = wrapped(
             f"window {span(diagnosis.window_s)}; {latency_basis(diagnosis)}", width=style.width
         )
-    if words := known_words(diagnosis.server):
-        lines += wrapped(f"known: {words}", width=style.width)
+    if words := server_words(diagnosis.server):
+        lines += wrapped(f"server: {words}", width=style.width)
     unknown = gaps(diagnosis)
     if unknown:
         lines.append("could not be judged:")
@@ -378,8 +377,8 @@ def _markdown(diagnosis: Diagnosis, docs_url: str, *, footers: bool) -> str:
         return "\n".join(lines)
     basis = latency_basis(diagnosis)
     lines += ["", f"{basis[:1].upper()}{basis[1:]}."]
-    if words := known_words(diagnosis.server):
-        lines += ["", f"Known: {escaped(words)}."]
+    if words := server_words(diagnosis.server):
+        lines += ["", f"Server: {escaped(words)}."]
     if unknown := gaps(diagnosis):
         lines += ["", "Could not be judged:", "", *(f"- {escaped(line)}" for line in unknown)]
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from kneewatch.diagnose.fleet.diagnosis import FleetAdvice, FleetDiagnosis
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.replica_count import Split, TierSize
 from kneewatch.diagnose.fleet.tier import FleetCause, Spread, Tier
-from kneewatch.reports.diagnosis_text import AGAINST_SHOWN, Style, escaped, known_words
+from kneewatch.reports.diagnosis_text import AGAINST_SHOWN, Style, escaped, server_words
 from kneewatch.reports.formatting import (
     clock,
     date,
@@ -79,7 +79,7 @@ def counts(diagnosis: FleetDiagnosis) -> str:
 def state(diagnosis: FleetDiagnosis) -> list[str]:
     """Where the answer came from, and what is missing in it."""
     observed = diagnosis.observed
-    used = f"{len(observed.recorded)} signals from recording rules" if observed.recorded else ""
+    used = f"{len(observed.recorded)} from recording rules" if observed.recorded else ""
     raw = f"{len(observed.raw)} from raw series, window {span(observed.window_s)}"
     rows = [f"signals: {', '.join(part for part in (used, raw) if part)}"]
     if diagnosis.lost:
@@ -225,8 +225,8 @@ def _tiers(diagnosis: FleetDiagnosis, style: Style) -> list[str]:
         ):
             in_full += ["", *wrapped(tier_words(tier), width=style.width)]
             in_full += wrapped(size_words(size), width=style.width, indent=3)
-            if words := known_words(server):
-                in_full += wrapped(f"known: {words}", width=style.width, indent=3)
+            if words := server_words(server):
+                in_full += wrapped(f"server: {words}", width=style.width, indent=3)
             for spread in tier.spreads:
                 in_full += wrapped(spread_words(spread), width=style.width, indent=3)
         else:
@@ -246,7 +246,7 @@ def _cause(place: int, fleet_cause: FleetCause, style: Style, said: dict[str, in
         *(f"+ {item.text} [{item.signal}]" for item in cause.evidence[:FLEET_EVIDENCE_SHOWN]),
         *(f"- {item.text} [{item.signal}]" for item in cause.against[:AGAINST_SHOWN]),
         f"replicas: {replica_words(fleet_cause.replicas)}",
-        f"do first: {cause.lever if first == place else f'as for {first}'}",
+        f"do first: {cause.lever if first == place else f'same as {first}'}",
         *(
             [f"docs: {docs}"]
             if first == place and (docs := cause_page(style.docs_url, cause.id))
@@ -309,12 +309,12 @@ def _markdown_cause(place: int, fleet_cause: FleetCause, docs_url: str) -> list[
 
 
 def _tier(tier: Tier, size: TierSize, server: ServerFacts) -> list[str]:
-    facts = known_words(server)
+    facts = server_words(server)
     return [
         f"### {escaped(tier_words(tier))}",
         "",
         escaped(size_words(size)),
-        *(["", f"Known: {escaped(facts)}"] if facts else []),
+        *(["", f"Server: {escaped(facts)}"] if facts else []),
         "",
         "| signal | worst | where | min | median | mean | max | engines | unknown |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -113,7 +113,7 @@ def rows(recommendations: Sequence[Recommendation], do_first: str = "do first") 
     lines.append(f"verify: {'; '.join(best.verify)}")
     others = "; or ".join(_short(other) for other in recommendations[1:] if other.changes)
     if others:
-        lines.append(f"instead of it: {others}")
+        lines.append(f"alternatives: {others}")
     return lines
 
 

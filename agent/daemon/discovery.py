@@ -403,7 +403,7 @@ class Discovery:
             specs = pod_specs(servers, self._settings)
             check_unique([*self._static, *self._files.specs(), *specs])
         except SettingsError as error:
-            log.error("pods: unchanged after an error error=%s", error)  # noqa: TRY400 - no bug
+            log.error("pods: keeping the previous targets error=%s", error)  # noqa: TRY400 - no bug
             return False
         self._pod_specs = specs
         log.info("pods: changed targets=%s", len(specs))

@@ -85,7 +85,7 @@ class GpuClaim:
             return GpuChoice(
                 gpus, f"likely all {len(gpus)} GPUs on the page: the target has as many"
             )
-        why = f"that all {len(gpus)} GPUs on the page are the target's is a guess: {HOW_TO_STATE}"
+        why = f"all {len(gpus)} GPUs on the page taken as the target's, a guess: {HOW_TO_STATE}"
         return GpuChoice(
             gpus, f"all {len(gpus)} GPUs on the page: a guess", guess=True, missing=(why,)
         )
@@ -146,7 +146,9 @@ def _named(gpus: Sequence[GpuFields], stated: Sequence[str], *, by: str) -> GpuC
     joined = f"by {by}: {_shown(chosen)}"
     nodes = {gpu.key.hostname for gpu in chosen}
     if by == "index" and len(nodes) > 1:
-        missing.append(f"{len(nodes)} nodes have them, so this is a guess: set the label node")
+        missing.append(
+            f"{len(nodes)} nodes have GPUs of that index, so this is a guess: set the label node"
+        )
         return GpuChoice(chosen, f"{joined}: a guess", guess=True, names=names, missing=missing)
     return GpuChoice(_with_boards(chosen, gpus), joined, names=names, missing=missing)
 

@@ -146,7 +146,7 @@ class GpuSource:
             failed = error
         except Exception as error:
             log.exception("GPU reading crashed source=%s", self._collector.name)
-            failed = CollectError(f"a bug: {error!r}", kind="internal", hint="the log has more")
+            failed = CollectError(f"internal error: {error!r}", kind="internal", hint="see the log")
         with self._lock:
             self._run = None
             took_s = self._monotonic() - run.started_s

@@ -215,7 +215,7 @@ class Supervisor:
         try:
             self._watch(self._discovery)
         except KneewatchError as error:
-            log.error("targets unchanged after an error error=%s", error)  # noqa: TRY400 - no bug
+            log.error("keeping the previous targets error=%s", error)  # noqa: TRY400 - no bug
 
     def _reload(self) -> None:
         parts = self._parts

@@ -62,7 +62,7 @@ def periods(
         now = period(to_s)
         return now, None if compare_s is None else period(cut(earlier(to_s, compare_s, zone)))
     except (OverflowError, ValueError, OSError) as exc:
-        raise SettingsError(f"--to, --since, --compare: no calendar has that time: {exc}") from exc
+        raise SettingsError(f"--to, --since, --compare: time out of range: {exc}") from exc
 
 
 # --- `kneewatch report`: reads, builds and writes the report. I/O edge --------------------------
@@ -101,7 +101,7 @@ def run(
     """
     _check_writable(out)
     if selector and prometheus is None:
-        raise SettingsError("--selector goes with --prometheus")
+        raise SettingsError("--selector needs --prometheus")
     render = renderer(form or BY_ENDING.get(Path(out).suffix.lower(), "html"), settings.docs_url)
     made_s = time.time()
     report, partial = report_of(
@@ -142,7 +142,7 @@ def end_s(value: str | None, settings: Settings) -> float | None:
     try:
         return timestamp(value, zone_of(settings["report.timezone"]))
     except OverflowError as exc:
-        raise SettingsError(f"--to {value}: no calendar has that time: {exc}") from exc
+        raise SettingsError(f"--to {value}: time out of range: {exc}") from exc
 
 
 def report_of(

@@ -80,7 +80,7 @@ def message_of(report: WeeklyReport, file: str) -> Message:
         parts = (*parts, Part(f"{plural(len(order) - TIERS_MOST, 'more tier')}: see the report"))
     notices = tuple(Line("", notice) for notice in report.notices)
     if notices:
-        parts = (Part("Before you read", notices), *parts)
+        parts = (Part("Notices", notices), *parts)
     return Message(
         id=identity(STATUS, report.period.from_s, report.period.to_s, report.made_s),
         status=STATUS,
@@ -88,7 +88,7 @@ def message_of(report: WeeklyReport, file: str) -> Message:
         t_s=report.made_s,
         headline=f"Report {first} to {last}: {incidents}",
         parts=parts,
-        more=f"The report is {file}: attached to a mail, open it in a browser.",
+        more=f"Report: {file} (attached to mails; open it in a browser)",
         events=({"verdicts": document(report)["verdicts"], "file": file},),
     )
 
@@ -164,8 +164,8 @@ def check_libraries() -> None:
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise SettingsError(
-            f"this installation makes no reports: {', '.join(missing)} not installed; "
-            "pip install 'kneewatch[report]', or an image built with --build-arg EXTRAS=[report]"
+            f"reports need {', '.join(missing)}, not installed here: pip install "
+            "'kneewatch[report]', or build the image with --build-arg EXTRAS=[report]"
         )
 
 
@@ -366,13 +366,13 @@ class ReportJob:
     def __call__(self) -> None:
         """Make a report now, unless one is being made. Errors are logged."""
         if not self._turn.acquire(blocking=False):
-            log.warning("report skipped: the previous report is still being made")
+            log.warning("report skipped: the previous one is not finished")
             return
         try:
             self._make()
         except Exception:
             # The scheduler must go on with the next report.
-            log.exception("report not made store=%s", self._store)
+            log.exception("report failed store=%s", self._store)
         finally:
             self._turn.release()
 
@@ -411,10 +411,10 @@ class ReportJob:
         if self._stopped:
             return
         if timed_out:
-            log.error("report not made in time limit_s=%s", self._limit_s)
+            log.error("report timed out limit_s=%s", self._limit_s)
         elif process.returncode != 0:
             message = err.decode("utf-8", "replace").strip()[-SAID_MOST:]
-            log.error("report not made status=%s error=%s", process.returncode, message)
+            log.error("report failed status=%s error=%s", process.returncode, message)
         else:
             self._log_result(orjson.loads(out))
 
@@ -432,11 +432,11 @@ class ReportJob:
 
     def _log_result(self, result: dict[str, Any]) -> None:
         log.info(
-            "report made file=%s severity=%s incidents=%s sent=%s",
+            "report written file=%s severity=%s incidents=%s sent=%s",
             result["file"], result["severity"], result["incidents"], ",".join(result["sent"]),
         )  # fmt: skip
         for receiver, why in result["failed"].items():
-            log.error("report not sent receiver=%s error=%s", receiver, why)
+            log.error("report delivery failed receiver=%s error=%s", receiver, why)
 
 
 def add_report_job(

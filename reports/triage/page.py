@@ -16,7 +16,7 @@ from jinja2 import Environment
 from kneewatch.diagnose.doc_links import cause_page, rule_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.reports.coverage import gaps
-from kneewatch.reports.diagnosis_text import known_words, latency_basis, stage_words
+from kneewatch.reports.diagnosis_text import latency_basis, server_words, stage_words
 from kneewatch.reports.formatting import date, moment, span
 from kneewatch.reports.recommendation_text import advised, do_first_label
 from kneewatch.reports.templates import environment, palette
@@ -272,7 +272,7 @@ REFRESH_WITHOUT_SCRIPT_S = 30
 FILTERS: dict[str, Any] = {
     "date": date,
     "interval_name": interval_name,
-    "known_words": known_words,
+    "server_words": server_words,
     "latency_basis": latency_basis,
     "local_stamp": local_stamp,
     "moment": moment,

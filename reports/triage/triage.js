@@ -1,16 +1,16 @@
 "use strict";
-// The page works without this. With it, the page follows its targets: its own address is fetched
-// again and only what differs is changed, so that focus, selection, scroll and open lists stay.
+// The page works without this script. With it, the page refreshes itself: it fetches its own address
+// and changes only what differs, so that focus, selection, scroll position and open lists stay.
 (() => {
-  const ASKED_FOR_MS = 15000;
-  const SLOWEST_S = 30;
+  const FETCH_TIMEOUT_MS = 15000;
+  const REFRESH_MAX_S = 30;
   const refreshS = Number(document.body.dataset.refresh) || 0;
   const connection = document.getElementById("connection");
   let seenMs = performance.now();
   let failures = 0;
   let lostSince = null;
   let paused = false;
-  let asking = false;
+  let loading = false;
   let timer = 0;
 
   document.documentElement.classList.add("js");
@@ -21,8 +21,8 @@
     return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} days`;
   };
 
-  // What only the reader's machine knows: the local time.
-  const dress = (page) => {
+  // Adds the time in the reader's own zone, which the server does not know.
+  const addLocalTimes = (page) => {
     for (const time of page.querySelectorAll("time")) {
       const moment = new Date(time.dateTime);
       if (Number.isNaN(moment.getTime()) || moment.getTimezoneOffset() === 0) continue;
@@ -50,12 +50,12 @@
   };
 
   const patchAttributes = (old, fresh) => {
-    const mine = (name) => name === "open" && old.nodeName === "DETAILS";
+    const isClientState = (name) => name === "open" && old.nodeName === "DETAILS";
     for (const { name } of [...old.attributes]) {
-      if (!fresh.hasAttribute(name) && !mine(name)) old.removeAttribute(name);
+      if (!fresh.hasAttribute(name) && !isClientState(name)) old.removeAttribute(name);
     }
     for (const { name, value } of fresh.attributes) {
-      if (old.getAttribute(name) !== value && !mine(name)) old.setAttribute(name, value);
+      if (old.getAttribute(name) !== value && !isClientState(name)) old.setAttribute(name, value);
     }
   };
 
@@ -63,9 +63,9 @@
   const patchChildren = (old, fresh) => {
     let at = old.firstChild;
     for (const child of [...fresh.childNodes]) {
-      const known = child.id ? [...old.children].find((one) => one.id === child.id) : null;
-      if (known && known !== at) old.insertBefore(known, at);
-      const twin = known || (at && !at.id && !child.id ? at : null);
+      const sameId = child.id ? [...old.children].find((candidate) => candidate.id === child.id) : null;
+      if (sameId && sameId !== at) old.insertBefore(sameId, at);
+      const twin = sameId || (at && !at.id && !child.id ? at : null);
       if (twin) {
         const next = twin.nextSibling;
         patch(twin, child);
@@ -86,36 +86,36 @@
     const fresh = [...page.querySelectorAll("[data-live]")];
     const old = [...document.querySelectorAll("[data-live]")];
     if (!page.getElementById("main") || fresh.length !== old.length) {
-      throw new Error("the answer is not this page; you may have to sign in again");
+      throw new Error("the response is not the triage page; you may need to sign in again");
     }
-    dress(page);
+    addLocalTimes(page);
     old.forEach((part, place) => patch(part, fresh[place]));
     document.title = page.title;
     const icon = page.querySelector("link[rel=icon]");
     if (icon) document.querySelector("link[rel=icon]").href = icon.getAttribute("href");
   };
 
-  const tell = (kind, words) => {
+  const setStatus = (kind, words) => {
     if (connection.className !== `connection ${kind}`) connection.className = `connection ${kind}`;
     if (connection.textContent !== words) connection.textContent = words;
     document.documentElement.classList.toggle("is-lost", kind === "lost");
   };
 
   const load = async () => {
-    if (asking) return;
-    asking = true;
+    if (loading) return;
+    loading = true;
     try {
-      const answer = await fetch(location.href, {
+      const response = await fetch(location.href, {
         headers: { Accept: "text/html" },
         cache: "no-store",
-        signal: AbortSignal.timeout(ASKED_FOR_MS),
+        signal: AbortSignal.timeout(FETCH_TIMEOUT_MS),
       });
-      if (!answer.ok) throw new Error(`kneewatch answers with status ${answer.status}`);
-      const text = await answer.text();
+      if (!response.ok) throw new Error(`kneewatch responded with status ${response.status}`);
+      const text = await response.text();
       if (!paused) {
         show(text);
         seenMs = performance.now();
-        tell("", "");
+        setStatus("", "");
       }
       failures = 0;
       lostSince = null;
@@ -124,23 +124,23 @@
       lostSince ??= new Date();
       const why = error.name === "TypeError" ? "no answer" : error.message;
       if (!paused) {
-        tell("lost", `Connection to kneewatch lost at ${lostSince.toLocaleTimeString()}, your time (${why}). `
-          + "What you see is the last that came; it is tried again.");
+        setStatus("lost", `Connection to kneewatch lost at ${lostSince.toLocaleTimeString()} your time (${why}). `
+          + "Showing the last data received; retrying.");
       }
     }
-    asking = false;
-    plan();
+    loading = false;
+    scheduleNext();
   };
 
-  const plan = () => {
+  const scheduleNext = () => {
     clearTimeout(timer);
     if (!refreshS || paused || document.hidden) return;
-    const waitS = Math.min(refreshS * 2 ** failures, Math.max(refreshS, SLOWEST_S));
+    const waitS = Math.min(refreshS * 2 ** failures, Math.max(refreshS, REFRESH_MAX_S));
     timer = setTimeout(load, 1000 * waitS);
   };
 
-  // Ages grow between two answers, by the reader's own clock and whatever it is set to.
-  const grow = () => {
+  // Between two responses ages are counted up by the browser's monotonic clock.
+  const updateAges = () => {
     const moreS = (performance.now() - seenMs) / 1000;
     for (const age of document.querySelectorAll("[data-age]")) {
       const words = span(Number(age.dataset.age) + moreS);
@@ -153,7 +153,7 @@
     try {
       await navigator.clipboard.writeText(words);
     } catch {
-      // Pages that did not come over TLS have no clipboard; a selection can be copied all the same.
+      // Without TLS there is no clipboard API; selected text can still be copied.
       const box = document.createElement("textarea");
       box.value = words;
       box.readOnly = true;
@@ -163,7 +163,7 @@
       box.remove();
       button.focus();
       if (!done) {
-        button.textContent = "Select it and copy";
+        button.textContent = "Select and copy";
         return;
       }
     }
@@ -176,9 +176,9 @@
     if (button?.matches(".copy")) copy(button);
     if (button?.id === "pause") {
       paused = !paused;
-      button.textContent = paused ? "Go on" : "Pause";
+      button.textContent = paused ? "Resume" : "Pause";
       button.setAttribute("aria-pressed", String(paused));
-      tell(paused ? "paused" : "", paused ? "Paused: the page does not follow any more." : "");
+      setStatus(paused ? "paused" : "", paused ? "Paused: the page is not updating." : "");
       if (paused) clearTimeout(timer); else load();
     }
   });
@@ -188,9 +188,9 @@
     else if (refreshS && !paused) load();
   });
 
-  dress(document);
+  addLocalTimes(document);
   if (refreshS) {
-    setInterval(grow, 1000);
-    plan();
+    setInterval(updateAges, 1000);
+    scheduleNext();
   }
 })();

@@ -81,13 +81,13 @@ def verdict_of(
     if needed > replicas:
         if need.least and not short:
             note = (
-                "the fleet served all of its load; the limit of one engine was not reached, so "
-                "whether it is too small is unknown"
+                "all load was served and no engine reached its limit, so it is unknown whether "
+                "the fleet is too small"
             )
             return "unknown", (note,)
         return "too small", ()
     if short:
-        note = "but there were incidents of too little capacity: investigate them first"
+        note = "there were incidents of too little capacity: investigate them before resizing"
         return ("unknown" if needed < replicas else "right"), (note,)
     return ("too large" if needed < replicas else "right"), ()
 
@@ -204,7 +204,7 @@ def _answer(
     try:
         return size(question), ()
     except SizingError as error:
-        return None, (f"not sized: {error}",)
+        return None, (f"sizing failed: {error}",)
 
 
 def _capacity_tokens(now: TierPeriod | None, launched: Deployment) -> float | None:

@@ -129,7 +129,7 @@ def _utilization(
     busy = Measure("utilization_ratio", "utilization", "ratio", m.level(m.GPU_BUSY), UP,
                    missing=NO_CURVE)  # fmt: skip
     if now is not None and now.value(busy) is not None:
-        return trend(busy, now, before), "share of time that the GPU's engine was active"
+        return trend(busy, now, before), "share of time with GPU activity"
     if knee is None:
         return unknown(busy, NO_CURVE), ""
     usable = knee.learned.usable_requests_per_s.expected
@@ -138,7 +138,9 @@ def _utilization(
         return m.over(span.counts.get(m.COMPLETED), span.engine_s * usable)
 
     measure = Measure("utilization_ratio", "utilization", "ratio", load, UP, missing=NO_CURVE)
-    return trend(measure, now, before), "requests served divided by what the engines could serve"
+    return trend(
+        measure, now, before
+    ), "requests served divided by the usable capacity of the engines"
 
 
 def _savings(

@@ -192,7 +192,7 @@ def _what(change: Configured, differences: Sequence[ConfigDifference]) -> str:
     if any(
         (key in change.before) != (key in change.after) for key in (*change.before, *change.after)
     ):
-        return "restarted with other labels: probably another version of vLLM"
+        return "restarted with different labels: probably another version of vLLM"
     if differences:
         return "restarted, configuration changed" if change.restart else "configuration changed"
     return "restarted, configuration unchanged"

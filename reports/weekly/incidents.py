@@ -380,7 +380,7 @@ def _lead(
         return None, "TTFT P99 stayed within its target"
     lead_s = late_s - stage2_s
     if lead_s == 0:
-        return lead_s, "preemption started at the same scrape at which TTFT P99 passed its target"
+        return lead_s, "preemption started in the same scrape in which TTFT P99 passed its target"
     if lead_s > 0:
         return lead_s, f"preemption started {duration(lead_s)} before TTFT P99 passed its target"
     return lead_s, f"TTFT P99 passed its target {duration(-lead_s)} before preemption started"

@@ -216,8 +216,7 @@ def tokens_per_gpu_hour(gpus: int | None) -> Of:
 
 
 HIT_RATIO = Measure("prefix_hit_ratio", "", "ratio", ratio(PREFIX_HITS, PREFIX_QUERIES), UP,
-                    missing="no prompt was looked up: prefix caching is off, or nothing was "
-                    "asked")  # fmt: skip
+                    missing="no cache queries: prefix caching off, or no requests")  # fmt: skip
 KV_MEAN = Measure("kv_usage_ratio", "while serving", "ratio", level(KV_USAGE, serving=True))
 KV_PEAK = Measure("kv_usage_peak_ratio", "busiest hour of an engine", "ratio",
                   top(KV_USAGE, serving=True))  # fmt: skip
@@ -229,4 +228,4 @@ TTFT_P50 = Measure("ttft_p50_s", "P50", "s", quantile(TTFT, 0.5), DOWN)
 TTFT_P99 = Measure("ttft_p99_s", "P99", "s", quantile(TTFT, 0.99), DOWN)
 ITL_P50 = Measure("itl_p50_s", "P50", "s", quantile(ITL, 0.5), DOWN)
 ITL_P99 = Measure("itl_p99_s", "P99", "s", quantile(ITL, 0.99), DOWN)
-SERVED = Measure("served_per_s", "requests served", "per_s", per_s(COMPLETED))
+SERVED = Measure("served_per_s", "throughput", "per_s", per_s(COMPLETED))

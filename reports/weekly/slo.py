@@ -33,7 +33,7 @@ def slo(
     target_s = stated.targets.ttft_p99_s
     missing = NO_TARGET if target_s is None else "no requests in this period"
     in_time = m.goodput(target_s, stated.targets.itl_p99_s)
-    goodput = Measure("goodput_per_s", "requests in time", "per_s", in_time, UP, missing=missing)
+    goodput = Measure("goodput_per_s", "goodput", "per_s", in_time, UP, missing=missing)
     whole = now.whole if now is not None else Span()
     shares = [m.share_of_time(part)(whole) for part in (QUEUE, PREFILL, DECODE)]
     present = [share for share in shares if share is not None]

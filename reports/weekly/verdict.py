@@ -128,13 +128,13 @@ def _size(size: TierSize) -> str:
     spare = f", headroom {percent(size.headroom_ratio)}" if size.headroom_ratio is not None else ""
     there = plural(present, "replica")
     words = {
-        "right": f"right: {there}, which the peak needs{gpus}{spare}",
-        "too small": f"too small: {there}, the peak needs {needed}{gpus}",
-        "too large": f"too large: {there}, the peak needs {needed}{gpus}{spare}",
+        "right": f"right: the peak needs the {there} present{gpus}{spare}",
+        "too small": f"too small: {there} present, the peak needs {needed}{gpus}",
+        "too large": f"too large: {there} present, the peak needs {needed}{gpus}{spare}",
     }
     doubt = size.doubts[0] if size.doubts else ""
     if size.verdict not in words:
-        return f"uncertain: {doubt or 'too little data'}"
+        return f"unknown: {doubt or 'too little data'}"
     return words[size.verdict] + (f"; {doubt}" if doubt else "")
 
 
@@ -161,7 +161,7 @@ def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
     if size.verdict == "too small" and size.replicas_needed is not None:
         text = f"run {plural(size.replicas_needed, 'replica')} instead of {size.replicas_present}"
         why = (
-            f"P99 of arrivals is {number(size.peak_requests_per_s)}/s, one engine serves "
+            f"the peak (P99) is {number(size.peak_requests_per_s)} requests/s, one engine serves "
             f"{number(size.usable_requests_per_s)}/s"
         )
         return Action(text, why, "", ())
@@ -174,7 +174,7 @@ def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
         return Action(best.summary, why, best.id, ())
     if size.verdict == "too large" and size.replicas_needed is not None:
         text = f"try {plural(size.replicas_needed, 'replica')} instead of {size.replicas_present}"
-        return Action(text, "the peak needs no more", "", ())
+        return Action(text, f"the peak needs only {size.replicas_needed}", "", ())
     return None
 
 

@@ -47,7 +47,7 @@ def test_the_best_in_full_and_the_others_short() -> None:
         "   expected: KV tokens 5,088 -> 10,208; KV usage 99% -> 80%; preemptions/s 4.8 -> 0",
         "   check before: quality on long contexts",
         "   verify: preemption_per_s goes to 0 within 5 minutes",
-        "   instead of it: replicas 1 -> 3 (not enough alone, +6 USD/h)",
+        "   alternatives: replicas 1 -> 3 (not enough alone, +6 USD/h)",
     ]
 
 
@@ -55,7 +55,7 @@ def test_markdown_says_the_same() -> None:
     told = markdown([ADVISED])
     assert "**Do first:** --kv-cache-dtype auto -\\> fp8. The same memory" in told
     assert "**Verify:** preemption_per_s goes to 0" in told
-    assert "**Instead of it:** replicas 1 -\\> 3" in told
+    assert "**Alternatives:** replicas 1 -\\> 3" in told
 
 
 def test_one_document_has_one_truth_about_now() -> None:

@@ -82,8 +82,8 @@ def test_causes_of_another_version_are_told(told: Callable[[Diagnosis], str]) ->
 def test_what_would_clear_a_cause_is_told_with_the_numbers_of_its_time() -> None:
     said = as_text(changed(SICK, causes=[replace(PRESSURE, seen_s=NOW_S - 8, unless=TURNING)]))
     assert (
-        "would not be this cause if waiting_by_capacity were below 29.4 (it was 42) or "
-        "kv_usage_avg_ratio were above 95% (it was 50%)"
+        "clears if waiting_by_capacity drops below 29.4 (at the time: 42) or "
+        "kv_usage_avg_ratio rises above 95% (at the time: 50%)"
     ) in " ".join(said.split())
 
 
@@ -129,7 +129,7 @@ def test_a_page_that_cannot_be_read_says_why_once() -> None:
     )
     assert told.count("connection refused") == 1
     assert "KV cascade: unknown, the page could not be read" in told
-    assert told.endswith("could not be judged:\n   anything: the page could not be read")
+    assert told.endswith("could not be judged:\n   everything: the page could not be read")
     assert "window 0 s" not in told
 
 

@@ -94,12 +94,12 @@ METHODS: tuple[Method, ...] = (
     ),
     Method(
         "incidents",
-        "The steps of each engine are searched for signs of trouble. Around each sign (the "
+        "Each engine's steps are searched for suspect periods. Of these (the "
         f"{REPLAYED_MOST} with most harm; of long ones the first {duration(REPLAYED_S)}) the raw "
         "samples are read and diagnosed as the sidecar diagnoses its scrapes; further outages, "
-        "cascades "
-        "and stalls are reported from the steps alone. A pool without replicas is judged as "
-        "`diagnose --prometheus --at` judges it then. Restarts are process_start_time_seconds. "
+        "cascades and stalls are reported from the steps alone. A pool without replicas is "
+        "judged as `diagnose --prometheus --at` judges it then. Restarts are those of "
+        "process_start_time_seconds. "
         "Repeats within 15 minutes count as one incident; downstream effects are reported under "
         "their root cause.",
         ("7.4", "8.5"),
@@ -108,9 +108,9 @@ METHODS: tuple[Method, ...] = (
         "knee",
         "One point per step, for some engines of each tier: requests in flight, throughput and "
         "latency over a window at the step's end; grouped by concurrency in steps of the square "
-        "root of two. With targets C_max is the last step that keeps them in most of its windows, "
-        "without them the step with most tokens per second over the time a token takes. Only "
-        "loads that were seen count.",
+        "root of two. With latency targets C_max is the last step that meets them in most of its "
+        "windows; without, the step with the most tokens/s divided by the time per token. Only "
+        "loads that occurred count.",
         ("8.1", "8.3"),
     ),
     Method(
@@ -141,10 +141,10 @@ def notices_of(problems: QueryProblems, left_out: int) -> tuple[str, ...]:
         queries = plural(len(problems.failed), "query", "queries")
         notices.append(f"{queries} failed, and their figures are unknown: {shown}")
     if left_out:
-        times = plural(left_out, "more time")
+        times = plural(left_out, "more suspect period")
         notices.append(
-            f"not analysed: {times} with signs of trouble. The list of incidents is incomplete; "
-            "use --tier or a shorter --since"
+            f"{times} not analysed, so the list of incidents is incomplete: use --tier or a "
+            "shorter --since"
         )
     return tuple(notices)
 
@@ -170,27 +170,30 @@ def notes_of(
         f"steps of {duration(resolved.begun_s)}; highest values are the highest of these means",
         recorded,
         *_summed(now),
-        f"{plural(search.replayed, 'time')} with signs of trouble (scrapes that fail, preemptions, "
-        "queues, no tokens, late first tokens, recorded causes) read sample by sample and "
-        "diagnosed as the sidecar does; a cause without such a sign is not found",
+        f"{plural(search.replayed, 'suspect period')} (failed scrapes, preemptions, queues, no "
+        "tokens, late first tokens, recorded causes) read sample by sample and diagnosed as the "
+        "sidecar does; a cause without such a sign is missed",
         f"the latency curve uses at most {CURVES_MOST} engines per tier",
-        *(
-            [f"{plural(search.coarse, 'more time')} reported from the steps alone: without "
-             "evidence, stages and advice"]
-            if search.coarse
-            else []
-        ),
-        *(
-            [f"{plural(search.unread, 'time')} could not be read sample by sample: reported "
-             "from the steps alone"]
-            if search.unread
-            else []
-        ),
+        *_without_samples(search),
         "whether recommendations were applied is unknown: only kneewatch run tracks them",
         _gpus(fleet, now),
         f"{plural(source.pace.asked, 'query', 'queries')}{again}",
         *_missing(fleet, now),
     )  # fmt: skip
+
+
+def _without_samples(search: IncidentSearch) -> Iterator[str]:
+    """The suspect periods that are reported without the samples around them."""
+    if search.coarse:
+        yield (
+            f"{plural(search.coarse, 'more suspect period')} reported from the steps alone: "
+            "without evidence, stages and advice"
+        )
+    if search.unread:
+        yield (
+            f"{plural(search.unread, 'suspect period')} could not be read sample by sample: "
+            "reported from the steps alone"
+        )
 
 
 def _gpus(fleet: FleetEngines, now: PeriodData) -> str:

@@ -63,7 +63,7 @@ def latency_by_hour(
         pen.line(times, worst, "p99")
 
     summary = f"P99 from {duration(min(finite))} to {duration(max(finite))}"
-    late = "" if budget_s is None else f"; the budget is {duration(budget_s)}"
+    late = "" if budget_s is None else f"; target {duration(budget_s)}"
     days = _days(hours, calendar)
     edges = (ticks.at[0], ticks.at[-1])
     inside = draw(paint, x=_ends(hours), y=edges, x_ticks=days, y_ticks=ticks, log=True)
@@ -90,7 +90,7 @@ def requests_by_hour(hours: Sequence[Hour], calendar: Calendar) -> Plot | None:
 def knee_tokens(knee: TierKnee) -> Plot | None:
     """Tokens/s of one engine by requests in flight."""
     return _against_load(
-        knee, [(step, step.tokens_per_s) for step in knee.steps], number, "Tokens a second"
+        knee, [(step, step.tokens_per_s) for step in knee.steps], number, "Tokens/s"
     )
 
 
@@ -100,7 +100,7 @@ def knee_latency(knee: TierKnee) -> Plot | None:
     if late:
         return _against_load(knee, late, duration, "TTFT P99")
     return _against_load(
-        knee, [(step, step.token_s) for step in knee.steps], duration, "Time of a token"
+        knee, [(step, step.token_s) for step in knee.steps], duration, "Time per token"
     )
 
 
@@ -254,7 +254,7 @@ def charts(
     money: TierMoney | None,
     calendar: Calendar,
     *,
-    plots: bool,
+    plots: bool = True,
 ) -> Charts:
     """The charts of a tier; `plots`: also those with axes."""
     present, needed = _gpus(size)
@@ -282,10 +282,10 @@ def _shares(slo: TierSlo | None) -> tuple[Part, ...]:
     if slo is None:
         return ()
     named = (
-        ("in the queue", slo.queue_ratio),
+        ("queue", slo.queue_ratio),
         ("prefill", slo.prefill_ratio),
         ("decode", slo.decode_ratio),
-        ("the rest", slo.other_ratio),
+        ("other", slo.other_ratio),
     )
     present = [
         (name, ratio, with_unit(ratio, "ratio")) for name, ratio in named if ratio is not None

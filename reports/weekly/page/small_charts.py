@@ -107,14 +107,15 @@ HOURS, DAYS = 24, 7
 WIDTH, HEIGHT = LEFT + HOURS * CELL, TOP + DAYS * CELL
 
 LEVELS: tuple[tuple[str, float, str, int], ...] = (
-    ("heat-0", 0.0, "nothing late", 2),
-    ("heat-1", 1.0, "within the budget", 5),
-    ("heat-2", 6.0, "up to 6 times the budget", 8),
-    ("heat-3", 14.4, "up to 14.4 times", 10),
-    ("heat-4", math.inf, "more", 12),
+    ("heat-0", 0.0, "no late requests", 2),
+    ("heat-1", 1.0, "up to 1x the budget", 5),
+    ("heat-2", 6.0, "up to 6x", 8),
+    ("heat-3", 14.4, "up to 14.4x", 10),
+    ("heat-4", math.inf, "above 14.4x", 12),
 )
-"""Class, upper end of the burn, words, and side of the square: size tells what colour tells. A
-square is a short line, as thick as it is long: the stylesheet knows the sides.
+"""Class, upper end of the burn, legend, and side of the square: its size shows the burn where
+colours cannot be told apart. A square is a short line, as thick as it is long: the stylesheet has
+the sides.
 
 Above 14.4 a month's budget is gone within two days, above 6 within five."""
 
@@ -155,9 +156,8 @@ def heat(cells: Sequence[WeekdayHour]) -> Heat | None:
     return Heat(
         tuple((name, "".join(drawn[name])) for name in names if name in drawn),
         tuple(rows),
-        f"The error budget's burn by hour and weekday. The worst is "
-        f"{WEEKDAYS[worst.weekday % DAYS]} {worst.hour:02}:00 with {number(worst.burn)} times the "
-        f"budget.",
+        "Burn rate of the error budget by hour and weekday. Highest: "
+        f"{WEEKDAYS[worst.weekday % DAYS]} {worst.hour:02}:00 at {number(worst.burn)}x the budget.",
     )
 
 

@@ -107,7 +107,7 @@ def test_a_guess_is_told_with_the_way_out(serving: Start, make: Make) -> None:
     sources = make(one)
     sources.collect(T_S)
     (line,) = said(sources, one)
-    assert "is a guess: set the target's labels gpu_uuids, gpu_indexes" in line
+    assert "a guess: set the target's labels gpu_uuids, gpu_indexes" in line
     assert active(sources, one) == pytest.approx(0.25), "and they are shown"
 
 

@@ -45,7 +45,7 @@ def test_text_has_a_line_with_sources(serving: Start, main: Main) -> None:
     server = serving(vllm_server(PAGES, vllm_answers()))
     told = main("diagnose", server.url, *SHORT, "--server-probe", "--tp", "2")
     shown = " ".join(told.out.split())
-    assert f"known: vLLM 0.32.0, {ROOT}, TP 2, max-model-len 8192, KV cache 5120 tokens" in shown
+    assert f"server: vLLM 0.32.0, {ROOT}, TP 2, max-model-len 8192, KV cache 5120 tokens" in shown
     markdown = main("diagnose", server.url, *SHORT, "--server-probe", "--format", "markdown").out
     assert "Known: vLLM 0.32.0" in markdown
 

@@ -272,10 +272,10 @@ def test_the_page_can_be_held(browser: Browser) -> None:
     with looking(browser, cascade_at(57)) as (page, server, _):
         page.get_by_role("button", name="Pause").click()
         expect(page.locator("#connection")).to_contain_text("Paused")
-        expect(page.get_by_role("button", name="Go on")).to_have_attribute("aria-pressed", "true")
+        expect(page.get_by_role("button", name="Resume")).to_have_attribute("aria-pressed", "true")
         until(lambda: not goes_on(page, server))
         server.show(cascade_at(14))
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Resume").click()
         expect(page.locator(".word")).to_have_text("OK")
 
 

@@ -48,8 +48,8 @@ def test_more_than_are_read_are_all_named_and_nothing_else(main: Main) -> None:
         assert any(cause == of and start_s == pytest.approx(s, abs=NEAR_S) for s, of in firsts)
     looks = 2 * SETS
     notes = " ".join(report["data_quality"]["notes"])
-    assert f"{REPLAYED_MOST} times with signs of trouble" in notes
-    assert f"{looks - REPLAYED_MOST} more times reported from the steps alone" in notes
+    assert f"{REPLAYED_MOST} suspect periods" in notes
+    assert f"{looks - REPLAYED_MOST} more suspect periods reported from the steps alone" in notes
     bare = [one for one in report["incidents"] if not one["evidence"] and one["cause"] in CLOSELY]
     assert 0 < len(bare) <= looks - REPLAYED_MOST
     assert report["notices"] == [], "what is told from the steps is not left out"
@@ -78,6 +78,6 @@ def test_a_long_one_is_told_to_its_end(main: Main) -> None:
 
 def test_spans_left_out_are_a_notice() -> None:
     (notice,) = notices_of(QueryProblems(), 3)
-    assert "3 more times with signs of trouble" in notice
+    assert "3 more suspect periods not analysed" in notice
     assert "incomplete" in notice
     assert notices_of(QueryProblems(), 0) == ()

@@ -268,4 +268,4 @@ def test_no_server_and_no_prometheus(main: Main) -> None:
     assert "Prometheus runs there" in done.err
     done = main("report", "--selector", 'a="b"')
     assert done.status == 2
-    assert "--selector goes with --prometheus" in done.err
+    assert "--selector needs --prometheus" in done.err

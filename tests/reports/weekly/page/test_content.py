@@ -208,9 +208,9 @@ def test_states(state: str, shown: str) -> None:
 
 def test_figures_of_a_tier_are_those_of_the_model(fleet: Node) -> None:
     slo = section(fleet, "slo").text
-    assert "220% of it spent: it is gone" in slo
-    assert "99% of requests must have their first token in time" in slo
-    assert "Of 812,345 requests, 17,872 had not: 2.2%." in slo
+    assert "220% spent: exhausted" in slo
+    assert "Objective: the first token of 99% of requests within the TTFT target." in slo
+    assert "Late: 17,872 of 812,345 requests (2.2%)." in slo
     knee = section(fleet, "knee").text
     assert "41 (37 to 46) requests in flight" in knee
     assert "past the knee, at 127% of C_max" in knee

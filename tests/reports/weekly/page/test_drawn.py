@@ -108,7 +108,7 @@ def test_the_field_of_hours_tells_each_hour_once() -> None:
     assert counts["heat-4"] == 3
     assert counts["heat-unseen"] == 1
     assert field.rows[2] == ("02:00", (*["0.0241"] * 5, "0.00842", "?"))
-    assert "Tue 14:00 with 31 times the budget" in field.desc
+    assert "Tue 14:00 at 31x the budget" in field.desc
     assert heat([]) is None
 
 
@@ -144,8 +144,8 @@ def test_the_strip_draws_stages_as_steps_on_one_ground() -> None:
     assert [words for _, words in drawn.ticks] == ["14:00", "14:15", "14:30", "14:45"]
     assert [cause.label for cause in drawn.causes if cause.first] == ["kv_pressure", "past_knee"]
     (late,) = [chart for chart in drawn.charts if chart.bound]
-    assert (late.signal, late.bound, late.top) == ("ttft_p99_s", "budget 2.0 s", "40 s")
-    assert late.desc == "From 800 ms to 31 s; budget 2.0 s."
+    assert (late.signal, late.bound, late.top) == ("ttft_p99_s", "target 2.0 s", "40 s")
+    assert late.desc == "From 800 ms to 31 s; target 2.0 s."
     assert drawn.thinned
     assert len(drawn.rows) <= TABLE_ROWS
     assert drawn.rows[0][1] == ("70%", "0%/s", "800 ms", "0", "2,100/s")
@@ -173,7 +173,7 @@ def test_a_chart_has_only_roles_and_no_ids() -> None:
     words = re.findall(r"<text[^>]*>([^<]*)</text>", drawn.latency.inside)
     assert words == ["100 ms", "500 ms", "2.0 s", "10 s", "50 s", "Mon 9", "Tue 10", "Wed 11",
                      "Thu 12", "Fri 13", "Sat 14", "Sun 15"]  # fmt: skip
-    assert drawn.latency.desc == "P99 from 438 ms to 31 s; the budget is 2.0 s."
+    assert drawn.latency.desc == "P99 from 438 ms to 31 s; target 2.0 s."
     assert [part.value for part in drawn.shares] == ["7%", "5%", "86%", "2%"]
     assert drawn.memory[0].name == "weights"
 
