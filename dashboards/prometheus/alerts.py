@@ -122,7 +122,6 @@ def _alert(plan: Plan, rule: Rule, bound: Bound) -> Alert:
         name=alert_name(rule.id),
         expr=uncovered(plan, finding_of(rule), bound.severity, covering),
         for_s=plan.settles_s if covering or bound.severity < Severity.CRITICAL else 0.0,
-        keep_s=0.0,
         labels={"severity": bound.severity.word, "kneewatch": "finding", "rule": rule.id},
         annotations=_annotations(plan, rule, bound),
     )
@@ -296,7 +295,6 @@ def _burn_rate_alerts(plan: Plan) -> list[Alert]:
                 f" and ({recorded('arrival_per_s:5m')} > 0)"
                 f" unless on ({plan.pool}) ({CAUSE} >= {int(severity)})",
                 for_s=0.0,
-                keep_s=0.0,
                 labels={"severity": severity.word, "kneewatch": "burn"},
                 annotations={
                     "summary": f"TTFT error budget is burning: {WHERE}",
@@ -361,7 +359,6 @@ def _stage(plan: Plan, number_: int, severity: Severity) -> Alert:
         expr=f"{affected(plan, f'{stage} >= {number_}')}"
         f" and on ({plan.pool}) ({POOL_STAGE} == {10 * int(severity) + number_})",
         for_s=plan.settles_s,
-        keep_s=0.0,
         labels={
             "severity": severity.word,
             "kneewatch": "stage",

@@ -337,7 +337,6 @@ def _alert(plan: Plan, query: CauseQuery, severity: Severity) -> Alert:
         name=cause_alert(query),
         expr=firing(plan, f'{in_force}{{cause="{query.series}"}}', severity),
         for_s=0.0 if severity == Severity.CRITICAL else plan.settles_s,
-        keep_s=0.0,
         labels={
             "severity": severity.word,
             "kneewatch": "cause",

@@ -132,9 +132,9 @@ class Alert:
     name: str
     expr: str
     for_s: float
-    keep_s: float
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
+    keep_s: float = 0.0
     by: str = ""
 
 

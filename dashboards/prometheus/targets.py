@@ -103,7 +103,6 @@ def _routers(plan: Plan) -> tuple[Alert, ...]:
             name=name,
             expr=expr,
             for_s=plan.settles_s,
-            keep_s=0.0,
             labels={"severity": severity, "kneewatch": "observer"},
             annotations={
                 "summary": f"{summary}{{{{ with $labels.namespace }}}} in {{{{ . }}}}{{{{ end }}}}",
@@ -136,7 +135,6 @@ def _missing(plan: Plan) -> tuple[Alert, Alert]:
             name="KneewatchNoMetrics",
             expr=f"absent({running}) and absent({prompts})",
             for_s=gone_s,
-            keep_s=0.0,
             labels={"severity": "critical", "kneewatch": "observer"},
             annotations={
                 "summary": "No vLLM server is scraped",
@@ -153,7 +151,6 @@ def _missing(plan: Plan) -> tuple[Alert, Alert]:
                 f" and on ({plan.process}) (up == 1) unless on ({plan.process}) {unused}",
             ),
             for_s=gone_s,
-            keep_s=0.0,
             labels={"severity": "warning", "kneewatch": "observer"},
             annotations={
                 "summary": "vLLM metrics missing from reachable pages: "
@@ -217,7 +214,6 @@ def _target_down(plan: Plan) -> Alert:
         name="KneewatchTargetDown",
         expr=affected(plan, DOWN_SINCE),
         for_s=plan.scrape_s,
-        keep_s=0.0,
         labels={"severity": "critical", "kneewatch": "cause", "cause": "target_down"},
         annotations={
             "summary": f"vLLM servers are not reachable: {count_text(plan, also=DOWN_SINCE)}",
@@ -269,7 +265,6 @@ def _vanished(plan: Plan, expr: str, for_s: float, how: str) -> Alert:
         name="KneewatchPoolVanished",
         expr=expr,
         for_s=for_s,
-        keep_s=0.0,
         labels={"severity": "critical", "kneewatch": "observer", "how": how},
         annotations={
             "summary": "No replica serves {{ $labels.model_name }} in {{ $labels.namespace }} "
