@@ -24,10 +24,10 @@ from kneewatch.dashboards.prometheus.rule_files import OBJECT_FILE, Flavor, rule
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.learned.derived_signals import DERIVED
-from kneewatch.rules.guide_tables import ROWS
 from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import Rule
 from tests.api_examples import api_examples
+from tests.guide_rows import ROWS
 from tests.reference_pages import reference_pages
 from tests.report_schema import report_schema
 

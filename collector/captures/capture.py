@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from kneewatch.collector.captures.format import (
 )
 from kneewatch.collector.errors import CaptureError
 
-__all__ = ["CaptureReader", "CaptureWriter", "Entry", "follow", "is_capture"]
+__all__ = ["CaptureReader", "CaptureWriter", "Entry", "is_capture"]
 
 READ_BYTES = 128 * 1024
 COMPRESSION_LEVEL = 6
@@ -65,13 +64,10 @@ class CaptureReader:
         *,
         from_s: float | None = None,
         to_s: float | None = None,
-        idle_s: float = 0.0,
-        poll_s: float = 0.2,
     ) -> None:
         self.path = Path(path)
         self._from_s = -math.inf if from_s is None else from_s
         self._to_s = math.inf if to_s is None else to_s
-        self._idle_s, self._poll_s = idle_s, poll_s
         self._reset()
         _check_readable(self.path)
 
@@ -98,18 +94,8 @@ class CaptureReader:
 
     def _chunks(self) -> Iterator[bytes]:
         with self.path.open("rb", buffering=0) as file:
-            grown_s = time.monotonic()
-            while True:
-                if chunk := file.read(READ_BYTES):
-                    yield chunk
-                    grown_s = time.monotonic()
-                    continue
-                left_s = grown_s + self._idle_s - time.monotonic()
-                if left_s <= 0:
-                    return
-                if os.fstat(file.fileno()).st_size < file.tell():
-                    raise CaptureError(f"{self.path}: became shorter while it was read")
-                time.sleep(min(self._poll_s, left_s))
+            while chunk := file.read(READ_BYTES):
+                yield chunk
 
     def _entry(self, item: bytes | Damage) -> Entry | None:
         if isinstance(item, Damage):
@@ -150,18 +136,6 @@ class CaptureReader:
             )
         why = self.first_damage or "it is empty"
         return CaptureError(f"{self.path}: nothing in it can be used ({why}); {EXPECTED}")
-
-
-def follow(
-    path: str | Path,
-    *,
-    idle_s: float,
-    poll_s: float = 0.2,
-    from_s: float | None = None,
-    to_s: float | None = None,
-) -> CaptureReader:
-    """A reader of a growing file; it ends after `idle_s` seconds without new data."""
-    return CaptureReader(path, from_s=from_s, to_s=to_s, idle_s=idle_s, poll_s=poll_s)
 
 
 class CaptureWriter:

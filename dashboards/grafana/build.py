@@ -19,8 +19,7 @@ from grafana_foundation_sdk.models import common as common_model
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models import prometheus as prometheus_model
 
-from kneewatch.dashboards.grafana.boards import BOARDS
-from kneewatch.dashboards.grafana.panel import Board, Panel
+from kneewatch.dashboards.grafana.boards import BOARDS, Board, Panel
 
 COLOURS = {"info": "blue", "warning": "orange", "critical": "red"}
 KINDS: dict[str, Any] = {

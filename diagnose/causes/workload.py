@@ -29,6 +29,7 @@ from kneewatch.diagnose.causes.record import (
     term,
 )
 from kneewatch.diagnose.learned.length_drift import (
+    ENDLESS,
     KEYS,
     RATE_MIN,
     WORDS,
@@ -36,7 +37,6 @@ from kneewatch.diagnose.learned.length_drift import (
     more_than_chance,
 )
 from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS, LiveWorkload
-from kneewatch.diagnose.learned.output_lengths import ENDLESS
 from kneewatch.diagnose.learned.slow_trends import HOUR_S, SPEC_ACCEPTED, STEPS
 from kneewatch.rules.baseline import LENGTHS, LOAD
 from kneewatch.rules.conditions import ALWAYS, Number

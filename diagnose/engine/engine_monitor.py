@@ -49,9 +49,8 @@ from kneewatch.diagnose.learned.forecast import (
     SloForecaster,
 )
 from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
-from kneewatch.diagnose.learned.length_drift import ANSWERS, Departure, Drift
+from kneewatch.diagnose.learned.length_drift import ANSWERS, Departure, Drift, OutputLengths
 from kneewatch.diagnose.learned.live_workload import WorkloadWatch
-from kneewatch.diagnose.learned.output_lengths import OutputLengths
 from kneewatch.diagnose.learned.slow_trends import SlowTrends
 from kneewatch.diagnose.recommend.adviser import Adviser
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison

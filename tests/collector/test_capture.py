@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
-from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter, follow, is_capture
+from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter, is_capture
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError
-from tests.clock import Clock
 from tests.collector.captures import NAMES, entry, line, times, write
-from tests.waiting import PATIENCE_S
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 ENTRIES = st.builds(
@@ -123,72 +118,6 @@ def test_reading_what_is_being_written(tmp_path: Path, name: str) -> None:
             reader = CaptureReader(tmp_path / name)
             assert list(reader) == [entry(i) for i in range(1, number + 1)]
             assert reader.damaged == 0
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_following(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.touch()
-    writer = CaptureWriter(path)
-    proceed = threading.Semaphore(1)
-
-    def record() -> None:
-        for number in range(10):
-            proceed.acquire()
-            writer.write(entry(number))
-        writer.close()
-
-    recorder = threading.Thread(target=record)
-    recorder.start()
-    reader = follow(path, idle_s=PATIENCE_S, poll_s=0.005)
-    got: list[Entry] = []
-    for one in islice(reader, 10):
-        got.append(one)
-        proceed.release()  # the next is written only when this one has been seen
-    recorder.join()
-    assert got == [entry(number) for number in range(10)]
-    assert reader.damaged == 0
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of readers."""
-    clock = Clock()
-    monkeypatch.setattr("kneewatch.collector.captures.capture.time", clock)
-    return clock
-
-
-def test_following_a_line_that_comes_in_pieces(tmp_path: Path, clock: Clock) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    data = gzip.compress(line(1.0)) + gzip.compress(line(2.0))
-    step_bytes = len(data) // 20
-    path.touch()
-
-    def append(piece: bytes) -> None:
-        with path.open("ab") as file:
-            file.write(piece)
-
-    for start in range(0, len(data), step_bytes):
-        clock.after(5.0 * (1 + start / step_bytes), partial(append, data[start:][:step_bytes]))
-    reader = follow(path, idle_s=8.0, poll_s=1.0)
-    assert [one.t_s for one in reader] == [1.0, 2.0]
-    assert reader.damaged == 0
-
-
-def test_following_ends_when_nothing_comes(tmp_path: Path, clock: Clock) -> None:
-    path = write(tmp_path / "a.jsonl.gz", entry(1))
-    started_s = clock.now_s
-    assert list(follow(path, idle_s=10.0, poll_s=1.0)) == [entry(1)]
-    assert clock.now_s - started_s == 10.0
-
-
-def test_following_a_file_that_is_started_over(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl.gz", entry(1))
-    entries = iter(follow(path, idle_s=PATIENCE_S, poll_s=0.01))
-    next(entries)
-    path.write_bytes(b"")
-    with pytest.raises(CaptureError, match="became shorter"):
-        next(entries)
 
 
 def test_is_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,8 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.exposition.parser import PageParser
 from kneewatch.collector.samples import Page
-from kneewatch.dashboards.grafana.boards import BOARDS
+from kneewatch.dashboards.grafana.boards import BOARDS, Board, Panel, bounds_of
 from kneewatch.dashboards.grafana.build import dashboards
-from kneewatch.dashboards.grafana.panel import Board, Panel, bounds_of
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.collector.oracle import Prometheus, Target, running

@@ -12,8 +12,13 @@ import pytest
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.window import Buckets, Window
 from kneewatch.diagnose.causes.workload import RUNAWAY_GENERATION
-from kneewatch.diagnose.learned.length_drift import Drift
-from kneewatch.diagnose.learned.output_lengths import ANSWERS_MIN, METRIC, OutputLengths
+from kneewatch.diagnose.learned.length_drift import (
+    ANSWERS,
+    ANSWERS_MIN,
+    METRICS,
+    Drift,
+    OutputLengths,
+)
 from tests.diagnose.situations import CONCLUSIVE
 
 WINDOW_S = 60.0
@@ -26,7 +31,7 @@ class Counted(Window):
     def __init__(self, lengths: Sequence[float], now_s: float = 0.0) -> None:
         super().__init__(History(keep_s=WINDOW_S), now_s=now_s, range_s=WINDOW_S)
         rates = tuple(sum(one <= edge for one in lengths) / WINDOW_S for edge in EDGES)
-        self._buckets[METRIC] = Buckets.of(EDGES, rates)
+        self._buckets[METRICS[ANSWERS]] = Buckets.of(EDGES, rates)
 
 
 def learned(windows: Sequence[Sequence[float]]) -> OutputLengths:

@@ -8,7 +8,8 @@ import pytest
 
 from kneewatch.diagnose.causes.ranking import CAUSES, EXAMINED, EXPLAINS
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
-from kneewatch.rules.guide_tables import ROWS, Row
+from kneewatch.rules.guide_tables import Row
+from tests.guide_rows import ROWS
 from tests.rules.judged import ALL
 
 FLEET = {"routing_dilution", "replica_imbalance", "mixed_tiers", "bad_node", "cold_replica",
