@@ -59,7 +59,7 @@ def is_known_family(config: Config) -> bool:
         in_group(
             config,
             *("plain", "all_sliding", "switched_sliding", "listed_sliding", "latent"),
-            *("compressed", "block_indexed", "own_sliding_heads"),
+            *("compressed", "block_indexed", "own_sliding_heads", "expanded_latent", "own_blocks"),
         )
         or family_value(config, "full_every") is not None
         or family_value(config, "recurrences") is not None
@@ -86,7 +86,7 @@ def refuse_unmodelled(config: Config) -> None:
         raise _refusal(config, "this configures a diffusion pipeline, not a decoder")
     if not in_group(config, "shared_kv") and config.count("num_kv_shared_layers", default=0):
         raise _refusal(config, f"num_kv_shared_layers is not modelled for {family or 'this model'}")
-    if config.has("kv_lora_rank") and not in_group(config, "latent"):
+    if config.has("kv_lora_rank") and not in_group(config, "latent", "expanded_latent"):
         raise _refusal(config, f"kv_lora_rank is not modelled for {family or 'this model'}")
     if config.has("per_layer_config") and not config.has("global_head_dim"):
         raise _refusal(config, "per_layer_config gives layers heads of their own, not modelled")

@@ -243,6 +243,22 @@ class Config:
             raise self.wrong(key, value, "a JSON object")
         return Config(f"{self.name}: {key}", members, members)
 
+    def sections(self, key: str) -> tuple[Config, ...]:
+        """A list of nested parts; empty if absent.
+
+        Raises:
+            SizingError: the field is not a list of JSON objects.
+        """
+        self.words(key)
+        listed = cast("Sequence[object]", self.fields.get(key) or ())
+        entries = [mapping(entry) for entry in listed]
+        if any(members is None for members in entries):
+            raise self.wrong(key, "its entries", "a list of JSON objects")
+        return tuple(
+            Config(f"{self.name}: {key}[{at}]", members or {}, members or {})
+            for at, members in enumerate(entries)
+        )
+
     def quantization(self) -> Config | None:
         """The checkpoint's quantization section; None for a 16-bit checkpoint."""
         for place in (self.outer, self.fields):

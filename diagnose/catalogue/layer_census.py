@@ -98,6 +98,8 @@ def layer_words(config: Config) -> list[str]:
     layers = depth(config)
     if config.model_type == "falcon_h1":
         return [FULL, MAMBA] * layers
+    if in_group(config, "own_blocks"):
+        return [FULL if block.kv_heads else NONE for block in own_blocks(config)]
     for key in ("layer_types", "layers_block_type"):
         if config.has(key):
             return _listed(config, key, layers)
@@ -243,8 +245,64 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
     return tuple(Layers(kind, count) for kind, count in kinds.items())
 
 
+@dataclass(frozen=True, slots=True)
+class OwnBlock:
+    """A layer with heads and a width of its own, each 0 where it has no attention or no MLP."""
+
+    kv_heads: int
+    mlp_width: int
+
+
+def own_blocks(config: Config) -> list[OwnBlock]:
+    """The layers of `block_configs`.
+
+    Raises:
+        SizingError: there are fewer than layers, or a layer has neither heads nor a linear map.
+    Source: vllm/model_executor/models/nemotron_nas.py (0.32).
+    """
+    layers, hidden = depth(config), config.positive("hidden_size")
+    listed = config.sections("block_configs")
+    if len(listed) < layers:
+        raise config.wrong("block_configs", f"{len(listed)} entries", f"one for each of {layers}")
+    blocks: list[OwnBlock] = []
+    for entry in listed[:layers]:
+        attention = entry.section("attention") or Config(config.name, {}, {})
+        mlp = entry.section("ffn") or Config(config.name, {}, {})
+        if attention.flag("replace_with_linear", default=False) or mlp.flag(
+            "replace_with_linear", default=False
+        ):
+            raise SizingError(
+                f"{config.name}: block_configs replaces a layer with a linear map, which vLLM "
+                "does not serve",
+                name="model",
+            )
+        kv, width = 0, 0
+        if not attention.flag("no_op", default=False):
+            kv = config.positive("num_attention_heads") // attention.positive("n_heads_in_group")
+        if not mlp.flag("no_op", default=False):
+            width = mlp.count("intermediate_size", default=0)
+            # A multiple of two thirds of the hidden size, rounded up to 256.
+            width = width or -(-int(2 * _multiple(mlp) * hidden / 3) // 256) * 256
+        blocks.append(OwnBlock(kv, width))
+    return blocks
+
+
+def _multiple(mlp: Config) -> float:
+    multiple = mlp.fields.get("ffn_mult")
+    if not isinstance(multiple, int | float) or not 0 < multiple < _MOST_LAYERS:
+        raise mlp.wrong("ffn_mult", multiple, "a number above 0")
+    return multiple
+
+
 def _full_kinds(config: Config, count: int) -> Counter[LayerKind]:
     """The `count` layers with full attention, by what they keep."""
+    if in_group(config, "own_blocks"):
+        size = head_dim(config)
+        return Counter(
+            FullAttention(block.kv_heads, size, size)
+            for block in own_blocks(config)
+            if block.kv_heads
+        )
     kind = _full(config)
     if in_group(config, "block_indexed"):
         # One key a token in 16 bit; keys and values are those of plain attention.
@@ -322,6 +380,10 @@ def kv_heads(config: Config) -> int:
 
 
 def _full(config: Config) -> FullAttention | LatentAttention:
+    if in_group(config, "expanded_latent"):
+        # Values are padded to the keys' size: vllm/model_executor/models/minicpm3.py (0.32).
+        size = config.positive("qk_nope_head_dim") + config.positive("qk_rope_head_dim")
+        return FullAttention(config.positive("num_attention_heads"), size, size)
     if config.has("kv_lora_rank"):
         return LatentAttention(
             latent_dim=config.positive("kv_lora_rank"),

@@ -263,7 +263,8 @@ def _census(
     parameters = parameter_census(config, experts=experts, vision=vision)
     if is_head(config):
         parameters = head_parameters(config, parameters)
-    adapters = None if in_group(config, "compressed") else adapter_shape(config, experts)
+    uncounted = in_group(config, "compressed", "own_blocks", "expanded_latent")
+    adapters = None if uncounted else adapter_shape(config, experts)
     return experts, parameters, adapters
 
 

@@ -20,6 +20,7 @@ from kneewatch.diagnose.catalogue.layer_census import (
     keeping_words,
     kv_heads,
     layer_words,
+    own_blocks,
     shared_layers,
     sliding_heads,
 )
@@ -135,6 +136,8 @@ def dense_widths(config: Config, layers: int, hidden: int) -> int:
     """The sum of the dense MLPs' widths."""
     if not layers:
         return 0
+    if in_group(config, "own_blocks"):
+        return sum(block.mlp_width for block in own_blocks(config))
     if config.model_type == "granitemoehybrid":
         return layers * config.positive("shared_intermediate_size")
     if isinstance(config.fields.get("intermediate_size"), list):
@@ -294,6 +297,8 @@ def _mixers(config: Config, hidden: int) -> _Mixers:
     if in_group(config, "compressed"):
         split, copied, plain = compressed_parameters(config)
         return _Mixers(split, 0.0, copied, plain)
+    if in_group(config, "own_blocks"):
+        return _own_mixers(config, hidden)
     keeping, every = Counter(keeping_words(config)), Counter(layer_words(config))
     full, full_kv, replicated = _attention(config, hidden, full=True)
     sliding, sliding_kv = 0.0, 0.0
@@ -313,6 +318,13 @@ def _mixers(config: Config, hidden: int) -> _Mixers:
         kv=keeping[FULL] * full_kv + keeping[SLIDING] * sliding_kv + indexed * index_queries,
         replicated=every[FULL] * replicated + indexed * index_copied,
     )
+
+
+def _own_mixers(config: Config, hidden: int) -> _Mixers:
+    heads = [block.kv_heads for block in own_blocks(config) if block.kv_heads]
+    kv = 2.0 * hidden * sum(heads) * head_dim(config)
+    queries = config.positive("num_attention_heads") * head_dim(config)
+    return _Mixers(2.0 * len(heads) * hidden * queries + kv, kv, 0.0)
 
 
 def _attention(config: Config, hidden: int, *, full: bool) -> tuple[float, float, float]:

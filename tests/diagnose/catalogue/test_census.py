@@ -484,6 +484,57 @@ def test_layers_of_deepseek_v41_read_the_vectors_of_the_last_source_before_them(
     assert any("n-grams take 189 GiB of host memory" in note for note in described.notes)
 
 
+def blocks(*layers: tuple[int | None, float]) -> dict[str, Any]:
+    """A model whose layers were searched: queries a KV head serves, None without attention, and
+    the MLP's multiple."""
+    return {
+        **llama(model_type="nemotron-nas", num_hidden_layers=len(layers)),
+        "num_key_value_heads": None,
+        "intermediate_size": None,
+        "block_configs": [
+            {
+                "attention": {"n_heads_in_group": group, "no_op": group is None},
+                "ffn": {"ffn_mult": multiple, "no_op": not multiple},
+            }
+            for group, multiple in layers
+        ],
+    }
+
+
+def test_layers_with_heads_and_widths_of_their_own() -> None:
+    document = blocks((8, 2.625), (None, 1.0), (8, 0.0), (16, 1.3125))
+    described = model_from_config("m", document)
+    # 32 query heads of 128.
+    assert kept(document) == {FullAttention(4, 128, 128): 2, FullAttention(2, 128, 128): 1}
+    assert described.parameters is not None
+    # Two thirds of the multiple times 4,096, rounded up to 256.
+    assert described.parameters.mlp == 3 * 4096 * (7168 + 2816 + 3584)
+    assert described.parameters.kv == 2 * 4096 * 128 * (4 + 4 + 2)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"num_hidden_layers": 3}, id="fewer blocks than layers"),
+        pytest.param({"block_configs": [1, 2]}, id="no objects"),
+        pytest.param({"block_configs": [{"attention": {}, "ffn": {}}] * 2}, id="no heads"),
+        pytest.param(
+            {"block_configs": [{"attention": {"replace_with_linear": True}, "ffn": {}}] * 2},
+            id="a linear map",
+        ),
+    ],
+)
+def test_blocks_that_cannot_be_read_are_named(changed: dict[str, Any]) -> None:
+    with pytest.raises(SizingError, match=r"block_configs|n_heads_in_group"):
+        model_from_config("m", {**blocks((8, 1.0), (8, 1.0)), **changed})
+
+
+def test_a_cache_of_expanded_keys_has_every_head() -> None:
+    described = model("openbmb/MiniCPM3-4B")
+    # 64 elements and 32 of the position; vLLM pads values of 64 to them.
+    assert described.layers == (Layers(FullAttention(40, 96, 96), 62),)
+
+
 def test_fp8_experts_of_compressed_attention_are_stated() -> None:
     document = {**DEEPSEEK_V4, "expert_dtype": "fp8"}
     assert model_from_config("m", document).quantization == "fp8"
