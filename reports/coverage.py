@@ -45,7 +45,7 @@ SETTING = re.compile(r"\((\S+)\)$")
 def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
     """Lines that list what could not be judged and why, the worst gap first, at most `shown`."""
     if not diagnosis.was_read:
-        # The line about every signal has the error, which the cause says already.
+        # The line about every signal repeats the error that the cause reports.
         more = [line for line in diagnosis.unknown if not line.startswith("every signal: ")]
         return [f"everything: {diagnosis.stage_unknown}", *more]
     reasons: dict[str, list[str]] = {}

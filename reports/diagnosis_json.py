@@ -67,7 +67,7 @@ def symptom_actions(symptoms: Iterable[str]) -> dict[str, str]:
 
 
 def server_document(server: ServerFacts, t_s: float) -> dict[str, Any]:
-    """What is known about a server; ages are in seconds before `t_s`."""
+    """The facts about a server; ages are in seconds before `t_s`."""
     return {
         "facts": [
             {
@@ -171,8 +171,8 @@ def recommendation_document(recommendation: Recommendation) -> dict[str, Any]:
 
 
 def finding_document(finding: Finding) -> dict[str, Any]:
-    """A finding; `note` says why it is not judged, and `bounds` are told where they are not those
-    of the rule library."""
+    """A finding. `note`: why it is not judged; `bounds`: only if they differ from those of the rule
+    library."""
     row: dict[str, Any] = {
         "rule": finding.rule.id,
         "state": finding.state,
@@ -226,41 +226,48 @@ def _evidence(item: Evidence) -> dict[str, Any]:
 
 # The JSON document kneewatch.diagnosis/1 as a diagnosis again: the inverse of `document`. Pure.
 #
-# Past and remote documents are told by the same renderers as live ones. Keys that are not known
-# are passed over, for keys are only ever added; what an older document lacks gets a default.
+# So that one renderer serves live, past and remote diagnoses. Unknown keys are ignored, because
+# keys are only ever added; keys that an older document lacks get a default.
 
 
 LATEST_S = 253_402_300_799.0
-"""The end of the year 9999: a later moment cannot be told."""
+"""The end of the year 9999: later times cannot be formatted."""
 SHOWN = 60
 SEVERITIES = {word: severity for severity, word in WORDS.items()}
 STATES = {**SEVERITIES, UNKNOWN: Severity.OK}
 
 
-ONE = {"ttft_p99_s": 1.0, "itl_p99_s": 1.0, "benchmark_ttft_p99_s": 1.0, "benchmark_gpu_ratio": 1.0}
-BY_TARGET = slo_rules(**ONE)
-KNOWN = {rule.id: rule for rule in (*RULES, *(replace(rule, bounds=()) for rule in BY_TARGET))}
-"""Rules by id; those of a user's targets without bounds, which a document may tell."""
+ANY_TARGETS = {
+    "ttft_p99_s": 1.0,
+    "itl_p99_s": 1.0,
+    "benchmark_ttft_p99_s": 1.0,
+    "benchmark_gpu_ratio": 1.0,
+}
+BY_TARGET = slo_rules(**ANY_TARGETS)
+RULES_BY_ID = {
+    rule.id: rule for rule in (*RULES, *(replace(rule, bounds=()) for rule in BY_TARGET))
+}
+"""Rules by id. Those of SLO targets have no bounds here: the document has the user's."""
 
-TOLD = "setting"
-"""Where a bound comes from that a document tells."""
+FROM_DOCUMENT = "setting"
+"""Source of a bound that was read from a document."""
 
 
 class DocumentError(KneewatchError):
-    """Something is not a kneewatch.diagnosis/1 document; the message names the place in it."""
+    """Not a kneewatch.diagnosis/1 document; the message names the wrong key."""
 
 
 def diagnosis_of(document: Mapping[str, Any]) -> Diagnosis:
-    """The diagnosis that a document tells.
+    """The diagnosis in a document.
 
-    Symptoms that this version does not know are left out. A rule's bounds are those of the rule
-    library where the document does not tell others.
+    Symptoms unknown to this version are left out. Rules have the bounds of the rule library unless
+    the document has others.
 
     Raises:
-        DocumentError: it is none, or a value in it is not of its kind.
+        DocumentError: it is not such a document, or a value has the wrong type.
     """
     if not isinstance(cast("object", document), Mapping):
-        raise DocumentError(f"not a {SCHEMA} document: {_shown(document)} is no JSON object")
+        raise DocumentError(f"not a {SCHEMA} document: {_shown(document)} is not a JSON object")
     whole = _Part(document, "")
     if whole.text("schema") != SCHEMA:
         raise whole.wrong("schema", f"{SCHEMA!r}")
@@ -304,7 +311,7 @@ def _server(part: _Part, t_s: float) -> ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A JSON object of the document, and where in it. Null is the same as absent."""
+    """A JSON object of the document, and its path. Null counts as absent."""
 
     values: Mapping[str, Any]
     place: str
@@ -346,7 +353,7 @@ class _Part:
         part = self.part(key)
         return {name: part.number(name) for name in part.values} if part else {}
 
-    def known_numbers(self, key: str) -> dict[str, float]:
+    def present_numbers(self, key: str) -> dict[str, float]:
         return {name: value for name, value in self.numbers(key).items() if value is not None}
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -422,11 +429,11 @@ def _cause(part: _Part, t_s: float) -> Cause:
         since_s=t_s if since_s is None else since_s,
         seen_s=nan if seen_s is None else seen_s,
         explains=part.texts("explains"),
-        unless=tuple(point for item in part.parts("unless") if (point := _turning(item))),
+        unless=tuple(point for item in part.parts("unless") if (point := _counterfactual(item))),
     )
 
 
-def _turning(part: _Part) -> Counterfactual | None:
+def _counterfactual(part: _Part) -> Counterfactual | None:
     now, at = part.number("now"), part.number("at")
     if now is None or at is None:
         return None
@@ -440,7 +447,9 @@ def _read_evidence(part: _Part) -> Evidence:
 
 def _finding(part: _Part) -> Finding:
     rule_id, signal = part.text("rule"), part.text("signal", "")
-    rule = KNOWN.get(rule_id) or Rule(rule_id, signal, (), "a rule of another version", "", ())
+    rule = RULES_BY_ID.get(rule_id) or Rule(
+        rule_id, signal, (), "a rule of another version", "", ()
+    )
     if signal and rule.signal != signal:
         rule = replace(rule, signal=signal, bounds=())
     if bounds := part.part("bounds"):
@@ -462,7 +471,7 @@ def _bounds(part: _Part) -> Iterable[Bound]:
     for word, severity in SEVERITIES.items():
         threshold = part.number(word)
         if severity and threshold is not None:
-            yield Bound(severity, threshold, TOLD)
+            yield Bound(severity, threshold, FROM_DOCUMENT)
 
 
 def _clearing(part: _Part) -> Clearing | None:
@@ -479,13 +488,13 @@ def _recommendation(part: _Part) -> Recommendation:
         cause=part.text("cause", ""),
         changes=tuple(_change(row) for row in part.parts("changes")),
         summary=part.text("summary", ""),
-        predicted=part.known_numbers("predicted"),
+        predicted=part.present_numbers("predicted"),
         cost_usd_per_hour=part.number("cost_usd_per_hour"),
         checks=part.texts("checks"),
         risk=part.text("risk", ""),
         verify=part.texts("verify"),
         guide=part.texts("guide"),
-        before=part.known_numbers("before"),
+        before=part.present_numbers("before"),
         unknown=part.texts("unknown"),
     )
 

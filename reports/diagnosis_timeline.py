@@ -41,7 +41,7 @@ class WorstState:
                 self._last_seen_s = diagnosis.t_s
 
     def ended_words(self, last: Sequence[Diagnosis]) -> str:
-        """What was worse than the `last` diagnoses, and when; empty if no warning has ended."""
+        """The worst state and its time, if worse than `last`; empty if no warning has ended."""
         worst = self.diagnosis
         if worst is None or worst.severity < Severity.WARNING:
             return ""

@@ -77,7 +77,7 @@ def counts(diagnosis: FleetDiagnosis) -> str:
 
 
 def state(diagnosis: FleetDiagnosis) -> list[str]:
-    """Where the answer came from, and what is missing in it."""
+    """The source of the answer, and what is missing in it."""
     observed = diagnosis.observed
     used = f"{len(observed.recorded)} from recording rules" if observed.recorded else ""
     raw = f"{len(observed.raw)} from raw series, window {span(observed.window_s)}"
@@ -237,7 +237,7 @@ def _tiers(diagnosis: FleetDiagnosis, style: Style) -> list[str]:
 
 
 def _cause(place: int, fleet_cause: FleetCause, style: Style, said: dict[str, int]) -> list[str]:
-    """A cause in lines. `said` has the places at which advice was given: it is given once."""
+    """A cause in lines. `said` maps advice to its first place: repeats refer to that."""
     cause = fleet_cause.cause
     first = said.setdefault(cause.lever, place)
     head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"

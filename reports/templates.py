@@ -1,5 +1,4 @@
-"""What pages are made with: templates in which everything is escaped and what is undefined is an
-error, and the colours. Pure; files are read once."""
+"""The Jinja environment of the pages, and their colours. Pure; files are read once."""
 
 from __future__ import annotations
 
@@ -16,8 +15,10 @@ from kneewatch.reports.formatting import printable
 def environment(
     read: Callable[[str], str], filters: Mapping[str, Any], names: Mapping[str, Any]
 ) -> Environment:
-    """Where templates are compiled: `read` gives the text of a template by its name, `names` is
-    what every template sees."""
+    """An environment that escapes all values and raises on undefined ones.
+
+    `read` returns a template's text by its name; `names` are the globals of all templates.
+    """
     environment = Environment(
         loader=FunctionLoader(read),
         autoescape=True,
@@ -33,12 +34,12 @@ def environment(
 
 
 def palette() -> str:
-    """The stylesheet of the colours, which every page's own begins with."""
+    """The colour stylesheet, which goes before each page's own."""
     return files("kneewatch.reports").joinpath("palette.css").read_text(encoding="utf-8")
 
 
 def _shown(value: Any) -> Any:  # noqa: ANN401
-    """What a template puts out: text without control characters, as on a terminal."""
+    """A value as it is output: text without control characters."""
     if isinstance(value, str) and not isinstance(value, Markup) and not value.isprintable():
         return printable(" ".join(value.split()))
     return value

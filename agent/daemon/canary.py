@@ -19,8 +19,8 @@ COMPLETIONS = "/v1/completions"
 PROMPT = "a"
 UNAVAILABLE = 503
 AT_REST = ("/is_sleeping", "/is_paused")
-"""Requests whose answer is true where the server must be left alone; vLLM has them in its
-development mode."""
+"""Requests that return true while the server sleeps or is paused: then no canary is sent. vLLM has
+them in development mode only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,10 @@ class Canary:
         return _not_sent(self._newest, self._withheld) if self._withheld else self._newest
 
     def poll(self, t_s: float, model: str) -> None:
-        """Send a request to a server whose page has just been read, if one is due, none is running,
-        and the server says that it is neither asleep nor paused."""
+        """Send a request if one is due, none is running, and the server is not asleep or paused.
+
+        Call it right after the server's page was read.
+        """
         self._withheld = ""
         model = self._settings.model or model
         # A clock that was set back must not delay the next request.
@@ -94,9 +96,9 @@ class Canary:
             self._running.release()
 
     def _at_rest(self, request: str) -> str:
-        """Why the server must be left alone by its answer to a request; empty where it need not.
+        """Why no canary may be sent, by the server's answer to a request; empty if one may.
 
-        A server without the request cannot be put to rest: it came with the requests that do it.
+        A server without the request cannot sleep: vLLM serves both or neither.
         """
         try:
             answer: object = json.loads(answer_of(self._address, request, self._settings.fetch))

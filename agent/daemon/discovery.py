@@ -26,8 +26,10 @@ FORBIDDEN = "; a Role must allow its service account `list` on `pods` there"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A pod that serves: its name, its labels as a target, the URL of its port, and the facts of
-    its spec, undated: a pod is the same server while they are equal."""
+    """A serving pod: its name, its target labels, the URL of its port, and the facts of its spec.
+
+    The facts carry no time, so that servers compare equal while a pod is unchanged.
+    """
 
     name: str
     labels: Mapping[str, str]
@@ -36,12 +38,13 @@ class Server:
 
 
 class PodTargets(Job):
-    """The pods under watch, read anew by a job of the scheduler.
+    """The pods to watch, listed again by each run of a scheduled job.
 
-    While the API cannot be read, the pods of the last reading stay targets.
+    While the API cannot be read, the pods of the last list stay targets.
 
     Raises:
-        SettingsError: the API's client is missing, or this is no pod with access to it.
+        SettingsError: the Kubernetes client is not installed, or this process is not in a pod with
+            access to the API.
     """
 
     def __init__(self, settings: Settings, connect: Callable[[], Pods] = Cluster) -> None:
@@ -102,11 +105,11 @@ class PodTargets(Job):
 
 
 def pod_specs(servers: Iterable[Server], settings: Settings) -> list[TargetSpec]:
-    """The targets of these pods: the name is NAMESPACE/POD, so that a new address of a pod of the
-    same name continues its history.
+    """The targets of these pods, named NAMESPACE/POD: a pod that returns with another address
+    continues its history.
 
     Raises:
-        SettingsError: an address is no URL.
+        SettingsError: an address is not a URL.
     """
     return [
         replace(
@@ -124,11 +127,10 @@ def pod_specs(servers: Iterable[Server], settings: Settings) -> list[TargetSpec]
 
 
 def is_serving(pod: Pod) -> bool:
-    """Whether a pod serves, or served and does not any more: it is ready, was ready, or one of its
-    containers was restarted and is not ready.
+    """Whether a pod should answer scrapes: it is or was ready, or one of its containers restarted.
 
-    A pod that starts for the first time answers nothing for minutes, and one that is being deleted
-    stops on purpose: neither is an outage.
+    A pod that starts for the first time does not answer for minutes, and a pod that is being
+    deleted stops on purpose: these are not outages.
     """
     status: Mapping[str, Any] = pod.get("status") or {}
     ending = pod["metadata"].get("deletionTimestamp") is not None
@@ -148,8 +150,7 @@ def is_serving(pod: Pod) -> bool:
 
 
 def port_number(pod: Pod, port: str) -> int | None:
-    """The number of a port that is given by number or by the name in a container; None for a name
-    that no container has."""
+    """The port number for a port stated by number or by name; None if no container has the name."""
     if port.isdigit():
         return int(port)
     for container in _rows(pod["spec"], "containers"):
@@ -160,7 +161,7 @@ def port_number(pod: Pod, port: str) -> int | None:
 
 
 def _rows(table: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
-    """The tables of a list, which the API leaves out or sets to null where it is empty."""
+    """The entries of a list; the API omits empty lists or sets them to null."""
     return table.get(key) or ()
 
 

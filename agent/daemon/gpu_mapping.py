@@ -93,7 +93,7 @@ class GpuClaim:
 
 @dataclass(frozen=True, slots=True)
 class UsedGpus:
-    """What was found out about a server: the UUIDs of its GPUs, else its pod as NAMESPACE/NAME."""
+    """The GPUs that a server was observed to use: their UUIDs, else its pod as NAMESPACE/NAME."""
 
     uuids: tuple[str, ...] = ()
     pod: str = ""

@@ -428,7 +428,7 @@ def _selection(
     spec: TargetSpec, key: Key, count: int | None, *, alone: bool, used: UsedGpus
 ) -> Selection:
     """The target's selection; `count` is its number of GPUs, `alone`: no other target uses the
-    source. `used`: what was found out about its server."""
+    source. `used`: the GPUs its server was observed to use."""
     claim = claim_of(spec.labels, count=count)
     unstated = not (claim.uuids or claim.indexes or claim.pod)
     if unstated and used.uuids:

@@ -152,7 +152,7 @@ ReportProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class EnginePeriod:
-    """What a source has about one engine of the report.
+    """One engine of the report, as its source observed it.
 
     `now` and `before` are the engine in the period and in the one before; None where it was absent
     or does not count as an engine. `held` are the intervals of its stages and causes. `evidence`
@@ -173,7 +173,7 @@ class EnginePeriod:
 
 @dataclass(frozen=True, slots=True)
 class Remarks:
-    """What a source says about its data: fields as in `Observed`; `filters` beside those of the
+    """A source's remarks on its data: fields as in `Observed`; `filters` are added to those of the
     request."""
 
     filters: tuple[str, ...] = ()
@@ -196,7 +196,7 @@ class PeriodSource(Protocol):
         ...
 
     def totals(self, tier: str) -> tuple[TierTotals, TierTotals]:
-        """What is known only in sum over a tier's engines: in the period, in the one before."""
+        """Sums over a tier's engines that only the source can add: of both periods."""
         ...
 
     def targets(self) -> Iterable[TargetObserved]:

@@ -1,4 +1,4 @@
-"""When the daemon makes reports, the process that makes each, and who gets it. I/O edge."""
+"""Scheduled reports: cron, the process that makes each report, and its delivery. I/O edge."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
 
 def message_of(report: WeeklyReport, file: str) -> Message:
     """The message about a report: one part per tier, the worst first."""
-    # Lazy: the daemon knows who gets reports, and makes none itself.
+    # Lazy: the daemon checks the receivers at start, but builds no reports itself.
     from kneewatch.reports.weekly.report import document
     from kneewatch.reports.weekly.verdict import SEVERITY
 

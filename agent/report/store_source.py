@@ -159,7 +159,7 @@ class _Chosen:
         """A chunk's counters.
 
         Raises:
-            DamagedError: the columns or the times are not what was written.
+            DamagedError: the columns or the times cannot be decoded.
         """
         integers, floats = np.asarray(chunk.integers), np.asarray(chunk.floats)
         with decoding("counters"):
@@ -482,7 +482,7 @@ def _recommended(history: History, member: Member, grid: Grid) -> list[Recommend
             target=engine.target,
             engine=engine.engine,
             document=row.document,
-            fate=row.outcome,
+            outcome=row.outcome,
             first_s=row.first_s,
             last_s=row.last_s,
             applied_s=row.applied_s,
@@ -494,7 +494,7 @@ def _recommended(history: History, member: Member, grid: Grid) -> list[Recommend
 
 
 def shown(episode: Episode, document: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The signals to show: TTFT always, for it tells who was late."""
+    """The signals to show: TTFT always, since late requests are counted by it."""
     causes: Sequence[Mapping[str, Any]] = document["causes"] if document else ()
     cited = [
         str(item["signal"])

@@ -70,7 +70,7 @@ def byte_planes(data: bytes, width: int) -> bytes:
 
 
 def from_byte_planes(data: bytes, width: int) -> bytes:
-    """The inverse of `planes`."""
+    """The inverse of `byte_planes`."""
     count, left = divmod(len(data), width)
     if left:
         raise DamagedError(f"{len(data)} bytes are not planes of {width}")
@@ -86,7 +86,7 @@ def compress(data: bytes, width: int) -> bytes:
 
 
 def decompress(data: bytes, width: int) -> bytes:
-    """The inverse of `squeeze`.
+    """The inverse of `compress`.
 
     Raises:
         DamagedError: the bytes cannot be decompressed.
@@ -105,7 +105,7 @@ def float_bits(values: Sequence[float]) -> array[int]:
 
 
 def floats_from_bits(bits: array[int]) -> array[float]:
-    """The inverse of `bits_of`."""
+    """The inverse of `float_bits`."""
     values: array[float] = array("d")
     values.frombytes(memoryview(bits).cast("B"))
     return values

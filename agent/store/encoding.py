@@ -38,7 +38,7 @@ that a reader follows at most this many links."""
 
 
 def fingerprint(diagnosis: Diagnosis) -> Hashable:
-    """What a diagnosis says, without the numbers that can be restored from a scrape's signals.
+    """The content of a diagnosis, without the numbers that can be restored from a scrape's signals.
 
     Two diagnoses with equal fingerprints share one stored document.
     """
@@ -70,19 +70,19 @@ def fingerprint(diagnosis: Diagnosis) -> Hashable:
 
 
 def _concluded(cause: Cause, t_s: float) -> Cause:
-    """The cause; without its time if it is concluded anew at every scrape."""
+    """The cause; without its time `seen_s` if that is the time of this scrape."""
     return replace(cause, seen_s=math.inf) if cause.seen_s == t_s else cause
 
 
 def _recommended(advice: Recommendation) -> Hashable:
-    """The recommendation with its numbers, which its own hash leaves out."""
+    """The recommendation with its numbers, which a recommendation's own hash ignores."""
     return advice, tuple(advice.before.items()), tuple(advice.predicted.items())
 
 
 def encode_document(diagnosis: Diagnosis) -> bytes:
     """The document as JSON, with its signals' names but without their values.
 
-    What is known about the server is left out: the ages of its facts change with every scrape.
+    Facts about the server are left out: their ages change with every scrape.
     """
     encoded = document(replace(diagnosis, server=None))
     del encoded["symptom_actions"]  # restored from the symptoms
@@ -108,7 +108,7 @@ def compress_document(data: bytes, base: bytes | None) -> bytes:
 
 
 def decompress_document(data: bytes, base: bytes | None) -> bytes:
-    """The inverse of `squeeze`.
+    """The inverse of `compress_document`.
 
     Raises:
         DamagedError: the bytes cannot be decompressed.

@@ -189,7 +189,7 @@ class EngineCache:
 
     def __init__(self, connection: sqlite3.Connection, session: set[int]) -> None:
         """`session` holds the ids of engines this process has written. On commit, `fresh` is added
-        to it and `left` (engines that are gone from their page) is removed."""
+        to it and `left` (engines no longer on their page) is removed."""
         self._connection = connection
         self.session, self.fresh, self.left = session, set[int](), set[int]()
         self.refused = set[EngineName]()

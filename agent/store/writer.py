@@ -191,7 +191,7 @@ class StoreFile:
 
     def _current(self) -> sqlite3.Connection:
         if self._connection is not None and identity(self._path) != self._file:
-            # The file was moved or deleted: what is written to the open one would be lost.
+            # The file was moved or deleted: writes to the open file would be lost.
             self.close()
         return self._connection or self._open(connect(self._path))
 

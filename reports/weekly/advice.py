@@ -1,4 +1,4 @@
-"""Recommendations: what would change a tier's size, with numbers, and what became of each. Pure."""
+"""Levers that change a tier's size, and the outcomes of recommendations. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kneewatch.reports.weekly.report import Comparison, TrackRecord, TrackRow
 from kneewatch.reports.weekly.tier_sections import Lever, LeverFigure
 
 LIVE = ("open", "applied")
-"""Fates of recommendations that are not finished."""
+"""Outcomes of recommendations that are still pending."""
 
 
 def levers(
@@ -48,7 +48,7 @@ def _text(value: object) -> str:
 def live(recommended: Sequence[Recommended]) -> list[Recommended]:
     """The recommendations that are open or applied, oldest first."""
     order = sorted(recommended, key=lambda recommendation: recommendation.last_s)
-    return [recommendation for recommendation in order if recommendation.fate in LIVE]
+    return [recommendation for recommendation in order if recommendation.outcome in LIVE]
 
 
 def _recommended_lever(recommendation: Recommended) -> Lever:
@@ -112,7 +112,7 @@ def _lever(
     usable_before, usable_after = before.usable_requests_per_s, after.usable_requests_per_s
     gpus_after = None
     if replicas_needed and gpus_each and usable_before and usable_after:
-        # What was learned of the present launch changes as the prediction does.
+        # The learned capacity is assumed to change by the same factor as the predicted one.
         scaled = replicas_needed * usable_before / usable_after
         gpus_after = max(1, -int(-scaled // 1)) * gpus_each
     return [
@@ -144,18 +144,18 @@ def _saved(
     return (replicas_needed * gpus_each - gpus_after) * usd_per_hour
 
 
-# --- What became of recommendations ---------------------------------------------------------------
+# --- Outcomes of recommendations ---------------------------------------------------------------
 
 
-FOLLOWED = ("applied", "kept", "missed", "worsened")
-"""Fates of recommendations that were followed."""
+WAS_APPLIED = ("applied", "kept", "missed", "worsened")
+"""Outcomes of recommendations that were applied."""
 
 
 def advised(incident: EpisodeObserved, recommended: Sequence[Recommended]) -> tuple[Advice, ...]:
-    """What was recommended against this cause while it lasted, with what became of it.
+    """The recommendations for this cause during the incident, with their outcomes.
 
-    Of what was told again with other numbers it is what was followed, else the newest: as trouble
-    grows the same change must be larger. The track record has all of them.
+    A recommendation may be repeated with other numbers, since a growing problem needs a larger
+    change. Of repeats the applied one is returned, else the newest; the track record has all.
     """
     episode = incident.episode
     newest: dict[str, Recommended] = {}
@@ -170,20 +170,24 @@ def advised(incident: EpisodeObserved, recommended: Sequence[Recommended]) -> tu
             )
         ):
             before = newest.get(key := str(recommendation.document["id"]))
-            if before is None or before.fate not in FOLLOWED or recommendation.fate in FOLLOWED:
+            if (
+                before is None
+                or before.outcome not in WAS_APPLIED
+                or recommendation.outcome in WAS_APPLIED
+            ):
                 newest[key] = recommendation
     return tuple(map(advice, newest.values()))
 
 
 def advice(recommendation: Recommended) -> Advice:
-    """A recommendation and its fate."""
+    """A recommendation with its outcome."""
     document = recommendation.document
     return Advice(
         id=str(document["id"]),
         cause=str(document["cause"]),
         summary=str(document["summary"]),
         changes=changes_of(document),
-        fate=recommendation.fate,
+        fate=recommendation.outcome,
         first_s=recommendation.first_s,
         last_s=recommendation.last_s,
         applied_s=recommendation.applied_s,
@@ -197,7 +201,7 @@ def advice(recommendation: Recommended) -> Advice:
     )
 
 
-# --- What was recommended, what was done, and whether it did what it promised ---------------------
+# --- Track record: recommendations, whether they were applied, and their measured effect ----------
 
 
 UNKNOWN = "unknown"
@@ -211,17 +215,17 @@ def track_record(recommended: Sequence[Recommended]) -> TrackRecord:
             recommended, key=lambda recommendation: -recommendation.first_s
         )
     ]
-    fates = [recommendation.fate for recommendation in recommended]
+    outcomes = [recommendation.outcome for recommendation in recommended]
     return TrackRecord(
-        made=len(fates),
-        applied=sum(fate in FOLLOWED for fate in fates),
-        kept=fates.count("kept"),
-        missed=fates.count("missed"),
-        worsened=fates.count("worsened"),
-        open=fates.count("open"),
-        lapsed=fates.count("lapsed"),
+        made=len(outcomes),
+        applied=sum(outcome in WAS_APPLIED for outcome in outcomes),
+        kept=outcomes.count("kept"),
+        missed=outcomes.count("missed"),
+        worsened=outcomes.count("worsened"),
+        open=outcomes.count("open"),
+        lapsed=outcomes.count("lapsed"),
         rows=tuple(rows),
-        unknown=fates.count(UNKNOWN),
+        unknown=outcomes.count(UNKNOWN),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a tier's peak needs compared with what it has. Pure."""
+"""The replicas that a tier's peak needs, compared with those present. Pure."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from kneewatch.reports.weekly.trends import TierPeriod
 from kneewatch.rules.rule import Severity
 
 SHORT_OF_CAPACITY = tuple(record.id for record in CAUSES if record.capacity)
-"""Incidents of these say that the fleet was too small for its load, for a while."""
+"""Causes whose incidents show that the fleet was too small for its load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The replicas that the peak needs. `usable_per_s` is what one engine serves, `source` how that
-    is known; `least`: it is a lower bound, because no higher load was seen.
+    """The replicas that the peak needs.
+
+    `usable_per_s`: requests/s that one engine can serve, from `source`; `least`: it is a lower
+    bound, because no higher load was seen.
 
     `fewest` replicas carry the peak with the margin; `most` is the guide's count, which applies the
     margin to whole instances (9.1 step 11). A fleet between the two has the right size.
@@ -99,10 +101,10 @@ def headroom(need: Need, replicas: int) -> float | None:
     return None if ratio is None else ratio - 1
 
 
-# --- The sizing of a tier on its measured workload: what it needs against what is there. Pure -----
+# --- Sizing of a tier for its measured workload ---------------------------------------------------
 #
-# What an engine carries was learned from the period's own windows; where it was not, the sizing
-# math predicts it from model and GPU. Guide 8.3, 9.1 step 11.
+# The capacity of an engine is learned from the period's own windows, or else predicted from model
+# and GPU (guide 8.3, 9.1 step 11).
 
 
 PRESENT_S = 2 * HOUR_S
@@ -111,7 +113,7 @@ PRESENT_S = 2 * HOUR_S
 NOT_STATED = "set model, gpu and tensor_parallel (or launch_file) to get memory and prices"
 DATA_CENTRE = "data-centre"
 NEAR = (0.9, 1.1)
-"""So near to its predicted range the server's own KV capacity is as predicted."""
+"""The server's KV capacity is as expected within these factors of the predicted range."""
 
 
 def sized(

@@ -1,5 +1,4 @@
-"""What a tier cost, what it gave for it, and what its idle hours took (guide 9.1 step 12, 9.2).
-Pure."""
+"""A tier's cost, output and idle hours (guide 9.1 step 12, 9.2). Pure."""
 
 from __future__ import annotations
 
@@ -178,7 +177,7 @@ def _savings(
                 recommendation.target,
                 recommendation.engine,
                 str(recommendation.document["summary"]),
-                recommendation.fate,
+                recommendation.outcome,
                 saved,
                 saved * HOURS_PER_MONTH,
                 str(recommendation.document.get("risk", "")),

@@ -100,12 +100,12 @@ class FlagChange:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A recommendation and its fate.
+    """A recommendation with its outcome.
 
-    `fate`: open (not applied yet), applied (not measured yet), kept, missed or worsened (measured
-    against the prediction), lapsed (never applied, no longer recommended), unknown (a metrics
-    system has no record of it). `predicted` and `measured` are signals by key. `cost_usd_per_hour`
-    is negative for savings.
+    `fate` is the outcome: open (not applied yet), applied (not measured yet), kept, missed or
+    worsened (measured against the prediction), lapsed (never applied, no longer recommended),
+    unknown (a metrics system has no record of it). `predicted` and `measured` are signals by key.
+    `cost_usd_per_hour` is negative for savings.
     """
 
     id: str

@@ -24,10 +24,10 @@ OFF_TRANSFER = "KV transfer: no connector metrics"
 
 @dataclass(frozen=True, slots=True)
 class RowSpec:
-    """A row of a table. `judges` are rules by the figure (its place) that they judge.
+    """A row of a table. `judges` maps rule ids to the position of the figure that they judge.
 
-    `off` is what is not in use where the first figure has no value; else it is unknown, and
-    `enable` says how to have it. The sparkline is of the last figure.
+    Without a value of its first figure a row is "off" if `off` names the unused feature, otherwise
+    unknown; `enable` is how to get a value. The sparkline shows the last figure.
     """
 
     row: Row
@@ -43,7 +43,7 @@ class RowSpec:
 
 
 def rows(gpus: int | None) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
-    """The rows of 9.3 and those of 7.7; `gpus` are those of one engine."""
+    """The rows of tables 9.3 and 7.7; `gpus`: GPUs per engine."""
     by_subject = {row.subject: row for row in MONITORING}
     monitoring = (*_gpu_rows(by_subject), *_serving_rows(by_subject, gpus))
     order = {row.subject: at for at, row in enumerate(MONITORING)}
@@ -215,7 +215,7 @@ def tables(
     worst: Mapping[str, Severity],
     c_max: float | None,
 ) -> TierTables:
-    """Both tables. `worst` are the tier's incidents by cause; `c_max` what an engine carries."""
+    """Both tables. `worst`: worst severity by cause in the incidents; `c_max`: C_max per engine."""
     targets = stated.targets
     own = slo_rules(ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s)
     rules = {rule.id: rule for rule in (*own, *stated.rules)}
@@ -230,7 +230,7 @@ def tables(
 
 
 def _placed(spec: RowSpec, now: TierPeriod | None, c_max: float | None) -> RowSpec:
-    """The fleet's utilization by load where no GPU is read and the load is known."""
+    """The row; fleet utilization is computed from the load if no GPU source has a value."""
     if spec.row.subject != FLEET or c_max is None or now is None:
         return spec
     if now.value(spec.figures[0]) is not None:

@@ -196,7 +196,7 @@ class Recommended:
     target: str
     engine: str
     document: Mapping[str, Any]
-    fate: str
+    outcome: str
     first_s: float
     last_s: float
     applied_s: float | None
@@ -273,7 +273,7 @@ class EngineObserved:
 
 @dataclass(frozen=True, slots=True)
 class TierTotals:
-    """What is known only in sum over a tier's engines: Prometheus adds up histograms itself.
+    """Figures known only as sums over a tier's engines: Prometheus adds up histograms itself.
     `spans` has one entry per hour of the grid, or none; `minutes` as for an engine."""
 
     spans: Sequence[Span] = ()
@@ -296,7 +296,7 @@ class WorkloadStated:
 
 @dataclass(frozen=True, slots=True)
 class TierStated:
-    """What the settings say about a tier. `gpus` are those of one engine.
+    """What the settings state about a tier. `gpus` are those of one engine.
 
     `safety` is the sizing margin as a factor, `objective_ratio` the share of requests that must be
     in time, `rules` have the user's thresholds.

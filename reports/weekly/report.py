@@ -254,7 +254,7 @@ class WeeklyReport:
 
 
 def document(report: WeeklyReport) -> dict[str, Any]:
-    """The JSON document of a report: every field by its own name; null for what is not finite."""
+    """The JSON document: every field by its own name; null for values that are not finite."""
     fields: dict[str, Any] = orjson.loads(orjson.dumps(report, default=dict))
     return {"schema": SCHEMA, **fields}
 

@@ -1,4 +1,4 @@
-"""How a tier kept its targets: percentiles, goodput, error budget, by hour and weekday. Pure."""
+"""A tier's service level: percentiles, goodput, error budget, by hour and weekday. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LATENCIES = (
 def slo(
     tier: str, stated: TierStated, now: TierPeriod | None, before: TierPeriod | None
 ) -> TierSlo:
-    """The tier's service over the period."""
+    """The tier's service level over the period."""
     target_s = stated.targets.ttft_p99_s
     missing = NO_TARGET if target_s is None else "no requests in this period"
     in_time = m.goodput(target_s, stated.targets.itl_p99_s)
@@ -90,7 +90,7 @@ def _coarse(tally: Tally | None) -> str:
 
 
 def _budget(stated: TierStated, whole: Span) -> ErrorBudget:
-    """Requests whose first token came after the target, against what the objective allows."""
+    """The error budget: late first tokens compared with the share that the objective allows."""
     tally, target_s = whole.tallies.get(TTFT), stated.targets.ttft_p99_s
     requests = 0.0 if tally is None else tally.count
     kept = m.within(TTFT, target_s)(whole)
@@ -133,7 +133,7 @@ def _hour(stated: TierStated, slot: Slot, span: Span) -> Hour:
 
 
 def _burn(stated: TierStated, span: Span) -> tuple[float | None, float | None]:
-    """The share of late requests, and that over what the objective allows."""
+    """The share of late requests, and its ratio to the allowed share (burn rate)."""
     kept = m.within(TTFT, stated.targets.ttft_p99_s)(span)
     if kept is None:
         return None, None

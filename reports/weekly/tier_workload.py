@@ -1,4 +1,4 @@
-"""What a tier was asked for: lengths, arrivals, archetype, drift (guide 1.1 to 1.3). Pure."""
+"""A tier's workload: request lengths, arrivals, archetype, drift (guide 1.1 to 1.3). Pure."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kneewatch.reports.weekly.trends import TierPeriod, judged
 
 MINUTE_S = 60.0
 LONG_INPUT_TOKENS, LONG_OUTPUT_TOKENS = 2000.0, 800.0
-"""From these means on a side is long: the guide draws its archetypes on these two axes (1.2), with
-a RAG of 4,000 and 200 tokens and code generation of 200 and 3,000 (8.2)."""
+"""Mean lengths from which a prompt or an output counts as long. The guide's archetypes lie on these
+two axes (1.2): RAG has 4,000 and 200 tokens, code generation 200 and 3,000 (8.2)."""
 
 DRIFT_LIMIT = 1.3
-"""A measured figure further from the stated one than this is another workload (9.1 step 13)."""
+"""Ratio of measured to stated beyond which the workload has changed (9.1 step 13)."""
 
 NO_PROFILE = (
     "no sizing workload set (workload_profile or report.profile, a file as for kneewatch size "

@@ -223,7 +223,7 @@ def test_what_is_no_document_is_refused(
 
 @pytest.mark.parametrize("none", [[], None, "x", 3], ids=str)
 def test_what_is_no_object_is_refused(none: Any) -> None:  # noqa: ANN401
-    with pytest.raises(DocumentError, match="no JSON object"):
+    with pytest.raises(DocumentError, match="not a JSON object"):
         diagnosis_of(none)
 
 

@@ -220,8 +220,8 @@ class FleetIncidents:
         ]
 
     def evidence_of(self, engine: TierEngine, others: Evidence) -> Evidence:
-        """What was observed around an engine's incidents: fleet mode's causes for its own, for
-        all others what `others` returns."""
+        """Adds the evidence to an engine's incidents: the fleet's diagnosis where fleet mode found
+        the cause, otherwise what `others` returns."""
         documents = {
             cause.cause.id: _document(cause) for _, cause in self._slow.get(engine.key, ())
         }

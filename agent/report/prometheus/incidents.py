@@ -256,7 +256,7 @@ BEFORE_S, AFTER_S = 600.0, 300.0
 """Replay starts before the span (for a baseline) and ends after it (for the recovery)."""
 
 RESTART_NOTED_S = 60.0
-UNKNOWN_FATE = "unknown"
+UNKNOWN_OUTCOME = "unknown"
 TARGET = ("cluster", "namespace", "job", "pod", "instance")
 """Target labels, which all series of a scrape carry."""
 
@@ -377,7 +377,7 @@ class IncidentSearch:
         return held
 
     def evidence_of(self, engine: TierEngine) -> Callable[[Episode, bool], EpisodeObserved]:
-        """What was observed around an engine's incidents: a replay always has the diagnosis."""
+        """Adds the evidence to an engine's incidents; a replay always has the diagnosis."""
         return lambda episode, _detailed: self._observed(engine, episode, self._of(engine))
 
     def _of(self, engine: TierEngine) -> Sequence[_ReplayWindow]:
@@ -495,7 +495,7 @@ class IncidentSearch:
                 target=engine.target,
                 engine=engine.engine,
                 document=document,
-                fate=UNKNOWN_FATE,
+                outcome=UNKNOWN_OUTCOME,
                 first_s=first_s,
                 last_s=last_s,
                 applied_s=None,

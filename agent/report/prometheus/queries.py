@@ -36,13 +36,13 @@ from kneewatch.reports.weekly.measures import (
 from kneewatch.rules.facts import duration, recorded
 
 RowKey = tuple[Any, ...]
-"""What a row of an answer is called: values of labels."""
+"""The key of a row of an answer: values of labels."""
 
 Rows = dict[RowKey, Floats]
 
 STEPS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, HOUR_S)
 VALUES_MOST = 400_000
-"""So many values of one signal, of all engines together, are read: more would take minutes."""
+"""Most values read of one signal, over all engines: more would take minutes."""
 
 SCRAPES_A_STEP = 2.0
 """A counter's increase needs two scrapes in its window."""
@@ -56,7 +56,7 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Moments at equal distances. Each value is of the `step_s` before its moment."""
+    """Equally spaced times. Each value covers the `step_s` seconds before its time."""
 
     first_s: float
     step_s: float
@@ -64,19 +64,19 @@ class Steps:
 
     @property
     def last_s(self) -> float:
-        """The last moment."""
+        """The last time."""
         return self.first_s + (self.count - 1) * self.step_s
 
     @property
     def begins_s(self) -> Floats:
-        """When each step begins. Shape: (count,)."""
+        """Start time of each step. Shape: (count,)."""
         return self.first_s + self.step_s * np.arange(-1.0, self.count - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """`scrape_s` is how often series are scraped, `step_s` how finely gauges are read, `begun_s`
-    how finely arrivals, `window_s` the window of what is a rate."""
+    """Seconds between scrapes (`scrape_s`), between values of gauges (`step_s`) and of arrivals
+    (`begun_s`), and the window of rates (`window_s`)."""
 
     scrape_s: float
     step_s: float
@@ -85,12 +85,12 @@ class Resolution:
 
 
 def unit_s(span_s: float) -> float:
-    """What a period of a length begins and ends on multiples of."""
+    """The unit, in seconds, on whose multiples a period of this length begins and ends."""
     return HOUR_S if span_s >= SHORT_S else MINUTE_S
 
 
 def resolution(grid: Grid, *, engines: int, scrape_s: float, window_s: float) -> Resolution:
-    """How finely to read a period."""
+    """The resolution at which a period is read."""
     least_s = SCRAPES_A_STEP * scrape_s
     wanted_s = max(least_s, (grid.to_s - grid.from_s) * engines / VALUES_MOST)
     return Resolution(
@@ -102,7 +102,7 @@ def resolution(grid: Grid, *, engines: int, scrape_s: float, window_s: float) ->
 
 
 def _fitting(grid: Grid, wanted_s: float) -> float:
-    """The finest step that is no finer than wanted and of which all hours are multiples."""
+    """The shortest of STEPS_S that is at least `wanted_s` and divides every hour of the grid."""
     fits = [
         step_s for step_s in STEPS_S if all(edge_s % step_s == 0 for edge_s in grid.edges_s)
     ] or [STEPS_S[0]]  # fmt: skip
@@ -115,8 +115,8 @@ def steps(grid: Grid, step_s: float) -> Steps:
 
 
 def hour_runs(slots: Sequence[Slot]) -> list[Steps]:
-    """Hours in order, neighbours of equal length together: the first and the last may be cut
-    short, some may be left out."""
+    """Consecutive hours of equal length as steps. The first and last hour of a period may be
+    shorter, and hours may be missing."""
     runs: list[Steps] = []
     for slot in slots:
         length_s = slot.end_s - slot.start_s
@@ -191,7 +191,7 @@ def _with_bounds(part: str, by: Sequence[str]) -> tuple[str, ...]:
 
 
 def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) -> str:
-    """Counters that show signs of trouble, and the mean ITL, per engine."""
+    """A counter that shows trouble, or the mean ITL, per engine."""
     if key == ITL_MEAN:
         return _either(asking, range_s, _SIGNALS[ITL_MEAN].expr.promql)
     if key == PREEMPTED:
@@ -349,11 +349,11 @@ class Ranges:
         self.problems = QueryProblems()
 
     def steps(self, queries: Mapping[str, Query], at: Steps) -> dict[str, Rows]:
-        """The rows of each query; NaN without a value. Shape of a row: (steps,)."""
+        """The rows of each query by step; NaN without a value. Shape of a row: (steps,)."""
         return self._all(queries, [at])
 
     def slots(self, queries: Mapping[str, Query], slots: Sequence[Slot]) -> dict[str, Rows]:
-        """The rows of each query, rows_of value per hour. Shape of a row: (slots,)."""
+        """The rows of each query by hour; NaN without a value. Shape of a row: (slots,)."""
         return self._all(queries, hour_runs(slots))
 
     def _all(self, queries: Mapping[str, Query], runs: Sequence[Steps]) -> dict[str, Rows]:

@@ -275,7 +275,7 @@ def followed(record: TrackRecord) -> str:
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-"""English in every locale: a report does not depend on the machine."""
+"""English, whatever the machine's locale."""
 
 WEEK_DAYS = 7
 MIDNIGHT = time()

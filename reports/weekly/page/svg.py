@@ -134,7 +134,7 @@ def draw(
     y_ticks: Ticks,
     log: bool = False,
 ) -> Markup:
-    """The content of an SVG element of WIDTH by HEIGHT units that `paint` draws on."""
+    """The inside of an SVG element of WIDTH by HEIGHT units, drawn by `paint`."""
     # Imported here: it takes half a second and 30 MB, which only a report with charts needs.
     matplotlib = import_module("matplotlib")
     figures = import_module("matplotlib.figure")

@@ -341,7 +341,7 @@ def test_of_a_change_that_is_told_again_the_newest_or_the_followed_one_counts() 
         return [advice.summary for advice in report.incidents[0].advice]
 
     assert told(first, other, again) == ["larger", "more"]
-    kept = replace(first, fate="kept", document={**first.document, "summary": "done"})
+    kept = replace(first, outcome="kept", document={**first.document, "summary": "done"})
     assert told(kept, again) == ["done"]
 
 
