@@ -84,7 +84,7 @@ class UsefulWork:
         if now.gpu_active is None or len(active) < SAMPLES_MIN:
             return None
         if now.gpu_active < GPU_IDLE_BELOW * median(active):
-            return "the GPU falls idle while the load holds"
+            return "the GPU goes idle while the load holds"
         return None
 
 

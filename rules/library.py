@@ -22,11 +22,11 @@ PROMPT_WORK = Guard("prefix_query_per_s", 200.0)
 """Prompt tokens/s from which on a prefix cache's hit ratio is meaningful."""
 
 SEVERAL = Guard("running_avg", 3.0)
-"""One long prompt that fills the KV cache is no load that climbs."""
+"""A single long prompt that fills the KV cache is not a rising load."""
 
 EVICTING = Guard("cascade_stage", 2.0, ends=True)
-"""The rule ends with the stage, which has a hysteresis of its own; what the window still holds is
-the past."""
+"""The rule ends with the stage, which has its own hysteresis: the window still holds values from
+before its end."""
 
 KNOWN_REUSE = Guard("prefix_hit_quiet_ratio", 0.30)
 """The guide's row is for workloads that are known to repeat prefixes."""
@@ -53,16 +53,16 @@ KV_CACHE = (
         signal="kv_usage_avg_ratio",
         bounds=(Bound(Severity.INFO, FILLING_FROM_RATIO, "guide 9.3: target 75-90%"),),
         summary="KV cache usage is above its target band",
-        advice="No harm by itself. Plan an fp8 KV cache or more replicas before the load grows.",
+        advice="Harmless by itself. Plan an fp8 KV cache or more replicas before the load grows.",
         guide=("7.7", "9.3"),
         for_s=30.0,
     ),
     Rule(
         id="KV-EXHAUST",
         signal="kv_demand_ahead_ratio",
-        bounds=(Bound(Severity.WARNING, 1.0, "beyond its capacity vLLM preempts"),),
+        bounds=(Bound(Severity.WARNING, 1.0, "above its capacity vLLM preempts"),),
         summary="The KV cache will be exhausted in minutes at the present trend",
-        advice="Add replicas or enlarge the KV cache now; nothing is harmed yet.",
+        advice="Add replicas or enlarge the KV cache now; no request is affected yet.",
         guide=("7.4",),
         for_s=30.0,
         guards=(SEVERAL, Guard("cascade_stage", 1.0, below=True, ends=True)),
@@ -96,8 +96,8 @@ KV_CACHE = (
         bounds=(Bound(Severity.INFO, 0.10, "guide 7.7: high hit rate, low reuse ratio"),),
         below=True,
         summary="The prefix cache is hit but saves little prefill work",
-        advice="Find the longest prefix that requests share; check that it is cached and routed "
-        "by.",
+        advice="Find the longest prefix that requests share; check that it is cached and used for "
+        "routing.",
         guide=("7.7",),
         for_s=60.0,
         guards=(PROMPT_WORK, Guard("prefix_hit_ratio", 0.30)),
@@ -154,7 +154,7 @@ LATENCY = (
         signal="ttft_p99_p50_drift_ratio",
         bounds=(Bound(Severity.INFO, 2.0, "guide 8.1: P99 rises faster than P50 at the knee"),),
         summary="TTFT P99 rises faster than P50",
-        advice="The engine nears its knee: add replicas or quantize before the next peak.",
+        advice="The engine is close to its knee: add replicas or quantize before the next peak.",
         guide=("8.1", "8.5", "9.3"),
         for_s=30.0,
     ),
@@ -169,7 +169,7 @@ LATENCY = (
         advice="Use chunked prefill with a smaller token budget per step, or run prefill on its "
         "own servers.",
         guide=("6.4", "8.5", "9.3"),
-        # Longer than the window: a single bout of pauses leaves it first.
+        # Longer than the window, so that a single burst of pauses has left it.
         for_s=75.0,
         guards=(Guard("itl_stall_per_s", 0.1),),
         moves=(ITL, TTFT),
@@ -262,12 +262,12 @@ FEATURES = (
             Bound(
                 Severity.INFO,
                 0.60,
-                "guide 9.3: target above 60 %; whether less pays is decided by its estimated gain",
+                "guide 9.3: target above 60%; its estimated gain decides whether less still pays",
             ),
         ),
         below=True,
         summary="Few draft tokens are accepted",
-        advice="Retune the draft or draft fewer tokens; spec_decode_poor says whether it pays.",
+        advice="Retune the draft or draft fewer tokens; spec_decode_poor shows whether it pays.",
         guide=("6.6", "9.3"),
         for_s=10.0,
         guards=(Guard("spec_draft_tokens_per_s", 5.0),),

@@ -148,7 +148,7 @@ def _with_bounds(rule: Rule, thresholds: Mapping[str, float], origin: str) -> Ru
 
 
 UNKNOWN = "unknown"
-NO_OBSERVATION = "requests are in flight, and the window has no observation"
+NO_OBSERVATION = "requests are in flight, but the window has no observation"
 
 
 class Clearing(NamedTuple):

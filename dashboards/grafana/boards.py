@@ -124,7 +124,7 @@ def lines(
 # --- The dashboard of GPUs ------------------------------------------------------------------------
 
 ENOUGH = "On in dcgm-exporter's default list of fields."
-FULLER = "Needs the recommended list of fields (kneewatch export dcgm)."
+RECOMMENDED = "Needs the recommended list of fields (kneewatch export dcgm)."
 GPU = "{{Hostname}}{{hostname}} {{gpu}}"
 
 
@@ -145,16 +145,17 @@ def _panel(
 GPUS = Board(
     "kneewatch-gpus",
     "kneewatch: GPUs",
-    "Is it the GPU? Bandwidth, compute, clocks, heat and errors beside the servers' signals.",
+    "Bandwidth, compute, clocks, heat and errors of the GPUs.",
     (
         Row(
             "Work",
             (
-                _panel("Engine active", f"A kernel ran; not a load figure. {ENOUGH}",
+                _panel("Engine active",
+                       f"Share of time in which a kernel ran; not a measure of load. {ENOUGH}",
                        _of("PROF_GR_ENGINE_ACTIVE"), "percentunit"),
-                _panel("Memory bandwidth active", f"High: bound by memory (decode). {ENOUGH}",
+                _panel("Memory bandwidth active", f"High when memory-bound (decode). {ENOUGH}",
                        _of("PROF_DRAM_ACTIVE"), "percentunit"),
-                _panel("Tensor pipe active", f"High: bound by compute (prefill). {ENOUGH}",
+                _panel("Tensor pipe active", f"High when compute-bound (prefill). {ENOUGH}",
                        _of("PROF_PIPE_TENSOR_ACTIVE"), "percentunit"),
             ),
         ),
@@ -164,9 +165,10 @@ GPUS = Board(
                 _panel("Power", ENOUGH, _of("DEV_POWER_USAGE"), "watt"),
                 _panel("Temperature", ENOUGH, _of("DEV_GPU_TEMP"), "celsius",
                        ((83.0, "warning"), (90.0, "critical"))),
-                _panel("SM clock", f"Falling under load: throttled. {ENOUGH}",
+                _panel("SM clock", f"Falls under load when the GPU is throttled. {ENOUGH}",
                        f"1e6 * {_of('DEV_SM_CLOCK')}", "hertz"),
-                _panel("Memory used", f"vLLM takes its share at the start: this is no KV pressure. "
+                _panel("Memory used",
+                       f"vLLM allocates its share at start-up: high is not KV pressure. "
                        f"{ENOUGH}", f"1048576 * {_of('DEV_FB_USED')}", "bytes"),
             ),
         ),
@@ -174,11 +176,11 @@ GPUS = Board(
             "Errors",
             (
                 _panel("XID", f"The newest code, not a count. {ENOUGH}", _of("DEV_XID_ERRORS")),
-                _panel("Row remap failed", f"Replace the GPU. {ENOUGH}",
+                _panel("Row remap failed", f"Above 0: replace the GPU. {ENOUGH}",
                        _of("DEV_ROW_REMAP_FAILURE"), bounds=((1.0, "critical"),)),
-                _panel("PCIe replays", f"A second. {ENOUGH}",
+                _panel("PCIe replays", f"Retransmissions/s. {ENOUGH}",
                        f"rate({_of('DEV_PCIE_REPLAY_COUNTER')}[5m])"),
-                _panel("Double-bit errors", FULLER, _of("DEV_ECC_DBE_VOL_TOTAL"),
+                _panel("Double-bit errors", RECOMMENDED, _of("DEV_ECC_DBE_VOL_TOTAL"),
                        bounds=((1.0, "critical"),)),
             ),
         ),
@@ -193,12 +195,12 @@ TIER = "by (namespace, tier, model_name)"
 NAMED = "{{namespace}} {{model_name}} {{tier}}"
 ADAPTERS_INFO = any_of("__name__", (f"{prefix}lora_requests_info" for prefix in PREFIXES))
 STAGES = ((1.0, "info"), (2.0, "warning"), (4.0, "critical"))
-WORST = "Worst, spread and count stand beside every sum: a mean hides the hot one."
+WORST = "A mean would hide the worst replica."
 
 FLEET = Board(
     "kneewatch-fleet",
     "kneewatch: fleet",
-    "Every tier at a glance: which replicas are in trouble, and what the tiers carry.",
+    "Every tier at a glance: replicas with problems, and the load of the tiers.",
     (
         Row(
             "Now",
@@ -218,7 +220,7 @@ FLEET = Board(
         Row(
             "By tier",
             (
-                Panel("Requests in flight", f"Running and waiting, by tier. {WORST}",
+                Panel("Requests in flight", "Running and queued, by tier.",
                       (Query(f"sum {TIER} ({signal('running')})", f"running {NAMED}"),
                        Query(f"sum {TIER} ({signal('waiting')})", f"waiting {NAMED}"))),
                 Panel("KV usage, worst and least", WORST,
@@ -227,7 +229,7 @@ FLEET = Board(
                        Query(f"min {TIER} ({signal('kv_usage_avg_ratio')})",
                              f"least {NAMED}")),
                       unit="percentunit", bounds=((0.9, "info"),)),
-                Panel("Generated tokens per second", "By tier.",
+                Panel("Generated tokens/s", "By tier.",
                       (Query(f"sum {TIER} ({signal('generation_tokens_per_s')})",
                              NAMED),)),
                 Panel("TTFT P99, worst replica", WORST,
@@ -236,7 +238,8 @@ FLEET = Board(
                 Panel("ITL P99, worst replica", WORST,
                       (Query(f"max {TIER} ({signal('itl_p99_s')})", NAMED),),
                       unit="s"),
-                Panel("Load spread", "The busiest replica over the mean of its tier: 1 is even.",
+                Panel("Load spread",
+                      "Busiest replica divided by the mean of its tier; 1 means even.",
                       (Query(f"max {TIER} ({signal('running_avg')})"
                              f" / (avg {TIER} ({signal('running_avg')}) > 0)",
                              NAMED),),
@@ -255,9 +258,9 @@ REPLICA = Board(
             "Load",
             (
                 lines("In flight", "Requests running and waiting.", "running", "waiting"),
-                lines("Arrivals and completions", "Requests a second.", "arrival_per_s",
+                lines("Arrivals and completions", "Requests/s.", "arrival_per_s",
                       "completed_per_s"),
-                lines("Tokens", "Prompt tokens computed and tokens generated, a second.",
+                lines("Tokens", "Computed prompt tokens/s and generated tokens/s.",
                       "computed_prompt_tokens_per_s", "generation_tokens_per_s"),
             ),
         ),
@@ -266,13 +269,14 @@ REPLICA = Board(
             (
                 lines("TTFT", "Time to the first token.", "ttft_p50_s", "ttft_p95_s", "ttft_p99_s"),
                 lines("ITL", "Time between outputs of a stream.", "itl_p50_s", "itl_p99_s"),
-                lines("KV usage", "Blocks that live requests hold; cached ones count as free.",
+                lines("KV usage",
+                      "Share of blocks that running requests hold; cached ones count as free.",
                       "kv_usage_avg_ratio", "kv_usage_max_ratio"),
-                lines("Preempted", "Share of running requests thrown out a second.",
+                lines("Preempted", "Share of running requests preempted per second.",
                       "preemption_ratio_per_s"),
                 lines("Lengths", "Prompt and output tokens, P99.", "prompt_tokens_p99",
                       "output_tokens_p99"),
-                lines("How requests end", "A second, by reason.", "finished_stop_per_s",
+                lines("How requests end", "Finished requests/s, by reason.", "finished_stop_per_s",
                       "finished_length_per_s", "finished_abort_per_s", "finished_error_per_s"),
             ),
         ),
@@ -295,16 +299,17 @@ CASCADE = Board(
         Row(
             "Evidence",
             (
-                lines("KV usage", "1: full. Target at the peak: 75-90%.", "kv_usage_avg_ratio"),
-                lines("Preempted", "2: share of running requests thrown out a second.",
+                lines("KV usage", "Stage 1: nearly full. Target at the peak: 75-90%.",
+                      "kv_usage_avg_ratio"),
+                lines("Preempted", "Stage 2: share of running requests preempted per second.",
                       "preemption_ratio_per_s"),
-                lines("Waiting for room", "3: the queue behind the full cache.",
+                lines("Queued for capacity", "Stage 3: the queue behind the full cache.",
                       "waiting_by_capacity"),
-                lines("TTFT against quiet times", "3: P99 over its own quiet median.",
+                lines("TTFT against its baseline", "Stage 3: P99 divided by its quiet baseline.",
                       "ttft_p99_drift_ratio"),
-                lines("Generated tokens per second", "4: they fall while the load holds.",
+                lines("Generated tokens/s", "Stage 4: falls while the load holds.",
                       "generation_tokens_per_s"),
-                lines("Long pauses", "Decode time spent in pauses of half a second and more.",
+                lines("Long pauses", "Share of decode time in pauses of 0.5 s or more.",
                       "itl_stall_time_ratio"),
             ),
         ),
@@ -314,27 +319,30 @@ CASCADE = Board(
 CACHE = Board(
     "kneewatch-cache",
     "kneewatch: KV and prefix cache",
-    "What the cache holds, for how long, and what it saves.",
+    "KV cache usage and residency, and what the prefix cache saves.",
     (
         Row(
             "KV cache",
             (
-                lines("KV usage", "Blocks that live requests hold.", "kv_usage_avg_ratio",
+                lines("KV usage", "Share of blocks that running requests hold.",
+                      "kv_usage_avg_ratio",
                       "kv_usage_max_ratio"),
-                lines("Residency", "Mean life of a block; needs --kv-cache-metrics.",
+                lines("Residency", "Mean lifetime of a block; needs --kv-cache-metrics.",
                       "kv_residency_s"),
-                lines("Blocks evicted", "A second; needs --kv-cache-metrics.",
+                lines("Blocks evicted",
+                      "Evictions/s and reuses/s of sampled blocks; needs --kv-cache-metrics.",
                       "block_eviction_per_s", "block_reuse_per_s"),
             ),
         ),
         Row(
             "Prefix cache",
             (
-                lines("Hit ratio", "Prompt tokens found in the cache.", "prefix_hit_ratio"),
+                lines("Hit ratio", "Share of prompt tokens found in the cache.",
+                      "prefix_hit_ratio"),
                 lines("Saved", "Share of prompt tokens that were not computed.",
                       "prefix_saved_ratio"),
-                lines("Prompt tokens looked up", "A second.", "prefix_query_per_s"),
-                lines("Hit ratio against quiet times", "Its own quiet median beside it.",
+                lines("Prompt tokens looked up", "Tokens/s.", "prefix_query_per_s"),
+                lines("Hit ratio against its baseline", "Beside its quiet baseline.",
                       "prefix_hit_ratio", "prefix_hit_quiet_ratio"),
             ),
         ),
@@ -349,9 +357,9 @@ LATENCY = Board(
         Row(
             "Shares",
             (
-                lines("Queue", "Share of a request's life.", "queue_share_ratio"),
-                lines("Prefill", "Share of a request's life.", "prefill_share_ratio"),
-                lines("Decode", "Share of a request's life.", "decode_share_ratio"),
+                lines("Queue", "Share of a request's time.", "queue_share_ratio"),
+                lines("Prefill", "Share of a request's time.", "prefill_share_ratio"),
+                lines("Decode", "Share of a request's time.", "decode_share_ratio"),
             ),
         ),
         Row(
@@ -363,7 +371,7 @@ LATENCY = Board(
                 lines("Whole request", "End to end.", "e2e_p50_s", "e2e_p95_s", "e2e_p99_s"),
                 lines("Tail of TTFT", "P99 divided by P50; it grows at the knee.",
                       "ttft_p99_p50_ratio"),
-                lines("Tail of ITL", "P99 over P50.", "itl_p99_p50_ratio"),
+                lines("Tail of ITL", "P99 divided by P50.", "itl_p99_p50_ratio"),
             ),
         ),
     ),
@@ -372,18 +380,18 @@ LATENCY = Board(
 SPECULATION = Board(
     "kneewatch-speculation",
     "kneewatch: speculative decoding",
-    "What drafting pays, position by position.",
+    "What speculation gains, by position.",
     (
         Row(
             "Speculation",
             (
-                lines("Acceptance", "Share of drafted tokens that are accepted.",
+                lines("Acceptance", "Share of draft tokens accepted.",
                       "spec_acceptance_ratio"),
-                lines("Accepted per draft", "Tokens beyond the one that every step gives.",
+                lines("Accepted per draft", "Tokens beyond the one that every step generates.",
                       "spec_accepted_per_draft_tokens"),
-                lines("Drafted", "Tokens a second.", "spec_draft_tokens_per_s"),
+                lines("Drafted", "Draft tokens/s.", "spec_draft_tokens_per_s"),
                 Panel("Acceptance by position",
-                      "A position that is hardly ever accepted is drafted in vain.",
+                      "Drafting a position that is rarely accepted is wasted work.",
                       tuple(Query(signal(f"spec_acceptance_pos{at}_ratio"), f"position {at}")
                             for at in range(8)),
                       unit="percentunit", width=24),
@@ -395,16 +403,16 @@ SPECULATION = Board(
 ADAPTERS = Board(
     "kneewatch-lora",
     "kneewatch: LoRA adapters",
-    "Adapters that compete for slots, and who waits for one.",
+    "Adapters that compete for slots, and requests that wait for one.",
     (
         Row(
             "Adapters",
             (
                 lines("Held back", "Requests that wait for an adapter slot.", "waiting_deferred",
                       "waiting_deferred_avg"),
-                lines("Changes", "How often the set of running adapters changes, a second.",
+                lines("Changes", "Changes/s of the set of running adapters.",
                       "lora_change_per_s"),
-                Panel("Adapters now", "As the newest series names them.",
+                Panel("Adapters now", "Running adapters, by the newest series.",
                       (Query(f'topk by (instance) (1, {{{ADAPTERS_INFO}, instance=~"$replica"}})',
                              "{{running_lora_adapters}} of {{max_lora}}"),),
                       kind="rows", width=24),
@@ -416,7 +424,7 @@ ADAPTERS = Board(
 CAPACITY = Board(
     "kneewatch-capacity",
     "kneewatch: cost and capacity",
-    "What is paid for, what is used, and what a peak would need.",
+    "Cost, usage, and what a peak needs.",
     (
         Row(
             "Capacity",
@@ -424,11 +432,11 @@ CAPACITY = Board(
                 Panel("Peak in flight, 7 days", "The busiest five minutes of each tier.",
                       (Query(f"max_over_time((sum {TIER} ({signal('in_flight_avg')}))[7d:5m])",
                              NAMED),), kind="number"),
-                Panel("KV usage at the peak", "The highest of the week, worst replica.",
+                Panel("KV usage at the peak", "Highest of the week on the worst replica.",
                       (Query(f"max {TIER} (max_over_time({signal('kv_usage_max_ratio')}[7d:5m]))",
                              NAMED),),
                       unit="percentunit", kind="number", bounds=((0.9, "info"),)),
-                Panel("Hours with hardly a request", "Share of the week, by replica.",
+                Panel("Idle time", "Share of the week with fewer than 0.5 requests running.",
                       (Query(f"avg_over_time(({signal('running_avg')} < bool 0.5)[7d:5m])"),),
                       unit="percentunit"),
             ),
@@ -439,12 +447,12 @@ CAPACITY = Board(
                 Panel("Tokens generated, per hour", "By tier.",
                       (Query(f"3600 * sum {TIER} ({signal('generation_tokens_per_s')})",
                              NAMED),)),
-                Panel("USD per million tokens", "At the price of a replica that you state above.",
+                Panel("USD per million tokens", "At the price per replica-hour set above.",
                       (Query(f"$usd_per_hour * count {TIER} ({signal('running')})"
                              f" / (3600e-6 * sum {TIER} ({signal('generation_tokens_per_s')}) > 0)",
                              NAMED),),
                       unit="currencyUSD"),
-                Panel("Idle replicas", "Replicas that serve nobody now.",
+                Panel("Idle replicas", "Replicas with fewer than 0.5 requests running.",
                       (Query(f"count {TIER} ({signal('running_avg')} < 0.5) or (0 * count {TIER} ("
                              f"{signal('running_avg')}))", NAMED),)),
             ),

@@ -301,7 +301,7 @@ def _burn_rate_alerts(plan: Plan) -> list[Alert]:
                     "description": "{{ $value | humanizePercentage }} of requests in the last "
                     f"{duration(long_s)} exceeded the TTFT target. At this rate a month's error "
                     f"budget is used up in {gone}.",
-                    "action": "Check the triage page for the replicas that are late.",
+                    "action": "Find the replicas above the TTFT target on the triage page.",
                     "guide": "9.3",
                 }
                 | link_annotations(plan, rule_page(plan.runbooks, "TTFT-P99")),

@@ -87,8 +87,9 @@ def _routers(plan: Plan) -> tuple[Alert, ...]:
             "KneewatchRouterHolds",
             f"{held} unless on ({place}) (({queued}) or ({filled}))",
             "warning",
-            'Router holds {{ printf "%.0f" $value }} requests before idle engines',
-            "Compare the router's limits with what the engines show; restart it if it is stale.",
+            'Router holds {{ printf "%.0f" $value }} requests while engines are idle',
+            "Compare the router's limits with the engines' queues and KV usage; restart the router "
+            "if its data is stale.",
         ),
         (
             "KneewatchRouterStale",
@@ -106,7 +107,7 @@ def _routers(plan: Plan) -> tuple[Alert, ...]:
             labels={"severity": severity, "kneewatch": "observer"},
             annotations={
                 "summary": f"{summary}{{{{ with $labels.namespace }}}} in {{{{ . }}}}{{{{ end }}}}",
-                "description": "It shows in a router's own metrics, joined by namespace.",
+                "description": "Read from the router's own metrics and its namespace's engines.",
                 "action": action,
                 "guide": "7.3",
             }
@@ -207,8 +208,8 @@ def _target_down(plan: Plan) -> Alert:
     """Fires once servers of a pool have been down for a scrape."""
     longest = f"topk(1, time() - {DOWN_SINCE}{{{POOL}}})"
     said = (
-        "{{ value $worst | humanizeDuration }} ago the scrapes of "
-        f"{WORST_NAME} began to fail, the first of them."
+        f"The scrapes of {WORST_NAME} have failed for "
+        "{{ value $worst | humanizeDuration }}, the longest."
     )
     return Alert(
         name="KneewatchTargetDown",
@@ -246,7 +247,7 @@ def _pool_vanished(plan: Plan) -> tuple[Alert, Alert]:
         " and on () count(up)"  # a ruler that outlives its Prometheus sees no target at all
     )
     loading = f"on (job, {WORKLOAD}) {_workload('up')}"
-    # Once told, it is over when the model is served, not when its next pods begin to load.
+    # Once it fires, it ends when the model is served again, not when its next pods begin to load.
     firing = 'ALERTS{alertname="KneewatchPoolVanished", how="gone", alertstate="firing"}'
     no_targets = f"({gone} unless {loading}) or ({gone} and on ({plan.pool}) {firing})"
     return (

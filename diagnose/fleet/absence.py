@@ -32,13 +32,13 @@ SHOWN = 3
 CHECK_SERVER = "Check that the server runs and listens on this address."
 CHECK_START = "Check the pod's state and vLLM's start-up log."
 TELL_KNEEWATCH = (
-    "Check why the pods are gone. If this was wanted, silence the alert; where Prometheus scrapes "
+    "Check why the pods are gone. If intended, silence the alert; where Prometheus scrapes "
     "kube-state-metrics, kneewatch recognises a workload that is scaled to zero."
 )
 
 
 def is_down(failed: int, over_s: float) -> bool:
-    """Whether a target that failed so many scrapes in a row, over a time in seconds, is down."""
+    """Whether a target with `failed` scrapes in a row, over `over_s` seconds, is down."""
     return failed >= DOWN_SCRAPES and over_s >= DOWN_S
 
 
@@ -193,7 +193,7 @@ def _cause(
 
 
 def absence_notes(observed: Observed) -> list[str]:
-    """What is known of replicas that do not serve and are no problem, a line each."""
+    """A line for each group of replicas that do not serve and are not a problem."""
     notes: list[str] = []
     for pool in _pools(observed):
         for row in pool.gone_because(Why.FAILING):
@@ -208,9 +208,9 @@ def absence_notes(observed: Observed) -> list[str]:
                 f"{_listed([row.replica for row in starting])}"
             )
         if pool.is_vanished and pool.is_scaled_to_zero:
-            notes.append(f"{pool.name} is scaled to zero: no replica is wanted, none serves")
+            notes.append(f"{pool.name} is scaled to zero")
         elif pool.is_vanished and pool.renamed:
-            notes.append(f"{pool.name} is served no more: its workload serves {pool.renamed} now")
+            notes.append(f"{pool.name} is no longer served: its workload now serves {pool.renamed}")
         elif pool.is_vanished and not observed.is_scraping:
             notes.append(
                 f"{pool.name}: no series now, but Prometheus has hardly scraped anything in the "

@@ -294,7 +294,7 @@ def _notes(observed: Observed, engines: Sequence[Engine], unjudged: Mapping[str,
         )
     notes += absence_notes(observed)
     if not any(engine.member.tier for engine in engines):
-        notes.append("tier: no label and no DCGM series tells which GPUs the replicas have")
+        notes.append("tier: unknown, no label and no DCGM series names the replicas' GPUs")
     if not observed.gpus:
         notes.append("gpu_*: no DCGM series match the replicas")
     if not observed.recorded:

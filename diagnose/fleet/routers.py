@@ -22,7 +22,7 @@ from kneewatch.rules.rule import Severity
 UNREADY_S, QUEUED_S, PICKS_S = 120.0, 60.0, 300.0
 
 QUEUED_MIN = 2.0
-"""Requests that a router holds throughout a minute: one may be in passing at each scrape."""
+"""Requests that a router holds throughout a minute; one may be in transit at each scrape."""
 
 IDLE_KV = 0.5
 """Below this KV usage, and without a queue, an engine could take more: the routers' own limits are
@@ -192,7 +192,7 @@ def routers_of(answers: Answers) -> tuple[RouterState, ...]:
 
 
 def router_faults(routers: Sequence[RouterState], engines: Sequence[Engine]) -> list[FleetCause]:
-    """A cause for each pool that a router does not serve as its engines could."""
+    """A cause for each pool whose engines a router does not use as it could."""
     causes: list[FleetCause] = []
     for state in routers:
         here = [e for e in engines if _place(e) == state.place]
@@ -207,7 +207,7 @@ def _place(engine: Engine) -> tuple[str, ...]:
 
 
 def _fault(state: RouterState, here: Sequence[Engine], pool: str) -> FleetCause | None:
-    """The worst that a router does to a pool; `here` are all engines of its namespace."""
+    """The worst fault of a router towards a pool; `here` are all engines of its namespace."""
     title, own = state.router.title, [e for e in here if e.member.pool == pool]
     hot = _hot(state, own)
     if state.ready == 0 and not any(engine.get("arrival_per_s") for engine in here):
@@ -237,8 +237,8 @@ def _fault(state: RouterState, here: Sequence[Engine], pool: str) -> FleetCause 
     if state.errors is not None and state.errors > 0:
         return _cause(
             pool, own, Severity.WARNING, "router_errors", state.errors, None,
-            f"{title} fails to read its endpoints' metrics in each of the last "
-            f"{PICKS_S / 60:.0f} minutes: it picks by stale data",
+            f"{title} failed to read its endpoints' metrics in each of the last "
+            f"{PICKS_S / 60:.0f} minutes: it routes by stale data",
             "Read the router's log: a wrong metrics port or path, a TLS or network policy, or an "
             "endpoint that is gone and still listed.",
         )  # fmt: skip

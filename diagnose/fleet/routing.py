@@ -203,7 +203,7 @@ def _weigh_lengths(case: Case, engines: Sequence[Engine], recent: Buckets) -> No
         None,
         -1.6 if drifted else 0.4,
         f"the median prompt is longer than {below:.0%} of the last hour's: "
-        + ("other prompts are sent" if drifted else "prompt lengths are as before"),
+        + ("the prompts have changed" if drifted else "prompt lengths are as before"),
     )
 
 
@@ -254,7 +254,7 @@ def _weigh_others(case: Case, others: int, engines: int) -> None:
             others / engines,
             None,
             -0.8 * others / engines,
-            f"{others} of {engines} engines do hit: there is some affinity",
+            f"{others} of {engines} engines still hit: routing keeps some affinity",
         )
 
 
@@ -306,9 +306,7 @@ def _looks_random(tier: Tier, engines: Sequence[Engine]) -> FleetCause | None:
     return closed(case, tier.pool, tier.tier, lost)
 
 
-FIRST_TURNS = (
-    "First turns of sessions look the same: the pool's hit ratio over an hour will tell them apart."
-)
+FIRST_TURNS = "New sessions look the same: the pool's hit ratio over an hour shows which it is."
 
 
 def _life(life_s: float) -> str:

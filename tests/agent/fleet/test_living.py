@@ -211,7 +211,7 @@ def test_a_model_that_is_renamed_in_its_deployment_is_a_note(server: Prometheus)
     fleet.pool("Deployment", "chat", 3, model="m-new", at_s=20 * MIN_S)
     found = seen(fleet, server, 30 * MIN_S)
     assert summaries(found) == []
-    assert noted(found, "chat/m-old is served no more: its workload serves chat/m-new now")
+    assert noted(found, "chat/m-old is no longer served: its workload now serves chat/m-new")
 
 
 def test_a_pool_that_is_replaced_may_load_for_ten_minutes(server: Prometheus) -> None:

@@ -197,7 +197,7 @@ def test_low_hits_that_are_not_the_routing(rows: list[Row]) -> None:
 def test_without_a_past_first_turns_may_look_the_same(rows: list[Row]) -> None:
     (cause,) = (c.cause for c in verdict(*rows).causes if c.cause.id == "routing_dilution")
     assert cause.severity == Severity.INFO
-    assert "First turns of sessions look the same" in cause.summary
+    assert "New sessions look the same" in cause.summary
 
 
 def test_prompts_that_share_nothing_are_not_routed_wrong() -> None:
