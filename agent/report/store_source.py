@@ -49,6 +49,7 @@ from kneewatch.agent.store.stored_series import (
 from kneewatch.collector.columns import Column
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
+from kneewatch.reports.weekly.figures import Gap
 from kneewatch.reports.weekly.hours import HOUR_S, Grid
 from kneewatch.reports.weekly.incidents import BRIDGED_S
 from kneewatch.reports.weekly.measures import LEVELS
@@ -61,7 +62,6 @@ from kneewatch.reports.weekly.observed import (
     Recommended,
     TargetObserved,
     TierTotals,
-    Unread,
 )
 from kneewatch.rules.rule import WORDS
 
@@ -525,12 +525,12 @@ def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float
     # A failure lasts until the next scrape; a row of failures has the reason of the first.
     ends = np.append(times[1:], times[-1:] + usual_s)
     unread = [
-        Unread(float(times[run[0]]), float(ends[run[-1]]), scrapes.failed[int(places[run[0]])])
+        Gap(float(times[run[0]]), float(ends[run[-1]]), scrapes.failed[int(places[run[0]])])
         for run in runs(failed)
     ]
     bounds = np.concatenate(([from_s], times, [to_s]))
     for at in np.flatnonzero(np.diff(bounds) > gap).tolist():
-        unread.append(Unread(float(bounds[at]), float(bounds[at + 1]), ""))
+        unread.append(Gap(float(bounds[at]), float(bounds[at + 1]), ""))
     unread.sort(key=lambda gap: gap.from_s)
     lost_s = sum(gap.to_s - gap.from_s for gap in unread)
     return TargetObserved(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from kneewatch.reports.weekly.figures import (
     ConfigDifference,
     DataQuality,
     EngineChange,
-    Gap,
     Method,
     TargetQuality,
     UnknownSignal,
@@ -165,7 +165,7 @@ def _target(target: TargetObserved, period_s: float) -> TargetQuality:
         interval_s=target.interval_s,
         watched_ratio=min(1.0, target.watched_s / period_s),
         gap_s=sum(gap.to_s - gap.from_s for gap in target.unread),
-        gaps=tuple(Gap(gap.from_s, gap.to_s, gap.why or "not watched") for gap in shown),
+        gaps=tuple(replace(gap, why=gap.why or "not watched") for gap in shown),
         gaps_left_out=len(target.unread) - len(shown),
     )
 

@@ -71,25 +71,6 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """An expected value with its lower and upper bound."""
-
-    low: float
-    expected: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class EvidenceLine:
-    """Evidence for or against a cause: a signal's value, the threshold, and both as text."""
-
-    signal: str
-    value: float | None
-    threshold: float | None
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class FlagChange:
     """A flag of the server and its new value."""
 
@@ -130,7 +111,8 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which a target was not scraped or scrapes failed; `why` is the error."""
+    """A time in which a target was not scraped or scrapes failed. `why` is the error; without one
+    the target was not watched."""
 
     from_s: float
     to_s: float

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
+from kneewatch.diagnose.causes.evidence import Evidence
 from kneewatch.diagnose.causes.ranking import BY_ID, EXPLAINS
 from kneewatch.reports.formatting import duration
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import advised
-from kneewatch.reports.weekly.figures import EvidenceLine, Line
+from kneewatch.reports.weekly.figures import Line
 from kneewatch.reports.weekly.observed import (
     EngineObserved,
     Episode,
@@ -439,9 +440,9 @@ def _lost(observed: EpisodeObserved) -> float | None:
     return max(0.0, served_per_s * lasted_s - observed.during.counts.get(m.COMPLETED, 0.0))
 
 
-def _evidence(items: Sequence[Mapping[str, Any]]) -> tuple[EvidenceLine, ...]:
+def _evidence(items: Sequence[Mapping[str, Any]]) -> tuple[Evidence, ...]:
     return tuple(
-        EvidenceLine(str(item["signal"]), item["value"], item["threshold"], str(item["text"]))
+        Evidence(str(item["signal"]), item["value"], item["threshold"], str(item["text"]))
         for item in items
     )
 

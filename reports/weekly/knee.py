@@ -17,7 +17,6 @@ from kneewatch.diagnose.learned.knee import (
     step_of,
 )
 from kneewatch.reports.weekly import measures as m
-from kneewatch.reports.weekly.figures import Spread
 from kneewatch.reports.weekly.observed import EngineObserved, TierObserved, TierStated
 from kneewatch.reports.weekly.tier_sections import BenchmarkCheck, KneeStep, TierKnee
 from kneewatch.reports.weekly.trends import TierPeriod
@@ -92,8 +91,8 @@ def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod | None) -
     return TierKnee(
         tier=tier.id,
         steps=_steps(points),
-        c_max=_spread(learned.c_max) if learned else None,
-        usable_requests_per_s=_spread(learned.usable_requests_per_s) if learned else None,
+        c_max=learned.c_max if learned else None,
+        usable_requests_per_s=learned.usable_requests_per_s if learned else None,
         reached=learned.reached if learned else False,
         basis=learned.basis if learned else "",
         peak_in_flight=in_flight.p99 if in_flight else None,
@@ -162,21 +161,17 @@ def _steps(points: Sequence[Point]) -> tuple[KneeStep, ...]:
     )
 
 
-def _middle_of_present(values: Sequence[float | None]) -> Spread | None:
+def _middle_of_present(values: Sequence[float | None]) -> Range | None:
     present = [value for value in values if value is not None]
     return _middle(present) if present else None
 
 
-def _middle(values: Sequence[float]) -> Spread:
+def _middle(values: Sequence[float]) -> Range:
     """The quartiles of the values."""
     if len(values) < 2:
-        return Spread(values[0], values[0], values[0])
+        return Range(values[0], values[0], values[0])
     low, middle, high = quantiles(values, n=4, method="inclusive")
-    return Spread(low, middle, high)
-
-
-def _spread(bounds: Range) -> Spread:
-    return Spread(bounds.low, bounds.expected, bounds.high)
+    return Range(low, middle, high)
 
 
 def _peak(engine: EngineObserved) -> float:

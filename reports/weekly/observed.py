@@ -11,7 +11,7 @@ from typing import Any
 from kneewatch.collector.window import Buckets
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.learned.knee import Point
-from kneewatch.reports.weekly.figures import Method
+from kneewatch.reports.weekly.figures import Gap, Method
 from kneewatch.reports.weekly.hours import Grid
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import RULES
@@ -217,16 +217,6 @@ class Configured:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
-    """A gap in which a target was not scraped or a scrape failed; `why` is the error, empty if
-    there was no scrape."""
-
-    from_s: float
-    to_s: float
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class TargetObserved:
     """A target's scrapes over the period. `interval_s` is the usual scrape interval."""
 
@@ -235,7 +225,7 @@ class TargetObserved:
     failed: int
     interval_s: float | None
     watched_s: float
-    unread: Sequence[Unread] = ()
+    unread: Sequence[Gap] = ()
 
 
 # The period model: filled by a source (the store, Prometheus), read by all sections of the report.

@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
+from kneewatch.diagnose.causes.evidence import Evidence
 from kneewatch.reports.weekly.figures import (
     Advice,
     DataQuality,
-    EvidenceLine,
     FlagChange,
     Line,
     Period,
@@ -164,8 +164,8 @@ class Incident:
     lead_s: float | None
     lead_text: str
     cost: IncidentCost
-    evidence: tuple[EvidenceLine, ...]
-    against: tuple[EvidenceLine, ...]
+    evidence: tuple[Evidence, ...]
+    against: tuple[Evidence, ...]
     advice: tuple[Advice, ...]
     lines: tuple[Line, ...]
     guide: tuple[str, ...]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kneewatch.reports.weekly.figures import FlagChange, Spark, Spread, Trend
+from kneewatch.diagnose.learned.knee import Range
+from kneewatch.reports.weekly.figures import FlagChange, Spark, Trend
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,11 +332,11 @@ class KneeStep:
 
     in_flight: float
     windows: int
-    requests_per_s: Spread
-    tokens_per_s: Spread
-    token_s: Spread
-    ttft_p99_s: Spread | None
-    itl_p99_s: Spread | None
+    requests_per_s: Range
+    tokens_per_s: Range
+    token_s: Range
+    ttft_p99_s: Range | None
+    itl_p99_s: Range | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,8 +370,8 @@ class TierKnee:
 
     tier: str
     steps: tuple[KneeStep, ...]
-    c_max: Spread | None
-    usable_requests_per_s: Spread | None
+    c_max: Range | None
+    usable_requests_per_s: Range | None
     reached: bool
     basis: str
     peak_in_flight: float | None

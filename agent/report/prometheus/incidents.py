@@ -32,6 +32,7 @@ from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from kneewatch.diagnose.fleet.inventory import Key
+from kneewatch.reports.weekly.figures import Gap
 from kneewatch.reports.weekly.hours import HOUR_S
 from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, WAITING
 from kneewatch.reports.weekly.observed import (
@@ -41,7 +42,6 @@ from kneewatch.reports.weekly.observed import (
     Recommended,
     Span,
     TargetObserved,
-    Unread,
 )
 from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
 from kneewatch.rules.rule import Severity
@@ -230,16 +230,16 @@ def _target(
     )
 
 
-def _unread(lost: Floats, failed: Floats, at: Steps) -> list[Unread]:
+def _unread(lost: Floats, failed: Floats, at: Steps) -> list[Gap]:
     """Gaps: runs of steps without scrapes. First and last step count by the share lost."""
-    gaps: list[Unread] = []
+    gaps: list[Gap] = []
     for run in runs(lost > 0):
         first, last = int(run[0]), int(run[-1])
         from_s = float(at.begins_s[first])
         to_s = float(at.begins_s[last]) + float(lost[last]) * at.step_s
         if last > first:
             from_s += (1 - float(lost[first])) * at.step_s
-        gaps.append(Unread(from_s, to_s, FAILED if failed[run].any() else ""))
+        gaps.append(Gap(from_s, to_s, FAILED if failed[run].any() else ""))
     return gaps
 
 

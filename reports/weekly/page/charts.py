@@ -9,8 +9,8 @@ from itertools import groupby
 
 from markupsafe import Markup
 
+from kneewatch.diagnose.learned.knee import Range
 from kneewatch.reports.formatting import duration, number
-from kneewatch.reports.weekly.figures import Spread
 from kneewatch.reports.weekly.page.formatting import Calendar, with_unit
 from kneewatch.reports.weekly.page.small_charts import Heat, Part, Squares, heat, squares, stack
 from kneewatch.reports.weekly.page.svg import Edges, Pen, Ticks, draw
@@ -106,7 +106,7 @@ def knee_latency(knee: TierKnee) -> Plot | None:
 
 def _against_load(
     knee: TierKnee,
-    points: Sequence[tuple[KneeStep, Spread]],
+    points: Sequence[tuple[KneeStep, Range]],
     words: Callable[[float], str],
     name: str,
 ) -> Plot | None:

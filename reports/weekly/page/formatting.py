@@ -10,8 +10,9 @@ from datetime import UTC, datetime, time
 from functools import cached_property
 from zoneinfo import ZoneInfo
 
+from kneewatch.diagnose.learned.knee import Range
 from kneewatch.reports.formatting import duration, number, percent, plural, span
-from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Spread, Trend
+from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Trend
 from kneewatch.reports.weekly.report import TrackRecord
 
 UNKNOWN = "unknown"
@@ -137,7 +138,7 @@ def bare(value: float | None, unit: str) -> str:
     )
 
 
-def spread(value: Spread | None, unit: str) -> str:
+def spread(value: Range | None, unit: str) -> str:
     """An expected value with its range: 48 (40 to 55)."""
     if value is None:
         return UNKNOWN

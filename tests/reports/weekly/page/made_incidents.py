@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from kneewatch.reports.weekly.figures import Advice, EvidenceLine, FlagChange, Line
+from kneewatch.diagnose.causes.evidence import Evidence
+from kneewatch.reports.weekly.figures import Advice, FlagChange, Line
 from kneewatch.reports.weekly.report import CauseSpan, Incident, IncidentCost, StageSpan
 
 HOUR_S = 3600.0
@@ -74,13 +75,13 @@ def cascade(tier: str, at_s: float) -> Incident:
         lead_text="Eviction was seen 4 min 12 s before TTFT P99 left its budget of 2 s.",
         cost=IncidentCost(1204.0, 2_061_000.0, 3110.0, 420.0),
         evidence=(
-            EvidenceLine("kv_usage_ratio", 0.998, 0.9, "The KV cache is full."),
-            EvidenceLine("preemption_ratio_per_s", 0.24, 0.05, "A quarter of the running requests "
+            Evidence("kv_usage_ratio", 0.998, 0.9, "The KV cache is full."),
+            Evidence("preemption_ratio_per_s", 0.24, 0.05, "A quarter of the running requests "
                          "is thrown out every second."),
-            EvidenceLine("", None, None, "The queue grows while the GPUs are busy with prompts "
+            Evidence("", None, None, "The queue grows while the GPUs are busy with prompts "
                          "that they had computed before."),
         ),
-        against=(EvidenceLine("generation_tokens_per_s", 910.0, 600.0, "Tokens still come out."),),
+        against=(Evidence("generation_tokens_per_s", 910.0, 600.0, "Tokens still come out."),),
         advice=(advice(moment(7)),),
         lines=tuple(
             Line(signal, unit, times, tuple(

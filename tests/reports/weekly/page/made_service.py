@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from kneewatch.reports.weekly.figures import Spark, Spread, Trend
+from kneewatch.diagnose.learned.knee import Range
+from kneewatch.reports.weekly.figures import Spark, Trend
 from kneewatch.reports.weekly.tier_sections import (
     BenchmarkCheck,
     ErrorBudget,
@@ -208,9 +209,9 @@ def slo(tier: str, from_s: float, place: int) -> TierSlo:
     )  # fmt: skip
 
 
-def spread(value: float, off: float = 0.08) -> Spread:
+def spread(value: float, off: float = 0.08) -> Range:
     """A value and what it may be."""
-    return Spread(value * (1 - off), value, value * (1 + off))
+    return Range(value * (1 - off), value, value * (1 + off))
 
 
 def knee(tier: str, from_s: float, place: int) -> TierKnee:
@@ -232,8 +233,8 @@ def knee(tier: str, from_s: float, place: int) -> TierKnee:
     return TierKnee(
         tier=tier,
         steps=steps,
-        c_max=Spread(37.0, 41.0, 46.0) if sick else Spread(15.0, 15.0, 15.0),
-        usable_requests_per_s=Spread(1.9, 2.1, 2.3) if sick else spread(0.8),
+        c_max=Range(37.0, 41.0, 46.0) if sick else Range(15.0, 15.0, 15.0),
+        usable_requests_per_s=Range(1.9, 2.1, 2.3) if sick else spread(0.8),
         reached=sick,
         basis="Windows of one minute in which the load was steady."
         if sick else "No load past the knee was seen.",

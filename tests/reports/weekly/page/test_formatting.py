@@ -8,8 +8,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from kneewatch.diagnose.learned.knee import Range
 from kneewatch.reports.formatting import plural
-from kneewatch.reports.weekly.figures import FlagChange, Period, Spread, Trend
+from kneewatch.reports.weekly.figures import FlagChange, Period, Trend
 from kneewatch.reports.weekly.page import formatting
 from kneewatch.reports.weekly.page.formatting import Calendar, size_verdict, stamp
 
@@ -71,8 +72,8 @@ def test_a_change_is_told_where_there_is_one(
 
 
 def test_other_words() -> None:
-    assert formatting.spread(Spread(37, 41, 46), "") == "41 (37 to 46)"
-    assert formatting.spread(Spread(15, 15, 15), "per_s") == "15/s"
+    assert formatting.spread(Range(37, 41, 46), "") == "41 (37 to 46)"
+    assert formatting.spread(Range(15, 15, 15), "per_s") == "15/s"
     assert formatting.spread(None, "") == "unknown"
     assert formatting.flag(FlagChange("--a", "1", "2")) == "--a 1 → 2"
     assert formatting.flag(FlagChange("--a", "", "2")) == "--a 2"
