@@ -16,6 +16,9 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_P99_S,
     ITL_TARGET_S,
     KV_USAGE,
+    NOT_EVICTING,
+    SERVED,
+    WINDOW_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import (
@@ -215,11 +218,16 @@ def _slowed(facts: Facts) -> str:
     )
 
 
+E2E_S = Signal("e2e_mean_s")
+OUTSIDE_S = E2E_S - Signal("queue_mean_s") - Signal("prefill_mean_s") - Signal("decode_mean_s")
+"""Time of a request that the engine does not account for, all of requests that ended: the API
+server's process prepares the prompt before, and turns tokens into text after."""
+
 HOST_CONTENTION = CauseRecord(
     id="host_contention",
     title="The host lacks CPU",
     means="Steps slow down at an equal batch, and no GPU limit explains it: tasks wait for a CPU, "
-    "or the hypervisor gives it to others.",
+    "or the hypervisor gives it to others. Or requests wait for the API server's process.",
     forms=(
         Form(
             gate=SLOW_AT_EQUAL_WORK
@@ -258,6 +266,39 @@ HOST_CONTENTION = CauseRecord(
             "its own (CPU manager policy static, cpuset), or move one of both to another node.",
             guide=("8.4",),
         ),
+        Form(
+            gate=(OUTSIDE_S >= 1.0)
+            & (OUTSIDE_S >= 0.3 * E2E_S)
+            & NOT_EVICTING
+            & (SERVED * WINDOW_S >= 4.0),
+            start=Number(0.0),
+            terms=(
+                term(
+                    OUTSIDE_S,
+                    1.0,
+                    1.2,
+                    "requests spend {value:s} of {e2e_mean_s:s} outside the engine: neither in its "
+                    "queue nor in prefill nor in decode",
+                    signal="e2e_mean_s",
+                ),
+                *bound_terms("host")[:1],
+            ),
+            levels=(Level(Severity.WARNING),),
+            say=(
+                (
+                    ALWAYS,
+                    "Requests wait {outside_s:s} for the API server, before or after the engine: "
+                    "it lacks CPU.",
+                ),
+            ),
+            words=(("outside_s", OUTSIDE_S),),
+            summary="Requests wait for the API server, not for the engine: it lacks CPU",
+            lever="Look at the CPU of the API server's process (`top`): tokenizing, chat "
+            "templates, images and videos, and detokenizing run there. Add API servers "
+            "(--api-server-count) and cores, or prepare the media elsewhere.",
+            guide=("8.4",),
+            name="api",
+        ),
     ),
     explains=("slow_steps", "decode_bound", "past_knee"),
     moves=(ITL, LOAD),
@@ -271,18 +312,32 @@ FAR_SLOWER, HARMFUL = 1.5, 3.0
 ACCEPTED = "spec_accepted_per_draft_tokens"
 OVER_TARGET = (ITL_P99_S > ITL_TARGET_S).assume(unknown=True)
 
+KV_GROWTH = KV_USAGE / BaselineValue(KV_USAGE.key)
+SAME_CONTEXTS = KV_GROWTH <= 1.3
+
+BEYOND_WORK = 5.0 * BATCH_GROWTH.at_least(1.0) * KV_GROWTH.at_least(1.0)
+"""A step reads all weights once and each context once: it takes no longer than the batch times the
+contexts grew. Five times as long has another reason."""
+
+SLOW_BEYOND_WORK = (
+    (ITL_DRIFT >= BEYOND_WORK)
+    & (P50_DRIFT >= BEYOND_WORK)
+    & (Signal("large_step_per_s") <= 0.0).assume(unknown=True)
+)
+"""Prompts under prefill make steps long too, and are counted only when they are done."""
+
 SLOW_STEPS = CauseRecord(
     id="slow_steps",
     title="Steps take longer at equal work",
     means="Most steps take far longer than in quiet times, though neither the batch nor its "
-    "contexts nor the prompts grew. What slows them is not on vLLM's page.",
+    "contexts nor the prompts grew, or far longer than they grew. What slows them is not on vLLM's "
+    "page.",
     forms=(
         Form(
             gate=(ITL_DRIFT >= FAR_SLOWER)
             & (P50_DRIFT >= FAR_SLOWER)
-            & EQUAL_WORK
+            & ((EQUAL_WORK & SAME_CONTEXTS) | SLOW_BEYOND_WORK)
             & (BATCH >= 1.0)
-            & (KV_USAGE / BaselineValue(KV_USAGE.key) <= 1.3)
             & (COMPUTED_PROMPTS / BaselineValue(COMPUTED_PROMPTS.key) <= 1.3).assume(unknown=True)
             & (Signal(ACCEPTED) / BaselineValue(ACCEPTED) >= 0.9).assume(unknown=True),
             start=Number(0.0),
@@ -303,9 +358,14 @@ SLOW_STEPS = CauseRecord(
             ),
             say=(
                 (
-                    ALWAYS,
+                    EQUAL_WORK & SAME_CONTEXTS,
                     "Steps take {itl_mean_drift_ratio:.1f}x their quiet time at equal work; what "
                     "slows them is not on vLLM's page.",
+                ),
+                (
+                    ALWAYS,
+                    "Steps take {itl_mean_drift_ratio:.1f}x their quiet time, far more than the "
+                    "larger batch and its contexts explain; what slows them is not on vLLM's page.",
                 ),
             ),
             summary="Steps take far longer than in quiet times at equal work",

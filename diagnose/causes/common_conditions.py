@@ -36,6 +36,10 @@ def queued_for(for_s: float, *, stretch: bool = True) -> Held:
     return Held("queued", QUEUED, Number(for_s), stretch)
 
 
+DEFERRED_AVG = Signal("waiting_deferred_avg")
+DEFERRED_HELD = Held("deferred", Signal("waiting_deferred") >= 1.0, Number(10.0))
+"""Requests have been held back for a while though there is capacity."""
+
 GIANT = Signal("prompt_p99_kv_share_ratio")
 GIANT_FROM = 0.2
 """A quarter of the cache, less what interpolation between the histogram's bounds may hide."""
@@ -55,6 +59,10 @@ GIANTS_BLOCK = (GIANT >= GIANT_FROM) & (
 The gauges may not show it: they are of the end of the last step, and a giant holds its blocks from
 the beginning of its long first step on. What waits while seats and steps have room waits for
 blocks."""
+
+HELD_EACH = KV_USAGE / BATCH
+FEW_FILL_THE_CACHE = (HELD_EACH >= GIANT_FROM) & (KV_USAGE + HELD_EACH >= 0.95)
+"""What is free is less than what a running request holds on average: one more does not fit."""
 
 SLOW_PROMPTS = ("prefill_interference", "prefill_bound", "slo_conflict", "past_knee")
 QUEUES = ("queue_saturation", "admission_limit", "past_knee", "prefill_bound")

@@ -10,9 +10,11 @@ from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     BATCH_MOST,
     EVICTING,
+    FEW_FILL_THE_CACHE,
     GIANT,
     GIANT_FROM,
     GIANTS_BLOCK,
+    HELD_EACH,
     ITL_DRIFT,
     KV_USAGE,
     NOT_EVICTING,
@@ -73,7 +75,9 @@ served for a minute."""
 FULL_AT_TIMES = (KV_USAGE >= 0.9) & (Signal("kv_usage_max_ratio") >= 0.97)
 """Usage falls when a long request ends and climbs back to the top: the mean is below 0.95."""
 
-KV_BINDS = ((KV_USAGE >= 0.95) | FULL_AT_TIMES | GIANTS_BLOCK) & QUEUE_HELD
+KV_BINDS = (
+    (KV_USAGE >= 0.95) | FULL_AT_TIMES | GIANTS_BLOCK | FEW_FILL_THE_CACHE.assume(unknown=False)
+) & QUEUE_HELD
 
 
 def _evicting(facts: Facts) -> str:
@@ -126,6 +130,14 @@ KV_PRESSURE = CauseRecord(
                     sidecar="the cache's tokens are a label of cache_config_info",
                 ),
                 term(
+                    HELD_EACH,
+                    GIANT_FROM,
+                    3.0,
+                    "a running request holds {value:%} of the KV cache on average",
+                    when=FEW_FILL_THE_CACHE,
+                    signal="kv_usage_avg_ratio",
+                ),
+                term(
                     STALL_SHARE,
                     0.02,
                     0.5,
@@ -146,8 +158,15 @@ KV_PRESSURE = CauseRecord(
                     "{prompt_p99_kv_share_ratio:%} of the KV cache each, {waiting_by_capacity} "
                     "requests queued, expected wait {expected_wait_s:s}.",
                 ),
+                (
+                    FEW_FILL_THE_CACHE,
+                    "Requests queue for KV blocks: {waiting_by_capacity} requests queued, a "
+                    "running one holds {held_each:%} of the KV cache on average, and "
+                    "{kv_usage_avg_ratio:%} is in use.",
+                ),
                 (ALWAYS, "KV cache full: requests are queueing for blocks, none preempted yet."),
             ),
+            words=(("held_each", HELD_EACH),),
             summary="KV cache full: vLLM preempts requests, or requests queue for KV blocks",
             lever="Enlarge the KV cache (fp8 KV cache, higher --gpu-memory-utilization), lower "
             "--max-num-seqs, or add replicas.",

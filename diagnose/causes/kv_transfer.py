@@ -3,12 +3,19 @@ Pure."""
 
 from __future__ import annotations
 
-from kneewatch.diagnose.causes.common_conditions import KV_USAGE, QUEUE_RULES, QUEUES
+from kneewatch.diagnose.causes.common_conditions import (
+    BATCH,
+    DEFERRED_AVG,
+    DEFERRED_HELD,
+    KV_USAGE,
+    QUEUE_RULES,
+    QUEUES,
+)
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, SidecarHolds, term
 from kneewatch.rules.baseline import TRANSFER, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
-from kneewatch.rules.quantities import Held, Signal
+from kneewatch.rules.quantities import Exposed, Held, Signal
 from kneewatch.rules.rule import Severity
 
 DECODES_FROM = 0.5
@@ -36,6 +43,16 @@ FAILED = Signal("kv_transfer_failed_per_s")
 WAITING, ARRIVED = Signal("kv_fetch_waiting"), Signal("kv_fetch_arrived").otherwise(0.0)
 QUEUED = Signal("kv_fetch_queued").otherwise(0.0)
 FETCHING = Held("fetching", WAITING >= 1.0, Number(10.0))
+HELD_BACK = (
+    DEFERRED_HELD
+    & (DEFERRED_AVG >= (0.5 * BATCH).at_least(2.0))
+    & Signal("external_hit_ratio").known
+    & ~WAITING.known
+    & ~Exposed("lora_requests_info", "lora_max")
+)
+"""Requests are held back for half as long as others are served, or longer, on a server whose
+prompts are looked up in another tier, and vLLM does not say for what (before 0.32)."""
+
 LONG, SLOWER = SHARE >= 0.3, DRIFT >= 3.0
 HERE = FETCHING & (ARRIVED > 0.5 * WAITING)
 UNDER_WAY = FETCHING & ~HERE.assume(unknown=False)
@@ -108,7 +125,7 @@ KV_TRANSFER_SLOW = CauseRecord(
     means="Requests wait for KV blocks from another node or cache tier, or transfers of them fail.",
     forms=(
         Form(
-            gate=LONG | SLOWER | (FAILED > 0.0) | FETCHING,
+            gate=LONG | SLOWER | (FAILED > 0.0) | FETCHING | HELD_BACK,
             start=Number(-0.3),
             terms=(
                 term(SHARE, 0.3, 1.2, _long, when=LONG, signal="kv_transfer_mean_s"),
@@ -123,6 +140,15 @@ KV_TRANSFER_SLOW = CauseRecord(
                     signal="kv_fetch_arrived",
                 ),
                 term(WAITING, 1.0, 1.2, "{value} requests are waiting for KV", when=UNDER_WAY),
+                term(
+                    DEFERRED_AVG,
+                    2.0,
+                    1.2,
+                    "{value} requests are held back on average beside {running_avg} running ones, "
+                    "on a server that fetches KV",
+                    when=HELD_BACK,
+                    signal="waiting_deferred",
+                ),
                 term(
                     QUEUED,
                     None,

@@ -9,6 +9,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_P99_S,
     ITL_TARGET_S,
     NOT_EVICTING,
+    SERVED,
     STALL_SHARE,
     TTFT_P99_S,
     TTFT_TARGET_S,
@@ -32,13 +33,15 @@ requests rarely shows a single long prompt."""
 
 STALLS_PER_S = Signal("itl_stall_per_s")
 LARGE_STEPS_PER_S = Signal("large_step_per_s")
-PROMPTS_ARE_LARGE = (
-    (LARGE_STEPS_PER_S * WINDOW_S >= 1.0 - COUNT_ERROR)
-    & (LARGE_STEPS_PER_S * BATCH.at_least(1.0) >= 0.5 * STALLS_PER_S)
-).assume(unknown=True)
+LARGE_STEPS_PAUSE = (LARGE_STEPS_PER_S * WINDOW_S >= 1.0 - COUNT_ERROR) & (
+    LARGE_STEPS_PER_S * BATCH.at_least(1.0) >= 0.5 * STALLS_PER_S
+)
 """Steps had more tokens than the smallest chunk, and account for half of the pauses or more: such a
 step pauses each stream of the batch once. A short prompt that took half a second was slowed by the
 machine, and a smaller chunk would not help."""
+
+NONE_ENDED = SERVED <= 0.0
+"""No request ended in the window. A prefill is counted only then."""
 
 USUAL_ITL_S = FirstOf((BaselineValue("itl_p50_s"), ITL_P50_S))
 STANDS_OUT = (USUAL_ITL_S <= 0.1).assume(unknown=True)
@@ -48,8 +51,8 @@ of their times."""
 STALLS = (
     (STALL_SHARE >= 0.05)
     & (STALLS_PER_S * WINDOW_S >= 3.0 - COUNT_ERROR)
-    & LONG_WERE_SEEN
-    & PROMPTS_ARE_LARGE
+    & (LONG_WERE_SEEN | (NONE_ENDED & LARGE_STEPS_PAUSE))
+    & LARGE_STEPS_PAUSE.assume(unknown=True)
     & STANDS_OUT
 )
 TAIL_ONLY = (ITL_P99_S > ITL_TARGET_S) & (ITL_P50_S <= 0.5 * ITL_TARGET_S)
@@ -89,6 +92,14 @@ PREFILL_INTERFERENCE = CauseRecord(
                     "{long} of the window's prefills took 0.5 s or longer",
                     when=LONG_WERE_SEEN,
                     signal="prefill_long_per_s",
+                ),
+                term(
+                    Signal("iteration_tokens_mean"),
+                    None,
+                    0.6,
+                    "steps have {value} tokens on average: prompts are under prefill, and no "
+                    "request ended",
+                    when=NONE_ENDED & LARGE_STEPS_PAUSE,
                 ),
             ),
             levels=(Level(Severity.WARNING),),

@@ -10,6 +10,8 @@ from kneewatch.diagnose.causes.bottleneck import WHY, bound_of, bound_terms, is_
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
     BATCH,
+    DEFERRED_AVG,
+    DEFERRED_HELD,
     KV_USAGE,
     QUEUE_RULES,
     QUEUES,
@@ -27,7 +29,6 @@ from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
 from kneewatch.rules.quantities import (
     Exposed,
     FirstOf,
-    Held,
     Recent,
     Signal,
     SquareRoot,
@@ -337,7 +338,6 @@ SPEC_DECODE_POOR = CauseRecord(
 
 # --- LoRA adapters --------------------------------------------------------------------------------
 
-DEFERRED, DEFERRED_AVG = Signal("waiting_deferred"), Signal("waiting_deferred_avg")
 CHANGES = Signal("lora_change_per_s")
 SLOTS, TAKEN = Signal("lora_max"), Signal("lora_running")
 TAKING_TURNS = (DEFERRED_AVG >= 0.5) & (
@@ -367,8 +367,7 @@ ADAPTER_THRASH = CauseRecord(
     "has capacity.",
     forms=(
         Form(
-            gate=(Held("deferred", DEFERRED >= 1.0, Number(10.0)) | TAKING_TURNS)
-            & Exposed("lora_requests_info", "lora_max"),
+            gate=(DEFERRED_HELD | TAKING_TURNS) & Exposed("lora_requests_info", "lora_max"),
             start=Number(0.3),
             terms=(
                 term(

@@ -303,6 +303,44 @@ OTHERS: Mapping[str, Situation] = {
     "adapter_thrash:one waits": CALM.but(
         lora_max=2.0, waiting_deferred=1.2, waiting_deferred_avg=1.2
     ).lasting(deferred=30.0),
+    "kv_transfer_slow:held back": CALM.but(
+        waiting_deferred=8.0, waiting_deferred_avg=6.0, external_hit_ratio=0.9, running_avg=10.0
+    ).lasting(deferred=30.0),
+    "kv_transfer_slow:held back, few run": CALM.but(
+        waiting_deferred=3.0, waiting_deferred_avg=2.5, external_hit_ratio=0.9, running_avg=3.0
+    ).lasting(deferred=30.0),
+    "prefill_interference:no request ended": STALLS.but(
+        completed_per_s=0.0, prefill_long_per_s=0.0, large_step_per_s=0.25, running_avg=4.0,
+        itl_stall_per_s=0.75, iteration_tokens_mean=8_195.0,
+    ),
+    "host_contention:api": CALM.but(
+        e2e_mean_s=5.0, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=3.3,
+        completed_per_s=1.0, gpu_engine_active_ratio=0.4,
+    ),
+    "host_contention:api, short requests": CALM.but(
+        e2e_mean_s=1.5, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=0.1,
+        completed_per_s=0.1,
+    ),
+    "slow_steps:beyond the work": SLOW_STEPS.but(
+        running_avg=20.0, kv_usage_avg_ratio=0.8, itl_mean_drift_ratio=17.0,
+        itl_p50_drift_ratio=17.0,
+    ),
+    "slow_steps:beyond the work, longer contexts": SLOW_STEPS.but(
+        running_avg=5.0, kv_usage_avg_ratio=0.8, itl_mean_drift_ratio=9.0,
+        itl_p50_drift_ratio=9.0,
+    ),
+    "slow_steps:beyond the work, a larger batch": SLOW_STEPS.but(
+        running_avg=20.0, kv_usage_avg_ratio=0.3, itl_mean_drift_ratio=11.0,
+        itl_p50_drift_ratio=11.0,
+    ),
+    "slow_steps: not with a batch so much larger": SLOW_STEPS.but(
+        running_avg=20.0, kv_usage_avg_ratio=0.3, itl_mean_drift_ratio=9.0,
+        itl_p50_drift_ratio=9.0,
+    ),
+    "slow_steps: not with contexts so much longer": SLOW_STEPS.but(
+        running_avg=5.0, kv_usage_avg_ratio=0.8, itl_mean_drift_ratio=7.0,
+        itl_p50_drift_ratio=7.0,
+    ),
     "kv_transfer_slow:share": replace(
         XFER.but(kv_transfer_mean_s=0.04, ttft_mean_s=0.1), quiet={}
     ),

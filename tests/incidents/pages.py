@@ -18,14 +18,14 @@ class Load:
     `finished_per_s` requests are counted by `request_success`, `answered_per_s` by the histograms
     alone. `waiting` requests are queued for capacity, `deferred` ones for a transfer, a grammar or
     an adapter; `blocks` is the size of the KV cache. Every first token came after `ttft_s`, every
-    request that finished took `request_s`, `queued_s` of it in the queue and `prefill_s` in
-    prefill, and had a prompt of `prompt_tokens`; `cut_share` of them ended at their limit; of the
-    prompts, `giant_share` had `giant_tokens`; every answer had `answer_tokens`. `resident_bytes` is
-    the memory of the process that serves the page. Of the four tokens of a draft
-    `accepted_per_draft` were accepted. Every step had `step_tokens`. Of the prompt tokens that were
-    looked up in the prefix cache, `hit_ratio` were found; `fetched_per_s` tokens were found in
-    another tier. `adapters` are the LoRA adapters in the one slot, and those that wait for it. None
-    leaves a metric out.
+    request that finished took `request_s`, `queued_s` of it in the queue, `prefill_s` in prefill
+    and `outside_s` outside the engine, and had a prompt of `prompt_tokens`; `cut_share` of them
+    ended at their limit; of the prompts, `giant_share` had `giant_tokens`; every answer had
+    `answer_tokens`. `resident_bytes` is the memory of the process that serves the page. Of the four
+    tokens of a draft `accepted_per_draft` were accepted. Every step had `step_tokens`. Of the
+    prompt tokens that were looked up in the prefix cache, `hit_ratio` were found; `fetched_per_s`
+    tokens were found in another tier. `adapters` are the LoRA adapters in the one slot, and those
+    that wait for it. None leaves a metric out.
     """
 
     running: float = 0.0
@@ -52,6 +52,7 @@ class Load:
     answer_tokens: float | None = None
     queued_s: float | None = None
     prefill_s: float | None = None
+    outside_s: float = 0.0
     cut_share: float = 0.0
     steps_per_s: float = 0.0
     step_tokens: float | None = None
@@ -77,6 +78,7 @@ SERVING = Load(
 """A healthy server."""
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+STEP_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
 TOKENS = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0)
 
 
@@ -147,14 +149,14 @@ def _rates(load: Load) -> dict[str, float]:
         rates |= _histogram(name, bounds, values)
     phases = {"queue": load.queued_s, "prefill": load.prefill_s}
     if load.queued_s is not None and load.prefill_s is not None:
-        phases["decode"] = load.request_s - load.queued_s - load.prefill_s
+        phases["decode"] = load.request_s - load.queued_s - load.prefill_s - load.outside_s
     for name, seconds in phases.items():
         if seconds is not None:
             times = {seconds: answered_per_s}
             rates |= _histogram(f"request_{name}_time_seconds", SECONDS, times)
     if load.step_tokens is not None:
         steps = {load.step_tokens: load.steps_per_s}
-        rates |= _histogram("iteration_tokens_total", TOKENS, steps)
+        rates |= _histogram("iteration_tokens_total", STEP_TOKENS, steps)
     if load.answer_tokens is not None:
         answers = {load.answer_tokens: answered_per_s}
         rates |= _histogram("request_generation_tokens", TOKENS, answers)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.incidents import lost_memory, overload, slow_decay, slow_server, without_progress
+from tests.incidents import (
+    held_out,
+    lost_memory,
+    overload,
+    slow_decay,
+    slow_server,
+    without_progress,
+)
 from tests.incidents.incident import Incident, said, table
 
 INCIDENTS: tuple[Incident, ...] = (
@@ -11,6 +18,7 @@ INCIDENTS: tuple[Incident, ...] = (
     *lost_memory.INCIDENTS,
     *slow_decay.INCIDENTS,
     *slow_server.INCIDENTS,
+    *held_out.INCIDENTS,
 )
 
 
