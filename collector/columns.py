@@ -128,7 +128,7 @@ class Columns:
         }
         """The labels of the first series of each info metric."""
         self.bound: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        """What others have bound to these columns, by the id of what they bound."""
+        """Signals bound to these columns, by the id of their tuple."""
         self._shown = frozenset(
             (
                 *(*binding.counters, *binding.zeros),

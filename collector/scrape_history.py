@@ -111,7 +111,7 @@ class History:
 
     @property
     def counters(self) -> Table:
-        """The counter columns, histogram parts among them."""
+        """The counter columns, including histogram parts."""
         return self.columns.counters
 
     @property
@@ -219,7 +219,7 @@ class History:
 
 
 def _wider(row: Row, count: int) -> Row:
-    """The row with so many columns more, all NaN."""
+    """The row with `count` more columns, all NaN."""
     more = (NAN,) * count
     return row + array("d", more) if isinstance(row, array) else (*row, *more)
 

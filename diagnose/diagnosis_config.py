@@ -69,7 +69,7 @@ class Profile:
         return compared(unit, degrees, tensor_parallel)
 
     def unstated(self) -> dict[str, str]:
-        """Signals that nobody can compute until the user states something, and what."""
+        """Signals that need a setting, and why: {signal: reason}."""
         reasons = {
             "goodput_per_s": (self.targets.ttft_p99_s, "no TTFT target (slo.ttft_p99_s)"),
             "tokens_per_gpu_hour": (self.gpus, "number of GPUs not stated (gpus)"),

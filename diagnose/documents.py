@@ -172,7 +172,7 @@ def _path(place: Place) -> str:
 
 
 def _type_at(kind: Any, place: Place) -> Any:  # noqa: ANN401 - a type's own form
-    """The type at a place below `kind`, None left out of its union."""
+    """The type at a place below `kind`, without None in its union."""
     for part in place:
         if isinstance(part, int):
             listed = kind.__origin__ if get_origin(kind) is Annotated else kind

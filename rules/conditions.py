@@ -516,7 +516,7 @@ class ToPromQL:
         return condition.promql(self.spelling, side=side)
 
 
-# --- what a condition is made of ----------------------------------------------------------------
+# --- the parts of a condition -------------------------------------------------------------------
 
 
 def nodes(root: object) -> Iterator[object]:

@@ -26,7 +26,7 @@ class Severity(IntEnum):
 
     @property
     def word(self) -> str:
-        """The lower-case word of the JSON."""
+        """The severity in lower case, as in the JSON."""
         return WORDS[self]
 
 
@@ -108,7 +108,8 @@ class Rule:
         return worst
 
     def threshold(self, severity: Severity) -> float | None:
-        """The bound of a severity, or that of the mildest one."""
+        """The threshold of a severity's bound; of the first bound where the rule has none for
+        it."""
         for bound in self.bounds:
             if bound.severity == severity:
                 return bound.threshold

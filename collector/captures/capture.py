@@ -157,7 +157,7 @@ class CaptureWriter:
             start = _start(self.path)
             self._plain = self.path.suffix == ".jsonl" if not start else start != GZIP_MAGIC
             if start:
-                next(iter(CaptureReader(self.path)))  # a file that is none of ours is left alone
+                next(iter(CaptureReader(self.path)))  # another program's file is left alone
             self._fd = os.open(
                 self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
             )

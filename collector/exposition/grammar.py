@@ -172,7 +172,7 @@ def read_labels(block: str, limits: Limits) -> tuple[str | None, Labels]:
 
 
 def series_name(before: str | None, inner: str | None, limits: Limits) -> str:
-    """The name of a series, which is before its labels or, quoted, among them."""
+    """The name of a series: before its labels or, quoted, inside the braces."""
     if before is not None and inner is None:
         return _bounded(before, limits)
     if before is None and inner is not None:

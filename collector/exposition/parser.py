@@ -26,7 +26,7 @@ from kneewatch.collector.exposition.grammar import (
 from kneewatch.collector.samples import Layout, Page, Series
 
 _GZIP_MEMBERS = 16  # one is usual, more are legal; each costs a copy of all that follow it
-_WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # how zlib is told gzip and zlib apart
+_WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib then detects gzip or zlib by itself
 _LINES_PER_SERIES = 8  # HELP, TYPE, UNIT, the sample and as many again
 
 
@@ -189,7 +189,7 @@ class _Template:
                 [_tail(text, openmetrics=self.openmetrics, limits=self.limits) for text in tails]
             )
         except ExpositionError:
-            return None  # reading in full says what is wrong
+            return None  # reading in full raises the error
 
     def full_page(self, tails: Sequence[Tail]) -> Page:
         """The page with these values, timestamps and exemplars."""

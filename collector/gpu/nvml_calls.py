@@ -70,7 +70,7 @@ class GpuLostError(Exception):
 
 
 class Calls:
-    """Calls about one GPU; each returns its answer, or None if there is none."""
+    """Calls about one GPU; each returns its answer, or None without one."""
 
     def __init__(self, nvml: Nvml) -> None:
         self.nvml = nvml

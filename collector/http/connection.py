@@ -181,7 +181,7 @@ def _look_up(address: Address, timeout_s: float) -> Sequence[AddressInfo]:
         except (OSError, UnicodeError) as exc:
             answers.put(exc)
 
-    # The system's resolver cannot be told to hurry: it gets a thread that is left behind.
+    # The system's resolver has no timeout: it runs in a thread that is left behind.
     threading.Thread(target=look_up, name="kneewatch-dns", daemon=True).start()
     try:
         answer = answers.get(timeout=timeout_s)

@@ -214,7 +214,7 @@ class Fetcher:
                 try:
                     return self._ask(kept)
                 except ConnectionError:
-                    # The server closed what it had kept, while we asked: it has served nothing.
+                    # The server closed the kept connection before the request: nothing was served.
                     if kept.received_bytes:
                         raise
             self._disconnect()
@@ -300,7 +300,7 @@ class Fetcher:
 
     def _check(self, response: Answer, body: bytes, content_type: str) -> None:
         if response.length is None and not response.chunked and not body.endswith(b"\n"):
-            # The end of the connection is the end of the page: only its last line can tell.
+            # The page ends with the connection: only its last line shows whether it is whole.
             raise failures.truncated(self._address, "the last line has no line break")
         if not body or body.isspace():
             raise failures.not_metrics(self._address, "the page is empty")

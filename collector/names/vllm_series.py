@@ -19,7 +19,7 @@ over vLLM's names for load, tokens and latency."""
 _UNOWNED = ("lmcache:", "http_requests", "process_resident_memory_bytes")
 """What names start with that have no prefix of vLLM's and do not name their engine."""
 _OWN = frozenset({"model_name", "engine", "le"})
-# What tells replicas apart on a page that has several, most telling first: Ray names its replicas,
+# Labels that distinguish replicas on a page with several, the best first: Ray names its replicas,
 # Kubernetes its pods; a Ray worker or a scrape address is the last resort.
 _REPLICA_LABELS = (
     *("ReplicaId", "replica", "replica_id", "exported_pod", "pod", "pod_name"),

@@ -252,7 +252,7 @@ class Pace:
             return max(0.0, self._due_s - now_s)
 
 
-# --- A metrics system that speaks Prometheus's query API, asked within limits. I/O edge -----------
+# --- Queries --------------------------------------------------------------------------------------
 #
 # Prometheus, Thanos, Mimir and VictoriaMetrics answer alike; the labels API, which not all have,
 # is not used.

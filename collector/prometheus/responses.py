@@ -54,11 +54,11 @@ Document = Mapping[str, Json]
 
 
 REASONS = ("error", "message", "Message", "error_description", "detail", "title")
-"""Keys under which servers and the gateways before them say why they refuse, the best first."""
+"""Keys in which servers and gateways put the reason of an error, the best first."""
 
 
 def said_of(document: Document) -> str:
-    """Why a server refuses, in its own words; empty where it does not say."""
+    """The reason of an error in the server's own words; empty without one."""
     for key in REASONS:
         reason = document.get(key)
         if isinstance(reason, Mapping):  # Google's and Azure's: {"error": {"message": ...}}

@@ -273,7 +273,7 @@ def _reported(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> s
 
 
 def _sure(queries: Sequence[CauseQuery]) -> str:
-    """The confidence of those of some causes that are not doubtful."""
+    """The confidence of some causes, where it is not doubtful."""
     names = "|".join(query.series for query in queries)
     return f'({recorded(CONFIDENCE)}{{cause=~"{names}"}} >= {number(DOUBTFUL_BELOW)})'
 

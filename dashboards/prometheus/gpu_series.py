@@ -19,7 +19,7 @@ from kneewatch.diagnose.gpu.monitor import OF_AN_INSTANCE
 from kneewatch.rules.facts import PREFIX, duration, number, recorded
 
 GPU_LABELS = ("cluster", "Hostname", "hostname", "gpu", "UUID", "modelName")
-"""What tells boards apart, and their kind; exporters write Hostname or hostname."""
+"""Labels that identify a board, and its model; exporters write Hostname or hostname."""
 
 BOARD = ", ".join(GPU_LABELS)
 INSTANCE = "GPU_I_ID"

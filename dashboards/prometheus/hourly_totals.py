@@ -49,7 +49,7 @@ HISTOGRAMS = (TTFT, ITL, E2E, QUEUE, PREFILL, DECODE, PROMPT_LENGTH, OUTPUT_LENG
               "kv_block_lifetime_seconds", XFER)  # fmt: skip
 
 ENGINES = "tier:kneewatch_engines:count5m"
-"""How many engines the sums are of: tells where they are whole."""
+"""Number of engines in the sums: shows where they are complete."""
 
 COUNTED_BY = "generation_tokens"
 

@@ -36,8 +36,8 @@ def met(kind: str) -> str:
 
 
 def in_force_records(plan: Plan, kind: str, label: str, lasts: Mapping[str, Lasts]) -> list[Record]:
-    """Records that make what is in force (`kind`: FINDING or CAUSE) out of what is met, by the
-    values of its `label`. What is in force counts at once when it is met again."""
+    """Records of what is in force (`kind`: FINDING or CAUSE), from the conditions that are met, for
+    each value of `label`. What is still in force needs no duration when it is met again."""
     now, since, held = met(kind), f"{kind}_since_s", f"{kind}_held"
     long_enough = " or ".join(
         f'((time() - {since}{{{only}, severity="{severity.word}"}} >= {number(for_s)}) * 0'

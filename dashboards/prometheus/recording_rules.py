@@ -70,7 +70,7 @@ from kneewatch.rules.quantities import RECENT, BaselineValue, Named, UsualValue
 from kneewatch.rules.rule import Severity
 
 STEP_S = 300.0
-"""How often is looked whether an hour has begun."""
+"""How often the rules check whether an hour has begun."""
 
 NEW_HOUR = f"(minute() < {round(STEP_S / 60)})"
 """True at the first evaluation in an hour: groups are evaluated at some second of their interval,
@@ -95,7 +95,7 @@ COMPARED = tuple(
         (*(node.key for node in nodes(_EXPRESSIONS) if isinstance(node, BaselineValue)), *BASELINED)
     )
 )
-"""Signals that a rule holds against what they were."""
+"""Signals that are compared with their baselines."""
 
 NAMED = tuple(
     dict.fromkeys(
@@ -108,7 +108,7 @@ SEASONAL = tuple(dict.fromkeys((*COMPARED, SPEC_ACCEPTED.signal)))
 """Signals whose usual value at this hour of the week is recorded."""
 
 SEASON = "season"
-"""A label that only what is usual has, so that it stands beside the quiet median."""
+"""A label of usual values only, so that `or` keeps them beside the quiet median."""
 
 
 def season_group(plan: Plan) -> Group:
@@ -163,7 +163,7 @@ SLOW_STEP_S = 120.0
 
 
 def slow_group(plan: Plan) -> Group:
-    """The levels of what moves slowly, and the line through those of some hours
+    """The levels of slow quantities, and the line through those of some hours
     (diagnose/learned/slow_trends.py)."""
     rules = tuple(
         Record(recorded(key), expr) for slow in SLOW for key, expr in _slow(plan, slow).items()
@@ -188,7 +188,7 @@ def _slow(plan: Plan, slow: SlowQuantity) -> dict[str, str]:
 
 
 def _work(plan: Plan) -> str:
-    """Tokens of the running requests; 0 where none runs, whose lengths nobody knows."""
+    """Tokens of the running requests; 0 where none runs, because the lengths are unknown then."""
     del plan
     running = recorded("running_avg")
     lengths = f"({recorded('prompt_tokens_mean')} + {recorded('output_tokens_mean')})"
@@ -206,7 +206,7 @@ _SOURCES: Mapping[str, Callable[[Plan], str]] = {
     WORK.signal: _work,
     HOST_MEMORY.signal: _host_memory,
 }
-"""What is followed and is no signal that PromQL has."""
+"""Slow quantities that are not recorded signals."""
 
 
 # --- Recording rules: every signal that PromQL can express, and what is derived from several ------
@@ -223,7 +223,8 @@ REACHING = (
     "preemption_ratio_per_s",
 )
 """Rates that stages and queues are concluded from: they also have a value where servers are scraped
-more seldom than the rules were made for. A histogram's rates cost too much to be taken twice."""
+less often than the rules were exported for. Computing a histogram's rates twice would cost too
+much."""
 
 CASCADE = ("cascade_stage", "cascade_severity", "work_fallen")
 FOUND = ("gpu_memory_used_ratio", "gpu_engine_active_ratio")

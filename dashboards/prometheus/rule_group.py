@@ -1,4 +1,4 @@
-"""Rules as Prometheus takes them, and what they are made for. Pure."""
+"""Recording and alerting rules, and the plan that they are exported for. Pure."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Plan(Profile):
 
     @property
     def replica(self) -> str:
-        """The labels of a replica: what its engines share, its pool's among them."""
+        """The labels that a replica's engines share, including those of its pool."""
         return ", ".join(label for label in self.labels if label != "engine")
 
     @property

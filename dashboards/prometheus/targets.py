@@ -1,7 +1,7 @@
 """Alerts for missing series, targets that do not answer and pools that are gone. Pure.
 
-Where kube-state-metrics is scraped, its series tell pods that start or end from pods that are down,
-and pools that were scaled to zero from pools that vanished. Nothing depends on their presence.
+Where kube-state-metrics is scraped, its series distinguish starting and ending pods from pods that
+are down, and pools scaled to zero from pools that vanished. The rules work without it.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _missing(plan: Plan) -> tuple[Alert, Alert]:
 def _unreachable_since(plan: Plan) -> str:
     """Unix time at which the scrapes of a server of the last hour began to fail.
 
-    A pod that has not been scraped successfully in its life is no such server. A target that leaves
+    A pod that was never scraped successfully does not count. A target that leaves
     service discovery has no `up` from then on.
     """
     served = f"(max by ({plan.process}) ({_served(plan)}) >= 0)"

@@ -1,7 +1,7 @@
 """Counterfactuals: the signal values at which a cause would no longer be concluded. Pure.
 
 Each signal that the evidence cites is varied by itself, the cause is examined again, and bisection
-finds the value at which it falls. A signal that alone does not decide has no such value.
+finds the value at which it falls. A signal that does not decide by itself has no such value.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class DataParallelEngines:
         self._hot: tuple[str, ...] = ()
 
     def compared(self, t_s: float, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-        """The diagnoses; those of engines with far more load than the others get the cause."""
+        """The diagnoses, with the cause on engines that have far more load than the others."""
         imbalance = replica_imbalance(_tier(diagnoses)) if _are_peers(diagnoses) else None
         if imbalance is not None:
             self._hot = imbalance.replicas

@@ -141,8 +141,8 @@ class Diagnosis:
 
     @property
     def headline(self) -> str:
-        """The id that the verdict rests on: the first cause's, or the worst finding's rule where
-        that cause is only info beside something worse. Empty without a cause."""
+        """The id of what decides the verdict: the first cause, or the rule of the worst finding
+        where the cause is only info and the finding is worse. Empty without a cause."""
         if not self.causes:
             return ""
         if self.causes[0].severity >= min(self.severity, Severity.WARNING):
@@ -190,7 +190,7 @@ OUTLASTS_S = 60.0
 
 @dataclass(slots=True)
 class TrackedCause:
-    """A cause as it was last concluded. `reported`: its onset time has passed."""
+    """The newest conclusion of a cause. `reported`: its onset time has passed."""
 
     cause: Cause
     since_s: float

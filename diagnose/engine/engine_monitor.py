@@ -268,7 +268,7 @@ class EngineMonitor:
         return between and bool(increase_since_last(self.history, "generation_tokens"))
 
     def counters(self) -> tuple[tuple[Column, ...], tuple[float, ...]]:
-        """The newest page's counters, histogram parts among them; NaN for what it lacks.
+        """The newest page's counters, including histogram parts; NaN for those that it lacks.
 
         Shapes: both (counters,). The columns are the same object until others come.
         """
@@ -543,8 +543,8 @@ def _problems(diagnosis: Diagnosis) -> list[str]:
 
 
 def _broke_off(last: Diagnosis) -> bool:
-    """Whether a process that ended after this diagnosis had requests or a problem: nobody drained
-    it on purpose."""
+    """Whether a process that ended after this diagnosis had requests or a problem: it was not
+    drained on purpose."""
     in_flight = (last.values.get("running") or 0.0) + (last.values.get("waiting") or 0.0)
     return in_flight >= 1 or bool(_problems(last))
 

@@ -45,7 +45,7 @@ def log_failure(log: StartupLog, stated: Stated, since_s: float) -> LogFailure |
 
 
 def _gpu_problem(log: StartupLog, failure: Failure, stated: Stated) -> str:
-    """A line that says so where the stated GPU is not the log's, by its memory; else empty."""
+    """A line about a stated GPU whose memory differs from the log's; empty where it does not."""
     logged = failure.details.get("gpu_memory_gib", log.number("gpu_memory_gib"))
     if stated.gpu is None or not isinstance(logged, int | float):
         return ""

@@ -105,8 +105,8 @@ class TargetMonitor:
     def set_log_failure(self, failure: LogFailure | None, *, past: bool = False) -> None:
         """Set how the server's log ends, from the next page on; None: with no failure.
 
-        An engine may die while its page can still be read. A failure that was `past` when the log
-        was read first, or a start that failed, is not of a server whose page can be read.
+        An engine may die while its page can still be read. A failed start, or a failure that was
+        `past` when the log was first read, does not concern a server whose page can be read.
         """
         self._log_failure = failure
         died = failure is not None and failure.cause.id == ENGINE_DIED.id and not past

@@ -100,7 +100,8 @@ def _routing(tier: Tier, stated: Stated, targets: Targets) -> FleetAdvice | None
 
 
 def _resplit(split: Split) -> FleetAdvice | None:
-    """Another split of the same replicas into prefill and decode, by measured work: guide 6.5."""
+    """The split of the same replicas into prefill and decode that fits the measured work: guide
+    6.5."""
     if not split.uneven:
         return None
     now, to, total = split.prefill, split.prefill_needed, split.prefill + split.decode

@@ -1,6 +1,6 @@
 """Causes of single engines, concluded in fleet mode by the same records as in the sidecar. Pure.
 
-A moment's values stand for the sidecar's window; how long a condition has held, baselines and
+A moment's values replace the sidecar's window; how long a condition has held, baselines and
 drifts come from the metrics system, where it can tell.
 """
 

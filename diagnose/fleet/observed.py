@@ -180,7 +180,7 @@ class Observed:
     `values` are signals, `gpus` the figures of the GPUs that an engine's replica has, `faulty_gpus`
     those of its GPUs that report an XID (of its node's, where DCGM names no pod). `recorded`
     are signals that recording rules gave, `raw` those computed from raw series, `failed` those
-    that could not be asked, with the reason. `skew_s` is how far the server's clock is ahead,
+    whose query failed, with the reason. `skew_s` is how far the server's clock is ahead,
     None where that is within what measuring it can tell. `configs` are the labels of
     cache_config_info, `images` those of the containers by kube-state-metrics, `alerts` the
     severities of rules whose recorded alerts fire, by rule id.

@@ -174,8 +174,8 @@ NO_PEAK = (
 class TierSize:
     """A tier's replicas: those there are, those that its measured peak needs (None: unknown).
 
-    `used_ratio` is the part of the tier that the peak took; `advice` the change, None where it
-    keeps its size; `why` says why it does, or cannot be judged.
+    `used_ratio` is the share of the tier's capacity that the peak used; `advice` the change, None
+    without one; `why` the reason for no change or no judgement.
     """
 
     tier: Tier

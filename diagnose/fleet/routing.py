@@ -29,7 +29,8 @@ FALLEN_BY = 0.08
 """Least fall of the hit ratio. Near 1 a small fall multiplies the computed tokens by chance."""
 
 PROMPTS_CHANGED = 0.6
-"""Hits below this share of what random routing leaves are lost by the prompts, not by routing."""
+"""With fewer hits than this share of random routing's, the prompts have changed, not the
+routing."""
 
 SHARED_FROM = 0.02
 """Below this hit ratio prompts share nothing, wherever they are sent."""
@@ -233,7 +234,7 @@ def _weigh_load(case: Case, engines: Sequence[Engine], usual: Usual) -> None:
 
 
 def _weigh_new_replicas(case: Case, engines: Sequence[Engine]) -> None:
-    """Add replicas that started within the hour: a router that hashes modulo their number moves
+    """Weigh replicas that started within the hour: a router that hashes modulo their number moves
     almost every session."""
     new = [engine for engine in engines if _age_s(engine) < HOUR_S]
     if 0 < len(new) < len(engines):

@@ -69,7 +69,7 @@ def workload_drift(
 
 
 def unprofiled(tiers: Sequence[Tier], stated: Stated) -> list[str]:
-    """A line that says so where no tier serves a model of the stated profile."""
+    """A line if no tier serves a model of the stated profile; else empty."""
     if stated.workload is None or not tiers or _profiled(tiers, stated):
         return []
     return [f"workload_drift: no pool serves a model of the profile {stated.workload.origin}"]
@@ -113,7 +113,8 @@ def _departures(
 
 
 def _rate(past: Past, tiers: Sequence[Tier], workload: StatedWorkload) -> float | None:
-    """The last hour's requests over those at the peak rate; None unless they are surely more."""
+    """The last hour's requests divided by those at the peak rate; None unless they are certainly
+    more."""
     key = SIGNALS[PROMPTS]
     # Disaggregated requests are counted at the decode replicas.
     groups = {tier.group for tier in tiers if tier.role != "prefill"}

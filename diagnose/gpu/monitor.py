@@ -29,7 +29,7 @@ SCRAPES_IN_WINDOW = 2.2
 """Least length of the window in reading intervals, so that it always holds two readings."""
 
 OF_AN_INSTANCE = ("DCGM_FI_DEV_FB_", "DCGM_FI_PROF_")
-"""Fields that a MIG instance has to itself; all others are its board's, repeated."""
+"""Fields of a MIG instance itself; all others are its board's, repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ class GpuChoice:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The product names of the GPUs, where they are surely the target's and whole."""
+        """The product names of the GPUs; empty where the match is a guess, and for MIG
+        instances."""
         if self.guess or any(gpu.key.mig for gpu in self.gpus):
             return ()
         return tuple(sorted(gpu.key.model_name for gpu in self.gpus))

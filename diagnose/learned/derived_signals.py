@@ -295,8 +295,8 @@ class Progress:
         self._token_s = self._silent_s = self._longest_pause_s = 0.0
 
     def update(self, history: History, values: Mapping[str, float | None]) -> bool:
-        """Whether there was progress since the scrape before; true where nobody asks for any, and
-        where the page does not count tokens."""
+        """Whether there was progress since the scrape before; true without requests, and where the
+        page does not count tokens."""
         running, usage = values.get("running") or 0.0, values.get("kv_usage_ratio") or 0.0
         generated, answered = _step(history, GENERATED), _step(history, ANSWERED, unless=ABORTED)
         in_flight = running + (values.get("waiting") or 0.0) >= 1

@@ -19,7 +19,7 @@ from kneewatch.collector.scrape_history import History
 from kneewatch.collector.window import Window
 
 FALSE_ALARM = 1e-4
-"""The chance that one comparison of what has not changed is called a change, at most."""
+"""Upper bound on the probability that a comparison of unchanged lengths reports a change."""
 
 SHIFT_MIN = 0.15
 """Smallest share of the requests with other lengths that counts as another workload."""
@@ -85,9 +85,10 @@ class Point:
 class Departure:
     """How far observations are from a stated distribution, at its `point` that they left furthest.
 
-    `shift_ratio` is the share that surely lies beyond the point less what may, positive where they
-    are longer, negative where shorter; 0 where nothing surely does. They are beyond `edge`, a bound
-    of a bucket; `seen_ratio` are. `chance_ratio` is what chance makes of the shift at most.
+    `shift_ratio` is the share of observations that certainly lies beyond the point minus the share
+    that may; positive where they are longer, negative where shorter, 0 where none is certainly
+    beyond. `edge` is the bucket bound beyond which `seen_ratio` of them lie. `chance_ratio` is the
+    largest shift that chance explains.
     """
 
     shift_ratio: float
@@ -121,7 +122,7 @@ def departure(
     alike: float = ALIKE,
 ) -> Departure | None:
     """How far `now` is from what is stated; None where nothing is stated, or it is empty or no
-    histogram. So many observations count as one that are `alike`.
+    histogram. `alike` observations count as one independent one.
 
     Of observations that are what is stated no shift is more than its chance but with a probability
     of `false_alarm`, for all points and both sides together: the cumulative shares are within the
@@ -142,7 +143,7 @@ def departure(
 def _sides(
     point: Point, now: Buckets, edges: Sequence[float], chance: float
 ) -> tuple[Departure, Departure]:
-    """What is surely above the point, and what is surely below."""
+    """The shares certainly above and certainly below the point."""
     count = now[inf]
     high = edges[bisect_left(edges, point.most)]
     above = 1 - now[high] / count
@@ -212,7 +213,7 @@ class StatedWorkload:
     """A profile's figures. `origin` is its file.
 
     `peak_requests_per_s` is the whole fleet's, with its growth; None for a batch, and where tiers
-    share it. `grown` tells that lengths are derived: a session's first call is stated.
+    share it. `grown`: lengths are derived, because the profile states a session's first call.
     """
 
     origin: str
@@ -221,8 +222,8 @@ class StatedWorkload:
     grown: bool = False
 
     def lengths(self, model: str | None, gpu: str | None) -> Mapping[str, tuple[Point, ...]]:
-        """What is stated for a model and a GPU (None: not known). Of several parts that these may
-        mean, only what all of them say; a profile of one part means whatever it is held against."""
+        """What is stated for a model and a GPU (None: not known). If several parts match, only what
+        all of them state; a profile of one part matches any model and GPU."""
         meant = [part for part in self.parts if len(self.parts) == 1 or _may(part, model, gpu)]
         if not meant:
             return {}

@@ -32,7 +32,8 @@ class LiveWorkload:
     """Requests of `span_s` compared with the stated workload, by side (`stated_workload.WORDS`).
     `origin` and `grown` are the stated workload's.
 
-    `live` are their P50, P95 and P99, None where the histogram cannot tell. `expected` are the
+    `live` are their P50, P95 and P99, None beyond the histogram's last finite bound. `expected` are
+    the
     requests that its share of the stated peak would be, 0 where its share is unknown or
     not enough time has passed.
     """
@@ -163,7 +164,7 @@ def unwatched(stated: Stated) -> dict[str, str]:
 def _quantile(
     bounds: tuple[float, ...], counts: tuple[float, ...], quantile: float
 ) -> float | None:
-    """A quantile of what was counted; None beyond the last finite bound."""
+    """A quantile of the counted lengths; None beyond the last finite bound."""
     value = Buckets.of(bounds, counts).quantile(quantile)
     return None if value == bounds[-2] else value
 

@@ -154,7 +154,7 @@ class _Trend:
             return self._derived
         span_s = self.slow.span_s
         if self._scrapes and not 0 <= now_s - self._last_s < span_s:
-            self.forget()  # a level that nobody saw breaks the line
+            self.forget()  # a gap between scrapes breaks the line
         if not self._scrapes:
             self._began_s = now_s
         elif now_s - self._began_s >= span_s:
