@@ -124,18 +124,15 @@ def _size(size: TierSize) -> str:
         return f"unknown: {NOT_WATCHED}"
     if needed is None:
         return "unknown: " + (size.missing or "no request was served")
-    gpus = f" ({plural(size.gpus_needed, 'GPU')})" if size.gpus_needed is not None else ""
-    spare = f", headroom {percent(size.headroom_ratio)}" if size.headroom_ratio is not None else ""
-    there = plural(present, "replica")
-    words = {
-        "right": f"right: the peak needs the {there} present{gpus}{spare}",
-        "too small": f"too small: {there} present, the peak needs {needed}{gpus}",
-        "too large": f"too large: {there} present, the peak needs {needed}{gpus}{spare}",
-    }
     doubt = size.doubts[0] if size.doubts else ""
-    if size.verdict not in words:
+    if size.verdict not in ("right", "too small", "too large"):
         return f"unknown: {doubt or 'too little data'}"
-    return words[size.verdict] + (f"; {doubt}" if doubt else "")
+    text = f"{size.verdict}: {plural(present, 'replica')} present, the peak needs {needed}"
+    if size.gpus_needed is not None:
+        text += f" ({plural(size.gpus_needed, 'GPU')})"
+    if size.headroom_ratio is not None and size.verdict != "too small":
+        text += f", headroom {percent(size.headroom_ratio)}"
+    return f"{text}; {doubt}" if doubt else text
 
 
 def _money(money: TierMoney) -> str:
