@@ -54,11 +54,11 @@ def operating_point_lines(operating_point: OperatingPoint) -> list[str]:
             f"Benchmark: C_max {figure(best.concurrency)}{bound}, "
             f"{figure(best.requests_per_s)} requests/s usable, {_latencies(best)}"
         )
-    lines = [first, *[f"  next: {missed}" for missed in operating_point.missed]]
+    lines = [first, *[f"  limit: {missed}" for missed in operating_point.missed]]
     knee = operating_point.knee
     lines.append(
-        f"  knee after {figure(knee.safe.concurrency)} ({knee.basis}): keep the P95 of arrivals at "
-        f"or below {figure(knee.safe.requests_per_s)} requests/s on each instance"
+        f"  knee after {figure(knee.safe.concurrency)} in flight ({knee.basis}): keep the P95 of "
+        f"arrivals at or below {figure(knee.safe.requests_per_s)} requests/s per instance"
     )
     return [*lines, *[f"  warning: {flag.message}" for flag in operating_point.flags]]
 
@@ -188,7 +188,7 @@ def _verdict(answer: Size) -> str:
     memory, question = answer.memory, answer.question
     concurrency = question.concurrency_per_engine
     held = memory.concurrency
-    per = " an engine" if question.engines > 1 else ""
+    per = " per engine" if question.engines > 1 else ""
     low, expected, high = (floor(value) for value in (held.low, held.expected, held.high))
     between = f" ({low:,} to {high:,})" if low < high else ""
     holds = f"holds {counted(expected, 'request')} of {memory.setup.context:,} tokens{between}{per}"
@@ -230,7 +230,7 @@ def _picture(memory: Memory, *, width: int) -> list[str]:
     """One GPU's memory as a bar and its parts."""
     setup = memory.setup
     if setup.gpu is None or memory.overhead is None or memory.weights_bytes is None:
-        return [f"available KV on each GPU: {gib(memory.available_bytes.expected)}"]
+        return [f"available KV cache on each GPU: {gib(memory.available_bytes.expected)}"]
     whole_bytes = float(setup.gpu.memory_bytes)
     free = memory.available_bytes.expected
     beside = memory.adapter_bytes + memory.draft_bytes

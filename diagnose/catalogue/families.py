@@ -81,9 +81,11 @@ def refuse_unmodelled(config: Config) -> None:
     encoder = in_group(config, "encoders") or config.architecture.endswith(_ENCODER_CLASSES)
     if encoder or config.flag("is_encoder_decoder", default=False):
         what = family or config.architecture
-        raise _refusal(config, f"{what} is no decoder: it has no cache that grows with a request")
+        raise _refusal(
+            config, f"{what} is not a decoder and has no KV cache that grows with a request"
+        )
     if "_class_name" in config.outer:
-        raise _refusal(config, "this configures a diffusion pipeline, not a decoder")
+        raise _refusal(config, "the file configures a diffusion pipeline, not a decoder")
     if not in_group(config, "shared_kv") and config.count("num_kv_shared_layers", default=0):
         raise _refusal(config, f"num_kv_shared_layers is not modelled for {family or 'this model'}")
     if config.has("kv_lora_rank") and not in_group(config, "latent", "expanded_latent"):
@@ -109,7 +111,8 @@ def _refuse_fields(config: Config) -> None:
 
 def _refusal(config: Config, reason: str) -> SizingError:
     return SizingError(
-        f"{config.name}: {reason}; it cannot be sized. Start it once: vLLM logs what its KV cache "
-        "holds",
+        f"{config.name}: it cannot be sized, because {reason}. Start it once: vLLM logs the "
+        "capacity of its KV "
+        "cache",
         name="model",
     )

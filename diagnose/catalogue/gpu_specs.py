@@ -129,8 +129,7 @@ def gpu(gpu_id: str) -> Gpu:
     near = nearest_ids(gpu_id)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     raise SizingError(
-        f"gpu is {gpu_id!r}, which is not in the catalogue; {meant}`kneewatch size --list-gpus` "
-        "lists all",
+        f"unknown GPU {gpu_id!r}; {meant}`kneewatch size --list-gpus` lists all",
         name="gpu",
     )
 

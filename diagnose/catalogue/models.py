@@ -160,10 +160,11 @@ def model(name: str) -> Model:
         return _from_entry(matches[0])
     ids = list(_entries())
     nearest = matches or difflib.get_close_matches(name, ids, n=5, cutoff=0.5)
-    trouble = "is not unique" if matches else "is not in the catalogue"
+    trouble = "matches several models" if matches else "is not in the catalogue"
     raise SizingError(
-        f"model {name!r} {trouble}; give an id of `kneewatch size --list-models` or the path of "
-        "its config.json",
+        f"model {name!r} {trouble}; give an id listed by `kneewatch size --list-models`, or the "
+        "path "
+        "of its config.json",
         name="model",
         choices=nearest,
     )
@@ -195,9 +196,9 @@ def model_from_config(name: str, document: object) -> Model:
     notes: list[str] = []
     if not is_known_family(config):
         family = config.model_type or "its model_type"
-        notes.append(f"{family} is unknown to kneewatch: counted as a Llama-style decoder")
+        notes.append(f"{family} is not in the catalogue: sized as a Llama-style decoder")
     if config.multimodal and (vision is None or "audio_config" in config.outer):
-        notes.append("vision and audio towers are not counted in the weights; set --weights-gib")
+        notes.append("the weights exclude vision and audio towers: set --weights-gib")
     elif vision is not None:
         notes.append("the vision tower is estimated from its configuration, within a few percent")
     return _model(
@@ -216,7 +217,7 @@ def _model(
     layers = layer_kinds(config)
     experts, parameters, adapters = _census(config, vision=vision)
     if parameters is None:
-        notes = (*notes, "the parameters cannot be derived; set --weights-gib")
+        notes = (*notes, "the number of parameters is unknown: set --weights-gib")
     tables_bytes = ngram_table_bytes(config)
     if tables_bytes:
         notes = (
@@ -225,7 +226,10 @@ def _model(
             "replica: vLLM keeps them off the GPUs",
         )
     if config.model_type == "mllama":
-        notes = (*notes, "cross-attention layers take KV pages, as vLLM's V0 has it; V1 has none")
+        notes = (
+            *notes,
+            "cross-attention layers are sized as in vLLM V0; V1 does not support this model",
+        )
     return Model(
         id=config.name,
         source=source,

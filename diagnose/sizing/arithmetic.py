@@ -45,6 +45,11 @@ def figure(value: float) -> str:
     return f"{value:.4g}"
 
 
+def seconds(value_s: float) -> str:
+    """Seconds as text: in ms below 1 s."""
+    return f"{figure(value_s)} s" if value_s >= 1 else f"{figure(value_s * 1e3)} ms"
+
+
 @lru_cache(maxsize=256)
 def exact(value: float) -> Fraction:
     """The number as it was written in decimals: 1.1 is 11/10, not its nearest binary fraction.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import ceil
 
 from kneewatch.diagnose.catalogue.inputs import positive
-from kneewatch.diagnose.sizing.arithmetic import exact, figure
+from kneewatch.diagnose.sizing.arithmetic import exact, seconds
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.replicas.serving_cost import SECONDS_PER_HOUR
 from kneewatch.diagnose.sizing.requirements import Question
@@ -107,7 +107,7 @@ def _candidate(question: Question, tried: Space, launch: Launch, tally: Tally) -
         tally.reject(
             GPUS,
             setup,
-            lambda: f"{replicas} replicas of {gpus_per_replica} GPUs, at most {most} allowed",
+            lambda: f"{replicas} replicas of {gpus_per_replica} GPUs, {most} GPUs are allowed",
             configurations=launch.configurations,
             needed_ratio=replicas * gpus_per_replica / most,
         )
@@ -177,16 +177,16 @@ def _replicas(question: Question, usable_requests_per_s: float) -> int:
 
 def _reject_latency(question: Question, launch: Launch, reached: Capacity, tally: Tally) -> None:
     speed = reached.performance
-    missed, found_s, target_s = TTFT_MISSED, speed.ttft_s, question.ttft_slo_s
+    missed, missed_s, target_s = TTFT_MISSED, speed.ttft_s, question.ttft_slo_s
     if reached.binding == ITL:
-        missed, found_s, target_s = ITL_MISSED, speed.itl_s, question.itl_slo_s
+        missed, missed_s, target_s = ITL_MISSED, speed.itl_s, question.itl_slo_s
     if target_s is None:
         raise TypeError(f"{reached.binding} missed without a target")
     target = target_s
     tally.reject(
         missed,
         launch.setup,
-        lambda: f"{figure(found_s)} s, the target is {figure(target)} s",
+        lambda: f"{seconds(missed_s)}, the target is {seconds(target)}",
         configurations=launch.configurations,
-        needed_ratio=found_s / target,
+        needed_ratio=missed_s / target,
     )

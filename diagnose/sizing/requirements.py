@@ -97,11 +97,11 @@ def check_question(question: Question) -> None:
     stated = (question.input_tokens, question.output_tokens)
     if (stated[0] is None) != (stated[1] is None):
         missing = "input_tokens" if stated[0] is None else "output_tokens"
-        raise SizingError("set input and output lengths together", name=missing)
+        raise SizingError("input and output lengths go together: set both", name=missing)
     longest = question.setup.longest_tokens
     if sum(value or 0.0 for value in stated) > longest:
         raise SizingError(
-            f"input and output together exceed the limit of {longest} tokens",
+            f"input and output tokens together exceed the longest request of {longest:,} tokens",
             name="input_tokens",
         )
 
@@ -115,9 +115,7 @@ def _check_shares(question: Question) -> None:
     if accepted is not None:
         within("acceptance", accepted, low=0.0, high=1.0)
         if question.setup.draft is None:
-            raise SizingError(
-                "an acceptance ratio needs a draft: set the draft model", name="acceptance"
-            )
+            raise SizingError("an acceptance ratio needs a draft model: set it", name="acceptance")
 
 
 def at_lengths(question: Question) -> Setup:

@@ -7,22 +7,22 @@ from dataclasses import dataclass, fields, replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import over_pcie, size, steps
 
-NODE = "only one GPU in a node"
+NODE = "GPU cannot be linked to others"
 FORMAT = "number format not supported by the GPU"
-REQUANTIZED = "the checkpoint is quantized already"
-HEADS = "tensor parallelism does not divide the heads"
-CONTEXT_RANKS = "decode context parallelism does not fit the tensor parallel size"
+REQUANTIZED = "checkpoint is already quantized"
+HEADS = "TP does not divide the attention heads"
+CONTEXT_RANKS = "decode context parallel size does not fit the TP"
 LAYERS = "more pipeline stages than layers"
 WEIGHTS = "weights do not fit"
-KV = "KV cache does not hold one request of the longest length"
-TTFT_MISSED = "TTFT above the target with a single request"
-ITL_MISSED = "ITL above the target with a single request"
+KV = "KV cache is too small for one request of the longest length"
+TTFT_MISSED = "TTFT misses the target with a single request"
+ITL_MISSED = "ITL misses the target with a single request"
 GPUS = "needs more GPUs than allowed"
 REASONS = (
     NODE,
@@ -189,7 +189,7 @@ def question_of(question: Question, candidate: Candidate) -> Question:
 
 
 _SAME_RATIO = 1e-9
-_PREDICTED = "speeds are predicted by the roofline: benchmark the winner before you buy"
+_PREDICTED = "speeds are predicted, not measured: benchmark the winner before you buy"
 
 
 def notes(result: Found, candidate: Candidate) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ def notes(result: Found, candidate: Candidate) -> tuple[str, ...]:
         lines.append(f"test answer quality with {setup.scheme.id} weights on your own prompts")
     if kv_format(setup.kv_cache_dtype).is_quantized:
         lines.append(
-            f"test answer quality with the {setup.kv_cache_dtype} KV cache, above all on long "
+            f"test answer quality with the {setup.kv_cache_dtype} KV cache, especially on long "
             "contexts"
         )
     lines += over_pcie(gpu, setup.parallel.tensor)
@@ -211,7 +211,7 @@ def notes(result: Found, candidate: Candidate) -> tuple[str, ...]:
             "tokens) are rejected"
         )
     if not candidate.starts_for_certain:
-        lines.append("may not start: at the high end of the overhead estimate it does not fit")
+        lines.append("may not start: it does not fit at the high end of the overhead estimate")
     if gpu.memory_is_estimated:
         lines.append(f"{gpu.id}: memory {gpu.memory_source}")
     return tuple(lines)
@@ -219,13 +219,10 @@ def notes(result: Found, candidate: Candidate) -> tuple[str, ...]:
 
 def difference(result: Found, candidate: Candidate) -> str:
     """Why that candidate won, or what it costs more than the winner and why; one sentence."""
-    limit = (
-        f"{candidate.binding} is the limit at {candidate.concurrency} concurrent requests "
-        "per replica"
-    )
+    limit = f"{candidate.binding} limits a replica to {candidate.concurrency} concurrent requests"
     winner = result.winner
     if winner is None or candidate is winner:
-        return f"cheapest that meets the targets: {limit}"
+        return f"cheapest that meets the targets; {limit}"
     cost, least = _cost(result, candidate), _cost(result, winner)
     if cost <= least * (1 + _SAME_RATIO):
         return f"costs the same, but {_tie(winner, candidate)}; {limit}"
@@ -269,28 +266,28 @@ def winner_steps(result: Found) -> tuple[Step, ...]:
 
 
 def explain(result: Found) -> tuple[str, ...]:
-    """The search in lines: what won, what came next, what each GPU costs, why the rest failed."""
+    """The search in lines: the cheapest, the next ones, the cost on each GPU, why others fail."""
+    order = "hour" if result.ranked_by == BY_HOUR else "token"
+    ending = f"; the cheapest per {order}:" if result.best else ""
     lines = [
-        f"{result.configurations:,} configurations tried, {result.meeting:,} meet the targets; "
-        + ("ranked by cost per hour" if result.ranked_by == BY_HOUR else "ranked by cost per token")
+        f"{result.meeting:,} of {result.configurations:,} configurations meet the targets{ending}"
     ]
     for place, candidate in enumerate(result.best, start=1):
         lines += [f"{place}. {_headline(candidate)}", f"   {difference(result, candidate)}"]
         lines += [f"   {_speed(candidate)}", *[f"   - {note}" for note in notes(result, candidate)]]
     if result.best:
-        lines.append(f"{_PREDICTED}.")
-    lines += [step.line() for step in winner_steps(result)]
+        lines.append(f"Note: {_PREDICTED}.")
     if len(result.by_gpu) > 1:
-        lines.append("Cheapest on each GPU:")
+        lines.append("Cheapest configuration on each GPU:")
         lines += [
             f"   {_headline(candidate)}; {figure(round(_gb_per_usd(candidate)))} GB/s of memory "
             "bandwidth per USD/h"
             for candidate in result.by_gpu
         ]
     if result.rejections:
-        lines.append("Why other configurations failed, with the closest of each:")
+        lines.append("Why other configurations fail, with the one that comes closest:")
         lines += [
-            f"   {rejection.configurations:,} x {rejection.reason}: {rejection.example}"
+            f"   {rejection.configurations:,}: {rejection.reason} ({rejection.example})"
             for rejection in result.rejections
         ]
     return tuple(lines)
@@ -312,9 +309,9 @@ def _gb_per_usd(candidate: Candidate) -> float:
 
 def _speed(candidate: Candidate) -> str:
     return (
-        f"one replica at {candidate.concurrency} concurrent: "
-        f"{figure(candidate.requests_per_s)} requests/s, TTFT {figure(candidate.ttft_s)} s, "
-        f"ITL {figure(candidate.itl_s)} s, KV cache {candidate.kv_usage_ratio:.0%} used"
+        f"each replica with {candidate.concurrency} concurrent requests: "
+        f"{figure(candidate.requests_per_s)} requests/s, TTFT {seconds(candidate.ttft_s)}, "
+        f"ITL {seconds(candidate.itl_s)}, KV cache {candidate.kv_usage_ratio:.0%} full"
     )
 
 

@@ -99,7 +99,7 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
     setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
     if inputs is None or outputs is None:
         raise SizingError(
-            "a search needs the lengths of input and output",
+            "a search needs the input and output lengths",
             name="input_tokens" if inputs is None else "output_tokens",
         )
     _refuse_launch_figures(question)
@@ -112,8 +112,7 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
     candidates = _gpus(question, choices)
     if question.usd_per_gpu_hour is not None and len(candidates) > 1:
         raise SizingError(
-            f"one price cannot apply to {len(candidates)} GPUs; set the GPU, or the prices in "
-            "the catalogue",
+            f"one price cannot apply to {len(candidates)} GPUs: set the GPU as well",
             name="usd_per_gpu_hour",
             choices=[card.id for card in candidates],
         )
@@ -143,12 +142,10 @@ def _refuse_launch_figures(question: Question) -> None:
         ("usable_rps", question.usable_requests_per_s),
     ):
         if value is not None:
-            raise SizingError(
-                f"{name} describes one launch; a search computes it for each", name=name
-            )
+            raise SizingError("a search computes this for each launch: leave it out", name=name)
     if setup.parallel.data != 1:
         raise SizingError(
-            f"data_parallel is {setup.parallel.data}; a search counts replicas of one engine",
+            f"data_parallel is {setup.parallel.data}; a search sizes replicas of one engine",
             name="data_parallel",
             choices=("1",),
         )
@@ -318,7 +315,7 @@ def _lengths(
     if gpu is not None and tensor * pipeline > 1 and unlinked:
         failed = replace(setup, parallel=spread)
         tally.reject(
-            NODE, failed, lambda: f"{gpu.name} is linked to its CPU only", configurations=every
+            NODE, failed, lambda: f"{gpu.name} has no link to other GPUs", configurations=every
         )
         return
     if pipeline > setup.model.depth:
@@ -366,8 +363,8 @@ def _reject_weights(answer: Memory, configurations: int, tally: Tally) -> None:
         WEIGHTS,
         setup,
         lambda: (
-            f"{figure(weights_bytes / GIB)} GiB of weights and {figure(overhead / GIB)} GiB of "
-            f"overhead a GPU, {figure(usable / GIB)} GiB usable"
+            f"each GPU needs {figure(weights_bytes / GIB)} GiB for weights and "
+            f"{figure(overhead / GIB)} GiB of overhead, {figure(usable / GIB)} GiB are usable"
         ),
         configurations=configurations,
         needed_ratio=(weights_bytes + overhead) / usable,
@@ -380,7 +377,7 @@ def _reject_length(answer: Memory, length: int, needed_ratio: float, tally: Tall
         KV,
         replace(answer.setup, max_model_len=length),
         lambda: (
-            f"it needs {figure(needed / GIB)} GiB per GPU, "
+            f"needs {figure(needed / GIB)} GiB per GPU, "
             f"{figure(answer.available_bytes.expected / GIB)} GiB are left"
         ),
         configurations=1,

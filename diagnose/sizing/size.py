@@ -8,7 +8,7 @@ from math import floor
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.layers import SlidingStates
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.memory.budget import (
     FewestGpus,
     Memory,
@@ -65,23 +65,27 @@ def memory_notes(answer: Memory, concurrency: float) -> Iterator[str]:
     blocks = layout.blocks(answer.available_bytes.expected)
     if not answer.holds_one:
         longest = answer.longest_that_fits
-        way_out = f"use --max-model-len {longest}" if longest else "no --max-model-len would fit"
+        way_out = f"use --max-model-len {longest}" if longest else "no --max-model-len fits"
         yield (
-            f"vLLM would not start: one request of {setup.longest_tokens:,} tokens does not fit "
-            f"beside the block that vLLM reserves; {way_out}"
+            f"vLLM would not start: the KV cache is too small for one request of "
+            f"{setup.longest_tokens:,} tokens; {way_out}"
         )
     elif blocks * _TIGHT_RATIO <= layout.request_blocks(setup.longest_tokens):
-        yield ("a request of full length needs almost the whole KV cache: it can queue forever")
+        yield (
+            "a request of full length needs almost the whole KV cache, so it can stay queued "
+            "forever"
+        )
     if answer.available_bytes.expected > 0 > answer.available_bytes.low:
         yield "at the low end of the estimate no KV cache is left: vLLM may not start"
     if held.low < concurrency <= held.expected:
-        yield (f"not certain: at the low end of the estimate only {figure(held.low)} requests fit")
+        yield (f"may not fit: at the low end of the estimate only {figure(held.low)} requests fit")
     elif held.expected < concurrency <= held.high:
-        yield (f"it may fit: at the high end of the estimate {figure(held.high)} requests fit")
+        yield (f"may fit: at the high end of the estimate {figure(held.high)} requests fit")
     if not setup.defaults.capacity_by_context and len(layout.groups) > 1:
         yield (
-            "kv_capacity_tokens is what this version logs; for layers of several kinds that is no "
-            "capacity: kv_tokens_at_context is"
+            "kv_capacity_tokens is the number that this version logs, which is not the "
+            "capacity of a "
+            "model with several kinds of layers: use kv_tokens_at_context"
         )
 
 
@@ -98,35 +102,34 @@ def _sources(answer: Memory) -> Iterator[str]:
         yield f"{setup.gpu.id}: memory {setup.gpu.memory_source}"
     if setup.model.multimodal and setup.version < V1:
         yield (
-            "vLLM V0 profiles vision models with the largest images: it may need tens of GiB "
-            "more than shown"
+            "vLLM V0 profiles vision models with the largest images and may need tens of GiB "
+            "more than "
+            "shown"
         )
     if not _OLDEST <= setup.version <= LATEST:
-        yield "no start-up log of this vLLM version: the nearest version with one is used"
+        yield "no start-up log of this vLLM version is known: the nearest version is used"
     if setup.parallel.tensor > _MOST_RANKS:
-        yield "overhead above 8 tensor-parallel ranks is extrapolated, not measured"
+        yield "memory overhead above TP 8 is extrapolated, not measured"
     if setup.weights_bytes is not None and (setup.adapters or setup.draft):
         yield "adapters and draft model are added to the stated weights"
     if any(isinstance(part.kind, SlidingStates) for part in setup.model.layers):
         yield (
-            "requests at once are those of vLLM's start-up line, all of them in prefill, when "
-            "compressors keep every token in flight: a smaller --max-num-batched-tokens holds more"
+            "concurrent requests are counted as in vLLM's start-up line, with all of them in "
+            "prefill: a "
+            "smaller --max-num-batched-tokens holds more"
         )
     copied_ratio = second_copy_ratio(setup)
     if copied_ratio:
         yield (
-            "loads on one AMD GPU have taken up to "
-            f"{copied_ratio:.0%} more than the computed weights with vLLM 0.13 to 0.18: the low "
-            "end of the estimate has that; state --weights-gib from the log"
+            "on one AMD GPU vLLM 0.13 to 0.18 took up to "
+            f"{copied_ratio:.0%} more than the computed weights, which the low end of the estimate "
+            "includes: set --weights-gib from the log"
         )
     if setup.draft is not None:
         yield from _draft_doubts(setup.draft, setup)
     own_scheme = setup.model.quantization
     if own_scheme not in ("bf16", "fp16") and setup.scheme.id != own_scheme:
-        yield (
-            f"the checkpoint is {own_scheme}: running it in {setup.scheme.id} needs another "
-            "checkpoint"
-        )
+        yield (f"the checkpoint is in {own_scheme}: {setup.scheme.id} needs another checkpoint")
 
 
 def _draft_doubts(draft: Draft, setup: Setup) -> Iterator[str]:
@@ -135,8 +138,10 @@ def _draft_doubts(draft: Draft, setup: Setup) -> Iterator[str]:
     own = drafted.target_hidden_size or drafted is setup.model.own_draft
     if not own and drafted.vocab_size != setup.model.vocab_size:
         yield (
-            f"{drafted.id} has {drafted.vocab_size:,} tokens, {setup.model.id} "
-            f"{setup.model.vocab_size:,}: vLLM refuses this draft; newer versions accept it with "
+            f"vLLM refuses this draft model: {drafted.id} has a vocabulary of "
+            f"{drafted.vocab_size:,} "
+            f"tokens, {setup.model.id} of {setup.model.vocab_size:,}; newer versions accept it "
+            "with "
             "use_heterogeneous_vocab"
         )
 
@@ -159,21 +164,22 @@ def speed_notes(question: Question, predicted: Performance | None) -> Iterator[s
             "MBU": f"MBU {shares.mbu_ratio:g}",
         }
         yield (
-            f"{' and '.join(defaults_by_name[name] for name in defaults)}: {SOURCE}; set your "
-            "measured values "
-            f"with {' and '.join('--' + name.lower() for name in defaults)}"
+            f"speed is predicted with {' and '.join(defaults_by_name[name] for name in defaults)}, "
+            f"{SOURCE}: set your measured values with "
+            f"{' and '.join('--' + name.lower() for name in defaults)}"
         )
         ratios = ", ".join(
-            f"{low:g} to {high:g} times the {name}" for name, (low, high) in MEASURED_RATIOS.items()
+            f"{name} {low:g} to {high:g}x" for name, (low, high) in MEASURED_RATIOS.items()
         )
-        yield f"9 of 10 published benchmarks measured {ratios} that is predicted for them"
+        yield f"accuracy: 9 of 10 published benchmarks measured {ratios} the prediction"
     if question.setup.decode_context_parallel > 1:
         yield (
-            "speed is predicted without what context ranks send each other: benchmark --dcp "
+            "speed is predicted without the traffic between context-parallel ranks: benchmark "
+            "--dcp "
             f"{question.setup.decode_context_parallel}"
         )
     if question.setup.draft is not None and question.acceptance_ratio is None:
-        yield ("speed is predicted without speculation: set the acceptance ratio with --acceptance")
+        yield ("speed is predicted without speculation: set --acceptance to include it")
 
 
 def load_notes(
@@ -185,18 +191,15 @@ def load_notes(
 ) -> Iterator[str]:
     """Doubts about the load, and why there is no fleet where there is none."""
     if source == "predicted":
-        yield (
-            "usable requests/s are predicted by the roofline, not measured: run a "
-            "benchmark before you buy"
-        )
+        yield ("usable requests/s are predicted, not measured: run a benchmark before you buy")
     if predicted is not None and has_target:
-        yield "targets are compared with predicted means; P99 latencies are higher"
+        yield "the targets are compared with predicted mean latencies; P99 is higher"
     if source == "unknown" and has_peak:
-        why = "no load meets the targets"
+        why = "no load is predicted to meet the targets"
         if predicted is None or not has_target:
             why = (
-                "usable requests/s are unknown: set --usable-rps, --benchmark, a target or a "
-                "concurrency, each with lengths"
+                "usable requests/s are unknown: set --usable-rps or --benchmark, or a target or a "
+                "concurrency with --input-tokens and --output-tokens"
             )
         yield f"no fleet: {why}"
 
@@ -211,14 +214,13 @@ def stated_notes(
         expected = predicted.requests_per_s
     if usable_per_s is not None and stated_per_s > usable_per_s * _OPTIMISTIC:
         yield (
-            f"the stated {figure(stated_per_s)} usable requests/s are above the "
-            f"{figure(usable_per_s)} that one replica is predicted to carry: state what a "
-            "benchmark measured"
+            f"the stated {figure(stated_per_s)} usable requests/s exceed the predicted "
+            f"{figure(usable_per_s)} of one replica: check them with a benchmark"
         )
     elif expected is not None and not 1 / _APART <= stated_per_s / expected <= _APART:
         yield (
-            f"the stated {figure(stated_per_s)} usable requests/s and the {figure(expected)} "
-            "predicted for one replica are far apart"
+            f"the stated {figure(stated_per_s)} usable requests/s are far from the predicted "
+            f"{figure(expected)} of one replica: check them with a benchmark"
         )
 
 
@@ -227,25 +229,28 @@ def launch_notes(setup: Setup) -> Iterator[str]:
     gpu, parallel = setup.gpu, setup.parallel
     if setup.utilization > _TIGHT_UTILIZATION:
         yield (
-            f"utilization {figure(setup.utilization)} leaves {1 - setup.utilization:.0%} of the "
-            "memory for spikes of other processes: 0.90 to 0.95 is the safe range"
+            f"GPU memory utilization {figure(setup.utilization)} leaves "
+            f"{1 - setup.utilization:.0%} for "
+            "spikes and other processes: 0.90 to 0.95 is the safe range"
         )
     if gpu is not None:
         yield from over_pcie(gpu, parallel.tensor)
         if setup.scheme.compute == "fp8" and gpu.fp8_flop_per_s is None:
             yield (
-                f"{gpu.name} has no FP8 arithmetic: FP8 weights take half the memory and compute "
-                "at 16-bit speed"
+                f"{gpu.name} has no FP8 arithmetic: FP8 weights halve the memory but run at 16-bit "
+                "speed"
             )
     if parallel.experts and setup.model.experts.count:
         yield (
-            "expert parallelism is predicted for even routing: the group is as fast as its busiest "
-            "GPU, so a GPU with twice the mean load halves it"
+            "the prediction assumes that tokens spread evenly over the experts: a GPU with "
+            "twice the "
+            "mean load halves the speed of all"
         )
     if parallel.pipeline > 1:
         yield (
-            f"with fewer requests in flight than {parallel.pipeline} pipeline stages, stages idle: "
-            f"one request alone leaves {1 - 1 / parallel.pipeline:.0%} of the GPU time unused"
+            f"with fewer requests in flight than {parallel.pipeline} pipeline stages, stages "
+            "are idle: a "
+            f"single request leaves {1 - 1 / parallel.pipeline:.0%} of the GPU time unused"
         )
 
 
@@ -255,7 +260,7 @@ def over_pcie(gpu: Gpu, tensor_parallel: int) -> Iterator[str]:
         lost = planned_overhead_ratio(link="pcie", tensor_parallel=tensor_parallel)
         yield (
             f"TP {tensor_parallel} runs over PCIe, where all-reduces take about {lost:.0%} of a "
-            "step: above TP 2 use NVLink, or benchmark it against a smaller one"
+            "step: use NVLink above TP 2, or benchmark it against a smaller TP"
         )
 
 
@@ -405,7 +410,7 @@ def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
         ("ITL", speed.itl_s, question.itl_slo_s),
     ):
         if target_s is not None and found_s > target_s:
-            missed.append(f"{name} {figure(found_s)} s is above the target of {figure(target_s)} s")
+            missed.append(f"{name} {seconds(found_s)} is above the target of {seconds(target_s)}")
     return tuple(missed)
 
 
@@ -440,7 +445,7 @@ def _predicted_usable(
     best = capacity(costs, most, targets, question.efficiency)
     if not best.concurrency:
         return None, "unknown", None
-    step = _usable_step(question, best.performance, best.concurrency, "most within the targets")
+    step = _usable_step(question, best.performance, best.concurrency, "the most within the targets")
     return best.performance.requests_per_s * question.setup.parallel.data, "predicted", step
 
 
@@ -449,7 +454,7 @@ def _usable_step(question: Question, speed: Performance, concurrency: float, loa
     engines = question.setup.parallel.data
     return Step(
         title="Usable RPS of one replica",
-        formula=f"requests/s of one engine, {load}, x engines",
+        formula=f"requests/s of one engine ({load}) x engines",
         values=f"{figure(speed.requests_per_s)} at {figure(concurrency)} in flight x {engines}",
         result=f"{figure(speed.requests_per_s * engines)} requests/s",
         source="roofline prediction",
@@ -499,7 +504,7 @@ def peak_utilization(question: Question, capacity_per_s: float | None) -> Utiliz
         return Utilization(question.utilization_ratio, "the stated average")
     peak = question.peak_requests_per_s
     if capacity_per_s is None or peak is None:
-        return Utilization(1.0, "full load; set --utilization to the average")
+        return Utilization(1.0, "at full load; set --utilization to the average")
     ratio = min(peak / capacity_per_s, 1.0)
     return Utilization(ratio, "at the peak; set --utilization to the average")
 
@@ -536,11 +541,12 @@ def _exchange(answer: Size) -> tuple[Step, ...]:
     each_s = sent_bytes / gpus / loaded[0].link_bytes_per_s
     return (
         Step(
-            title="All-to-all of the experts, a decode step",
-            formula="MoE layers x tokens x experts a token x hidden x 2 B x 2 ways x (1 - 1/GPUs)",
+            title="Expert all-to-all per decode step",
+            formula="MoE layers x tokens x experts per token x hidden x 2 B x 2 ways x (1 - "
+            "1/GPUs)",
             values=f"{experts.layers} x {figure(tokens)} x {experts.per_token} x "
             f"{setup.model.hidden_size} x 2 x 2 x (1 - 1/{gpus})",
-            result=f"{figure(sent_bytes / 1e6)} MB, {figure(each_s * 1000)} ms over "
+            result=f"{figure(sent_bytes / 1e6)} MB, {seconds(each_s)} over "
             f"{loaded[0].link}, not in the predicted step",
             source="guide 5.4",
         ),

@@ -121,13 +121,13 @@ def cell_value(text: str, column: Column, *, where: str, decimal_comma: bool = F
         raise refuse(f"{where}: {text!r} is not a number", "12", "0.45", "450 ms")
     value = float(match[1])
     if not math.isfinite(value):
-        raise refuse(f"{where}: {text!r} is too large a number")
+        raise refuse(f"{where}: {text!r} is too large")
     if not column.field.endswith("_s") or column.field.endswith("_per_s"):
         return value
     units_per_s = _UNITS[unit] if unit else column.units_per_s
     if units_per_s is None:
         raise refuse(
-            f"{where}: a time without a unit; end the column's name in _ms or _s",
+            f"{where}: the unit of the time is missing; end the column's name in _ms or _s",
             column.field.removesuffix("_s") + "_ms",
             column.field,
         )
@@ -138,7 +138,7 @@ def cell_value(text: str, column: Column, *, where: str, decimal_comma: bool = F
 
 
 _NEEDED = ("concurrency", "requests_per_s", "ttft_p99_s", "itl_p99_s")
-_MIXED_ITL = "the column {name!r} is a time per output token: its P99 is over requests, not gaps"
+_MIXED_ITL = "column {name!r} is a mean per request (TPOT): its P99 hides stalls of single tokens"
 AIPERF_ROWS = {
     "time to first token (ms)": "time_to_first_token",
     "inter chunk latency (ms)": "inter_chunk_latency",
@@ -168,7 +168,7 @@ def _rows(text: str) -> tuple[list[tuple[int, list[str]]], bool]:
             for number, line in kept
         ]
     except csv.Error as error:
-        raise refuse(f"the benchmark is no CSV: {error}", *ACCEPTED) from error
+        raise refuse(f"the benchmark is not a CSV: {error}", *ACCEPTED) from error
     return split, delimiter != ","
 
 
@@ -185,16 +185,16 @@ def _columns(header: Sequence[str]) -> dict[int, Column]:
     for position, matched in held.items():
         if matched.field in names:
             raise refuse(
-                f"the columns {names[matched.field]!r} and {header[position]!r} both look like "
-                f"{matched.field}: drop one",
+                f"columns {names[matched.field]!r} and {header[position]!r} both mean "
+                f"{matched.field}: "
+                "remove one",
                 *ACCEPTED,
             )
         names[matched.field] = header[position]
     missing = [field for field in _NEEDED if field not in names]
     if missing:
         raise refuse(
-            f"no column for {', '.join(missing)} among {', '.join(map(repr, header))}; "
-            f"accepted names are like {', '.join(ACCEPTED)}",
+            f"no column for {', '.join(missing)} among {', '.join(map(repr, header))}",
             *ACCEPTED,
         )
     return held

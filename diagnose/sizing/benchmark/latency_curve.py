@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from typing import Literal
 
 from kneewatch.diagnose.catalogue.inputs import positive
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
 
 TAIL_RATIO = 2.0
@@ -72,7 +72,7 @@ def _tail_knee(points: Sequence[BenchmarkPoint]) -> Knee | None:
                 result=f"{figure(tail / lowest)} (knee from {figure(TAIL_RATIO)})",
                 source="guide 8.1",
             )
-            return Knee(safe, past, "P99 of TTFT leaves P50", (step,))
+            return Knee(safe, past, "TTFT P99 rises faster than P50", (step,))
         lowest = min(lowest, tail)
     return None
 
@@ -170,25 +170,27 @@ def littles_gap(
 def _verdict(gap: float, basis: Basis) -> tuple[Verdict, str]:
     if gap > GAP_LIMIT and basis == "mean latency":
         return "mismatch", (
-            "the stated concurrency was not in flight (too few requests, a slow client, arrivals "
-            "that never filled it), or the latencies leave out part of a request's life, such as "
-            "tokens that the client did not see; fix the benchmark before sizing"
+            "the stated concurrency was not reached (too few requests, a slow client, too few "
+            "arrivals), or the latencies leave out part of each request; fix the benchmark before "
+            "sizing"
         )
     if gap > GAP_LIMIT:
         return "mismatch", (
-            "by the guide the test inputs differ from production; with long outputs the gap is "
-            "decode time: compare with the mean latency before rejecting the benchmark"
+            "the test inputs may differ from production's; with long outputs the gap is decode "
+            "time: "
+            "compare with the mean latency before you reject the benchmark"
         )
     if gap < IMPOSSIBLE_GAP and basis == "mean latency":
         return "impossible", (
-            "more requests were served than were in flight: the numbers are inconsistent"
+            "more requests were served than were in flight: the numbers contradict each other"
         )
     if gap > THIN_GAP and basis == "mean latency":
         return "consistent", (
-            f"within the guide's limit, but only {1 / gap:.0%} of the stated concurrency was in "
-            "flight on average: run longer at each step"
+            f"only {1 / gap:.0%} of the stated concurrency was in flight on average: run longer "
+            "at each "
+            "step"
         )
-    return "consistent", "the benchmark can be sized from"
+    return "consistent", "the benchmark is consistent"
 
 
 # --- What makes a benchmark's curve unfit, or less fit, to size from. Pure. Guide 8.2 and 8.3 -----
@@ -233,19 +235,19 @@ def _coverage(benchmark: Benchmark, points: Sequence[BenchmarkPoint]) -> Iterato
     if len(points) < MIN_POINTS:
         yield RedFlag(
             "few_points",
-            f"{len(points)} measured concurrencies; a curve with its knee needs "
-            f"{MIN_POINTS} or more, from 1 in flight to past saturation",
+            f"only {len(points)} concurrencies were measured; the knee needs {MIN_POINTS} or more, "
+            "from 1 in flight to past saturation",
         )
     if len(points) > 1 and points[0].concurrency * 4 > points[-1].concurrency:
         yield RedFlag(
             "no_baseline",
-            f"the sweep starts at {points[0].concurrency:g} in flight, too near its end at "
-            f"{points[-1].concurrency:g} to show the unloaded latency",
+            f"the sweep starts at {points[0].concurrency:g} in flight, too close to its end at "
+            f"{points[-1].concurrency:g} to show the latency without load",
         )
     if len(points) < len(benchmark.points):
         yield RedFlag(
             "repeated_runs",
-            "several runs at one concurrency: the lowest RPS and highest latencies are used",
+            "a concurrency has several runs: their lowest RPS and highest latencies are used",
         )
 
 
@@ -257,16 +259,16 @@ def _shape(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
         if rps_gain > SATURATED_ELASTICITY * load_gain:
             yield RedFlag(
                 "not_saturated",
-                f"throughput still rises at the end: {rps_gain:+.0%} RPS for {load_gain:+.0%} "
-                f"concurrency; go beyond {last.concurrency:g} in flight",
+                f"throughput still rises at the end ({rps_gain:+.0%} RPS for {load_gain:+.0%} "
+                f"concurrency): measure above {last.concurrency:g} in flight",
             )
     for before, after in pairwise(points):
         step = f"from {before.concurrency:g} to {after.concurrency:g} in flight"
         if after.requests_per_s < before.requests_per_s * (1 - NOISE_RATIO):
             yield RedFlag(
                 "rps_falls",
-                f"RPS falls {step}: {figure(before.requests_per_s)} to "
-                f"{figure(after.requests_per_s)}: preemption past saturation, or a bad run",
+                f"RPS falls {step} ({figure(before.requests_per_s)} to "
+                f"{figure(after.requests_per_s)}): preemption past saturation, or a bad run",
             )
         for name, low, high in (
             ("TTFT", before.ttft_p99_s, after.ttft_p99_s),
@@ -275,8 +277,9 @@ def _shape(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
             if high < low * (1 - 2 * NOISE_RATIO):
                 yield RedFlag(
                     "latency_falls",
-                    f"{name} P99 falls {step}: {figure(low)} to {figure(high)} s: not warmed "
-                    "up (guide: 1,000 requests first), or too few requests",
+                    f"{name} P99 falls {step} ({seconds(low)} to {seconds(high)}): the server "
+                    "was not "
+                    "warmed up (send 1,000 requests first), or there were too few requests",
                 )
 
 
@@ -286,8 +289,9 @@ def _runs(benchmark: Benchmark) -> Iterator[RedFlag]:
     if few:
         yield RedFlag(
             "few_requests",
-            f"{len(few)} of {len(benchmark.points)} runs have under {MIN_REQUESTS} requests "
-            f"(fewest {min(few)}): their P99 is based on {max(1, min(few) // 100)} of them",
+            f"{len(few)} of {len(benchmark.points)} runs have fewer than {MIN_REQUESTS} "
+            "requests (the "
+            f"smallest {min(few)}): P99 rests on the slowest {max(1, min(few) // 100)}",
         )
     failed = [f"{point.concurrency:g}" for point in benchmark.points if point.failed]
     if failed:
@@ -314,15 +318,16 @@ def _law(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
         if gap.verdict != "consistent":
             yield RedFlag(
                 "littles_law",
-                f"at {point.concurrency:g} in flight Little's law gives "
-                f"{figure(gap.ceiling_requests_per_s)} requests/s, but measured "
-                f"{figure(point.requests_per_s)}: {gap.meaning}",
+                f"at {point.concurrency:g} in flight {figure(point.requests_per_s)} requests/s "
+                "were "
+                f"measured, and Little's law gives {figure(gap.ceiling_requests_per_s)}: "
+                f"{gap.meaning}",
             )
     if unchecked:
         yield RedFlag(
             "littles_law_unchecked",
-            f"Little's law was not checked at {', '.join(unchecked)} in flight: the benchmark "
-            "has neither a mean latency nor medians with tokens/s",
+            f"Little's law was not checked at {', '.join(unchecked)} in flight: the benchmark has "
+            "neither mean latency nor medians with tokens/s",
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     Knee,
     RedFlag,
@@ -66,7 +66,7 @@ def operating_point(
     Source: guide 8.3, steps 1 and 2.
     """
     if ttft_p99_s is None and itl_p99_s is None:
-        raise SizingError("no target: C_max needs a TTFT P99 or ITL P99 target", name="ttft_slo")
+        raise SizingError("C_max needs a TTFT P99 or ITL P99 target", name="ttft_slo")
     for name, target in (("ttft_slo", ttft_p99_s), ("itl_slo", itl_p99_s)):
         if target is not None:
             positive(name, target)
@@ -76,7 +76,7 @@ def operating_point(
     bend = knee(points)
     peak = max(p.requests_per_s for p in points)
     if start is None:
-        flag = RedFlag("none_meet", f"no measured concurrency meets the targets: {misses[0][0]}")
+        flag = RedFlag("none_meet", f"no measured concurrency meets the targets ({misses[0][0]})")
         flags = (flag, *red_flags(benchmark))
         return OperatingPoint(None, points[0], misses[0], bend, peak, flags, bend.steps)
     end = next((i for i in range(start, len(points)) if misses[i]), len(points))
@@ -102,7 +102,8 @@ def missed_targets(
     """The targets that a point breaks, with its numbers; at the target exactly is kept."""
     pairs = (("TTFT", point.ttft_p99_s, ttft_p99_s), ("ITL", point.itl_p99_s, itl_p99_s))
     return tuple(
-        f"{name} P99 {figure(measured)} s > {figure(target)} s at {point.concurrency:g} in flight"
+        f"{name} P99 {seconds(measured)} at {point.concurrency:g} in flight, target "
+        f"{seconds(target)}"
         for name, measured, target in pairs
         if target is not None and measured > target
     )
@@ -112,7 +113,7 @@ def _steps(
     best: BenchmarkPoint, *, ttft_p99_s: float | None, itl_p99_s: float | None
 ) -> list[Step]:
     kept = [
-        f"{name} {figure(measured)} <= {figure(target)} s"
+        f"{name} {seconds(measured)} <= {seconds(target)}"
         for name, measured, target in (
             ("TTFT", best.ttft_p99_s, ttft_p99_s),
             ("ITL", best.itl_p99_s, itl_p99_s),
@@ -149,21 +150,22 @@ def _point_flags(
     if start > 0:
         yield RedFlag(
             "cold_start",
-            f"{misses[0][0]}, while {first.concurrency:g} meets the targets: check that the "
+            f"{misses[0][0]}, while {first.concurrency:g} in flight meets the targets: check "
+            "that the "
             "server was warmed up",
         )
     if end == len(points):
         yield RedFlag(
             "all_meet",
-            f"every point from {first.concurrency:g} in flight meets the targets: C_max is "
-            f"{best.concurrency:g} or more; measure higher concurrencies",
+            f"all points from {first.concurrency:g} in flight meet the targets: C_max is "
+            f"{best.concurrency:g} or more, measure higher concurrencies",
         )
         return
     miss = points[end].concurrency
     if miss > BRACKET_RATIO * best.concurrency:
         yield RedFlag(
             "wide_bracket",
-            f"C_max lies between {best.concurrency:g} (used) and {miss:g}: measure between them",
+            f"C_max is between {best.concurrency:g} (used here) and {miss:g}: measure in between",
         )
     later = zip(points[end:], misses[end:], strict=True)
     again = [point.concurrency for point, missed in later if not missed]
@@ -181,12 +183,13 @@ def _place_flags(points: Sequence[BenchmarkPoint], bend: Knee) -> Iterator[RedFl
     if bend.past is not None and best.concurrency >= bend.past.concurrency:
         yield RedFlag(
             "past_knee",
-            f"C_max ({best.concurrency:g} in flight) lies past the knee (after "
-            f"{bend.safe.concurrency:g}): small load increases cost much latency there",
+            f"C_max ({best.concurrency:g} in flight) is past the knee (after "
+            f"{bend.safe.concurrency:g}), where a little more load costs much latency",
         )
     if top.requests_per_s > best.requests_per_s:
         yield RedFlag(
             "more_at_less",
-            f"{top.concurrency:g} in flight served {figure(top.requests_per_s)} requests/s, more "
-            f"than C_max ({figure(best.requests_per_s)}): cap concurrency there",
+            f"{top.concurrency:g} in flight served {figure(top.requests_per_s)} requests/s, "
+            "more than "
+            f"C_max ({figure(best.requests_per_s)}): limit concurrency to {top.concurrency:g}",
         )

@@ -70,12 +70,13 @@ def in_flight(
         return stated
     if latency_s is None:
         raise refuse(
-            f"{origin}: neither a concurrency nor a mean latency to derive it from; add one",
+            f"{origin}: it has neither a concurrency nor a mean latency to derive it from; add one",
             "concurrency",
         )
     notes.append(
-        f"{origin}: no concurrency stated; taken as requests/s x mean latency (Little's law), the "
-        "average number in flight"
+        f"{origin}: it has no concurrency, so requests/s x mean latency is used, the mean "
+        "number in "
+        "flight (Little's law)"
     )
     return rate_per_s * latency_s
 
@@ -101,7 +102,7 @@ def checked(point: BenchmarkPoint) -> BenchmarkPoint:
         if median is not None and median > p99:
             raise refuse(
                 f"{point.origin}: the median {name} ({median:g} s) is above its P99 ({p99:g} s): "
-                "are the columns or their units mixed up?"
+                "check the columns and their units"
             )
     return point
 
@@ -113,7 +114,7 @@ def ordered(points: Sequence[BenchmarkPoint], notes: Sequence[str] = ()) -> Benc
         SizingError: there is no point, or one cannot be true.
     """
     if not points:
-        raise refuse("the benchmark holds no measured point")
+        raise refuse("the benchmark has no measured point")
     return Benchmark(
         points=tuple(sorted((checked(p) for p in points), key=lambda p: p.concurrency)),
         notes=tuple(dict.fromkeys(notes)),

@@ -64,29 +64,31 @@ _AIPERF_TIMES = (
     *("inter_chunk_latency", "request_latency"),
 )
 _PER_REQUEST = (
-    "aiperf's inter_token_latency is averaged over each request before P99 is taken: stalls of "
-    "single tokens do not show, and there is no inter_chunk_latency to use instead"
+    "ITL is aiperf's inter_token_latency, a mean per request, so stalls of single tokens do not "
+    "show; the report has no inter_chunk_latency"
 )
 _CHUNKS = (
-    "ITL from aiperf's inter_chunk_latency, gap by gap as in `vllm bench serve`; its "
-    "inter_token_latency is averaged over each request first and hides stalls"
+    "ITL is aiperf's inter_chunk_latency, gap by gap as in `vllm bench serve`; its "
+    "inter_token_latency is a mean per request, which hides stalls"
 )
 
 
 _PER_REQUEST_ITL = (
-    "{tool} averages ITL over each request before it takes P99: stalls of single tokens, which "
-    "`vllm bench serve` and the server's own histogram count, do not show"
+    "{tool} reports ITL as a mean per request, so stalls of single tokens do not show; `vllm bench "
+    "serve` and vLLM's own histogram include them"
 )
 _CLOSED_LOOP = (
-    "no arrival rate: a fixed number in flight has no bursts, so production queues where this run "
-    "did not; confirm C_max with --request-rate"
+    "the run had no arrival rate: a fixed number in flight has no bursts, so production queues "
+    "earlier; confirm C_max with --request-rate"
 )
 _EVEN_ARRIVALS = (
-    "burstiness {burstiness:g} spaces arrivals more evenly than chance does: repeat the run with 1"
+    "burstiness {burstiness:g} spaces arrivals more evenly than in production: "
+    "repeat the run with 1"
 )
 _UNIFORM = (
-    "every {name} has the same length: P99 latencies of production come from the longest; repeat "
-    "the run with the lengths of real requests"
+    "every {name} has the same length, but in production P99 comes from the longest: repeat "
+    "the run "
+    "with the lengths of real requests"
 )
 _FEW_PROMPTS = "{origin}: concurrency {stated:g} stated, but only {requests} requests were sent"
 
@@ -207,7 +209,7 @@ def _guidellm_point(origin: str, benchmark: object, notes: list[str]) -> Benchma
     """The point of one entry of guidellm's `benchmarks`; its successful requests count."""
     notes.append(_PER_REQUEST_ITL.format(tool="guidellm"))
     figures = {**_guidellm_concurrency(benchmark), **_figures(benchmark, GUIDELLM)}
-    return _point(origin, figures, notes, keys=GUIDELLM, advice="is it guidellm's?")
+    return _point(origin, figures, notes, keys=GUIDELLM, advice="check that guidellm wrote it")
 
 
 def _guidellm_concurrency(benchmark: object) -> dict[str, float]:
@@ -333,8 +335,9 @@ def _from_json(body: str) -> Benchmark:
             points.append(_vllm_point(origin, document, notes))
         else:
             raise refuse(
-                f"{origin} is no known benchmark report: no `request_throughput` (vllm bench "
-                "serve, aiperf) and no `benchmarks` (guidellm)",
+                f"{origin} is not a supported benchmark report: it has neither "
+                "`request_throughput` (vllm "
+                "bench serve, aiperf) nor `benchmarks` (guidellm)",
                 *TOOLS,
             )
     return ordered(points, notes)

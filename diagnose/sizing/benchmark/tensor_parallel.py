@@ -154,11 +154,13 @@ def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Com
     wide = next((degree for degree in degrees if degree.tensor_parallel == tensor_parallel), None)
     smaller = [degree for degree in degrees if degree.tensor_parallel < tensor_parallel]
     if wide is None:
-        return replace(plain, why=f"there is no sweep of {name}")
+        return replace(plain, why=f"no sweep of {name} is given")
     if wide.point is None:
-        return replace(plain, wide=wide, why=f"{name} at its lightest: {wide.missed}")
+        return replace(
+            plain, wide=wide, why=f"{name} misses a target at its lowest load: {wide.missed}"
+        )
     if not smaller:
-        return replace(plain, wide=wide, why=f"there is no sweep below {name}")
+        return replace(plain, wide=wide, why=f"no sweep below {name} is given")
     doubts = [(degree, _doubt(wide, degree)) for degree in smaller]
     sound = [degree for degree, doubt in doubts if not doubt]
     if not sound:
@@ -166,7 +168,7 @@ def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Com
     narrow = max(sound, key=lambda degree: degree.per_s_per_gpu)
     share = wide.per_s_per_gpu / narrow.per_s_per_gpu
     most = wide.most_per_s / wide.tensor_parallel / narrow.per_s_per_gpu
-    gap = f"the limit of {name} is between two loads that are far apart: measure between them"
+    gap = f"the limit of {name} is between two loads that are far apart: measure in between"
     why = gap if share < FAR_BELOW <= most else ""
     return Comparison(unit, wide, narrow, share, most, why)
 
@@ -175,17 +177,18 @@ def _doubt(wide: Degree, narrow: Degree) -> str:
     """Why the two cannot be held against each other; empty where they can."""
     of_wide, of_narrow = f"TP {wide.tensor_parallel}", f"TP {narrow.tensor_parallel}"
     if narrow.point is None:
-        return f"{of_narrow} at its lightest: {narrow.missed}"
+        return f"{of_narrow} misses a target at its lowest load: {narrow.missed}"
     if not alike(wide.tokens_per_request, narrow.tokens_per_request):
         return (
-            f"the sweeps used different requests: {wide.tokens_per_request:.0f} tokens each with "
+            f"the sweeps used different requests: {wide.tokens_per_request:.0f} output tokens with "
             f"{of_wide}, {narrow.tokens_per_request:.0f} with {of_narrow}"
         )
     less_loaded = wide.in_flight_per_gpu < AS_LOADED_FROM * narrow.in_flight_per_gpu
     if not wide.reached and less_loaded:
         return (
-            f"{of_wide} was measured with {wide.in_flight_per_gpu:.3g} requests in flight a GPU "
-            f"and may reach more, {of_narrow} with {narrow.in_flight_per_gpu:.3g}: extend the sweep"
+            f"{of_wide} was measured up to {wide.in_flight_per_gpu:.3g} requests in flight per "
+            "GPU, "
+            f"{of_narrow} up to {narrow.in_flight_per_gpu:.3g}: extend the sweep of {of_wide}"
         )
     return ""
 

@@ -56,7 +56,9 @@ def parse_version(text: str) -> Version:
     """
     match = re.match(r"\s*v?(\d{1,3})\.(\d{1,4})(?:\.(\d{1,4}))?", text)
     if match is None:
-        raise SizingError(f"vLLM version {text!r} is not of the form 0.20.1", name="vllm_version")
+        raise SizingError(
+            f"{text!r} is not a vLLM version; write it as 0.20.1", name="vllm_version"
+        )
     major, minor, patch = match.groups()
     return int(major), int(minor), int(patch or 0)
 
@@ -196,8 +198,9 @@ class Setup:
         longest = self.max_model_len or self.model.max_context_tokens
         if not longest:
             raise SizingError(
-                f"{self.model.id}: the configuration has no max_position_embeddings; "
-                "set the longest context",
+                f"{self.model.id}: the configuration has no max_position_embeddings; set the "
+                "longest "
+                "context",
                 name="max_model_len",
             )
         return longest
@@ -222,21 +225,24 @@ def check(setup: Setup) -> None:
         )
     if setup.context > setup.longest_tokens:
         raise SizingError(
-            f"context {setup.context} is longer than the {setup.longest_tokens} tokens allowed",
+            f"context of {setup.context:,} tokens exceeds the longest allowed request of "
+            f"{setup.longest_tokens:,} tokens",
             name="context",
         )
     if setup.batched_tokens < min(setup.seqs, setup.max_num_seqs or 0):
         raise SizingError(
-            f"a budget of {setup.batched_tokens} tokens is below the {setup.seqs} requests of a "
-            "batch; vLLM refuses that",
+            f"vLLM refuses a budget of {setup.batched_tokens} tokens per step, because "
+            "max_num_seqs is "
+            f"{setup.seqs}; it must not be smaller",
             name="max_num_batched_tokens",
         )
     _check_parallel(setup)
     _check_dtypes(setup)
     if setup.model.target_hidden_size:
         raise SizingError(
-            f"{setup.model.id} is a draft head, which runs beside its target only: set the "
-            "target here and the head as the draft",
+            f"{setup.model.id} is a draft head and cannot run alone: set the target model here "
+            "and the "
+            "head as the draft model",
             name="model",
         )
     if setup.adapters is not None:
@@ -276,14 +282,16 @@ def _check_parallel(setup: Setup) -> None:
         )
     if parallel.pipeline > model.depth:
         raise SizingError(
-            f"{model.id} has {model.depth} layers for {parallel.pipeline} pipeline stages",
+            f"{parallel.pipeline} pipeline stages are too many: {model.id} has {model.depth} "
+            "layers",
             name="pipeline_parallel",
         )
     fitting_ranks = _context_ranks(setup)
     if setup.decode_context_parallel not in fitting_ranks:
         raise SizingError(
-            f"vLLM refuses {setup.decode_context_parallel} context ranks at TP {tp} of "
-            f"{model.id}: they are ranks with copies of the same KV heads",
+            f"vLLM refuses decode context parallel size {setup.decode_context_parallel} at TP "
+            f"{tp} for "
+            f"{model.id}: it is limited by the copies of each KV head",
             name="dcp",
             choices=[str(ranks) for ranks in fitting_ranks],
         )
@@ -316,13 +324,15 @@ def _check_dtypes(setup: Setup) -> None:
     )
     missing = None if gpu is None else kernel_missing(kept, gpu)
     if kept.needs_indexer and not indexed:
-        missing = f"{setup.model.id} has no sparse latent attention for a {kept.id} KV cache"
+        missing = (
+            f"a {kept.id} KV cache needs sparse latent attention, which {setup.model.id} lacks"
+        )
     if missing is not None:
         raise SizingError(missing, name="kv_cache_dtype")
     # Ampere and older run 8- and 4-bit weights through weight-only kernels, which is no refusal.
     if gpu is not None and arithmetic == "fp4" and gpu.flop_per_s("fp8") is None:
         raise SizingError(
-            f"{gpu.name} has neither FP4 nor FP8 arithmetic for {setup.scheme.id} weights",
+            f"{gpu.name} has neither FP4 nor FP8 arithmetic, which {setup.scheme.id} weights need",
             name="quantization",
             choices=tuple(key for key in SCHEMES if SCHEMES[key].compute != "fp4"),
         )

@@ -44,7 +44,7 @@ def beside_steps(answer: Memory) -> Iterator[Step]:
         bytes_per_slot = answer.adapter_bytes / slots
         yield Step(
             "LoRA adapters on each GPU",
-            "slots x bytes of the matrices that may be adapted, at the largest rank",
+            "slots x bytes of an adapter for all matrices at the largest rank",
             f"{slots} x {figure(bytes_per_slot / _MEBI)} MiB of rank {rank} in 16 bit",
             gib(answer.adapter_bytes),
             "guide 2.5; vllm/lora/layers (0.32)",
@@ -54,7 +54,7 @@ def beside_steps(answer: Memory) -> Iterator[Step]:
         parameters = draft.parameters.total if draft.parameters is not None else 0.0
         yield Step(
             f"Draft on each GPU ({scheme(draft.quantization).id})",
-            f"{draft.id}, split over the ranks like its target",
+            f"parameters of {draft.id} / TP",
             f"{figure(parameters / 1e9)} billion parameters / {setup.parallel.tensor}",
             gib(answer.draft_bytes),
             "guide 6.6; vllm/config/speculative.py (0.32)",
@@ -79,8 +79,8 @@ def draft_token_steps(answer: Memory) -> Iterator[Step]:
     for part in draft.model.layers if draft is not None else ():
         layer_bytes = token_bytes(part.kind, settings)
         yield Step(
-            "KV of a token in the draft",
-            "layers x bytes of a layer",
+            "KV cache per token, draft model",
+            "layers x bytes per layer",
             f"{part.count} x {figure(layer_bytes)}",
             f"{figure(part.count * layer_bytes)} B on each GPU",
             "guide 6.6; vllm/v1/core/kv_cache_utils.py",
@@ -109,7 +109,9 @@ def memory_steps(answer: Memory) -> tuple[Step, ...]:
         lines += [_weights(answer), *beside_steps(answer), _overhead(answer), _available(answer)]
     else:
         stated = gib(answer.available_bytes.expected)
-        lines.append(Step("Available KV on each GPU", "as stated", stated, stated, "the user"))
+        lines.append(
+            Step("Available KV cache on each GPU", "as stated", stated, stated, "the user")
+        )
     own_layout = answer.layout
     if answer.setup.draft is not None:
         # A draft's layers are in the same groups.
@@ -127,7 +129,7 @@ def _weights(answer: Memory) -> Step:
         )
     return Step(
         f"Weights on each GPU ({setup.scheme.id})",
-        "attention + MLP + experts + tables + small + vision",
+        "attention + MLP + experts + embeddings + norms and routers + vision",
         " + ".join(gib(part) for part in _parts(answer.weights)),
         gib(total_bytes),
         f"guide 2.1; {setup.scheme.source}",
@@ -165,9 +167,9 @@ def _available(answer: Memory) -> Step:
     overhead = gib(taken.expected_bytes) if taken is not None else ""
     loaded = "weights"
     if answer.adapter_bytes or answer.draft_bytes:
-        loaded = "all that is loaded"
+        loaded = "weights, adapters and draft"
     return Step(
-        "Available KV on each GPU",
+        "Available KV cache on each GPU",
         f"utilization x memory - {loaded} - overhead",
         f"{figure(setup.utilization)} x {gib(memory_bytes)} - {gib(answer.weights_bytes or 0.0)} "
         f"- {overhead}",
@@ -181,11 +183,11 @@ def _tokens(group: Group, settings: KvSettings) -> Step:
     if isinstance(kind, Recurrent):
         held = state_bytes(kind, settings)
         return Step(
-            f"State of a request, {count} recurrent layers",
-            "(convolution x 2 B + state x its width) / TP, each layer",
+            f"State per request, {count} recurrent layers",
+            "(convolution elements x 2 B + state elements x bytes) / TP, per layer",
             f"({kind.conv_elements:,} x 2 + {kind.state_elements:,} x "
             f"{figure(kind.state_bytes_per_element)}) / {settings.tensor_parallel}",
-            f"{figure(held)} B a layer",
+            f"{figure(held)} B per layer",
             _KV_SOURCE,
         )
     if isinstance(kind, CompressedAttention | SlidingStates):
@@ -194,24 +196,24 @@ def _tokens(group: Group, settings: KvSettings) -> Step:
         title, formula, values = _latent(kind, count, settings)
     else:
         heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
-        formula = "layers x KV heads on a GPU x (key + value) in bytes"
+        formula = "layers x KV heads per GPU x (key + value) in bytes"
         values = f"{count} x {heads} x {_head(kind, settings.kv_format)}"
-        title = "KV of a token, full attention"
+        title = "KV cache per token, full attention"
         if isinstance(kind, SlidingAttention):
-            title = f"KV of a token within a window of {kind.window_tokens:,}"
+            title = f"KV cache per token, window of {kind.window_tokens:,} tokens"
     result = f"{figure(count * group.token_bytes)} B on each GPU"
     return Step(title, formula, values, result, _KV_SOURCE)
 
 
 def _vectors(group: Group, kind: CompressedAttention | SlidingStates) -> Step:
-    kept = "Vectors of a token"
+    kept = "Vectors per token"
     if isinstance(kind, SlidingStates):
-        kept += f" within a window of {kind.window_tokens:,}"
-        kept = kept if kind.window_tokens else "Rings of open groups, for each token"
+        kept += f", window of {kind.window_tokens:,} tokens"
+        kept = kept if kind.window_tokens else "Rings of open groups, per token"
     whole = f", in whole {kind.page_bytes} B" if kind.page_bytes > 1 else ""
     return Step(
         f"{kept}, {group.layers} caches",
-        f"pages of the caches{whole} / tokens of a block",
+        f"pages of the caches{whole} / tokens per block",
         f"{figure(group.layers * group.token_bytes * group.block_tokens)} / {group.block_tokens}",
         f"{figure(group.layers * group.token_bytes)} B on each GPU",
         _KV_SOURCE,
@@ -238,8 +240,8 @@ def _latent(kind: LatentAttention, count: int, settings: KvSettings) -> tuple[st
             formula += f" + {name}"
             row += f" + {added}"
     return (
-        "KV of a token, latent attention",
-        f"layers x ({formula}), the same on every rank",
+        "KV cache per token, latent attention",
+        f"layers x ({formula}), copied to every rank",
         f"{count} x ({row})",
     )
 
@@ -253,22 +255,22 @@ def _pool(answer: Memory) -> tuple[Step, ...]:
     return (
         Step(
             "Blocks",
-            "available KV / (page x layers of a group)",
+            "available KV cache / (page x layers per group)",
             f"{gib(answer.available_bytes.expected)} / ({figure(layout.page_bytes)} B x "
             f"{layout.group_layers})",
-            f"{blocks:,} of {block_tokens} tokens, one of them vLLM's own",
+            f"{blocks:,} blocks of {block_tokens} tokens, of which vLLM keeps one",
             _POOL_SOURCE,
         ),
         Step(
-            f"Blocks of a request of {context:,} tokens",
+            f"Blocks per request of {context:,} tokens",
             " + ".join(_group_formula(group, layout.settings) for group in layout.groups),
-            "sum over the groups",
+            "sum over the layer groups",
             f"{request:,}",
             _POOL_SOURCE,
         ),
         Step(
-            "Requests at once",
-            "blocks / blocks of a request",
+            "Concurrent requests",
+            "blocks / blocks per request",
             f"{blocks:,} / {request:,}",
             f"{figure(answer.concurrency.expected)} ({figure(answer.concurrency.low)} to "
             f"{figure(answer.concurrency.high)})",

@@ -75,8 +75,9 @@ def parameters_of(model: Model) -> Parameters:
     """
     if model.parameters is None:
         raise SizingError(
-            f"{model.id}: the configuration does not say enough to count the parameters; "
-            "set the size of the weights",
+            f"{model.id}: the configuration lacks fields to count the parameters; set the size "
+            "of the "
+            "weights",
             name="weights_gib",
         )
     return model.parameters
@@ -192,20 +193,20 @@ def check_adapters(adapters: Adapters, model: Model) -> None:
     within("max_loras", adapters.slots, low=1, high=_MOST_SLOTS)
     if adapters.rank not in RANKS:
         raise SizingError(
-            f"vLLM takes no adapters of rank {adapters.rank}",
+            f"vLLM does not support adapters of rank {adapters.rank}",
             name="max_lora_rank",
             choices=tuple(str(rank) for rank in RANKS),
         )
     shape = model.adapters
     if shape is None:
         raise SizingError(
-            f"{model.id}: the configuration does not say enough to size adapters",
+            f"{model.id}: the configuration lacks fields to size adapters",
             name="max_loras",
         )
     if shape.head and model.vocab_size > _LARGEST_VOCABULARY:
         raise SizingError(
-            f"vLLM refuses adapters of {model.id}: its {model.vocab_size:,} tokens are more than "
-            f"{_LARGEST_VOCABULARY:,}",
+            f"vLLM refuses adapters for {model.id}: its vocabulary of {model.vocab_size:,} tokens "
+            f"exceeds {_LARGEST_VOCABULARY:,}",
             name="max_loras",
         )
 
@@ -257,11 +258,14 @@ def check_draft(draft: Draft, target: Model, parallel: Parallel) -> None:
     within("num_speculative_tokens", draft.tokens, low=1, high=MOST_TOKENS)
     model = draft.model
     if model.parameters is None:
-        raise SizingError(f"{model.id}: its parameters cannot be derived", name="draft_model")
+        raise SizingError(
+            f"{model.id}: the number of its parameters is unknown", name="draft_model"
+        )
     hidden_size = model.target_hidden_size
     if hidden_size and hidden_size != target.hidden_size:
         raise SizingError(
-            f"{model.id} drafts for models of hidden size {hidden_size:,}, {target.id} has "
+            f"{model.id} drafts for models with hidden size {hidden_size:,}; that of "
+            f"{target.id} is "
             f"{target.hidden_size:,}",
             name="draft_model",
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import littles_gap
 from kneewatch.diagnose.sizing.benchmark.operating_point import operating_point
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
@@ -134,7 +134,7 @@ def missed(point: Point, slo: Slo) -> tuple[str, ...]:
     """The targets that a point misses, as text with its values."""
     pairs = (("TTFT", point.ttft_p99_s, slo.ttft_p99_s), ("ITL", point.itl_p99_s, slo.itl_p99_s))
     return tuple(
-        f"{name} P99 {figure(value)} s above {figure(target)} s"
+        f"{name} P99 {seconds(value)}, above the target of {seconds(target)}"
         for name, value, target in pairs
         if target is not None and value > target
     )
@@ -280,12 +280,12 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
 
 def _untargeted(pool: Pool, table: Benchmark) -> Curve:
     if pool.profile.traffic.kind != "batch":
-        notes = ["no target is stated: the benchmark has no C_max"]
+        notes = ["no latency target is set: the benchmark has no C_max"]
         return Curve(None, "unknown", Part(notes=notes))
     best = max(table.points, key=lambda row: row.requests_per_s)
     step = Step(
         title="Highest throughput",
-        formula="greatest requests/s of the benchmark",
+        formula="highest requests/s of the benchmark",
         values=f"at {best.concurrency:g} in flight",
         result=f"{figure(best.requests_per_s)} requests/s",
         source="guide 1.4",
@@ -311,25 +311,26 @@ def predicted_curve(instance: Serving) -> Curve:
         part.notes.append(f"the KV cache holds no request of {longest:,} tokens")
         return Curve(None, "unknown", part)
     best = best_point(instance)
-    part.notes.append("predicted by the roofline, without bursts: run a benchmark before you buy")
+    part.notes.append("predicted, not measured, and without bursts: run a benchmark before you buy")
     if best is None and has_target(profile.slo):
         part.notes.append(
-            "the roofline predicts that even a single request misses a target: no "
-            "concurrency meets them"
+            "even a single request is predicted to miss a target, so no concurrency meets them"
         )
     elif best is None:
-        part.notes.append("no target is stated: C_max and usable RPS are unknown")
+        part.notes.append("no latency target is set: C_max and usable RPS are unknown")
     elif best.concurrency < limit and has_target(profile.slo):
         beyond = point(instance, best.concurrency + 1)
-        part.notes.append(f"one more in flight: {', '.join(missed(beyond, profile.slo))}")
+        part.notes.append(
+            f"with one more request in flight: {'; '.join(missed(beyond, profile.slo))}"
+        )
         if beyond.itl_p99_s > _STALL_RATIO * best.itl_p99_s:
             part.notes.append(
-                "beyond it more than 1% of the steps contain a prefill chunk: a smaller token "
-                "budget, more GPUs per instance or two pools would raise C_max"
+                "beyond C_max more than 1% of the steps contain a prefill chunk: a smaller token "
+                "budget, more GPUs per instance or two pools would raise it"
             )
     elif best.concurrency >= limit:
         part.notes.append(
-            f"memory is the limit: {limit} requests of P95 length fit or are admitted at once"
+            f"the limit is {limit} concurrent requests of P95 length, by KV cache or max_num_seqs"
         )
     part.steps += [_sweep_step(instance, count) for count in sweep(limit)]
     if best is not None:
@@ -342,11 +343,11 @@ def _sweep_step(instance: Serving, count: int) -> Step:
     slo = instance.pool.profile.slo
     verdict = ""
     if has_target(slo):
-        verdict = ", kept" if keeps(measured, slo) else ", missed"
+        verdict = ", meets the targets" if keeps(measured, slo) else ", misses a target"
     return Step(
         title=f"{count} in flight",
-        formula="by the roofline",
-        values=f"TTFT P99 {figure(measured.ttft_p99_s)} s, ITL P99 {figure(measured.itl_p99_s)} s",
+        formula="predicted",
+        values=f"TTFT P99 {seconds(measured.ttft_p99_s)}, ITL P99 {seconds(measured.itl_p99_s)}",
         result=f"{figure(measured.requests_per_s)} requests/s{verdict}",
         source=_SOURCE,
     )
@@ -359,16 +360,16 @@ def _best_steps(instance: Serving, best: Point) -> list[Step]:
     outputs = lengths.mean_output_tokens
     return [
         Step(
-            title=f"A decode step at {best.concurrency:g} in flight "
-            f"({figure(predicted.running)} run)",
+            title=f"Decode step at {best.concurrency:g} in flight "
+            f"({figure(predicted.running)} decoding)",
             formula=formula,
             values=values,
-            result=f"{figure(step.total_s * 1e3)} ms",
+            result=seconds(step.total_s),
             source="guide 3.3, 5.1",
         ),
         Step(
             title="Usable RPS of one instance",
-            formula="in flight / (TTFT + (output tokens - 1) x ITL), means",
+            formula="requests in flight / (mean TTFT + (output tokens - 1) x mean ITL)",
             values=f"{best.concurrency:g} / ({figure(predicted.ttft_s)} + "
             f"({figure(outputs)} - 1) x {figure(predicted.itl_s)})",
             result=f"{figure(best.requests_per_s)} requests/s",
@@ -380,11 +381,11 @@ def _best_steps(instance: Serving, best: Point) -> list[Step]:
 def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:
     """Step 7 (baseline) or 10 (final)."""
     best = curve.best
-    again = "Benchmark again with all optimisations on"
+    again = "Benchmark again with all optimizations on"
     step = PlanStep(
         number=number,
         title="Benchmark one instance" if number == 7 else again,
-        decision="usable requests/s of one instance are unknown",
+        decision="usable requests/s per instance are unknown",
         output={
             "source": curve.source,
             "c_max": None if best is None else best.concurrency,
@@ -396,8 +397,8 @@ def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:
     )
     if best is not None:
         step.decision = (
-            f"C_max {best.concurrency:g} in flight, {figure(best.requests_per_s)} requests/s of "
-            f"one instance ({curve.source})"
+            f"C_max {best.concurrency:g} in flight, {figure(best.requests_per_s)} requests/s per "
+            f"instance ({curve.source})"
         )
     step.add(curve.part)
     return step

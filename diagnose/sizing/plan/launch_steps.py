@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import FullAttention, SlidingAttention
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
@@ -110,13 +110,14 @@ def choose_split(pool: Pool, floor: Floor, *, quantization: str, kv_cache_dtype:
         setup = launch(pool, parallel, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
         why = _misfit(pool, floor, setup)
         if why:
-            refused.append(f"{_name(parallel)}: {why}")
+            refused.append(f"{_name(parallel)} rejected: {why}")
         else:
             fitting.append(setup)
     if not fitting:
         raise SizingError(
-            f"no split of {pool.model.id} over {pool.gpu.id} holds {planned_concurrency(pool)} "
-            f"requests of {pool.tail_tokens:,} tokens: {'; '.join(refused)}",
+            f"{pool.model.id} does not fit on {pool.gpu.id} with "
+            f"{counted(planned_concurrency(pool), 'request')} of {pool.tail_tokens:,} tokens: "
+            f"{'; '.join(refused)}",
             name="tensor_parallel" if pool.deployment.tensor_parallel else "gpus",
         )
     if not has_target(pool.profile.slo):
@@ -128,9 +129,9 @@ def _misfit(pool: Pool, floor: Floor, setup: Setup) -> str:
     """Why an instance is too small; empty if it is not. A stated split may be below the floor."""
     gpus, concurrency = setup.parallel.gpus, planned_concurrency(pool)
     if gpus < floor.gpus and pool.deployment.tensor_parallel is None:
-        return f"below the floor of {counted(floor.gpus, 'GPU')}"
+        return f"below the memory floor of {counted(floor.gpus, 'GPU')}"
     if not fits(pool, setup, concurrency=concurrency):
-        return f"vLLM would not hold {concurrency} requests of P95 length"
+        return f"the KV cache would not hold {counted(concurrency, 'request')} of P95 length"
     return ""
 
 
@@ -145,15 +146,18 @@ def _for_targets(pool: Pool, fitting: list[Setup], refused: list[str]) -> Split:
             continue
         if best is not None and best.concurrency >= concurrency:
             return Split(setup=setup, refused=tuple(refused), keeps_targets=True)
-        reached = f"{best.concurrency:g}" if best else "not one"
+        reached = f"{best.concurrency:g}" if best else "0"
         refused.append(
-            f"{_name(setup.parallel)}: {reached} of {concurrency} in flight meet the targets"
+            f"{_name(setup.parallel)} rejected: meets the targets with {reached} requests in "
+            "flight, "
+            f"{concurrency} are needed"
         )
     most = max(rate for rate, _ in carried)
-    chosen = next(setup for rate, setup in carried if rate >= most * _NEARLY_RATIO)
+    # Of nearly equal ones the smaller.
+    chosen_rate, chosen = next(pair for pair in carried if pair[0] >= most * _NEARLY_RATIO)
     refused.extend(
-        f"{_name(setup.parallel)}: {figure(rate)} requests/s per GPU at the targets, against "
-        f"{figure(most)}"
+        f"{_name(setup.parallel)} rejected: {figure(rate)} requests/s per GPU within the targets, "
+        f"{figure(chosen_rate)} with {_name(chosen.parallel)}"
         for rate, setup in carried
         if setup is not chosen
     )
@@ -196,20 +200,19 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
         tier=pool.name,
     )
     if parallel.tensor > 1:
-        step.to_measure.append("all-reduce share of a decode step on these nodes")
+        step.to_measure.append("the all-reduce share of a decode step on these nodes")
     if not split.keeps_targets:
         step.notes.append(
-            "the roofline predicts that no split meets the targets: choose other hardware or "
-            "targets"
+            "no parallelism is predicted to meet the targets: choose other GPUs or other targets"
         )
     if before.gpus > after.gpus:
         step.notes.append(
-            f"chosen before quantization, the floor would have been {before.gpus} GPUs, not "
-            f"{after.gpus}"
+            f"quantization lowered the memory floor from {before.gpus} GPUs to {after.gpus}"
         )
     if stages > 1:
         step.notes.append(
-            f"{stages} stages: one NVLink domain is too small, and pipeline bubbles cost throughput"
+            f"{stages} pipeline stages, because one NVLink domain is too small; idle stages cost "
+            "throughput"
         )
     return step
 
@@ -231,15 +234,15 @@ def _parallel_steps(pool: Pool, instance: Serving, planned: float) -> list[Step]
             source="guide 2.6; overheads fitted to vLLM's start-up logs",
         ),
         Step(
-            title="Requests of P95 length held",
-            formula="KV cache / bytes of one request on a GPU",
+            title="Concurrent requests of P95 length",
+            formula="KV cache per GPU / bytes of a request per GPU",
             values=f"{figure(free)} GB / {figure(request_mb)} MB",
             result=figure(held),
             source="guide 2.2",
         ),
         Step(
-            title="Speed-up of tensor parallelism",
-            formula="TP x (1 - share of all-reduces)",
+            title="Speedup of tensor parallelism",
+            formula="TP x (1 - all-reduce share)",
             values=f"{tensor} x (1 - {figure(planned)})",
             result=f"{figure(tensor * (1 - planned))}x one GPU",
             source="guide 5.1, 5.6",
@@ -261,7 +264,7 @@ _ALL_CACHED_RATIO = 1.0  # a decode pool computes no prompt
 
 def disaggregation(pool: Pool, instance: Serving) -> Part:
     """P:D ratio, seconds to move the KV, and whether two pools need fewer GPUs."""
-    part = Part(decision="colocated prefill and decode", output={"disaggregate": False})
+    part = Part(decision="prefill and decode on the same instances", output={"disaggregate": False})
     if instance.limit < 1:
         return part
     best, ratio = best_point(instance), _ratio(pool, instance)
@@ -314,10 +317,9 @@ def _transfer(pool: Pool, instance: Serving, stall_s: float) -> Part:
     move_s = moved / rate
     step = Step(
         title=f"KV of a P95 prompt over {network}",
-        formula="bytes on one GPU / link, each GPU its own",
+        formula="bytes per GPU / bandwidth per GPU",
         values=f"{figure(moved / 1e6)} MB / {figure(rate / 1e9)} GB/s",
-        result=f"{figure(move_s * 1e3)} ms (a chunk stalls decoding for "
-        f"{figure(stall_s * 1e3)} ms)",
+        result=f"{seconds(move_s)} (a prefill chunk stalls decode for {seconds(stall_s)})",
         source="guide 6.5",
     )
     output: dict[str, Value] = {
@@ -332,26 +334,31 @@ def _worth(
 ) -> tuple[bool, str]:
     if pool.lengths.mean_input_tokens < SHORT_PROMPT_TOKENS:
         return False, (
-            f"prompts under {SHORT_PROMPT_TOKENS} tokens: keep prefill and decode on "
-            "the same instances"
+            f"one pool for prefill and decode: prompts are shorter than {SHORT_PROMPT_TOKENS} "
+            "tokens"
         )
     if ratio is None:
-        return False, "decode misses the ITL target even without prefill: two pools would not help"
+        return (
+            False,
+            "one pool: decode misses the ITL target even without prefill, so two would not help",
+        )
     gpus = instance.setup.parallel.gpus
     if ratio.prefill_gpus_exact < gpus:
         return False, (
-            "a single prefill instance would be mostly idle: the load is too small for two pools"
+            "one pool: the load is too small for two, a prefill instance would be mostly idle"
         )
     if pool.profile.hosting.network is None:
         return False, (
-            "no network is stated: two pools were not considered, because KV transfer "
-            "time is unknown"
+            "two pools were not considered: set hosting.network, so that the KV transfer time "
+            "is known"
         )
     if usable is None:
-        return True, "no concurrency of one pool meets the targets; two pools might"
+        return True, "one pool misses the targets at any concurrency; two pools might meet them"
     together = pool.peak_requests_per_s / usable * gpus
     compared = (
-        f"{figure(_gpus(ratio))} GPUs in two pools, {figure(together)} in one (both before safety)"
+        f"two pools need {figure(_gpus(ratio))} GPUs, one pool {figure(together)} (before the "
+        "safety "
+        "factor)"
     )
     return _gpus(ratio) < (1 - SAVING_RATIO) * together, compared
 
@@ -370,9 +377,7 @@ def batching_step(pool: Pool, instance: Serving) -> tuple[PlanStep, Serving]:
     for part in parts:
         step.add(part)
     if pool.profile.traffic.kind == "batch":
-        step.notes.append(
-            "no user waits for the answers: keep this fleet separate from online traffic"
-        )
+        step.notes.append("batch work: keep this fleet separate from online traffic")
     return step, instance
 
 
@@ -383,12 +388,12 @@ def _budget(instance: Serving) -> tuple[Part, Serving]:
     part = Part(
         decision=f"chunked prefill with vLLM's budget of {own:,} tokens",
         output={"max_num_batched_tokens": taken},
-        to_measure=["ITL P99 with long prompts arriving, at this budget"],
+        to_measure=["ITL P99 at this budget while long prompts arrive"],
     )
     if taken != own:
         part.decision = f"--max-num-batched-tokens {taken} (default {own})"
     for tokens, usable in tried:
-        title, values = f"Token budget of {tokens:,} a step", "at C_max by the roofline"
+        title, values = f"Token budget of {tokens:,} per step", "predicted at C_max"
         result = f"{figure(usable)} requests/s"
         part.steps.append(Step(title, "usable RPS", values, result, "guide 6.4"))
     return part, best
@@ -397,7 +402,7 @@ def _budget(instance: Serving) -> tuple[Part, Serving]:
 def _speculation(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
     stated = pool.profile.speculation
     if stated is None:
-        note = "speculation was not considered: no acceptance is stated"
+        note = "speculation was not considered: no acceptance ratio is set"
         return Part(decision="no speculation", notes=[note]), instance
     drafting = Drafting(
         tokens=stated.draft_tokens,
@@ -416,9 +421,9 @@ def _speculation(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
     part.steps.append(
         Step(
             title="Usable RPS with speculation",
-            formula="at the targets, without and with it",
+            formula="within the targets, without and with speculation",
             values=f"{figure(before)}/s, {figure(after)}/s",
-            result="on" if taken else "off: it gains nothing at this concurrency",
+            result="on" if taken else "off: no gain at this concurrency",
             source="roofline",
         )
     )
@@ -444,7 +449,7 @@ def _alone(stated: Speculation) -> Part:
         title="Speculation for one request",
         formula="(1 + a + ... + a^k) / (1 + k x draft cost)",
         values=f"a = {figure(accepted)}, k = {tokens}, cost {figure(cost)}",
-        result=f"{figure(speedup)} times",
+        result=f"{figure(speedup)}x",
         source="guide 6.6; Leviathan et al. 2023",
     )
     return Part(output=output, steps=[step])

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -105,14 +105,14 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
     steps = [
         Step(
             title="Weights",
-            formula="parameters x bytes each, what stays in 16 bit included",
+            formula="parameters x bytes each, some of them in 16 bit",
             values=f"{figure(count)} billion in {quantization}",
             result=f"{figure(weights_bytes / _GB)} GB",
             source="guide 2.1; census of the model",
         ),
         Step(
             title="KV cache",
-            formula="requests x bytes of one at P95 input and output",
+            formula="requests x bytes of a request with P95 input and output",
             values=f"{concurrency} x {figure(request_bytes / 1e6)} MB "
             f"({lengths.input_p95_tokens:,} + {lengths.output_p95_tokens:,} tokens)",
             result=f"{figure(kv_bytes / _GB)} GB",
@@ -127,7 +127,7 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
         ),
         Step(
             title="Fewest GPUs by memory",
-            formula="ceil((weights + KV + activations + adapters) / (memory x (1 - 10 %)))",
+            formula="ceil((weights + KV + activations + adapters) / (memory x (1 - 10%)))",
             values=f"ceil(({needed}) / ({figure(vram_bytes / _GB)} x 0.9))",
             result=f"{gpus}",
             source="guide 2.4, 2.6",
@@ -155,27 +155,28 @@ def floor_step(pool: Pool, floor: Floor) -> PlanStep:
     step = PlanStep(
         number=4,
         title="Calculate the memory floor",
-        decision=f"at least {counted(floor.gpus, 'GPU')} of {pool.gpu.id}, before optimisation",
-        to_measure=["resident weights and KV bytes of the first start-up log"],
+        decision=f"at least {counted(floor.gpus, 'GPU')} ({pool.gpu.id}) before optimization",
+        to_measure=["weights and KV cache memory in the first start-up log"],
         tier=pool.name,
     )
     step.add(floor.part)
     if pool.deployment.concurrency is None:
         step.notes.append(
-            "no concurrency is stated: the floor is for one request; step 7 computes how many fit"
+            "no concurrency is set: the floor is for one request; step 7 computes how many fit"
         )
     lora = pool.profile.lora
     if lora is not None:
         step.notes.append(
-            f"at most {lora.max_simultaneous_adapters} of {lora.adapters} adapters at once: launch "
-            f"with --max-loras {lora.max_simultaneous_adapters}, or all of them may be loaded"
+            f"at most {lora.max_simultaneous_adapters} of {lora.adapters} adapters run at once: "
+            "launch "
+            f"with --max-loras {lora.max_simultaneous_adapters}, otherwise vLLM may load them all"
         )
         buffer_bytes = adapter_bytes(pool.model, Adapters(1, DEFAULT_RANK), ONE_GPU)
         if lora.max_lora_rank is None and lora.adapter_bytes < buffer_bytes:
             step.notes.append(
                 f"adapter_bytes {figure(lora.adapter_bytes / 1e6)} MB is an adapter's file; vLLM "
                 f"keeps {figure(buffer_bytes / 1e6)} MB of buffers for each of rank "
-                f"{DEFAULT_RANK}: state max_lora_rank instead"
+                f"{DEFAULT_RANK}: set max_lora_rank instead"
             )
     step.notes += pool.model.notes
     return step
@@ -189,10 +190,10 @@ def chosen_quantization(pool: Pool) -> tuple[str, str]:
         SizingError: an unknown scheme.
     """
     if pool.deployment.quantization is not None:
-        return scheme(pool.deployment.quantization).id, "stated"
+        return scheme(pool.deployment.quantization).id, "as set"
     own = pool.model.quantization
     if own not in {"bf16", "fp16"}:
-        return own, "the checkpoint's own"
+        return own, "as published"
     if pool.gpu.fp8_flop_per_s is not None:
         return "fp8", f"{pool.gpu.id} computes in FP8"
     return "int8", f"{pool.gpu.id} has no FP8 arithmetic"
@@ -204,9 +205,9 @@ def chosen_kv_dtype(pool: Pool) -> tuple[str, str]:
     Source: guide 4.3, 7.5 and 9.1 step 8 (FP8 by default).
     """
     if pool.deployment.kv_cache_dtype is not None:
-        return pool.deployment.kv_cache_dtype, "stated"
+        return pool.deployment.kv_cache_dtype, "as set"
     if pool.gpu.fp8_flop_per_s is not None:
-        return "fp8", "the default of step 8"
+        return "fp8", "half the memory"
     return "auto", f"{pool.gpu.id} has no FP8 arithmetic"
 
 
@@ -220,7 +221,7 @@ def quantization_step(pool: Pool, before: Floor, after: Floor) -> PlanStep:
         title="Apply quantization and sparsity",
         decision=f"weights {chosen} ({why}), KV cache {kv} ({kv_why}); no sparsity",
         output={"quantization": chosen, "kv_cache_dtype": kv, "kv_tokens_gain": gain},
-        notes=["consider 2:4 sparsity only if prefill is still compute-bound after this step"],
+        notes=["consider 2:4 sparsity only if prefill is still compute-bound after quantization"],
         tier=pool.name,
     )
     step.add(after.part)
@@ -255,11 +256,11 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
     cached = "prefix caching on, " if pool.profile.prefix else ""
     before, after = (state.memory.concurrency.expected for state in (baseline, instance))
     gain = Step(
-        title="Requests of P95 length held",
-        formula="with the baseline's KV cache, with the decided one",
+        title="Concurrent requests of P95 length",
+        formula="KV cache before, KV cache now",
         values=f"{figure(before)} ({baseline.setup.kv_cache_dtype}), {figure(after)} "
         f"({kv_cache_dtype})",
-        result=f"{figure(after / before)} times" if before > 0 else "no request before",
+        result=f"{figure(after / before)}x" if before > 0 else "none fitted before",
         source="guide 4.3, 7.5",
     )
     step = PlanStep(
@@ -274,14 +275,14 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
             "last_block_padding_tokens": -pool.tail_tokens % BLOCK_TOKENS,
         },
         steps=[gain],
-        notes=["paged blocks and LRU eviction are vLLM's defaults; nothing to enable"],
+        notes=["paged blocks and LRU eviction are vLLM's defaults: nothing to set"],
         tier=pool.name,
     )
     if kv_cache_dtype != baseline.setup.kv_cache_dtype:
         step.to_measure.append("answer quality with this KV cache on your longest contexts")
     step.add(prefix)
     step.add(offload)
-    step.to_measure.append("evictions: below 5% of the stored blocks")
+    step.to_measure.append("evictions: they should stay below 5% of the stored blocks")
     return step, instance
 
 
@@ -292,7 +293,7 @@ def _prefix(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
     """
     shared, part = pool.profile.prefix, Part()
     if shared is None:
-        part.notes.append("no shared prefix is stated: no prefix cache hits are assumed")
+        part.notes.append("no shared prefix is set: no prefix cache hits are assumed")
         return part, instance
     token_bytes = instance.memory.layout.token_bytes
     free = max(instance.memory.available_bytes.expected, 1.0)
@@ -306,11 +307,11 @@ def _prefix(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
     }
     part.steps.append(
         Step(
-            title="Prefixes that fit into the reserve of one GPU",
-            formula="30 % of the KV cache / (prefix tokens x bytes per token)",
+            title="Prefixes that fit in the reserve of one GPU",
+            formula="30% of the KV cache / (prefix tokens x bytes per token)",
             values=f"0.3 x {figure(free / 1e9)} GB / ({shared.shared_tokens:,} x "
             f"{figure(token_bytes / 1e3)} KB)",
-            result=f"{held} (there are {shared.distinct})",
+            result=f"{held} of {shared.distinct} prefixes",
             source="guide 7.2",
         )
     )
@@ -331,7 +332,7 @@ def _prefix(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
     part.steps.append(
         Step(
             title="Prompt tokens computed",
-            formula="input - hit ratio x whole blocks of the prefix",
+            formula="mean input - hit ratio x whole blocks of the prefix",
             values=f"{figure(mean)} - {figure(shared.hit_ratio)} x {reused:g}",
             result=f"{figure(fresh)} tokens",
             source="guide 7.2",
@@ -359,10 +360,10 @@ def _offload(pool: Pool, instance: Serving) -> Part:
     host = pool.gpu.host_bytes_per_s
     reload_s, drive_s = request_bytes / host, request_bytes * gpus / LINK_BYTES_PER_S["nvme"]
     step = Step(
-        title="Fetching a P95 context from CPU memory",
-        formula="KV bytes on one GPU / host link, all GPUs at once",
+        title="Reloading a P95 context from CPU memory",
+        formula="KV bytes per GPU / bandwidth to the CPU, all GPUs in parallel",
         values=f"{figure(request_bytes / 1e6)} MB / {figure(host / 1e9)} GB/s",
-        result=f"{figure(reload_s * 1e3)} ms ({figure(drive_s * 1e3)} ms from one NVMe drive)",
+        result=f"{seconds(reload_s)} ({seconds(drive_s)} from one NVMe drive)",
         source="guide 7.4, 7.6",
     )
     part = Part(

@@ -14,7 +14,7 @@ from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.learned.length_drift import ANSWERS, KEYS, PROMPTS, StatedWorkload
 from kneewatch.diagnose.learned.length_drift import Part as DriftPart
 from kneewatch.diagnose.learned.length_drift import Point as DriftPoint
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.plan.workload_profile import (
@@ -188,8 +188,8 @@ def longest_request_tokens(pool: Pool) -> int:
     limit = pool.deployment.max_model_len or own
     if limit and needed > limit:
         raise SizingError(
-            f"P99 requests take {needed:,} tokens, above the limit of {limit:,} of "
-            f"{pool.model.id} is allowed",
+            f"requests at P99 take {needed:,} tokens (input plus output), more than the "
+            f"{limit:,} tokens that {pool.model.id} allows",
             name="max_model_len",
         )
     if pool.deployment.max_model_len:
@@ -240,45 +240,118 @@ class Sized:
 
 
 _WIDTH = 100
-_UNITS = {
-    "_requests_per_s": "requests/s",
-    "_requests_per_s_per_instance": "requests/s per instance",
-    "_s": "s",
-}
+_UNITS = {"_requests_per_s": "requests/s", "_requests_per_s_per_instance": "requests/s"}
 """Name endings that are printed as a unit after the value instead."""
 
 _GB, _MB = 1e9, 1e6
 
+_LABELS = {
+    "average_requests_per_s": "average rate",
+    "planned_peak_requests_per_s": "planned peak rate",
+    "peak_requests_per_s": "peak rate",
+    "ttft_p99_slo_s": "TTFT P99 target",
+    "itl_p99_slo_s": "ITL P99 target",
+    "memory_bytes": "GPU memory",
+    "linked_gpus": "GPUs per NVLink domain",
+    "simple_ratio": "requests a small model can answer",
+    "kv_bytes": "KV cache",
+    "kv_bytes_per_request": "KV cache per request",
+    "activation_bytes": "activations",
+    "adapter_bytes": "adapters",
+    "min_gpus_low": "least GPUs, low estimate",
+    "min_gpus": "least GPUs",
+    "gpus_with_headroom_low": "GPUs with 30% headroom",
+    "gpus_with_headroom_high": "GPUs with 50% headroom",
+    "kv_tokens_gain": "growth of KV tokens, times",
+    "min_gpus_before": "least GPUs before quantization",
+    "allreduce_ratio_planned": "all-reduce share, guide",
+    "allreduce_ratio_predicted": "all-reduce share, predicted",
+    "pipeline_bubble_ratio": "idle share of the pipeline",
+    "kv_available_bytes_per_gpu": "KV cache per GPU",
+    "kv_concurrency_at_p95": "concurrent P95 requests",
+    "c_max": "C_max",
+    "usable_requests_per_s": "usable rate of one instance",
+    "kv_concurrency_before": "concurrent P95 requests before",
+    "kv_concurrency_after": "concurrent P95 requests after",
+    "last_block_padding_tokens": "unused tokens in the last block",
+    "prefix_reserve_bytes_per_gpu": "reserve for prefixes per GPU",
+    "prefixes_held": "prefixes that fit",
+    "prefix_hit_ratio": "prefix hit ratio",
+    "computed_input_tokens": "input tokens computed",
+    "host_reload_s": "reload from CPU memory",
+    "nvme_reload_s": "reload from NVMe",
+    "contexts_in_hbm": "contexts in GPU memory",
+    "contexts_with_host": "contexts with CPU memory",
+    "speculation_speedup_alone": "speculation speedup, one request",
+    "break_even_acceptance_ratio": "acceptance to break even",
+    "best_draft_tokens_alone": "best draft tokens, one request",
+    "disaggregate": "separate prefill and decode",
+    "prefill_stall_s": "decode stall per prefill chunk",
+    "pd_ratio": "prefill to decode GPUs",
+    "pd_gpus_exact": "GPUs of both pools",
+    "kv_transfer_s": "KV transfer per prompt",
+    "disaggregation_gain_s": "stall minus KV transfer",
+    "safety": "safety factor",
+    "data_parallel": "replicas",
+    "scale_up_lead_s": "lead time of an instance",
+    "scale_up_at_ratio": "order an instance at utilization",
+    "warm_instances": "instances to keep warm",
+    "weights_transfer_s": "loading the weights",
+    "single_fleet_usd_per_year": "USD per year, one fleet",
+    "saving_ratio": "saved by tiers",
+    "resize_above_ttft_p99_s": "re-size above TTFT P99 of",
+    "resize_below_gpu_ratio": "re-size below GPU utilization of",
+    "expected_peak_requests_per_s_per_instance": "expected peak per instance",
+    "expected_utilization_ratio": "expected utilization",
+    "utilization_ratio": "utilization",
+    "p99_output_slot_s": "time of a P99 answer in its slot",
+    "queue_limit_low": "queue limit, low",
+    "queue_limit_high": "queue limit, high",
+}
+"""Labels of values in text whose names alone do not say enough."""
+
+_WORDS = {
+    "gpu": "GPU", "gpus": "GPUs", "itl": "ITL", "kv": "KV", "p95": "P95", "p99": "P99",
+    "ttft": "TTFT", "usd": "USD",
+}  # fmt: skip
+
 
 def plan_lines(plan: Plan) -> tuple[str, ...]:
-    """The plan as text: every decision with its values and arithmetic."""
-    lines = [f"Plan for {plan.profile.name}"]
+    """The plan as text: the fleet and its cost, then every decision with its arithmetic."""
+    fleet, cost = plan.step(11).decision, plan.step(12).decision
+    lines = [f"Plan for {plan.profile.name}: {fleet}"]
+    cards = " and ".join(dict.fromkeys(_gpu_ids(plan)))
+    lines += _folded(f"GPU: {cards}. Cost: {cost}.", "  ", "  ")
+    open_ends = sum(len(step.to_measure) for step in plan.steps)
+    lines.append(f"  To measure before you rely on it: {counted(open_ends, 'figure')}, see below.")
     for step in plan.steps:
         lines += ["", *_step_lines(step)]
     return tuple(lines)
+
+
+def _gpu_ids(plan: Plan) -> list[str]:
+    output = plan.step(2).output
+    return [str(value) for name, value in output.items() if name.rpartition(".")[2] == "gpu"]
 
 
 def _step_lines(step: PlanStep) -> list[str]:
     tier = f" ({step.tier})" if step.tier else ""
     lines = [f"{step.number}. {step.title}{tier}"]
     lines += _wrapped("-> ", [step.decision])
-    width = max((len(_words(name)) for name in step.output), default=0)
+    labels = {name: _label(name) for name in step.output}
+    width = max((len(label) for label in labels.values()), default=0)
     lines += [
-        f"     {_words(name):<{width}}  {shown(name, value)}" for name, value in step.output.items()
+        f"     {labels[name]:<{width}}  {shown(name, value)}" for name, value in step.output.items()
     ]
     if step.steps:
         lines.append("   How:")
         for line in step.steps:
-            lines += _arithmetic(line)
+            first = f"{line.title}: {line.formula}"
+            second = f"= {line.values} = {line.result}{line.cited}"
+            lines += _folded(first, "     ", "       ") + _folded(second, "       ", "         ")
     for title, items in (("To measure", step.to_measure), ("Note", step.notes)):
         lines += _wrapped(f"{title}: ", items)
     return lines
-
-
-def _arithmetic(step: Step) -> list[str]:
-    first = f"{step.title}: {step.formula}"
-    second = f"= {step.values} = {step.result}{step.cited}"
-    return [*_folded(first, "     ", "       "), *_folded(second, "       ", "         ")]
 
 
 def _wrapped(label: str, items: Iterable[str]) -> list[str]:
@@ -296,14 +369,11 @@ def _folded(text: str, first: str, rest: str) -> list[str]:
     )
 
 
-def _words(name: str) -> str:
+def _label(name: str) -> str:
     tier, dot, plain = name.rpartition(".")
-    for ending in _UNITS:
-        if plain.endswith(ending):
-            plain = plain.removesuffix(ending)
-            break
-    plain = plain.removesuffix("_ratio").replace("_bytes", "").replace("_", " ")
-    return f"{tier}{dot}{plain}"
+    words = plain.removesuffix("_s").replace("_bytes", "").split("_")
+    label = _LABELS.get(plain) or " ".join(_WORDS.get(word, word) for word in words)
+    return f"{tier}{dot}{label}"
 
 
 def shown(name: str, value: Value) -> str:
@@ -314,14 +384,14 @@ def shown(name: str, value: Value) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
-    if name.endswith("_ratio"):
+    if "_ratio" in name:
         return f"{value:.1%}"
     if "_bytes" in name:
         return f"{figure(value / _GB)} GB" if value >= _GB else f"{figure(value / _MB)} MB"
     for ending, unit in _UNITS.items():
         if name.endswith(ending):
             return f"{figure(value)} {unit}"
-    return figure(value)
+    return seconds(value) if name.endswith("_s") else figure(value)
 
 
 def plan_document(plan: Plan) -> dict[str, object]:

@@ -89,7 +89,7 @@ def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
         }
     )
     if fleet is None:
-        part.notes.append(f"{label}usable requests/s are unknown: no fleet")
+        part.notes.append(f"{label}no fleet: usable requests/s are unknown")
         return part
     count, nodes = fleet.deployed_instances, fleet.deployed_instances * math.ceil(gpus_each / node)
     if gpus_each <= node:
@@ -108,26 +108,29 @@ def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
     part.steps += fleet.steps
     part.add(_start(sized, fleet))
     if sized.usable_source != "measured":
-        part.to_measure.append(f"{label}usable RPS: {sized.usable_source}")
+        part.to_measure.append(
+            f"{label}usable RPS of one instance: it is {sized.usable_source}, not measured"
+        )
     if sized.hit_ratio and count > 1:
         part.notes.append(
-            f"{label}route by prefix: round robin over {count} instances may leave a hit ratio of "
-            f"{sized.hit_ratio / count:.0%} where prefixes are rare"
+            f"{label}route by prefix: with round robin over {count} instances the hit ratio may "
+            "fall "
+            f"to {sized.hit_ratio / count:.0%} if prefixes are rare"
         )
     return part
 
 
 def _notes(profile: WorkloadProfile, sized: Sequence[Sized]) -> list[str]:
     stated = profile.traffic.predictability
-    notes = [f"safety {safety_factor(profile):g}: traffic is {stated}"]
+    notes = [f"safety factor {safety_factor(profile):g}, because the traffic is {stated}"]
     if stated is None:
-        notes = ["safety 1.5: the predictability of the traffic is not set"]
+        notes = ["safety factor 1.5, because traffic.predictability is not set"]
     if any(tier.usable_source == "predicted" for tier in sized):
         notes.append(
             "usable requests/s are predicted, not measured: run a benchmark before you buy"
         )
     if profile.traffic.growth_ratio:
-        notes.append(f"the peak includes a growth of {profile.traffic.growth_ratio:.0%}")
+        notes.append(f"the planned peak includes {profile.traffic.growth_ratio:.0%} growth")
     return notes
 
 
@@ -159,7 +162,7 @@ def _cold(sized: Sized) -> tuple[Part, float]:
     """The cold start, and the seconds to plan with: the guide's longest if unknown."""
     hosting = sized.pool.profile.hosting
     if hosting.storage_path is None:
-        lacks = "cold start was not computed: no storage path is stated"
+        lacks = "cold start: it was not computed, because hosting.storage_path is not set"
         return Part(to_measure=[lacks]), START_HIGH_S
     path = storage_path(hosting.storage_path)
     weights_bytes = (sized.memory.weights_bytes or 0.0) * sized.gpus_each
@@ -174,7 +177,7 @@ def _cold(sized: Sized) -> tuple[Part, float]:
     if hosting.provision_s is not None and hosting.initialise_s is not None:
         return part, start_s
     part.to_measure.append(
-        "provisioning and initialisation time: the cold start excludes what is not set"
+        "provisioning and initialization time: the cold start excludes what is not set"
     )
     # A start that lacks a part must not shorten the lead.
     return part, max(start_s, START_HIGH_S)
@@ -239,9 +242,9 @@ def cost_step(
         step.add(_saved_by_tiers(single, yearly))
     step.decision = _decision(step.output, complete=complete)
     if complete and len(priced) < len(sized):
-        step.notes.append("cost per token is unknown: set the average rate")
+        step.notes.append("cost per token is unknown: set traffic.average_requests_per_s")
     if any(tier.pool.deployment.usd_per_gpu_hour is None for tier in sized):
-        step.notes.append("the price is the catalogue default: replace it with what you pay")
+        step.notes.append("the GPU price is the catalogue's: set usd_per_gpu_hour to what you pay")
     if profile.traffic.growth_ratio:
         step.notes.append(
             "the fleet is sized for the peak after growth; cost per token uses today's average rate"
@@ -276,8 +279,9 @@ def _cost(sized: Sized) -> _Cost | None:
         part.steps += (_utilization_step(sized, fleet, ratio), *cost.steps, *trap.steps)
         if trap.trapped:
             part.notes.append(
-                f"utilization trap: at {ratio:.0%} a token costs {trap.multiple_of_full:.1f} times "
-                "that of a full fleet; the same work at 70% saves "
+                f"at {ratio:.0%} utilization a token costs {trap.multiple_of_full:.1f}x that of "
+                "a full "
+                "fleet; the same work at 70% would save "
                 f"{figure(round(trap.recoverable_usd_per_year))} USD a year: scale down outside "
                 "the peak, fill idle hours with batch work, or share the GPUs"
             )
@@ -306,7 +310,7 @@ def _saved_by_tiers(single: Sized | None, tiers_usd_per_year: float) -> Part:
     ratio = 1 - tiers_usd_per_year / whole.usd_per_year
     step = Step(
         title="Saved by tiers",
-        formula="1 - tiers / one fleet of the large model, a year",
+        formula="1 - yearly cost of the tiers / of one fleet of the large model",
         values=f"1 - {figure(tiers_usd_per_year)} / {figure(whole.usd_per_year)}",
         result=f"{ratio:.1%}",
         source="guide 1.5",
@@ -325,8 +329,8 @@ def _blend(priced: Sequence[tuple[str, _Cost]]) -> list[str]:
     gpus = sum(cost.gpus for _, cost in priced)
     blend = math.fsum(cost.gpus * (cost.utilization_ratio or 0.0) for _, cost in priced) / gpus
     trapped = [name for name, cost in priced if (cost.utilization_ratio or 0.0) < TRAP_RATIO]
-    below = f": below 40 % {', '.join(trapped)}" if trapped else ""
-    return [f"all GPUs together are at {blend:.0%}; monitor each tier separately{below}"]
+    below = f"; below 40%: {', '.join(trapped)}" if trapped else ""
+    return [f"mean utilization of all tiers is {blend:.0%}; monitor each tier separately{below}"]
 
 
 def _decision(output: dict[str, Value], *, complete: bool) -> str:
@@ -335,5 +339,5 @@ def _decision(output: dict[str, Value], *, complete: bool) -> str:
     year, per_token = output["usd_per_year"], output.get("usd_per_million_output_tokens")
     yearly = f"{figure(float(year or 0.0))} USD a year"
     if per_token is None:
-        return f"{yearly}; cost per token unknown"
+        return f"{yearly}, cost per token unknown"
     return f"{yearly}, {figure(float(per_token))} USD per million output tokens"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import GPU_SHORTFALL_LIMIT, TTFT_EXCESS_LIMIT
 from kneewatch.diagnose.sizing.plan.instance_curve import (
     Curve,
@@ -67,7 +67,7 @@ def validation_step(sized: Sequence[Sized]) -> PlanStep:
     step = PlanStep(
         number=13,
         title="Deploy and validate",
-        decision="return to step 1 if the first week crosses a limit",
+        decision="size again from step 1 if the first week crosses a limit below",
         to_measure=[
             "TTFT P99, ITL P99, GPU utilization, prefix hits and evictions of the first week"
         ],
@@ -90,16 +90,15 @@ def _limits(sized: Sized) -> Part:
         part.output["resize_above_ttft_p99_s"] = limit
         part.steps.append(
             Step(
-                title="Re-size above a TTFT P99 of",
-                formula="TTFT P99 of step 10 x (1 + 30 %)",
-                values=f"{figure(best.ttft_p99_s)} s x {1 + TTFT_EXCESS_LIMIT:g}",
-                result=f"{figure(limit)} s at {figure(best.requests_per_s)} requests/s per "
-                "instance",
+                title="Re-size above TTFT P99 of",
+                formula="TTFT P99 of step 10 x (1 + 30%)",
+                values=f"{seconds(best.ttft_p99_s)} x {1 + TTFT_EXCESS_LIMIT:g}",
+                result=f"{seconds(limit)} at {figure(best.requests_per_s)} requests/s per instance",
                 source=_SOURCE,
             )
         )
         if sized.usable_source != "measured":
-            part.notes.append("the TTFT limit comes from a prediction: replace it with a benchmark")
+            part.notes.append("the TTFT limit is predicted: replace it with a benchmark's")
     if gpu_ratio is None:
         part.to_measure.append("GPU utilization of the benchmark at C_max")
     else:
@@ -107,7 +106,7 @@ def _limits(sized: Sized) -> Part:
         part.output["resize_below_gpu_ratio"] = floor
         part.steps.append(
             Step(
-                title="Re-size below a GPU utilization of",
+                title="Re-size below GPU utilization of",
                 formula="GPU utilization of the benchmark - 20 points, at equal RPS",
                 values=f"{gpu_ratio:.0%} - {GPU_SHORTFALL_LIMIT * 100:.0f} points",
                 result=f"{floor:.0%}",
@@ -140,7 +139,9 @@ def _guardrails(sized: Sized) -> Part:
         part.output["p99_output_slot_s"] = lengths.output_p99_tokens * best.itl_p99_s
     target, fleet = pool.profile.slo.ttft_p99_s, fleet_of(sized)
     if target is None or fleet is None or sized.usable_requests_per_s is None:
-        part.notes.append("no circuit breaker: set a TTFT target and the inputs of the fleet")
+        part.notes.append(
+            "no queue limit was computed: set a TTFT target and the inputs of the fleet"
+        )
         return part
     try:
         low, high, steps = circuit_breaker(
@@ -150,7 +151,7 @@ def _guardrails(sized: Sized) -> Part:
             quiet_ttft_s=sized.quiet_ttft_s or 0.0,
         )
     except SizingError as error:
-        part.notes.append(f"no circuit breaker: {error}")
+        part.notes.append(f"no queue limit: {error}")
         return part
     part.output |= {"queue_limit_low": low, "queue_limit_high": high}
     part.steps += steps
@@ -330,8 +331,8 @@ def _final(pool: Pool, instance: Serving, baseline: Curve, benchmarks: Mapping[s
     predicted = predicted_curve(instance)
     gain = "unknown" if predicted.best is None else f"{predicted.best.requests_per_s:.3g}"
     notes = [
-        "baseline figures: gains of steps 8 and 9 are not included until they are measured",
-        f"with them the roofline predicts {gain} requests/s per instance",
+        "figures of the baseline: gains of steps 8 and 9 count once they are measured",
+        f"predicted with them: {gain} requests/s per instance",
     ]
     part = Part(steps=baseline.part.steps, to_measure=predicted.part.to_measure, notes=notes)
     return replace(baseline, part=part)

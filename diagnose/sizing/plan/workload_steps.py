@@ -25,7 +25,7 @@ from kneewatch.diagnose.sizing.replicas.traffic import (
     session_prefill_tokens,
 )
 
-_NO_SLO = "no TTFT or ITL target is stated: C_max and the fleet cannot be computed"
+_NO_SLO = "no TTFT or ITL target is set: C_max and the fleet cannot be computed"
 
 
 def workload_step(profile: WorkloadProfile) -> PlanStep:
@@ -34,15 +34,15 @@ def workload_step(profile: WorkloadProfile) -> PlanStep:
     lengths = call_lengths(profile.lengths, profile.session)
     kind, target = archetype(traffic.archetype), TARGETS[traffic.kind]
     average, peak = average_requests_per_s(profile), planned_peak_per_s(profile)
-    notes = [f"{traffic.archetype}: bound by {kind.bottleneck}; watch {kind.slo}"]
+    notes = [f"{traffic.archetype}: the bottleneck is {kind.bottleneck}; watch {kind.slo}"]
     if slo.ttft_p99_s is None and slo.itl_p99_s is None and traffic.kind == "online":
         notes.append(_NO_SLO)
     elif traffic.kind == "online":
         for name, value in (("TTFT", slo.ttft_p99_s), ("ITL", slo.itl_p99_s)):
             if value is None:
-                notes.append(f"no {name} target is stated: it does not limit C_max")
+                notes.append(f"no {name} target is set, so {name} does not limit C_max")
     if average is None:
-        notes.append("no average rate is stated: cost per token needs it or a utilization")
+        notes.append("no average rate is set: cost per token needs it, or a utilization")
     output: dict[str, Value] = {
         "archetype": traffic.archetype,
         "kind": traffic.kind,
@@ -58,7 +58,7 @@ def workload_step(profile: WorkloadProfile) -> PlanStep:
     return PlanStep(
         number=1,
         title="Characterize the workload",
-        decision=f"optimise {target.optimize}; operate at: {target.operating_point}",
+        decision=f"optimize {target.optimize}; run at {target.operating_point}",
         output=output,
         steps=[
             *_rate_steps(profile),
@@ -87,7 +87,7 @@ def _rate_steps(profile: WorkloadProfile) -> list[Step]:
     elif average is not None:
         steps.append(
             Step(
-                title="Peak over average",
+                title="Peak over average rate",
                 formula="peak RPS / average RPS",
                 values=f"{figure(peak)} / {figure(average)}",
                 result=figure(peak / average),
@@ -137,7 +137,7 @@ def _session_steps(profile: WorkloadProfile, grown: Lengths) -> list[Step]:
     )
     return [
         Step(
-            title="Input of a session's mean call",
+            title="Mean input per call of a session",
             formula="mean of the first + (calls - 1) / 2 x (added + output)",
             values=f"{figure(first.mean_input_tokens)} + {later} / 2 x {tokens_per_turn}",
             result=f"{figure(grown.mean_input_tokens)} tokens",
@@ -152,10 +152,10 @@ def _session_steps(profile: WorkloadProfile, grown: Lengths) -> list[Step]:
         ),
         Step(
             title="Prompt tokens of a whole session",
-            formula="sum over its calls; and with everything before a call cached",
+            formula="sum over its calls, without and with prefix caching",
             values=f"{session.calls} calls",
-            result=f"{computed_tokens:,}; {cached_tokens:,} cached",
-            source="guide 1.2; prefix caching: 7.2",
+            result=f"{computed_tokens:,}; {cached_tokens:,} with prefix caching",
+            source="guide 1.2, 7.2",
         ),
     ]
 
@@ -198,7 +198,11 @@ def hardware_step(
     """Step 2: the GPU of each fleet, from the available ones, with what each candidate costs."""
     bottleneck = archetype(pools[0].profile.traffic.archetype).hardware
     names = ", ".join(dict.fromkeys(pool.gpu.name for pool in pools))
-    step = PlanStep(number=2, title="Select the hardware", decision=f"{names} (for {bottleneck})")
+    step = PlanStep(
+        number=2,
+        title="Select the hardware",
+        decision=f"{names}; this workload needs {bottleneck} most",
+    )
     for pool, by_gpu in zip(pools, usd_per_year, strict=True):
         card, prefix = pool.gpu, f"{pool.name}." if len(pools) > 1 else ""
         step.output |= {
@@ -221,9 +225,9 @@ def hardware_step(
         if card.nvlink_bytes_per_s is None
     ]
     if all(len(by_gpu) <= 1 for by_gpu in usd_per_year):
-        step.notes.append("only one candidate is stated: nothing was compared")
+        step.notes.append("only one GPU is listed: no others were compared")
     if any(pool.deployment.usd_per_gpu_hour is None for pool in pools):
-        step.to_measure.append("the price you really pay per GPU-hour")
+        step.to_measure.append("the price that you pay per GPU-hour")
     return step
 
 
@@ -233,12 +237,13 @@ def _cheapest_step(pool: Pool, usd_per_year: Mapping[str, float | None], label: 
     for name, usd in usd_per_year.items():
         card = gpu(name)
         hourly = pool.deployment.usd_per_gpu_hour or card.usd_per_hour
-        cost = "does not serve it" if usd is None else f"{figure(round(usd))} USD a year"
+        cost = "cannot meet the targets" if usd is None else f"{figure(round(usd))} USD a year"
         bandwidth = card.memory_bandwidth_bytes_per_s / 1e12 / hourly
         parts.append(f"{name} {cost} ({figure(round(bandwidth, 2))} TB/s per USD/h)")
     return Step(
         title=f"Cheapest fleet{label}",
-        formula="least cost a year of the candidates' fleets within the targets",
+        formula="lowest cost a year among the listed GPUs, each with the fleet that meets the "
+        "targets",
         values=", ".join(parts),
         result=pool.gpu.id,
         source="guide 3.5, 9.1 step 2; catalogue of GPUs",
@@ -249,7 +254,7 @@ def _most_step(pool: Pool, cards: Sequence[Gpu], bottleneck: str, label: str) ->
     """The candidates by the archetype's limiting resource, where no cost is known."""
     return Step(
         title=f"Most {bottleneck}{label}",
-        formula="greatest of the candidates",
+        formula="highest among the listed GPUs",
         values=", ".join(f"{card.id} {resource(card, bottleneck)[1]}" for card in cards),
         result=pool.gpu.id,
         source="guide 9.1 step 2, 3.5; catalogue of GPUs",
@@ -351,9 +356,9 @@ def routing_step(
         for name, peak_per_s in tier_loads(profile).items():
             output[f"{name}.peak_requests_per_s"] = peak_per_s
     elif advice is not None and advice.worth_it:
-        notes.append("tiers would save money: add each as [[tiers]] to size them")
+        notes.append("tiers would save money: add each tier as [[tiers]] to size them")
     if advice is None and method != "hardware" and not taken:
-        notes.append("routing was not considered: the size of the large fleet is unknown")
+        notes.append("routing was not considered: the size of the fleet without tiers is unknown")
     return PlanStep(
         number=3,
         title="Decide on routing",
@@ -377,8 +382,8 @@ def _decision(profile: WorkloadProfile, *, taken: bool) -> str:
         return "one fleet for all requests"
     names = ", ".join(tier.name for tier in profile.tiers)
     how = {
-        "route": "a router deals requests to",
-        "cascade": "requests climb through",
+        "route": "a router sends each request to one of",
+        "cascade": "requests are escalated through",
         "hardware": "requests are routed by kind to the hardware tiers",
     }
     return f"{how[profile.routing.method]} {names}; each is a fleet of its own"
@@ -402,13 +407,15 @@ def _peak_steps(profile: WorkloadProfile) -> list[Step]:
 def _to_measure(profile: WorkloadProfile, *, taken: bool) -> list[str]:
     missing: list[str] = []
     if profile.routing.method == "hardware":
-        return ["each tier's own curve and cold start"] if taken else []
+        return ["the benchmark and cold start of each tier"] if taken else []
     if simple_ratio(profile) is None:
         missing.append("the share of requests that a small model can answer")
     elif profile.routing.small_model_acceptable is None:
         missing.append("the small model's quality on those requests")
     if taken:
-        missing.append("misrouted requests: lost quality and wasted large-model time")
+        missing.append(
+            "misrouted requests: their loss of quality and the large model's wasted time"
+        )
     return missing
 
 

@@ -66,7 +66,7 @@ def cold_start(
     rates = sorted({path.low_bytes_per_s / 1e9, path.high_bytes_per_s / 1e9}, reverse=True)
     return slowest, Step(
         title=f"Cold start from {path.name}",
-        formula="provisioning + weights / bandwidth + initialisation",
+        formula="provisioning + weights / bandwidth + initialization",
         values=f"{figure(provision_s)} s + {figure(weights_bytes / 1e9)} GB / "
         f"{' to '.join(figure(rate) for rate in rates)} GB/s + {figure(initialise_s)} s",
         result=f"{figure(fastest)} s" + ("" if len(rates) == 1 else f" to {figure(slowest)} s"),
@@ -112,10 +112,16 @@ def scale_up_ratio(
     order_at = max(0.0, 1 - cold_start_s * growth_per_s_per_s / capacity)
     lead = figure(cold_start_s)
     return order_at, (
-        Step("Lead time", "reaction + cold start", f"0 + {lead}", f"{lead} s", "guide 9.2, 9.5"),
+        Step(
+            "Lead time of an instance",
+            "reaction + cold start",
+            f"0 + {lead}",
+            f"{lead} s",
+            "guide 9.2, 9.5",
+        ),
         Step(
             title="Order the next instance at",
-            formula="1 - lead x growth / capacity",
+            formula="1 - lead time x growth / capacity",
             values=f"1 - {lead} s x {figure(growth_per_s_per_s)} /s² / {figure(capacity)}",
             result=f"{order_at:.0%} of capacity",
             source="guide 9.2",

@@ -80,10 +80,10 @@ def size_fleet(
             ),
             Step(
                 title="GPUs",
-                formula="instances with safety x GPUs of one instance",
+                formula="instances with safety x GPUs per instance",
                 values=f"{deployed} x {gpus_each}",
-                result=f"{deployed * gpus_each} (not rounded to whole instances: "
-                f"{figure(by_gpus)})",
+                result=f"{deployed * gpus_each} ({figure(by_gpus)} before rounding to whole "
+                "instances)",
                 source="guide 8.3 step 3, 9.1 step 11",
             ),
         ),
@@ -160,7 +160,8 @@ def circuit_breaker(
     """
     if quiet_ttft_s >= ttft_target_s:
         raise SizingError(
-            f"prefill alone takes {quiet_ttft_s:g} s of the TTFT target of {ttft_target_s:g} s: no "
+            f"prefill alone takes {quiet_ttft_s:.3g} s, and the TTFT target is "
+            f"{ttft_target_s:g} s: no "
             "queue is short enough",
             name="quiet_ttft_s",
         )
@@ -172,13 +173,13 @@ def circuit_breaker(
     steps = (
         Step(
             title="Greatest safe queue depth",
-            formula="(TTFT target - quiet TTFT) x requests/s served",
+            formula="(TTFT target - TTFT without a queue) x requests/s served",
             values=f"({figure(ttft_target_s)} - {figure(quiet_ttft_s)}) s x {figure(rate)} /s",
             result=f"{figure(float(depth))} requests",
             source="guide 9.4",
         ),
         Step(
-            title="Circuit breaker (HTTP 429) from",
+            title="Reject requests (HTTP 429) from",
             formula="80-90% of the depth",
             values=f"0.8 to 0.9 x {figure(float(depth))}",
             result=f"{low} to {high} queued requests",

@@ -48,7 +48,7 @@ def token_cost(
     cost = hourly / (tokens_per_s * SECONDS_PER_HOUR * utilization_ratio) * 1e6
     steps = (
         Step(
-            title="These GPUs per hour",
+            title="Cost per hour",
             formula="GPUs x USD per GPU-hour",
             values=f"{figure(gpus)} x {figure(usd_per_gpu_hour)}",
             result=f"{figure(hourly)} USD/h",
@@ -116,18 +116,18 @@ def utilization_trap(
             title="Cost per token against a full fleet",
             formula="1 / utilization",
             values=f"1 / {used}",
-            result=f"{figure(multiple)} times",
+            result=f"{figure(multiple)}x",
             source="guide 9.2",
         ),
         Step(
-            title="Paid for idle GPUs per year",
+            title="Cost of idle GPU time per year",
             formula="USD per year x (1 - utilization)",
             values=f"{figure(yearly)} x (1 - {used})",
             result=f"{figure(yearly * (1 - utilization_ratio))} USD",
             source="guide 9.2",
         ),
         Step(
-            title=f"Saved per year by the same work at {TRAP_TARGET_RATIO:.0%}",
+            title=f"Saving per year at {TRAP_TARGET_RATIO:.0%} utilization",
             formula="USD per year x (1 - utilization / target)",
             values=f"{figure(yearly)} x (1 - {used} / {figure(TRAP_TARGET_RATIO)})",
             result=f"{figure(recoverable)} USD",
@@ -212,8 +212,9 @@ def _note(unit: Unit, degrees: Sequence[Degree], measured: Degree) -> str:
     ):
         return (
             f"TP {measured.tensor_parallel} has {1 - comparison.share_ratio:.0%} less "
-            f"throughput per GPU than TP {comparison.narrow.tensor_parallel}, and all-reduces over "
-            "PCIe cost 20 to 30%: use fewer GPUs per replica and more replicas"
+            f"throughput per GPU than TP {comparison.narrow.tensor_parallel}, more than "
+            "all-reduces "
+            "over PCIe cost (20 to 30%): use fewer GPUs per replica and more replicas"
         )
     smallest = min(degree.tensor_parallel for degree in degrees) == measured.tensor_parallel
     return "" if smallest else comparison.why

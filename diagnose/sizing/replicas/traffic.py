@@ -54,8 +54,8 @@ class Target:
 
 TARGETS: Mapping[str, Target] = MappingProxyType(
     {
-        "online": Target("TTFT", "below the knee, prefill favoured"),
-        "batch": Target("tokens per GPU-hour", "highest sustainable concurrency"),
+        "online": Target("TTFT", "a load below the knee"),
+        "batch": Target("tokens per GPU-hour", "the highest sustainable concurrency"),
     }
 )
 """Online streaming and offline batch are different optimisations (guide 1.4)."""
@@ -105,11 +105,14 @@ def routing_advice(
     """Whether to route, by the guide's table: fleet size, skew, quality and the router's time."""
     against: list[str] = []
     if large_model_gpus <= WORTH_FROM_GPUS:
-        against.append(f"the large fleet has {large_model_gpus} GPUs, not above {WORTH_FROM_GPUS}")
+        against.append(
+            f"the fleet without tiers has {large_model_gpus} GPUs; routing pays above "
+            f"{WORTH_FROM_GPUS}"
+        )
     if simple_share_ratio == 0:
-        against.append("no requests are simple enough for a small model")
+        against.append("no share of requests is known to be simple enough for a small model")
     if not small_model_acceptable:
-        against.append("the small model's quality is not shown to be acceptable")
+        against.append("the small model's answer quality is not confirmed (small_model_acceptable)")
     if router_s > TTFT_BUDGET_RATIO * ttft_budget_s:
         against.append(
             f"the router takes {router_s / ttft_budget_s:.0%} of the TTFT budget, "
@@ -117,5 +120,8 @@ def routing_advice(
         )
     if against:
         return RoutingAdvice(worth_it=False, reasons=tuple(against))
-    reason = f"{simple_share_ratio:.0%} of requests can leave {large_model_gpus} large-model GPUs"
+    reason = (
+        f"{simple_share_ratio:.0%} of requests can move off the {large_model_gpus} GPUs of "
+        "the large model"
+    )
     return RoutingAdvice(worth_it=True, reasons=(reason,))

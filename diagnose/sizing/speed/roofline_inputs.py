@@ -186,8 +186,9 @@ def costs(
     parameters = model.parameters
     if parameters is None:
         raise SizingError(
-            f"{model.id}: its source does not say how many parameters it has, so what a step "
-            "reads is unknown; give the path of its config.json",
+            f"{model.id}: the number of parameters is unknown, so no speed can be predicted; "
+            "give the "
+            "path of its config.json",
             name="model",
         )
     stored = scheme(quantization or model.quantization)
@@ -242,7 +243,7 @@ def launch_costs(setup: Setup) -> Costs:
         SizingError: its GPU or its parameters are not known.
     """
     if setup.gpu is None:
-        raise SizingError("set the GPU: its speed is unknown", name="gpu")
+        raise SizingError("set the GPU: speed cannot be predicted without it", name="gpu")
     return costs(
         setup.model,
         setup.gpu,
@@ -381,13 +382,14 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
     batch = ridge * (costs.weights_bytes + costs.experts_bytes) / left if left > 0 else None
     bound = "compute" if decode_flop_per_byte >= ridge else "bandwidth"
     until = (
-        "at any batch of this context"
+        "at any batch size with this context"
         if batch is None
-        else f"until {figure(ceil(batch))} requests a batch"
+        else f"up to a batch of {figure(ceil(batch))} requests"
     )
     step = Step(
-        title="Intensity of a decode step",
-        formula="2 x parameters x batch / (weights + batch x KV of a request), ridge: FLOP/s / "
+        title="Arithmetic intensity of a decode step",
+        formula="2 x parameters x batch / (weights + batch x KV cache per request), ridge: "
+        "FLOP/s / "
         "bandwidth",
         values=f"2 x {figure(token_flop / 2 / 1e9)}e9 x {figure(sequences)} / "
         f"({figure(weights_bytes / 1e9)} + {figure(sequences)} x {figure(read / 1e9)} GB), "

@@ -189,7 +189,7 @@ def performance_steps(
         _token(load, predicted),
         Step(
             "Time to first token",
-            "requests in flight / requests per second - decode time",
+            "requests in flight / requests/s - decode time",
             f"{figure(load.concurrency)} / {figure(predicted.requests_per_s)} - "
             f"{figure(passes)} x {_ms(predicted.itl_s * predicted.tokens_per_pass)}",
             f"{figure(predicted.ttft_s)} s",
@@ -197,8 +197,8 @@ def performance_steps(
         ),
         Step(
             "Output tokens per second",
-            "places / (prefill + decode) x output tokens",
-            f"{figure(places)} places: {figure(predicted.requests_per_s)} requests/s x "
+            "running requests / (prefill + decode time) x output tokens",
+            f"{figure(places)} running: {figure(predicted.requests_per_s)} requests/s x "
             f"{figure(load.output_tokens)}",
             f"{figure(predicted.decode_tokens_per_s)} tokens/s, bound by {predicted.binding}",
             "closed loop",
@@ -209,7 +209,7 @@ def performance_steps(
 def _token(load: Load, predicted: Performance) -> Step:
     share = figure(predicted.prefill_step_ratio)
     plain, prompt = _ms(predicted.decode_step.total_s), _ms(predicted.prefill_step.total_s)
-    formula = "(1 - share) x decode step + share x prompt step"
+    formula = "(1 - share of steps with a prompt) x decode step + share x step with a prompt"
     values = f"(1 - {share}) x {plain} + {share} x {prompt}"
     if load.drafting is not None and load.drafting.tokens:
         tokens, cost = load.drafting.tokens, figure(load.drafting.cost_ratio)
@@ -226,19 +226,19 @@ def _token(load: Load, predicted: Performance) -> Step:
         formula,
         values,
         _ms(predicted.itl_s),
-        "share of steps with a prompt: 1 - exp(-prompts a step); guide 6.6",
+        "share = 1 - exp(-prompts per step); guide 6.6",
     )
 
 
 def _reading(costs: Costs, efficiency: Efficiency) -> Step:
     bandwidth = costs.bandwidth_bytes_per_s
     return Step(
-        "Weights read a step",
+        "Weight reads per step",
         "(weights + experts) / (bandwidth x MBU)",
         f"({figure(costs.weights_bytes / _GIGA)} GB + {figure(costs.experts_bytes / _GIGA)} GB) / "
         f"({figure(bandwidth / _TERA)} TB/s x {figure(efficiency.mbu_ratio)})",
         _ms((costs.weights_bytes + costs.experts_bytes) / (bandwidth * efficiency.mbu_ratio))
-        + (" with every expert touched" if costs.experts_bytes else ""),
+        + (" if every expert is used" if costs.experts_bytes else ""),
         "guide 3.3; " + SOURCE,
     )
 
@@ -255,7 +255,7 @@ def step_arithmetic(time: StepTime) -> tuple[str, str]:
     maxima = [f"max({_ms(part.read_s)}, {_ms(part.compute_s)})" for part in shown.values()]
     rest_s = (time.interconnect_s, time.launch_s, time.host_s)
     return (
-        f"max(read, compute) of {', '.join(shown)} + all-reduce + launches + host",
+        f"max(read, compute) for {', '.join(shown)} + all-reduce + kernel launches + host",
         " + ".join([*maxima, *map(_ms, rest_s)]),
     )
 

@@ -351,8 +351,8 @@ def without_sources() -> dict[str, Any]:
         ),
         pytest.param(llama(num_kv_shared_layers=4), "num_kv_shared_layers", id="shared elsewhere"),
         pytest.param(llama(model_type="mamba"), "no attention layers", id="Mamba alone"),
-        pytest.param(llama(model_type="bert"), "no decoder", id="encoder"),
-        pytest.param(llama(is_encoder_decoder=True), "no decoder", id="encoder and decoder"),
+        pytest.param(llama(model_type="bert"), "not a decoder", id="encoder"),
+        pytest.param(llama(is_encoder_decoder=True), "not a decoder", id="encoder and decoder"),
         pytest.param({"_class_name": "FluxPipeline"}, "diffusion pipeline", id="images"),
         pytest.param(llama(model_type="llada"), "by diffusion", id="text by diffusion"),
         pytest.param(llama(kv_lora_rank=512), "kv_lora_rank", id="latent attention unheard of"),
@@ -404,7 +404,7 @@ def test_novel_family_of_the_usual_kind_is_taken_and_said() -> None:
     found = model_from_config("m", llama(model_type="novel"))
 
     assert found.layers == model_from_config("m", llama()).layers
-    assert any("novel is unknown to kneewatch" in note for note in found.notes)
+    assert any("novel is not in the catalogue" in note for note in found.notes)
 
 
 _LIST = Path(__file__).parents[2] / "fixtures" / "models" / "architectures.json"
@@ -433,7 +433,7 @@ def test_most_of_vllms_architectures_are_sized() -> None:
 
 
 def test_refusal_says_what_to_do_instead() -> None:
-    with pytest.raises(SizingError, match="Start it once: vLLM logs what its KV cache holds"):
+    with pytest.raises(SizingError, match="Start it once: vLLM logs the capacity of its KV cache"):
         model_from_config("m", llama(model_type="kimi_k3"))
 
 

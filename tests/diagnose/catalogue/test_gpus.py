@@ -181,13 +181,15 @@ def test_ids_may_be_typed_in_capitals() -> None:
 def test_an_unknown_id_says_what_may_have_been_meant(typed: str, meant: str) -> None:
     with pytest.raises(SizingError) as raised:
         gpu(typed)
-    assert f"{typed!r}, which is not in the catalogue; did you mean {meant}" in str(raised.value)
+    assert f"unknown GPU {typed!r}; did you mean {meant}" in str(raised.value)
     assert (raised.value.name, raised.value.choices) == ("gpu", ())
 
 
 @pytest.mark.parametrize("typed", ["", "tpu-v5e"])
 def test_an_id_like_no_other_says_how_to_list_them(typed: str) -> None:
-    with pytest.raises(SizingError, match=r"catalogue; `kneewatch size --list-gpus` lists all$"):
+    with pytest.raises(
+        SizingError, match=r"unknown GPU .*; `kneewatch size --list-gpus` lists all$"
+    ):
         gpu(typed)
 
 

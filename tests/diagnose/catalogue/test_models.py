@@ -97,7 +97,7 @@ def test_unknown_name_lists_the_nearest() -> None:
 
 
 def test_name_of_two_organisations_is_not_unique() -> None:
-    with pytest.raises(SizingError, match="is not unique") as caught:
+    with pytest.raises(SizingError, match="matches several models") as caught:
         model("Ministral-3-14B-Instruct-2512")
 
     assert caught.value.choices == (

@@ -189,18 +189,18 @@ def test_semicolons_decimal_commas_and_units_in_cells() -> None:
         (TABLE.replace(",30", ""), "row 3 has 3 cells, the header 4"),
         (TABLE.replace("1900", ""), "row 3, column 'ttft_p99_ms': '' is not a number"),
         (TABLE.replace("itl_p99_ms", "itl_p95_ms"), "no column for itl_p99_s among"),
-        (TABLE.replace("itl_p99_ms", "itl_p99"), "a time without a unit"),
-        (TABLE.replace("itl_p99_ms", "qps"), "'rps' and 'qps' both look like requests_per_s"),
-        (TABLE.splitlines()[1], "the benchmark holds no measured point"),
+        (TABLE.replace("itl_p99_ms", "itl_p99"), "the unit of the time is missing"),
+        (TABLE.replace("itl_p99_ms", "qps"), "'rps' and 'qps' both mean requests_per_s"),
+        (TABLE.splitlines()[1], "the benchmark has no measured point"),
         ("c,rps,ttft p99 ms,itl p99 ms,ttft p50 ms\n1,1,100,9,200", "the median TTFT (0.2 s) is"),
         ("{", "line 1 is not JSON"),
         ("[1]", "document 1 is int, not an object"),
         ("[" * 100_000, "not usable JSON"),
         ('{"a": ' + "9" * 5000 + "}", "not usable JSON"),
         (json.dumps(VLLM | {"p99_ttft_ms": 10**400}), "no p99_ttft_ms"),
-        (TABLE.replace("1900", "1e999"), "'1e999' is too large a number"),
-        (TABLE.replace("1900", "9" * 200_000), "the benchmark is no CSV"),
-        ('{"a": 1}', "document 1 is no known benchmark report"),
+        (TABLE.replace("1900", "1e999"), "'1e999' is too large"),
+        (TABLE.replace("1900", "9" * 200_000), "the benchmark is not a CSV"),
+        ('{"a": 1}', "document 1 is not a supported benchmark report"),
         (json.dumps({"request_throughput": 1.0}), "document 1: no p99_ttft_ms; run `vllm bench"),
         (json.dumps(VLLM | {"p99_itl_ms": float("nan")}), "no p99_itl_ms"),
         (json.dumps({"benchmarks": [{"metrics": {}}]}), "no metrics.requests_per_second"),
@@ -284,7 +284,7 @@ def test_guidellm(strategy: object, expected: float) -> None:
     assert (point.concurrency, point.requests_per_s, point.ttft_p99_s) == (expected, 3, 0.3)
     assert (point.itl_p99_s, point.itl_p50_s, point.latency_mean_s) == (0.02, 0.011, 2.5)
     assert (point.requests, point.failed, point.output_tokens_per_s) == (900, 3, 600)
-    assert "averages ITL over each request" in found.notes[0]
+    assert "reports ITL as a mean per request" in found.notes[0]
 
 
 def test_guidellm_keeps_a_sweep_in_one_file() -> None:

@@ -75,20 +75,20 @@ def test_of_several_smaller_degrees_the_best_counts() -> None:
         pytest.param(held(sweep(1, 900)), "no sweep of TP 4", id="not measured"),
         pytest.param(held(sweep(4, 100), sweep(8, 900)), "no sweep below TP 4", id="no smaller"),
         pytest.param(
-            held(sweep(1, 900), sweep(4, 100), ttft_s=0.1), "TP 4 at its lightest: TTFT P99",
+            held(sweep(1, 900), sweep(4, 100), ttft_s=0.1), "TP 4 misses a target",
             id="it keeps no target",
         ),
         pytest.param(
             held(changed(sweep(1, 900), ttft_p99_s=20.0), sweep(4, 100)),
-            "TP 1 at its lightest: TTFT P99", id="the smaller one keeps none",
+            "TP 1 misses a target at its lowest load: TTFT P99", id="the smaller one keeps none",
         ),
         pytest.param(
-            held(sweep(1, 900, tokens_per_request=100), sweep(4, 100)), "200 tokens each with TP 4",
+            held(sweep(1, 900, tokens_per_request=100), sweep(4, 100)), "200 output tokens",
             id="unlike requests",
         ),
         pytest.param(
             held(sweep(1, 900), sweep(4, 100, loads=(0.25, 2, 8, 16))),
-            "TP 4 was measured with 16 requests in flight a GPU",
+            "TP 4 was measured up to 16 requests in flight per GPU",
             id="the sweep went on rising where it ended",
         ),
     ],
@@ -104,7 +104,7 @@ def test_a_gap_at_the_limit_proves_nothing() -> None:
     wide = Sweep(4, table((64, 1600, 0.5), (256, 3600, 2.4)))
     found = held(narrow, wide)
     assert (found.share_ratio, found.far_below) == (0.4, False)
-    assert "measure between them" in found.why
+    assert "measure in between" in found.why
     closer = Sweep(4, table((64, 1600, 0.5), (80, 1700, 2.4)))
     assert held(narrow, closer).far_below
 
@@ -190,7 +190,7 @@ def test_the_cheapest_degree_gives_most_a_gpu_within_the_targets() -> None:
     assert [row.efficiency_ratio for row in found.rows] == [1.0, None, pytest.approx(0.5)]
     assert found.cheapest == 1
     assert any("TP 4 has 50% less" in note for note in found.notes)
-    assert any("TP 2 at its lightest" in note for note in found.notes)
+    assert any("TP 2 misses a target at its lowest load" in note for note in found.notes)
 
 
 def test_no_price_and_no_degree_are_not_made_up() -> None:

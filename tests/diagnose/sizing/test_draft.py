@@ -53,7 +53,7 @@ def test_the_arithmetic_names_the_draft() -> None:
 
     assert any("Llama-3.2-1B" in line and "1.236 billion parameters / 4" in line for line in lines)
     assert any(
-        line.startswith("KV of a token in the draft") and "16 x 512" in line for line in lines
+        line.startswith("KV cache per token, draft model") and "16 x 512" in line for line in lines
     )
     assert any("80 x 2 x (128 + 128) x 2 = 81,920 B" in line for line in lines)
 
@@ -104,7 +104,7 @@ def test_what_cannot_draft_is_refused(draft: Draft, flag: str, told: str) -> Non
 
 
 def test_a_head_alone_is_no_model() -> None:
-    with pytest.raises(SizingError, match="runs beside its target only"):
+    with pytest.raises(SizingError, match="cannot run alone"):
         memory(Setup(model=head(), gpu=gpu("h100-sxm"), max_model_len=2048))
 
 
@@ -181,6 +181,6 @@ def test_a_search_carries_the_draft_along() -> None:
 
 
 def test_acceptance_needs_a_draft() -> None:
-    with pytest.raises(SizingError, match="set the draft") as refused:
+    with pytest.raises(SizingError, match="needs a draft model") as refused:
         size(replace(ASKED, setup=LARGE))
     assert refused.value.name == "acceptance"

@@ -40,8 +40,8 @@ def test_figure_8_2_ten_instances_and_52_gpus() -> None:
     assert [step.line() for step in fleet.steps] == [
         "Instances for the peak: ceil(peak RPS / usable RPS) = ceil(120 / 12) = ceil(10) = 10",
         "Instances with safety: ceil(instances x safety) = ceil(10 x 1.3) = 13",
-        "GPUs: instances with safety x GPUs of one instance = 13 x 4 = 52 "
-        "(not rounded to whole instances: 52)",
+        "GPUs: instances with safety x GPUs per instance = 13 x 4 = 52 "
+        "(52 before rounding to whole instances)",
     ]
 
 
@@ -55,7 +55,7 @@ def test_8_3_and_9_1_step_11_differ_when_the_margin_is_no_whole_instance() -> No
         peak_requests_per_s=78, usable_requests_per_s=12, tensor_parallel=4, safety=1.3
     )
     assert fleet.instances == 7
-    assert fleet.steps[2].result == "40 (not rounded to whole instances: 36.4)"
+    assert fleet.steps[2].result == "40 (36.4 before rounding to whole instances)"
     assert (fleet.deployed_instances, fleet.gpus) == (10, 40)
     assert fleet.gpus_rounded_once == 36
 

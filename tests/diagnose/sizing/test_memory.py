@@ -261,7 +261,7 @@ def test_the_steps_end_in_the_answer() -> None:
     found = memory(replace(LLAMA_8B, max_model_len=16_000))
     lines = [step.line() for step in memory_steps(found)]
     assert any("32 x 8 x (128 + 128) x 2 = 131,072 B" in line for line in lines)
-    assert lines[-1].startswith("Requests at once: ")
+    assert lines[-1].startswith("Concurrent requests: ")
     assert f"{found.concurrency.expected:.4g}" in lines[-1]
 
 

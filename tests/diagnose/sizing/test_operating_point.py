@@ -67,7 +67,7 @@ def test_figure_8_2_c_max_is_48_and_12_rps_are_usable_of_a_peak_of_18() -> None:
     assert point.peak_requests_per_s == 18
     assert point.first_miss is not None
     assert point.first_miss.concurrency == 56
-    assert point.missed == ("TTFT P99 2.6 s > 2 s at 56 in flight",)
+    assert point.missed == ("TTFT P99 2.6 s at 56 in flight, target 2 s",)
     assert not point.is_lower_bound
     assert kinds(point) == {"littles_law_unchecked"}
     assert [step.result for step in point.steps[-2:]] == ["48 in flight", "12 requests/s"]
@@ -78,7 +78,7 @@ def test_the_binding_target_may_be_itl() -> None:
     point = found(ordered(points), itl_p99_s=0.03)
     assert point.c_max is not None
     assert point.c_max.concurrency == 16
-    assert point.missed == ("ITL P99 0.04 s > 0.03 s at 32 in flight",)
+    assert point.missed == ("ITL P99 40 ms at 32 in flight, target 30 ms",)
     alone = found(ordered(points), ttft_p99_s=None, itl_p99_s=0.03)
     assert alone.c_max == point.c_max
 
@@ -131,7 +131,7 @@ def test_8_1_the_knee_is_where_p99_of_ttft_leaves_p50() -> None:
     bend = knee(GUIDE.points)
     assert bend.past is not None
     assert (bend.safe.concurrency, bend.past.concurrency) == (48, 56)
-    assert bend.basis == "P99 of TTFT leaves P50"
+    assert bend.basis == "TTFT P99 rises faster than P50"
 
 
 def test_8_1_the_quietest_tail_before_is_what_counts() -> None:
@@ -143,7 +143,7 @@ def test_8_1_the_quietest_tail_before_is_what_counts() -> None:
     ]
     bend = knee(points)
     assert bend.past is not None
-    assert (bend.past.concurrency, bend.basis) == (16, "P99 of TTFT leaves P50")
+    assert (bend.past.concurrency, bend.basis) == (16, "TTFT P99 rises faster than P50")
 
 
 def test_half_the_gain_at_the_end_counts_as_saturated() -> None:
@@ -173,7 +173,7 @@ def flags(points: list[BenchmarkPoint]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("points", "kind", "words"),
     [
-        pytest.param([at(1, 1, 1), at(8, 2, 2)], "few_points", "2 measured", id="8.2: a sweep"),
+        pytest.param([at(1, 1, 1), at(8, 2, 2)], "few_points", "only 2", id="8.2: a sweep"),
         pytest.param([at(32, 1, 1), at(64, 2, 2)], "no_baseline", "starts at 32", id="8.2: from 1"),
         pytest.param(
             [at(1, 1, 1), at(8, 2, 2), at(16, 4, 2)], "not_saturated", "+100% RPS for +100%",
@@ -191,12 +191,12 @@ def flags(points: list[BenchmarkPoint]) -> dict[str, str]:
         ),
         pytest.param([at(1, 1, 3), at(1, 2, 2)], "repeated_runs", "lowest RPS", id="repeats"),
         pytest.param(
-            [replace(at(1, 1, 3), requests=96)], "few_requests", "based on 1 of them",
+            [replace(at(1, 1, 3), requests=96)], "few_requests", "rests on the slowest 1",
             id="P99 of 96 requests is the slowest one",
         ),
         pytest.param([replace(at(7, 1, 3), failed=2)], "failed_requests", "at 7 in", id="failed"),
         pytest.param(
-            [replace(at(48, 12, 2), latency_mean_s=1.0)], "littles_law", "gives 48 requests/s",
+            [replace(at(48, 12, 2), latency_mean_s=1.0)], "littles_law", "Little's law gives 48",
             id="8.3: Little's gap over 2",
         ),
     ],
@@ -264,11 +264,11 @@ def test_8_3_the_guides_limit_rejects_sound_benchmarks_with_long_outputs() -> No
 @pytest.mark.parametrize(
     ("latency_s", "verdict", "words"),
     [
-        pytest.param(4.0, "consistent", "sized from", id="48 / 4 = 12"),
+        pytest.param(4.0, "consistent", "is consistent", id="48 / 4 = 12"),
         pytest.param(3.0, "consistent", "only 75%", id="a quarter was not in flight"),
         pytest.param(2.0, "consistent", "only 50%", id="exactly 2 is within"),
-        pytest.param(1.9, "mismatch", "not in flight", id="over 2: fix the benchmark"),
-        pytest.param(4.6, "impossible", "inconsistent", id="more served than in flight"),
+        pytest.param(1.9, "mismatch", "was not reached", id="over 2: fix the benchmark"),
+        pytest.param(4.6, "impossible", "contradict", id="more served than in flight"),
     ],
 )
 def test_little_with_the_mean_latency(latency_s: float, verdict: str, words: str) -> None:

@@ -150,7 +150,7 @@ def test_safety_follows_predictability(predictability: str, instances: int) -> N
     found = planned(profile_text(traffic=predictability, deployment="usable_requests_per_s = 12"))
     assert found.instances == instances
     assert found.step(10).output["source"] == "predicted"
-    assert "usable RPS: stated" in found.step(11).to_measure
+    assert "usable RPS of one instance: it is stated, not measured" in found.step(11).to_measure
 
 
 def test_without_targets_nothing_is_guessed() -> None:
@@ -169,7 +169,7 @@ def test_a_measured_baseline_is_not_multiplied_by_a_predicted_gain() -> None:
     found = planned(text, {"curve.csv": CURVE})
     assert found.step(7).output["usable_requests_per_s"] == 12
     assert found.step(10).output["usable_requests_per_s"] == 12
-    assert any("not included until they are measured" in note for note in found.step(10).notes)
+    assert any("count once they are measured" in note for note in found.step(10).notes)
 
 
 def test_a_prediction_says_so_everywhere() -> None:
@@ -253,7 +253,7 @@ def test_a_small_fleet_is_not_worth_tiers() -> None:
     found = planned(profile_text(traffic="peak_requests_per_s = 2", more=tiers))
     assert found.tiers == ()
     assert found.step(3).decision == "one fleet for all requests"
-    assert any("not above 8" in note for note in found.step(3).notes)
+    assert any("pays above 8" in note for note in found.step(3).notes)
 
 
 def test_hardware_tiers_have_their_own_lengths_and_precision() -> None:
@@ -370,8 +370,8 @@ def test_adapters_take_memory_that_requests_cannot_have() -> None:
 
 def test_speculation_and_two_pools_are_weighed_only_with_what_is_known() -> None:
     nine = planned(profile_text()).step(9)
-    assert any("no acceptance is stated" in note for note in nine.notes)
-    assert any("no network is stated" in note for note in nine.notes)
+    assert any("no acceptance ratio is set" in note for note in nine.notes)
+    assert any("set hosting.network" in note for note in nine.notes)
     more = "[speculation]\ndraft_tokens = 3\nacceptance_ratio = 0.0\ndraft_cost_ratio = 0.1\n"
     useless = planned(profile_text(more=more + '[hosting]\nnetwork = "infiniband-ndr"\n')).step(9)
     assert useless.output["speculation"] is False

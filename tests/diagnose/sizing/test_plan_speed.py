@@ -93,7 +93,7 @@ def test_a_stated_concurrency_has_to_keep_the_targets() -> None:
     text = profile_text(slo="itl_p99_s = 0.06", deployment="concurrency = 48")
     step = plan(read_profile(text)).step(6)
     assert step.output["tensor_parallel"] == 4
-    assert any("TP 2: " in note and "of 48 in flight meet" in note for note in step.notes)
+    assert any("TP 2 rejected: " in note and "48 are needed" in note for note in step.notes)
 
 
 def test_more_hits_carry_more() -> None:
@@ -121,5 +121,5 @@ def test_each_tier_is_kept_warm_for_its_own_share() -> None:
 
 def test_the_curve_says_what_stops_it() -> None:
     notes = plan(read_profile(profile_text(slo=TIGHT))).step(7).notes
-    assert any(note.startswith("one more in flight: ITL P99") for note in notes)
+    assert any(note.startswith("with one more request in flight: ITL P99") for note in notes)
     assert any("contain a prefill chunk" in note for note in notes)

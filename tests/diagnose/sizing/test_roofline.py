@@ -300,7 +300,7 @@ def test_the_arithmetic_is_shown() -> None:
     found = performance(cost, CHAT)
     steps = performance_steps(cost, CHAT, found)
     assert [step.title for step in steps] == [
-        "Weights read a step",
+        "Weight reads per step",
         "Decode step",
         f"Step with {found.chunk_tokens:,.0f} prompt tokens",
         "Time per output token",

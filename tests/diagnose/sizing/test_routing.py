@@ -11,7 +11,7 @@ from kneewatch.diagnose.sizing.replicas.traffic import ROUTER_HIGH_S, routing_ad
     ("gpus", "simple", "acceptable", "ttft_s", "worth_it", "reason"),
     [
         pytest.param(16, 0.7, True, 1.0, True, "70% of requests", id="guide 1.5: worth it"),
-        pytest.param(8, 0.7, True, 1.0, False, "not above 8", id="guide 1.5: a small fleet"),
+        pytest.param(8, 0.7, True, 1.0, False, "pays above 8", id="guide 1.5: a small fleet"),
         pytest.param(16, 0.0, True, 1.0, False, "simple enough", id="guide 1.5: homogeneous"),
         pytest.param(16, 0.7, False, 1.0, False, "acceptable", id="guide 1.5: quality unknown"),
         pytest.param(16, 0.7, True, 0.15, False, "13% of the TTFT", id="guide 1.5: tight TTFT"),
