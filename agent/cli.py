@@ -70,7 +70,7 @@ def form_option(*forms: str) -> Callable[[Command], Command]:
 
 
 def prometheus_option(text: str) -> Callable[[Command], Command]:
-    """The option --prometheus, whose URL a command uses as `text` says."""
+    """The option --prometheus with the help `text`."""
     return click.option("--prometheus", metavar="URL", help=text)
 
 
@@ -345,7 +345,7 @@ def export_command(kind: str, folder: Path, flavor: str, **given: Any) -> int:  
     help="serve streamable HTTP at /mcp on this loopback address; unset: stdin and stdout",
 )
 @setting_options("docs_url", *DIAGNOSIS, *DEPLOYMENT, *FETCH, *FLEET)
-def mcp(**given: Any) -> int:  # noqa: ANN401
+def mcp(listen: str | None, **given: Any) -> int:  # noqa: ANN401 - listen is a setting as well
     """Serve kneewatch's diagnoses to AI agents over the Model Context Protocol.
 
     All tools are read-only. Requires the extra mcp: pip install 'kneewatch[mcp]'.
@@ -355,7 +355,7 @@ def mcp(**given: Any) -> int:  # noqa: ANN401
     except ModuleNotFoundError as exc:
         raise click.UsageError("mcp is not installed: pip install 'kneewatch[mcp]'") from exc
 
-    return server.run(effective(given), **given)
+    return server.run(effective(given), listen=listen, **given)
 
 
 @cli.command(short_help="Show servers or a running daemon live in the terminal.")

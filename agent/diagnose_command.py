@@ -12,19 +12,25 @@ from kneewatch.agent.console import say
 from kneewatch.agent.printing import print_diagnoses, progress
 from kneewatch.agent.server.watch import ServerWatch, page_watch, server_watch
 from kneewatch.agent.server_log import NO_START, LogFollower, facts_of_log, read_log
-from kneewatch.agent.settings import table
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.stream import Captures, GpuStream, TargetStream, capture_name, ticks
+from kneewatch.agent.stream import (
+    Captures,
+    GpuStream,
+    TargetStream,
+    capture_name,
+    gpu_page,
+    gpu_stream,
+    ticks,
+)
 from kneewatch.agent.targets import target_name
 from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError
-from kneewatch.collector.http.address import metrics_url, parse_target
+from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.causes.availability import stalled_from_s
 from kneewatch.diagnose.deployment.server_facts import LOG, ServerFacts
 from kneewatch.diagnose.deployment.startup_log import LogFact, StartupLog
-from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.log_diagnosis import log_diagnosis
 from kneewatch.diagnose.learned.derived_signals import STALL
@@ -33,8 +39,8 @@ from kneewatch.reports.diagnosis_timeline import WorstState
 GPU_INTERVAL_S = 10.0
 """dcgm-exporter collects every 30 s, so scraping it more often shows the same samples."""
 
-LOOKED_AT_BYTES = 1024 * 1024
-"""How much of a file is read to see whether it is a log."""
+PROBED_BYTES = 1024 * 1024
+"""How much of a file is read to recognise a vLLM log."""
 
 SCRAPES_IN_WINDOW = 2.2
 """Rates need two scrapes in the window, and scrapes are slightly late."""
@@ -42,10 +48,9 @@ SCRAPES_IN_WINDOW = 2.2
 
 def diagnose(target: str, settings: Settings, *, form: str) -> int:
     """Watch a target, then print the diagnosis. Returns the exit status."""
-    gpu_metrics = _gpu_page(settings)
     if is_capture(target):
-        if gpu_metrics and settings.origin("gpu_metrics").startswith("flag"):
-            raise SettingsError("--gpu-metrics needs a server; a capture has no GPU page")
+        if gpu_page(settings) and settings.origin("gpu_metrics").startswith("flag"):
+            raise SettingsError("--gpu-metrics needs a server: a capture has no GPU page")
         _check_is_no_log(target)
         return _diagnose_capture(target, settings, form)
     profile = settings.profile(window_s=live_window_s(settings), stated=stated(settings))
@@ -53,7 +58,7 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
     stream.server = watch = server_watch(target, settings)
     log = _log_of(watch)
     fetcher = Fetcher(metrics_url(target), settings.fetch())
-    gpus = _gpu_stream(target, gpu_metrics, settings, profile) if gpu_metrics else None
+    gpus = gpu_stream([target], settings, profile.window_s)
     try:
         with closing(fetcher), closing(gpus) if gpus else nullcontext():
             last, introduction = _watch(stream, fetcher, gpus, settings)
@@ -70,7 +75,7 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
 
 
 def diagnose_log(settings: Settings, *, form: str) -> int:
-    """Print what vLLM's log says: why the server did not start or died, or that it started.
+    """Print the diagnosis of a vLLM log: why the server did not start or died, or that it started.
     Returns the exit status."""
     path: str = settings["server_log"]
     log = read_log(path)
@@ -88,9 +93,9 @@ def _check_is_no_log(path: str) -> None:
     if path.endswith((".jsonl", ".gz")) or not Path(path).is_file():
         return
     follower = LogFollower(path)
-    follower.read(LOOKED_AT_BYTES)
+    follower.read(PROBED_BYTES)
     if follower.log.phase != "empty" or follower.log.failure is not None:
-        raise SettingsError(f"{path} is a log of vLLM, not a capture; write --log {path}")
+        raise SettingsError(f"{path} is a vLLM log, not a capture: use --log {path}")
 
 
 def _log_of(watch: ServerWatch | None) -> StartupLog:
@@ -108,8 +113,8 @@ def _log_of(watch: ServerWatch | None) -> StartupLog:
 
 
 def _used_facts(stream: TargetStream, log: StartupLog) -> Mapping[str, LogFact]:
-    """The facts of the log. Without a fact of it among the server's, it was refused: stderr has the
-    reason."""
+    """The facts of the log; none where the log was not used for the server, with the reason on
+    stderr."""
     server = stream.monitor.server or ServerFacts()
     if not log.facts or any(fact.source == LOG for fact in server.facts):
         return log.facts
@@ -124,12 +129,6 @@ def _print_log(log: StartupLog, target: str, settings: Settings, form: str) -> i
     _, deployment = facts_of_log(stated(settings), log, now_s)
     diagnosis = log_diagnosis(log, deployment, target=target, t_s=now_s)
     return print_diagnoses([diagnosis], form, settings.docs_url, log=log.facts)
-
-
-def _gpu_page(settings: Settings) -> str | None:
-    """URL of the configured GPU page; None for `nvml` and `none`, which only the daemon uses."""
-    value: str | None = settings["gpu_metrics"]
-    return None if value in table.BY_KEY["gpu_metrics"].choices else value
 
 
 def live_window_s(settings: Settings) -> float:
@@ -158,17 +157,10 @@ def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
     )
 
 
-def _gpu_stream(target: str, url: str, settings: Settings, profile: Profile) -> GpuStream:
-    fetch = settings.fetch()
-    if parse_target(url).origin != parse_target(target).origin:
-        fetch = fetch.without_secrets()
-    return GpuStream(metrics_url(url), fetch, settings.limits(), profile.window_s)
-
-
 def _watch(
     stream: TargetStream, fetcher: Fetcher, gpus: GpuStream | None, settings: Settings
 ) -> tuple[list[Diagnosis], str]:
-    """The last diagnoses, and what was worse before, in words; empty if nothing was."""
+    """The last diagnoses, and a sentence about the worst earlier state; empty if none was worse."""
     last: list[Diagnosis] = []
     worst = WorstState()
     try:
@@ -178,7 +170,7 @@ def _watch(
     except KeyboardInterrupt:
         if not last:
             raise
-        say("interrupted: this is the diagnosis so far")
+        say("interrupted: diagnosis of the scrapes so far")
     progress([], 0.0, 0.0)
     return last, worst.ended_words(last)
 
@@ -192,13 +184,13 @@ def _watch_scrapes(
     watch_s = settings["watch_s"]
     diagnoses: list[Diagnosis] = []
 
-    def longer() -> bool:
-        """Whether the watch is too short to tell an engine that hangs from one that is slow."""
+    def is_stall_undecided() -> bool:
+        """Whether an engine has stalled, but not long enough to tell a hang from slowness."""
         return any(0 < (d.values.get(STALL) or 0.0) < stalled_from_s(d.values) for d in diagnoses)
 
     # Rates need two scrapes, however short the watch.
     interval_s = min(settings["interval_s"], watch_s)
-    for elapsed_s in ticks(interval_s, watch_s, least=2, longer=longer):
+    for elapsed_s in ticks(interval_s, watch_s, least=2, longer=is_stall_undecided):
         if gpus is not None and elapsed_s >= gpus_due_s:
             gpus.scrape()
             gpus_due_s = elapsed_s + GPU_INTERVAL_S

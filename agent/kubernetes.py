@@ -52,7 +52,7 @@ class Cluster:
             from kubernetes.config import ConfigException, incluster_config
         except ModuleNotFoundError as error:
             raise SettingsError(
-                "the Kubernetes API needs an extra: pip install 'kneewatch[kubernetes]'"
+                "the Kubernetes client is not installed: pip install 'kneewatch[kubernetes]'"
             ) from error
         configuration = Configuration()
         # Neither repeated nor redirected: the token is for this server alone.

@@ -95,7 +95,7 @@ class PrefetchedPages:
             process.join()
 
     def _received(self, source: Connection) -> Iterator[list[PageRead]]:
-        """The batches that the other process sends.
+        """Yields the batches that the reading process sends.
 
         Raises:
             EOFError: it exited unexpectedly.
@@ -211,9 +211,9 @@ def demo(settings: Settings, *, form: str) -> int:
     diagnoses = _replayed(pages, [recording], settings.profile(window_s=window_s), settings)
     if form == "text":
         introduction = (
-            "A recording of a real vLLM 0.32.0 server on CPU with 160 KV blocks: healthy, nearly "
-            "full, preempting, queueing, drained. It was scraped every 2 s and is judged with a "
-            f"window of {window_s:g} s."
+            "Recording of a real vLLM 0.32.0 server on CPU with 160 KV cache blocks: healthy, "
+            "nearly full, preempting, queueing, drained. Scraped every 2 s, window "
+            f"{window_s:g} s."
         )
         click.echo("\n".join(wrapped(introduction, width=style().width, more=0)) + "\n")
     return print_timeline(diagnoses, form, settings.docs_url, named=False)

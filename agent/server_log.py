@@ -6,7 +6,6 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -44,16 +43,7 @@ NAMES: Mapping[str, str] = {
     "graph_gib": "graph_gib",
     "attention_backend": "attention_backend",
 }
-"""Logged facts and their names among those of all sources. Logged arguments are in `launch`."""
-
-
-def log_reading(log: StartupLog, read_s: float) -> SourceReading:
-    """The facts of the newest start in the log, as it was read at `read_s`."""
-    values: dict[str, Value] = {
-        name: log.facts[logged].value for logged, name in NAMES.items() if logged in log.facts
-    }
-    return SourceReading(LOG, read_s, values, launch=log.launch)
-
+"""Names of facts by their names in the log. Logged arguments are in `launch`."""
 
 CHUNK_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
@@ -61,11 +51,11 @@ TAIL_BYTES = 64 * 1024 * 1024
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,100}/[A-Za-z0-9][\w.-]{0,200}")
 
-NO_START = "no line of a vLLM start-up in it; save the log from the start of the server on"
+NO_START = "no vLLM start-up in this log; save it from the start of the server"
 
 
 class LogSource(Protocol):
-    """A log and what was read of it; the newest start counts. `path` says where it is."""
+    """A log and what has been read of it; the newest start counts. `path` says where it is."""
 
     path: str
     log: StartupLog
@@ -109,7 +99,9 @@ class LogFollower:
             if not stat.S_ISREG(status.st_mode):
                 raise SettingsError(f"server_log {self.path[:200]}: not a regular file")
             if self._user_id not in (None, 0, status.st_uid) and not status.st_mode & stat.S_IROTH:
-                raise SettingsError(f"server_log {self.path[:200]}: not the server's user's")
+                raise SettingsError(
+                    f"server_log {self.path[:200]}: unreadable for the server's user"
+                )
             self._place(status)
             data = os.pread(file, limit_bytes, self._offset)
         except OSError as exc:
@@ -152,7 +144,7 @@ def read_log(path: str) -> StartupLog:
 
 
 def facts_of_log(stated: Stated, log: StartupLog, now_s: float) -> tuple[ServerFacts, Stated]:
-    """What is stated and, for what is not, what the log says; there is no page of its server."""
+    """The facts from settings and log, settings first, without a page of the server."""
     reading = reading_of(log, now_s)
     return merge(stated, [reading], config={}, model_names=(), settings_s=now_s, page_s=now_s)
 
@@ -163,8 +155,11 @@ def failure_of(log: StartupLog, stated: Stated, now_s: float) -> LogFailure | No
 
 
 def reading_of(log: StartupLog, now_s: float) -> SourceReading:
-    """The facts of the log's newest start, with the model that it names."""
-    return replace(log_reading(log, now_s), model=_logged_model(log))
+    """The facts of the log's newest start, read at `now_s`, with the model that it names."""
+    values: dict[str, Value] = {
+        name: log.facts[logged].value for logged, name in NAMES.items() if logged in log.facts
+    }
+    return SourceReading(LOG, now_s, values, launch=log.launch, model=_logged_model(log))
 
 
 def _logged_model(log: StartupLog) -> Model | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,12 +28,32 @@ if TYPE_CHECKING:
     from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 
 
+@contextmanager
+def _named_by(settings: Settings, key: str, what: str = "") -> Generator[None]:
+    """Turns an error about a setting's value into one that says where the setting was made."""
+    try:
+        yield
+    except (SettingsError, SizingError) as exc:
+        choices = exc.choices if key == "model" and isinstance(exc, SizingError) else ()
+        near = f"; near: {', '.join(choices)}" if choices else ""
+        raise SettingsError(f"{settings.origin(key)}: {what}{exc}{near}") from exc
+
+
 # --- Files that a user names: model configuration, workload profile, benchmark --------------------
 
 
 CONFIG = "config.json"
 CONFIG_MAX_BYTES = 8 * 1024 * 1024
 TEXT_MAX_BYTES = 4 * 1024 * 1024
+
+
+def named_gpu(name: str) -> Gpu:
+    """The GPU of the catalogue with this id or driver's name.
+
+    Raises:
+        SizingError: there is none.
+    """
+    return recognise(name) or gpu(name)
 
 
 def named_model(name: str, environ: Mapping[str, str] = os.environ) -> Model:
@@ -142,13 +163,10 @@ def named_profile(settings: Settings, key: str = PROFILE_SETTING) -> WorkloadPro
     if path is None:
         return None
     # Lazy: slow to import, and most daemons have no profile.
-    from kneewatch.diagnose.catalogue.inputs import SizingError
     from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
 
-    try:
+    with _named_by(settings, key):
         return read_profile(profile_text(path, key), origin=path)
-    except (SettingsError, SizingError) as exc:
-        raise SettingsError(f"{settings.origin(key)}: {exc}") from exc
 
 
 # --- Benchmark sweeps by tensor-parallel degree ---------------------------------------------------
@@ -169,10 +187,8 @@ def stated_sweeps(settings: Settings) -> tuple[Sweep, ...]:
     named: Mapping[str, str] | None = settings[SWEEPS_SETTING]
     if not named:
         return ()
-    try:
+    with _named_by(settings, SWEEPS_SETTING, f"{SWEEPS_SETTING}: "):
         return sweeps_of(named.items())
-    except SizingError as exc:
-        raise SettingsError(f"{settings.origin(SWEEPS_SETTING)}: {SWEEPS_SETTING}: {exc}") from exc
 
 
 def sweeps_of(named: Iterable[tuple[str, str]]) -> tuple[Sweep, ...]:
@@ -215,7 +231,7 @@ def _files(path: str) -> list[str]:
         return [path]
     files = sorted(glob(path))  # noqa: PTH207 - a pattern may be absolute
     if not files or len(files) > MAX_FILES:
-        raise _sweeps_error(f"{path}: {len(files)} files match, 1 to {MAX_FILES} are allowed")
+        raise _sweeps_error(f"{path} matches {len(files)} files: 1 to {MAX_FILES} are allowed")
     return files
 
 
@@ -226,9 +242,6 @@ def _sweeps_error(message: str) -> SizingError:
 # --- Model, GPU and launch command ----------------------------------------------------------------
 
 
-LAUNCH_MAX_BYTES = 1024 * 1024
-
-
 def stated(settings: Settings) -> Stated:
     """The deployment that the settings state: model, GPU, launch flags, workload, benchmarks.
 
@@ -237,11 +250,15 @@ def stated(settings: Settings) -> Stated:
             names the setting, its origin and the choices.
     """
     launch = _launch(settings)
+    with _named_by(settings, "gpu"):
+        gpu = named_gpu(settings["gpu"]) if settings["gpu"] is not None else None
+    with _named_by(settings, "vllm_version"):
+        version = stated_version(settings["vllm_version"])
     deployment = Stated(
         model=_model(settings, launch),
-        gpu=_gpu(settings),
+        gpu=gpu,
         tensor_parallel=settings["tensor_parallel"],
-        version=_version(settings),
+        version=version,
         launch=launch,
         replicas=settings["replicas"],
         usd_per_gpu_hour=settings["usd_per_gpu_hour"],
@@ -266,10 +283,8 @@ def _check_layout(settings: Settings, deployment: Stated) -> None:
         launch.count("--data-parallel-size") or 1,
         "--enable-expert-parallel" in launch.flags,
     )
-    try:
+    with _named_by(settings, key):
         kv_layout_of(Setup(model=deployment.model, gpu=deployment.gpu, parallel=parallel))
-    except SizingError as exc:
-        raise SettingsError(f"{settings.origin(key)}: {exc}") from exc
 
 
 def _launch(settings: Settings) -> Launch | None:
@@ -277,7 +292,9 @@ def _launch(settings: Settings) -> Launch | None:
     if path is None:
         return None
     origin = f"{settings.origin('launch_file')}: launch_file {path}"
-    launch = parse_launch(_read(Path(path), origin), origin=origin)
+    with _named_by(settings, "launch_file", "launch_file "):
+        text = text_of(path, "launch_file")
+    launch = parse_launch(text, origin=origin)
     for flag in NUMBERS:
         if launch.number(flag) == 0 and flag != "--long-prefill-token-threshold":
             raise SettingsError(f"{origin}: {flag} is 0; vLLM requires 1 or more")
@@ -286,52 +303,10 @@ def _launch(settings: Settings) -> Launch | None:
 
 def _model(settings: Settings, launch: Launch | None) -> Model | None:
     name = settings["model"]
-    if name is None:
-        return _served(launch)
-    try:
-        return named_model(name)
-    except SizingError as exc:
-        near = f"; near: {', '.join(exc.choices)}" if exc.choices else ""
-        raise SettingsError(f"{settings.origin('model')}: {exc}{near}") from exc
-
-
-def _served(launch: Launch | None) -> Model | None:
-    """The model of the launch command; None if neither the catalogue nor the disk has it."""
-    if launch is None or not launch.model:
-        return None
-    try:
-        return named_model(launch.model)
-    except SizingError:
-        # Not an error: it was not configured, and recommendations stay relative without it.
-        return None
-
-
-def _gpu(settings: Settings) -> Gpu | None:
-    name = settings["gpu"]
-    if name is None:
-        return None
-    try:
-        return recognise(name) or gpu(name)
-    except SizingError as exc:
-        raise SettingsError(f"{settings.origin('gpu')}: {exc}") from exc
-
-
-def _version(settings: Settings) -> tuple[int, int, int] | None:
-    try:
-        return stated_version(settings["vllm_version"])
-    except SizingError as exc:
-        raise SettingsError(f"{settings.origin('vllm_version')}: {exc}") from exc
-
-
-def _read(path: Path, origin: str) -> str:
-    try:
-        # Reading a pipe may block, and reading a device may never end.
-        if not path.is_file() and path.exists():
-            raise SettingsError(f"{origin}: not a regular file")
-        if path.stat().st_size > LAUNCH_MAX_BYTES:
-            raise SettingsError(f"{origin}: larger than {LAUNCH_MAX_BYTES // 1024} KiB")
-        return path.read_text(encoding="utf-8")
-    except OSError as exc:
-        raise SettingsError(f"{origin}: {exc.strerror or exc}") from exc
-    except UnicodeDecodeError as exc:
-        raise SettingsError(f"{origin}: not text: {exc.reason}") from exc
+    if name is not None:
+        with _named_by(settings, "model"):
+            return named_model(name)
+    # The model of the launch command may be unknown: recommendations stay relative then.
+    with suppress(SizingError):
+        return named_model(launch.model) if launch is not None and launch.model else None
+    return None

@@ -12,28 +12,32 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kneewatch.agent.console import NO_DATA, OK, say
 from kneewatch.agent.server.host import HostReader
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.table import BY_KEY
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.exposition.parser import PageParser
 from kneewatch.collector.gpu.page import DcgmCollector
-from kneewatch.collector.http.address import metrics_url, shown_url
+from kneewatch.collector.http.address import metrics_url, parse_target, shown_url
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.samples import Page
-from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
+from kneewatch.diagnose.deployment.server_state import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.gpu.monitor import NO_GPUS, GpuMonitor, GpuReading
 from kneewatch.reports.formatting import span
+
+if TYPE_CHECKING:
+    from kneewatch.agent.server.watch import ServerWatch
 
 STATUS_OK = 200
 
@@ -47,24 +51,6 @@ class GpuSource(Protocol):
 
     def reading(self, now_s: float) -> GpuReading:
         """The newest GPU signals."""
-        ...
-
-
-class ServerSource(Protocol):
-    """What is known about a target's server."""
-
-    def read_log(self, t_s: float, monitor: TargetMonitor) -> None:
-        """Read new lines of the log before the scrape at `t_s` is judged. A failure at its end
-        goes to the monitor."""
-        ...
-
-    def state(self, t_s: float, error: CollectError, monitor: TargetMonitor) -> ServerState:
-        """The state of the server after a failed scrape."""
-        ...
-
-    def update(self, t_s: float, monitor: TargetMonitor, gpus: GpuReading) -> None:
-        """Read what is due, and give the facts to the monitor, after its page of `t_s`; `gpus` are
-        the GPUs of the target."""
         ...
 
 
@@ -102,9 +88,9 @@ class TargetStream:
     ) -> None:
         self.monitor = TargetMonitor(name, profile, catalogue)
         self.gpus: GpuSource | None = None
-        self.server: ServerSource | None = None
+        self.server: ServerWatch | None = None
         self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Entered around what waits for nothing but the CPU."""
+        """A context for work that only needs the CPU."""
         self._pages, self._catalogue = PageReader(limits), catalogue
         self._fetch_s: float | None = None
         self.server_state = NO_STATE
@@ -133,8 +119,8 @@ class TargetStream:
         if self.server is not None:
             self.server.read_log(t_s, self.monitor)
         if isinstance(page, CollectError):
-            watched = self.server
-            state = watched.state(t_s, page, self.monitor) if watched is not None else NO_STATE
+            server = self.server
+            state = NO_STATE if server is None else server.state(t_s, page, self.monitor)
             self.server_state = state
             return self.monitor.failed(t_s, page, state)
         self.server_state = NO_STATE
@@ -199,6 +185,23 @@ class GpuStream:
     def close(self) -> None:
         """Close the connection."""
         self._collector.close()
+
+
+def gpu_page(settings: Settings) -> str | None:
+    """URL of the configured GPU page; None for `nvml` and `none`, which only the daemon uses."""
+    value: str | None = settings["gpu_metrics"]
+    return None if value in BY_KEY["gpu_metrics"].choices else value
+
+
+def gpu_stream(targets: Sequence[str], settings: Settings, window_s: float) -> GpuStream | None:
+    """The configured GPU page of these targets; None without one. It gets the targets' credentials
+    only where it is on their server."""
+    url, fetch = gpu_page(settings), settings.fetch()
+    if url is None or not targets:
+        return None
+    if any(parse_target(target).origin != parse_target(url).origin for target in targets):
+        fetch = fetch.without_secrets()
+    return GpuStream(metrics_url(url), fetch, settings.limits(), window_s)
 
 
 def capture_name(path: str | Path) -> str:
@@ -268,8 +271,8 @@ def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> 
 
 
 class _RecordedHost:
-    """The signals of the host of a server on this node. The server's process is looked for at the
-    first page, and at the first one after a failed scrape: it may be another process."""
+    """Adds the host signals of a server on this node to entries. The server's process is looked up
+    at the first page, and at the first one after a failed scrape: it may be a new process."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -59,7 +59,7 @@ class TargetSpec:
 
     @property
     def pending_text(self) -> str:
-        """What the first scrape waits for, in words."""
+        """A sentence for people: what the first scrape waits for."""
         if self.played:
             return f"waiting for the first page of {self.address}"
         most_s = self.settings["fetch.connect_timeout_s"] + self.settings["fetch.read_timeout_s"]
@@ -122,8 +122,8 @@ def check_unique(specs: Sequence[TargetSpec]) -> None:
         path = target.settings["server_log"]
         if path is not None and by_log.setdefault(path, target) is not target:
             raise SettingsError(
-                f"{by_log[path].origin} and {target.origin} have the same server_log {path!r}, "
-                "which is of one server: set it in that server's [[targets]] table"
+                f"{by_log[path].origin} and {target.origin} have the same server_log {path!r}: set "
+                "it only in the [[targets]] table of the server that writes it"
             )
         other = first.setdefault(target.name, target)
         if other is not target:
@@ -204,7 +204,7 @@ def _checked_key(key: str, origin: str) -> str:
     if key in BY_KEY:
         raise SettingsError(f"{origin}: {key} applies to all targets: set it outside [[targets]]")
     near = nearest(key, (*TARGET_KEYS, *PER_TARGET))
-    raise SettingsError(f"{origin}: a target has no key {key!r}; the nearest is {near!r}")
+    raise SettingsError(f"{origin}: unknown key {key!r} for a target; the nearest is {near!r}")
 
 
 def targets_toml(settings: Settings) -> list[str]:

@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from kneewatch.agent.api import metrics
+from kneewatch.agent.api import alerts, metrics
 from kneewatch.agent.api.auth import READ
 from kneewatch.agent.api.docs import add_docs
 from kneewatch.agent.api.guard import GRANTED, Guard, Policy, need_admin
@@ -47,7 +47,6 @@ from kneewatch.agent.api.service import Service, has_diagnosed, source_problems
 from kneewatch.agent.api.sizing import converted, json_object, parameters_of, size_of
 from kneewatch.agent.api.triage import Triage, redirect, to_page
 from kneewatch.agent.api.triage_page import Views, page_request
-from kneewatch.agent.notify import alerts
 from kneewatch.agent.notify.forward import PayloadError
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.doc_links import OWN_DOCS

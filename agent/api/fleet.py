@@ -222,11 +222,7 @@ class FleetAnswers:
         self._cache: dict[str, tuple[FleetState, str, bytes]] = {}
 
     async def answer(
-        self,
-        request: Request,
-        at: At = None,
-        format: FleetFormat = None,
-        since: Unavailable = None,
+        self, request: Request, at: At = None, format: FleetFormat = None, since: Unavailable = None
     ) -> Response:
         """The fleet that a metrics system monitors, with causes across replicas and the replicas
         that each tier needs. `health` is unknown while the metrics system does not answer. With

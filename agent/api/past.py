@@ -149,8 +149,7 @@ class History:
         except KneewatchError as exc:
             log.warning("cannot read the history error=%s", exc)
             raise Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "the history cannot be read; see kneewatch's log",
+                HTTPStatus.SERVICE_UNAVAILABLE, "the history cannot be read; see kneewatch's log"
             ) from exc
 
 

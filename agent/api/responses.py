@@ -25,7 +25,7 @@ NO_SUCH = "no such target"
 class Problem(Exception):  # noqa: N818 - the RFC's word
     """A refused request. `detail` is shown to the client.
 
-    An HTML page shows `brief` instead, with links to the target names in `known`.
+    An HTML page shows `brief` instead, with links to the targets in `target_names`.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Problem(Exception):  # noqa: N818 - the RFC's word
         headers: Mapping[str, str] | None = None,
         *,
         brief: str = "",
-        known: Sequence[str] = (),
+        target_names: Sequence[str] = (),
     ) -> None:
         super().__init__(detail)
         self.status, self.detail, self.headers = status, detail, headers or {}
-        self.brief, self.known = brief or detail[:LONGEST], known
+        self.brief, self.target_names = brief or detail[:LONGEST], target_names
 
 
 def response_of(problem: Problem) -> Response:
@@ -64,7 +64,7 @@ def no_such_target(names: Sequence[str]) -> Problem:
     more = len(names) - NAMES_SHOWN
     rest = f" and {more} more" if more > 0 else ""
     detail = f"{NO_SUCH}; watched targets: {shown}{rest}"
-    return Problem(HTTPStatus.NOT_FOUND, detail, brief=NO_SUCH, known=names)
+    return Problem(HTTPStatus.NOT_FOUND, detail, brief=NO_SUCH, target_names=names)
 
 
 def dumped(document: object) -> bytes:
@@ -178,8 +178,8 @@ def refused(problem: Problem, scope: Scope) -> Response:
         status=problem.status.value,
         title=problem.status.phrase,
         words=sentence(problem.brief),
-        known=problem.known[:NAMES_SHOWN],
-        more=max(0, len(problem.known) - NAMES_SHOWN),
+        known=problem.target_names[:NAMES_SHOWN],
+        more=max(0, len(problem.target_names) - NAMES_SHOWN),
         up=ROOT * (scope.get("raw_path", b"/").count(b"/") - 1),
     )
     return Response(

@@ -26,14 +26,7 @@ from kneewatch.agent.api.responses import (
     no_such_target,
 )
 from kneewatch.agent.api.service import Service, worst_first
-from kneewatch.agent.api.triage_rendering import (
-    HINT,
-    Moment,
-    RenderCache,
-    body,
-    head,
-    past,
-)
+from kneewatch.agent.api.triage_rendering import HINT, Moment, RenderCache, body, head, past
 from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, with_docs
 from kneewatch.reports.formatting import clock, date

@@ -10,14 +10,14 @@ from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import Answer, Sample, Track
 
 KEY = "kneewatch_query"
-"""The label that tells the samples of queries in one request apart."""
+"""The label that distinguishes the samples of several queries in one request."""
 
-TOGETHER, TOGETHER_CHARACTERS = 6, 8000
-"""How many queries share a request, and how long it may be: servers limit the time of a request and
-its length (VictoriaMetrics 16 KiB)."""
+QUERIES_MAX, REQUEST_CHARACTERS_MAX = 6, 8000
+"""Most queries and characters in one request: servers limit its time and its length
+(VictoriaMetrics: 16 KiB)."""
 
 OF_THE_QUERY = frozenset({"query", "timeout", "too_large"})
-"""Errors that one of several queries can cause for all of them: each is then sent by itself."""
+"""Errors of a request that may be caused by one of its queries: each is then sent separately."""
 
 
 @dataclass(slots=True)
@@ -37,16 +37,16 @@ class AnswerLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """Queries for one moment, whose errors and warnings are kept."""
+class QueryMoment:
+    """Sends queries for one moment, and logs their errors and warnings."""
 
     source: PrometheusSource
     log: AnswerLog
     at_s: float
 
-    def instants(self, wanted: Mapping[str, str]) -> dict[str, Sequence[Sample]]:
+    def instants(self, queries: Mapping[str, str]) -> dict[str, Sequence[Sample]]:
         """The samples of each query; empty for an error."""
-        parts = {" ".join(part): part for part in _parts(wanted)}
+        parts = {" ".join(part): part for part in _parts(queries)}
         requests = {name: _joined(part) for name, part in parts.items()}
         alone: dict[str, str] = {}
         by_key: dict[str, Sequence[Sample]] = {}
@@ -56,10 +56,10 @@ class Asking:
                 alone |= part
                 continue
             for key in part:
-                by_key[key] = _of(key, self.log.samples(key, answer), len(part))
+                by_key[key] = _samples_of(key, self.log.samples(key, answer), len(part))
         again = self.source.instants(alone, self.at_s)
         by_key |= {key: self.log.samples(key, answer) for key, answer in again.items()}
-        return {key: by_key[key] for key in wanted}
+        return {key: by_key[key] for key in queries}
 
     def tracks(self, key: str, selector: str) -> Sequence[Track]:
         """The samples of a range selector, as they were scraped; empty for an error."""
@@ -72,12 +72,12 @@ class Asking:
         return piece.tracks
 
 
-def _parts(wanted: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The queries, as many together as share a request."""
+def _parts(queries: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yields the queries of each request."""
     part: dict[str, str] = {}
-    for key, query in wanted.items():
+    for key, query in queries.items():
         length = sum(map(len, part.values())) + len(query)
-        if part and (len(part) == TOGETHER or length > TOGETHER_CHARACTERS):
+        if part and (len(part) == QUERIES_MAX or length > REQUEST_CHARACTERS_MAX):
             yield part
             part = {}
         part[key] = query
@@ -86,7 +86,7 @@ def _parts(wanted: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def _joined(part: Mapping[str, str]) -> str:
-    """One query for several: each has its key as a label. A single one is left as it is."""
+    """One query that combines several, each with its key as a label."""
     if len(part) == 1:
         return next(iter(part.values()))
     return " or ".join(
@@ -94,8 +94,8 @@ def _joined(part: Mapping[str, str]) -> str:
     )
 
 
-def _of(key: str, samples: Sequence[Sample], queries: int) -> Sequence[Sample]:
-    """The samples of one of several queries, without the label that says so."""
+def _samples_of(key: str, samples: Sequence[Sample], queries: int) -> Sequence[Sample]:
+    """The samples of one of several combined queries, without the label KEY."""
     if queries == 1:
         return samples
     return [

@@ -6,14 +6,10 @@ import click
 import orjson
 
 from kneewatch.agent.console import FOUND, NO_DATA, OK, say
-from kneewatch.agent.fleet.config import fleet_config, source_settings
-from kneewatch.agent.fleet.snapshot import observe
+from kneewatch.agent.fleet.config import diagnose_fleet
 from kneewatch.agent.printing import style
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.stated_deployment import stated
-from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
-from kneewatch.diagnose.fleet.diagnosis import diagnose as diagnosed
 from kneewatch.reports.fleet_json import document
 from kneewatch.reports.fleet_text import markdown, text
 from kneewatch.reports.formatting import number
@@ -26,10 +22,7 @@ def diagnose(url: str, settings: Settings, *, selector: str, at_s: float | None,
     Raises:
         CollectError: the metrics system does not answer, or has no series of vLLM.
     """
-    profile = settings.profile(stated=stated(settings))
-    config = fleet_config(settings, selector, at_s=at_s)
-    with PrometheusSource(url, source_settings(settings)) as source:
-        diagnosis = diagnosed(observe(source, config), profile)
+    diagnosis = diagnose_fleet(url, settings, selector, at_s=at_s)
     if form == "json":
         click.echo(orjson.dumps(document(diagnosis, docs_url=settings.docs_url)).decode())
     else:

@@ -1,11 +1,13 @@
-"""The configuration of a fleet diagnosis, from the settings."""
+"""A fleet's diagnosis by the settings. I/O edge."""
 
 from __future__ import annotations
 
 from kneewatch.agent.fleet.queries import checked_selector
-from kneewatch.agent.fleet.snapshot import FleetConfig
+from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.collector.prometheus.client import SourceSettings
+from kneewatch.agent.stated_deployment import stated
+from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
 from kneewatch.diagnose.fleet.inventory import label_map
 
 
@@ -33,3 +35,17 @@ def fleet_config(settings: Settings, selector: str, *, at_s: float | None = None
         settings["fleet.lookback_s"],
         profile=settings.profile(),
     )
+
+
+def diagnose_fleet(
+    url: str, settings: Settings, selector: str, *, at_s: float | None
+) -> FleetDiagnosis:
+    """The diagnosis of the fleet that the metrics system at `url` scrapes, now or at a moment.
+
+    Raises:
+        CollectError: the metrics system does not answer, or has no series of vLLM.
+    """
+    profile = settings.profile(stated=stated(settings))
+    config = fleet_config(settings, selector, at_s=at_s)
+    with PrometheusSource(url, source_settings(settings)) as source:
+        return diagnose(observe(source, config), profile)

@@ -9,7 +9,7 @@ from itertools import chain
 from math import inf, isfinite
 
 from kneewatch.agent.fleet import queries
-from kneewatch.agent.fleet.answer_log import AnswerLog, Asking
+from kneewatch.agent.fleet.answer_log import AnswerLog, QueryMoment
 from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
@@ -42,7 +42,7 @@ class _Groups:
         groups: dict[tuple[str, ...], set[Group]] = {}
         for member in shape.members:
             groups.setdefault(self._key(member.labels), set()).add(member.group)
-        self._known = {
+        self._groups = {
             key: next(iter(candidates))
             for key, candidates in groups.items()
             if len(candidates) == 1
@@ -50,10 +50,10 @@ class _Groups:
 
     def of(self, labels: Labels) -> Group | None:
         """The group."""
-        return self._known.get(self._key(labels))
+        return self._groups.get(self._key(labels))
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._groups)
 
     def _key(self, labels: Labels) -> tuple[str, ...]:
         return tuple(labels.get(name, "") for name in self._names)
@@ -125,11 +125,11 @@ def _peaks(
 def _lengths(
     source: PrometheusSource, scope: QueryScope, groups: _Groups, names: Sequence[str], at_s: float
 ) -> tuple[Lengths, Recent, str]:
-    """Request lengths a week ago and now, only those of now, and "" or why there are none."""
+    """Request lengths a week ago and now, those of now alone, and "" or why there are none."""
     query_by_key = {
         f"{key} {is_past}": query for (key, is_past), query in queries.lengths(scope, names).items()
     }
-    answers, missing = _whole(source, query_by_key, at_s)
+    answers, missing = _complete(source, query_by_key, at_s)
     if missing:
         return {}, {}, f"lengths of requests: {missing}"
     read: dict[str, Mapping[Group, Buckets]] = {
@@ -152,7 +152,7 @@ def _usual(
     """Usual values of each group, and "" or why there are none."""
     hours: dict[Group, dict[float, dict[str, float]]] = {}
     for age_s in PAST_HOURS_S:
-        answers, missing = _whole(source, queries.hourly(scope, names), at_s - age_s)
+        answers, missing = _complete(source, queries.hourly(scope, names), at_s - age_s)
         if missing:
             return {}, f"usual hit ratio: {missing}"
         for key, samples in answers.items():
@@ -164,12 +164,12 @@ def _usual(
     return {group: values for group, values in usual.items() if values is not None}, ""
 
 
-def _whole(
-    source: PrometheusSource, wanted: Mapping[str, str], at_s: float
+def _complete(
+    source: PrometheusSource, queries_by_key: Mapping[str, str], at_s: float
 ) -> tuple[dict[str, Sequence[Sample]], str]:
-    """The samples of each query and "", or why they are not all there."""
+    """The samples of each query, and "" or the reason why they are incomplete."""
     log = AnswerLog()
-    answers = Asking(source, log, at_s).instants(wanted)
+    answers = QueryMoment(source, log, at_s).instants(queries_by_key)
     failed = next(iter(log.failed.values()), "")
     partial = next((f"partial: {warning}" for warning in log.warnings), "")
     return answers, failed or partial

@@ -1,4 +1,5 @@
-"""Which replicas serve, are down, load or have left, by the scrapes of their targets. I/O edge."""
+"""Which replicas serve, are down, are loading or have left, by the scrapes of their targets. I/O
+edge."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from kneewatch.agent.fleet import queries
-from kneewatch.agent.fleet.answer_log import Asking
+from kneewatch.agent.fleet.answer_log import QueryMoment
 from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.fleet.workload_names import Objects, is_worker, pod_of, workloads_of
 from kneewatch.collector.prometheus.responses import Sample
@@ -25,7 +26,7 @@ PATIENCE_RATIO = 1.5
 """That time over the longest start that has been seen."""
 
 Space = tuple[str, str, str]
-"""The cluster, namespace and job of a target: its pods are found by one scrape configuration."""
+"""The cluster, namespace and job of a target: one scrape configuration finds all targets of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +43,22 @@ class Presence:
     is_scraping: bool
 
 
-def presence_of(asking: Asking, scope: QueryScope, names: LabelMap, shape: Shape) -> Presence:
+def presence_of(moment: QueryMoment, scope: QueryScope, names: LabelMap, shape: Shape) -> Presence:
     """The presence of all replicas of the last hour.
 
     A metrics system can return old values for minutes after a scrape fails: these are dropped.
     """
-    answers = asking.instants(
+    answers = moment.instants(
         {"vanished": queries.vanished(scope), "scrapes": queries.scrapes(scope)}
     )
     vanished = shape_of((sample.labels for sample in answers["vanished"]), names)
     seen_s = {vanished.key(sample.labels): sample.value for sample in answers["vanished"]}
-    known = [*shape.members, *vanished.members]
-    jobs = sorted({job for member in known if (job := member.labels.get("job"))})
-    targets = asking.instants({"up": queries.targets(jobs)})["up"] if jobs else ()
-    spaces = {_space(member.labels) for member in known}
+    seen = [*shape.members, *vanished.members]
+    jobs = sorted({job for member in seen if (job := member.labels.get("job"))})
+    targets = moment.instants({"up": queries.targets(jobs)})["up"] if jobs else ()
+    spaces = {_space(member.labels) for member in seen}
     targets = [up for up in targets if _space(up.labels) in spaces]
-    failures = _failures(asking, [up.labels for up in targets if not up.value])
+    failures = _failures(moment, [up.labels for up in targets if not up.value])
     failing = TargetSet(failure.labels for failure in failures.values())
     members = tuple(member for member in shape.members if member.labels not in failing)
     stopped = [(member, None) for member in shape.members if member.labels in failing] + [
@@ -68,15 +69,15 @@ def presence_of(asking: Asking, scope: QueryScope, names: LabelMap, shape: Shape
     empty = {row.pool for row in gone} - {member.pool for member in members}
     zero, is_scraping = None, True
     if empty:
-        zero = _scaled_to_zero(asking, [member for member in known if member.pool in empty])
-        is_scraping = bool(asking.instants({"any scrapes": queries.ANY_SCRAPES})["any scrapes"])
+        zero = _scaled_to_zero(moment, [member for member in seen if member.pool in empty])
+        is_scraping = bool(moment.instants({"any scrapes": queries.ANY_SCRAPES})["any scrapes"])
     return Presence(
         replace(shape, members=members),
         gone,
         _loading(
-            asking,
+            moment,
             names,
-            known,
+            seen,
             targets,
             failures.values(),
             jobs,
@@ -112,7 +113,7 @@ def _gone(
 
 
 class TargetSet:
-    """Targets, by the labels of one of their series: `up`, or one of their pages.
+    """Targets, looked up by the labels of one of their series: `up`, or one from their page.
 
     Several clusters may have the same job and address, so all common labels must be equal.
     """
@@ -156,15 +157,15 @@ class _Failure:
     why: Why
 
 
-def _failures(asking: Asking, failing: Sequence[Labels]) -> dict[Target, _Failure]:
+def _failures(moment: QueryMoment, failing: Sequence[Labels]) -> dict[Target, _Failure]:
     """The targets whose scrapes fail, and why they do."""
     if not failing:
         return {}
-    deleted = asking.instants({"deleted pods": queries.DELETED})["deleted pods"]
+    deleted = moment.instants({"deleted pods": queries.DELETED})["deleted pods"]
     terminating = Objects((sample.labels, pod_of(sample.labels)) for sample in deleted)
     points = {
         _target(track.labels): track.points
-        for track in asking.tracks("failed scrapes", queries.scrapes_of(failing))
+        for track in moment.tracks("failed scrapes", queries.scrapes_of(failing))
     }
     failures: dict[Target, _Failure] = {}
     for labels in failing:
@@ -210,9 +211,9 @@ def scrape_interval_s(counts: Sequence[Sample], shape: Shape) -> float | None:
 
 
 def _loading(
-    asking: Asking,
+    moment: QueryMoment,
     names: LabelMap,
-    known: Sequence[Member],
+    seen: Sequence[Member],
     targets: Sequence[Sample],
     failures: Iterable[_Failure],
     jobs: Sequence[str],
@@ -220,8 +221,8 @@ def _loading(
     *,
     selected: bool,
 ) -> list[Loading]:
-    """The targets that have not answered within the hour and are replicas of a known pool."""
-    servers = TargetSet(member.labels for member in known)
+    """The targets that have not answered within the hour and belong to a pool of `seen` members."""
+    servers = TargetSet(member.labels for member in seen)
     silent = [
         failure
         for failure in failures
@@ -231,25 +232,25 @@ def _loading(
     ]
     if not silent:
         return []
-    # A target that has not answered may be of the kind of those beside it, or left out on purpose.
+    # A silent target may be a vLLM like its peers, or another program in the same job.
     mixed = {_space(up.labels) for up in targets if up.value and up.labels not in servers}
-    replicas = {member.replica for member in known}
-    patience_s = _patience_s(asking, jobs, interval_s)
+    replicas = {member.replica for member in seen}
+    patience_s = _patience_s(moment, jobs, interval_s)
     loading: list[Loading] = []
     for failure in silent:
         labels = failure.labels
         space, replica = _space(labels), names.value_of("replica", labels) or "?"
-        peers = [member for member in known if _space(member.labels) == space]
-        kin = [m for m in peers if workloads_of(m.replica) & workloads_of(replica)]
-        if not kin and (selected or space in mixed):
+        peers = [member for member in seen if _space(member.labels) == space]
+        siblings = [m for m in peers if workloads_of(m.replica) & workloads_of(replica)]
+        if not siblings and (selected or space in mixed):
             continue
         if is_worker(replica, replicas) or not peers:
             continue
         loading.append(
             Loading(
                 replica,
-                min(member.pool for member in kin or peers),
-                failure.failed_s[0] if failure.failed_s else asking.at_s,
+                min(member.pool for member in siblings or peers),
+                failure.failed_s[0] if failure.failed_s else moment.at_s,
                 patience_s.get(space, DEFAULT_PATIENCE_S),
             )
         )
@@ -261,28 +262,28 @@ def _space(labels: Labels) -> Space:
 
 
 def _patience_s(
-    asking: Asking, jobs: Sequence[str], interval_s: float | None
+    moment: QueryMoment, jobs: Sequence[str], interval_s: float | None
 ) -> dict[Space, float]:
     """How long a target may take to answer first, by where starts have been seen."""
     if interval_s is None:
         return {}
     least_s, most_s = PATIENCE_S
-    failed = asking.instants({"starts": queries.failed_before_first_answer(jobs)})["starts"]
+    failed = moment.instants({"starts": queries.failed_before_first_answer(jobs)})["starts"]
     patience_s: dict[Space, float] = {}
     for sample in failed:
         space, start_s = _space(sample.labels), sample.value * interval_s
-        wanted_s = min(most_s, max(least_s, PATIENCE_RATIO * start_s))
-        patience_s[space] = max(wanted_s, patience_s.get(space, 0.0))
+        limited_s = min(most_s, max(least_s, PATIENCE_RATIO * start_s))
+        patience_s[space] = max(limited_s, patience_s.get(space, 0.0))
     return patience_s
 
 
 # --- Pools without a running replica --------------------------------------------------------------
 
 
-def _scaled_to_zero(asking: Asking, members: Sequence[Member]) -> frozenset[str] | None:
+def _scaled_to_zero(moment: QueryMoment, members: Sequence[Member]) -> frozenset[str] | None:
     """The pools of these members whose workloads wanted no replica within the last minutes; None
     without kube-state-metrics."""
-    workloads = asking.instants({"workloads": queries.LEAST_WANTED})["workloads"]
+    workloads = moment.instants({"workloads": queries.LEAST_WANTED})["workloads"]
     if not workloads:
         return None
     zero = Objects(

@@ -76,9 +76,7 @@ EXPORTED = ("namespace", "pod", "container")
 """Labels of a workload that DCGM's series have as exported_*."""
 
 _VALUE = r"""("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`)"""
-MATCHER = re.compile(
-    rf"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*{_VALUE}\s*(?:,\s*|$)",
-)
+MATCHER = re.compile(rf"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*{_VALUE}\s*(?:,\s*|$)")
 """A PromQL label matcher; a list may end with a comma."""
 
 
@@ -361,15 +359,15 @@ def gpu_queries(scope: QueryScope) -> dict[str, str]:
     by_key[COUNTED] = f"count by ({labels}) ({whole_gpus})"
     over = f"max_over_time({{}}[{duration(2 * scope.window_s)}]) > 0"
     changes = f"changes({{}}[{duration(HOUR_S)}]) > 0"
-    seen = _gpu_series(health.XID, selector, of=over)
+    recent = _gpu_series(health.XID, selector, of=over)
     loads = " or ".join(f"{load} > 0" for load in health.LOADS)
     works = (f"{health.CLOCK} > 0", f"{health.POWER} > 0", loads)
     working = "".join(f" and on ({BOARD}) ({sign})" for sign in works)
     by_board = f"max by ({labels}, gpu)"
     return by_key | {
-        XID: f"{by_board} ({seen})",
+        XID: f"{by_board} ({recent})",
         XID_NEW: f"{by_board} ({_gpu_series(health.XID, selector, of=changes)})",
-        XID_WORKED: f"{by_board} (({seen}){working})",
+        XID_WORKED: f"{by_board} (({recent}){working})",
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kneewatch.agent.fleet import queries
-from kneewatch.agent.fleet.answer_log import AnswerLog, Asking
+from kneewatch.agent.fleet.answer_log import AnswerLog, QueryMoment
 from kneewatch.agent.fleet.past_days import past_of
 from kneewatch.agent.fleet.presence import presence_of
 from kneewatch.agent.fleet.queries import COUNTED, GPUS, XIDS, QueryScope
@@ -60,24 +60,24 @@ def with_gpus(
     figures_by_engine: dict[Key, dict[str, float]] = {}
     faulty: dict[Key, tuple[GpuState, ...]] = {}
     for member in shape.members:
-        found_place = next((place for place in places_of(member) if place in by_place), None)
-        if found_place is None:
+        occupied = [place for place in places_of(member) if place in by_place]
+        if not occupied:
             members.append(member)
             continue
-        figures_by_engine[member.key] = by_place[found_place]
+        figures_by_engine[member.key] = by_place[occupied[0]]
         faulty[member.key] = tuple(
             _faulty(gpu, member.node, board)
-            for gpu, board in sorted(boards.get(found_place, {}).items())
+            for gpu, board in sorted(boards.get(occupied[0], {}).items())
             if queries.XID in board
         )
-        gpu_models = models.get(found_place, set())
+        gpu_models = models.get(occupied[0], set())
         tier = member.tier or (next(iter(gpu_models)) if len(gpu_models) == 1 else "")
         members.append(replace(member, tier=tier))
     return replace(shape, members=tuple(members)), figures_by_engine, faulty
 
 
 def _faulty(gpu: str, node: str, board: Mapping[str, float]) -> GpuState:
-    """A GPU with its last XID. When that came within the hour is not known."""
+    """A GPU with its last XID. The time of an XID within the hour is unknown."""
     worked = queries.XID_WORKED in board
     since_s = 0.0 if queries.XID_NEW in board else None
     xid = XidSeen(int(board[queries.XID]), since_s, worked)
@@ -121,8 +121,8 @@ def images_of(members: Iterable[Member], samples: Sequence[Sample]) -> dict[Key,
             by_pod.setdefault(place, {}).setdefault(container, set()).add(image)
     images: dict[Key, str] = {}
     for member in members:
-        places_known = [place for place in places_of(member) if place in by_pod]
-        containers = by_pod[places_known[0]] if places_known else dict[str, set[str]]()
+        pod = next((place for place in places_of(member) if place in by_pod), None)
+        containers = dict[str, set[str]]() if pod is None else by_pod[pod]
         own = containers.get(member.labels.get("container", ""))
         candidates = own or {image for several in containers.values() for image in several}
         if len(candidates) == 1:
@@ -196,8 +196,8 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     recorded = [s.labels for s in running if s.labels.get("__name__") == RECORDED]
     shape = shape_of(raw or recorded, config.names)
     scope = scope.for_engines(shape.by, raw)
-    asking = Asking(source, log, at_s)
-    presence = presence_of(asking, scope, config.names, shape)
+    moment = QueryMoment(source, log, at_s)
+    presence = presence_of(moment, scope, config.names, shape)
     shape, interval_s = presence.shape, presence.interval_s
     if interval_s is not None:
         scope = replace(scope, window_s=range_s(config.window_s, interval_s))
@@ -206,11 +206,11 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     keys = {shape.key(labels) for labels in recorded}
     all_recorded = shape.recorded and all(member.key in keys for member in shape.members)
     use_recorded = all_recorded and bool(shape.members)
-    values, sources = _signals(asking, scope, shape, config, recorded=use_recorded)
-    findings = _findings(asking, scope, shape) if use_recorded else {}
-    streaks_s = _streaks(asking, scope, shape, config, interval_s=interval_s, recorded=not raw)
-    of_pods = _of_pods(asking, scope, shape, values)
-    answers = asking.instants(router_queries())
+    values, sources = _signals(moment, scope, shape, config, recorded=use_recorded)
+    findings = _findings(moment, scope, shape) if use_recorded else {}
+    streaks_s = _streaks(moment, scope, shape, config, interval_s=interval_s, recorded=not raw)
+    of_pods = _of_pods(moment, scope, shape, values)
+    answers = moment.instants(router_queries())
     shape = of_pods.shape
     past = config.past
     if past is None:
@@ -263,30 +263,25 @@ Values = dict[Key, dict[str, float]]
 
 
 def _signals(
-    asking: Asking,
-    scope: QueryScope,
-    shape: Shape,
-    config: FleetConfig,
-    *,
-    recorded: bool,
+    moment: QueryMoment, scope: QueryScope, shape: Shape, config: FleetConfig, *, recorded: bool
 ) -> tuple[Values, tuple[list[str], list[str]]]:
     """Signals by engine, and the keys from recording rules and from raw series."""
     values: Values = {member.key: {} for member in shape.members}
     raw, recorded_keys = queries.raw_queries(scope, config.covered), list[str]()
     if recorded:
-        answers = asking.instants(queries.recorded_queries(scope, config.covered))
+        answers = moment.instants(queries.recorded_queries(scope, config.covered))
         for key, samples in answers.items():
             if samples:
                 recorded_keys.append(key)
                 raw.pop(key, None)
             _spread(values, shape, key, samples)
-    for key, samples in asking.instants(raw).items():
+    for key, samples in moment.instants(raw).items():
         _spread(values, shape, key, samples)
     return values, (recorded_keys, list(raw))
 
 
 def _streaks(
-    asking: Asking,
+    moment: QueryMoment,
     scope: QueryScope,
     shape: Shape,
     config: FleetConfig,
@@ -300,7 +295,7 @@ def _streaks(
         scope, config.profile.targets, interval_s or DEFAULT_SCRAPES_S, recorded_only=recorded
     )
     by_text = {f"{name} for {for_s:g} s": (name, for_s) for name, for_s in held}
-    answers = asking.instants({text: held[key] for text, key in by_text.items()})
+    answers = moment.instants({text: held[key] for text, key in by_text.items()})
     streaks_s: dict[Key, dict[str, float]] = {}
     for text, samples in answers.items():
         name, for_s = by_text[text]
@@ -310,10 +305,12 @@ def _streaks(
     return streaks_s
 
 
-def _findings(asking: Asking, scope: QueryScope, shape: Shape) -> dict[Key, dict[str, Severity]]:
+def _findings(
+    moment: QueryMoment, scope: QueryScope, shape: Shape
+) -> dict[Key, dict[str, Severity]]:
     """The severity of each finding that the exported rules have in force, by engine and rule."""
     severities: dict[Key, dict[str, Severity]] = {}
-    answers = asking.instants({"findings": queries.findings(scope)})
+    answers = moment.instants({"findings": queries.findings(scope)})
     for sample in answers["findings"]:
         by_rule = severities.setdefault(shape.key(sample.labels), {})
         by_rule[sample.labels.get("rule", "")] = Severity(int(sample.value))
@@ -331,13 +328,8 @@ class _OfPods(NamedTuple):
     images: dict[Key, str]
 
 
-def _of_pods(
-    asking: Asking,
-    scope: QueryScope,
-    shape: Shape,
-    values: Values,
-) -> _OfPods:
-    """What is asked for once per pod, process or GPU.
+def _of_pods(moment: QueryMoment, scope: QueryScope, shape: Shape, values: Values) -> _OfPods:
+    """The results of the queries per pod, process and GPU.
 
     Adds process ages, hourly figures and KV capacities to `values`.
     """
@@ -347,7 +339,7 @@ def _of_pods(
         **queries.gpu_queries(scope),
         "images": queries.IMAGES,
     }
-    answers = asking.instants(extra_queries)
+    answers = moment.instants(extra_queries)
     for hour in ("running_hour_avg", "running_hour_max", "running_hour_ago"):
         _spread(values, shape, hour, answers[hour])
     _by_process(values, shape, "age_s", answers["age_s"])
@@ -407,6 +399,6 @@ def _no_series_error(source: PrometheusSource, config: FleetConfig) -> CollectEr
     return CollectError(
         f"{source.url}: no series of vLLM servers{matching} (…{queries.PRESENCE})",
         kind="no_vllm",
-        hint="check that it scrapes vLLM, and --selector; Mimir and Cortex need a tenant: "
+        hint="check that it scrapes vLLM, and check --selector; Mimir and Cortex need a tenant: "
         "--header X-Scope-OrgID=TENANT",
     )

@@ -76,12 +76,7 @@ class FleetWatch:
     """Diagnoses a fleet once per interval. Other threads read `state`, which is immutable."""
 
     def __init__(
-        self,
-        url: str,
-        settings: Settings,
-        selector: str,
-        *,
-        wall: Callable[[], float] = time.time,
+        self, url: str, settings: Settings, selector: str, *, wall: Callable[[], float] = time.time
     ) -> None:
         """Sends no query yet.
 
@@ -117,7 +112,7 @@ class FleetWatch:
         except CollectError as error:
             return self._failed(str(error))
         if before.failing:
-            log.info("metrics system is back failures=%s", before.failing)
+            log.info("metrics system answers again failures=%s", before.failing)
         if before.diagnosis is None:
             log.info(
                 "watching the fleet engines=%s queries=%s interval_s=%g",
@@ -127,7 +122,7 @@ class FleetWatch:
             )
         is_past_complete = past is None and not observed.past.missing
         self.state = replace(
-            self._counted(),
+            self._with_counts(),
             diagnosis=diagnosis,
             seen_s=self._wall(),
             past_s=now_s if is_past_complete else before.past_s,
@@ -147,7 +142,7 @@ class FleetWatch:
 
     def crashed(self, error: Exception) -> float | None:
         """Count a cycle that raised, which is a bug: the fleet's state is unknown."""
-        return self._failed(f"kneewatch itself failed: {type(error).__name__}")
+        return self._failed(f"bug in kneewatch: {type(error).__name__}; see the log")
 
     def now_s(self) -> float:
         """The time."""
@@ -159,10 +154,8 @@ class FleetWatch:
         self._past.close()
 
     def _failed(self, why: str) -> float:
-        counted = self._counted()
-        state = replace(
-            counted, failures=counted.failures + 1, failing=counted.failing + 1, error=why
-        )
+        state = self._with_counts()
+        state = replace(state, failures=state.failures + 1, failing=state.failing + 1, error=why)
         self.state = state
         after_s = backoff_s(
             min(RETRY_S, state.interval_s),
@@ -177,7 +170,7 @@ class FleetWatch:
         )
         return after_s
 
-    def _counted(self) -> FleetState:
+    def _with_counts(self) -> FleetState:
         return replace(
             self.state,
             cycles=self.state.cycles + 1,
@@ -211,7 +204,8 @@ def states_of(diagnosis: FleetDiagnosis, *, interval_s: float) -> list[TargetSta
         tier_diagnosis = _diagnosis_of(
             diagnosis,
             name,
-            causes=[_dated(cause.cause, diagnosis) for cause in shown],
+            # Dated now: the receiver's alert state keeps when a cause began.
+            causes=[replace(c.cause, since_s=diagnosis.observed.t_s) for c in shown],
             cascade=_cascade(diagnosis, pool, tier, shown),
             is_unknown=diagnosis.partial,
         )
@@ -232,8 +226,8 @@ def names_of(
         return before | {state.name for state in states}
     serving = {tier.pool for tier in diagnosis.tiers}
     empty = {replica.pool for replica in diagnosis.observed.gone} - serving
-    kept = {name for name in before for pool in empty if name.startswith(f"{FLEET}/{pool} on ")}
-    return frozenset({state.name for state in states} | kept)
+    waiting = {name for name in before for pool in empty if name.startswith(f"{FLEET}/{pool} on ")}
+    return frozenset({state.name for state in states} | waiting)
 
 
 def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetState:
@@ -242,7 +236,7 @@ def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetSt
         SYSTEM_DOWN,
         1.0,
         Severity.CRITICAL,
-        f"Metrics system does not answer, the fleet's state is unknown: {why}",
+        f"Metrics system does not answer: the fleet's state is unknown ({why})",
         (Evidence("fleet_up", 0.0, None, why),),
         (),
         (),
@@ -254,11 +248,6 @@ def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetSt
         f"nothing: {why}",
     )  # fmt: skip
     return TargetState(FLEET, url, {}, t_s, (diagnosis,), 0.0, interval_s, 0, 0, 1)
-
-
-def _dated(cause: Cause, diagnosis: FleetDiagnosis) -> Cause:
-    """The cause, dated now: the receiver's alert state keeps when it began."""
-    return replace(cause, since_s=diagnosis.observed.t_s)
 
 
 def _cascade(

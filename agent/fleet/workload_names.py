@@ -31,7 +31,7 @@ def workloads_of(pod: str) -> set[str]:
 
 
 class Objects:
-    """Objects of Kubernetes by kube-state-metrics' series, each with the name of its object."""
+    """Kubernetes objects, from the labels of kube-state-metrics' series and the object's name."""
 
     def __init__(self, named: Iterable[tuple[Labels, str]]) -> None:
         self._clusters: dict[tuple[str, str], set[str]] = {}
@@ -40,8 +40,8 @@ class Objects:
             self._clusters.setdefault(place, set()).add(labels.get("cluster", ""))
 
     def has(self, labels: Labels, name: str) -> bool:
-        """Whether one of this name is in the namespace of a series, and in its cluster where both
-        say which that is."""
+        """Whether an object of this name is in the namespace of a series, and in its cluster where
+        both have a cluster label."""
         clusters = self._clusters.get((namespace_of(labels), name), set())
         own = labels.get("cluster", "")
         return bool(clusters) and (not own or bool(clusters & {own, ""}))

@@ -1,4 +1,4 @@
-"""What the tools ask: the HTTP API of a running daemon, or a metrics system. I/O edge."""
+"""Backends of the tools: a running daemon's HTTP API, or a metrics system. I/O edge."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from urllib.parse import quote
 
 import requests
 
-from kneewatch.agent.fleet.config import fleet_config, source_settings
-from kneewatch.agent.fleet.snapshot import observe
+from kneewatch.agent.fleet.config import diagnose_fleet, source_settings
 from kneewatch.agent.mcp.documents import HistoryRow
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.stated_deployment import stated
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_json import document
 from kneewatch.reports.fleet_text import text
@@ -92,7 +89,7 @@ def _first_line(file: Path) -> str:
     try:
         return file.read_text("utf-8").partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as exc:
-        raise CollectError(f"--token-file {file}: cannot be read", kind="auth") from exc
+        raise CollectError(f"--token-file {file} cannot be read", kind="auth") from exc
 
 
 def _reason(answer: requests.Response) -> str:
@@ -123,10 +120,7 @@ class MetricsSystem:
         Raises:
             CollectError: the metrics system does not answer, or has no series of vLLM.
         """
-        profile = self.settings.profile(stated=stated(self.settings))
-        config = fleet_config(self.settings, self.selector, at_s=at_s)
-        with PrometheusSource(self.url, source_settings(self.settings)) as source:
-            diagnosis = diagnose(observe(source, config), profile)
+        diagnosis = diagnose_fleet(self.url, self.settings, self.selector, at_s=at_s)
         docs_url = self.settings.docs_url
         return text(diagnosis, Style(docs_url=docs_url)), document(diagnosis, docs_url=docs_url)
 

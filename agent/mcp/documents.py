@@ -25,11 +25,13 @@ def shortened(diagnosis: Mapping[str, Any]) -> JsonObject:
     """A `kneewatch.diagnosis/1` without what a verdict does not need: findings that are ok or
     unknown, signals that are no evidence, and most of the list of what is unknown."""
     cited = {row["signal"] for cause in diagnosis["causes"] for row in cause["evidence"]}
-    kept = cited.union(CORE_SIGNALS)
+    shown_signals = cited.union(CORE_SIGNALS)
     return {
         **diagnosis,
         "findings": [row for row in diagnosis["findings"] if row["state"] not in IN_BOUNDS],
-        "signals": {key: value for key, value in diagnosis["signals"].items() if key in kept},
+        "signals": {
+            key: value for key, value in diagnosis["signals"].items() if key in shown_signals
+        },
         "unknown": diagnosis["unknown"][:UNKNOWN_MAX],
     }
 
@@ -49,15 +51,11 @@ def shortened_fleet(document: Mapping[str, Any], limit: int) -> JsonObject:
         {
             **engine,
             "findings": [row for row in engine["findings"] if row["state"] not in IN_BOUNDS],
-            "signals": _core(engine["signals"]),
+            "signals": {key: v for key, v in engine["signals"].items() if key in CORE_SIGNALS},
         }
         for engine in document["targets"][:limit]
     ]
     return {**document, "targets": targets, "gone": document["gone"][:limit]}
-
-
-def _core(signals: Mapping[str, Any]) -> JsonObject:
-    return {key: signals[key] for key in CORE_SIGNALS if key in signals}
 
 
 HISTORY = "kneewatch.signal_history/1"
@@ -81,8 +79,8 @@ def history_document(
 
 
 def history_text(document: Mapping[str, Any]) -> str:
-    """The same in a line for each series: first, least, greatest and last value, and all values."""
-    lines = [f"{document['target']}: {len(document['times'])} moments, oldest first; - is unknown"]
+    """The document as text: a line for each series, with its range and all its values."""
+    lines = [f"{document['target']}: {len(document['times'])} times, oldest first; - is unknown"]
     for row in document["series"]:
         numbers = [value for value in row["values"] if value is not None]
         spread = f"{min(numbers):.4g} to {max(numbers):.4g}" if numbers else "unknown throughout"
@@ -111,13 +109,8 @@ def schema_of(name: str) -> JsonObject:
         part = left.pop()
         if part not in needed:
             needed[part] = every[part]
-            left += _references(every[part])
+            left += REFERENCE.findall(orjson.dumps(every[part]).decode())
     return {"type": "object", "$ref": COMPONENTS + name, "components": {"schemas": needed}}
-
-
-def _references(schema: JsonObject) -> list[str]:
-    """The names of the definitions that a schema refers to."""
-    return REFERENCE.findall(orjson.dumps(schema).decode())
 
 
 def incidents_schema() -> JsonObject:

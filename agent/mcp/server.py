@@ -85,7 +85,7 @@ def server_of(tools: tuple[Tool, ...]) -> Server[Any]:
     ) -> types.CallToolResult:
         tool = by_name.get(params.name)
         if tool is None:
-            return _refused(f"no tool {params.name!r}; there are: {', '.join(by_name)}")
+            return _refused(f"unknown tool {params.name!r}; tools: {', '.join(by_name)}")
         return await to_thread.run_sync(_answer, tool, params.arguments or {})
 
     return Server(
@@ -98,7 +98,7 @@ def server_of(tools: tuple[Tool, ...]) -> Server[Any]:
 
 
 def _answer(tool: Tool, arguments: dict[str, Any]) -> types.CallToolResult:
-    """A call's result. What cannot be answered is a result as well: the model can mend its call."""
+    """A call's result. An error is a result as well, so that the model can correct its call."""
     try:
         jsonschema.validate(arguments, tool.takes)
         text, document = tool.answer(arguments)
@@ -139,6 +139,6 @@ def _loopback(listen: str) -> tuple[str, int]:
     except ValueError:
         pass
     raise SettingsError(
-        f"--listen: {listen!r} is not an address on loopback such as 127.0.0.1:9878; to serve "
-        "others, put a proxy that authenticates clients before it"
+        f"--listen: {listen!r} is not a loopback address such as 127.0.0.1:9878; to serve other "
+        "machines, put a proxy that authenticates clients in front"
     )

@@ -72,7 +72,8 @@ class Match:
 
 @dataclass(slots=True)
 class _Evidence:
-    """Labels that match a target (exactly, or shared with others) and labels that differ."""
+    """Labels of an alert that identify a target (exact), that it shares with others, and that
+    differ from its own (against)."""
 
     exact: list[str] = field(default_factory=list[str])
     shared: list[str] = field(default_factory=list[str])
@@ -82,7 +83,7 @@ class _Evidence:
 def match(alert: Mapping[str, str], candidates: Sequence[Candidate]) -> Match:
     """The targets that an alert with these labels is about."""
     labels = {**alert, **{n: alert[f"exported_{n}"] for n in EXPORTED if f"exported_{n}" in alert}}
-    evidence_by_target = {candidate.name: _case(labels, candidate) for candidate in candidates}
+    evidence_by_target = {candidate.name: _evidence(labels, candidate) for candidate in candidates}
     targets = [
         MatchedTarget(name, tuple(evidence.exact + evidence.shared), exact=True)
         for name, evidence in evidence_by_target.items()
@@ -92,11 +93,11 @@ def match(alert: Mapping[str, str], candidates: Sequence[Candidate]) -> Match:
         for name, evidence in evidence_by_target.items()
         if evidence.shared and not evidence.against
     ]
-    text = _words(labels, targets, evidence_by_target)
+    text = _explanation(labels, targets, evidence_by_target)
     return Match(tuple(targets), text, labels.get(MODEL) or None, labels.get("engine") or None)
 
 
-def _case(labels: Mapping[str, str], target: Candidate) -> _Evidence:
+def _evidence(labels: Mapping[str, str], target: Candidate) -> _Evidence:
     evidence = _Evidence()
     for name in NAMES:
         if labels.get(name) == target.name:
@@ -165,7 +166,7 @@ def _host_port(text: str) -> tuple[str, int] | None:
     return (LOCAL if host in LOOPBACK else host), address.port
 
 
-def _words(
+def _explanation(
     labels: Mapping[str, str],
     targets: Sequence[MatchedTarget],
     evidence_by_target: Mapping[str, _Evidence],
@@ -186,11 +187,11 @@ def _words(
     if near:
         name, against = next(iter(near.items()))
         more = f" (and {len(near) - 1} more)" if len(near) > 1 else ""
-        return f"no match: {name}{more} comes close, but {', '.join(against)} differs"
+        return f"no match: {name}{more} is the closest, but {', '.join(against)} differs"
     if not evidence_by_target:
         return "no match: no target is watched"
     tried = ", ".join(sorted(labels.keys() - IGNORED_LABELS)) or "none"
-    return f"no match: no target has these labels ({tried})"
+    return f"no match: no target has any of these labels ({tried})"
 
 
 # --- The diagnosis when an alert started, from the history ----------------------------------------
@@ -201,13 +202,14 @@ log = logging.getLogger(__name__)
 EngineName = tuple[str, str]
 """Model and engine."""
 
-UNREADABLE = "unknown: the stored diagnosis cannot be read"
+UNREADABLE = "unknown: cannot read the stored diagnosis"
 RANKS = {word: n for n, word in enumerate(("ok", "info", "unknown", "warning", "critical"))}
 
 
 @dataclass(frozen=True, slots=True)
 class AlertContext:
-    """One engine's diagnosis when an alert started, and now. `why`: why the former is missing."""
+    """One engine's diagnosis when an alert started, and now. `why` is the reason if the former is
+    missing."""
 
     target: str
     model: str
@@ -219,21 +221,21 @@ class AlertContext:
     @property
     def cause_id(self) -> str:
         """The first cause now; else when the alert started; else empty."""
-        for diagnosis in (self.now, _read(self.start)):
+        for diagnosis in (self.now, _decoded(self.start)):
             if diagnosis is not None and diagnosis.causes:
                 return diagnosis.causes[0].id
         return ""
 
     def lines(self, starts_s: float, now_s: float) -> list[Line]:
         """Lines for a person: the verdict then, the verdict now, the first thing to do."""
-        start = _read(self.start)
+        start = _decoded(self.start)
         diagnosis = self.now or start
         lines = [Line(f"at {moment(starts_s, now_s)}", _verdict(start) or self.why or UNREADABLE)]
         lines.append(Line("now", _verdict(self.now) or "unknown: no longer watched"))
         if diagnosis is not None:
             lines[0] = Line("", f"{who(diagnosis)}: {lines[0].plain()}")
         with_cause = next((d for d in (self.now, start) if d is not None and d.causes), None)
-        return [*lines, *_lever(with_cause)] if with_cause else lines
+        return [*lines, *_first_change(with_cause)] if with_cause else lines
 
 
 class AlertHistory:
@@ -242,7 +244,7 @@ class AlertHistory:
 
     def __init__(self, reader: Reader | None) -> None:
         self._reader = reader
-        self._why = "" if reader is not None else "unknown: no history is kept"
+        self._why = "" if reader is not None else "unknown: no history is stored"
         self._stored: dict[str, dict[EngineName, list[StoredEngine]]] = {}
         if reader is None:
             return
@@ -284,12 +286,12 @@ class AlertHistory:
 
     def _failed(self, error: KneewatchError) -> None:
         log.warning("alerts: cannot read the history error=%s", error)
-        self._why = "unknown: the history cannot be read"
+        self._why = "unknown: cannot read the history"
 
 
-def _read(kept: Mapping[str, Any] | None) -> Diagnosis | None:
+def _decoded(stored: Mapping[str, Any] | None) -> Diagnosis | None:
     try:
-        return None if kept is None else diagnosis_of(kept)
+        return None if stored is None else diagnosis_of(stored)
     except DocumentError as exc:
         log.warning("alerts: cannot decode a stored diagnosis error=%s", exc)
         return None
@@ -306,7 +308,7 @@ def _verdict(diagnosis: Diagnosis | None) -> str:
     return f"{text} (KV cascade stage {stage.number}, {stage.name})" if stage else text
 
 
-def _lever(diagnosis: Diagnosis) -> list[Line]:
+def _first_change(diagnosis: Diagnosis) -> list[Line]:
     cause = diagnosis.causes[0]
     recommendations = advice.advised(diagnosis, cause)
     do_first = advice.do_first_label(cause, diagnosis.t_s)

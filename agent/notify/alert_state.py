@@ -1,4 +1,4 @@
-"""Alert state of a receiver: active problems, what it was sent, what is due. I/O edge."""
+"""Alert state of a receiver: its active problems and which of them were sent. I/O edge."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ActiveProblem:
     """A problem that is active for a receiver.
 
     `severity` and `stage` are the worst seen; `notified` is the worst that was delivered.
-    `notified_s` is when a message about it was delivered, None before the first. `is_sent`: a
-    message is queued or delivered. `gone_s` and `gone_scrapes` count while the problem is absent;
+    `notified_s` is when the last message about it was delivered, None before. `is_sent`: a message
+    is queued or delivered. `gone_s` and `gone_scrapes` count while the problem is absent;
     `ended_s` and `how` are set once it is resolved. `restored`: read from the state file.
     """
 
@@ -103,18 +103,19 @@ class AlertState:
         active.is_sent = True
         return True
 
-    def delivered(self, event: Event) -> None:
-        """Mark an event as settled: delivered, or given up."""
-        active = self._active.get(event.key)
-        if active is None or active.serial != event.serial:  # a later problem with the same key
-            return
-        self.is_changed = True
-        if event.kind == "ended":
-            self._forget(event.key)
-        else:
-            active.notified_s = event.t_s
-            severity, stage = active.notified or (event.severity, event.stage)
-            active.notified = max(severity, event.severity), max(stage, event.stage)
+    def delivered(self, *events: Event) -> None:
+        """Mark events as settled: delivered, or given up."""
+        for event in events:
+            active = self._active.get(event.key)
+            if active is None or active.serial != event.serial:  # a later problem, the same key
+                continue
+            self.is_changed = True
+            if event.kind == "ended":
+                self._forget(event.key)
+            else:
+                active.notified_s = event.t_s
+                severity, stage = active.notified or (event.severity, event.stage)
+                active.notified = max(severity, event.severity), max(stage, event.stage)
 
     def active(self, target: str | None = None) -> Mapping[Key, ActiveProblem]:
         """The problems of a target, or of all, that are not resolved."""
@@ -173,7 +174,7 @@ class AlertState:
             active = ActiveProblem(problem.severity, problem.stage, problem.since_s)
             self._keep(key, active)
             return _event("began", problem, active)
-        untold = active.restored and active.notified_s is None
+        is_unsent = active.restored and active.notified_s is None
         active.gone_s, active.gone_scrapes, active.restored = None, 0, False
         before = active.severity
         worse = problem.severity > before or problem.stage > active.stage
@@ -181,7 +182,7 @@ class AlertState:
             active.severity = max(problem.severity, before)
             active.stage = max(problem.stage, active.stage)
             self.is_changed = True
-        if untold:
+        if is_unsent:
             return _event("began", problem, active)
         if worse:
             return _event("worse", problem, active, before=before)
@@ -298,11 +299,11 @@ class StateFile:
         """The stored state of a receiver; empty where there is none."""
         return self._receivers.get(receiver, {})
 
-    def keep(self, receiver: str, kept: Mapping[str, Any]) -> None:
+    def keep(self, receiver: str, state: Mapping[str, Any]) -> None:
         """Store a receiver's state. A failing disk is logged once; the cost is duplicate
         notifications after the next start."""
         with self._lock:
-            self._receivers[receiver] = kept
+            self._receivers[receiver] = state
             if self._path is None:
                 return
             try:
@@ -331,7 +332,7 @@ def _read(path: Path) -> dict[str, Mapping[str, Any]]:
         with path.open("rb") as file:
             document = json.loads(file.read(LARGEST_BYTES))
         rows = cast("dict[str, Any]", document["receivers"])
-        return {name: kept for name, kept in rows.items() if isinstance(kept, dict)}
+        return {name: state for name, state in rows.items() if isinstance(state, dict)}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:

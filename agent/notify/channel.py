@@ -41,7 +41,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class NotifierStats:
-    """Messages delivered, failed attempts, messages queued now, messages given up."""
+    """Numbers of messages delivered, failed attempts, messages queued now, messages given up."""
 
     sent: int = 0
     failed: int = 0
@@ -60,10 +60,10 @@ class NotifierStats:
 
 @dataclass(slots=True)
 class Outgoing:
-    """A queued message. `done` is called once, with whether the message was delivered."""
+    """A queued message. `done` is called once, with True if the message was delivered."""
 
     message: Message
-    done: Callable[[bool], None]
+    done: Callable[[bool], object]
     born_s: float
     due_s: float
     failures: int = 0
@@ -81,7 +81,7 @@ class Outbox:
         self._trying: Outgoing | None = None
         self._sent = self._failed = self._dropped = 0
 
-    def put(self, message: Message, done: Callable[[bool], None], now_s: float) -> bool:
+    def put(self, message: Message, done: Callable[[bool], object], now_s: float) -> bool:
         """Queue a message; False where the oldest one was dropped to make room."""
         full = len(self._waiting) >= QUEUE_MAX
         if full:
@@ -178,10 +178,10 @@ class ReceiverThread:
         self._keep()
 
     def _restore(self) -> None:
-        kept = self._state_file.get(self.receiver.name)
+        stored = self._state_file.get(self.receiver.name)
         try:
-            self._state.restore(kept.get("troubles", ()))
-            self._sent_alerts.restore(kept.get("alerts", ()))
+            self._state.restore(stored.get("troubles", ()))
+            self._sent_alerts.restore(stored.get("alerts", ()))
         except (KeyError, TypeError, ValueError) as exc:
             log.warning(
                 "notify: alert state is malformed and was dropped receiver=%s error=%s",
@@ -192,8 +192,8 @@ class ReceiverThread:
         with self._changed:
             if not self._is_changed():
                 return
-            kept = {"troubles": self._state.rows(), "alerts": self._sent_alerts.rows()}
-        self._state_file.keep(self.receiver.name, kept)
+            state = {"troubles": self._state.rows(), "alerts": self._sent_alerts.rows()}
+        self._state_file.keep(self.receiver.name, state)
 
     def _is_changed(self) -> bool:
         return self._state.is_changed or self._sent_alerts.is_changed
@@ -267,7 +267,7 @@ class Channel(ReceiverThread):
         if new_events or self._is_changed():
             self._changed.notify()
 
-    def _put(self, message: Message, done: Callable[[bool], None]) -> None:
+    def _put(self, message: Message, done: Callable[[bool], object]) -> None:
         if not self._outbox.put(message, done, time.monotonic()):
             log.error("notify: queue full, oldest message dropped receiver=%s", self.receiver.name)
 
@@ -299,22 +299,12 @@ class Channel(ReceiverThread):
         try:
             receiver = self.receiver
             message = events.message(
-                due,
-                receiver=receiver.name,
-                base=receiver.triage_url,
-                docs_url=receiver.docs_url,
+                due, receiver=receiver.name, base=receiver.triage_url, docs_url=receiver.docs_url
             )
             with self._changed:
-                self._put(message, self._on_delivered(due))
+                self._put(message, lambda _: self._state.delivered(*due))
         finally:
             self._formatting = 0
-
-    def _on_delivered(self, sent: Sequence[Event]) -> Callable[[bool], None]:
-        def done(_is_delivered: bool) -> None:
-            for event in sent:
-                self._state.delivered(event)
-
-        return done
 
     def _next(self) -> Outgoing | None:
         """Wait for the next message that is due; None when something else changed first."""

@@ -57,11 +57,14 @@ def deliver(mail: Mail, message: EmailMessage, *, timeout_s: float) -> None:
         raise SendError(f"{where}: {cut(str(exc), REPLY_MAX)}", final=True) from exc
     except smtplib.SMTPRecipientsRefused as exc:
         codes = [code for code, _ in exc.recipients.values()]
-        text = f"{where} refused every recipient ({', '.join(map(str, codes))})"
+        text = f"{where} refused all recipients (SMTP {', '.join(map(str, codes))})"
         raise SendError(text, final=all(code >= 500 for code in codes)) from exc
     except smtplib.SMTPResponseException as exc:
-        words = _reply_text(exc.smtp_error)
-        text = f"{where} answered {exc.smtp_code} {words}".rstrip()
+        reply = exc.smtp_error
+        words = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
+        text = (
+            f"{where} answered {exc.smtp_code} {cut(' '.join(words.split()), REPLY_MAX)}".rstrip()
+        )
         raise SendError(text, final=exc.smtp_code >= 500) from exc
     except TimeoutError as exc:
         raise SendError(f"{where}: timed out after {timeout_s:g} s") from exc
@@ -126,11 +129,6 @@ def _tls(mail: Mail) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def _reply_text(error: bytes | str) -> str:
-    text = error.decode("utf-8", "replace") if isinstance(error, bytes) else error
-    return cut(" ".join(text.split()), REPLY_MAX)
 
 
 # --- HTTP -----------------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ class Event:
     """A change of a problem that is worth a notification.
 
     `diagnosis` and `cause` are the present ones, None for an end. `before` is the previous severity
-    of a problem that got worse. `ended_s` is when the problem was last absent for good; `how` says
-    how it ended where it did not clear by itself. `serial` distinguishes problems with equal keys.
+    of a problem that got worse. `ended_s` is since when the problem is absent; `how` says
+    how it ended if it did not clear by itself. `serial` distinguishes problems with equal keys.
     `left` lists the ids of the problems that are still active there.
     """
 
@@ -88,26 +88,26 @@ class Event:
 
 
 def problems(state: TargetState, floor: Severity) -> dict[Key, Problem]:
-    """The problems in a target's state with at least the severity `floor`."""
+    """The problems in a target's state of at least the severity `floor`, by key."""
     worst: dict[Key, Problem] = {}
-    wide = not any(diagnosis.was_read for diagnosis in state.diagnoses)
+    is_whole_target = not any(diagnosis.was_read for diagnosis in state.diagnoses)
     for diagnosis in state.diagnoses:
-        for problem in _of_engine(state.name, diagnosis, wide=wide):
+        for problem in _of_engine(state.name, diagnosis, is_whole_target=is_whole_target):
             other = worst.get(problem.key)
             if problem.severity >= floor and (other is None or other.badness < problem.badness):
                 worst[problem.key] = problem
     return worst
 
 
-def _of_engine(target: str, diagnosis: Diagnosis, *, wide: bool) -> list[Problem]:
-    engine = ("", "") if wide else (diagnosis.model, diagnosis.engine)
+def _of_engine(target: str, diagnosis: Diagnosis, *, is_whole_target: bool) -> list[Problem]:
+    engine = ("", "") if is_whole_target else (diagnosis.model, diagnosis.engine)
     engine_problems: list[Problem] = []
     stage, pressure = diagnosis.stage, None
     for cause in diagnosis.causes:
         if cause.id == KV_PRESSURE:
             pressure = cause
             continue
-        since_s = _moment(cause.since_s, diagnosis.t_s)
+        since_s = _finite_s(cause.since_s, diagnosis.t_s)
         key = Key(target, *engine, cause.id)
         engine_problems.append(Problem(key, cause.severity, 0, since_s, diagnosis, cause))
     if pressure is not None or (stage is not None and stage.number):
@@ -115,8 +115,8 @@ def _of_engine(target: str, diagnosis: Diagnosis, *, wide: bool) -> list[Problem
             stage.severity if stage else Severity.OK, pressure.severity if pressure else Severity.OK
         )
         since_s = min(
-            _moment(stage.since_s if stage else math.nan, diagnosis.t_s),
-            _moment(pressure.since_s if pressure else math.nan, diagnosis.t_s),
+            _finite_s(stage.since_s if stage else math.nan, diagnosis.t_s),
+            _finite_s(pressure.since_s if pressure else math.nan, diagnosis.t_s),
         )
         number = stage.number if stage else 0
         key = Key(target, *engine, KV_PRESSURE)
@@ -125,10 +125,8 @@ def _of_engine(target: str, diagnosis: Diagnosis, *, wide: bool) -> list[Problem
 
 
 def is_resolved(key: Key, diagnoses: Sequence[Diagnosis]) -> bool:
-    """Whether a target's newest diagnoses, which lack a problem, show that it is resolved.
-
-    They do not where its engine could not be read, or where a worse cause explains it.
-    """
+    """Whether a problem that a target's newest diagnoses lack is resolved: its engine was read, and
+    no worse cause explains the problem."""
     judged = [diagnosis for diagnosis in diagnoses if _is_judged(diagnosis)]
     if not (key.model or key.engine):
         return bool(judged)
@@ -142,11 +140,11 @@ def is_resolved(key: Key, diagnoses: Sequence[Diagnosis]) -> bool:
 
 
 def _is_judged(diagnosis: Diagnosis) -> bool:
-    lacks = any(cause.id == METRICS_MISSING for cause in diagnosis.causes)
-    return diagnosis.stage is not None and diagnosis.health != "unknown" and not lacks
+    is_incomplete = any(cause.id == METRICS_MISSING for cause in diagnosis.causes)
+    return diagnosis.stage is not None and diagnosis.health != "unknown" and not is_incomplete
 
 
-def _moment(since_s: float, t_s: float) -> float:
+def _finite_s(since_s: float, t_s: float) -> float:
     return since_s if math.isfinite(since_s) else t_s
 
 
@@ -166,10 +164,7 @@ def group_of(event: Event) -> Group:
 
 def message(events: Sequence[Event], *, receiver: str, base: str, docs_url: str = "") -> Message:
     """The message for the events of one group, the worst event in full. `base`: see `link`."""
-    ordered = sorted(
-        events,
-        key=lambda event: (-event.severity, -event.stage, event.key),
-    )
+    ordered = sorted(events, key=lambda event: (-event.severity, -event.stage, event.key))
     worst = ordered[0]
     parts = [_part(worst, base, docs_url, full=True)]
     parts += [_part(event, base, docs_url, full=False) for event in ordered[1:PARTS_MAX]]
@@ -366,15 +361,15 @@ class Groups:
         return len(self._pending)
 
     def gather(self, events: Iterable[Event], now_s: float) -> None:
-        """Add events. A problem that gets worse before its first message is sent begins worse."""
+        """Add events. A problem that gets worse before its first message is one that begins."""
         for event in events:
-            fresh = event
-            begun = self._pending.get(("began", event.key.id, ""))
-            if event.kind == "worse" and begun is not None and event.key in begun.events:
-                fresh = replace(event, kind="began", before=None)
-            group = group_of(fresh)
+            grouped = event
+            unsent = self._pending.get(("began", event.key.id, ""))
+            if event.kind == "worse" and unsent is not None and event.key in unsent.events:
+                grouped = replace(event, kind="began", before=None)
+            group = group_of(grouped)
             gathering = self._pending.setdefault(group, _Gathering(now_s + self._wait_s))
-            gathering.events[fresh.key] = fresh
+            gathering.events[grouped.key] = grouped
 
     def due_s(self) -> float | None:
         """When the first group is due; None where there is none."""

@@ -1,4 +1,4 @@
-"""Alertmanager's webhook payloads, validated, and their alerts as messages to forward. Pure."""
+"""Alertmanager's webhook payloads: validation, and alerts as messages to forward. Pure."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def _alert(row: object, where: str) -> Alert:
     alert = cast("dict[str, object]", row)
     status = _status(alert.get("status"), f"{where}.status")
     labels = _texts(alert.get("labels"), f"{where}.labels")
-    starts_s = _moment(alert.get("startsAt"), f"{where}.startsAt")
+    starts_s = _unix_s(alert.get("startsAt"), f"{where}.startsAt")
     # While an alert fires, endsAt is the year 1 or a guess at when it becomes stale.
     resolved = status == "resolved" and alert.get("endsAt") is not None
-    ends_s = _moment(alert["endsAt"], f"{where}.endsAt") if resolved else None
+    ends_s = _unix_s(alert["endsAt"], f"{where}.endsAt") if resolved else None
     fingerprint = alert.get("fingerprint")
     if fingerprint is not None and not isinstance(fingerprint, str):
         raise PayloadError(f"{where}.fingerprint must be text, not {_shown(fingerprint)}")
@@ -118,7 +118,7 @@ def _texts(value: object, where: str) -> Mapping[str, str]:
     return cast("dict[str, str]", rows)
 
 
-def _moment(value: object, where: str) -> float:
+def _unix_s(value: object, where: str) -> float:
     """Unix seconds of an RFC 3339 time."""
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else None
@@ -166,12 +166,7 @@ class DiagnosedAlert:
 
 
 def forwarded(
-    alerts: Sequence[DiagnosedAlert],
-    *,
-    receiver: str,
-    base: str,
-    now_s: float,
-    docs_url: str = "",
+    alerts: Sequence[DiagnosedAlert], *, receiver: str, base: str, now_s: float, docs_url: str = ""
 ) -> Message:
     """The message for alerts of one post, firing alerts first.
 
@@ -204,7 +199,7 @@ def _part(diagnosed: DiagnosedAlert, base: str, docs_url: str, now_s: float) -> 
     lasted = span((alert.ends_s or now_s) - alert.starts_s)
     target = diagnosed.targets[0][0] if diagnosed.targets else ""
     return Part(
-        f"{alert.name} {alert.status}, after {lasted}",
+        f"{alert.name} {alert.status} {'after' if alert.ends_s else 'for'} {lasted}",
         diagnosed.lines,
         link(base, target, alert.starts_s) if target else "",
         cause_page(docs_url, diagnosed.cause_id),

@@ -31,7 +31,7 @@ class Line:
     code: str = ""
 
     def plain(self) -> str:
-        """The line as one string."""
+        """The line as plain text."""
         label = f"{self.label}: " if self.label else ""
         return f"{label}{self.code}. {self.text}".strip() if self.code else f"{label}{self.text}"
 

@@ -62,10 +62,10 @@ def alert(event: Event, labels: Labels, *, severity: Severity, base: str) -> dic
             "summary": escape_plain(message.headline, HEADLINE_MAX),
             "description": text(message),
         },
-        "startsAt": _time(event.since_s),
+        "startsAt": _rfc3339(event.since_s),
     }
     if event.ended_s is not None:
-        result["endsAt"] = _time(max(event.ended_s, event.since_s))
+        result["endsAt"] = _rfc3339(max(event.ended_s, event.since_s))
     if link := message.parts[0].link:
         result["generatorURL"] = link
     return result
@@ -81,7 +81,7 @@ def _label_names(labels: Labels) -> dict[str, str]:
     return {f"_{name}" if name[:1].isdigit() else name: value for name, value in names.items()}
 
 
-def _time(t_s: float) -> str:
+def _rfc3339(t_s: float) -> str:
     return datetime.fromtimestamp(t_s, tz=UTC).isoformat(timespec="milliseconds")
 
 
@@ -119,7 +119,7 @@ class AlertmanagerChannel(ReceiverThread):
                 self._labels[state.name] = state.labels
                 now = problems(state, self.receiver.severity)
                 self._newest |= {key: now[key] for key in active if key in now}
-            self._take(changes)
+            self._queue(changes)
             if not active:
                 self._labels.pop(state.name, None)
 
@@ -127,7 +127,7 @@ class AlertmanagerChannel(ReceiverThread):
         """Resolve the alerts of targets that are not among `targets`, the watched ones."""
         with self._changed:
             for target in sorted(set(self._state.targets()).difference(targets)):
-                self._take(self._state.drop(target, t_s))
+                self._queue(self._state.drop(target, t_s))
                 self._labels.pop(target, None)
 
     def forward(self, alerts: Sequence[DiagnosedAlert], now_s: float) -> int:
@@ -140,7 +140,7 @@ class AlertmanagerChannel(ReceiverThread):
             queued = len(self._unsent) + len(self._resolved)
             return NotifierStats(self._sent, self._failed, queued, self._dropped)
 
-    def _take(self, changes: Sequence[Event]) -> None:
+    def _queue(self, changes: Sequence[Event]) -> None:
         for event in changes:
             key, severity = event.key, event.severity
             if event.kind == "ended":
@@ -167,7 +167,7 @@ class AlertmanagerChannel(ReceiverThread):
             return
         resolved = alert(event, labels, severity=severity, base=self.receiver.triage_url)
         if ended_s is not None:
-            resolved["endsAt"] = _time(max(ended_s, event.since_s))
+            resolved["endsAt"] = _rfc3339(max(ended_s, event.since_s))
         self._resolved[event.key, severity] = (resolved, end)
 
     def _run(self) -> None:

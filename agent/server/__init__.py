@@ -1,1 +1,1 @@
-"""What is known about a server: asked of it, and read on its node."""
+"""Facts about a server, from its answers and from its node."""

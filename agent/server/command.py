@@ -1,4 +1,4 @@
-"""`kneewatch inspect`: prints what is known about a server. I/O edge."""
+"""`kneewatch inspect`: prints the facts about a server. I/O edge."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _read(target: str, stream: TargetStream, settings: Settings) -> float:
         raise error
     now_s = time.time()
     if error is not None and log is not None:
-        say(f"{error}: only the settings and {log.path} are read")
+        say(f"{error}: only the settings and {log.path} are used")
         stream.monitor.set_server(*facts_of_log(stream.monitor.profile.stated, log.log, now_s))
     return now_s
 
@@ -76,7 +76,7 @@ def _read_capture(path: str, stream: TargetStream, settings: Settings) -> float:
         if stream.monitor.last_error is None:
             last_s = entry.t_s
     if last_s is None:
-        raise CaptureError(f"{path}: no page in it can be read")
+        raise CaptureError(f"{path}: no readable page")
     return last_s
 
 

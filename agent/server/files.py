@@ -1,6 +1,6 @@
 """Reads files that a server's command line names. I/O edge.
 
-The command line is another program's word: only regular files of a limited size are opened.
+Another program chose the names: only regular files of a limited size are opened.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def read_yaml(path: Path, *, user_id: int) -> Mapping[str, object]:
     try:
         # Aliases can make a small file huge.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(data)):
-            raise FileError(f"{path} has aliases")
+            raise FileError(f"{path} has YAML aliases, which are not read")
         document: object = yaml.safe_load(data)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError):
         raise FileError(f"{path} is not YAML") from None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from pathlib import Path
 
+from kneewatch.agent.server.process import namespace
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.gpu.nvml_calls import NodeGpu, Nvml, load_nvml, node_gpus
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
@@ -21,10 +21,10 @@ NODE_PIDS = "pid:[4026531836]"
 """The process-id namespace of the node itself (PROC_PID_INIT_INO in the kernel's proc_ns.h)."""
 
 OTHER_PIDS = (
-    "which GPUs the server uses is unknown: kneewatch has process ids of its own (a container), "
-    "and the driver reports the node's; set hostPID, or gpu"
+    "cannot tell which GPUs the server uses: the driver reports process ids of the node, which "
+    "kneewatch's container does not see; set hostPID: true, or the setting gpu"
 )
-PARTS = "the server uses MIG instances: gpu must be set"
+PARTS = "the server uses MIG instances: set gpu"
 
 
 def read_gpus(
@@ -33,11 +33,10 @@ def read_gpus(
     """The GPUs of a server's process and those that it started. Without a driver there is no fact
     and no note.
 
-    Where it cannot be known which it uses, and all GPUs of the node are of one model, it is that
-    model.
+    Where its GPUs are unknown but all GPUs of the node are of one model, the model is a fact.
     `pids` is kneewatch's own process-id namespace; None: read it.
     """
-    comparable = (_namespace() if pids is None else pids) == NODE_PIDS
+    comparable = (namespace("self", "pid") if pids is None else pids) == NODE_PIDS
     try:
         gpus = node_gpus(_family(pid) if comparable else (), load)
     except CollectError as error:
@@ -76,10 +75,3 @@ def _family(pid: int) -> set[int]:
         return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     except psutil.Error:
         return {pid}
-
-
-def _namespace() -> str:
-    try:
-        return Path("/proc/self/ns/pid").readlink().name
-    except OSError:
-        return ""

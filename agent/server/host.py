@@ -1,5 +1,5 @@
-"""Reads the host of a server's process on this node: its control group's memory, CPU pressure,
-steal. I/O edge."""
+"""Reads the host of a server's process on this node: memory of its control group, CPU pressure and
+steal time. I/O edge."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ CGROUPS = Path("/sys/fs/cgroup")
 """Where control groups of version 2 are."""
 
 PROC = Path("/proc")
+TEXT_MAX_CHARS = 64 * 1024
 
 STEAL_AT = 8
 """The column of stolen time in /proc/stat; guests' times after it are counted in the others."""
 
 
 class HostReader:
-    """Follows the host of one process."""
+    """Reads the host signals of one process, again and again."""
 
     def __init__(self, pid: int, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> None:
         self.pid = pid
@@ -42,7 +43,7 @@ class HostReader:
         group, else of the node."""
         files = [group / "cpu.pressure" for group in groups[:1]]
         for file in (*files, self._proc / "pressure/cpu"):
-            for line in _text(file).splitlines():
+            for line in text_of(file).splitlines():
                 kind, *pairs = line.split()
                 if kind == "some":
                     averages = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
@@ -52,7 +53,7 @@ class HostReader:
 
     def _cpu_times(self) -> tuple[float, float] | None:
         """Time stolen from the node by its hypervisor, and all CPU time, since the node started."""
-        words = _text(self._proc / "stat").partition("\n")[0].split()
+        words = text_of(self._proc / "stat").partition("\n")[0].split()
         if len(words) < STEAL_AT + 1 or words[0] != "cpu" or not all(map(str.isdecimal, words[1:])):
             return None
         times = [float(word) for word in words[1 : STEAL_AT + 1]]
@@ -60,8 +61,8 @@ class HostReader:
 
 
 def host_memory(groups: Iterable[Path]) -> dict[str, float]:
-    """Memory in use and its limit, of the one of these control groups that has the least left;
-    empty where none has a limit."""
+    """Memory use and limit of the control group with the least memory left; empty where none of the
+    groups has a limit."""
     limited = [
         (limit, max(0.0, used - numbers_in(group / "memory.stat").get("inactive_file", 0.0)))
         for group in groups
@@ -77,7 +78,7 @@ def host_memory(groups: Iterable[Path]) -> dict[str, float]:
 def control_groups(pid: int, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> list[Path]:
     """The folders of a process's control group and of those above it, version 2; empty in version
     1 and where the process is gone."""
-    lines = _text(proc / str(pid) / "cgroup").splitlines()
+    lines = text_of(proc / str(pid) / "cgroup").splitlines()
     path = next((line[3:] for line in lines if line.startswith("0::/")), "")
     if not path or ".." in path:
         return []
@@ -87,19 +88,20 @@ def control_groups(pid: int, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> l
 
 def _number(file: Path) -> float | None:
     """The number in a file; None where it has none, such as `max`."""
-    text = _text(file).strip()
+    text = text_of(file).strip()
     return float(text) if text.isdecimal() else None
 
 
 def numbers_in(file: Path) -> dict[str, float]:
     """The numbers of a file with a name and a number in each line."""
-    rows = (line.split() for line in _text(file).splitlines())
+    rows = (line.split() for line in text_of(file).splitlines())
     return {row[0]: float(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
 
 
-def _text(file: Path) -> str:
-    """The text of a file; empty where it cannot be read."""
+def text_of(file: Path) -> str:
+    """The text of a small file, at most `TEXT_MAX_CHARS`; empty where it cannot be read."""
     try:
-        return file.read_text("utf-8", "replace")
+        with file.open(encoding="utf-8", errors="replace") as text:
+            return text.read(TEXT_MAX_CHARS)
     except OSError:
         return ""

@@ -1,4 +1,5 @@
-"""What became of a server whose page cannot be read: /health, its process, its unit. I/O edge."""
+"""The state of a server whose page cannot be read, by /health, its process and its systemd unit.
+I/O edge."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ _UNIT = re.compile(r"[A-Za-z0-9@_:.\\-]{1,200}\.service")
 
 
 @dataclass(frozen=True, slots=True)
-class SeenProcess:
-    """A process of the server: its id, when it was started, and its control group's OOM kills when
-    it was seen first; None where they cannot be read."""
+class ServerStart:
+    """A process of the server: its id, when it was started, its systemd unit, and the OOM kills of
+    its control group when it was first observed; None where they cannot be read."""
 
     pid: int
     started_s: float
@@ -43,7 +44,7 @@ class Liveness:
         self._target, self._fetch = address, fetch
         address_ = parse_target(address)
         self._host, self._port = address_.host, address_.port
-        self._seen: list[SeenProcess] = []
+        self._processes: list[ServerStart] = []
 
     def note(self, readings: Sequence[SourceReading]) -> None:
         """Remember the process whose facts were read."""
@@ -68,37 +69,40 @@ class Liveness:
                 self._add(newest.pid, newest.create_time(), "")
         except (psutil.Error, OSError):
             return state
-        if not self._seen:
+        if not self._processes:
             return state
-        last = self._seen[-1]
+        last = self._processes[-1]
         runs = _runs(last)
-        recent = [seen for seen in self._seen if now_s - seen.started_s <= LOOP_S]
+        recent = [start for start in self._processes if now_s - start.started_s <= LOOP_S]
         return replace(
             state,
             pid=last.pid,
             runs=runs,
             listens=listens if runs else None,
             processes=len(recent),
-            oom_kills=max((_killed(seen) or 0 for seen in self._seen), default=0) or None,
+            oom_kills=max((_oom_kills_since(start) or 0 for start in self._processes), default=0)
+            or None,
             exit_words="" if runs else _exit_words(last.unit),
         )
 
     def _add(self, pid: int, started_s: float, unit: str) -> None:
-        if any((seen.pid, seen.started_s) == (pid, started_s) for seen in self._seen):
+        if any((start.pid, start.started_s) == (pid, started_s) for start in self._processes):
             return
         events_file = _events_file(pid)
         kills = None if events_file is None else _oom_kills(events_file)
-        unit = unit or (self._seen[-1].unit if self._seen else "")
+        unit = unit or (self._processes[-1].unit if self._processes else "")
         # Sixteen starts are a loop, however many more there were.
-        self._seen = [*self._seen, SeenProcess(pid, started_s, unit, events_file, kills)][-16:]
+        self._processes = [*self._processes, ServerStart(pid, started_s, unit, events_file, kills)][
+            -16:
+        ]
 
 
-def _runs(seen: SeenProcess) -> bool:
+def _runs(start: ServerStart) -> bool:
     import psutil
 
     try:
-        process = psutil.Process(seen.pid)
-        return process.create_time() == seen.started_s and process.status() != "zombie"
+        process = psutil.Process(start.pid)
+        return process.create_time() == start.started_s and process.status() != "zombie"
     except psutil.NoSuchProcess:
         return False
 
@@ -115,16 +119,16 @@ def _oom_kills(file: Path) -> int | None:
     return None if kills is None else int(kills)
 
 
-def _killed(seen: SeenProcess) -> int | None:
-    """OOM kills in the process's control group since it was seen first; None where unknown."""
-    if seen.events_file is None or seen.oom_kills is None:
+def _oom_kills_since(start: ServerStart) -> int | None:
+    """OOM kills in the process's control group since it was first observed; None where unknown."""
+    if start.events_file is None or start.oom_kills is None:
         return None
-    now = _oom_kills(seen.events_file)
-    return None if now is None else max(0, now - seen.oom_kills)
+    now = _oom_kills(start.events_file)
+    return None if now is None else max(0, now - start.oom_kills)
 
 
 def _exit_words(unit: str) -> str:
-    """How systemd says that a unit ended; empty without systemd, or where it says nothing."""
+    """How a unit ended, according to systemd; empty without systemd or without a failure."""
     if not _UNIT.fullmatch(unit):
         return ""
     command = ("systemctl", "show", "--property=Result,ExecMainStatus,NRestarts", "--", unit)

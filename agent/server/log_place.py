@@ -24,7 +24,7 @@ JOURNAL_TIMEOUT_S = 5.0
 _CURSOR = re.compile(rb"(?m)^-- cursor: (\S{1,500})\n?\Z")
 _UNIT = re.compile(r"/system\.slice/(?:[^/]+\.slice/)*([A-Za-z0-9@_:.\\-]{1,200}\.service)(?:/|$)")
 _RUNTIMES = ("docker", "containerd", "kubelet", "crio", "podman", "ssh", "sshd")
-"""Units that start other programs, whose journal is not that of a server."""
+"""Units that start other programs: their journal is not a server's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class LogPlace:
 
 
 def log_place(pid: int) -> LogPlace | None:
-    """Where the log of a process is; None where it writes to a terminal or a pipe of its own, and
-    where the process cannot be read."""
+    """Where the log of a process is; None where it writes to a terminal or to a pipe, or cannot be
+    read."""
     redirected = _redirected(pid)
     if redirected is not None:
         return redirected
@@ -125,7 +125,7 @@ class Journal:
         except (OSError, subprocess.TimeoutExpired) as exc:
             raise SettingsError(f"server_log {self.path}: {type(exc).__name__}") from exc
         if done.returncode:
-            raise SettingsError(f"server_log {self.path}: journalctl ends with {done.returncode}")
+            raise SettingsError(f"server_log {self.path}: journalctl exits with {done.returncode}")
         cursor = _CURSOR.search(done.stdout)
         if cursor is not None:
             self._cursor = cursor[1].decode("ascii", "replace")

@@ -24,9 +24,9 @@ _REVISION = re.compile(r"[\w-][\w.-]{0,95}")
 
 
 def read_model(server: ServerProcess, now_s: float) -> SourceReading:
-    """The model of the process's config.json; nothing for a model of the catalogue.
+    """The model of the process's config.json; none for a model of the catalogue.
 
-    Why the file cannot be used is a note.
+    A note says why the file cannot be used.
     """
     name = server.launch.model
     nothing = SourceReading(CONFIG_FILE, now_s)
@@ -38,7 +38,7 @@ def read_model(server: ServerProcess, now_s: float) -> SourceReading:
     except (FileError, SizingError) as exc:
         note = str(exc)
     except (ValueError, RecursionError):
-        note = "is not JSON"
+        note = "not JSON"
     return SourceReading(CONFIG_FILE, now_s, notes=(f"{CONFIG} of the model: {printable(note)}",))
 
 
@@ -57,7 +57,7 @@ def _config(name: str, server: ServerProcess) -> bytes:
         FileError: it cannot be read, or a link leads out of the model's folder.
     """
     if not server.shares_files:
-        raise FileError("the server has its own file system (a container); set model")
+        raise FileError("the file is in the server's container; set model")
     folder = None if server.folder is None else server.folder / name
     if Path(name).is_absolute():
         folder = Path(name)

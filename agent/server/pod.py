@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from kneewatch.agent.kubernetes import ACCOUNT, Cluster
+from kneewatch.agent.server.host import text_of
 from kneewatch.agent.server.process import DEFAULT_PORT, is_local, shown_variables
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import parse_target
@@ -25,7 +26,6 @@ from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.deployment.server_facts import (
     GPU,
     POD,
-    TEXT_MAX_CHARS,
     VERSION,
     SourceReading,
     Value,
@@ -46,9 +46,9 @@ GPU_LIMITS = ("nvidia.com/gpu", "amd.com/gpu")
 GPU_PRODUCT = "nvidia.com/gpu.product"
 """The node label that NVIDIA's GPU feature discovery sets to the GPU's name."""
 
-NAMELESS = "the name of kneewatch's pod is unknown: set POD_NAME and POD_NAMESPACE (downward API)"
-CLIENT_MISSING = "the pod's spec is not read: install kneewatch[kubernetes], or set launch_file"
-FORBIDDEN = "; allow its service account `get` on `pods` in its namespace, or set launch_file"
+NAMELESS = "kneewatch's own pod name is unknown: set POD_NAME and POD_NAMESPACE (downward API)"
+CLIENT_MISSING = "cannot read the pod's spec: install kneewatch[kubernetes], or set launch_file"
+FORBIDDEN = "; allow kneewatch's service account to `get` `pods`, or set launch_file"
 
 _REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z0-9]+)\)")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -57,14 +57,10 @@ Json = Mapping[str, object]
 
 
 def read_pod(
-    target: str,
-    now_s: float,
-    *,
-    environ: Mapping[str, str] = os.environ,
-    account: Path = ACCOUNT,
+    target: str, now_s: float, *, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
 ) -> SourceReading:
-    """The facts of the container that serves the target in kneewatch's own pod; nothing outside
-    Kubernetes and for a target elsewhere. Why the pod cannot be read is a note."""
+    """The facts of the container that serves the target in kneewatch's own pod; none outside
+    Kubernetes and for a target elsewhere. A note says why the pod cannot be read."""
     own = own_pod(target, now_s, environ=environ, account=account)
     pod = own.values.get("pod")
     if pod is None:
@@ -78,20 +74,16 @@ def read_pod(
 
 
 def own_pod(
-    target: str,
-    now_s: float,
-    *,
-    environ: Mapping[str, str] = os.environ,
-    account: Path = ACCOUNT,
+    target: str, now_s: float, *, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
 ) -> SourceReading:
-    """The name of kneewatch's own pod, for a target in it; nothing outside Kubernetes and for a
-    target elsewhere."""
+    """The name of kneewatch's own pod, for a target in it; none outside Kubernetes and for a target
+    elsewhere."""
     nothing = SourceReading(POD, now_s)
     if not environ.get("KUBERNETES_SERVICE_HOST") or not is_local(parse_target(target).host):
         return nothing
     # A pod's host name is its name, unless it has the node's network.
     name = environ.get("POD_NAME") or environ.get("HOSTNAME", "")
-    namespace = environ.get("POD_NAMESPACE") or _text(account / "namespace")
+    namespace = environ.get("POD_NAMESPACE") or text_of(account / "namespace").strip()
     if not _NAME.fullmatch(name) or not _NAME.fullmatch(namespace):
         return replace(nothing, notes=(NAMELESS,))
     return replace(nothing, values={"pod": f"{namespace}/{name}"})
@@ -103,7 +95,7 @@ def pod_reading(pod: Json, port: int, now_s: float) -> SourceReading:
     name = f"{metadata.get('namespace')}/{metadata.get('name')}"
     container, launch = _server(spec, port)
     if launch is None:
-        note = printable(f"pod {name}: no container of it serves vLLM on port {port}")
+        note = printable(f"pod {name}: no container serves vLLM on port {port}")
         return SourceReading(POD, now_s, notes=(note,))
     values: dict[str, Value] = {"pod": printable(name)}
     image = container.get("image")
@@ -126,14 +118,14 @@ def pod_reading(pod: Json, port: int, now_s: float) -> SourceReading:
     if count.isdecimal() and len(count) < 5:
         values["gpu_limit"] = int(count)
     values |= shown_variables(_variables(container))
-    unread = "--config: its file is in the server's own file system; set launch_file"
+    unread = "--config: the file is in the server's container; set launch_file"
     notes = (unread,) if "--config" in launch.flags else ()
     return SourceReading(POD, now_s, values, launch=launch, notes=notes)
 
 
 def _server(spec: Json, port: int) -> tuple[Json, Launch | None]:
-    """The container that serves vLLM on a port, with its launch; ({}, None) where none does or it
-    cannot be told which."""
+    """The container that serves vLLM on a port, with its launch; ({}, None) where none or several
+    do."""
     served = [
         (container, launch)
         for container in _objects(spec.get("containers"))
@@ -231,13 +223,6 @@ def _objects(value: object) -> Iterator[Json]:
 def _words(value: object) -> Sequence[str]:
     rows = cast("list[object]", value) if isinstance(value, list) else []
     return [word for word in rows if isinstance(word, str)]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")[:TEXT_MAX_CHARS].strip()
-    except (OSError, ValueError):
-        return ""
 
 
 if __name__ == "__main__":

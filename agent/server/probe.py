@@ -46,7 +46,7 @@ Values = dict[str, Value]
 
 
 def ask_server(target: str, settings: FetchSettings, now_s: float) -> SourceReading:
-    """What the server at `target` says about itself. A failed request leaves a note.
+    """The facts that the server at `target` reports. A failed request leaves a note.
 
     The requests end at the first one without an answer: a server that hangs costs one timeout.
     """
@@ -57,11 +57,12 @@ def ask_server(target: str, settings: FetchSettings, now_s: float) -> SourceRead
             values |= read(answer_of(target, request, settings))
         except CollectError as error:
             if not (optional and error.kind in ("not_found", "http_status", "auth")):
-                notes.append(f"GET {request}: {error}" + _token_hint(error))
+                hint = f"; {error.hint}" if error.kind == "auth" else ""
+                notes.append(f"GET {request}: {error}{hint}")
             if error.kind in ("timeout", "refused", "dns", "tls"):
                 break
         except (ValueError, RecursionError) as exc:
-            notes.append(f"GET {request}: not vLLM's answer: {printable(str(exc))}")
+            notes.append(f"GET {request}: not an answer of vLLM: {printable(str(exc))}")
     return SourceReading(SERVER, now_s, values, notes=tuple(notes))
 
 
@@ -82,8 +83,8 @@ def answer_of(
     post: bytes | None = None,
     timeout_s: float = TIMEOUT_MAX_S,
 ) -> bytes:
-    """The body of an answer of the server that serves the target's page: to a GET, or to a POST of
-    a JSON document.
+    """The body of the answer to a GET, or to a POST of a JSON document, from the server that has
+    the target's page.
 
     Raises:
         CollectError: there is none with status 200.
@@ -105,10 +106,6 @@ def answer_of(
         fetcher.close()
 
 
-def _token_hint(error: CollectError) -> str:
-    return f"; {error.hint}" if error.kind == "auth" else ""
-
-
 def _object(body: bytes) -> Mapping[str, object]:
     document: object = json.loads(body)
     if not isinstance(document, dict):
@@ -121,7 +118,7 @@ def _version(body: bytes) -> Values:
     version = version_of(text) if isinstance(text, str) else None
     # A build of the source without its git tags has 0.1.dev1.
     if not isinstance(text, str) or version is None or version < OLDEST:
-        raise ValueError(f"version {str(text)[:40]!r} is not that of a release")
+        raise ValueError(f"{str(text)[:40]!r} is not the version of a release")
     return {VERSION: _text(text)}
 
 
@@ -147,10 +144,6 @@ def _models(body: bytes) -> Values:
     if len(lengths) == 1:
         values[MAX_MODEL_LEN] = lengths.pop()
     return values
-
-
-def _health(_body: bytes) -> Values:
-    return {"healthy": True}
 
 
 def _load(body: bytes) -> Values:
@@ -204,7 +197,7 @@ def _count(value: object) -> int | None:
 
 def _text(text: str) -> str:
     if not text.isprintable() or len(text) > TEXT_MAX_CHARS:
-        raise ValueError(f"{text[:40]!r} is no name")
+        raise ValueError(f"{text[:40]!r} is not a name")
     return text
 
 
@@ -213,12 +206,12 @@ Reader = Callable[[bytes], Values]
 REQUESTS: Mapping[str, tuple[Reader, bool]] = {
     "/version": (_version, False),
     "/v1/models": (_models, False),
-    HEALTH: (_health, False),
+    HEALTH: (lambda _body: {"healthy": True}, False),
     "/load": (_load, True),
     "/is_sleeping": (_sleeping, True),
     "/server_info?config_format=json": (_config, True),
 }
-"""Each request with its reader, and whether a server may lack it.
+"""The path of each request, the reader of its answer, and whether a server may lack it.
 
 /is_sleeping and /server_info exist with VLLM_SERVER_DEV_MODE=1.
 """

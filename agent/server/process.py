@@ -8,25 +8,23 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kneewatch.agent.server.files import FileError, read_yaml
+from kneewatch.agent.server.host import text_of
 from kneewatch.collector.http.address import parse_target
-from kneewatch.diagnose.deployment.server_facts import (
-    PROCESS,
-    SourceReading,
-    Value,
-    printable,
-)
+from kneewatch.diagnose.deployment.server_facts import PROCESS, SourceReading, Value, printable
 from kneewatch.diagnose.deployment.vllm_flags import Launch, process_launch, with_config_file
 
 if TYPE_CHECKING:
     import psutil
+
+Read = TypeVar("Read")
 
 LISTENERS_MAX = 64
 ANCESTORS_MAX = 3
@@ -41,16 +39,15 @@ _CONTAINER = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:/|$)", re.MULTI
 _UNIT = re.compile(r"/([^/]+\.service)(?:/|$)")
 
 ALLOW = (
-    "run kneewatch as the server's user or as root, outside a container of its own (systemd: "
+    "run kneewatch as root or as the server's user, and not in its own container (systemd: "
     "User=, ProtectProc=default), or set launch_file"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A vLLM process: its launch, its working folder, its environment, and whether paths mean the
-    same files to it as to kneewatch. `environ` is None where it cannot be read; `user_id` is the
-    process's user."""
+    """A vLLM process. `folder` (its working folder) and `environ` are None where they cannot be
+    read. `shares_files`: a path names the same file for it as for kneewatch."""
 
     pid: int
     launch: Launch
@@ -63,7 +60,7 @@ class ServerProcess:
 def read_process(target: str, now_s: float) -> tuple[SourceReading, ServerProcess | None]:
     """The facts of the process behind a target, and the process; no facts for a remote target.
 
-    What listens but is no vLLM, or cannot be read, leaves a note.
+    A note says which other program listens on the port, or what cannot be read.
     """
     address = parse_target(target)
     nothing = SourceReading(PROCESS, now_s)
@@ -74,11 +71,11 @@ def read_process(target: str, now_s: float) -> tuple[SourceReading, ServerProces
     try:
         listeners = _listeners(address.host, address.port)
     except (psutil.Error, OSError) as exc:
-        note = f"port {address.port}: the node's sockets cannot be listed: {printable(str(exc))}"
+        note = f"port {address.port}: cannot list this node's sockets: {printable(str(exc))}"
         return replace(nothing, notes=(note,)), None
     pids = {pid for pid in listeners if pid is not None}
     if not pids:
-        note = f"port {address.port}: its process cannot be read; {ALLOW}"
+        note = f"port {address.port}: cannot read the process that listens there; {ALLOW}"
         return (replace(nothing, notes=(note,)) if listeners else nothing), None
     others: list[str] = []
     for pid in sorted(pids)[:LISTENERS_MAX]:
@@ -89,7 +86,7 @@ def read_process(target: str, now_s: float) -> tuple[SourceReading, ServerProces
             others.append(f"{psutil.Process(pid).name()} (pid {pid})")
         except (psutil.Error, OSError) as exc:
             others.append(f"pid {pid}: {type(exc).__name__}")
-    note = f"port {address.port}: {', '.join(others[:3])} listens there, which is no vLLM"
+    note = f"port {address.port}: used by {', '.join(others[:3])}, which is not vLLM"
     return replace(nothing, notes=(printable(note),)), None
 
 
@@ -111,7 +108,7 @@ def is_local(host: str) -> bool:
 
 def running_server(host: str, port: int) -> tuple[psutil.Process | None, bool]:
     """The vLLM process that listens on the port of this node, else the newest that was started for
-    it; None without one. The second: whether it listens.
+    this port, None without one; and whether it listens.
 
     Raises:
         psutil.Error: the node's processes cannot be listed.
@@ -132,7 +129,7 @@ def running_server(host: str, port: int) -> tuple[psutil.Process | None, bool]:
 
 
 def _listeners(host: str, port: int) -> set[int | None]:
-    """Process ids that listen on the port; None for a process that may not be seen.
+    """Ids of the processes that listen on the port; None for a process that kneewatch may not see.
 
     A socket bound to the host's own address gets its connections before one bound to all.
     """
@@ -189,16 +186,21 @@ def _facts(
     process: psutil.Process, launch: Launch, now_s: float
 ) -> tuple[SourceReading, ServerProcess]:
     values: dict[str, Value] = {"pid": process.pid, "process_started_s": process.create_time()}
-    values |= place(_text(Path(f"/proc/{process.pid}/cgroup")))
+    values |= place(text_of(Path(f"/proc/{process.pid}/cgroup")))
     notes: list[str] = []
-    environ = _environ(process)
+    environ, folder = _if_readable(process.environ), _if_readable(process.cwd)
     if environ is None:
-        notes.append(f"pid {process.pid}: its environment cannot be read; {ALLOW}")
+        notes.append(f"pid {process.pid}: cannot read its environment; {ALLOW}")
     else:
         values |= shown_variables(environ)
-    user_id = process.uids().effective
-    pid = process.pid
-    server = ServerProcess(pid, launch, user_id, _folder(process), environ, _shares_files(pid))
+    server = ServerProcess(
+        process.pid,
+        launch,
+        process.uids().effective,
+        None if folder is None else Path(folder),
+        environ,
+        shares_files=namespace(process.pid, "mnt") == namespace("self", "mnt") != "",
+    )
     if "--config" in launch.flags:
         try:
             launch = _with_config(launch, server)
@@ -211,7 +213,7 @@ def _facts(
 def _with_config(launch: Launch, server: ServerProcess) -> Launch:
     path = Path(launch.flags["--config"])
     if not server.shares_files or (not path.is_absolute() and server.folder is None):
-        raise FileError(f"{path} is in the server's own file system; set launch_file")
+        raise FileError(f"{path} is in the server's container; set launch_file")
     document = read_yaml((server.folder or Path("/")) / path, user_id=server.user_id)
     return with_config_file(launch, document)
 
@@ -230,7 +232,7 @@ def place(cgroup: str) -> dict[str, Value]:
 
 
 def shown_variables(environ: Mapping[str, str]) -> dict[str, Value]:
-    """Variables of vLLM and CUDA_VISIBLE_DEVICES, without those whose names tell of a secret."""
+    """Variables of vLLM and CUDA_VISIBLE_DEVICES, without those whose names suggest a secret."""
     names = [
         name
         for name in sorted(environ)
@@ -239,39 +241,19 @@ def shown_variables(environ: Mapping[str, str]) -> dict[str, Value]:
     return {printable(name): printable(environ[name]) for name in names[:VARIABLES_MAX]}
 
 
-def _environ(process: psutil.Process) -> Mapping[str, str] | None:
+def _if_readable(read: Callable[[], Read]) -> Read | None:
+    """What `read` returns; None where the process is gone or may not be read."""
     import psutil
 
     try:
-        return process.environ()
+        return read()
     except (psutil.Error, OSError):
         return None
 
 
-def _folder(process: psutil.Process) -> Path | None:
-    import psutil
-
+def namespace(process: int | str, kind: str) -> str:
+    """A namespace of a process, such as `mnt:[4026531841]`; empty where it cannot be read."""
     try:
-        return Path(process.cwd())
-    except (psutil.Error, OSError):
-        return None
-
-
-def _shares_files(pid: int) -> bool:
-    """Whether a process has this one's mount namespace; False where that cannot be read."""
-    try:
-        return _namespace(str(pid)) == _namespace("self")
-    except OSError:
-        return False
-
-
-def _namespace(process: str) -> str:
-    return os.readlink(f"/proc/{process}/ns/mnt")  # noqa: PTH115 - no path: mnt:[4026531841]
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(16 * 1024).decode("utf-8", "replace")
+        return os.readlink(f"/proc/{process}/ns/{kind}")  # noqa: PTH115 - it is no path
     except OSError:
         return ""

@@ -1,4 +1,4 @@
-"""Follows what is known about a server: its answers, its process, its log. I/O edge."""
+"""Keeps the facts about a server up to date: its answers, its process, its log. I/O edge."""
 
 from __future__ import annotations
 
@@ -37,10 +37,8 @@ PROBE, SERVER_LOG = "server.probe", "server_log"
 WATCH_SETTINGS = (PROBE, SERVER_LOG)
 """The settings that decide what is read."""
 
-ENDED = (
-    "the log ends with a failure, but the server answers: its log is elsewhere by now, and not used"
-)
-OLD = "the server restarted and its log has no newer start: not used"
+ENDED = "log not used: it ends with a failure but the server answers, so its log is elsewhere now"
+OLD = "log not used: the server has restarted and the log has no newer start"
 
 ReadServer = Callable[[str, FetchSettings, float], Sequence[SourceReading]]
 
@@ -48,8 +46,8 @@ ReadServer = Callable[[str, FetchSettings, float], Sequence[SourceReading]]
 def server_watch(
     address: str, settings: Settings, pod: SourceReading | None = None
 ) -> ServerWatch | None:
-    """The watch of a live server; None where the settings let it read nothing. `pod` are the facts
-    of its pod's spec, where they were read already."""
+    """The watch of a live server; None where the settings allow no source. `pod`: the facts of its
+    pod's spec, if they were read before."""
     if not settings[PROBE]:
         return page_watch(address, settings) if settings[SERVER_LOG] else None
     # Lazy: most commands read no server.
@@ -75,8 +73,8 @@ def _log(settings: Settings) -> LogFollower | None:
 def read_server(
     address: str, fetch: FetchSettings, now_s: float, *, pod: SourceReading | None = None
 ) -> Sequence[SourceReading]:
-    """What the server says about itself, what its process on this node shows, and what its pod's
-    spec says: the one passed, else that of kneewatch's own pod."""
+    """The facts from the server's answers, its process on this node, and the spec of `pod`, else of
+    kneewatch's own pod."""
     # Lazy: most commands read no server.
     from kneewatch.agent.server.gpus import read_gpus
     from kneewatch.agent.server.model_file import read_model
@@ -98,7 +96,7 @@ def read_server(
 
 
 def read_nothing(_address: str, _fetch: FetchSettings, _now_s: float) -> Sequence[SourceReading]:
-    """No reading: only settings, page and log are merged."""
+    """Reads nothing from the server: only settings, page and log are merged."""
     return ()
 
 
@@ -203,9 +201,11 @@ class ServerWatch:
         if merged_of == self._merged_of:
             return
         self._merged_of = merged_of
+        # The GPUs of the exporter's page, unless the driver reported which ones the server uses.
+        by_driver = any(SERVER_GPUS in reading.values for reading in self._readings)
         facts, completed = merge(
             stated,
-            [*self._readings, self._log_reading, *self._exporter_gpus()],
+            [*self._readings, self._log_reading, *(() if by_driver else (self._gpu_reading,))],
             config=config,
             model_names=names,
             settings_s=self._settings_s,
@@ -213,13 +213,8 @@ class ServerWatch:
         )
         monitor.set_server(facts, completed)
 
-    def _exporter_gpus(self) -> list[SourceReading]:
-        """The GPUs by the exporter's page, where the driver did not say which the server uses."""
-        by_driver = any(SERVER_GPUS in reading.values for reading in self._readings)
-        return [] if by_driver else [self._gpu_reading]
-
     def _read_log_facts(self, t_s: float, *, restarted: bool) -> None:
-        """Take over what the log says, if it is of the process whose page was read at `t_s`."""
+        """Use the facts of the log if it belongs to the process whose page was read at `t_s`."""
         if self.log is None:
             return
         log = self.log.log

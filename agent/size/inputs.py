@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kneewatch.agent.size.options import FLAGS
-from kneewatch.agent.stated_deployment import named_model
-from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpu, gpus, recognise
+from kneewatch.agent.stated_deployment import named_gpu, named_model
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, parse_version
@@ -122,15 +122,6 @@ def _draft(given: dict[str, Any], target: Model, find: Callable[[str], Model]) -
         return Draft(find(name), tokens)
     except SizingError as error:
         raise SizingError(str(error), name="draft_model", choices=error.choices) from error
-
-
-def named_gpu(name: str) -> Gpu:
-    """The GPU of the catalogue with this id or driver's name.
-
-    Raises:
-        SizingError: there is none.
-    """
-    return recognise(name) or gpu(name)
 
 
 def _gib(name: str, stated: float | None) -> float | None:

@@ -11,9 +11,8 @@ from pathlib import Path
 from kneewatch.agent.console import NO_DATA
 from kneewatch.agent.printing import status
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.table import BY_KEY
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.stream import GpuStream, TargetStream, capture_names
+from kneewatch.agent.stream import TargetStream, capture_names, gpu_stream
 from kneewatch.agent.targets import target_name
 from kneewatch.agent.watch.feeds import (
     PATH,
@@ -30,7 +29,7 @@ from kneewatch.agent.watch.screen import View
 from kneewatch.agent.watch.state import Row, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader, is_capture
 from kneewatch.collector.errors import SettingsError
-from kneewatch.collector.http.address import metrics_url, parse_target
+from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.diagnose.engine.engine_monitor import SCRAPES_IN_WINDOW, Catalogue
@@ -108,11 +107,11 @@ def server_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
     window_s = max(settings["window_s"], SCRAPES_IN_WINDOW * interval_s)
     profile = settings.profile(window_s=window_s, stated=stated(settings))
     catalogue = Catalogue.of(profile)
-    gpus = _gpus(targets, settings, window_s)
-    feeds: list[Feed] = [gpus] if gpus else []
+    gpus = gpu_stream(targets, settings, window_s)
+    feeds: list[Feed] = [GpuFeed(gpus)] if gpus else []
     for index, (name, target) in enumerate({target_name(t): t for t in targets}.items()):
         stream = TargetStream(name, profile, limits, catalogue)
-        stream.gpus = gpus.stream.monitor if gpus else None
+        stream.gpus = gpus.monitor if gpus else None
         fetcher = Fetcher(metrics_url(target), settings.fetch())
         offset_s = interval_s * index / len(targets)
         feeds.append(ServerFeed(name, stream, fetcher, interval_s, offset_s))
@@ -130,15 +129,6 @@ def recording_feeds(captures: Sequence[str], settings: Settings) -> list[Feed]:
         RecordingFeed(name, TargetStream(name, profile, limits), CaptureReader(path))
         for name, path in zip(capture_names(captures), captures, strict=True)
     ]
-
-
-def _gpus(targets: Sequence[str], settings: Settings, window_s: float) -> GpuFeed | None:
-    url, fetch = settings["gpu_metrics"], settings.fetch()
-    if url is None or url in BY_KEY["gpu_metrics"].choices or not targets:
-        return None
-    if any(parse_target(target).origin != parse_target(url).origin for target in targets):
-        fetch = fetch.without_secrets()
-    return GpuFeed(GpuStream(metrics_url(url), fetch, settings.limits(), window_s))
 
 
 def show(feeds: Sequence[Feed], pace: Pace, *, where: str, docs_url: str = "") -> int:

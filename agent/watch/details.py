@@ -88,12 +88,7 @@ def cells_of(times_s: Sequence[float], values: Sequence[float], over: Span) -> l
 
 
 def chart(
-    values: Sequence[float | None],
-    *,
-    rows: int,
-    top: float,
-    bound: float | None,
-    glyphs: Glyphs,
+    values: Sequence[float | None], *, rows: int, top: float, bound: float | None, glyphs: Glyphs
 ) -> list[Line]:
     """A bar chart of `rows` lines, top first. Columns beyond the bound are marked, unknown ones
     empty."""
@@ -123,7 +118,7 @@ def top_of(values: Sequence[float | None], bound: float | None, *, least: float)
 
 
 def _level(value: float, top: float, steps: int) -> int:
-    """The height in steps; a known value has at least spec."""
+    """The height in steps; a value is at least one step high."""
     return min(steps, max(1, round(value / top * steps)))
 
 

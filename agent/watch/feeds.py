@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,11 +65,17 @@ class Pace:
             self._stopped = True
             self._changed.notify_all()
 
-    def until(self, due_s: float) -> bool:
-        """Wait until `due_s` of the monotonic clock. Returns False once the program stops."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped, max(0.0, due_s - time.monotonic()))
-            return not self._stopped
+    def ticks(self, interval_s: float, offset_s: float = 0.0) -> Iterator[None]:
+        """Yields every interval, first after `offset_s`, until the program stops. Ticks that a slow
+        caller missed are skipped."""
+        due_s = time.monotonic() + offset_s
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped, max(0.0, due_s - time.monotonic()))
+            if self._stopped:
+                return
+            yield
+            due_s = max(due_s + interval_s, time.monotonic())
 
     def play(self, span_s: float) -> bool:
         """Wait for `span_s` of a recording to pass. Returns False once the program stops."""
@@ -88,7 +94,7 @@ class Pace:
 # --- Servers and recordings -----------------------------------------------------------------------
 
 
-ENDED = "the recording has ended: this is its last state"
+ENDED = "end of the recording: this is its last state"
 LEAVE_S = 0.5
 """How long `stop` waits for threads; a thread that hangs on a server is abandoned."""
 
@@ -138,13 +144,11 @@ class ServerFeed:
 
     def run(self, screen: ScreenState, pace: Pace) -> None:
         """Scrape and put diagnoses on the screen."""
-        due_s = time.monotonic() + self.offset_s
         with closing(self.fetcher):
-            while pace.until(due_s):
+            for _ in pace.ticks(self.interval_s, self.offset_s):
                 diagnoses = self.stream.scrape(self.fetcher)
                 if diagnoses:
                     screen.put(self.name, diagnoses, now_s=diagnoses[0].t_s)
-                due_s = max(due_s + self.interval_s, time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +190,9 @@ class GpuFeed:
     def run(self, screen: ScreenState, pace: Pace) -> None:
         """Scrape; the servers' streams read it."""
         del screen
-        due_s = time.monotonic()
         with closing(self.stream):
-            while pace.until(due_s):
+            for _ in pace.ticks(GPU_INTERVAL_S):
                 self.stream.scrape()
-                due_s = max(due_s + GPU_INTERVAL_S, time.monotonic())
 
 
 class FeedThreads:
@@ -281,11 +283,9 @@ class DaemonFeed:
 
     def run(self, screen: ScreenState, pace: Pace) -> None:
         """Poll the daemon and put its diagnoses on the screen."""
-        due_s = time.monotonic()
         with closing(self.fetcher):
-            while pace.until(due_s):
+            for _ in pace.ticks(self.interval_s):
                 self._poll(screen)
-                due_s = max(due_s + self.interval_s, time.monotonic())
 
     def _poll(self, screen: ScreenState) -> None:
         try:
@@ -331,7 +331,8 @@ def read_triage(body: bytes) -> DaemonAnswer:
             diagnoses.append(diagnosis_of(cast("Mapping[str, Any]", row)))
         except DocumentError as error:
             error_text = str(error)
-    watching = [cast("dict[str, Any]", row) for row in _rows(triage, "watching") if _is_object(row)]
+    rows = _rows(triage, "watching")
+    watching = [cast("dict[str, Any]", row) for row in rows if isinstance(row, dict)]
     late = frozenset(str(row.get("target")) for row in watching if row.get("late") is True)
     pending = [name for name in _rows(triage, "pending") if isinstance(name, str)]
     return DaemonAnswer(float(cast("float", t_s)), diagnoses, late, pending, error_text)
@@ -340,10 +341,6 @@ def read_triage(body: bytes) -> DaemonAnswer:
 def _rows(triage: Mapping[str, Any], key: str) -> list[object]:
     rows: object = triage.get(key)
     return cast("list[object]", rows) if isinstance(rows, list) else []
-
-
-def _is_object(row: object) -> bool:
-    return isinstance(row, dict)
 
 
 def daemon_feed(url: str, settings: Settings, token_file: Path | None) -> DaemonFeed:

@@ -23,8 +23,8 @@ NUMBERS: tuple[tuple[str, str, int, Callable[[float], str]], ...] = (
 )
 NUMBERS_NARROW = 2
 
-KEYS = "q quit  arrows choose  space more  tab pane  enter zoom  p pause  ? help"
-SPEED_KEYS = "q quit  arrows choose  space more  enter zoom  p pause  + - speed  ? help"
+KEYS = "q quit  arrows select  space scroll  tab pane  enter zoom  p pause  ? help"
+SPEED_KEYS = "q quit  arrows select  space scroll  enter zoom  p pause  + - speed  ? help"
 
 HELP = """\
 up down, j k       select an engine; in the details: scroll
@@ -37,13 +37,13 @@ p                  pause the screen and recordings
 ? or h             this help
 q, ctrl-c          quit
 
-Engines are listed worst first: CRITICAL, WARNING, UNKNOWN, info, ok. Until
-you choose one, the details are those of the worst. UNKNOWN is an engine that
-cannot be read, or has sent no data for too long.
+Engines are listed worst first: CRITICAL, WARNING, UNKNOWN, info, ok. The
+details are those of the worst engine until you select another. UNKNOWN: the
+engine cannot be read, or has sent no data for too long.
 
 Stages of the KV cascade: 0 steady, 1 filling, 2 evicting, 3 queueing,
-4 collapsing. In the charts, columns beyond the bound are in red (or bold),
-empty columns had no value.
+4 collapsing. In charts, columns above the bound are red (or bold); empty
+columns have no value.
 
 Exit status by the last state: 0 ok, 1 warning or critical, 2 no data.
 """

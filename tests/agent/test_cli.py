@@ -335,7 +335,7 @@ def test_the_demo_turns_critical_when_its_note_says(main: Main) -> None:
 def test_a_demo(main: Main) -> None:
     told = main("demo")
     assert (told.status, told.err) == (1, "")
-    assert "A recording of a real vLLM 0.32.0 server" in told.out
+    assert "Recording of a real vLLM 0.32.0 server" in told.out
     assert "kv_pressure" in told.out
     _, _, end = told.out.partition("--- at the end")
     assert "\nOK  " in end

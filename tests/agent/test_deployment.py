@@ -53,7 +53,7 @@ def test_the_command_line_from_a_file(main: Main, tmp_path: Path) -> None:
         (("--model", "nobody/nothing"), "flag --model: model 'nobody/nothing' is not in the"),
         (("--gpu", "h1000"), "flag --gpu: gpu is 'h1000'"),
         (("--vllm-version", "new"), "flag --vllm-version: vLLM version 'new'"),
-        (("--launch-file", "/no/such"), "flag --launch-file: launch_file /no/such: No such file"),
+        (("--launch-file", "/no/such"), "flag --launch-file: launch_file /no/such does not exist"),
         ((*STATED, "--tensor-parallel", "3"), "flag --tensor-parallel: "),
         (("--replicas", "9" * 20), "flag --replicas: replicas = "),
         (("--replicas", "0"), "flag --replicas: replicas = 0 is out of range"),
@@ -78,7 +78,7 @@ def test_a_number_that_is_none_in_the_file(main: Main, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("vllm serve m --max-num-seqs 0", "--max-num-seqs is 0"), ("#" * 2**20 + "\n", "larger than")],
+    [("vllm serve m --max-num-seqs 0", "--max-num-seqs is 0"), ("#" * 2**22 + "\n", "larger than")],
 )
 def test_launch_files_that_are_refused(main: Main, tmp_path: Path, text: str, says: str) -> None:
     script = tmp_path / "run.sh"

@@ -149,7 +149,7 @@ def test_a_log_given_as_target_names_the_option(main: Main, log_file: Path) -> N
     log_file.write_text(logs.KV_TOO_SMALL)
     done = main("diagnose", log_file)
     assert done.status == 2
-    assert f"is a log of vLLM, not a capture; write --log {log_file}" in " ".join(done.err.split())
+    assert f"is a vLLM log, not a capture: use --log {log_file}" in " ".join(done.err.split())
 
 
 def test_when_a_log_without_a_year_was_written_is_unknown(main: Main, log_file: Path) -> None:
@@ -241,8 +241,8 @@ def test_nothing_is_sized_for_a_gpu_that_is_not_the_logs(main: Main, log_file: P
         (("--log", "/no/such"), "server_log /no/such: No such file"),
         (("--log", "/dev/zero"), "not a regular file"),
         (("--log", "pipe"), "not a regular file"),
-        (("--log", "empty"), "no line of a vLLM start-up"),
-        (("--log", "empty", "--prometheus", UNUSED), "--log is of one server"),
+        (("--log", "empty"), "no vLLM start-up"),
+        (("--log", "empty", "--prometheus", UNUSED), "--log belongs to one server"),
         ((), "Missing argument 'TARGET'"),
     ],
 )

@@ -297,8 +297,8 @@ WRONG_TARGETS = {
     "url = 'a'\nlabels = 3": "number 1: labels must be a table of texts",
     "url = 'a'\nlabels.a = 3": "number 1: labels must be a table of texts",
     "url = 'a'\nlabels.'a-b' = ''": "number 1: 'a-b' is not a label name",
-    "url = 'a'\nurls = 'a'": "number 1: a target has no key 'urls'; the nearest is 'url'",
-    "url = 'a'\nslo.ttft_s = 1": "has no key 'slo.ttft_s'; the nearest is 'slo.ttft_p99_s'",
+    "url = 'a'\nurls = 'a'": "number 1: unknown key 'urls' for a target; the nearest is 'url'",
+    "url = 'a'\nslo.ttft_s = 1": "unknown key 'slo.ttft_s' for a target; the nearest is 'slo.tt",
     "url = 'a'\nlisten = 'a'": "number 1: listen applies to all targets",
     "url = 'a'\nwindow_s = '3'": "number 1: window_s must be a number of seconds, not '3'",
 }

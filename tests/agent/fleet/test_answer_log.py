@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kneewatch.agent.fleet.answer_log import AnswerLog, Asking
+from kneewatch.agent.fleet.answer_log import AnswerLog, QueryMoment
 from kneewatch.collector.prometheus.client import PrometheusSource
 from tests.agent.fleet.prometheus_fleet import QUICK, watched
 from tests.collector.oracle import LOOPBACK, Prometheus, running
@@ -35,16 +35,16 @@ def server() -> Iterator[Prometheus]:
 
 
 @pytest.fixture
-def asking(server: Prometheus) -> Iterator[Asking]:
+def moment(server: Prometheus) -> Iterator[QueryMoment]:
     with PrometheusSource(f"http://{LOOPBACK}:{server.port}", QUICK) as source:
-        yield Asking(source, AnswerLog(), float(int(time.time())))
+        yield QueryMoment(source, AnswerLog(), float(int(time.time())))
 
 
-def test_queries_share_requests_and_are_answered_as_alone(asking: Asking) -> None:
-    together = asking.instants(QUERIES)
-    assert asking.source.asked == 2
+def test_queries_share_requests_and_are_answered_as_alone(moment: QueryMoment) -> None:
+    together = moment.instants(QUERIES)
+    assert moment.source.asked == 2
     for key, query in QUERIES.items():
-        alone = asking.instants({key: query})[key]
+        alone = moment.instants({key: query})[key]
         assert {(tuple(sorted(s.labels.items())), s.value) for s in together[key]} == {
             (tuple(sorted(s.labels.items())), s.value) for s in alone
         }, key
@@ -52,9 +52,9 @@ def test_queries_share_requests_and_are_answered_as_alone(asking: Asking) -> Non
     assert together["nothing"] == []
 
 
-def test_a_query_that_fails_takes_no_other_with_it(asking: Asking) -> None:
-    answers = asking.instants({"wrong": "up{", **QUERIES})
-    assert asking.log.failed.keys() == {"wrong"}
+def test_a_query_that_fails_takes_no_other_with_it(moment: QueryMoment) -> None:
+    answers = moment.instants({"wrong": "up{", **QUERIES})
+    assert moment.log.failed.keys() == {"wrong"}
     assert answers["wrong"] == ()
     assert len(answers["targets"]) == 4
 

@@ -154,7 +154,7 @@ def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker
             until(lambda: answered(daemon))
             assert told(daemon)["lost"] is None
             assert value(metrics(daemon), "kneewatch_fleet_up") == 1
-            assert daemon.wait_for("metrics system is back")
+            assert daemon.wait_for("metrics system answers again")
             daemon.end()
     assert "Traceback" not in daemon.log
 

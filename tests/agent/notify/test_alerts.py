@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kneewatch.agent.api.alerts import DOCUMENTS_MAX, answer
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.notify.alerts import DOCUMENTS_MAX, answer
 from kneewatch.agent.notify.forward import DiagnosedAlert, PayloadError, forwarded, payload_of
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, EngineCycle, Retention
@@ -103,7 +103,7 @@ def test_a_start_that_nobody_watched_is_unknown(reader: Reader, starts_s: float)
 
 def test_without_a_history_the_start_is_unknown() -> None:
     told = answer(post(alert(instance="r0:8000")), service(state(sick())))
-    assert told["alerts"][0]["diagnoses"][0]["why"] == "unknown: no history is kept"
+    assert told["alerts"][0]["diagnoses"][0]["why"] == "unknown: no history is stored"
 
 
 def test_a_target_that_is_down_now_was_something_before(reader: Reader, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_what_matches_nothing_says_so() -> None:
     (one,) = told["alerts"]
     assert (one["match"]["targets"], one["diagnoses"]) == ([], [])
     assert one["match"]["text"].startswith("no match")
-    assert told["text"] == "1 alert, 0 matched to a watched target"
+    assert told["text"] == "1 alert, 0 of them about watched targets"
 
 
 def test_an_alert_about_one_engine_gets_that_engine() -> None:

@@ -111,7 +111,7 @@ def test_one_recipient_refused_keeps_nothing_from_the_other(
     assert server.mails[0].recipients == ["b@x.org"]
     error = failure(mail(tmp_path, table(server.port, 'security = "none"', '"nobody@x.org"')))
     assert error.final
-    assert "refused every recipient (550)" in str(error)
+    assert "refused all recipients (SMTP 550)" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def test_what_is_matched(labels: dict[str, str], targets: str, by: str) -> None:
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        pytest.param({}, "no target has these labels (none)", id="no labels"),
-        pytest.param({"engine": "0"}, "no target has these labels (engine)", id="engine alone"),
+        pytest.param({}, "any of these labels (none)", id="no labels"),
+        pytest.param({"engine": "0"}, "any of these labels (engine)", id="engine alone"),
         pytest.param({"severity": "page"}, "(none)", id="severity"),
         pytest.param(
             {"instance": "gpu-8:8000", "tier": "chat"}, "instance=gpu-8:8000", id="another"
@@ -79,7 +79,7 @@ def test_what_is_matched(labels: dict[str, str], targets: str, by: str) -> None:
             {"instance": "gpu-7:8000", "model_name": "huge"}, "model_name=huge", id="model"
         ),
         pytest.param({"instance": "not an address"}, "no match", id="no address"),
-        pytest.param({"cluster": "x"}, "no target has these labels (cluster)", id="unknown label"),
+        pytest.param({"cluster": "x"}, "any of these labels (cluster)", id="unknown label"),
     ],
 )
 def test_what_is_not(labels: dict[str, str], said: str) -> None:

@@ -78,7 +78,7 @@ def test_a_file_that_only_another_user_may_read_is_refused(tmp_path: Path) -> No
     log = tmp_path / "vllm.log"
     log.write_text(logs.V0_19)
     log.chmod(0o600)
-    with pytest.raises(SettingsError, match="not the server's user's"):
+    with pytest.raises(SettingsError, match="unreadable for the server's user"):
         LogFollower(str(log), user_id=os.getuid() + 1).read()
     log.chmod(0o644)
     assert LogFollower(str(log), user_id=os.getuid() + 1).read() > 0

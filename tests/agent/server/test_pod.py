@@ -102,7 +102,7 @@ def test_each_way_to_start_vllm_is_read(container: dict[str, object]) -> None:
     ],
 )
 def test_a_container_that_cannot_be_told_is_a_note(containers: list[dict[str, Any]]) -> None:
-    note = "pod llm/chat-0: no container of it serves vLLM on port 8000"
+    note = "pod llm/chat-0: no container serves vLLM on port 8000"
     assert pod_reading(pod(*containers), 8000, 5.0) == SourceReading("pod", 5.0, notes=(note,))
 
 
@@ -209,7 +209,10 @@ def refused(status: str, *headers: str) -> bytes:
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (refused("403 Forbidden"), "status 403 Forbidden; allow its service account `get`"),
+        (
+            refused("403 Forbidden"),
+            "status 403 Forbidden; allow kneewatch's service account",
+        ),
         (refused("404 Not Found"), "status 404 Not Found"),
         (refused("302 Found", "Location: http://169.254.169.254/"), "status 302"),
         (answer(b"[1", "Content-Type: application/json"), ""),

@@ -81,7 +81,7 @@ def test_another_program_on_the_port_is_a_note(
     assert (reading.launch, dict(reading.values)) == (None, {})
     (note,) = reading.notes
     assert f"pid {pid}" in note
-    assert "no vLLM" in note
+    assert "not vLLM" in note
 
 
 def test_a_worker_that_holds_the_port_has_its_parents_command_line(listening: Listen) -> None:

@@ -3,9 +3,10 @@ when it started and now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from kneewatch.agent.api.service import Service
 from kneewatch.agent.notify.alert_context import (
     AlertContext,
     AlertHistory,
@@ -16,17 +17,11 @@ from kneewatch.agent.notify.alert_context import (
 )
 from kneewatch.agent.notify.forward import Alert, DiagnosedAlert, payload_of
 from kneewatch.agent.notify.message import Line
-from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.diagnose.doc_links import OWN_DOCS, cause_page
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.diagnosis_json import document, with_docs
 from kneewatch.reports.formatting import cut, moment
-
-if TYPE_CHECKING:
-    from kneewatch.agent.notify.notifier import Notifier
-    from kneewatch.agent.store.reader import Reader
 
 SCHEMA = "kneewatch.alerts/1"
 DOCUMENTS_MAX = 32
@@ -37,24 +32,7 @@ ENGINES_SHOWN = 3
 LINE_MAX = 300
 
 
-class AlertService(Protocol):
-    """The part of the API's `Service` that an answer needs."""
-
-    @property
-    def board(self) -> Board: ...
-    @property
-    def reader(self) -> Reader | None: ...
-    @property
-    def targets(self) -> Callable[[], Sequence[TargetSpec]]: ...
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def notifier(self) -> Notifier | None: ...
-    @property
-    def clock(self) -> Callable[[], float]: ...
-
-
-def answer(payload: Mapping[str, Any], service: AlertService) -> dict[str, Any]:
+def answer(payload: Mapping[str, Any], service: Service) -> dict[str, Any]:
     """The document kneewatch.alerts/1 for a post of Alertmanager. New alerts are forwarded to the
     receivers.
 
@@ -71,7 +49,7 @@ def answer(payload: Mapping[str, Any], service: AlertService) -> dict[str, Any]:
         sent = service.notifier.forward([alert for alert in alerts if alert.targets], now_s)
     matched = sum(bool(alert.targets) for alert in alerts)
     plural = "" if len(alerts) == 1 else "s"
-    text = f"{len(alerts)} alert{plural}, {matched} matched to a watched target"
+    text = f"{len(alerts)} alert{plural}, {matched} of them about watched targets"
     if posted.left_out:
         text += f"; Alertmanager truncated {posted.left_out} more"
     return {
@@ -87,7 +65,7 @@ def answer(payload: Mapping[str, Any], service: AlertService) -> dict[str, Any]:
 class _AlertDiagnoser:
     """Adds diagnoses to the alerts of one post."""
 
-    def __init__(self, service: AlertService, now_s: float) -> None:
+    def __init__(self, service: Service, now_s: float) -> None:
         self._now_s = now_s
         self._docs_url = service.settings.docs_url or OWN_DOCS
         self._history = AlertHistory(service.reader)
@@ -122,7 +100,7 @@ class _AlertDiagnoser:
             for name in sorted(
                 self._now[matched.target].keys() | self._history.engines(matched.target)
             )
-            if _is_meant(alert_match, *name)
+            if _is_about(alert_match, *name)
         ]
         contexts: list[AlertContext] = []
         for target, model, engine in engines[: self._left]:
@@ -134,6 +112,7 @@ class _AlertDiagnoser:
         self._left -= len(engines) - left_out
         lines = self._lines(alert, alert_match, contexts, left_out)
         cause_ids = [context.cause_id for context in contexts[:ENGINES_SHOWN]]
+        pages = [cause_page(self._docs_url, cause_id) for cause_id in dict.fromkeys(cause_ids)]
         return DiagnosedAlert(
             alert=alert,
             targets=tuple(
@@ -145,7 +124,7 @@ class _AlertDiagnoser:
                 alert_match,
                 contexts,
                 left_out,
-                [*lines, *_docs_lines(cause_ids, self._docs_url)],
+                [*lines, *(Line("docs", page) for page in pages if page)],
                 self._docs_url,
             ),
             cause_id=next((cause_id for cause_id in cause_ids if cause_id), ""),
@@ -170,17 +149,11 @@ class _AlertDiagnoser:
         return [*lines, Line("", f"and {not_shown} more engines")] if not_shown else lines
 
 
-def _is_meant(alert_match: Match, model: str, engine: str) -> bool:
-    """Whether an alert's model and engine labels allow this engine. A target that was never read
-    has neither name and always matches."""
+def _is_about(alert_match: Match, model: str, engine: str) -> bool:
+    """Whether the alert is about this engine, by its model and engine labels. An engine of a target
+    that was never read has neither name and always matches."""
     named = alert_match.model in (None, model) and alert_match.engine in (None, engine)
     return named or not (model or engine)
-
-
-def _docs_lines(cause_ids: Sequence[str], docs_url: str) -> list[Line]:
-    """A line for the page of each of these causes."""
-    pages = [cause_page(docs_url, cause_id) for cause_id in dict.fromkeys(cause_ids)]
-    return [Line("docs", page) for page in pages if page]
 
 
 def _document(
