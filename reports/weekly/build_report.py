@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from kneewatch.reports.formatting import percent
 from kneewatch.reports.weekly.advice import track_record
-from kneewatch.reports.weekly.capacity import replicas_present, sized
-from kneewatch.reports.weekly.cost import money
 from kneewatch.reports.weekly.data_quality import data_quality
 from kneewatch.reports.weekly.figures import Period
 from kneewatch.reports.weekly.guide_tables import tables
@@ -16,6 +14,7 @@ from kneewatch.reports.weekly.incidents import incidents
 from kneewatch.reports.weekly.knee import curve, knee
 from kneewatch.reports.weekly.observed import EngineObserved, Observed, TierObserved
 from kneewatch.reports.weekly.report import EngineSpan, Incident, Tier, WeeklyReport
+from kneewatch.reports.weekly.size_and_cost import money, replicas_present, sized
 from kneewatch.reports.weekly.slo import slo
 from kneewatch.reports.weekly.tier_workload import workload
 from kneewatch.reports.weekly.trends import NOISE_TEST, TierPeriod, past
