@@ -14,10 +14,8 @@ from kneewatch.collector.columns import (
     BEHIND,
     NAN,
     NO_COLUMNS,
-    BucketColumns,
     Columns,
     Table,
-    Where,
 )
 from kneewatch.collector.names.vllm_resolver import EngineBinding
 from kneewatch.collector.samples import Page
@@ -118,26 +116,6 @@ class History:
     def gauges(self) -> Table:
         """The gauge columns."""
         return self.columns.gauges
-
-    def counter_columns(self, metric: str, where: Where = (), part: str = "") -> tuple[int, ...]:
-        """Counter columns of a metric (or of a histogram's part) with the labels of `where`."""
-        return self.columns.counter_columns(metric, where, part)
-
-    def gauge_columns(self, metric: str, where: Where = ()) -> tuple[int, ...]:
-        """Gauge columns of a metric that carry the labels of `where`."""
-        return self.columns.gauge_columns(metric, where)
-
-    def buckets_of(self, metric: str) -> BucketColumns:
-        """A histogram's buckets and their columns."""
-        return self.columns.buckets_of(metric)
-
-    def has(self, metric: str) -> bool:
-        """Whether this process has ever shown a series of the metric."""
-        return self.columns.has(metric)
-
-    def shows(self, metric: str) -> bool:
-        """Whether the newest page has the metric."""
-        return self.columns.shows(metric)
 
     @property
     def started_s(self) -> float | None:

@@ -166,11 +166,11 @@ class Window:
 
     def rate(self, metric: str, where: Where = ()) -> float | None:
         """Per-second rate of a counter, summed over its series: sum(rate(metric[range]))."""
-        return self.total_rate(self.history.counter_columns(metric, where))
+        return self.total_rate(self.history.columns.counter_columns(metric, where))
 
     def part_rate(self, metric: str, part: str) -> float | None:
         """Per-second rate of a histogram's sum or count."""
-        return self.total_rate(self.history.counter_columns(metric, (), part))
+        return self.total_rate(self.history.columns.counter_columns(metric, (), part))
 
     def buckets(self, metric: str) -> Buckets | None:
         """A histogram's bucket rates, summed over its label sets; None without data."""
@@ -179,7 +179,7 @@ class Window:
         return self._buckets[metric]
 
     def _bucket_rates(self, metric: str) -> Buckets | None:
-        buckets = self.history.buckets_of(metric)
+        buckets = self.history.columns.buckets_of(metric)
         bounds = buckets.bounds
         if not bounds or self.scrapes < 2:
             return None

@@ -109,7 +109,7 @@ class SignalSet:
 
     def _without(self, odd: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
         def has(metric: str) -> bool:
-            return metric not in odd and self._history.shows(metric)
+            return metric not in odd and self._history.columns.shows(metric)
 
         lacking = ((signal.key, signal.expr.lacking(has)) for signal in self._signals)
         return {key: tuple(dict.fromkeys(metrics)) for key, metrics in lacking if metrics}

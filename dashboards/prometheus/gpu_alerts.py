@@ -15,7 +15,6 @@ from kneewatch.dashboards.prometheus.gpu_series import (
     NAME,
     USED_BY,
     WHERE,
-    field_of,
     of_owner,
     raw,
     series_of,
@@ -60,7 +59,7 @@ from kneewatch.diagnose.gpu.health import (
 from kneewatch.diagnose.gpu.health import (
     POWER as POWER_USAGE,
 )
-from kneewatch.rules.facts import duration, number
+from kneewatch.rules.facts import duration, number, recorded
 from kneewatch.rules.rule import Severity
 
 THROTTLED = series_of("throttled_confidence")
@@ -96,12 +95,12 @@ def clock_records() -> tuple[Record, ...]:
         Record(BRAKE, _greatest("gpu_power_brake_ratio", "gpu_power_brake_bit_ratio",
                                 "gpu_board_limit_ratio", "gpu_hw_slowdown_ratio")),
         Record(POWER, _greatest("gpu_power_throttle_ratio", "gpu_power_bit_ratio")),
-        Record(FULL_HZ, _first(f"({series_of('gpu_sm_clock_max_hz')} > 0)",
-                               *_by_model(clock_hz, _clocks()))),
+        Record(FULL_HZ, _by_model(f"({series_of('gpu_sm_clock_max_hz')} > 0)",
+                                  clock_hz, _clocks())),
         Record(RATIO, f"{clock_hz} / ({FULL_HZ} > 0)"),
         Record(LOW, f"({most_hz} > 0) / ({FULL_HZ} > 0) < {number(LOW_CLOCK)}"),
-        Record(USUAL, _first(f"({series_of('gpu_power_limit_default_watts')} > 0 and {LOW})",
-                             *_by_model(LOW, _watts()))),
+        Record(USUAL, _by_model(f"({series_of('gpu_power_limit_default_watts')} > 0 and {LOW})",
+                                LOW, _watts())),
         Record(BINDS, _at_power_limit()),
         *(Record(THROTTLED, _concluded(rank), {"reason": reason.id})
           for rank, reason in enumerate(REASONS)),
@@ -224,10 +223,6 @@ def _greatest(*keys: str) -> str:
     )
 
 
-def _first(*options: str) -> str:
-    return " or ".join(options)
-
-
 def _clocks() -> Mapping[str, float]:
     """Maximum SM clocks in Hz by a pattern of the model's name, longest name first."""
     names = sorted(MAX_SM_CLOCK_HZ, key=len, reverse=True)
@@ -244,12 +239,13 @@ def _watts() -> Mapping[str, float]:
     return watts
 
 
-def _by_model(series: str, values: Mapping[str, float]) -> list[str]:
-    """Expressions that give each GPU of `series` the value of its model."""
-    return [
+def _by_model(first: str, series: str, values: Mapping[str, float]) -> str:
+    """An expression, or where it has no value that of the model of each GPU of `series`."""
+    by_model = (
         f'({series}{{modelName=~"{pattern}"}} * 0 + {number(value)})'
         for pattern, value in values.items()
-    ]
+    )
+    return " or ".join((first, *by_model))
 
 
 # --- Faulty GPUs: diagnose/causes/gpu_faults.py and the XIDs --------------------------------------
@@ -283,7 +279,7 @@ class GpuFault:
 
 def fault_records(plan: Plan) -> tuple[Record, ...]:
     """Recording rules for the XIDs and for each kind of fault."""
-    last, kept = field_of(XID), duration(XID_KEPT_S)
+    last, kept = recorded(XID), duration(XID_KEPT_S)
     codes = _codes(XIDS)
     shown = f'{XID_NOW}{{xid=~"{codes}"}}'
     changed = f"changes({last}[{duration(plan.range_s)}]) > 0"
@@ -331,9 +327,9 @@ def _worked(plan: Plan) -> str:
     """XIDs that halt a GPU, where it is awake and has had load since: diagnose/gpu/health.py."""
     xid = f'{{xid=~"{_codes(code for code, xid in XIDS.items() if xid.halts)}"}}'
     halting = f"({XID_SEEN}{xid} or {XID_NOW}{xid})"
-    powered = f"({field_of(CLOCK)} > 0 and on ({BOARD}) {field_of(POWER_USAGE)} > 0)"
-    frozen = f"changes({field_of(ENERGY)}[{duration(plan.range_s)}]) == 0"
-    loaded = " or ".join(f"{field_of(load)} > 0" for load in LOADS)
+    powered = f"({recorded(CLOCK)} > 0 and on ({BOARD}) {recorded(POWER_USAGE)} > 0)"
+    frozen = f"changes({recorded(ENERGY)}[{duration(plan.range_s)}]) == 0"
+    loaded = " or ".join(f"{recorded(load)} > 0" for load in LOADS)
     return (
         f"({halting} and on ({BOARD}) ({powered} unless on ({BOARD}) {frozen}))"
         f" and on ({BOARD}, xid) ({XID_WORKED} or ({halting} and on ({BOARD}) ({loaded})))"
@@ -380,7 +376,7 @@ def _by_field() -> tuple[GpuFault, ...]:
     rising = f"({series_of('gpu_ecc_uncorrectable_per_s')} > 0)"
     errors = "uncorrectable memory errors since the driver was loaded"
     asked = _chosen('printf "%.0f" $value', {str(code): text for code, text in RECOVERY.items()})
-    here, node = field_of(CLOCK), "cluster, Hostname, hostname"
+    here, node = recorded(CLOCK), "cluster, Hostname, hostname"
     before = f"last_over_time({here}[{duration(LOST_S)}])"
     return (
         GpuFault("recovery_wanted", f"{series_of('gpu_recovery_action')} > 0",

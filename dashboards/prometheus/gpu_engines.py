@@ -20,7 +20,6 @@ from kneewatch.dashboards.prometheus.gpu_series import (
     FREE,
     INSTANCE,
     USED,
-    field_of,
     gpu_records,
     owner_record,
     raw,
@@ -58,7 +57,7 @@ def joined_group(plan: Plan) -> Group:
     """An engine's GPU signals and the inputs of its GPU causes; empty without `gpu_join`."""
     if not plan.gpu_join:
         return Group("kneewatch-engine-gpus", ())
-    used, free = field_of(USED), field_of(FREE)
+    used, free = recorded(USED), recorded(FREE)
     sure = f"max by ({BOARD}) ({THROTTLED})"
     own = f"{BOARD}, {INSTANCE}"
     return Group(
@@ -70,10 +69,10 @@ def joined_group(plan: Plan) -> Group:
                 f"{_engine(plan, 'sum', used, own)} / on ({plan.engine})"
                 f" ({_engine(plan, 'sum', f'{used} + {free}', own)} > 0)",
             ),
-            Record(recorded(FOUND[1]), _engine(plan, "avg", field_of(BUSY), own)),
-            Record(ENGINE_CLOCK, _engine(plan, "min", f"max by ({BOARD}) ({field_of(CLOCK)})")),
+            Record(recorded(FOUND[1]), _engine(plan, "avg", recorded(BUSY), own)),
+            Record(ENGINE_CLOCK, _engine(plan, "min", f"max by ({BOARD}) ({recorded(CLOCK)})")),
             Record(ENGINE_HEAT, _engine(plan, "max", series_of("temperature_c"))),
-            Record(ENGINE_XID, _engine(plan, "max", field_of(XID))),
+            Record(ENGINE_XID, _engine(plan, "max", recorded(XID))),
             Record(THROTTLED_ODDS, _engine(plan, "max", f"ln({sure} / (1 - {sure}))")),
             Record(CLOCK_RATIO, _engine(plan, "min", f"{RATIO} and on ({BOARD}) {THROTTLED}")),
             Record(UNWANTED, _engine(plan, "max", f"{sure} unless {WANTED}")),

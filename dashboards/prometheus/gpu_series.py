@@ -58,11 +58,6 @@ def series_of(key: str) -> str:
     return recorded("gpu:" + key.removeprefix("gpu_"))
 
 
-def field_of(name: str) -> str:
-    """The recorded series of DCGM's field."""
-    return recorded(name)
-
-
 def gpu_records(plan: Plan) -> tuple[Record, ...]:
     """Fields, bits and health signals, in the order in which they need each other."""
     signals = {signal.key: signal.expr for signal in health_signals(None)}
@@ -73,7 +68,7 @@ def gpu_records(plan: Plan) -> tuple[Record, ...]:
     fields = dict.fromkeys((*_fields(queries.values()), *_masks(signals.values()), *SHOWN))
     window = duration(plan.range_s)
     return (
-        *(Record(field_of(name), _cleaned(plan, name)) for name in fields),
+        *(Record(recorded(name), _cleaned(plan, name)) for name in fields),
         *(Record(_bit(key), _seen(share)) for key, share in shares.items()),
         *(Record(series_of(key), query) for key, query in queries.items()),
         *(Record(series_of(key), f"avg_over_time({_bit(key)}[{window}])") for key in shares),
@@ -140,7 +135,7 @@ def _bit(key: str) -> str:
 
 def _seen(share: BitShare) -> str:
     """1 where one of the mask's bits is set now, else 0."""
-    mask = field_of(share.metric)
+    mask = recorded(share.metric)
     bits = [1 << at for at in range(share.mask.bit_length()) if share.mask >> at & 1]
     each_bit = " + ".join(f"(floor({mask} / {bit}) % 2)" for bit in bits)
     return f"clamp_max({each_bit}, 1)"

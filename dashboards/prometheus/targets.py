@@ -22,7 +22,14 @@ from kneewatch.dashboards.prometheus.pool_alerts import (
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.routers import IDLE_KV, PLACE, QUEUED_MIN, any_router
-from kneewatch.rules.facts import SCRAPES_PER_RANGE, WIDE_RANGE_S, duration, number, recorded
+from kneewatch.rules.facts import (
+    EVERYWHERE,
+    SCRAPES_PER_RANGE,
+    WIDE_RANGE_S,
+    duration,
+    number,
+    recorded,
+)
 
 DOWN_FAILURES = 3
 """Scrapes of a target that must have failed in a row, as in the sidecar."""
@@ -60,7 +67,7 @@ def observer_group(plan: Plan) -> Group:
             Record(UNREACHABLE_SINCE, _unreachable_since(plan)),
             Record(DOWN_SINCE, _down_since(plan)),
             _target_down(plan),
-            Record(POOL_ENGINES, f"count by ({plan.pool}, workload) ({_workload(_running())})"),
+            Record(POOL_ENGINES, f"count by ({plan.pool}, workload) ({_workload(EVERYWHERE)})"),
             *_pool_vanished(plan),
             *_routers(plan),
         ),
@@ -70,7 +77,7 @@ def observer_group(plan: Plan) -> Group:
 def _routers(plan: Plan) -> tuple[Alert, ...]:
     """Alerts for a router that does not use the engines of its namespace."""
     place = ", ".join(PLACE)
-    here = f"and on ({place}) (count by ({place}) ({_running()}))"
+    here = f"and on ({place}) (count by ({place}) ({EVERYWHERE}))"
     served = f"sum by ({place}) ({recorded('arrival_per_s')}) > 0"
     queued = f"max by ({place}) ({recorded('waiting')}) > 0"
     filled = f"max by ({place}) ({recorded('kv_usage_ratio')}) >= {number(IDLE_KV)}"
@@ -115,10 +122,6 @@ def _routers(plan: Plan) -> tuple[Alert, ...]:
         )
         for name, expr, severity, summary, action in rows
     )
-
-
-def _running() -> str:
-    return recorded("running")
 
 
 def _missing(plan: Plan) -> tuple[Alert, Alert]:

@@ -175,7 +175,7 @@ class GpuHealth:
     def _xids(self, board: str, window: Window) -> tuple[XidSeen, ...]:
         """XIDs of the last XID_KEPT_S, and the one that the last-XID gauge still shows."""
         now_s, before = window.now_s, self._last.get(board)
-        last = window.newest(self._history.gauge_columns(XID, (("gpu", board),)))
+        last = window.newest(self._history.columns.gauge_columns(XID, (("gpu", board),)))
         code = int(max(last)) if last else before
         seen = {xid.code: xid for xid in self._seen.get(board, ())}
         if code is not None and code != before:
@@ -209,13 +209,13 @@ class GpuHealth:
         return powered and not self._is_frozen(board)
 
     def _is_above_zero(self, board: str, field: str, window: Window) -> bool:
-        columns = self._history.gauge_columns(field, (("gpu", board),))
+        columns = self._history.columns.gauge_columns(field, (("gpu", board),))
         return any(value > 0 for value in window.newest(columns))
 
     def _is_frozen(self, board: str) -> bool:
         """Whether the energy counter stood still between the last two readings."""
         frames = self._history.frames
-        columns = self._history.counter_columns(ENERGY, (("gpu", board),))
+        columns = self._history.columns.counter_columns(ENERGY, (("gpu", board),))
         if len(frames) < 2 or not columns:
             return False
         return all(frames[-1].counters[at] == frames[-2].counters[at] for at in columns)

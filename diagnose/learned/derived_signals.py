@@ -302,7 +302,7 @@ class Progress:
         in_flight = running + (values.get("waiting") or 0.0) >= 1
         asked = in_flight or _unanswered(values)
         if not asked or generated is None or generated > 0 or (answered or 0.0) > 0:
-            if _gained(history, history.counter_columns(TTFT, part="count")):
+            if _gained(history, history.columns.counter_columns(TTFT, part="count")):
                 self._longest_pause_s = max(self._longest_pause_s, self._silent_s)
             self._filled = self._held = usage
             self._token_s, self._silent_s = history.times[-1], 0.0
@@ -330,7 +330,7 @@ class Progress:
 def _longest_s(history: History, metric: str) -> float:
     """The upper bound of the highest bucket of a histogram that has an observation since the
     process began; 0 without one."""
-    newest, buckets = history.frames[-1].counters, history.buckets_of(metric)
+    newest, buckets = history.frames[-1].counters, history.columns.buckets_of(metric)
     counts = [sum(newest[at] for at in columns) for columns in buckets.columns]
     bounds = [le for le, count in zip(buckets.bounds, counts, strict=True) if count < counts[-1]]
     return buckets.bounds[len(bounds)] if counts and counts[-1] > 0 else 0.0
@@ -340,8 +340,8 @@ def _prefill_s_per_token(history: History) -> float:
     """Seconds that a prompt token took in prefill on average since the process began; 0 where that
     is unknown."""
     newest = history.frames[-1].counters
-    tokens = sum(newest[at] for at in history.counter_columns(PROMPT_LENGTH, part="sum"))
-    prefill_s = sum(newest[at] for at in history.counter_columns(PREFILL, part="sum"))
+    tokens = sum(newest[at] for at in history.columns.counter_columns(PROMPT_LENGTH, part="sum"))
+    prefill_s = sum(newest[at] for at in history.columns.counter_columns(PREFILL, part="sum"))
     return prefill_s / tokens if tokens > 0 else 0.0
 
 
@@ -353,8 +353,7 @@ def _unanswered(values: Mapping[str, float | None]) -> bool:
 
 
 def unused(history: History) -> bool:
-    """Whether the process has not had a token to work on since it began; false where that is not
-    known."""
+    """Whether the process has had no tokens to work on since it began; false if unknown."""
     columns = [
         history.counters.by_metric.get(metric, ()) for metric in (GENERATED, "prompt_tokens")
     ]

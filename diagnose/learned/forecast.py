@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, log, sqrt
 
 SPACINGS = (0.25, 1.0)
@@ -122,11 +122,7 @@ class Forecaster:
         forecasts = [trend.update(now_s, demand) for trend in self._trends]
         if not self._trends[0].rises:
             return None
-        return min(
-            (forecast for forecast in forecasts if forecast is not None),
-            key=_expected,
-            default=None,
-        )
+        return min(filter(None, forecasts), key=_expected, default=None)
 
 
 class _Trend:
@@ -204,13 +200,9 @@ def _line(samples: deque[tuple[float, float]]) -> tuple[float, float, float]:
 
 def aged(forecast: Forecast, age_s: float) -> Forecast:
     """A forecast, reduced by the seconds since it was made."""
-    return Forecast(
-        max(0.0, forecast.soonest_s - age_s),
-        max(0.0, forecast.expected_s - age_s),
-        max(0.0, forecast.latest_s - age_s),
-        forecast.demand_ratio,
-        forecast.slope_per_s,
-    )
+    left_s = (forecast.soonest_s, forecast.expected_s, forecast.latest_s)
+    soonest_s, expected_s, latest_s = (max(0.0, seconds - age_s) for seconds in left_s)
+    return replace(forecast, soonest_s=soonest_s, expected_s=expected_s, latest_s=latest_s)
 
 
 # --- When first tokens will come later than the TTFT target at the present trend. Pure ------------
@@ -283,7 +275,7 @@ class SloForecaster:
         """The soonest forecast, or for one window the previous one: a climb does not end at its
         first dip."""
         if forecasts:
-            self._last = now_s, min(forecasts, key=_expected_ttft)
+            self._last = now_s, min(forecasts, key=_expected)
         if self._last is None or now_s - self._last[0] > self._kept_s:
             return None
         return aged(self._last[1], now_s - self._last[0])
@@ -341,7 +333,3 @@ def _latency_s(values: Values) -> float | None:
 def _inverse(target_s: float, latency_s: float) -> float:
     short = min(EASY, target_s / latency_s) if latency_s > 0 else EASY
     return (SHORT_OF_TARGET - short) / (SHORT_OF_TARGET - 1)
-
-
-def _expected_ttft(forecast: Forecast) -> float:
-    return forecast.expected_s

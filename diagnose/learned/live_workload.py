@@ -187,10 +187,10 @@ def _counts(t_s: float, history: History) -> _Counts:
     def total(columns: tuple[int, ...]) -> float:
         return sum(value for at in columns if (value := row[at]) == value)
 
-    buckets = {side: history.buckets_of(metric) for side, metric in METRICS.items()}
+    buckets = {side: history.columns.buckets_of(metric) for side, metric in METRICS.items()}
     return _Counts(
         t_s,
-        total(history.counter_columns(TTFT, (), "count")),
+        total(history.columns.counter_columns(TTFT, (), "count")),
         {side: histogram.bounds for side, histogram in buckets.items()},
         {side: array("d", map(total, histogram.columns)) for side, histogram in buckets.items()},
     )

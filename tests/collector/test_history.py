@@ -232,21 +232,21 @@ def test_a_series_that_has_just_appeared_is_unknown() -> None:
 def test_a_series_that_vanished_is_told_from_one_that_is_there() -> None:
     handmade = Handmade(bounds=(1.0, math.inf))
     history = handmade.history
-    assert not history.shows("always")
+    assert not history.columns.shows("always")
     for t_s in (0.0, 10.0):
         handmade.take(t_s, {"always": t_s, "early": t_s}, {"gauge": 1.0}, (1.0, 2.0))
-    assert all(map(history.shows, ("always", "early", "gauge", "histogram")))
+    assert all(map(history.columns.shows, ("always", "early", "gauge", "histogram")))
     handmade.take(20.0, {"always": 20.0})
-    assert history.shows("always")
-    assert not any(map(history.shows, ("early", "gauge", "histogram", "never")))
-    assert all(map(history.has, ("always", "early", "gauge", "histogram")))
+    assert history.columns.shows("always")
+    assert not any(map(history.columns.shows, ("early", "gauge", "histogram", "never")))
+    assert all(map(history.columns.has, ("always", "early", "gauge", "histogram")))
     newest = Window(history, now_s=20.0, range_s=10.0)
     gauge = Gauge("gauge").bind(history.columns)
     assert gauge(newest) is None
     assert newest.rate("early") is None
     assert rate(history, "early", range_s=20.0) == pytest.approx(1.0), "what the window still holds"
     handmade.take(30.0, {"always": 30.0, "early": 30.0}, {"gauge": 2.0})
-    assert history.shows("early")
+    assert history.columns.shows("early")
     assert gauge(Window(history, now_s=30.0, range_s=10.0)) == 2.0
 
 
@@ -284,7 +284,7 @@ def test_ever_changing_label_sets_do_not_pile_up() -> None:
         assert len(history.counters) <= 2 * 12 + 500 + 12
         assert {len(frame.counters) for frame in history.frames} == {len(history.counters)}
     assert rate(history, "c0", range_s=10.0) == pytest.approx(1.0)
-    assert not history.has("request-0")
+    assert not history.columns.has("request-0")
     assert history.restarts == 0
 
 

@@ -237,7 +237,7 @@ def test_a_gauge_is_what_the_newest_scrape_says() -> None:
     for t_s, shown in ((0.0, 5.0), (10.0, 7.0), (20.0, math.nan)):
         handmade.take(t_s, gauges={"g": shown})
     history = handmade.history
-    columns = history.gauge_columns("g")
+    columns = history.columns.gauge_columns("g")
     assert value(Gauge("g"), Window(history, now_s=9.0, range_s=60.0)) == 5.0
     assert value(Gauge("g"), Window(history, now_s=19.0, range_s=60.0)) == 7.0
     last, short = (Window(history, now_s=20.0, range_s=range_s) for range_s in (60.0, 15.0))
@@ -269,7 +269,7 @@ def test_the_series_of_a_gauge_are_summed_or_picked_by_label() -> None:
     window = Window(scraped.history, now_s=0.0, range_s=60.0)
     by_reason = "num_requests_waiting_by_reason"
     assert value(Gauge(by_reason), window) == 7.0
-    assert sorted(window.newest(scraped.history.gauge_columns(by_reason))) == [3.0, 4.0]
+    assert sorted(window.newest(scraped.history.columns.gauge_columns(by_reason))) == [3.0, 4.0]
     assert value(Gauge(by_reason, (("reason", "deferred"),)), window) == 3.0
     assert value(Gauge(by_reason, (("reason", "nonsense"),)), window) is None
 
