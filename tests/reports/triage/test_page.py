@@ -142,7 +142,7 @@ def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Nod
     assert "Then verify num_gpu_blocks in vllm:cache_config_info is about 1152" in told
     assert "Risk vLLM runs out of memory at start if the blocks do not fit." in told
     assert "Cost nothing" in told
-    assert "Unknown TTFT and ITL after the change (not measured beyond 14 running)" in told
+    assert "Unknown TTFT and ITL after the change (not measured beyond " in told
     others = [node.one("summary").text for node in cascade.every("details", css="change")]
     assert others[0] == (
         "or --kv-cache-dtype auto → fp8, --num-gpu-blocks-override 160 → 320 (not enough alone)"
