@@ -45,15 +45,18 @@ class Job(Protocol):
         return None
 
 
-PHASES_MAX, CYCLES_PER_RUN = 4, 16
+PHASES_MAX = 4
+CYCLE_S, RUN_RATIO = 0.003, 1 / 50
 """Cycles with the same phase run one after the other, which takes less CPU time than as many cycles
-at different times: the code and the data that they share stay in the CPU's caches. There are enough
-phases that a run makes its last cycles late by a tenth of the interval at most, from 1 s on."""
+at different times: the code and the data that they share stay in the CPU's caches. Such a run takes
+a fiftieth of the interval at most, by the CPU seconds of a cycle, unless there are too many of
+them: on a machine that is five times slower no cycle is late by more than a tenth."""
 
 
-def phase_count(jobs: int) -> int:
-    """The number of different phases of this many jobs."""
-    return min(max(1, jobs // CYCLES_PER_RUN), PHASES_MAX)
+def phase_count(jobs: int, interval_s: float) -> int:
+    """The number of different phases of this many jobs at an interval."""
+    runs = math.ceil(jobs * CYCLE_S / (RUN_RATIO * interval_s))
+    return min(max(1, runs), PHASES_MAX)
 
 
 def phase_ratio(name: str, phases: int) -> float:

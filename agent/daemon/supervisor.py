@@ -56,7 +56,6 @@ class TargetJobs:
         self._cycles, self._sinks, self._wall = cycles, sinks, wall
         self._on_targets = on_targets
         self._watches: dict[str, TargetWatch] = {}
-        self._phases = 1
         self._specs: tuple[TargetSpec, ...] = ()
 
     def specs(self) -> Sequence[TargetSpec]:
@@ -87,29 +86,27 @@ class TargetJobs:
                 )
             )
         before, self._watches, self._specs = self._watches, watches, tuple(specs)
-        phases, self._phases = self._phases, phase_count(len(watches))
         for name, watch in before.items():
             if watches.get(name) is not watch:
                 self._end(name, watch)
         if self._on_targets:
             self._on_targets(self._specs)
         for spec in specs:
-            self._schedule(spec, before.get(spec.name), moved=self._phases != phases)
+            self._schedule(spec, before)
         log.info("watching targets targets=%s unchanged=%s", len(specs), self._kept(before))
 
-    def _schedule(self, spec: TargetSpec, before: TargetWatch | None, *, moved: bool) -> None:
-        """Schedule a target whose watch is new, has another interval, or `moved` to another
-        phase."""
+    def _schedule(self, spec: TargetSpec, before: Mapping[str, TargetWatch]) -> None:
+        """Schedule a target whose watch is new, or whose interval or phase is another one."""
         watch, interval_s = self._watches[spec.name], float(spec.settings["interval_s"])
-        phases, first_in_s = self._phases, None
-        if watch is not before:
+        phases, first_in_s = phase_count(len(self._watches), interval_s), None
+        if before.get(spec.name) is not watch:
             spread_s = FIRST_CYCLE_S * len(self._watches)
             if spread_s <= interval_s / 2:
                 first_in_s = phase_ratio(spec.name, phases) * spread_s
         else:
-            moved = moved or watch.spec.settings["interval_s"] != interval_s
+            same = watch.spec.settings["interval_s"] == interval_s
             watch.adopt(spec)
-            if not moved:
+            if same and phase_count(len(before), interval_s) == phases:
                 return
         self._cycles.put(
             spec.name, watch, interval_s=interval_s, phases=phases, first_in_s=first_in_s

@@ -35,8 +35,8 @@ from tests.soak.process import MIB, rss_bytes
 from tests.soak.servers import servers
 
 TARGETS = 8
-PHASES = phase_count(TARGETS)
 INTERVAL_S = 5.0
+PHASES = phase_count(TARGETS, INTERVAL_S)
 GPU_EVERY = 3
 START_S = 1_795_000_000.0
 HOUR_S = 3600.0

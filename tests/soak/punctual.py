@@ -54,7 +54,7 @@ def punctual(
 ) -> Punctual:
     """The cycles of these targets between two times. `targets`: those that the daemon watches, if
     more than these."""
-    phases = phase_count(len(names) if targets is None else targets)
+    phases = phase_count(len(names) if targets is None else targets, interval_s)
     due = missed = failed = 0
     after_s: list[float] = []
     with closing(Reader(store)) as reader:

@@ -78,7 +78,7 @@ def test_a_time_on_the_grid_is_not_its_own_next_one() -> None:
 
 
 def test_phases_are_spread_evenly() -> None:
-    phases = phase_count(1000)
+    phases = phase_count(1000, 15.0)
     ratios = [phase_ratio(f"http://10.0.{n // 250}.{n % 250}:8000", phases) for n in range(1000)]
     cycles = Counter(ratios)
     assert phases == PHASES_MAX
@@ -88,8 +88,9 @@ def test_phases_are_spread_evenly() -> None:
 
 
 def test_few_jobs_run_one_after_the_other() -> None:
-    assert phase_count(0) == phase_count(8) == 1
-    assert {phase_ratio(f"http://10.0.0.{n}:8000", phase_count(8)) for n in range(8)} == {0.0}
+    assert phase_count(0, 5.0) == phase_count(8, 5.0) == 1
+    assert {phase_ratio(f"http://10.0.0.{n}:8000", phase_count(8, 5.0)) for n in range(8)} == {0.0}
+    assert phase_count(8, 0.2) == PHASES_MAX, "a run of 8 would take a tenth of this interval"
 
 
 def test_jobs_keep_their_interval(clockwork: Clockwork) -> None:
