@@ -430,11 +430,13 @@ def _local_fit(rows: Sequence[tuple[float, float, float]], running: float, token
     """Least squares of (running, tokens, value) rows at a batch and its tokens.
 
     A row's weight is its nearness in doublings of the batch, over its value: errors are relative.
+    The answer lies within the values measured.
     """
     weights = [
         (1 / (1 + log2(batch / running) ** 2) / (value or 1.0)) ** 2 for batch, _, value in rows
     ]
     total = fsum(weights)
+    least, most = (choose(value for _, _, value in rows) for choose in (min, max))
     means = [fsum(map(mul, weights, column)) / total for column in zip(*rows, strict=True)]
     apart = [[value - mean for value, mean in zip(row, means, strict=True)] for row in rows]
 
@@ -449,8 +451,9 @@ def _local_fit(rows: Sequence[tuple[float, float, float]], running: float, token
         scale = bb * tt - bt * bt
         per_request, per_token = (bv * tt - tv * bt) / scale, (tv * bb - bv * bt) / scale
         if per_request >= 0 and per_token >= 0:
-            return means[2] + per_request * by_batch + per_token * by_tokens
-    return means[2] + (bv / bb * by_batch if bb else 0.0)
+            fitted = means[2] + per_request * by_batch + per_token * by_tokens
+            return min(max(fitted, least), most)
+    return min(max(means[2] + (bv / bb * by_batch if bb else 0.0), least), most)
 
 
 # --- The knee of one engine as it is learned while it is watched ----------------------------------

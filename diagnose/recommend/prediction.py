@@ -351,9 +351,12 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     if not steps.least_running <= places <= steps.most_running:
         return None
     context_tokens = demand.input_tokens + demand.output_tokens / 2
-    itl_s = steps.itl_s(places, context_tokens)
     computed_tokens = demand.input_tokens * (1 - demand.saved_ratio)
-    prefill_s = steps.prefill_s(places, context_tokens, computed_tokens)
+    # A machine that has slowed down since its older windows is as slow after the change.
+    gap_s, running = token_gap_s(facts.values), context.get("running_avg")
+    pace = gap_s / steps.itl_s(running, context_tokens) if gap_s and running else 1.0
+    itl_s = pace * steps.itl_s(places, context_tokens)
+    prefill_s = pace * steps.prefill_s(places, context_tokens, computed_tokens)
     # What a first token waits for outside the engine: the API server and the network.
     outside_s = context.get("ttft_mean_s") - context.get("queue_mean_s")
     outside_s = max(0.0, outside_s - context.get("prefill_mean_s"))

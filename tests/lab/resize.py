@@ -67,6 +67,8 @@ def closed_loop(fault: Fault, lab: Path) -> list[str]:
     print(f"First lever, everything stated: {lever(before.said)}")
     print(f"First lever, no settings: {lever(before.unset)}", flush=True)
     complaints = [*levers_apart(before.said, before.unset), *unread(before.unset)]
+    if not before.unset.document:
+        complaints = [f"with no settings: {before.unset.short}: {before.unset.stderr.strip()}"]
     if causes[:1] != [fault.cause]:
         return [
             *complaints,

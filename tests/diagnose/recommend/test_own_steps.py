@@ -52,7 +52,12 @@ def learned(*pages: dict[str, float]) -> CurveLearner:
 
 LOADS = (20.0, 40.0, 60.0, 80.0, 100.0, 120.0)
 BUSY = FULL.but(
-    prefill_mean_s=0.5, queue_mean_s=2.4, prefix_saved_ratio=0.0, prompt_tokens_mean=INPUT
+    itl_mean_s=itl_s(100.0),
+    generation_tokens_per_s=100.0 / itl_s(100.0),
+    prefill_mean_s=0.5,
+    queue_mean_s=2.4,
+    prefix_saved_ratio=0.0,
+    prompt_tokens_mean=INPUT,
 )
 
 
@@ -81,6 +86,17 @@ def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
         "oldest of 12 min ago, median error 0%." in made.summary
     )
     assert not any("TTFT and ITL" in words or "MFU" in words for words in made.unknown)
+
+
+def test_a_machine_that_has_slowed_down_stays_slow() -> None:
+    curve = learned(*map(page, LOADS))
+    usual = told(replace(BUSY, curve=curve)).predicted
+    now_s = 1.5 * itl_s(100.0)
+    slowed = BUSY.but(itl_mean_s=now_s, generation_tokens_per_s=100.0 / now_s)
+
+    after = told(replace(slowed, curve=curve)).predicted
+    assert after["itl_s"] == pytest.approx(1.5 * usual["itl_s"], rel=0.01)
+    assert after["ttft_s"] > 1.4 * usual["ttft_s"]
 
 
 @pytest.mark.parametrize(
