@@ -230,7 +230,7 @@ class Supervisor:
     def _status_line(self) -> str:
         parts = self._parts
         watched = len(parts.jobs.specs())
-        return f"{watched} targets, {parts.board.answering} answer; {parts.address}"
+        return f"{parts.board.answering} of {watched} targets up; {parts.address}"
 
     def _next_signal(self, left_s: float) -> int | None:
         """The next signal; None without one until the next tick, which is in `left_s` at most."""

@@ -164,7 +164,7 @@ def test_systemd_is_told(serving: Start, tmp_path: Path) -> None:
         with Daemon(tmp_path, serving(in_turn(HEALTHY)).url, *QUICK, env=env) as daemon:
             hear("READY=1")
             assert re.fullmatch(
-                r"READY=1\nSTATUS=1 targets, [01] answer; http://\S+/triage", heard[-1]
+                r"READY=1\nSTATUS=[01] of 1 targets up; http://\S+/triage", heard[-1]
             )
             hear("WATCHDOG=1")
             daemon.process.send_signal(signal.SIGHUP)
