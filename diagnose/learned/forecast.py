@@ -77,13 +77,23 @@ def demand_ratio(values: Mapping[str, float | None]) -> float | None:
     return usage * (1 + (values.get("waiting_by_capacity") or 0.0) / running)
 
 
+def requests_fall(values: Mapping[str, float | None], *, window_s: float) -> bool:
+    """Whether requests in flight fall by more than chance: in the window more ended than arrived,
+    by more than a standard deviation of two random counts. False where either is unknown."""
+    arrivals, completions = values.get("arrival_per_s"), values.get("completed_per_s")
+    if arrivals is None or completions is None:
+        return False
+    return (completions - arrivals) * window_s > sqrt((completions + arrivals) * window_s)
+
+
 class KvForecaster:
     """Forecasts when one engine's KV demand reaches the cache's capacity at its peaks: vLLM evicts
-    at the first peak beyond it, while the mean is still below. `window_s` is the short window,
+    at the first peak beyond it, while the mean is still below. No forecast while requests in flight
+    fall: the window's peak then still rises, and the burst is over. `window_s` is the short window,
     `ahead_s` how far ahead demand is projected."""
 
     def __init__(self, *, window_s: float, ahead_s: float = AHEAD_S) -> None:
-        self._ahead_s = ahead_s
+        self._ahead_s, self._window_s = ahead_s, window_s
         self._load = Forecaster(window_s=window_s)
 
     def forget(self) -> None:
@@ -97,9 +107,9 @@ class KvForecaster:
         peak_demand = demand * most / mean if demand is not None and mean and most else demand
         forecast = self._load.update(now_s, peak_demand)
         come = demand is not None and demand >= 1.0
-        return forecast_values(
-            demand, peak_demand, None if come else forecast, ahead_s=self._ahead_s
-        )
+        if come or requests_fall(values, window_s=self._window_s):
+            forecast = None
+        return forecast_values(demand, peak_demand, forecast, ahead_s=self._ahead_s)
 
 
 class Forecaster:

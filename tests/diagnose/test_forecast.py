@@ -70,13 +70,16 @@ def test_a_climb_that_has_ended_is_silence() -> None:
     assert told[-1] is None
 
 
-def climbing(peak_to_mean: float, *, to: float) -> dict[str, float | None]:
-    """The forecast's signals after ten minutes in which mean KV usage climbed from 0.4."""
+def climbing(
+    peak_to_mean: float, *, to: float, flows: dict[str, float] | None = None
+) -> dict[str, float | None]:
+    """The forecast's signals after ten minutes in which mean KV usage climbed from 0.4; `flows`:
+    arrivals and completions in the last window."""
     forecaster, told = KvForecaster(window_s=60.0), dict[str, float | None]()
     for tick in range(121):
         mean = 0.4 + (to - 0.4) * tick / 120
         usage = {"kv_usage_avg_ratio": mean, "kv_usage_max_ratio": mean * peak_to_mean}
-        told = forecaster.update(5.0 * tick, {**usage, "running_avg": 10.0})
+        told = forecaster.update(5.0 * tick, {**usage, **(flows or {}), "running_avg": 10.0})
     return told
 
 
@@ -91,6 +94,23 @@ def test_the_cache_is_exhausted_when_its_peaks_are() -> None:
 
 def test_demand_beyond_capacity_needs_no_forecast() -> None:
     assert climbing(1.0, to=1.02)["kv_exhausted_in_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "completions", "is_forecast"),
+    [
+        pytest.param(18.0, 24.0, True, id="6 more ended of 42: chance, their deviation is 6.5"),
+        pytest.param(17.0, 24.0, False, id="7 more ended of 41: chance is 6.4"),
+        pytest.param(24.0, 17.0, True, id="more arrive"),
+    ],
+)
+def test_a_climb_is_over_when_more_requests_end_than_arrive(
+    arrivals: float, completions: float, *, is_forecast: bool
+) -> None:
+    flows = {"arrival_per_s": arrivals / 60, "completed_per_s": completions / 60}
+    told = climbing(1.25, to=0.7, flows=flows)
+    assert (told["kv_exhausted_in_s"] is not None) == is_forecast
+    assert (told["kv_demand_ahead_ratio"] == told["kv_demand_ratio"]) != is_forecast
 
 
 def test_a_restart_forgets_the_trend() -> None:
