@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kneewatch.diagnose.causes.bottleneck import LEVERS, bound_of, bound_terms
 from kneewatch.diagnose.causes.common_conditions import (
+    ARRIVALS,
     BATCH,
     ITL_P50_S,
     ITL_P99_S,
@@ -55,7 +56,26 @@ STALLS = (
     & LARGE_STEPS_PAUSE.assume(unknown=True)
     & STANDS_OUT
 )
-TAIL_ONLY = (ITL_P99_S > ITL_TARGET_S) & (ITL_P50_S <= 0.5 * ITL_TARGET_S)
+PROMPTS_WERE_COMPUTED = (
+    (ARRIVALS + LARGE_STEPS_PER_S.otherwise(0.0)) * WINDOW_S >= 1.0 - COUNT_ERROR
+).assume(unknown=True)
+"""A prompt got its first token in the window, or a long one is under way. Without either something
+else delays decoding."""
+
+PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)
+QUEUE_S = Signal("queue_mean_s").otherwise(0.0)
+PREFILL_OF_WAIT = PREFILL_S / (PREFILL_S + QUEUE_S).at_least(1e-9)
+ALONE = PREFILL_S > TTFT_TARGET_S
+PREFILL_BREAKS_TTFT = (TTFT_P99_S > TTFT_TARGET_S) & ((PREFILL_OF_WAIT > 0.75) | ALONE)
+TAIL_ONLY = (
+    (ITL_P99_S > ITL_TARGET_S)
+    & (ITL_P50_S <= 0.5 * ITL_TARGET_S)
+    & PROMPTS_WERE_COMPUTED
+    & (~PREFILL_BREAKS_TTFT).assume(unknown=True)
+)
+"""The tail of ITL misses its target because of prompts. Where TTFT is over its target because of
+prefill, smaller chunks would make it later still: that is a conflict of the targets."""
+
 MEDIAN_HOLDS = Signal("itl_p50_drift_ratio") <= 1.6
 
 PREFILL_INTERFERENCE = CauseRecord(
@@ -132,13 +152,26 @@ PREFILL_INTERFERENCE = CauseRecord(
     over=(STALLS_PER_S <= 0.0) & (ITL_P99_S <= ITL_TARGET_S).assume(unknown=True),
 )
 
+SLOW_STEPS_ALONE = (
+    (TTFT_P99_S > TTFT_TARGET_S)
+    & (ITL_P99_S > ITL_TARGET_S)
+    & (ITL_P50_S > 0.5 * ITL_TARGET_S)
+    & (PREFILL_S > 0.0)
+    & (PREFILL_S + QUEUE_S <= 3.0 * ITL_P50_S)
+).assume(unknown=False)
+"""Both targets are missed, ITL not by its tail, and a first token takes three ordinary steps at
+most: the rest of the running one and those of its prompt. Faster steps would serve both targets."""
+
 SLO_CONFLICT = CauseRecord(
     id="slo_conflict",
     title="TTFT and ITL both miss their targets",
     means="TTFT and ITL P99 both exceed their targets: tuning for one worsens the other.",
     forms=(
         Form(
-            gate=(TTFT_P99_S > TTFT_TARGET_S) & (ITL_P99_S > ITL_TARGET_S) & NOT_EVICTING,
+            gate=(TTFT_P99_S > TTFT_TARGET_S)
+            & (ITL_P99_S > ITL_TARGET_S)
+            & NOT_EVICTING
+            & ~SLOW_STEPS_ALONE,
             start=Number(0.0),
             terms=(
                 term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:.2f} s"),
@@ -162,10 +195,6 @@ SLO_CONFLICT = CauseRecord(
     symptoms=("S4",),
     levers=("quantized_weights", "more_replicas", "disaggregation"),
 )
-
-PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)
-PREFILL_OF_WAIT = PREFILL_S / (PREFILL_S + Signal("queue_mean_s").otherwise(0.0)).at_least(1e-9)
-ALONE = PREFILL_S > TTFT_TARGET_S
 
 
 def _prefill_lever(facts: Facts) -> str:
@@ -199,7 +228,7 @@ PREFILL_BOUND = CauseRecord(
     means="TTFT P99 exceeds its target, and prefill is most of that time or alone exceeds it.",
     forms=(
         Form(
-            gate=(TTFT_P99_S > TTFT_TARGET_S) & ((PREFILL_OF_WAIT > 0.75) | ALONE),
+            gate=PREFILL_BREAKS_TTFT & ~SLOW_STEPS_ALONE,
             start=Number(0.0),
             terms=(
                 term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:.2f} s"),
@@ -245,10 +274,11 @@ _DECODE_ACTION = "Quantize weights to FP8, raise --tensor-parallel-size, or add 
 DECODE_BOUND = CauseRecord(
     id="decode_bound",
     title="Decode slow at every percentile",
-    means="ITL exceeds its target already at P50.",
+    means="ITL exceeds its target already at P50, or slow steps put both ITL and TTFT over their "
+    "targets.",
     forms=(
         Form(
-            gate=ITL_P50_S > ITL_TARGET_S,
+            gate=(ITL_P50_S > ITL_TARGET_S) | SLOW_STEPS_ALONE,
             start=Number(0.3),
             terms=(
                 term(ITL_P50_S, ITL_TARGET_S, 2.0, "ITL P50 {value:ms}"),
@@ -261,8 +291,13 @@ DECODE_BOUND = CauseRecord(
                 ),
                 *bound_terms("memory"),
             ),
-            levels=(Level(Severity.WARNING),),
+            levels=(Level(Severity.CRITICAL, SLOW_STEPS_ALONE), Level(Severity.WARNING)),
             say=(
+                (
+                    SLOW_STEPS_ALONE,
+                    "Slow steps put TTFT and ITL over their targets: ITL P50 is {itl_p50_s:ms}, "
+                    "P99 {itl_p99_s:ms} (target {target_s:ms}); TTFT P99 is {ttft_p99_s:.2f} s.",
+                ),
                 (
                     ALWAYS,
                     "Decode is slow at every percentile: ITL P50 is {itl_p50_s:ms} (target "

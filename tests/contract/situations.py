@@ -396,6 +396,30 @@ OTHERS: Mapping[str, Situation] = {
     "prefill_interference:slow steps": replace(
         STALLS.but(itl_p50_s=0.09, large_step_per_s=0.04, itl_stall_per_s=0.7), quiet={}
     ),
+    "prefill_interference:behind others": replace(
+        CALM.but(itl_p99_s=0.3, ttft_p99_s=3.0, prefill_mean_s=0.6, queue_mean_s=0.3),
+        targets=SLOW,
+    ),
+    **{
+        f"{cause}:{name}": replace(
+            CALM.but(
+                itl_p50_s=itl_p50_s,
+                itl_p99_s=0.15,
+                ttft_p99_s=1.5,
+                prefill_mean_s=prefill_s,
+                queue_mean_s=0.02,
+            ),
+            targets=SLOW,
+        )
+        for cause in ("slo_conflict", "prefill_bound")
+        for name, itl_p50_s, prefill_s in (("of some steps", 0.1, 0.32), ("by tails", 0.045, 0.1))
+    },
+    "decode_bound:both targets": replace(
+        CALM.but(
+            itl_p50_s=0.08, itl_p99_s=0.15, ttft_p99_s=1.5, prefill_mean_s=0.1, queue_mean_s=0.02
+        ),
+        targets=SLOW,
+    ),
     "prefill_bound:share": PREFILL.but(prefill_mean_s=0.8, queue_mean_s=0.1),
     "prefill_bound:alone": PREFILL.but(prefill_mean_s=1.2, queue_mean_s=2.0),
     "prefill_bound:compute": PREFILL.but(ttft_p99_s=1.2, **COMPUTE),

@@ -618,6 +618,12 @@ def test_itl_over_its_target_with_a_quick_median_is_interference() -> None:
         targets=Targets(itl_p99_s=0.1),
     )
     assert "prefill_interference" in over.causes()
+    none_prefilled = {"arrival_per_s": 0.0, "large_step_per_s": 0.0}
+    assert "prefill_interference" not in over.but(**none_prefilled).causes()
+    long_one = {"arrival_per_s": 0.0, "large_step_per_s": 1.0}
+    assert "prefill_interference" in over.but(**long_one).causes(), (
+        "its first token is still to come"
+    )
 
 
 def test_the_rules_that_causes_tell_exist() -> None:
@@ -695,7 +701,9 @@ def test_slow_steps_without_a_view_of_the_node_are_said_to_be_open() -> None:
 
 @pytest.mark.parametrize("cause_id", ["host_contention", "slow_steps"])
 def test_a_slow_host_heads_the_targets_that_it_breaks(cause_id: str) -> None:
-    slow = CONCLUSIVE[cause_id].but(ttft_p99_s=3.0, itl_p50_s=0.08, itl_p99_s=0.5)
+    slow = CONCLUSIVE[cause_id].but(
+        ttft_p99_s=3.0, itl_p50_s=0.08, itl_p99_s=0.5, prefill_mean_s=0.5
+    )
     missed = replace(slow, targets=Targets(ttft_p99_s=1.0, itl_p99_s=0.1))
     head, *_ = ranked(conclude(missed.facts()))
     assert head.id == cause_id
@@ -724,3 +732,51 @@ def test_answers_that_run_away_head_the_queue_that_they_make(
     if heads == 1:
         assert told[0].id == "runaway_generation"
         assert told[0].severity == causes[queue].severity
+
+
+SLOW_STEPS = replace(
+    CALM.but(
+        itl_p50_s=0.28, itl_p99_s=0.4, ttft_p99_s=0.75, prefill_mean_s=0.31, queue_mean_s=0.15
+    ),
+    targets=Targets(ttft_p99_s=0.5, itl_p99_s=0.2),
+)
+"""Each step takes 0.28 s, a first token less than two."""
+
+
+@pytest.mark.parametrize("itl_target_s", [0.2, 0.38])
+def test_slow_steps_that_break_both_targets_are_no_conflict_of_them(itl_target_s: float) -> None:
+    targets = Targets(ttft_p99_s=0.5, itl_p99_s=itl_target_s)
+    (head,) = ranked(conclude(replace(SLOW_STEPS, targets=targets).facts()))
+    assert (head.id, head.severity) == ("decode_bound", Severity.CRITICAL)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param({"prefill_mean_s": 1.5}, id="prompts take many steps"),
+        pytest.param({"itl_p50_s": 0.05}, id="the tail of ITL"),
+        pytest.param({"prefill_mean_s": None}, id="prefill is unknown"),
+    ],
+)
+def test_a_conflict_of_targets_needs_more_than_slow_steps(values: dict[str, float | None]) -> None:
+    found = SLOW_STEPS.but(**values).causes()
+    assert {"slo_conflict", "prefill_interference"} & set(found)
+    assert found.get("decode_bound") is None or found["decode_bound"].severity < Severity.CRITICAL
+
+
+def test_prompts_that_break_both_targets_are_a_conflict_of_them() -> None:
+    long_prompts = replace(
+        CALM.but(
+            itl_p99_s=0.3,
+            itl_p50_s=0.02,
+            ttft_p99_s=3.0,
+            prefill_mean_s=1.5,
+            prefill_long_per_s=0.1,
+        ),
+        targets=Targets(ttft_p99_s=1.0, itl_p99_s=0.1),
+    )
+    (head,) = ranked(conclude(long_prompts.facts()))
+    assert (head.id, head.explains) == ("slo_conflict", ("prefill_bound",))
+    behind = long_prompts.but(prefill_mean_s=0.6, queue_mean_s=0.6)
+    (head,) = ranked(conclude(behind.facts()))
+    assert head.id == "prefill_interference", "prompts wait behind others"
