@@ -196,7 +196,8 @@ def _verdict(answer: Size) -> str:
         sure = memory.concurrency.low >= concurrency
         return f"{'FITS' if sure else 'PROBABLY FITS'}: {holds}"
     if not memory.holds_one:
-        return f"DOES NOT FIT: vLLM would not start; {holds}"
+        longest = memory.setup.longest_tokens
+        return f"DOES NOT FIT: vLLM would not start with --max-model-len {longest}; {holds}"
     return f"DOES NOT FIT: {holds}, {figure(concurrency)} requested"
 
 

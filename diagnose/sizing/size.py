@@ -63,12 +63,16 @@ def memory_notes(answer: Memory, concurrency: float) -> Iterator[str]:
     yield from _sources(answer)
     setup, held, layout = answer.setup, answer.concurrency, answer.layout
     blocks = layout.blocks(answer.available_bytes.expected)
-    if not answer.holds_one:
-        longest = answer.longest_that_fits
-        way_out = f"use --max-model-len {longest}" if longest else "no --max-model-len fits"
+    longest = setup.longest_tokens if answer.holds_one else answer.longest_that_fits
+    if not longest:
+        yield (
+            "vLLM would not start: weights and overhead leave no room for a KV cache; split the "
+            "model over more GPUs, or serve it with fewer bits per weight"
+        )
+    elif longest < setup.longest_tokens:
         yield (
             f"vLLM would not start: the KV cache is too small for one request of "
-            f"{setup.longest_tokens:,} tokens; {way_out}"
+            f"{setup.longest_tokens:,} tokens; use --max-model-len {longest}"
         )
     elif blocks * _TIGHT_RATIO <= layout.request_blocks(setup.longest_tokens):
         yield (

@@ -142,6 +142,20 @@ def test_blackwell_keeps_denser_vectors_of_deepseek_v41() -> None:
     assert memory(blackwell).layout.block_bytes == 422_400
 
 
+@pytest.mark.parametrize(
+    ("weights_gib", "why"),
+    [
+        pytest.param(90, "leave no room for a KV cache; split the model", id="no room at all"),
+        pytest.param(60, "use --max-model-len ", id="too little for the longest request"),
+    ],
+)
+def test_why_vllm_would_not_start(weights_gib: int, why: str) -> None:
+    setup = replace(LLAMA_8B, weights_bytes=weights_gib * GIB, max_model_len=131_072)
+    refusals = [note for note in memory_notes(memory(setup), 1) if "would not start" in note]
+    assert len(refusals) == 1
+    assert why in refusals[0]
+
+
 def test_compressed_attention_holds_more_with_a_smaller_token_budget() -> None:
     known = replace(
         LLAMA_8B,
