@@ -151,22 +151,24 @@ def merge(
     ]
     for reading, problem in of_another_start:
         ordered.remove(reading)
-        notes.append(f"the log is of another start and not used: {problem}")
+        notes.append(f"the log is from another start of the server and is ignored: {problem}")
     launch = next((reading.launch for reading in ordered if reading.launch is not None), None)
     chosen = {fact.name: fact for fact in (*_stated_facts(stated, settings_s), *page.values())}
     for fact in _facts_of(ordered, model_names):
         seen = page.get(fact.name)
         problem = _page_problem(fact, config)
         if problem or (seen is not None and not _same(seen.value, fact.value)):
-            says = problem or f"the page says {_shown(seen.value if seen else '')}"
-            notes.append(f"{fact.name}: {fact.source} says {_shown(fact.value)}, {says}: not used")
+            why = problem or f"the page has {_shown(seen.value if seen else '')}"
+            notes.append(
+                f"{fact.name}: {_shown(fact.value)} from {fact.source} is ignored, because {why}"
+            )
             launch = None if launch is None else _without(launch, fact.name)
             continue
         first = chosen.setdefault(fact.name, fact)
         if not _same(first.value, fact.value):
             notes.append(
-                f"{fact.name}: {first.source} says {_shown(first.value)}, {fact.source} says "
-                f"{_shown(fact.value)}: the {first.source}'s is used"
+                f"{fact.name}: {_shown(first.value)} from {first.source} is used, not "
+                f"{_shown(fact.value)} from {fact.source}"
             )
     if SERVER_GPUS in chosen and chosen[SERVER_GPUS].value == 1:
         # One GPU is not split, whatever else is unknown.
@@ -177,7 +179,7 @@ def merge(
     try:
         deployment(config, completed)
     except SizingError as exc:
-        notes.append(f"what was found cannot be sized, so only settings are used: {exc}")
+        notes.append(f"the facts found cannot be sized, so only the settings are used: {exc}")
         completed = stated
     facts = tuple(sorted(chosen.values(), key=lambda fact: SOURCES.index(fact.source)))
     return ServerFacts(facts, tuple(dict.fromkeys(notes)), _unknown(completed)), completed
@@ -201,8 +203,8 @@ def _uncounted(stated: Stated, counted: Fact | None) -> list[str]:
     if counted is None or asked is None or counted.value == asked:
         return []
     return [
-        f"the server uses {counted.value} GPUs of this node, and what is set or was found asks for "
-        f"{asked}"
+        f"the server uses {counted.value} GPUs of this node, but its command line or the settings "
+        f"ask for {asked}"
     ]
 
 
@@ -225,10 +227,10 @@ def _other_start(
         if fact.name in ADJUSTED:
             continue
         if problem := _page_problem(fact, config):
-            return f"it says {fact.name} {_shown(fact.value)}, {problem}"
+            return f"it has {fact.name} {_shown(fact.value)}, {problem}"
         if seen is not None and not _same(seen.value, fact.value):
             return (
-                f"it says {fact.name} {_shown(fact.value)}, the {seen.source} says "
+                f"it has {fact.name} {_shown(fact.value)}, the {seen.source} has "
                 f"{_shown(seen.value)}"
             )
     return ""

@@ -30,14 +30,12 @@ class ServerState:
         """Each thing that is known, as a sentence."""
         lines: list[str] = []
         if self.healthy is not None:
-            lines.append(f"GET /health {'has status 200' if self.healthy else 'fails too'}")
+            lines.append(f"GET /health {'returns 200' if self.healthy else 'fails too'}")
         if self.runs is not None:
-            where = {True: " and listens", False: " and does not listen", None: ""}[self.listens]
+            where = {True: " and listens", False: " but does not listen", None: ""}[self.listens]
             lines.append(f"process {self.pid} {f'runs{where}' if self.runs else 'has ended'}")
         if self.oom_kills:
-            lines.append(
-                f"the kernel killed {self.oom_kills} of its control group for want of memory"
-            )
+            lines.append(f"the kernel's OOM killer ended {self.oom_kills} of its processes")
         if self.exit_words:
             lines.append(f"systemd: {self.exit_words}")
         if self.processes > 1:
@@ -62,11 +60,13 @@ class ServerState:
         if self.oom_kills:
             return "Raise the memory limit of the container or unit, or lower vLLM's CPU memory."
         if self.processes > 1:
-            return "Read the server's log: it fails after each start."
+            return "The server fails after each start: read its log."
         if self.runs is False:
-            return "Read the end of the server's log for why it ended, and start it."
+            return "Read the end of the server's log for the reason, then start it."
         if self.runs and self.listens is False:
-            return "The process runs and does not listen: it starts, or it hangs. Read its log."
+            return (
+                "The process runs but does not listen: it is starting, or it hangs. Read its log."
+            )
         return ""
 
 

@@ -145,7 +145,7 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
     measured = f" with the measured {' and '.join(shares)}" if shares else ""
     return (
         f" Speed predicted{measured} from the step times of the last {context.facts.window_s:.0f} "
-        f"s: decode {factors['decode_factor']:.2f}x the roofline's, prefill "
+        f"s: decode takes {factors['decode_factor']:.2f}x the roofline's time, prefill "
         f"{factors['prefill_factor']:.2f}x."
     )
 
@@ -179,7 +179,7 @@ def _unknown(
         if lacks:
             yield f"its cost (set kneewatch's {', and '.join(lacks)})"
     if server.misfit:
-        yield f"the stated deployment cannot run: {server.misfit}"
+        yield f"sizes: the stated model and GPU cannot run as stated ({server.misfit})"
     launch = server.stated.launch
     for flag in NUMBERS if launch is not None else ():
         if launch is not None and launch.unreadable(flag):
@@ -190,7 +190,7 @@ def _why_no_share(context: LeverContext) -> str:
     # Without the flag the counters exist too, at 0.
     if not context.get("flop_per_s") and not context.get("memory_bytes_per_s"):
         return "vLLM does not report them without --enable-mfu-metrics"
-    return "the present load does not reveal them"
+    return "they cannot be measured at the present load"
 
 
 def _why_no_latency(context: LeverContext, predicted: Mapping[str, float]) -> str:
@@ -214,4 +214,4 @@ def _why_no_latency(context: LeverContext, predicted: Mapping[str, float]) -> st
         return "vLLM reports no ITL yet"
     if not context.demand.input_tokens or not context.demand.output_tokens:
         return "vLLM reports no request lengths yet"
-    return "the measured ITL is far from the roofline of the stated model and GPU"
+    return "the measured ITL is far from the prediction for the stated model and GPU"

@@ -59,7 +59,8 @@ def kv_blocks(context: LeverContext) -> Recommendation | None:
         context,
         "kv-blocks",
         [("--num-gpu-blocks-override", now, blocks)],
-        f"--num-gpu-blocks-override caps the KV cache at {now} blocks, whatever memory is free; "
+        f"--num-gpu-blocks-override limits the KV cache to {now} blocks, however much memory is "
+        "free; "
         f"{blocks} blocks hold {numbers['kv_capacity_ratio']:.1f}x as many tokens.",
         before=present(context),
         predicted=numbers,
@@ -88,7 +89,7 @@ def _most_blocks(context: LeverContext) -> tuple[int | None, str]:
         except SizingError:
             return None, ""
     most = server.layout.blocks(free_bytes)
-    return most, f"kneewatch computes room for {most} blocks in {free_bytes / GIB:.1f} GiB per GPU"
+    return most, f"computed: at most {most} blocks fit in {free_bytes / GIB:.1f} GiB per GPU"
 
 
 def kv_memory_bytes(context: LeverContext) -> Recommendation | None:
@@ -106,7 +107,7 @@ def kv_memory_bytes(context: LeverContext) -> Recommendation | None:
             return None
         needed_bytes, fit_check = (
             min(needed_bytes, most),
-            f"kneewatch computes {most / GIB:.1f} GiB per GPU available for it",
+            f"computed: {most / GIB:.1f} GiB per GPU are available for the KV cache",
         )
     to_bytes = floor(needed_bytes / GIB * 4 + 0.999) * GIB // 4
     if fit_check:
@@ -119,7 +120,8 @@ def kv_memory_bytes(context: LeverContext) -> Recommendation | None:
         context,
         "kv-memory-bytes",
         [("--kv-cache-memory-bytes", int(server.kv_memory_bytes), int(to_bytes))],
-        "--kv-cache-memory-bytes fixes the KV cache, and vLLM ignores --gpu-memory-utilization: "
+        "--kv-cache-memory-bytes fixes the size of the KV cache, so vLLM ignores "
+        "--gpu-memory-utilization: "
         f"{to_bytes / GIB:.2f} GiB hold {ratio:.1f}x as many tokens.",
         before=present(context),
         predicted=numbers,
@@ -343,9 +345,9 @@ def sticky_routing(context: LeverContext) -> Recommendation | None:
         [("router", "any replica", "by prefix")],
         f"Each of the {context.server.replicas} replicas now computes and caches every prefix. "
         "Route "
-        "by prefix or session: a prefix is then computed and cached on one replica."
+        "by prefix or session, so that each prefix is computed and cached on one replica only."
         + (
-            f" At the baseline hit ratio of {quiet:.0%}:{_money_words(context, left)}"
+            f" The baseline hit ratio is {quiet:.0%}.{_money_words(context, left)}"
             if better
             else ""
         ),
@@ -408,7 +410,7 @@ def _money_words(context: LeverContext, left: float) -> str:
     if not 0 < share <= 1:
         return ""
     dollars = "" if hourly is None else f", {hourly * share:.2f} USD/h per replica"
-    return f" This would free {share:.0%} of the GPU time{dollars}."
+    return f" Restoring it would free {share:.0%} of the GPU time{dollars}."
 
 
 def transfer_path(context: LeverContext) -> Recommendation | None:
@@ -439,7 +441,7 @@ def transfer_path(context: LeverContext) -> Recommendation | None:
         context,
         "kv-transfer-path",
         [],
-        f"KV transfers are slow: the bottleneck is the data path, not the GPU.{fabric_words}",
+        f"KV transfers are slow: inspect the data path, not the GPU.{fabric_words}",
         before=numbers,
         checks=checks,
         risk="If the path cannot be fixed, prefill and decode on the same server are faster.",

@@ -60,7 +60,7 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
         "being preempted.",
         before=present(context),
         predicted=numbers,
-        checks=["decide whether your users prefer a longer queue to slow streams"],
+        checks=["decide whether your users prefer a longer wait to slow streams"],
         risk=(
             f"The queue wait alone exceeds the TTFT target of {target_s:g} s: this stops the "
             "preemptions but not the shortage of capacity."
@@ -117,11 +117,11 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         context,
         "max-num-seqs-up",
         [("--max-num-seqs", now, seats)],
-        f"Let {seats} requests run at once instead of "
-        f"{now}{'' if stated else ' (as observed)'}; the "
-        f"KV cache would be {numbers.get('kv_usage_ratio', 0):.0%} full. At the present step time "
-        f"they serve up to {served_per_s:.1f} requests/s, and {demand.arrival_per_s:.1f} arrive"
-        + (": not enough alone." if short else "."),
+        f"{seats} requests would run at once instead of {now}{'' if stated else ' (observed)'}, "
+        "with "
+        f"the KV cache {numbers.get('kv_usage_ratio', 0):.0%} full. At the present step time they "
+        f"complete up to {served_per_s:.1f} requests/s; {demand.arrival_per_s:.1f} requests/s "
+        "arrive" + (": not enough alone." if short else "."),
         before=before,
         predicted=numbers,
         checks=[
@@ -191,10 +191,11 @@ def queue_limit(context: LeverContext) -> Recommendation | None:
         context,
         "queue-limit",
         [("--max-num-queued-reqs", None, limit)],
-        f"At {served_per_s:.1f} requests/s, {depth} queued requests use {QUEUE_OF_LIMIT:.0%} "
-        "of the "
-        f"TTFT target. The limit also counts the {ranks * server.max_num_seqs} running ones, so it "
-        f"is {limit}. vLLM rejects further requests at once instead of serving them too late.",
+        f"At {served_per_s:.1f} requests/s, {depth} queued requests use {QUEUE_OF_LIMIT:.0%} of "
+        "the "
+        f"TTFT target. The limit also counts the {ranks * server.max_num_seqs} running "
+        "requests, so "
+        f"it is {limit}. vLLM then rejects further requests at once instead of serving them late.",
         before={"waiting": demand.waiting * ranks},
         predicted={"waiting": depth, "queue_wait_s": depth / served_per_s},
         checks=["confirm that clients retry elsewhere on HTTP 503"],
@@ -269,7 +270,7 @@ def more_adapter_slots(context: LeverContext) -> Recommendation | None:
         # vLLM refuses to start with --max-cpu-loras below --max-loras.
         changes.append(("--max-cpu-loras", on_cpu, to))
     usage = context.get("kv_usage_avg_ratio")
-    checks = ["count the adapters in use at once: more slots than that only cost memory"]
+    checks = ["count the adapters that are in use at once: more slots than that only cost memory"]
     if on_cpu is None and launch is None:
         checks.append(f"set --max-cpu-loras, where given, to at least {to}")
     if usage > KV_ROOM_RATIO:
@@ -280,15 +281,15 @@ def more_adapter_slots(context: LeverContext) -> Recommendation | None:
         context,
         "max-loras",
         changes,
-        f"{held_back:.0f} requests wait for one of {slots:.0f} adapter "
-        f"slot{'s' if slots != 1 else ''}"
+        f"{held_back:.0f} request{'s wait' if round(held_back) != 1 else ' waits'} for one of "
+        f"{slots:.0f} adapter slot{'s' if slots != 1 else ''}"
         + (
             f"; {waiting:.0f} adapter{'s are' if waiting != 1 else ' is'} waiting"
             if waiting
             else ""
         )
         + f". {to} slots let {to} adapters run concurrently"
-        + (": not enough alone, but the first step." if short else "."),
+        + (": a first step, not enough alone." if short else "."),
         before={**present(context), "lora_max": slots, "waiting_deferred": held_back},
         predicted={
             **_kv_numbers(context, to),

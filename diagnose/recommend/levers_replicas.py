@@ -63,21 +63,23 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         numbers["backlog_drain_s"], drain_words = drain
     assumed = "" if server.stated.replicas else " (assuming 1 replica; set --replicas)"
     least = ceil(round(now * ratio, 6))
-    carry = f"{least} carry it, " if least < total and not context.for_kv else ""
+    carry = f"{least} can serve it, " if least < total and not context.for_kv else ""
     return advice(
         context,
         REPLICAS,
         [(REPLICAS, now, total)],
         f"The load is {ratio:.2g}x the capacity of {now} replica{'s' if now > 1 else ''}{assumed}: "
-        f"{carry}{total} with a safety factor of {SAFETY_DEFAULT:g}.{drain_words}",
+        f"{carry}{total} include{'s' if total == 1 else ''} a safety factor of "
+        f"{SAFETY_DEFAULT:g}.{drain_words}",
         before=present(context),
         predicted=numbers,
         cost_usd_per_hour=None if hourly is None else hourly * (total - now),
         checks=[
             "confirm that the router balances the load and keeps requests that share a prefix "
             "together",
-            f"a router that hashes modulo the replicas moves {_moved(now, total, modulo=True):.0%} "
-            f"of the prefixes, consistent hashing {_moved(now, total, modulo=False):.0%}",
+            f"use consistent hashing where the router hashes prefixes: it moves "
+            f"{_moved(now, total, modulo=False):.0%} of them to other replicas, modulo hashing "
+            f"{_moved(now, total, modulo=True):.0%}",
         ],
         risk="A new replica starts with an empty prefix cache.",
         verify=[
@@ -121,7 +123,7 @@ def backlog_drain(context: LeverContext, replicas: int) -> tuple[float, str] | N
     sooner = ""
     if more > 0:
         plural = "s" if more > 1 else ""
-        sooner = f"; {more} more replica{plural} meanwhile would drain it in {DRAIN_S / 60:.0f} min"
+        sooner = f"; with {more} more replica{plural} until then, in {DRAIN_S / 60:.0f} min"
     took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     return seconds, f" The queue of {queued:.0f} requests drains in about {took}{sooner}."
 
@@ -191,15 +193,16 @@ def fewer_replicas(context: LeverContext) -> Recommendation | None:
     if peak is None:
         return _kept(
             context,
-            f"{now} replicas look too many for the present load, but size them for the weekly "
-            "peak: "
-            "kneewatch has not watched a full week yet.",
+            f"{now} replicas look too many for the present load, but they must serve the weekly "
+            "peak, "
+            "and kneewatch has not observed a full week yet.",
         )
     used, present_requests = used_ratio(context, peak), context.demand.requests
     if used is None or present_requests <= 0:
         return _kept(
             context,
-            "Capacity per replica is unknown, so the number of replicas needed is unknown too.",
+            "The capacity of a replica is unknown, and so is the number of replicas that are "
+            "needed.",
         )
     least, total = (
         max(ceil(round(now * used * (1 + headroom), 6)), LEAST_REPLICAS)
@@ -256,7 +259,7 @@ def _why_not(
         return f"{now} replicas are needed for {HEADROOM_HIGH_RATIO:.0%} headroom"
     now_s = context.get("itl_mean_s")
     if then_s is None or at_peak_s is None or not now_s:
-        return "fewer replicas have enough KV cache, but their ITL cannot be predicted"
+        return "fewer replicas would have enough KV cache, but their ITL cannot be predicted"
     target_s, tail_s = context.facts.targets.itl_p99_s, context.get("itl_p99_s")
     if target_s is None and then_s > MOST_ITL_GROWTH * at_peak_s:
         return (

@@ -142,7 +142,7 @@ def test_the_facts_of_a_log_that_was_refused_are_not_printed(main: Main, log_fil
     capture = CAPTURES / "kv_pressure_cascade.jsonl.gz"
     done = main("diagnose", capture, "--window", "15s", "--log", log_file, "--format", "json")
     assert "log" not in done.documents[0]
-    assert "of another start and not used: it says" in done.err
+    assert "from another start of the server and is ignored: it has" in done.err
 
 
 def test_a_log_given_as_target_names_the_option(main: Main, log_file: Path) -> None:

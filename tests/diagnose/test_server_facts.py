@@ -81,7 +81,11 @@ def test_a_setting_wins_and_the_conflict_is_a_note() -> None:
         ("model", ("Qwen/Qwen3-8B", LLAMA)),
         ("tensor_parallel", ("2", "4")),
     ):
-        note = next(note for note in facts.notes if note.startswith(f"{name}: setting says"))
+        note = next(
+            note
+            for note in facts.notes
+            if "from setting is used" in note and note.startswith(f"{name}: ")
+        )
         assert all(value in note for value in both)
 
 
@@ -96,7 +100,9 @@ def test_a_setting_wins_and_the_conflict_is_a_note() -> None:
 def test_a_flag_that_contradicts_the_page_is_dropped(flags: str, name: str) -> None:
     config = CONFIG | {"num_gpu_blocks_override": "1000", "cache_dtype": "bfloat16"}
     facts, stated = merged(NOTHING, process(f"vllm serve {LLAMA} {flags}"), config=config)
-    assert any(note.startswith(f"{name}: process says") for note in facts.notes)
+    assert any(
+        note.startswith(f"{name}: ") and "from process is ignored" in note for note in facts.notes
+    )
     assert facts.value(name) == next(
         f.value for f in facts.facts if f.source == "page" if f.name == name
     )
@@ -125,7 +131,8 @@ def test_a_version_that_lacks_the_labels_of_the_page_is_dropped() -> None:
     assert facts.value("vllm_version") is None
     (note,) = facts.notes
     assert note == (
-        "vllm_version: server says 0.20.0, the page has labels of 0.24.0 or later: not used"
+        "vllm_version: 0.20.0 from server is ignored, because the page has labels of 0.24.0 or "
+        "later"
     )
 
 
@@ -228,4 +235,4 @@ def test_a_log_of_another_start_is_not_used(
 ) -> None:
     facts, stated = merged(NOTHING, of_log(**LOGGED, **logged), server(**answered))
     assert (stated.reported.weights_bytes is None) == of_another_start
-    assert any("the log is of another start" in note for note in facts.notes) == of_another_start
+    assert any("the log is from another start" in note for note in facts.notes) == of_another_start

@@ -19,7 +19,7 @@ from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.deployment.server_facts import SourceReading, Value
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.reports.diagnosis_json import diagnosis_of, document
-from kneewatch.reports.diagnosis_text import known_words
+from kneewatch.reports.diagnosis_text import server_words
 from tests.agent.running import Main, bodies, capture
 from tests.agent.server.test_probe import ALL
 from tests.agent.server.vllm_server import ROOT, asked, vllm_answers, vllm_server
@@ -47,7 +47,7 @@ def test_text_has_a_line_with_sources(serving: Start, main: Main) -> None:
     shown = " ".join(told.out.split())
     assert f"server: vLLM 0.32.0, {ROOT}, TP 2, max-model-len 8192, KV cache 5120 tokens" in shown
     markdown = main("diagnose", server.url, *SHORT, "--server-probe", "--format", "markdown").out
-    assert "Known: vLLM 0.32.0" in markdown
+    assert "Server: vLLM 0.32.0" in markdown
 
 
 def test_switched_off_nothing_but_the_page_is_read(serving: Start, main: Main) -> None:
@@ -70,7 +70,7 @@ def test_inspect_lists_facts_and_what_is_missing(serving: Start, main: Main) -> 
     rows = [line.split() for line in told.out.splitlines()]
     assert ["vllm_version", "setting"] in [row[:2] for row in rows]
     assert ["model", "server"] in [row[:2] for row in rows]
-    assert "setting says 0.30.0, server says 0.32.0" in " ".join(told.out.split())
+    assert "0.30.0 from setting is used, not 0.32.0 from server" in " ".join(told.out.split())
     assert "gpu: set gpu (--gpu)" in told.out
     document = json.loads(main("inspect", server.url, "--server-probe", "--format", "json").out)
     schema = json.loads(files("kneewatch.reports").joinpath("server.schema.json").read_text())
@@ -166,7 +166,7 @@ def test_facts_survive_the_document(stream: TargetStream) -> None:
     (diagnosis,) = stream.take(1005.0, PAGE, TYPE)
     restored = diagnosis_of(document(diagnosis))
     assert restored.server == diagnosis.server
-    assert known_words(restored.server) == known_words(diagnosis.server) != ""
+    assert server_words(restored.server) == server_words(diagnosis.server) != ""
 
 
 def test_recommendations_use_the_facts(reads: Reads) -> None:

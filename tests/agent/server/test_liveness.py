@@ -46,7 +46,7 @@ def test_a_healthy_server_without_a_page_lacks_metrics(serving: Start, kind: str
     server = serving(vllm_server([b""], vllm_answers()))
     cause = cause_at(server.url, CollectError("HTTP status 500", kind=kind))
     assert cause.id == "metrics_missing"
-    assert "GET /health has status 200" in [evidence.text for evidence in cause.evidence]
+    assert "GET /health returns 200" in [evidence.text for evidence in cause.evidence]
     assert "log" in cause.lever
     assert asked(server) == ["/health"]
 
@@ -139,8 +139,12 @@ def test_a_server_elsewhere_has_no_process_here() -> None:
 @pytest.mark.parametrize(
     ("state", "words", "lever"),
     [
-        (ServerState(pid=7, runs=False, oom_kills=2), "the kernel killed 2", "memory limit"),
-        (ServerState(pid=7, runs=True, listens=False), "does not listen", "starts, or it hangs"),
+        (ServerState(pid=7, runs=False, oom_kills=2), "OOM killer ended 2", "memory limit"),
+        (
+            ServerState(pid=7, runs=True, listens=False),
+            "does not listen",
+            "is starting, or it hangs",
+        ),
         (ServerState(pid=7, runs=True, processes=3), "started 3 times", "fails after each start"),
         (ServerState(pid=7, runs=False), "process 7 has ended", "end of the server's log"),
         (

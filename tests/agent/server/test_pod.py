@@ -113,9 +113,7 @@ def test_a_server_that_answers_another_version_wins_over_the_images_tag() -> Non
     ]
     facts, _ = merge(NOTHING, readings, config={}, model_names=(), settings_s=0.0, page_s=0.0)
     assert facts.value("vllm_version") == "0.32.0"
-    assert facts.notes == (
-        "vllm_version: server says 0.32.0, pod says 0.26.0: the server's is used",
-    )
+    assert facts.notes == ("vllm_version: 0.32.0 from server is used, not 0.26.0 from pod",)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_backlog_is_no_demand(waiting: float) -> None:
     # 6 % more arrive than are served: 8 x 1.06 = 8.48, and with the safety factor of 1.3 11.02.
     assert size.needed == 12
     (made,) = [one.made for one in found.advice if one.made.id == "replicas"]
-    assert "9 carry it, 12 with a safety factor of 1.3" in made.summary
+    assert "9 can serve it, 12 include a safety factor of 1.3" in made.summary
     spare_per_s = 12 * 4.0 - 8 * 4.24
     assert made.predicted["backlog_drain_s"] == pytest.approx(8 * waiting / spare_per_s, rel=1e-3)
 
@@ -112,7 +112,7 @@ def test_a_long_backlog_names_what_would_drain_it_sooner() -> None:
     found, _ = sized(peak(208.0), *overloaded(2300.0, 0.24))
     (made,) = [one.made for one in found.advice if one.made.id == "replicas"]
     # 18,400 requests in 300 s are 61.3/s, 14.1/s are spare: 12 more replicas of 4/s.
-    assert "18400 requests drains in about 22 min; 12 more replicas meanwhile" in made.summary
+    assert "18400 requests drains in about 22 min; with 12 more replicas until then" in made.summary
 
 
 def test_one_hot_replica_is_no_reason_for_more() -> None:
@@ -328,7 +328,7 @@ def test_images_gpus_and_model_name_are_facts_with_their_sources() -> None:
     server = document(found)["tiers"][0]["server"]
     assert {fact["age_s"] for fact in server["facts"]} == {0.0}
     assert "launch" in {missing["name"] for missing in server["unknown"]}
-    assert f"known: vLLM 0.26.0, {LLAMA}, h100-sxm, TP 2; from: pod, page, gpus" in " ".join(
+    assert f"server: vLLM 0.26.0, {LLAMA}, h100-sxm, TP 2; from: pod, page, gpus" in " ".join(
         text(verdict(*fleet(2, model_name=LLAMA, tier="NVIDIA H100 80GB HBM3"),
                      (pod("r2", model_name=LLAMA, tier="NVIDIA H100 80GB HBM3"),
                       {"preemption_per_s": 3.0, "preemption_ratio_per_s": 0.3,
@@ -360,7 +360,4 @@ def test_a_setting_wins_over_the_image_and_both_are_named() -> None:
     stated = Profile(stated=Stated(version=(0, 30, 0)))
     found = known_fleet({"r0": OF_0_26, "r1": OF_0_26}, stated)
     assert server_values(found)["vllm_version"] == ("0.30.0", "setting")
-    assert any(
-        "setting says 0.30.0, pod says 0.26.0: the setting's is used" in line
-        for line in found.notes
-    )
+    assert any("0.30.0 from setting is used, not 0.26.0 from pod" in line for line in found.notes)
