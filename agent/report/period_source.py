@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Protocol
 
 from kneewatch.agent.settings.effective import Settings
@@ -128,7 +127,6 @@ def _workload(settings: Settings) -> WorkloadStated | None:
         return None
     lengths = call_lengths(profile.lengths, profile.session)
     return WorkloadStated(
-        origin=Path(settings[key]).name,
         input_mean_tokens=lengths.mean_input_tokens,
         # Of a session only the last call's length is known, not the distribution over all calls.
         input_p95_tokens=None if profile.session else float(lengths.input_p95_tokens),
@@ -136,7 +134,6 @@ def _workload(settings: Settings) -> WorkloadStated | None:
         output_p95_tokens=float(lengths.output_p95_tokens),
         average_requests_per_s=average_requests_per_s(profile),
         peak_requests_per_s=planned_peak_per_s(profile),
-        archetype=profile.traffic.archetype,
     )
 
 

@@ -94,7 +94,6 @@ def in_flight(signals: Signals, *, window_s: float) -> InFlight | None:
     highest = present[int(np.argmax(load[present]))]
     return InFlight(
         p99=float(np.quantile(load[present], 0.99)),
-        highest=float(load[highest]),
         highest_at_s=float(signals.times[rows][highest]),
     )
 

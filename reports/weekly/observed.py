@@ -233,10 +233,9 @@ class TargetObserved:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Requests in flight on an engine over its windows: P99, maximum, time of the maximum."""
+    """Requests in flight on an engine over its windows: P99, and the time of the maximum."""
 
     p99: float
-    highest: float
     highest_at_s: float
 
 
@@ -274,14 +273,12 @@ class TierTotals:
 class WorkloadStated:
     """The workload that the size was computed for; None where not stated."""
 
-    origin: str
     input_mean_tokens: float | None = None
     input_p95_tokens: float | None = None
     output_mean_tokens: float | None = None
     output_p95_tokens: float | None = None
     average_requests_per_s: float | None = None
     peak_requests_per_s: float | None = None
-    archetype: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ def engine(
         spans=[span(slot, busy(slot), **more) for slot in where.slots],
         minutes=minutes,
         points=points(),
-        in_flight=InFlight(24.0, 30.0, where.from_s + 1000.0),
+        in_flight=InFlight(24.0, where.from_s + 1000.0),
     )
 
 

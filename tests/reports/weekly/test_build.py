@@ -435,7 +435,7 @@ def test_a_stated_model_and_gpu_give_memory_options_and_levers() -> None:
 
 
 def test_the_workload_against_the_one_that_was_sized_for() -> None:
-    sized_for = WorkloadStated("plan.toml", input_mean_tokens=400.0, output_mean_tokens=600.0,
+    sized_for = WorkloadStated(input_mean_tokens=400.0, output_mean_tokens=600.0,
                                peak_requests_per_s=1.9)  # fmt: skip
     stated = replace(STATED, workload=sized_for)
     (work,) = made(observed(tier("t", [engine("a")], stated=stated))).workloads
