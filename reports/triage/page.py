@@ -42,7 +42,7 @@ from kneewatch.reports.triage.view_model import (
     tally,
 )
 
-LEAPS: Sequence[tuple[str, float]] = (
+TIME_STEPS: Sequence[tuple[str, float]] = (
     ("\u2212 1 h", -3600.0),
     ("\u2212 15 min", -900.0),
     ("+ 15 min", 900.0),
@@ -89,16 +89,16 @@ class Links:
         """The same target at another moment."""
         return self.page(at_s=t_s)
 
-    def leaps(self) -> list[Link]:
+    def time_steps(self) -> list[Link]:
         """Links to earlier and later moments; those in the future are disabled."""
         view = self.view
         return [
             Link(words, self.moment(view.moment_s + by_s) if view.moment_s + by_s < view.now_s
                  else "")
-            for words, by_s in LEAPS
+            for words, by_s in TIME_STEPS
         ]  # fmt: skip
 
-    def sinces(self) -> list[Link]:
+    def time_ranges(self) -> list[Link]:
         """Links that choose how much of the past the timeline shows."""
         return [Link(word, self.here(since=word), word == self.view.since) for word in SINCE]
 

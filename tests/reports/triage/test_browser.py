@@ -215,7 +215,7 @@ def test_an_update_leaves_what_is_selected(browser: Browser) -> None:
     """To select a flag by hand and lose it at every scrape would be a torment."""
     with looking(browser, cascade_at(57)) as (page, server, _):
         page.evaluate(
-            "getSelection().selectAllChildren(document.querySelector('article .typed code'))"
+            "getSelection().selectAllChildren(document.querySelector('article .command-line code'))"
         )
         before = page.locator(".vitals").inner_text()
         server.show(cascade_at(58))
@@ -291,7 +291,9 @@ def test_a_past_moment_stands_still(browser: Browser) -> None:
 def test_without_a_script(browser: Browser) -> None:
     with looking(browser, still(views.cascade()), width=360, script=False) as (page, server, _):
         expect(page.locator("h1")).to_contain_text("KV cache full: vLLM preempts")
-        expect(page.locator(".typed code").first).to_have_text("--num-gpu-blocks-override 1152")
+        expect(page.locator(".command-line code").first).to_have_text(
+            "--num-gpu-blocks-override 1152"
+        )
         expect(page.locator(".copy").first).to_be_hidden()
         expect(page.locator("#pause")).to_be_hidden()
         summary = page.locator("#log-1 summary")
@@ -357,5 +359,5 @@ def test_on_paper_nothing_is_folded_away(browser: Browser) -> None:
     with looking(browser, still(views.cascade())) as (page, _, _):
         page.emulate_media(media="print")
         expect(page.locator("#log-1 table")).to_be_visible()
-        expect(page.locator(".travel").first).to_be_hidden()
+        expect(page.locator(".time-nav").first).to_be_hidden()
         expect(page.locator(".copy").first).to_be_hidden()

@@ -94,9 +94,9 @@ def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) ->
         "Stage": "3 of 4, queueing, for 35 s, since 00:03:04 UTC",
     }
     assert verdict.one("h2").text == "Do first"
-    typed = verdict.one(css="typed")
-    assert typed.one("code").text == "--num-gpu-blocks-override 1152"
-    assert typed.one("button").attributes["data-copy"] == "--num-gpu-blocks-override 1152"
+    command_line = verdict.one(css="command-line")
+    assert command_line.one("code").text == "--num-gpu-blocks-override 1152"
+    assert command_line.one("button").attributes["data-copy"] == "--num-gpu-blocks-override 1152"
     assert "Instead of --num-gpu-blocks-override 160." in verdict.text
     assert "Check before: compare with the available KV cache memory" in verdict.text
     assert cascade.one("title").text == "CRITICAL kv_pressure · kv_pressure_cascade · kneewatch"
@@ -213,8 +213,8 @@ def test_a_past_moment_is_marked_and_leads_back() -> None:
         "target": "kv_pressure_cascade",
         "at": "2026-11-21T00:03:39",
     }
-    leaps = [node.attributes["href"] for node in root.one("ul", css="leaps").every("a")]
-    assert leaps[0] == "?target=kv_pressure_cascade&at=2026-11-20T23%3A03%3A40Z"
+    time_steps = [node.attributes["href"] for node in root.one("ul", css="time-steps").every("a")]
+    assert time_steps[0] == "?target=kv_pressure_cascade&at=2026-11-20T23%3A03%3A40Z"
 
 
 def test_a_past_moment_at_which_nothing_was_watched() -> None:
