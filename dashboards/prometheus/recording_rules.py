@@ -526,10 +526,9 @@ def _severity(plan: Plan) -> str:
 def _held(plan: Plan, key: str) -> str:
     """The highest of a series within the hold; half of it once no request is left."""
     series, hold_s = recorded(key), span_s(EXIT_HOLD_S * plan.scale, plan.sample_s)
-    starts = plan.dialect.names.get("process_start_time_seconds", "process_start_time_seconds")
     selector = f"{{{plan.selector}}}" if plan.selector else ""
     seen_s = range_s(hold_s, plan.scrape_s)
-    restarted = f"(changes({starts}{selector}[{duration(seen_s)}]) > 0)"
+    restarted = f"(changes(process_start_time_seconds{selector}[{duration(seen_s)}]) > 0)"
     busy = f"({_sum('running', 'waiting')} > 0)"
     unheld = f"unless on ({plan.process}) {restarted}"
     return (

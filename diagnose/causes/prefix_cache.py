@@ -140,6 +140,8 @@ ANOTHER_TIER = term(SAVED, None, -0.6, _other_tier, when=SAVED - HIT_RATIO >= 0.
 WHOLE_HITS, MISSES = Signal("prefill_hit_share"), Signal("prefill_miss_share")
 """Shares of requests that computed nearly nothing, or nearly all, of a median prompt."""
 
+OF_EACH_REQUEST = "the shares of requests that hit or miss nearly whole are not recorded"
+
 ONLY_HEADS_HIT = (QUIET_HIT_RATIO >= 0.8) & (WHOLE_HITS <= 0.7 * HIT_RATIO)
 """Prompts that hit nearly whole once do not any more, and their first tokens still hit: prompts
 differ behind them. Evicted prefixes are missed whole: those that hit account for the hit ratio."""
@@ -315,6 +317,7 @@ PREFIX_REUSE_LOST = CauseRecord(
                     "some prefixes still hit: the others may be evicted, not missing",
                     when=(HITS > 0.08) & ~ONLY_HEADS_HIT.assume(unknown=False),
                     signal="prefix_hit_ratio",
+                    sidecar=OF_EACH_REQUEST,
                 ),
                 term(
                     WHOLE_HITS,
@@ -325,6 +328,7 @@ PREFIX_REUSE_LOST = CauseRecord(
                     when=ONLY_HEADS_HIT,
                     below=True,
                     signal="prefix_hit_ratio",
+                    sidecar=OF_EACH_REQUEST,
                 ),
                 *_prefill_terms(0.8),
                 ANOTHER_TIER,
