@@ -290,8 +290,20 @@ def _speed(answer: Size) -> list[str]:
         "requests in flight: "
         f"TTFT {duration(speed.ttft_s)}, ITL {duration(speed.itl_s)}, "
         f"{number(speed.decode_tokens_per_s)} output tokens/s and "
-        f"{number(speed.requests_per_s)} requests/s; bound by {speed.binding}"
+        f"{number(speed.requests_per_s)} requests/s; bound by {speed.binding}",
+        *_usable(answer),
     ]
+
+
+def _usable(answer: Size) -> list[str]:
+    """What a replica serves at the load that decides the fleet, where the prediction is of another
+    load."""
+    step = answer.usable_step
+    if step is None or answer.question.concurrency is not None:
+        return []
+    replicas = "" if answer.fleet is None else f"; {answer.fleet.deployed_instances} replicas"
+    served = f"{step.values} = {step.result}{replicas}"
+    return [f"Predicted usable within the targets, for one replica: {served}"]
 
 
 def size_markdown(answer: Size) -> list[str]:

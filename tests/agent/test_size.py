@@ -192,6 +192,22 @@ def test_gpus_and_cost_come_before_the_arithmetic() -> None:
     assert text.index("USD a year, ") < text.index("one GPU, ") < text.index("Decode step:")
 
 
+def test_what_a_replica_serves_within_the_targets_is_said_beside_the_replicas() -> None:
+    """The speed of one request in flight says nothing of a fleet."""
+    asked = (
+        *("--model", "Qwen/Qwen3-8B", "--gpu", "l4", "--max-model-len", "8192"),
+        *("--input-tokens", "500", "--output-tokens", "200", "--peak-rps", "5"),
+    )
+    text = " ".join(size(*asked, "--ttft-slo", "1s").stdout.split())
+    assert re.search(
+        r"Predicted usable within the targets, for one replica: "
+        r"([\d.]+) at \d+ in flight x 1 = \1 requests/s; 4 replicas",
+        text,
+    )
+    alone = size(*asked, "--ttft-slo", "1s", "--concurrency", "8").stdout
+    assert "Predicted usable" not in alone
+
+
 def test_gpus_beyond_one_replica_make_more_of_them() -> None:
     _, found = document(*LLAMA, "--tp", "4", "--gpus", "8", "--max-model-len", "8192")
     assert found["inputs"]["replicas"] == 2
