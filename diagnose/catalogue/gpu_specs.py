@@ -135,7 +135,7 @@ def gpu(gpu_id: str) -> Gpu:
 
 
 def nearest_ids(text: str) -> list[str]:
-    """At most three ids that may have been meant: that of a product name, else similar ids."""
+    """Up to three ids close to a wrong one: that of the product name, else similar ids."""
     if (named := recognise(text)) is not None:
         return [named.id]
     plain_id = plain_name(text).replace(" ", "-")

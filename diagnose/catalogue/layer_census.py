@@ -295,7 +295,7 @@ def _multiple(mlp: Config) -> float:
 
 
 def _full_kinds(config: Config, count: int) -> Counter[LayerKind]:
-    """The `count` layers with full attention, by what they keep."""
+    """The `count` layers with full attention, by what they store per token."""
     if in_group(config, "own_blocks"):
         size = head_dim(config)
         return Counter(
@@ -336,8 +336,7 @@ def index_size(config: Config) -> Config:
 
 
 def index_layers(config: Config, layers: int) -> int:
-    """Layers with an indexer of their own, of those with sparse attention: all, unless the
-    configuration lets layers share one.
+    """Number of sparse-attention layers that have their own indexer; some models share it.
 
     Source: vllm/model_executor/models/deepseek_v2.py, vllm/models/hy_v4 and minimax_m3 (0.32):
     index_topk_freq and its pattern, indexer_types, sparse_attention_freq.

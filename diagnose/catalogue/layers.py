@@ -288,7 +288,7 @@ def _overlap(ratio: int) -> int:
 
 
 def compressed_layers(config: Config) -> tuple[Layers, ...]:
-    """What the layers of DeepSeek V4 and V4.1 keep, by kind.
+    """What the layers of DeepSeek V4 and V4.1 store, by kind.
 
     Raises:
         SizingError: a field that is missing, or a ratio that vLLM has no compressor for.

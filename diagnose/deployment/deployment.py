@@ -13,8 +13,8 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     CACHING_BY_DEFAULT,
     LARGEST,
     Launch,
-    knows,
     oldest_version,
+    supports_flag,
 )
 from kneewatch.diagnose.learned.length_drift import StatedWorkload
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
@@ -55,7 +55,7 @@ def label_context_tokens(config: Mapping[str, str], size: float | None) -> int |
 
 
 def label_number(config: Mapping[str, str], label: str) -> float | None:
-    """The label's value as a number above 0; None where it is missing or no such number."""
+    """The label's value as a number above 0; None if it is missing or anything else."""
     text = config.get(label, "")
     if text in _UNSET_LABELS:
         return None
@@ -212,9 +212,9 @@ class Deployment:
             return self.caching_by_default
         return self.chunked_prefill
 
-    def knows(self, flag: str) -> bool:
-        """Whether the running version takes the flag."""
-        return knows(flag, version=self.version, config=self.config)
+    def supports(self, flag: str) -> bool:
+        """Whether the running version supports the flag."""
+        return supports_flag(flag, version=self.version, config=self.config)
 
     def in_force(self, flag: str) -> object:
         """The flag's value on the running server; None where it is unknown."""

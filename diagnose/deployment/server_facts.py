@@ -365,7 +365,7 @@ def _completed(
     version = chosen.get(VERSION)
     return replace(
         stated,
-        model=stated.model or _found_model(chosen.get(MODEL), readings),
+        model=stated.model or _model_of(chosen.get(MODEL), readings),
         gpu=stated.gpu or (recognised_gpu(gpu_fact.value) if gpu_fact else None),
         tensor_parallel=stated.degree or (_count(degree.value) if degree else None),
         version=stated.version or (version_of(version.value) if version else None),
@@ -380,7 +380,7 @@ def _completed(
     )
 
 
-def _found_model(fact: Fact | None, readings: Sequence[SourceReading]) -> Model | None:
+def _model_of(fact: Fact | None, readings: Sequence[SourceReading]) -> Model | None:
     if fact is None:
         return None
     read = [reading.model for reading in readings if reading.source == fact.source]

@@ -27,7 +27,7 @@ class ServerState:
     exit_words: str = ""
 
     def words(self) -> tuple[str, ...]:
-        """Each thing that is known, as a sentence."""
+        """The state as sentences, one for each part that is known."""
         lines: list[str] = []
         if self.healthy is not None:
             lines.append(f"GET /health {'returns 200' if self.healthy else 'fails too'}")
@@ -56,7 +56,7 @@ class ServerState:
 
     @property
     def lever(self) -> str:
-        """What to do about a target that is down, in this state; empty where it says nothing."""
+        """What to do about a target that is down in this state; empty if unknown."""
         if self.oom_kills:
             return "Raise the memory limit of the container or unit, or lower vLLM's CPU memory."
         if self.processes > 1:

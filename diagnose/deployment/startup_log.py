@@ -261,8 +261,10 @@ class StartupLog:
         that is not."""
 
     def restart(self, *, mid_line: bool = False) -> None:
-        """Drop an unfinished line: the file was rotated or truncated. `mid_line`: what follows
-        begins inside a line, which is not read."""
+        """Drop an unfinished line, because the file was rotated or truncated.
+
+        With `mid_line` the next bytes begin inside a line, which is skipped.
+        """
         self._rest, self._cut = b"", mid_line
 
     def feed(self, data: bytes) -> None:

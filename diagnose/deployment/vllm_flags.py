@@ -385,11 +385,11 @@ FROM_LABELS: tuple[tuple[str, Version], ...] = (
 
 
 def oldest_version(config: Mapping[str, str]) -> Version | None:
-    """The oldest vLLM that has these labels on its page; None where they say nothing."""
+    """The oldest vLLM that has these labels on its page; None if they do not show it."""
     return next((version for label, version in FROM_LABELS if label in config), None)
 
 
-def knows(flag: str, *, version: Version | None, config: Mapping[str, str]) -> bool:
+def supports_flag(flag: str, *, version: Version | None, config: Mapping[str, str]) -> bool:
     """Whether the running version takes the flag; one that is no flag of vLLM's always passes.
 
     With no version known, only flags that are as old as anything in use pass, or those whose

@@ -37,7 +37,7 @@ def checked_recommendation(
     for change in recommendation.changes:
         same = change.before == change.after and change.after is not None
         too_large = isinstance(change.after, int | float) and abs(change.after) > LARGEST
-        if same or too_large or not server.knows(change.flag):
+        if same or too_large or not server.supports(change.flag):
             return None
         now = server.in_force(change.flag)
         if change.after is not None and now is not None and now == change.after:
@@ -335,15 +335,15 @@ class Adviser:
         self._config: Mapping[str, str] | None = None
         self._server = Deployment(stated=stated)
         self._causes: tuple[str, ...] = ()
-        self._load, self._made_s = (0.0, 0.0), float("-inf")
-        self._told: tuple[Recommendation, ...] = ()
+        self._load, self._computed_s = (0.0, 0.0), float("-inf")
+        self._recommendations: tuple[Recommendation, ...] = ()
         self._incidents = CausePeaks()
         self._restarted = False
 
     def set_stated(self, stated: Stated) -> None:
         """Recommend for this deployment from the next scrape on."""
         if stated != self._stated:
-            self._stated, self._made_s = stated, float("-inf")
+            self._stated, self._computed_s = stated, float("-inf")
             self._server = deployment(self._config or {}, stated)
 
     def restarted(self) -> None:
@@ -352,7 +352,7 @@ class Adviser:
         self._forget()
 
     def _forget(self) -> None:
-        self._causes, self._told = (), ()
+        self._causes, self._recommendations = (), ()
         self._incidents.keep(())
 
     def advise(self, facts: Facts, causes: Sequence[Cause]) -> tuple[Recommendation, ...]:
@@ -371,14 +371,14 @@ class Adviser:
                 self._forget()
             return ()
         load_now = _load_of(facts)
-        fresh = facts.now_s - self._made_s < facts.window_s
+        fresh = facts.now_s - self._computed_s < facts.window_s
         same = cause_ids == self._causes and facts.config == self._config
         if same and fresh and not _moved(self._load, load_now):
-            return self._told
+            return self._recommendations
         if facts.config != self._config:
             self._config = dict(facts.config)
             self._server = deployment(facts.config, self._stated)
-        self._causes, self._load, self._made_s = cause_ids, load_now, facts.now_s
+        self._causes, self._load, self._computed_s = cause_ids, load_now, facts.now_s
         self._incidents.keep(cause_ids)
         recommendations = recommend(
             facts,
@@ -393,7 +393,7 @@ class Adviser:
         )
         given = tuple(_without_lone_queue_limit(allowed))
         self._tracker.advised(facts.now_s, given, requests=load_now[0])
-        self._told = given
+        self._recommendations = given
         return given
 
 
@@ -420,7 +420,7 @@ def _churn_holds(facts: Facts, causes: Sequence[Cause]) -> bool:
 
 
 def _load_of(facts: Facts) -> tuple[float, float]:
-    """The load that decides when to recompute: requests in the system, requests served/s."""
+    """The load as (requests running or queued, requests served/s); a change recomputes advice."""
     values = facts.values
     requests = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
     return requests, values.get("completed_per_s") or 0.0

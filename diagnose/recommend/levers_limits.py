@@ -84,9 +84,11 @@ def _served_per_s(context: LeverContext) -> float:
     Tokens come evenly, while requests can finish in bursts.
     """
     length_tokens = context.get("output_tokens_mean")
-    made_per_s = context.get("generation_tokens_per_s")
+    generated_per_s = context.get("generation_tokens_per_s")
     return (
-        made_per_s / length_tokens if length_tokens and made_per_s else context.demand.served_per_s
+        generated_per_s / length_tokens
+        if length_tokens and generated_per_s
+        else context.demand.served_per_s
     )
 
 

@@ -49,14 +49,17 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     numbers = predicted(steady, After(share_ratio=now / total, replicas=total))
     numbers["load_ratio"] = ratio * now / total
     hourly = server.usd_per_hour
-    asked_per_s, made_per_s = asked_tokens_per_s(context), context.get("generation_tokens_per_s")
+    asked_per_s, generated_per_s = (
+        asked_tokens_per_s(context),
+        context.get("generation_tokens_per_s"),
+    )
     if hourly is not None and "usd_per_million_tokens" not in numbers:
         if asked_per_s is not None:
-            served_per_s = min(asked_per_s, made_per_s * total)
+            served_per_s = min(asked_per_s, generated_per_s * total)
             numbers["usd_per_million_tokens"] = hourly * total / (served_per_s * 3600) * 1e6
-        elif made_per_s:
+        elif generated_per_s:
             # The KV demand bounds the tokens/s from above, so the price per token from below.
-            most_per_s = min(now * made_per_s * max(ratio, 1.0), made_per_s * total)
+            most_per_s = min(now * generated_per_s * max(ratio, 1.0), generated_per_s * total)
             numbers["usd_per_million_tokens_at_least"] = hourly * total / (most_per_s * 3600) * 1e6
     drain_words = ""
     if (drain := backlog_drain(context, total)) is not None:

@@ -31,8 +31,7 @@ Change = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The signal that measures a predicted number, and the absolute error that always counts as
-    right."""
+    """The signal of a predicted number; a prediction within `near` of it always counts as right."""
 
     signal: str
     near: float

@@ -27,13 +27,13 @@ class CausePeaks:
 
     def __init__(self) -> None:
         self._peaks: dict[str, Demand] = {}
-        self._told: dict[str, dict[str, Recommendation]] = {}
+        self._largest: dict[str, dict[str, Recommendation]] = {}
 
     def keep(self, causes: Collection[str]) -> None:
         """Forget causes that are not in `causes` any more."""
         for ended in [cause for cause in self._peaks if cause not in causes]:
             del self._peaks[ended]
-            self._told.pop(ended, None)
+            self._largest.pop(ended, None)
 
     def peak(self, cause: str, now: Demand) -> Demand:
         """The peak demand since the cause began, including `now`."""
@@ -52,7 +52,7 @@ class CausePeaks:
 
     def largest(self, recommendation: Recommendation) -> Recommendation:
         """This recommendation, or the earlier one for the same cause where that went further."""
-        largest = self._told.setdefault(recommendation.cause, {})
+        largest = self._largest.setdefault(recommendation.cause, {})
         earlier = largest.get(recommendation.id)
         if earlier is not None and _went_further(earlier, recommendation):
             return earlier

@@ -213,9 +213,9 @@ def _present(context: LeverContext) -> dict[str, float]:
     hourly = server.usd_per_hour
     if hourly is not None:
         numbers["usd_per_hour"] = hourly * server.replicas
-        made_per_s = values.get("generation_tokens_per_s")
-        if made_per_s:
-            numbers["usd_per_million_tokens"] = hourly / (made_per_s * 3600) * 1e6
+        generated_per_s = values.get("generation_tokens_per_s")
+        if generated_per_s:
+            numbers["usd_per_million_tokens"] = hourly / (generated_per_s * 3600) * 1e6
     return numbers
 
 
@@ -235,24 +235,24 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
     if speed is not None:
         numbers["ttft_s"], numbers["itl_s"] = speed.ttft_s, speed.itl_s
         if "usd_per_hour" in numbers:
-            made_per_s = speed.tokens_per_s * (change.replicas or server.replicas)
+            generated_per_s = speed.tokens_per_s * (change.replicas or server.replicas)
             asked_per_s = asked_tokens_per_s(context)
             if asked_per_s is not None:
                 # Throughput cannot exceed the demand, whatever the capacity.
-                made_per_s = min(made_per_s, asked_per_s)
+                generated_per_s = min(generated_per_s, asked_per_s)
                 numbers["usd_per_million_tokens"] = (
-                    numbers["usd_per_hour"] / (made_per_s * 3600) * 1e6
+                    numbers["usd_per_hour"] / (generated_per_s * 3600) * 1e6
                 )
     return numbers
 
 
 def asked_tokens_per_s(context: LeverContext) -> float | None:
     """Output tokens/s demanded from all replicas: the present rate scaled by the arrival rate."""
-    demand, made_per_s = context.demand, context.get("generation_tokens_per_s")
-    if not made_per_s or demand.served_per_s <= 0:
+    demand, generated_per_s = context.demand, context.get("generation_tokens_per_s")
+    if not generated_per_s or demand.served_per_s <= 0:
         return None
     grown = max(1.0, demand.arrival_per_s / demand.served_per_s)
-    return made_per_s * grown * context.server.replicas
+    return generated_per_s * grown * context.server.replicas
 
 
 def _peak_fits(context: LeverContext, numbers: Mapping[str, float]) -> bool:

@@ -21,7 +21,7 @@ from kneewatch.diagnose.sizing.search_results import (
     ITL_MISSED,
     TTFT_MISSED,
     Candidate,
-    Found,
+    SearchResult,
     Tally,
     gpu_of,
 )
@@ -43,14 +43,14 @@ KV_CACHE, MAX_NUM_SEQS = "KV cache", "max_num_seqs"
 _NEAR_WHOLE = 1e-9
 
 
-def search(question: Question, choices: Choices = ANYTHING, *, top: int = 3) -> Found:
+def search(question: Question, choices: Choices = ANYTHING, *, top: int = 3) -> SearchResult:
     """The `top` cheapest launches for the question's lengths, targets and peak.
 
     Of equal cost, the fewer GPUs come first, then what leaves less quality to validate, then the
     lower latency. The question's concurrency and replicas are results here and are not read.
 
     Raises:
-        SizingError: an input that cannot be, that a search needs, or that belongs to one launch.
+        SizingError: an invalid or missing input, or one that describes a single launch.
     """
     positive("top", top)
     tried, tally = space(question, choices), Tally()
@@ -71,7 +71,7 @@ def search(question: Question, choices: Choices = ANYTHING, *, top: int = 3) -> 
     for candidate in ordered:
         by_gpu.setdefault(candidate.gpu.id, candidate)
     rejections = tally.rejections()
-    return Found(
+    return SearchResult(
         question=question,
         ranked_by=BY_TOKENS if question.peak_requests_per_s is None else BY_HOUR,
         best=tuple(ordered[:top]),

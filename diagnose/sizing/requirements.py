@@ -72,7 +72,7 @@ class Question:
 
 
 def check_question(question: Question) -> None:
-    """Refuse a load, a target or a price that cannot be.
+    """Check load, targets and price.
 
     Raises:
         SizingError: with the input's name.

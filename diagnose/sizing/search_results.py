@@ -144,7 +144,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """The answer of a search.
 
     `best` has the cheapest first, `by_gpu` the cheapest on every GPU; both hold a launch once, at
@@ -169,7 +169,7 @@ class Found:
 
 
 def gpu_of(setup: Setup) -> Gpu:
-    """The GPU of a launch that a search made."""
+    """The GPU of a launch of a search."""
     if setup.gpu is None:
         raise TypeError("a launch of a search has a GPU")
     return setup.gpu
@@ -185,15 +185,15 @@ def question_of(question: Question, candidate: Candidate) -> Question:
     )
 
 
-# --- A search told: in lines for people, and in plain types for JSON ------------------------------
+# --- A search as lines for people, and as plain types for JSON ------------------------------
 
 
 _SAME_RATIO = 1e-9
 _PREDICTED = "speeds are predicted, not measured: benchmark the winner before you buy"
 
 
-def notes(result: Found, candidate: Candidate) -> tuple[str, ...]:
-    """Doubts and checks for the buyer of that candidate, a sentence each."""
+def notes(result: SearchResult, candidate: Candidate) -> tuple[str, ...]:
+    """What to check before buying that candidate, one sentence each."""
     setup, gpu = candidate.setup, candidate.gpu
     lines: list[str] = []
     if setup.quantization is not None:
@@ -217,8 +217,8 @@ def notes(result: Found, candidate: Candidate) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def difference(result: Found, candidate: Candidate) -> str:
-    """Why that candidate won, or what it costs more than the winner and why; one sentence."""
+def difference(result: SearchResult, candidate: Candidate) -> str:
+    """Why that candidate is the cheapest, or how much more it costs and why; one sentence."""
     limit = f"{candidate.binding} limits a replica to {candidate.concurrency} concurrent requests"
     winner = result.winner
     if winner is None or candidate is winner:
@@ -230,7 +230,7 @@ def difference(result: Found, candidate: Candidate) -> str:
     return f"{more}: {_cause(result, winner, candidate)}because {limit}"
 
 
-def _cost(result: Found, candidate: Candidate) -> float:
+def _cost(result: SearchResult, candidate: Candidate) -> float:
     if result.ranked_by == BY_HOUR:
         return candidate.usd_per_hour
     return candidate.usd_per_million_output_tokens
@@ -244,7 +244,7 @@ def _tie(winner: Candidate, candidate: Candidate) -> str:
     return "is slower at its highest load"
 
 
-def _cause(result: Found, winner: Candidate, candidate: Candidate) -> str:
+def _cause(result: SearchResult, winner: Candidate, candidate: Candidate) -> str:
     if result.ranked_by != BY_HOUR:
         return (
             f"{figure(candidate.requests_per_s / candidate.setup.parallel.gpus)} requests/s "
@@ -258,14 +258,14 @@ def _cause(result: Found, winner: Candidate, candidate: Candidate) -> str:
     return f"needs {candidate.gpus} GPUs at {price} USD/h each "
 
 
-def winner_steps(result: Found) -> tuple[Step, ...]:
+def winner_steps(result: SearchResult) -> tuple[Step, ...]:
     """The arithmetic of the winner's fleet and cost, line by line; empty where nothing won."""
     if result.winner is None:
         return ()
     return steps(size(question_of(result.question, result.winner)))
 
 
-def explain(result: Found) -> tuple[str, ...]:
+def explain(result: SearchResult) -> tuple[str, ...]:
     """The search in lines: the cheapest, the next ones, the cost on each GPU, why others fail."""
     order = "hour" if result.ranked_by == BY_HOUR else "token"
     ending = f"; the cheapest per {order}:" if result.best else ""
@@ -315,7 +315,7 @@ def _speed(candidate: Candidate) -> str:
     )
 
 
-def document(result: Found) -> dict[str, object]:
+def document(result: SearchResult) -> dict[str, object]:
     """The search in plain types."""
     return {
         "ranked_by": result.ranked_by,
@@ -337,7 +337,7 @@ def document(result: Found) -> dict[str, object]:
     }
 
 
-def _entry(result: Found, candidate: Candidate) -> dict[str, object]:
+def _entry(result: SearchResult, candidate: Candidate) -> dict[str, object]:
     setup = candidate.setup
     launch: dict[str, object] = {
         "gpu": candidate.gpu.id,

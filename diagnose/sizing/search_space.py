@@ -94,7 +94,7 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
     """What a search for that question tries.
 
     Raises:
-        SizingError: an input that cannot be, that a search needs, or that belongs to one launch.
+        SizingError: an invalid or missing input, or one that describes a single launch.
     """
     setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
     if inputs is None or outputs is None:
@@ -242,7 +242,7 @@ def launches(base: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
     """Every launch of the space that starts; those that don't go to the tally.
 
     Raises:
-        SizingError: an input of `base` that no launch can have.
+        SizingError: an invalid input of `base`.
     """
     base = replace(base, context_tokens=base.context_tokens or ceil(space.request_tokens))
     for board in space.gpus:

@@ -94,7 +94,7 @@ def memory_notes(answer: Memory, concurrency: float) -> Iterator[str]:
 
 
 def _sources(answer: Memory) -> Iterator[str]:
-    """Doubts about what the figures are from."""
+    """Doubts about the inputs of the figures."""
     setup = answer.setup
     own = setup.model.max_context_tokens
     if own and setup.longest_tokens > own:
@@ -151,7 +151,7 @@ def _draft_doubts(draft: Draft, setup: Setup) -> Iterator[str]:
 
 
 def speed_notes(question: Question, predicted: Performance | None) -> Iterator[str]:
-    """What the prediction of speed takes for granted."""
+    """The assumptions behind the predicted speed."""
     if predicted is None:
         return
     shares = question.efficiency
@@ -193,7 +193,7 @@ def load_notes(
     has_peak: bool,
     predicted: Performance | None,
 ) -> Iterator[str]:
-    """Doubts about the load, and why there is no fleet where there is none."""
+    """Doubts about the load, and the reason if no fleet was sized."""
     if source == "predicted":
         yield ("usable requests/s are predicted, not measured: run a benchmark before you buy")
     if predicted is not None and has_target:
@@ -229,7 +229,7 @@ def stated_notes(
 
 
 def launch_notes(setup: Setup) -> Iterator[str]:
-    """What the guide warns of in the launch itself: links, formats, experts, stages, memory."""
+    """Warnings about the launch: utilization, PCIe, FP8, experts, pipeline stages."""
     gpu, parallel = setup.gpu, setup.parallel
     if setup.utilization > _TIGHT_UTILIZATION:
         yield (
@@ -325,7 +325,7 @@ def size(question: Question) -> Size:
     """The sizing of one configuration.
 
     Raises:
-        SizingError: an input that cannot be, with its name.
+        SizingError: an invalid input, with its name.
     """
     check(question.setup)
     check_question(question)
@@ -409,12 +409,14 @@ def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
     if speed is None:
         return ()
     missed: list[str] = []
-    for name, found_s, target_s in (
+    for name, predicted_s, target_s in (
         ("TTFT", speed.ttft_s, question.ttft_slo_s),
         ("ITL", speed.itl_s, question.itl_slo_s),
     ):
-        if target_s is not None and found_s > target_s:
-            missed.append(f"{name} {seconds(found_s)} is above the target of {seconds(target_s)}")
+        if target_s is not None and predicted_s > target_s:
+            missed.append(
+                f"{name} {seconds(predicted_s)} is above the target of {seconds(target_s)}"
+            )
     return tuple(missed)
 
 

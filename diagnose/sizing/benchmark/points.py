@@ -111,7 +111,7 @@ def ordered(points: Sequence[BenchmarkPoint], notes: Sequence[str] = ()) -> Benc
     """The points as one benchmark, by rising concurrency, each note once.
 
     Raises:
-        SizingError: there is no point, or one cannot be true.
+        SizingError: there is no point, or one has impossible numbers.
     """
     if not points:
         raise refuse("the benchmark has no measured point")

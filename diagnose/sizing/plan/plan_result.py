@@ -427,8 +427,7 @@ PERCENTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 def watched(profile: WorkloadProfile, *, origin: str) -> StatedWorkload:
     """Length percentiles by tier, and the peak that the plan is sized for.
 
-    A session's input lengths are between those of its first call, which are stated, and of its
-    last.
+    The input lengths of a session range from those of its first call (stated) to its last.
     """
     launches: Sequence[tuple[str, Deployment, Lengths]] = [
         (tier.name, tier, tier.lengths) for tier in profile.tiers

@@ -176,7 +176,7 @@ def plan(
     `benchmarks` are the texts of `profile.benchmark_files`.
 
     Raises:
-        SizingError: a name that is not known, or a fleet that cannot be.
+        SizingError: an unknown name, or nothing fits.
     Source: guide 9.1.
     """
     models_by_id, texts = models or {}, benchmarks or {}

@@ -175,7 +175,7 @@ def scaling(
     """The degrees side by side within the targets (seconds; None: no target).
 
     Raises:
-        SizingError: a target or a price cannot be.
+        SizingError: a target is not positive.
     """
     unit, degrees = degrees_of(sweeps, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s)
     kept = [degree for degree in degrees if degree.point is not None]

@@ -366,7 +366,7 @@ def closed_loop(costs: Costs, load: Load, efficiency: Efficiency) -> ClosedLoop:
     """The loop for a load's lengths on a server.
 
     Raises:
-        SizingError: a load that cannot be, named.
+        SizingError: an invalid load, with the input's name.
     """
     _check(load)
     # vLLM computes the last token of a prompt even where all of it is cached.
@@ -461,7 +461,7 @@ def performance(costs: Costs, load: Load, efficiency: Efficiency = DEFAULT) -> P
     the mean step is a plain one and, for the share that carries a prompt's chunk, a longer one.
 
     Raises:
-        SizingError: a load that cannot be, named.
+        SizingError: an invalid load, with the input's name.
     Source: guide 3.2 to 3.4 and 6.6; Little's law: guide, operating point.
     """
     loop = closed_loop(costs, load, efficiency)

@@ -106,7 +106,7 @@ class Targets:
     itl_s: float | None = None
 
     def strain(self, speed: Latency | Performance) -> tuple[float, str]:
-        """The worst ratio of a latency to its target, above 1 when it is missed, and which."""
+        """The highest ratio of a latency to its target (above 1: missed), and which latency."""
         worst = (0.0, RUNNING_LIMIT)
         if self.ttft_s is not None:
             worst = max(worst, (speed.ttft_s / self.ttft_s, TTFT))
@@ -121,7 +121,7 @@ def capacity(
     """The highest concurrency from 1 to `load.concurrency` that keeps the targets.
 
     Raises:
-        SizingError: a load that cannot be, named.
+        SizingError: an invalid load, with the input's name.
     """
     loop = closed_loop(costs, load, efficiency)
     highest = _highest(loop, int(load.concurrency), targets)

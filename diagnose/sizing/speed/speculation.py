@@ -94,7 +94,7 @@ def per_token_acceptance_ratio(*, accepted_share_ratio: float, draft_tokens: int
 
 
 def _reached(rising: Callable[[float], float], target: float) -> float:
-    """The ratio in 0..1 at which a rising function reaches `wanted`."""
+    """The ratio in 0..1 at which a rising function reaches `target`."""
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2

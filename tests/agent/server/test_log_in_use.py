@@ -137,7 +137,7 @@ def test_the_facts_of_the_log_are_of_the_log(followed: Followed) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (SERVING.replace("5,120", "5,152"), "kv_cache_size_tokens 5152, the page says"),
+        (SERVING.replace("5,120", "5,152"), "kv_cache_size_tokens 5152, the page has"),
         (SERVING.replace("'kv_cache_dtype': 'auto'", "'block_size': 64"), None),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
-from kneewatch.diagnose.deployment.vllm_flags import knows
+from kneewatch.diagnose.deployment.vllm_flags import supports_flag
 from kneewatch.diagnose.recommend.adviser import MOST, checked_recommendation
 from kneewatch.diagnose.recommend.context import LeverContext, advice
 from kneewatch.diagnose.recommend.demand import demand
@@ -90,7 +90,7 @@ def test_what_always_holds(
         assert told.verify
         for change in told.changes:
             assert change.before != change.after or change.after is None
-            assert knows(change.flag, version=server.version, config=page)
+            assert supports_flag(change.flag, version=server.version, config=page)
             now = server.in_force(change.flag)
             assert now is None or change.after != now
         ratio = told.predicted.get("kv_demand_ratio", 0.0)
@@ -143,10 +143,10 @@ def test_a_value_in_force_is_not_recommended() -> None:
     ],
 )
 def test_flags_by_version(flag: str, version: tuple[int, int, int] | None, *, known: bool) -> None:
-    assert knows(flag, version=version, config={}) is known
+    assert supports_flag(flag, version=version, config={}) is known
 
 
 def test_a_label_on_the_page_vouches_for_its_flag() -> None:
     config = {"kv_offloading_size": "None"}
-    assert knows("--kv-offloading-size", version=None, config=config)
-    assert not knows("--kv-offloading-size", version=None, config={})
+    assert supports_flag("--kv-offloading-size", version=None, config=config)
+    assert not supports_flag("--kv-offloading-size", version=None, config={})

@@ -23,7 +23,7 @@ from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.search_results import (
     BY_HOUR,
     BY_TOKENS,
-    Found,
+    SearchResult,
     document,
     explain,
     question_of,
@@ -59,7 +59,7 @@ def asked(
     )
 
 
-def rejected(found: Found) -> dict[str, int]:
+def rejected(found: SearchResult) -> dict[str, int]:
     return {each.reason: each.configurations for each in found.rejections}
 
 
