@@ -187,9 +187,10 @@ def longest_request_tokens(pool: Pool) -> int:
     needed = lengths.input_p99_tokens + lengths.output_p99_tokens
     limit = pool.deployment.max_model_len or own
     if limit and needed > limit:
+        owner = "max_model_len" if pool.deployment.max_model_len else pool.model.id
         raise SizingError(
-            f"requests at P99 take {needed:,} tokens (input plus output), more than the "
-            f"{limit:,} tokens that {pool.model.id} allows",
+            f"requests at P99 take {needed:,} tokens (input plus output), more than the limit of "
+            f"{limit:,} tokens of {owner}",
             name="max_model_len",
         )
     if pool.deployment.max_model_len:
