@@ -77,6 +77,10 @@ SENT, RECEIVED = "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_TH
 """KiB over all links since the driver was loaded."""
 
 
+NEIGHBOURS = "NVML_NEIGHBOUR_MEMORY_BYTES"
+"""No field of DCGM, which lists no processes."""
+
+
 def device_fields(calls: Calls, handle: Handle, links: int) -> dict[str, float]:
     """A GPU's values from NVML, by DCGM field name."""
     fields: dict[str, float] = {}
@@ -112,6 +116,19 @@ def memory_fields(calls: Calls, handle: Handle) -> dict[str, float]:
         for name, value in amounts.items()
         if value is not None and value not in NO_VALUE
     }
+
+
+def neighbour_fields(calls: Calls, handle: Handle) -> dict[str, float]:
+    """Bytes of a GPU's memory held by its compute processes other than the largest, by field name.
+
+    vLLM takes most of the memory with one process for each GPU. Empty where the driver lists no
+    process or not the memory of each, as in a container with process ids of its own.
+    """
+    running = calls.ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
+    held_bytes = [process.usedGpuMemory for process in running]
+    if not held_bytes or None in held_bytes:
+        return {}
+    return {NEIGHBOURS: float(sum(held_bytes) - max(held_bytes))}
 
 
 def pcie_fields(calls: Calls, handle: Handle) -> dict[str, float]:
@@ -288,7 +305,7 @@ class Device:
         parts = list(self._parts(calls, gpm_calls, now_s)) if self._is_split(calls) else []
         activity: dict[str, float] = {}
         if not parts:
-            own |= memory_fields(calls, self.handle)
+            own |= memory_fields(calls, self.handle) | neighbour_fields(calls, self.handle)
             activity = self._gpm.fields(gpm_calls, now_s)
             if "DCGM_FI_PROF_PCIE_TX_BYTES" not in activity:
                 own |= pcie_fields(calls, self.handle)

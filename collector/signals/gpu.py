@@ -86,6 +86,16 @@ GPU_SIGNALS: tuple[Signal, ...] = (
         "Share of device memory in use; vLLM allocates its pool at start-up: this is not KV usage.",
         guide="guide 9.3",
     ),
+    Signal(
+        "gpu_neighbour_memory_ratio",
+        Ratio(
+            _all("NVML_NEIGHBOUR_MEMORY_BYTES"), Sum((_all(DEV + "FB_USED"), _all(DEV + "FB_FREE")))
+        ),
+        "Share of device memory held by processes other than the largest of each GPU.",
+        "NVML's list of compute processes; DCGM has none",
+        "NVML on the server's node, and its process ids",
+        optional=True,
+    ),
     _default("gpu_sm_clock_hz", Across(DEV + "SM_CLOCK", "min"), "SM clock, slowest GPU."),
     _recommended(
         "gpu_sm_clock_ratio",

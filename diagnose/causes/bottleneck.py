@@ -308,6 +308,7 @@ HOST_CONTENTION = CauseRecord(
 
 # --- Slow steps whose reason is not measured ------------------------------------------------------
 
+NEIGHBOURS = Signal("gpu_neighbour_memory_ratio")
 FAR_SLOWER, HARMFUL = 1.5, 3.0
 ACCEPTED = "spec_accepted_per_draft_tokens"
 OVER_TARGET = (ITL_P99_S > ITL_TARGET_S).assume(unknown=True)
@@ -349,6 +350,14 @@ SLOW_STEPS = CauseRecord(
                     SLOWED_TOKENS,
                 ),
                 term(P50_DRIFT, FAR_SLOWER, 0.8, "its median is {value:.1f}x its quiet value"),
+                term(
+                    NEIGHBOURS,
+                    0.02,
+                    0.6,
+                    "other processes hold {value:.1%} of the GPUs' memory: they share the GPUs",
+                    when=NEIGHBOURS > 0.0,
+                    sidecar="DCGM lists no processes",
+                ),
                 *bound_terms("host")[:1],
             ),
             levels=(

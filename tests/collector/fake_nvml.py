@@ -17,6 +17,7 @@ from typing import Any, cast
 
 SUCCESS, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 3, 4, 6
 INSUFFICIENT_SIZE = 7
+NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF
 DRIVER_NOT_LOADED, TIMEOUT, LOST, MISMATCH, UNKNOWN = 9, 10, 15, 18, 999
 GIB = 2**30
 C = Any
@@ -65,6 +66,8 @@ class FakeGpu:
     opens: int = SUCCESS
     processes: dict[int, int] = field(default_factory=dict[int, int])
     """GPU instance of each process that runs on it, by its id; -1: the whole GPU."""
+    held_bytes: dict[int, int] = field(default_factory=dict[int, int])
+    """Memory of each process; the driver does not tell that of others."""
 
 
 class FakeDriver:
@@ -188,6 +191,7 @@ class Library:
             return INSUFFICIENT_SIZE
         for row, (pid, instance) in zip(rows or (), gpu.processes.items(), strict=False):
             row.pid, row.gpuInstanceId = pid, instance & 0xFFFF_FFFF
+            row.usedGpuMemory = gpu.held_bytes.get(pid, NOT_AVAILABLE)
         return SUCCESS
 
     @about_gpu

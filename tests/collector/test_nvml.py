@@ -6,7 +6,13 @@ import pytest
 
 from kneewatch.collector.names.dcgm_fields import field_table
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
-from tests.collector.fake_nvml import GIB, NO_PERMISSION, NOT_SUPPORTED, UNKNOWN
+from tests.collector.fake_nvml import (
+    GIB,
+    NO_PERMISSION,
+    NOT_AVAILABLE,
+    NOT_SUPPORTED,
+    UNKNOWN,
+)
 from tests.collector.nvml_nodes import A100, H100, Node, ampere, hopper, told
 
 NO_VALUE = 2**64 - 1
@@ -17,6 +23,7 @@ NO_VALUE = 2**64 - 1
 
 def test_hopper_tells_everything_that_a_signal_wants() -> None:
     gpu = hopper()
+    gpu.processes, gpu.held_bytes = {4711: -1}, {4711: 70 * GIB}
     gpu.links, gpu.link_errors = 2, {(163, 0): 5, (163, 1): 6, (161, 1): 1}
     node = Node(gpu)
     taken = node.collect(times=2)
@@ -41,6 +48,7 @@ def test_hopper_tells_everything_that_a_signal_wants() -> None:
         "DEV_FB_USED": 70 * GIB,
         "DEV_FB_FREE": 9 * GIB,
         "DEV_FB_RESERVED": GIB,
+        "NVML_NEIGHBOUR_MEMORY_BYTES": 0,
         "DEV_PCIE_REPLAY_COUNTER": 3,
         "DEV_ECC_SBE_VOL_TOTAL": 7,
         "DEV_ECC_DBE_VOL_TOTAL": 1,
@@ -67,6 +75,25 @@ def test_hopper_tells_everything_that_a_signal_wants() -> None:
     present = found.fields.__contains__
     lacking = [signal.key for signal in GPU_SIGNALS if signal.expr.lacking(present)]
     assert lacking == [], "the signals' fields have the same names from NVML as from DCGM"
+
+
+@pytest.mark.parametrize(
+    ("held_bytes", "neighbours_bytes"),
+    [
+        pytest.param({4711: 60 * GIB, 12: 3 * GIB, 13: GIB}, 4 * GIB, id="two beside the server"),
+        pytest.param({4711: 60 * GIB}, 0, id="the server alone"),
+        pytest.param({4711: 60 * GIB, 12: NOT_AVAILABLE}, None, id="a process without a size"),
+        pytest.param({}, None, id="none listed, as in a container"),
+    ],
+)
+def test_memory_of_other_processes_is_known_where_the_driver_lists_them(
+    held_bytes: dict[int, int], neighbours_bytes: int | None
+) -> None:
+    gpu = hopper()
+    gpu.processes, gpu.held_bytes = dict.fromkeys(held_bytes, -1), held_bytes
+    taken = Node(gpu).collect()
+    values = told(taken, taken.gpus.gpus[0])
+    assert values.get("NVML_NEIGHBOUR_MEMORY_BYTES") == neighbours_bytes
 
 
 def test_ampere_has_no_gpm_and_says_what_that_hides() -> None:

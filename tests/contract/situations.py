@@ -321,6 +321,7 @@ OTHERS: Mapping[str, Situation] = {
         e2e_mean_s=1.5, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=0.1,
         completed_per_s=0.1,
     ),
+    "slow_steps:a neighbour on the GPU": SLOW_STEPS.but(gpu_neighbour_memory_ratio=0.03),
     "slow_steps:beyond the work": SLOW_STEPS.but(
         running_avg=20.0, kv_usage_avg_ratio=0.8, itl_mean_drift_ratio=17.0,
         itl_p50_drift_ratio=17.0,
