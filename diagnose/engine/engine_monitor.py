@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kneewatch.collector.columns import Column
 from kneewatch.collector.names.vllm_resolver import EngineBinding
@@ -52,7 +53,7 @@ from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
 from kneewatch.diagnose.learned.length_drift import ANSWERS, Departure, Drift, OutputLengths
 from kneewatch.diagnose.learned.live_workload import WorkloadWatch
 from kneewatch.diagnose.learned.slow_trends import SlowTrends
-from kneewatch.diagnose.recommend.adviser import Adviser
+from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
 from kneewatch.rules.baseline import (
     FAMILIES,
@@ -64,6 +65,9 @@ from kneewatch.rules.baseline import (
 )
 from kneewatch.rules.cascade import EVICTS, Cascade, lacking
 from kneewatch.rules.rule import LONG_WINDOWS, Finding, Rule, RuleBook, Severity
+
+if TYPE_CHECKING:
+    from kneewatch.diagnose.recommend.adviser import Adviser
 
 Values = Mapping[str, float | None]
 
@@ -194,7 +198,9 @@ class EngineMonitor:
         self.learned = Learned(profile)
         self._streaks = Streaks(STREAKS, profile.targets)
         self._tracker = CauseTracker(scale=profile.scale)
-        self._adviser = Adviser(profile.stated)
+        self._adviser: Adviser | None = None
+        self._stated: Stated = profile.stated
+        self._weekly_peak_requests: float | None = None
         self._unless: tuple[str, tuple[Counterfactual, ...]] = ("", ())
         self._restarts: deque[ReplacedProcess] = deque(maxlen=RESTARTS_KEPT)
         self._newest_read: Diagnosis | None = None
@@ -219,12 +225,14 @@ class EngineMonitor:
 
     def set_weekly_peak(self, peak_requests: float | None) -> None:
         """Set the peak of running and waiting requests within the last week; None: unknown."""
-        self._adviser.weekly_peak_requests = peak_requests
+        self._weekly_peak_requests = peak_requests
 
     def set_server(self, facts: ServerFacts, stated: Stated) -> None:
         """Set what is known about the server, from the next page on."""
         self._server = facts
-        self._adviser.set_stated(stated)
+        self._stated = stated
+        if self._adviser is not None:
+            self._adviser.set_stated(stated)
         self._server_gpus = stated.server_gpus
         self.learned.set_seats(stated.seats)
 
@@ -364,7 +372,8 @@ class EngineMonitor:
         self._cascade.forget()
         self._streaks.forget()
         self._tracker.forget()
-        self._adviser.restarted()
+        if self._adviser is not None:
+            self._adviser.restarted()
         self.learned.reset()
 
     def _judge(self, t_s: float, window: Window, reading: Reading, gpus: GpuReading) -> Diagnosis:
@@ -442,7 +451,7 @@ class EngineMonitor:
             judged_against=judged_against(
                 profile.targets, has_baseline=learned.baseline.get("ttft_p99_s") is not None
             ),
-            recommendations=self._adviser.advise(facts, causes) if causes else (),
+            recommendations=self._advised(facts, causes) if causes else (),
             server=self._server,
         )
 
@@ -505,6 +514,16 @@ class EngineMonitor:
         families = [family for family, t_s in self._disturbed_s.items() if t_s < settled_s]
         if families:
             self.learned.learn(facts.now_s, facts.values, window, families)
+
+    def _advised(self, facts: Facts, causes: list[Cause]) -> tuple[Recommendation, ...]:
+        """The recommendations for these causes."""
+        if self._adviser is None:
+            # Imported here: most servers need no advice, and this import is slow.
+            from kneewatch.diagnose.recommend.adviser import Adviser
+
+            self._adviser = Adviser(self._stated)
+        self._adviser.weekly_peak_requests = self._weekly_peak_requests
+        return self._adviser.advise(facts, causes)
 
     def _canary_words(self) -> list[str]:
         refused = "" if self.canary is None else self.canary.refused

@@ -12,7 +12,6 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.startup_log import Failure, StartupLog, title
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.recommend.startup import Remedies
 
 GPU_SIZE_TOLERANCE_RATIO = 0.1
 """Driver and ECC take a few percent of a GPU's memory."""
@@ -35,6 +34,9 @@ def log_failure(log: StartupLog, stated: Stated, since_s: float) -> LogFailure |
     log's."""
     if log.failure is None:
         return None
+    # Imported here: most servers start, and this import is slow.
+    from kneewatch.diagnose.recommend.startup import Remedies
+
     problem = _gpu_problem(log, log.failure, stated)
     remedies = Remedies(log.failure, log, replace(stated, gpu=None) if problem else stated)
     return LogFailure(
