@@ -275,7 +275,7 @@ def test_ctrl_c_tells_what_was_seen_until_then(serving: Start, tmp_path: Path) -
     told = ended(process)
     assert told.status == 0
     assert told.out.startswith("OK")
-    assert "interrupted: this is the diagnosis so far" in told.err
+    assert "interrupted: diagnosis of the scrapes so far" in told.err
 
 
 def test_a_watch_that_is_too_short_to_tell_a_hang_goes_on_until_it_can(
