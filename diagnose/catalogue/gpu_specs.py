@@ -70,15 +70,12 @@ class Gpu:
         None if the GPU does not compute in it: weights may still be stored in it, and are then
         unpacked to 16 bits.
         """
-        match dtype:
-            case "bf16" | "fp16":
-                return self.bf16_flop_per_s
-            case "fp8":
-                return self.fp8_flop_per_s
-            case "fp4":
-                return self.fp4_flop_per_s
-            case "int8":
-                return self.int8_op_per_s
+        narrow = {
+            "fp8": self.fp8_flop_per_s,
+            "fp4": self.fp4_flop_per_s,
+            "int8": self.int8_op_per_s,
+        }
+        return narrow.get(dtype, self.bf16_flop_per_s)
 
 
 def plain_name(name: str) -> str:

@@ -6,8 +6,11 @@ scheme here, as in published checkpoints.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 from kneewatch.diagnose.catalogue.families import in_group
 from kneewatch.diagnose.catalogue.hf_config import Config
@@ -66,29 +69,12 @@ SCHEMES: Mapping[str, Scheme] = {
     )
 }
 
-_ALIASES = {
-    "none": "bf16",
-    "auto": "bf16",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "fp8-dynamic": "fp8",
-    "fp8_e4m3": "fp8",
-    "deepseek_v4_fp8": "fp8-mxfp4",
-    "w8a8": "int8",
-    "w4a16": "int4",
-    "awq-4bit": "awq",
-    "awq_marlin": "awq",
-    "gptq-4bit": "gptq",
-    "gptq_marlin": "gptq",
-    "fp4": "nvfp4",
-    "gpt_oss_mxfp4": "mxfp4",
-    "modelopt": "fp8",
-    "modelopt_fp4": "nvfp4",
-    "bitsandbytes-4bit": "bitsandbytes",
-    "bnb": "bitsandbytes",
-    "nf4": "bitsandbytes",
-}
+
+@cache
+def _names() -> Mapping[str, Mapping[str, str]]:
+    """The scheme ids by other names, from the packaged quantization.toml."""
+    text = files("kneewatch.diagnose.catalogue").joinpath("quantization.toml").read_text("utf-8")
+    return tomllib.loads(text)
 
 
 def scheme(name: str) -> Scheme:
@@ -98,7 +84,7 @@ def scheme(name: str) -> Scheme:
         SizingError: an unknown name; the choices are listed.
     """
     key = name.lower()
-    stored = SCHEMES.get(_ALIASES.get(key, key))
+    stored = SCHEMES.get(_names()["aliases"].get(key, key))
     if stored is None:
         raise SizingError(
             f"unknown quantization {name!r}", name="quantization", choices=tuple(SCHEMES)
@@ -126,7 +112,7 @@ def checkpoint_scheme(config: Config) -> str:
     reader = _READERS.get(method)
     if reader is not None:
         return reader(section)
-    named = _ALIASES.get(method, method)
+    named = _names()["aliases"].get(method, method)
     if named not in SCHEMES:
         raise _not_modelled(section, f"quant_method {method!r}")
     return named
@@ -152,7 +138,7 @@ def _bitsandbytes(section: Config) -> str:
 
 def _modelopt(section: Config) -> str:
     algorithm = section.word("quant_algo", default="FP8").upper()
-    scheme_id = _MODELOPT.get(algorithm)
+    scheme_id = _names()["modelopt"].get(algorithm)
     if scheme_id is None:
         raise _not_modelled(section, f"quant_algo {algorithm!r}")
     return scheme_id
@@ -217,16 +203,6 @@ def _not_modelled(section: Config, what: str) -> SizingError:
 
 _MX_GROUP = 32
 _WHOLE_BITS = {4: "", 8: "int8"}
-_MODELOPT = {
-    "FP8": "fp8",
-    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
-    "FP8_PB_WO": "fp8",
-    "NVFP4": "nvfp4",
-    "NVFP4_AWQ": "nvfp4",
-    "W4A16_AWQ": "awq",
-    "W4A16_NVFP4": "nvfp4",
-    "INT8_SQ": "int8",
-}
 _COMPRESSED = {
     ("float", 8): "fp8",
     ("float", 4): "nvfp4",

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import math
 import textwrap
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -246,75 +249,12 @@ _UNITS = {"_requests_per_s": "requests/s", "_requests_per_s_per_instance": "requ
 
 _GB, _MB = 1e9, 1e6
 
-_LABELS = {
-    "average_requests_per_s": "average rate",
-    "planned_peak_requests_per_s": "planned peak rate",
-    "peak_requests_per_s": "peak rate",
-    "ttft_p99_slo_s": "TTFT P99 target",
-    "itl_p99_slo_s": "ITL P99 target",
-    "memory_bytes": "GPU memory",
-    "linked_gpus": "GPUs per NVLink domain",
-    "simple_ratio": "requests a small model can answer",
-    "kv_bytes": "KV cache",
-    "kv_bytes_per_request": "KV cache per request",
-    "activation_bytes": "activations",
-    "adapter_bytes": "adapters",
-    "min_gpus_low": "least GPUs, low estimate",
-    "min_gpus": "least GPUs",
-    "gpus_with_headroom_low": "GPUs with 30% headroom",
-    "gpus_with_headroom_high": "GPUs with 50% headroom",
-    "kv_tokens_gain": "growth of KV tokens, times",
-    "min_gpus_before": "least GPUs before quantization",
-    "allreduce_ratio_planned": "all-reduce share, guide",
-    "allreduce_ratio_predicted": "all-reduce share, predicted",
-    "pipeline_bubble_ratio": "idle share of the pipeline",
-    "kv_available_bytes_per_gpu": "KV cache per GPU",
-    "kv_concurrency_at_p95": "concurrent P95 requests",
-    "c_max": "C_max",
-    "usable_requests_per_s": "usable rate of one instance",
-    "kv_concurrency_before": "concurrent P95 requests before",
-    "kv_concurrency_after": "concurrent P95 requests after",
-    "last_block_padding_tokens": "unused tokens in the last block",
-    "prefix_reserve_bytes_per_gpu": "reserve for prefixes per GPU",
-    "prefixes_held": "prefixes that fit",
-    "prefix_hit_ratio": "prefix hit ratio",
-    "computed_input_tokens": "input tokens computed",
-    "host_reload_s": "reload from CPU memory",
-    "nvme_reload_s": "reload from NVMe",
-    "contexts_in_hbm": "contexts in GPU memory",
-    "contexts_with_host": "contexts with CPU memory",
-    "speculation_speedup_alone": "speculation speedup, one request",
-    "break_even_acceptance_ratio": "acceptance to break even",
-    "best_draft_tokens_alone": "best draft tokens, one request",
-    "disaggregate": "separate prefill and decode",
-    "prefill_stall_s": "decode stall per prefill chunk",
-    "pd_ratio": "prefill to decode GPUs",
-    "pd_gpus_exact": "GPUs of both pools",
-    "kv_transfer_s": "KV transfer per prompt",
-    "disaggregation_gain_s": "stall minus KV transfer",
-    "safety": "safety factor",
-    "data_parallel": "replicas",
-    "scale_up_lead_s": "lead time of an instance",
-    "scale_up_at_ratio": "order an instance at utilization",
-    "warm_instances": "instances to keep warm",
-    "weights_transfer_s": "loading the weights",
-    "single_fleet_usd_per_year": "USD per year, one fleet",
-    "saving_ratio": "saved by tiers",
-    "resize_above_ttft_p99_s": "re-size above TTFT P99 of",
-    "resize_below_gpu_ratio": "re-size below GPU utilization of",
-    "expected_peak_requests_per_s_per_instance": "expected peak per instance",
-    "expected_utilization_ratio": "expected utilization",
-    "utilization_ratio": "utilization",
-    "p99_output_slot_s": "time of a P99 answer in its slot",
-    "queue_limit_low": "queue limit, low",
-    "queue_limit_high": "queue limit, high",
-}
-"""Labels of values in text whose names alone do not say enough."""
 
-_WORDS = {
-    "gpu": "GPU", "gpus": "GPUs", "itl": "ITL", "kv": "KV", "p95": "P95", "p99": "P99",
-    "ttft": "TTFT", "usd": "USD",
-}  # fmt: skip
+@cache
+def _labels() -> Mapping[str, Mapping[str, str]]:
+    """The labels of values and of words in their names, from the packaged labels.toml."""
+    text = files("kneewatch.diagnose.sizing.plan").joinpath("labels.toml").read_text("utf-8")
+    return tomllib.loads(text)
 
 
 def plan_lines(plan: Plan) -> tuple[str, ...]:
@@ -373,7 +313,8 @@ def _folded(text: str, first: str, rest: str) -> list[str]:
 def _label(name: str) -> str:
     tier, dot, plain = name.rpartition(".")
     words = plain.removesuffix("_s").replace("_bytes", "").split("_")
-    label = _LABELS.get(plain) or " ".join(_WORDS.get(word, word) for word in words)
+    labels = _labels()
+    label = labels["values"].get(plain) or " ".join(labels["words"].get(w, w) for w in words)
     return f"{tier}{dot}{label}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
-from kneewatch.diagnose.catalogue.gpu_specs import Dtype, Gpu
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
 from kneewatch.diagnose.catalogue.layers import (
     CompressedAttention,
@@ -256,10 +256,9 @@ def launch_costs(setup: Setup) -> Costs:
 
 
 def _peak_flop_per_s(gpu: Gpu, stored: Scheme) -> float:
-    dtypes: dict[str, Dtype] = {"fp8": "fp8", "fp4": "fp4"}
-    dtype = dtypes.get(stored.compute)
-    peak = gpu.flop_per_s(dtype) if dtype is not None else None
-    return peak or gpu.bf16_flop_per_s
+    # Other formats are computed in 16 bit.
+    narrow = {"fp8": gpu.fp8_flop_per_s, "fp4": gpu.fp4_flop_per_s}.get(stored.compute)
+    return narrow or gpu.bf16_flop_per_s
 
 
 def _attention_parameters(model: Model, parameters: Parameters, tensor_parallel: int) -> float:
