@@ -122,7 +122,7 @@ def test_a_file_for_each_load_is_named_by_a_pattern(tmp_path: Path) -> None:
         ([("4", "one.csv"), ("04", "one.csv")], "'04' is named twice"),
         ([("4", "no.csv")], "TP 4: no.csv does not exist"),
         ([("4", "bad.csv")], "TP 4: bad.csv: no column for requests_per_s"),
-        ([("4", "*.json")], "TP 4: *.json: 0 files"),
+        ([("4", "*.json")], "TP 4: *.json matches 0 files"),
     ],
 )
 def test_what_cannot_be_a_sweep_is_named(

@@ -51,8 +51,8 @@ def test_the_command_line_from_a_file(main: Main, tmp_path: Path) -> None:
     ("flags", "says"),
     [
         (("--model", "nobody/nothing"), "flag --model: model 'nobody/nothing' is not in the"),
-        (("--gpu", "h1000"), "flag --gpu: gpu is 'h1000'"),
-        (("--vllm-version", "new"), "flag --vllm-version: vLLM version 'new'"),
+        (("--gpu", "h1000"), "flag --gpu: unknown GPU 'h1000'"),
+        (("--vllm-version", "new"), "flag --vllm-version: 'new' is not a vLLM version"),
         (("--launch-file", "/no/such"), "flag --launch-file: launch_file /no/such does not exist"),
         ((*STATED, "--tensor-parallel", "3"), "flag --tensor-parallel: "),
         (("--replicas", "9" * 20), "flag --replicas: replicas = "),
