@@ -117,7 +117,7 @@ def test_what_old_hits_would_save_in_money_follows_from_model_and_gpu() -> None:
     )
     summary = told["prompt-order"].summary
     # 6,000 tokens/s of 2 x 7.0e9 FLOP over 989e12 x 0.365: 23.3 % of a GPU of 4 USD.
-    assert "This would free 23% of the GPU time, 0.93 USD/h per replica." in summary
+    assert "Restoring it would free 23% of the GPU time, 0.93 USD/h per replica." in summary
     assert told["prefix-routing"].predicted["prefix_hit_ratio"] == 0.8
 
 
