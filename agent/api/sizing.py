@@ -23,7 +23,7 @@ LARGEST = 1e12
 """The largest number accepted; larger values are mistakes and could overflow."""
 
 BOOLEANS = {"": True, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-FITTING = {
+FITTING: Mapping[object, str] = {
     bool: "true or false",
     str: f"text of at most {LONGEST_TEXT} characters",
     int: "a whole number",
