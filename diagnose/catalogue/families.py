@@ -42,7 +42,7 @@ def in_group(config: Config, *groups: str) -> bool:
 
 
 def family_value(
-    config: Config, table: Literal["full_every", "recurrences", "learned_positions", "refused"]
+    config: Config, table: Literal["full_every", "recurrences", "learned_positions"]
 ) -> Any:  # noqa: ANN401 - a table has its own type
     """The family's value in a table of families.toml; None without one."""
     return _tables()[table].get(config.model_type)
@@ -73,7 +73,10 @@ def refuse_unmodelled(config: Config) -> None:
         SizingError: it is no decoder, or it keeps what is not modelled; the message names it.
     """
     family = config.model_type
-    reason = family_value(config, "refused")
+    # A model with several parts may call its text part by the name of a family that is modelled.
+    outer = str(config.outer.get("model_type", family))
+    family = outer if outer in _tables()["refused"] else family
+    reason = _tables()["refused"].get(family)
     if in_group(config, "attention_free"):
         reason = "has no attention layers, which is not modelled"
     if reason:

@@ -287,12 +287,12 @@ HOST_CONTENTION = CauseRecord(
             say=(
                 (
                     ALWAYS,
-                    "Requests wait {outside_s:s} for the API server, before or after the engine: "
-                    "it lacks CPU.",
+                    "Requests wait {outside_s:s} outside the engine: in the API server's process, "
+                    "before or after it.",
                 ),
             ),
             words=(("outside_s", OUTSIDE_S),),
-            summary="Requests wait for the API server, not for the engine: it lacks CPU",
+            summary="Requests wait in the API server's process, not in the engine",
             lever="Look at the CPU of the API server's process (`top`): tokenizing, chat "
             "templates, images and videos, and detokenizing run there. Add API servers "
             "(--api-server-count) and cores, or prepare the media elsewhere.",

@@ -340,6 +340,11 @@ def without_sources() -> dict[str, Any]:
         ),
         pytest.param(llama(model_type="glm5_next"), "recurrent states", id="GLM 5.3 Flash"),
         pytest.param(llama(model_type="kimi_k3"), "recurrent states", id="Kimi K3"),
+        pytest.param(
+            {"model_type": "kimi_k3", "text_config": llama(model_type="kimi_linear")},
+            "kimi_k3 keeps",
+            id="Kimi K3 with a text part of Kimi Linear",
+        ),
         pytest.param(llama(model_type="qwen4_exp"), "recurrent states", id="Qwen4"),
         pytest.param(llama(model_type="inkling_mm_model"), "convolution", id="Inkling"),
         pytest.param(llama(model_type="phi4flash"), "YOCO", id="one cache for many layers"),

@@ -268,4 +268,4 @@ def test_tower_of_other_fields_is_said_not_to_be_counted(outer: dict[str, Any]) 
 
     assert found.multimodal
     assert cast("Parameters", found.parameters).vision == 0
-    assert any("towers are not counted" in note for note in found.notes)
+    assert any("exclude vision and audio towers" in note for note in found.notes)
