@@ -164,7 +164,7 @@ def check_libraries() -> None:
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise SettingsError(
-            f"reports need {', '.join(missing)}, not installed here: pip install "
+            f"reports need {', '.join(missing)}, not installed here. Try: pip install "
             "'kneewatch[report]', or build the image with --build-arg EXTRAS=[report]"
         )
 

@@ -133,9 +133,8 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
         return (
             " Speed predicted from this server's own step times: "
             f"{own_steps['windows']:.0f} windows of {own_steps['least_running']:.0f} to "
-            f"{own_steps['most_running']:.0f} running, the oldest of "
-            f"{f'{age_s:.0f} s' if age_s < 120 else f'{age_s / 60:.0f} min'} ago, median error "
-            f"{own_steps['error_ratio']:.0%}."
+            f"{own_steps['most_running']:.0f} running, the oldest of {_about(age_s)} ago, median "
+            f"error {own_steps['error_ratio']:.0%}."
         )
     if factors is None:
         return ""
@@ -150,10 +149,17 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
     )
 
 
+def _about(age_s: float) -> str:
+    """An age in two digits or fewer, so that the text changes seldom."""
+    if age_s < 100:
+        return f"{age_s:.0f} s"
+    return f"{age_s / 60:.0f} min" if age_s < 600 else f"{age_s / 600:.0f}0 min"
+
+
 def _shown(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Numbers rounded to six significant digits, without infinite and absurdly large ones."""
+    """Numbers rounded to four significant digits, without infinite and absurdly large ones."""
     return {
-        key: value if isinstance(value, int) else float(f"{value:.6g}")
+        key: value if isinstance(value, int) else float(f"{value:.4g}")
         for key, value in numbers.items()
         if isfinite(value) and abs(value) <= LARGEST
     }

@@ -208,7 +208,7 @@ def test_a_fleet_that_gives_as_much_as_the_smaller_degree_is_doubted() -> None:
     assert doubted.cause.against
 
 
-@pytest.mark.parametrize(("gpus", "why"), [(1, None), (2, "there is no sweep of TP 2")])
+@pytest.mark.parametrize(("gpus", "why"), [(1, None), (2, "no sweep of TP 2 is given")])
 def test_other_degrees_of_a_fleet(gpus: int, why: str | None) -> None:
     found = fleet_on(gpus)
     assert causes(found) == {}

@@ -39,9 +39,14 @@ def shown(situation: Situation) -> list[str]:
         pytest.param(
             CONCLUSIVE["admission_limit"], [], id="a limit that keeps requests out is no plateau"
         ),
-        pytest.param(CONCLUSIVE["slo_conflict"].but(itl_p50_s=0.08), ["S4"], id="S4"),
         pytest.param(
-            CONCLUSIVE["slo_conflict"], ["S2", "S4"], id="S4, and the median is quick: S2 as well"
+            CONCLUSIVE["slo_conflict"].but(itl_p50_s=0.08, prefill_mean_s=0.5), ["S4"], id="S4"
+        ),
+        pytest.param(
+            CONCLUSIVE["slo_conflict"].but(itl_p50_s=0.08), [], id="slow steps alone are no S4"
+        ),
+        pytest.param(
+            CONCLUSIVE["slo_conflict"], ["S4"], id="S4 where prefill breaks TTFT: no S2 beside it"
         ),
         pytest.param(
             FEW.but(itl_p99_drift_ratio=3.0, gpu_engine_active_ratio=0.5), ["S6"], id="S6"

@@ -296,7 +296,7 @@ def test_what_is_stated_must_be_known() -> None:
     for values, says in (
         ({"gpu": "h1000"}, "test: .*h1000"),
         ({"interval_s": 0.01}, "test: interval_s = 0.01 is too short"),
-        ({"launch_file": "/no/such"}, "test: launch_file /no/such: No such file"),
+        ({"launch_file": "/no/such"}, "test: launch_file /no/such does not exist"),
     ):
         with pytest.raises(SettingsError, match=says):
             TargetProfiles().of([target("a", **values)])

@@ -62,7 +62,7 @@ def test_no_fp8_on_versions_that_ignore_it() -> None:
 def test_utilization_without_a_gpu_is_a_step_and_a_lower_bound() -> None:
     told = advised("kv_pressure")["gpu-memory-utilization"]
     assert changes(told) == {"--gpu-memory-utilization": (0.9, 0.92)}
-    assert told.predicted["kv_capacity_ratio"] == pytest.approx(0.92 / 0.9, rel=1e-4)
+    assert told.predicted["kv_capacity_ratio"] == pytest.approx(0.92 / 0.9, rel=5e-4)
     assert "at least" in told.summary
 
 
@@ -113,7 +113,7 @@ def test_fewer_sequences_with_the_wait_that_follows() -> None:
     # requests of 784.
     assert changes(told) == {"--max-num-seqs": (None, 88)}
     assert told.predicted["waiting"] == 72
-    assert told.predicted["queue_wait_s"] == pytest.approx(72 / (3000 / 784), rel=1e-4)
+    assert told.predicted["queue_wait_s"] == pytest.approx(72 / (3000 / 784), rel=5e-4)
     assert told.predicted["kv_usage_ratio"] == pytest.approx(0.88)
 
 
@@ -256,7 +256,7 @@ def test_a_budget_by_the_prefill_rate() -> None:
     told = made["max-num-batched-tokens"]
     # 3,000 tokens a second, and 0.02 s for the streams: 540 in 0.2 s, 512 as a power of two.
     assert changes(told) == {"--max-num-batched-tokens": (None, 512)}
-    assert told.predicted["longest_step_s"] == pytest.approx(512 / 3000 + 0.02, rel=1e-4)
+    assert told.predicted["longest_step_s"] == pytest.approx(512 / 3000 + 0.02, rel=5e-4)
     assert told.predicted["itl_stall_per_s"] == told.predicted["itl_stall_time_ratio"] == 0
 
 
@@ -278,7 +278,7 @@ def test_steps_of_half_a_second_do_not_end_the_pauses() -> None:
     slow = LONG.but(prefill_p99_s=20.0)
     stated = launched("--max-num-seqs 64")
     told = advised("prefill_interference", situation=slow, stated=stated)["max-num-batched-tokens"]
-    assert told.predicted == {"longest_step_s": pytest.approx(256 / 300 + 0.02, rel=1e-4)}
+    assert told.predicted == {"longest_step_s": pytest.approx(256 / 300 + 0.02, rel=5e-4)}
 
 
 def test_chunked_prefill_that_the_launch_switches_off() -> None:

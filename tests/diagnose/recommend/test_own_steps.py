@@ -83,7 +83,7 @@ def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
     assert made.predicted["ttft_s"] == pytest.approx(ttft_s, rel=0.02)
     assert (
         "Speed predicted from this server's own step times: 12 windows of 20 to 120 running, the "
-        "oldest of 12 min ago, median error 0%." in made.summary
+        "oldest of 10 min ago, median error 0%." in made.summary
     )
     assert not any("TTFT and ITL" in words or "MFU" in words for words in made.unknown)
 

@@ -113,7 +113,7 @@ def test_what_a_screen_reader_is_told(browser: Browser) -> None:
             '- textbox "Moment (UTC)"',
             '- heading "How we know" [level=4]',
             '- rowheader "KV tokens"',
-            '- region "Unknown, and why":',
+            '- region "Not judged, and why":',
             "- contentinfo:",
         ):
             assert line in told, line
@@ -228,7 +228,7 @@ def test_a_lost_connection_is_said_and_found_again(browser: Browser) -> None:
         server.status = 503
         line = page.locator("#connection")
         expect(line).to_contain_text("lost at")
-        expect(line).to_contain_text("kneewatch answers with status 503")
+        expect(line).to_contain_text("kneewatch responded with status 503")
         expect(page.locator("html")).to_have_class("js is-lost")
         expect(page.locator("h1")).to_contain_text("KV cache full: vLLM preempts")
         server.status = 200
@@ -243,7 +243,7 @@ def test_no_answer_at_all_and_another_page_instead_of_ours(browser: Browser) -> 
         page.unroute("**/triage")
         expect(page.locator("#connection")).to_have_text("")
         page.route("**/triage", lambda route: route.fulfill(body="<p>Sign in</p>"))
-        expect(page.locator("#connection")).to_contain_text("you may have to sign in again")
+        expect(page.locator("#connection")).to_contain_text("you may need to sign in again")
         expect(page.locator("h1")).to_contain_text("KV cache full: vLLM preempts")
         assert server.asked
 

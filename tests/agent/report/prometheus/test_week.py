@@ -128,7 +128,7 @@ def test_the_planted_is_named_and_nothing_else_and_the_figures_are_those_made(
     (change,) = report["data_quality"]["changes"]
     assert change["what"] == "restarted, configuration unchanged"
     methods = {one["figure"]: one["how"] for one in report["data_quality"]["methods"]}
-    assert methods["incidents"].startswith("The steps of each engine are searched")
+    assert methods["incidents"].startswith("Each engine's steps are searched")
     assert {one.figure for one in METHODS} <= methods.keys()
     notes = " ".join(report["data_quality"]["notes"])
     assert "GPU figures of 10 of 10 engines" in notes
