@@ -223,6 +223,13 @@ OUTSIDE_S = E2E_S - Signal("queue_mean_s") - Signal("prefill_mean_s") - Signal("
 """Time of a request that the engine does not account for, all of requests that ended: the API
 server's process prepares the prompt before, and turns tokens into text after."""
 
+LONGER_THAN_STEPS = (
+    (OUTSIDE_S > Signal("prefill_p99_s"))
+    & (OUTSIDE_S > Signal("itl_stall_time_ratio") * Signal("decode_mean_s"))
+).assume(unknown=True)
+"""The engine takes new requests into its queue between two steps. The wait for a long step, or for
+an engine that hung, is outside too: prefills or the pauses of running requests are as long then."""
+
 HOST_CONTENTION = CauseRecord(
     id="host_contention",
     title="The host lacks CPU",
@@ -269,6 +276,7 @@ HOST_CONTENTION = CauseRecord(
         Form(
             gate=(OUTSIDE_S >= 1.0)
             & (OUTSIDE_S >= 0.3 * E2E_S)
+            & LONGER_THAN_STEPS
             & NOT_EVICTING
             & (SERVED * WINDOW_S >= 4.0),
             start=Number(0.0),

@@ -79,9 +79,17 @@ def demand_ratio(values: Mapping[str, float | None]) -> float | None:
 
 def requests_fall(values: Mapping[str, float | None], *, window_s: float) -> bool:
     """Whether requests in flight fall by more than chance: in the window more ended than arrived,
-    by more than a standard deviation of two random counts. False where either is unknown."""
+    by more than a standard deviation of two random counts. False where either is unknown, and while
+    more are in flight than on average in the window: an arrival is counted at its first token, and
+    long prompts fill the cache before theirs."""
     arrivals, completions = values.get("arrival_per_s"), values.get("completed_per_s")
     if arrivals is None or completions is None:
+        return False
+    now, mean = (
+        sum(values.get(key + part) or 0.0 for key in ("running", "waiting"))
+        for part in ("", "_avg")
+    )
+    if now > mean:
         return False
     return (completions - arrivals) * window_s > sqrt((completions + arrivals) * window_s)
 

@@ -321,6 +321,14 @@ OTHERS: Mapping[str, Situation] = {
         e2e_mean_s=1.5, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=0.1,
         completed_per_s=0.1,
     ),
+    "host_contention: not outside for one long step": CALM.but(
+        e2e_mean_s=5.0, queue_mean_s=0.05, prefill_mean_s=1.0, prefill_p99_s=2.0,
+        decode_mean_s=2.0, completed_per_s=1.0,
+    ),
+    "host_contention: not outside for pauses of all": CALM.but(
+        e2e_mean_s=5.0, queue_mean_s=0.05, prefill_mean_s=0.1, decode_mean_s=3.0,
+        itl_stall_time_ratio=0.7, completed_per_s=1.0,
+    ),
     "slow_steps:a neighbour on the GPU": SLOW_STEPS.but(gpu_neighbour_memory_ratio=0.03),
     "slow_steps:beyond the work": SLOW_STEPS.but(
         running_avg=20.0, kv_usage_avg_ratio=0.8, itl_mean_drift_ratio=17.0,
@@ -405,7 +413,7 @@ OTHERS: Mapping[str, Situation] = {
         f"{cause}:{name}": replace(
             CALM.but(
                 itl_p50_s=itl_p50_s,
-                itl_p99_s=0.15,
+                itl_p99_s=0.6,
                 ttft_p99_s=1.5,
                 prefill_mean_s=prefill_s,
                 queue_mean_s=0.02,
@@ -417,10 +425,20 @@ OTHERS: Mapping[str, Situation] = {
     },
     "decode_bound:both targets": replace(
         CALM.but(
-            itl_p50_s=0.08, itl_p99_s=0.15, ttft_p99_s=1.5, prefill_mean_s=0.1, queue_mean_s=0.02
+            itl_p50_s=0.08, itl_p99_s=0.6, ttft_p99_s=1.5, prefill_mean_s=0.1, queue_mean_s=0.02
         ),
         targets=SLOW,
     ),
+    **{
+        f"{cause}:a few long prompts": replace(
+            CALM.but(
+                itl_p50_s=0.08, itl_p99_s=0.4, ttft_p99_s=1.5, prefill_mean_s=0.1,
+                queue_mean_s=0.02,
+            ),
+            targets=SLOW,
+        )
+        for cause in ("slo_conflict", "prefill_bound")
+    },
     "prefill_bound:share": PREFILL.but(prefill_mean_s=0.8, queue_mean_s=0.1),
     "prefill_bound:alone": PREFILL.but(prefill_mean_s=1.2, queue_mean_s=2.0),
     "prefill_bound:compute": PREFILL.but(ttft_p99_s=1.2, **COMPUTE),

@@ -755,6 +755,7 @@ def test_slow_steps_that_break_both_targets_are_no_conflict_of_them(itl_target_s
     [
         pytest.param({"prefill_mean_s": 1.5}, id="prompts take many steps"),
         pytest.param({"itl_p50_s": 0.05}, id="the tail of ITL"),
+        pytest.param({"ttft_p99_s": 4.5}, id="a few long prompts"),
         pytest.param({"prefill_mean_s": None}, id="prefill is unknown"),
     ],
 )
@@ -780,3 +781,24 @@ def test_prompts_that_break_both_targets_are_a_conflict_of_them() -> None:
     behind = long_prompts.but(prefill_mean_s=0.6, queue_mean_s=0.6)
     (head,) = ranked(conclude(behind.facts()))
     assert head.id == "prefill_interference", "prompts wait behind others"
+
+
+OUTSIDE = CALM.but(
+    e2e_mean_s=40.0, queue_mean_s=1.0, prefill_mean_s=0.1, decode_mean_s=22.0, completed_per_s=2.0
+)
+"""Requests spend 16.9 s outside the engine."""
+
+
+@pytest.mark.parametrize(
+    ("values", "is_said"),
+    [
+        pytest.param({}, True, id="steps are short"),
+        pytest.param({"prefill_p99_s": 18.0}, False, id="a prompt is prefilled in one long step"),
+        pytest.param({"itl_stall_time_ratio": 0.9}, False, id="the engine hung for a while"),
+        pytest.param({"prefill_p99_s": 5.0, "itl_stall_time_ratio": 0.3}, True, id="it is longer"),
+    ],
+)
+def test_what_waits_for_the_end_of_a_step_does_not_wait_for_the_api_server(
+    values: dict[str, float], *, is_said: bool
+) -> None:
+    assert ("host_contention" in OUTSIDE.but(**values).causes()) == is_said

@@ -113,6 +113,22 @@ def test_a_climb_is_over_when_more_requests_end_than_arrive(
     assert (told["kv_demand_ahead_ratio"] == told["kv_demand_ratio"]) != is_forecast
 
 
+@pytest.mark.parametrize(
+    ("running", "waiting", "is_forecast"),
+    [
+        pytest.param(12.0, 0.0, True, id="prompts are under prefill: their first tokens are late"),
+        pytest.param(10.0, 2.0, True, id="they queue"),
+        pytest.param(9.0, 0.0, False, id="fewer are in flight than before"),
+    ],
+)
+def test_a_climb_goes_on_while_requests_in_flight_do_not_fall(
+    running: float, waiting: float, *, is_forecast: bool
+) -> None:
+    flows = {"arrival_per_s": 0.2, "completed_per_s": 0.4}
+    told = climbing(1.25, to=0.7, flows={**flows, "running": running, "waiting": waiting})
+    assert (told["kv_exhausted_in_s"] is not None) == is_forecast
+
+
 def test_a_restart_forgets_the_trend() -> None:
     forecaster = climb(5e-4)
     forecaster.forget()
