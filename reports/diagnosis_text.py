@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.causes.evidence import Cause, Counterfactual
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.server_facts import (
     KV_TOKENS,
@@ -306,11 +306,18 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
     return lines
 
 
+def _turn(point: Counterfactual) -> str:
+    """How the signal gets beyond the point; no count or rate drops below 0."""
+    if point.above:
+        return "rises above"
+    return "drops below" if point.at else "falls to"
+
+
 def unless_words(cause: Cause) -> str:
     """The values at which this cause would clear; empty if unknown."""
     points = [
-        f"{point.signal} {'rises above' if point.above else 'drops below'} "
-        f"{quantity(point.signal, point.at)} (at the time: {quantity(point.signal, point.now)})"
+        f"{point.signal} {_turn(point)} {quantity(point.signal, point.at)} "
+        f"(at the time: {quantity(point.signal, point.now)})"
         for point in cause.unless
     ]
     return f"clears if {' or '.join(points)}" if points else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -127,7 +128,9 @@ def with_thresholds(
     by_id = {rule.id: rule for rule in rules}
     for rule_id in thresholds:
         if rule_id not in by_id:
-            raise SettingsError(f"{origin}: no rule {rule_id!r}; there are {', '.join(by_id)}")
+            near = get_close_matches(rule_id, by_id, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(by_id)}"
+            raise SettingsError(f"{origin}: no rule {rule_id!r}; {hint}")
     return tuple(_with_bounds(rule, thresholds.get(rule.id, {}), origin) for rule in rules)
 
 

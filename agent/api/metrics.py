@@ -172,7 +172,8 @@ class OwnMetrics(Collector):
         families.add("store_dropped_cycles_total", stats.dropped)
         families.add("store_size_bytes", stats.bytes)
         families.add("store_working", not stats.last_error)
-        families.add("store_oldest_timestamp_seconds", stats.oldest_s)
+        if stats.oldest_s is not None:
+            families.add("store_oldest_timestamp_seconds", stats.oldest_s)
         yield from families
 
 

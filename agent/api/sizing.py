@@ -102,10 +102,11 @@ def converted(name: str, kind: object, value: object) -> object:
 
 
 def _converted(kind: object, value: object) -> object:
-    if kind is bool and isinstance(value, bool | str):
-        return value if isinstance(value, bool) else BOOLEANS[value.lower()]
-    if kind is str and isinstance(value, str):
-        if value.isprintable() and 0 < len(value) <= LONGEST_TEXT:
+    if kind is bool:
+        if isinstance(value, bool | str):
+            return value if isinstance(value, bool) else BOOLEANS[value.lower()]
+    elif kind is str:
+        if isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_TEXT:
             return value
     elif isinstance(value, str | int | float) and not isinstance(value, bool):
         number = SPAN.convert(value, None, None) if kind is SPAN else float(value)

@@ -31,7 +31,8 @@ TLS_NOT_SPOKEN = {
 }
 CLIENT_HINT = "set client_cert_file and client_key_file if the server requires a client certificate"
 PORT_HINT = (
-    "check the vLLM process and its log, then `curl` its /metrics; vLLM's default port is 8000"
+    "check that vLLM runs and listens on this address, then `curl` its /metrics; vLLM's default "
+    "port is 8000"
 )
 
 

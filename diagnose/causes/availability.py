@@ -64,8 +64,10 @@ class Stalled(Leaf):
     no request finished, no prefill that goes further than those before it.
 
     The half minute does not scale with the window: a prefill takes as long whatever the window is.
-    A shorter watch concludes it sooner, at `info`; `whole` demands the whole half minute. Where the
-    engine's prefills last longer it is as long as one may. False where the page lacks the counters.
+    A shorter watch concludes it sooner, at `info`, unless a prefill explains it; `whole` demands
+    the whole half minute and, where the engine's prefills last longer, as long as one of them may.
+    After half a minute a queue is explained by it in any case: more replicas or seats would not
+    help. False where the page lacks the counters.
     PromQL looks back on four scrapes at least, and also on `WIDE_RANGE_S`, for servers that are
     scraped more seldom than the rules were made for; of the engine's prefills it sees the longest
     that was counted.
@@ -74,10 +76,11 @@ class Stalled(Leaf):
     whole: bool = False
 
     def source(self, scope: Scope, *, side: bool) -> str:
-        least_s = f"{STALLED_S}"
-        if not self.whole:
-            least_s = f"min({STALLED_S}, max({STALL_NOTED_S}, {STALLED_S} * facts.scale))"
-        from_s = f"max({least_s}, facts.values.get({PREFILL_SILENCE!r}) or 0.0)"
+        noted_s = f"max({STALL_NOTED_S}, {STALLED_S} * facts.scale)"
+        explained_s = f"(facts.values.get({PREFILL_SILENCE!r}) or 0.0)"
+        from_s = f"min({STALLED_S}, max({noted_s}, {explained_s}))"
+        if self.whole:
+            from_s = f"max({STALLED_S}, {explained_s})"
         return f"((facts.streaks_s.get('stalled', -1.0) >= {from_s}) is {side})"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
@@ -104,7 +107,10 @@ class Stalled(Leaf):
         )
         in_flight = IN_FLIGHT.promql(to)
         prefills = to.dialect.sum(to.raw(PREFILL, "_bucket"), "le")
-        in_prefill = f" unless (histogram_quantile(1, {prefills}) > {number(span_s)})"
+        running = f"({RUNNING.promql(to)} >= 1)"
+        in_prefill = (
+            f" unless ((histogram_quantile(1, {prefills}) > {number(span_s)}) and {running})"
+        )
         return (
             f"(((min_over_time({in_flight}[{span}:{step}]) >= 1) and ({tokens} == 0)"
             f" and ({filled} < {before} + {number(FILLED_MIN)})) unless ({answered} > 0)"

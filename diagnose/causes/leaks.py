@@ -210,9 +210,9 @@ HOST_MEMORY_LEAK = CauseRecord(
             ),
             say=((ALWAYS, _grows),),
             summary="Host memory climbs for hours at equal load",
-            lever="Restart the server in a quiet hour before that, and report it to vLLM with the "
-            "version, the features in use (multimodal input, KV connector, structured output) and "
-            "this growth.",
+            lever="Restart the server in a quiet hour before host memory runs out. Report it to "
+            "vLLM with the version, the features in use (multimodal input, KV connector, "
+            "structured output) and the growth per hour.",
             guide=("9.4",),
         ),
     ),

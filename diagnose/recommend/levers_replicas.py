@@ -80,9 +80,7 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         checks=[
             "confirm that the router balances the load and keeps requests that share a prefix "
             "together",
-            f"use consistent hashing where the router hashes prefixes: it moves "
-            f"{_moved(now, total, modulo=False):.0%} of them to other replicas, modulo hashing "
-            f"{_moved(now, total, modulo=True):.0%}",
+            *_hashing_check(now, total),
         ],
         risk="A new replica starts with an empty prefix cache.",
         verify=[
@@ -93,8 +91,18 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     )
 
 
-def _moved(replicas: int, new_replicas: int, *, modulo: bool) -> float:
-    return remapped_ratio(replicas=replicas, new_replicas=new_replicas, consistent=not modulo)
+def _hashing_check(replicas: int, new_replicas: int) -> list[str]:
+    """What hashing to check where it matters how the router assigns prefixes to replicas."""
+    consistent, modulo = (
+        remapped_ratio(replicas=replicas, new_replicas=new_replicas, consistent=by_ring)
+        for by_ring in (True, False)
+    )
+    if consistent >= modulo:
+        return []
+    return [
+        "if the router hashes prefixes, confirm that it hashes consistently: that moves "
+        f"{consistent:.0%} of them to another replica, modulo hashing {modulo:.0%}"
+    ]
 
 
 def _load_ratio(context: LeverContext) -> float | None:

@@ -72,7 +72,8 @@ def memory_notes(answer: Memory, concurrency: float) -> Iterator[str]:
     elif longest < setup.longest_tokens:
         yield (
             f"vLLM would not start: the KV cache is too small for one request of "
-            f"{setup.longest_tokens:,} tokens; use --max-model-len {longest}"
+            f"{setup.longest_tokens:,} tokens; use --max-model-len "
+            f"{min(longest, setup.model.max_context_tokens or longest)}"
         )
     elif blocks * _TIGHT_RATIO <= layout.request_blocks(setup.longest_tokens):
         yield (

@@ -157,7 +157,7 @@ WRONG = {
     "rules.KV-EVICT = 1": "file k.toml: rules.KV-EVICT must be rules.<ID>.<severity> = number",
     "rules.KV-EVICT.warning = 'x'": "must be rules.<ID>.<severity> = number",
     "rules.KV-EVICT.warning = nan": "must be rules.<ID>.<severity> = number",
-    "rules.KV-EVICTS.warning = 1": "file k.toml: no rule 'KV-EVICTS'; there are KV-EVICT, ",
+    "rules.KV-EVICTS.warning = 1": "file k.toml: no rule 'KV-EVICTS'; did you mean KV-EVICT?",
     "log.level = 'loud'": "file k.toml: log.level must be one of debug, info, warning, error, not "
     "'loud'",
     "gpu_metrics = 'ftp://host'": "file k.toml: gpu_metrics: not a target: 'ftp://host': the",

@@ -139,7 +139,7 @@ def test_fewer_gpus_each_and_more_replicas() -> None:
     )
     assert made.cost_usd_per_hour == 0
     price = LLAMA.gpu.usd_per_hour if LLAMA.gpu else 0.0
-    assert made.predicted["usd_per_million_tokens_at_limit"] == pytest.approx(price / 3.6, rel=1e-5)
+    assert made.predicted["usd_per_million_tokens_at_limit"] == pytest.approx(price / 3.6, rel=5e-4)
     assert "4 would match the present throughput" in made.summary
     assert made.predicted["kv_capacity_tokens"] < made.before["kv_capacity_tokens"] / 4
     assert made.predicted["kv_demand_ratio"] < 0.9

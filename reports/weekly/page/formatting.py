@@ -219,9 +219,10 @@ def flag(change: FlagChange) -> str:
 
 
 def as_sentence(text: str) -> str:
-    """A text as a sentence; a first word with a sign in it (a flag, a name) keeps its case."""
+    """A text as a sentence. A first word keeps its case if it has a sign or a capital in it: a flag
+    or a name, such as vLLM."""
     first = text.split(" ", 1)[0]
-    begun = text[:1].upper() + text[1:] if first.isalpha() else text
+    begun = text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
     return begun if not begun or begun.endswith((".", "!", "?")) else f"{begun}."
 
 

@@ -100,6 +100,17 @@ def test_what_is_wrong_is_named(given: dict[str, Any], said: str) -> None:
         assert said in refused(client, **given)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("vllm_version", 0.11), ("model", 8), ("kv_cache_dtype", 8), ("enforce_eager", 1)],
+)
+def test_json_of_another_type_is_refused(name: str, value: object) -> None:
+    with asking(service_of()) as client:
+        answer = client.post(SIZE, {**LLAMA, "tp": 4, name: value})
+    assert answer.status_code == 422, answer.text
+    assert f"{name}: must be" in answer.text
+
+
 def test_a_parameter_given_twice_is_refused() -> None:
     with asking(service_of()) as client:
         answer = client.get(f"{SIZE}?tp=1&tp=2")

@@ -106,6 +106,31 @@ def test_a_pause_as_long_as_those_that_ended_with_a_first_token_is_no_stall() ->
     assert diagnoses[240.0].causes[0].severity == Severity.CRITICAL
 
 
+def hung(at_s: float) -> Load:
+    """A silence of 80 s that ends with first tokens; from 180 s on the engine hangs for good."""
+    return SILENT if 60 <= at_s < 140 or at_s >= 180 else SERVING
+
+
+def test_a_hang_that_a_prefill_might_explain_is_noted_after_half_a_minute() -> None:
+    diagnoses = of_pages(hung, 320.0)
+    assert silence_said(diagnoses, 200.0, 206.0) == set()
+    assert silence_said(diagnoses, 216.0, 280.0) == {"info"}, (
+        "a silence of up to 120 s is explained"
+    )
+    noted = next(c for c in diagnoses[230.0].causes if c.id == "engine_stalled")
+    assert noted.summary.startswith("Engine stalled, or one long prefill: no token for")
+    assert silence_said(diagnoses, 304.0, 320.0) == {"critical"}
+
+
+def test_a_queue_behind_such_a_silence_is_reported_under_it() -> None:
+    def queued(at_s: float) -> Load:
+        load = hung(at_s)
+        return replace(load, waiting=20) if load is SILENT else load
+
+    first = of_pages(queued, 240.0)[240.0].causes[0]
+    assert (first.id, list(first.explains)) == ("engine_stalled", ["queue_saturation"])
+
+
 def test_blocks_taken_since_the_last_token_explain_a_pause_at_the_usual_prefill_speed() -> None:
     def taking(kv_ratio: float) -> Phases:
         return lambda at_s: (
