@@ -72,7 +72,7 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         REPLICAS,
         [(REPLICAS, now, total)],
         f"The load is {ratio:.2g}x the capacity of {now} replica{'s' if now > 1 else ''}{assumed}: "
-        f"{carry}{total} include{'s' if total == 1 else ''} a safety factor of "
+        f"{carry}{total} with a safety factor of "
         f"{SAFETY_DEFAULT:g}.{drain_words}",
         before=present(context),
         predicted=numbers,

@@ -69,7 +69,7 @@ def change_view(recommendation: Recommendation, key: str = "") -> ChangeView:
         tuple(_words(change) for change in recommendation.changes if not _arguments(change)),
         tuple(map(_words, recommendation.changes)),
         tuple(_numbers(recommendation)),
-        _cost(recommendation.cost_usd_per_hour),
+        _cost(recommendation),
         "Not enough alone." if demand > KV_TARGET_RATIO else "",
         recommendation.checks,
         recommendation.verify,
@@ -119,10 +119,14 @@ def _numbers(recommendation: Recommendation) -> list[Moved]:
     return rows
 
 
-def _cost(usd_per_hour: float | None) -> str:
+def _cost(recommendation: Recommendation) -> str:
+    usd_per_hour = recommendation.cost_usd_per_hour
     if usd_per_hour is None:
-        return "unknown"
-    return f"{usd_per_hour:+,.2f} USD/h" if usd_per_hour else "nothing"
+        price = "price unknown"
+    else:
+        price = f"{usd_per_hour:+,.2f} USD/h" if usd_per_hour else "no change in price"
+    restarts = any(change.flag.startswith("--") for change in recommendation.changes)
+    return f"{price}; needs a restart, which empties the caches" if restarts else price
 
 
 # --- Causes, vital signs and findings, each with its chart ----------------------------------------

@@ -194,7 +194,8 @@ def _columns(header: Sequence[str]) -> dict[int, Column]:
     missing = [field for field in _NEEDED if field not in names]
     if missing:
         raise refuse(
-            f"no column for {', '.join(missing)} among {', '.join(map(repr, header))}",
+            f"no column for {', '.join(missing)} among {', '.join(map(repr, header))}; "
+            f"accepted names are like {', '.join(ACCEPTED)}",
             *ACCEPTED,
         )
     return held

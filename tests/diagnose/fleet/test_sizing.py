@@ -103,7 +103,7 @@ def test_a_backlog_is_no_demand(waiting: float) -> None:
     # 6 % more arrive than are served: 8 x 1.06 = 8.48, and with the safety factor of 1.3 11.02.
     assert size.needed == 12
     (made,) = [one.made for one in found.advice if one.made.id == "replicas"]
-    assert "9 can serve it, 12 include a safety factor of 1.3" in made.summary
+    assert "9 can serve it, 12 with a safety factor of 1.3" in made.summary
     spare_per_s = 12 * 4.0 - 8 * 4.24
     assert made.predicted["backlog_drain_s"] == pytest.approx(8 * waiting / spare_per_s, rel=1e-3)
 

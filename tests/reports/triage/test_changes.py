@@ -58,10 +58,13 @@ def test_numbers_that_move() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cost", "words"), [(0.0, "nothing"), (None, "unknown"), (7.5, "+7.50 USD/h")]
+    ("cost", "words"),
+    [(0.0, "no change in price"), (None, "price unknown"), (7.5, "+7.50 USD/h")],
 )
 def test_what_it_costs(cost: float | None, words: str) -> None:
-    assert made(Change("--a", 1, 2), cost_usd_per_hour=cost).cost == words
+    assert made(Change("replicas", 1, 2), cost_usd_per_hour=cost).cost == words
+    of_flag = made(Change("--a", 1, 2), cost_usd_per_hour=cost).cost
+    assert of_flag == f"{words}; needs a restart, which empties the caches"
 
 
 def test_a_change_that_does_not_suffice_says_so() -> None:

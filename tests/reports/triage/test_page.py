@@ -141,7 +141,7 @@ def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Nod
     told = change.text
     assert "Then verify num_gpu_blocks in vllm:cache_config_info is about 1152" in told
     assert "Risk vLLM runs out of memory at start if the blocks do not fit." in told
-    assert "Cost nothing" in told
+    assert "Cost no change in price; needs a restart" in told
     assert "Unknown TTFT and ITL after the change (not measured beyond " in told
     others = [node.one("summary").text for node in cascade.every("details", css="change")]
     assert others[0] == (
