@@ -174,7 +174,7 @@ def test_a_server_without_a_page(serving: Start, main: Main, clock: Clock, kind:
 
 def test_a_server_that_refuses(main: Main) -> None:
     url = unused_url()
-    assert_told(main("diagnose", url), url, "connection refused", "check the vLLM process")
+    assert_told(main("diagnose", url), url, "connection refused", "check that vLLM runs")
 
 
 def test_a_name_that_cannot_be_resolved(main: Main) -> None:

@@ -100,7 +100,7 @@ def test_a_server_that_is_down(main: Main, tmp_path: Path) -> None:
     file = tmp_path / "down.jsonl.gz"
     told = main("record", url, file, "--for", "0.3s", "--interval", "0.1s")
     assert (told.status, told.out) == (2, "")
-    assert "connection refused (recorded; continuing); try: check the vLLM process" in told.err
+    assert "connection refused (recorded; continuing); try: check that vLLM runs" in told.err
     assert told.err.count("connection refused") == 1, "once, not with every scrape"
     entries = list(CaptureReader(file))
     assert {entry.error for entry in entries} == {f"{url}: connection refused"}
