@@ -205,7 +205,7 @@ def test_the_real_endpoint(tmp_path: Path) -> None:
     with served(service) as server:
         wall = watched(daemon_feed(server.url, settings_of(), None), noted)
         assert "--token-file" in wall.daemon_notes()[0]
-        feed = daemon_feed(f"{server.url}/triage", settings_of(), str(token))
+        feed = daemon_feed(f"{server.url}/triage", settings_of(), token)
         wall = watched(feed, lambda wall: any(row.diagnosis for row in wall.rows()))
     found = {row.name: (row.health, row.stale) for row in wall.rows()}
     assert found == {

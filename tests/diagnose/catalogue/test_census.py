@@ -506,6 +506,9 @@ def blocks(*layers: tuple[int | None, float]) -> dict[str, Any]:
     }
 
 
+NO_HEADS: dict[str, dict[str, int]] = {"attention": {}, "ffn": {}}
+
+
 def test_layers_with_heads_and_widths_of_their_own() -> None:
     document = blocks((8, 2.625), (None, 1.0), (8, 0.0), (16, 1.3125))
     described = model_from_config("m", document)
@@ -522,7 +525,7 @@ def test_layers_with_heads_and_widths_of_their_own() -> None:
     [
         pytest.param({"num_hidden_layers": 3}, id="fewer blocks than layers"),
         pytest.param({"block_configs": [1, 2]}, id="no objects"),
-        pytest.param({"block_configs": [{"attention": {}, "ffn": {}}] * 2}, id="no heads"),
+        pytest.param({"block_configs": [NO_HEADS] * 2}, id="no heads"),
         pytest.param(
             {"block_configs": [{"attention": {"replace_with_linear": True}, "ffn": {}}] * 2},
             id="a linear map",
