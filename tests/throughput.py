@@ -270,14 +270,14 @@ def family(point: Point) -> str:
 
 
 def family_median_errors(
-    chosen: Sequence[Point], found: Sequence[Estimate] | None = None
+    chosen: Sequence[Point], estimates: Sequence[Estimate] | None = None
 ) -> dict[str, float]:
     """The median error of output tokens/s of each family of models, signed."""
-    found = errors(chosen) if found is None else found
+    estimates = errors(chosen) if estimates is None else estimates
     return {
         name: statistics.median(
             error.output_tokens_per_s
-            for point, error in zip(chosen, found, strict=True)
+            for point, error in zip(chosen, estimates, strict=True)
             if family(point) == name
         )
         for name in sorted({family(point) for point in chosen})

@@ -727,11 +727,11 @@ def test_answers_that_run_away_head_the_queue_that_they_make(
     )
     quiet = {**queued.quiet, "generation_tokens_per_s": 200.0 * quiet_per_s}
     causes = replace(queued, quiet=quiet).causes()
-    told = ranked([causes["runaway_generation"], causes[queue]])
-    assert len(told) == heads
+    reported = ranked([causes["runaway_generation"], causes[queue]])
+    assert len(reported) == heads
     if heads == 1:
-        assert told[0].id == "runaway_generation"
-        assert told[0].severity == causes[queue].severity
+        assert reported[0].id == "runaway_generation"
+        assert reported[0].severity == causes[queue].severity
 
 
 SLOW_STEPS = replace(
@@ -760,9 +760,9 @@ def test_slow_steps_that_break_both_targets_are_no_conflict_of_them(itl_target_s
     ],
 )
 def test_a_conflict_of_targets_needs_more_than_slow_steps(values: dict[str, float | None]) -> None:
-    found = SLOW_STEPS.but(**values).causes()
-    assert {"slo_conflict", "prefill_interference"} & set(found)
-    assert found.get("decode_bound") is None or found["decode_bound"].severity < Severity.CRITICAL
+    causes = SLOW_STEPS.but(**values).causes()
+    assert {"slo_conflict", "prefill_interference"} & set(causes)
+    assert causes.get("decode_bound") is None or causes["decode_bound"].severity < Severity.CRITICAL
 
 
 def test_prompts_that_break_both_targets_are_a_conflict_of_them() -> None:

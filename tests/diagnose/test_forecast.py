@@ -108,9 +108,9 @@ def test_a_climb_is_over_when_more_requests_end_than_arrive(
     arrivals: float, completions: float, *, is_forecast: bool
 ) -> None:
     flows = {"arrival_per_s": arrivals / 60, "completed_per_s": completions / 60}
-    told = climbing(1.25, to=0.7, flows=flows)
-    assert (told["kv_exhausted_in_s"] is not None) == is_forecast
-    assert (told["kv_demand_ahead_ratio"] == told["kv_demand_ratio"]) != is_forecast
+    signals = climbing(1.25, to=0.7, flows=flows)
+    assert (signals["kv_exhausted_in_s"] is not None) == is_forecast
+    assert (signals["kv_demand_ahead_ratio"] == signals["kv_demand_ratio"]) != is_forecast
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_a_climb_goes_on_while_requests_in_flight_do_not_fall(
     running: float, waiting: float, *, is_forecast: bool
 ) -> None:
     flows = {"arrival_per_s": 0.2, "completed_per_s": 0.4}
-    told = climbing(1.25, to=0.7, flows={**flows, "running": running, "waiting": waiting})
-    assert (told["kv_exhausted_in_s"] is not None) == is_forecast
+    signals = climbing(1.25, to=0.7, flows={**flows, "running": running, "waiting": waiting})
+    assert (signals["kv_exhausted_in_s"] is not None) == is_forecast
 
 
 def test_a_restart_forgets_the_trend() -> None:

@@ -70,22 +70,22 @@ def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
     curve = learned(
         *[page(load, input_tokens=tokens) for load in LOADS for tokens in (600.0, INPUT)]
     )
-    made = told(replace(BUSY, curve=curve))
+    advice = told(replace(BUSY, curve=curve))
 
-    seats = made.changes[0].after
+    seats = advice.changes[0].after
     assert isinstance(seats, int)
     assert seats < 100
     request_s = itl_s(seats) + PROMPT_S + (OUTPUT - 1) * itl_s(seats)
     queued_s = (160 - seats) * request_s / seats
-    assert made.predicted["itl_s"] == pytest.approx(itl_s(seats), rel=0.02)
+    assert advice.predicted["itl_s"] == pytest.approx(itl_s(seats), rel=0.02)
     # 0.1 s outside the engine: a TTFT of 3.0 s less its queue and prefill.
     ttft_s = 0.1 + queued_s + itl_s(seats) + PROMPT_S
-    assert made.predicted["ttft_s"] == pytest.approx(ttft_s, rel=0.02)
+    assert advice.predicted["ttft_s"] == pytest.approx(ttft_s, rel=0.02)
     assert (
         "Speed predicted from this server's own step times: 12 windows of 20 to 120 running, the "
-        "oldest of 10 min ago, median error 0%." in made.summary
+        "oldest of 10 min ago, median error 0%." in advice.summary
     )
-    assert not any("TTFT and ITL" in words or "MFU" in words for words in made.unknown)
+    assert not any("TTFT and ITL" in words or "MFU" in words for words in advice.unknown)
 
 
 def test_a_machine_that_has_slowed_down_stays_slow() -> None:
@@ -110,11 +110,11 @@ def test_a_machine_that_has_slowed_down_stays_slow() -> None:
 def test_nothing_is_predicted_for_a_batch_that_never_ran(
     loads: tuple[float, ...], why: str
 ) -> None:
-    made = told(replace(BUSY, curve=learned(*map(page, loads))))
+    advice = told(replace(BUSY, curve=learned(*map(page, loads))))
 
-    assert f"TTFT and ITL after the change ({why})" in made.unknown
-    assert not made.predicted.keys() & {"ttft_s", "itl_s"}
-    assert "Speed predicted" not in made.summary
+    assert f"TTFT and ITL after the change ({why})" in advice.unknown
+    assert not advice.predicted.keys() & {"ttft_s", "itl_s"}
+    assert "Speed predicted" not in advice.summary
 
 
 def test_waits_of_preempted_requests_are_in_no_step() -> None:
@@ -130,8 +130,8 @@ def test_waits_of_preempted_requests_are_in_no_step() -> None:
 
 
 def test_steps_of_another_kind_are_not_predicted_from_the_present_ones() -> None:
-    made = told(replace(BUSY, curve=learned(*map(page, LOADS))), "kv-fp8")
-    assert "itl_s" not in made.predicted
+    advice = told(replace(BUSY, curve=learned(*map(page, LOADS))), "kv-fp8")
+    assert "itl_s" not in advice.predicted
 
 
 def test_context_and_batch_are_told_apart() -> None:

@@ -114,8 +114,8 @@ def test_smaller_tokens_get_larger_blocks() -> None:
 def test_without_a_shared_pool_sliding_layers_keep_everything() -> None:
     """MI325X with a connector: 10.79 GiB hold 157,200 tokens in all 36 layers."""
     layout = kv_layout(GPT_OSS_120B, KvSettings(hybrid_pool=False))
-    found = layout.tokens_of_blocks(10.79 * GIB)
-    assert found == pytest.approx(157_200, rel=1e-3)
+    capacity_tokens = layout.tokens_of_blocks(10.79 * GIB)
+    assert capacity_tokens == pytest.approx(157_200, rel=1e-3)
 
 
 def test_context_parallel_ranks_multiply_capacity() -> None:
