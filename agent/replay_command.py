@@ -18,7 +18,7 @@ from kneewatch.agent.settings.options import timestamp
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import Captures, PageReader, TargetStream, capture_names, infrequent_gc
 from kneewatch.collector.errors import CaptureError, CollectError, SettingsError
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.collector.samples import Layout, Page
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

@@ -21,8 +21,7 @@ from kneewatch.agent.settings.table import BY_KEY
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError, CollectError
-from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.gpu.page import DcgmCollector
 from kneewatch.collector.http.address import metrics_url, parse_target, shown_url
 from kneewatch.collector.http.connection import FetchSettings

@@ -10,8 +10,7 @@ from itertools import accumulate, pairwise
 from operator import gt, sub
 from typing import NamedTuple
 
-from kneewatch.collector.columns import Where
-from kneewatch.collector.scrape_history import History
+from kneewatch.collector.scrape_history import History, Where
 
 
 class Buckets(NamedTuple):

@@ -11,8 +11,7 @@ from random import Random
 
 from kneewatch.agent.stream import PageReader, TargetStream
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.gpu.page import GpuPage, GpuResolver
 from kneewatch.collector.names.dcgm_fields import GpuBinding
 from kneewatch.collector.samples import Page

@@ -11,7 +11,7 @@ from pathlib import Path
 from kneewatch.agent.stream import PageReader, TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

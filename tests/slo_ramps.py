@@ -16,7 +16,7 @@ from random import Random
 from statistics import median
 
 from kneewatch.agent.stream import TargetStream
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import Launch as Stating
 from kneewatch.diagnose.diagnosis_config import Profile

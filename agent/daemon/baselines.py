@@ -16,7 +16,7 @@ from kneewatch.agent.daemon.scheduler import Job
 from kneewatch.agent.store.records import DAY_S, ConfigChange, Series, StoredEngine
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import StoreError
-from kneewatch.collector.names.vllm_series import EngineKey
+from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.learned.knee import (
     FORGOTTEN_S,

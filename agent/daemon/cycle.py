@@ -21,7 +21,7 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.agent.target_state import Board, SourceState, TargetState, backoff_s
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.names.vllm_series import EngineKey
+from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.collector.gpu.nvml import NvmlCollector
 from kneewatch.collector.gpu.nvml_calls import Nvml
 from kneewatch.collector.gpu.page import DcgmCollector, GpuCollector, GpuPage

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from kneewatch.collector.columns import Column
+from kneewatch.collector.scrape_history import Column
 from kneewatch.diagnose.learned.knee import (
     IN_FLIGHT_MIN,
     POINT_SIGNALS,

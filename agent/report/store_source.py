@@ -46,7 +46,7 @@ from kneewatch.agent.store.stored_series import (
     open_counters,
     signal_parts,
 )
-from kneewatch.collector.columns import Column
+from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.figures import Gap

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard, cast
 
 from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting, pair
 from kneewatch.collector.errors import CollectError, SettingsError
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.address import parse_target, shown_url
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated

@@ -31,7 +31,7 @@ from kneewatch.agent.store.columns import (
     value_in_column,
 )
 from kneewatch.agent.store.records import Scrapes
-from kneewatch.collector.columns import Column
+from kneewatch.collector.scrape_history import Column
 
 ReadBytes = Callable[[int, int], bytes]
 """Reads bytes of a blob: called with length and offset."""

@@ -13,8 +13,7 @@ import orjson
 
 from kneewatch.agent.store.columns import LEVEL, DamagedError, to_bytes
 from kneewatch.agent.store.records import Cycle, EngineCycle
-from kneewatch.collector.columns import Column
-from kneewatch.collector.scrape_history import Restart
+from kneewatch.collector.scrape_history import Column, Restart
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.intervals import Verdict, verdict_of

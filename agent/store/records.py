@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kneewatch.collector.columns import Column
-from kneewatch.collector.names.vllm_series import EngineKey
-from kneewatch.collector.scrape_history import Restart
+from kneewatch.collector.names.vllm_metrics import EngineKey
+from kneewatch.collector.scrape_history import Column, Restart
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
 

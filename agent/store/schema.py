@@ -9,8 +9,8 @@ import orjson
 
 from kneewatch.agent.store.chunks import column_of, column_row
 from kneewatch.agent.store.columns import DamagedError
-from kneewatch.collector.columns import Column
 from kneewatch.collector.errors import StoreError
+from kneewatch.collector.scrape_history import Column
 
 APPLICATION_ID = 0x6B6E6565
 """Marks the file as kneewatch's ("knee")."""

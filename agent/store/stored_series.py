@@ -24,7 +24,7 @@ from kneewatch.agent.store.chunks import (
 from kneewatch.agent.store.columns import PURE_PYTHON, DamagedError, Decoders, floats_from_bytes
 from kneewatch.agent.store.records import Scrapes, Series
 from kneewatch.agent.store.schema import SCRAPES, SIGNALS, columns_of, keys_of, rows_of
-from kneewatch.collector.columns import Column
+from kneewatch.collector.scrape_history import Column
 
 Name = TypeVar("Name", bound=Hashable)
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.names.dcgm_fields import GpuBinding, resolve_gpus

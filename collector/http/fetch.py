@@ -11,14 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.http import errors as failures
 from kneewatch.collector.http.address import metrics_url, parse_target, redirected
 from kneewatch.collector.http.connection import (
     FetchSettings,
     TimedSocket,
     TlsAccess,
+    bad_status,
     connect,
+    no_answer,
+    not_metrics,
     request_headers,
+    too_large,
+    truncated,
 )
 
 if TYPE_CHECKING:
@@ -160,7 +164,7 @@ class Fetcher:
             whole = True
         except (http.client.HTTPException, OSError, ValueError) as exc:
             # http.client lets the ValueErrors of its number parsing through.
-            raise failures.no_answer(
+            raise no_answer(
                 self._address,
                 exc,
                 received_bytes=self._timed.received_bytes if self._timed else 0,
@@ -192,7 +196,7 @@ class Fetcher:
             location = response.headers.get("location")
             followed = response.status in REDIRECT_STATUSES and self._post is None
             if not followed or location is None:
-                raise failures.bad_status(
+                raise bad_status(
                     self._address,
                     status=response.status,
                     reason=response.reason,
@@ -264,14 +268,14 @@ class Fetcher:
     def _body(self, response: Answer) -> bytes:
         limit_bytes = self._settings.body_limit_bytes
         if (response.length or 0) > limit_bytes:
-            raise failures.too_large(self._address, limit_bytes, "as the server announces")
+            raise too_large(self._address, limit_bytes, "as the server announces")
         body = response.read(limit_bytes + 1)
         if response.will_close:
             self._disconnect()
         if len(body) > limit_bytes:
-            raise failures.too_large(self._address, limit_bytes, "as sent")
+            raise too_large(self._address, limit_bytes, "as sent")
         if response.length:
-            raise failures.truncated(
+            raise truncated(
                 self._address, f"{len(body)} bytes came and {response.length} are missing"
             )
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
@@ -281,7 +285,7 @@ class Fetcher:
 
     def _unpacked(self, packed: bytes, encoding: str) -> bytes:
         if encoding not in ("gzip", "x-gzip", "deflate"):
-            raise failures.not_metrics(
+            raise not_metrics(
                 self._address,
                 f"the page is compressed as {encoding[:40]!r}, which was not requested",
             )
@@ -291,18 +295,18 @@ class Fetcher:
         try:
             body = inflater.decompress(packed, limit_bytes + 1)
         except zlib.error as exc:
-            raise failures.not_metrics(self._address, "the compressed page is damaged") from exc
+            raise not_metrics(self._address, "the compressed page is damaged") from exc
         if len(body) > limit_bytes:
-            raise failures.too_large(self._address, limit_bytes, "when decompressed")
+            raise too_large(self._address, limit_bytes, "when decompressed")
         if not inflater.eof:
-            raise failures.truncated(self._address, "the compressed page is incomplete")
+            raise truncated(self._address, "the compressed page is incomplete")
         return body
 
     def _check(self, response: Answer, body: bytes, content_type: str) -> None:
         if response.length is None and not response.chunked and not body.endswith(b"\n"):
             # The page ends with the connection: only its last line shows whether it is whole.
-            raise failures.truncated(self._address, "the last line has no line break")
+            raise truncated(self._address, "the last line has no line break")
         if not body or body.isspace():
-            raise failures.not_metrics(self._address, "the page is empty")
+            raise not_metrics(self._address, "the page is empty")
         if content_type.lower().startswith(HTML_TYPES) or body[:256].lstrip()[:1] == b"<":
-            raise failures.not_metrics(self._address, "this is a web page, not metrics")
+            raise not_metrics(self._address, "this is a web page, not metrics")

@@ -1,14 +1,18 @@
-"""The table of vLLM's metrics: names and prefixes. Pure."""
+"""The table of vLLM's metrics, and a page's series by prefix, metric, engine and bucket. Pure."""
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+from kneewatch.collector.samples import Layout
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
 Part = Literal["value", "bucket", "sum", "count", "created"]
@@ -120,3 +124,293 @@ def _samples(metric: Metric, name: str, age: int) -> dict[str, SampleName]:
             f"{name}_created": sample("created"),
         }
     return {name: sample("value")}
+
+
+# --- The vLLM series of a page: prefix, metric, engine and histogram buckets ----------------------
+
+Labels = tuple[tuple[str, str], ...]
+
+_OF_VLLM_ALONE = ("num_preemptions", "num_preemptions_total", "cache_config_info")
+"""Names that no other engine has. A prefix that is not listed needs one of them: other engines took
+over vLLM's names for load, tokens and latency."""
+_UNOWNED = ("lmcache:", "http_requests", "process_resident_memory_bytes")
+"""What names start with that have no prefix of vLLM's and do not name their engine."""
+_OWN = frozenset({"model_name", "engine", "le"})
+# Labels that distinguish replicas on a page with several, the best first: Ray names its replicas,
+# Kubernetes its pods; a Ray worker or a scrape address is the last resort.
+_REPLICA_LABELS = (
+    *("ReplicaId", "replica", "replica_id", "exported_pod", "pod", "pod_name"),
+    *("kubernetes_pod_name", "WorkerId", "worker_id", "exported_instance", "instance"),
+)
+_LISTED_ENGINE = re.compile(r"\[(\d+)\]")  # some 0.8 servers show the list of engines: [0]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKey:
+    """One engine of a page; `replica` is empty unless the page has several of that model and engine
+    number."""
+
+    model: str
+    engine: str
+    replica: str = ""
+
+
+class Found(NamedTuple):
+    """A series of the page that is in the table. A named tuple, because a page has hundreds."""
+
+    position: int
+    sample: SampleName
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True)
+class PageNames:
+    """The series of a page by kind, as positions."""
+
+    prefix: str
+    found: tuple[Found, ...]
+    process_start: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The engines of a page, and for each identified series the indices of its engines.
+
+    `target_labels` come from the deployment or the scraper, not from vLLM.
+    """
+
+    keys: tuple[EngineKey, ...]
+    owners: tuple[tuple[int, ...], ...]
+    target_labels: frozenset[str]
+
+
+def find_prefix(names: Collection[str], table: MetricTable) -> str | None:
+    """The prefix of vLLM's names on this page; None if the page has no core metric."""
+
+    def core(prefix: str) -> int:
+        hits = (table.samples.get(n[len(prefix) :]) for n in names if n.startswith(prefix))
+        return len({hit.metric.name for hit in hits if hit is not None and hit.metric.core})
+
+    best = max(PREFIXES, key=core)
+    if core(best):
+        return best
+    other = {n.removesuffix(own) for n in names for own in _OF_VLLM_ALONE if n.endswith(own)}
+    return max(sorted(filter(core, other)), key=core, default=None)
+
+
+def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:
+    """The meaning of each series of a page, without repeated ones."""
+    samples = {name: _sample(name, prefix, table) for name in {s.name for s in layout.series}}
+    identified: list[Found] = []
+    starts: list[int] = []
+    for position, series in enumerate(layout.series):
+        sample = samples[series.name]
+        if position in layout.repeated:
+            continue
+        if sample is not None:
+            identified.append(Found(position, sample, series.labels))
+        elif series.name == "process_start_time_seconds":
+            starts.append(position)
+    # Several processes on one page: no telling which one is the engine's.
+    start = starts[0] if len(starts) == 1 else None
+    return PageNames(prefix, tuple(identified), start)
+
+
+def _sample(name: str, prefix: str, table: MetricTable) -> SampleName | None:
+    if name.startswith(_UNOWNED):
+        return table.samples.get(name)
+    return table.samples.get(name[len(prefix) :]) if name.startswith(prefix) else None
+
+
+def find_engines(page_series: Sequence[Found]) -> Engines:
+    """The engines that these series belong to.
+
+    A series without a label that others have, such as `admission_rejections` without `engine`,
+    belongs to every engine that it does not contradict. Series of LMCache and of the HTTP server do
+    not name their engine: on a page with several engines they belong to none.
+    """
+    anchors = _anchors(page_series)
+    target = frozenset(label for _, labels in anchors for label, _ in labels) - _OWN
+    reader = _KeyReader(anchors, _replica_labels(anchors, target))
+    partial = [reader.read(f) for f in page_series]
+    kinds = set(partial)
+    keys = {reader.key(part) for part in kinds if reader.is_full(part)}
+    for part in sorted(kinds, key=_most_said_first):
+        if part.model is not None and not any(part.fits(key) for key in keys):
+            keys.add(reader.key(part))
+    ordered = tuple(sorted(keys or {EngineKey("", "0")}, key=_order))
+    owners = {part: tuple(i for i, key in enumerate(ordered) if part.fits(key)) for part in kinds}
+    return Engines(
+        keys=ordered,
+        owners=tuple(
+            () if len(ordered) > 1 and is_unowned(f) else owners[part]
+            for f, part in zip(page_series, partial, strict=True)
+        ),
+        target_labels=target,
+    )
+
+
+class _Partial(NamedTuple):
+    """The parts of an engine's key that a series has."""
+
+    model: str | None
+    engine: str | None
+    replica: str | None
+
+    def fits(self, key: EngineKey) -> bool:
+        return (
+            self.model in (None, key.model)
+            and self.engine in (None, key.engine)
+            and self.replica in (None, key.replica)
+        )
+
+
+class _KeyReader:
+    """Reads engine keys from labels; the core metrics show which labels the page uses."""
+
+    def __init__(self, anchors: Sequence[tuple[Labels, Labels]], replica: Sequence[str]) -> None:
+        used = {label for _, labels in anchors for label, _ in labels}
+        self._model, self._engine = "model_name" in used, "engine" in used
+        self._replica = replica
+
+    def read(self, series: Found) -> _Partial:
+        """The parts of the engine's key that one series has."""
+        if is_unowned(series):  # a model_name is LMCache's own
+            return _Partial(None, None, None)
+        model = engine = replica = None
+        for label, value in series.labels:
+            if label == "model_name":
+                model = value
+            elif label == "engine":
+                listed = None if value.isdecimal() else _LISTED_ENGINE.fullmatch(value)
+                engine = listed[1] if listed else value
+        if self._replica:
+            labels = dict(series.labels)
+            if not labels.keys().isdisjoint(self._replica):
+                replica = "/".join(labels.get(label, "") for label in self._replica)
+        return _Partial(model, engine, replica)
+
+    def is_full(self, part: _Partial) -> bool:
+        """Whether a series has all labels that distinguish engines on this page."""
+        return (
+            (part.model is not None or not self._model)
+            and (part.engine is not None or not self._engine)
+            and (part.replica is not None or not self._replica)
+            and (part.model, part.engine, part.replica) != (None, None, None)
+        )
+
+    def key(self, part: _Partial) -> EngineKey:
+        """The key of a series' engine; the V0 engine has no number and gets 0."""
+        return EngineKey(part.model or "", part.engine or "0", part.replica or "")
+
+
+def is_unowned(series: Found) -> bool:
+    """Whether a series does not name its engine: those of LMCache and of the HTTP server."""
+    return series.sample.spelling.startswith(_UNOWNED)
+
+
+def _anchors(page_series: Sequence[Found]) -> list[tuple[Labels, Labels]]:
+    """For each series of a core metric: its name with its own labels, and its other labels.
+
+    The own labels of core metrics are known, so all other labels come from the target.
+    """
+    core = [f for f in page_series if f.sample.metric.core and f.sample.part != "created"]
+    plain = [f for f in core if f.sample.part != "bucket"]
+    anchors: list[tuple[Labels, Labels]] = []
+    for f in plain or core:
+        own = {*f.sample.metric.labels, "le"}
+        name = (("", f"{f.sample.spelling} {f.sample.part} {f.sample.rank}"),)
+        mine = tuple(pair for pair in f.labels if pair[0] in own)
+        anchors.append((name + mine, tuple(pair for pair in f.labels if pair[0] not in own)))
+    return anchors
+
+
+def _replica_labels(
+    anchors: Sequence[tuple[Labels, Labels]], target: frozenset[str]
+) -> tuple[str, ...]:
+    """The labels that distinguish series of the same metric, model and engine."""
+    chosen: list[str] = []
+    rows = [(name, dict(labels)) for name, labels in anchors]
+    for candidate in (*_REPLICA_LABELS, *sorted(target.difference(_REPLICA_LABELS))):
+        if candidate not in target:
+            continue
+        groups: dict[tuple[object, ...], set[str]] = {}
+        for name, labels in rows:
+            values = (labels.get(label, "") for label in ("model_name", "engine", *chosen))
+            groups.setdefault((name, *values), set()).add(labels.get(candidate, ""))
+        if _any_split(groups.values()):
+            chosen.append(candidate)
+    return tuple(chosen)
+
+
+def _any_split(groups: Iterable[set[str]]) -> bool:
+    return any(len(values) > 1 for values in groups)
+
+
+def _most_said_first(part: _Partial) -> tuple[int, str]:
+    return -sum(said is not None for said in (part.model, part.engine, part.replica)), repr(part)
+
+
+def _order(key: EngineKey) -> tuple[str, int, str, str]:
+    number = int(key.engine) if key.engine.isdecimal() else -1
+    return key.model, number, key.engine, key.replica
+
+
+# --- Histograms from their series -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSlots:
+    """The positions of one histogram in `Page.values`.
+
+    `bounds` ascend and end with infinity; `buckets` are the positions of the cumulative counts, one
+    per bound. If the scraper dropped the buckets, the only bound is infinity and its bucket is the
+    count: the mean remains known.
+    """
+
+    bounds: tuple[float, ...]
+    buckets: tuple[int, ...]
+    sum: int | None
+    count: int | None
+    labels: Labels = ()
+
+
+@dataclass(slots=True)
+class _Pieces:
+    buckets: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    sum: int | None = None
+    count: int | None = None
+
+
+def read_histograms(labelled: Iterable[tuple[Found, Labels]]) -> tuple[HistogramSlots, ...]:
+    """The histograms of one metric and engine, one per set of own labels, without damaged ones."""
+    pieces: dict[Labels, _Pieces] = {}
+    for f, own in labelled:
+        piece = pieces.setdefault(own, _Pieces())
+        if f.sample.part == "bucket":
+            piece.buckets.append((dict(f.labels).get("le", ""), f.position))
+        elif f.sample.part == "sum":
+            piece.sum = f.position
+        else:
+            piece.count = f.position
+    histograms: list[HistogramSlots] = []
+    for own, piece in pieces.items():
+        if bounds := _bounds(piece):
+            les, at = zip(*bounds, strict=True)
+            count = at[-1] if piece.count is None else piece.count
+            histograms.append(HistogramSlots(les, at, piece.sum, count, own))
+    return tuple(histograms)
+
+
+def _bounds(pieces: _Pieces) -> list[tuple[float, int]]:
+    """The bounds with their positions, ascending; empty where the histogram is damaged."""
+    if not pieces.buckets:
+        return [] if pieces.count is None else [(math.inf, pieces.count)]
+    try:
+        # The order of lines means nothing, as in Prometheus.
+        bounds = sorted((float(le), position) for le, position in pieces.buckets)
+    except ValueError:
+        return []
+    edges = [bound for bound, _ in bounds]
+    nan, twice = any(map(math.isnan, edges)), len(set(edges)) < len(edges)
+    return [] if nan or twice or edges[-1] != math.inf else bounds

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.names.vllm_metrics import metric_table
-from kneewatch.collector.names.vllm_series import (
+from kneewatch.collector.names.vllm_metrics import (
     EngineKey,
     Engines,
     Found,
@@ -18,6 +17,7 @@ from kneewatch.collector.names.vllm_series import (
     find_engines,
     find_prefix,
     is_unowned,
+    metric_table,
     read_histograms,
     read_names,
 )

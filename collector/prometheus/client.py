@@ -23,8 +23,7 @@ from urllib3.util.retry import Retry
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import METRICS_PATH, Address, parse_target
-from kneewatch.collector.http.connection import FetchSettings, request_headers
-from kneewatch.collector.http.errors import words_of
+from kneewatch.collector.http.connection import FetchSettings, request_headers, words_of
 from kneewatch.collector.prometheus.responses import (
     NARROW_HINT,
     NOT_ITS_JSON,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from operator import mul
 from typing import Protocol
 
-from kneewatch.collector.columns import Columns, Where
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
+from kneewatch.collector.scrape_history import Columns, Where
 from kneewatch.collector.window import Window
 
 Has = Callable[[str], bool]

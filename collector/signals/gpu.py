@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.collector.columns import Where
+from kneewatch.collector.scrape_history import Where
 from kneewatch.collector.signals.expr import (
     Across,
     BitShare,

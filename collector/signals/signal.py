@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kneewatch.collector.columns import Columns
-from kneewatch.collector.scrape_history import History
+from kneewatch.collector.scrape_history import Columns, History
 from kneewatch.collector.signals.expr import Expr, Value
 from kneewatch.collector.window import Window
 

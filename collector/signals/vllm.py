@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kneewatch.collector.columns import Where
+from kneewatch.collector.scrape_history import Where
 from kneewatch.collector.signals.expr import (
     AboveRate,
     Across,

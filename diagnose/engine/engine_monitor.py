@@ -7,11 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kneewatch.collector.columns import Column
+from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import EngineBinding
-from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.samples import Page
-from kneewatch.collector.scrape_history import History, Restart
+from kneewatch.collector.scrape_history import Column, History, Restart
 from kneewatch.collector.signals.signal import Reading, Signal, SignalSet
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.causes import availability as observer

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kneewatch.collector.columns import NAN
 from kneewatch.collector.gpu.page import GpuNote, GpuPage
 from kneewatch.collector.names.dcgm_fields import GpuBinding, GpuFields, GpuSlot, field_table
+from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import EngineBinding, Slot
-from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.samples import Layout, Page
-from kneewatch.collector.scrape_history import History
+from kneewatch.collector.scrape_history import NAN, History
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.signal import Reading, SignalSet
 from kneewatch.collector.window import Window

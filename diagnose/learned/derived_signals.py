@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from kneewatch.collector.columns import Columns
-from kneewatch.collector.scrape_history import History
+from kneewatch.collector.scrape_history import Columns, History
 from kneewatch.collector.signals.signal import BoundSignals
 from kneewatch.collector.signals.vllm import PREFILL, PROMPT_LENGTH, TTFT, VLLM_SIGNALS
 from kneewatch.collector.window import Window

@@ -19,7 +19,7 @@ from kneewatch.agent.stream import (
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.reports.diagnosis_json import document
 from tests.recordings import CAPTURES

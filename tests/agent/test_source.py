@@ -6,7 +6,7 @@ import pytest
 
 from kneewatch.agent.stream import STALE_AFTER_S, TargetStream
 from kneewatch.collector.captures.format import Entry
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 
 NOW_S = 1_795_219_600.0

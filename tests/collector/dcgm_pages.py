@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.gpu.page import GpuNote, GpuPage
 from kneewatch.collector.names.dcgm_fields import resolve_gpus
 

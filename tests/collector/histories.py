@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.exposition import PageParser
+from kneewatch.collector.names.vllm_metrics import EngineKey, HistogramSlots
 from kneewatch.collector.names.vllm_resolver import EngineBinding, Slot, resolve
-from kneewatch.collector.names.vllm_series import EngineKey, HistogramSlots
 from kneewatch.collector.samples import Layout, Page
 from kneewatch.collector.scrape_history import History, Restart
 from tests.collector.name_pages import only_engine

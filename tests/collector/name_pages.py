@@ -6,9 +6,9 @@ import gzip
 import re
 from pathlib import Path
 
-from kneewatch.collector.exposition.parser import parse
+from kneewatch.collector.exposition import parse
+from kneewatch.collector.names.vllm_metrics import HistogramSlots
 from kneewatch.collector.names.vllm_resolver import Binding, EngineBinding, Slot, resolve
-from kneewatch.collector.names.vllm_series import HistogramSlots
 from kneewatch.collector.samples import Page
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

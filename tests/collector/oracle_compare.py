@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import Binding, resolve
-from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.samples import Layout
 from kneewatch.collector.scrape_history import Frame, History, Restart
 from kneewatch.collector.signals.expr import Dialect

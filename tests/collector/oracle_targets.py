@@ -10,11 +10,9 @@ from pathlib import Path
 from random import Random
 
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.exposition.parser import PageParser
-from kneewatch.collector.names.vllm_metrics import metric_table
+from kneewatch.collector.exposition import Limits, PageParser
+from kneewatch.collector.names.vllm_metrics import find_prefix, metric_table, read_names
 from kneewatch.collector.names.vllm_resolver import EngineBinding, resolve
-from kneewatch.collector.names.vllm_series import find_prefix, read_names
 from kneewatch.collector.samples import Layout, Page, Series
 from kneewatch.collector.signals.vllm import ITL, PREFILL, TTFT
 from tests.collector.oracle import Target

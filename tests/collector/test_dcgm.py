@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.exposition.parser import parse
+from kneewatch.collector.exposition import parse
 from kneewatch.collector.names.dcgm_fields import (
     GpuBinding,
     GpuFields,

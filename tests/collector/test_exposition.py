@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.collector.errors import ExpositionError
-from kneewatch.collector.exposition.parser import PageParser, parse
+from kneewatch.collector.exposition import PageParser, parse
 from kneewatch.collector.samples import Page, Series
 from tests.effort import calls
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.collector.errors import ExpositionError
-from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.exposition.parser import PageParser, decompress, parse
+from kneewatch.collector.exposition import Limits, PageParser, decompress, parse
 
 PAGES = Path(__file__).parents[1] / "fixtures" / "pages"
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kneewatch.collector.errors import ExpositionError
-from kneewatch.collector.exposition.parser import parse
+from kneewatch.collector.exposition import parse
 from kneewatch.collector.samples import Exemplar, Series
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"

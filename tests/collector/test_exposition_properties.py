@@ -16,8 +16,7 @@ from prometheus_client.openmetrics import parser as untyped_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from kneewatch.collector.errors import ExpositionError
-from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.exposition.parser import PageParser, decompress, parse
+from kneewatch.collector.exposition import Limits, PageParser, decompress, parse
 from kneewatch.collector.samples import Page
 from tests.examples import examples
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from kneewatch.collector.columns import Columns
-from kneewatch.collector.scrape_history import FRAMES_MAX, History
+from kneewatch.collector.scrape_history import FRAMES_MAX, Columns, History
 from kneewatch.collector.signals.expr import Gauge
 from kneewatch.collector.window import Window
 from tests.collector.histories import Handmade, Scraped

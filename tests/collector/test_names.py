@@ -7,10 +7,9 @@ import re
 import pytest
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.exposition.parser import parse
-from kneewatch.collector.names.vllm_metrics import PREFIXES
+from kneewatch.collector.exposition import parse
+from kneewatch.collector.names.vllm_metrics import PREFIXES, EngineKey, HistogramSlots
 from kneewatch.collector.names.vllm_resolver import resolve
-from kneewatch.collector.names.vllm_series import EngineKey, HistogramSlots
 from tests.collector.name_pages import (
     CORE,
     PAGES,

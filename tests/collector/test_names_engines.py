@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from kneewatch.collector.names.vllm_series import EngineKey
+from kneewatch.collector.names.vllm_metrics import EngineKey
 from tests.collector.name_pages import (
     kinds,
     labelled,

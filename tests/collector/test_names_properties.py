@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.exposition.parser import parse
-from kneewatch.collector.names.vllm_metrics import PREFIXES, Metric, metric_table
+from kneewatch.collector.exposition import parse
+from kneewatch.collector.names.vllm_metrics import PREFIXES, HistogramSlots, Metric, metric_table
 from kneewatch.collector.names.vllm_resolver import Binding, resolve
-from kneewatch.collector.names.vllm_series import HistogramSlots
 from kneewatch.collector.samples import Layout, Page, Series
 from tests.collector.name_pages import kinds, labelled, prefixed, recorded, resolved, slots, values
 from tests.examples import examples

@@ -14,7 +14,7 @@ import yaml
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.captures.format import Entry
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.dashboards.prometheus.alerts import expressible
 from kneewatch.dashboards.prometheus.causes import cause_queries
 from kneewatch.dashboards.prometheus.in_force import CAUSE, FINDING

@@ -15,8 +15,7 @@ from typing import Any
 
 from kneewatch.agent.stream import STATUS_OK
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.samples import Series
 from kneewatch.dashboards.prometheus.rule_files import RECORDED
 

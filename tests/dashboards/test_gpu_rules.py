@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.names.dcgm_fields import is_sentinel
 from kneewatch.collector.samples import Series
 from kneewatch.dashboards.prometheus.causes import cause_groups

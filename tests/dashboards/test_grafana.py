@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.samples import Page
 from kneewatch.dashboards.grafana.boards import BOARDS, Board, Panel, bounds_of
 from kneewatch.dashboards.grafana.build import dashboards

@@ -18,8 +18,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from kneewatch.collector.captures.format import Entry
-from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, Flavor, groups, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
 from tests.collector.oracle import LOOPBACK, free_port

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kneewatch.agent.stream import TargetStream
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

@@ -10,7 +10,7 @@ import pytest
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.causes.evidence import Cause, Facts
 from kneewatch.diagnose.causes.ranking import BY_ID, conclude
 from kneewatch.diagnose.diagnosis_config import Profile

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.gpu.page import GpuNote
 from kneewatch.collector.names.dcgm_fields import GpuBinding
 from kneewatch.diagnose.causes.evidence import Cause

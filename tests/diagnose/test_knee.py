@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.knee import FORGOTTEN_S, CurveLearner
 from kneewatch.rules.facts import Targets

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.agent.stream import TargetStream
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.causes.evidence import Cause

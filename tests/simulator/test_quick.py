@@ -11,8 +11,7 @@ import pytest
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.format import Entry
-from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.diagnose.diagnosis_config import Profile
 from tests.simulator.days import KINDS, setting_of
 from tests.simulator.page import START_S, PageWriter

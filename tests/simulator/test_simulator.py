@@ -10,7 +10,7 @@ import pytest
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.format import entry_of, line_of
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from tests.simulator import against
 from tests.simulator.blocks import Blocks, Chain

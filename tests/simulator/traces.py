@@ -19,7 +19,7 @@ from sys import stderr
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue

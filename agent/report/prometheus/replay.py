@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from kneewatch.agent.report.series import METRICS, Counted, Floats, Increases, Signals
-from kneewatch.collector.columns import Column
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import Track
 from kneewatch.collector.samples import Layout, Page, Series
+from kneewatch.collector.scrape_history import Column
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue

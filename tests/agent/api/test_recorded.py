@@ -18,7 +18,7 @@ from kneewatch.agent.store.writer import Store
 from kneewatch.agent.stream import TargetStream
 from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.rules.rule import Severity

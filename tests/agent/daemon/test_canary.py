@@ -13,7 +13,7 @@ import pytest
 
 from kneewatch.agent.daemon.canary import Canary, CanarySettings, canary_settings
 from kneewatch.agent.stream import TargetStream
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile

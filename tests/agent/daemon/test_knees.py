@@ -28,7 +28,7 @@ from kneewatch.agent.store.records import (
 )
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import StoreError
-from kneewatch.collector.names.vllm_series import EngineKey
+from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import Catalogue, EngineMonitor
 from kneewatch.diagnose.learned.knee import (

@@ -15,7 +15,7 @@ from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import ConfigChange, Series, StoredEngine
 from kneewatch.collector.errors import StoreError
-from kneewatch.collector.names.vllm_series import EngineKey
+from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.rules.baseline import HOUR_S, WEEK_S
 from tests.agent.daemon.factories import Kept, target
 from tests.agent.running import bodies

@@ -15,7 +15,7 @@ from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series
 from kneewatch.agent.targets import TargetSpec
-from kneewatch.collector.names.vllm_series import EngineKey
+from kneewatch.collector.names.vllm_metrics import EngineKey
 from tests.agent.daemon.factories import Kept, target
 from tests.agent.running import bodies
 from tests.agent.store.factories import cycle, diagnosis, written

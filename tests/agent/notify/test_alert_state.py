@@ -16,7 +16,7 @@ from kneewatch.agent.notify.receivers import Receiver, receivers
 from kneewatch.agent.stream import TargetStream
 from kneewatch.agent.target_state import TargetState
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import Severity

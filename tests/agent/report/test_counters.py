@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.agent.report.series import Counted, Increases
-from kneewatch.collector.columns import Column
+from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED
 from kneewatch.reports.weekly.observed import Tally

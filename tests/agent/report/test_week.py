@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.store.reader import Reader
-from kneewatch.collector.columns import Column
+from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.window import Buckets
 from tests.agent.running import run
 from tests.agent.store.snapshots import snapshots

@@ -13,7 +13,7 @@ import pytest
 from kneewatch.agent.server.gpus import NODE_PIDS, OTHER_PIDS, PARTS, read_gpus
 from kneewatch.agent.server.watch import ServerWatch
 from kneewatch.agent.stream import TargetStream
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts, SourceReading, merge

@@ -17,8 +17,7 @@ from kneewatch.agent.server.process import read_process
 from kneewatch.agent.server.watch import ServerWatch, read_nothing
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.diagnose.causes.availability import unreadable
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.server_state import LOOP_S, ServerState

@@ -13,7 +13,7 @@ from kneewatch.agent.server.watch import ENDED, ServerWatch, read_nothing
 from kneewatch.agent.server_log import CHUNK_BYTES, LogFollower
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

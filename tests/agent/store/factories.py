@@ -12,9 +12,8 @@ from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters, Reten
 from kneewatch.agent.store.writer import Store
 from kneewatch.agent.stream import TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.columns import Column
-from kneewatch.collector.exposition.grammar import Limits
-from kneewatch.collector.scrape_history import Restart
+from kneewatch.collector.exposition import Limits
+from kneewatch.collector.scrape_history import Column, Restart
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

@@ -16,7 +16,7 @@ from itertools import pairwise
 from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters
 from kneewatch.agent.stream import TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.collector.samples import Layout, Page, Series
 from kneewatch.diagnose.diagnosis_config import Profile
 from tests.recordings import CAPTURES

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kneewatch.agent.report.store_source import History
-from kneewatch.collector.columns import Column
 from kneewatch.collector.names.vllm_metrics import metric_table
+from kneewatch.collector.scrape_history import Column
 from tests.agent.store.factories import COLUMNS
 
 

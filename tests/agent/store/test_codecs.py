@@ -43,7 +43,7 @@ from kneewatch.agent.store.columns import (
 from kneewatch.agent.store.encoding import compress_document, decompress_document
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.agent.store.stored_series import scrapes_from_rows
-from kneewatch.collector.columns import Column
+from kneewatch.collector.scrape_history import Column
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -13,7 +13,7 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Interval
 from kneewatch.agent.stream import TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition import Limits
 from kneewatch.collector.prometheus.responses import Track
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.diagnosis_config import Profile

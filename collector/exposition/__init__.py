@@ -1,1 +1,0 @@
-"""Exposition text to samples: the grammar of a line, the body of a page, and the page parser."""
