@@ -17,8 +17,8 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model, model_from_config
 from kneewatch.diagnose.deployment.deployment import Stated, stated_version
 from kneewatch.diagnose.deployment.vllm_flags import NUMBERS, Launch, parse_launch
-from kneewatch.diagnose.sizing.benchmark.points import Benchmark
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
+from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
+from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel

@@ -27,7 +27,7 @@ from kneewatch.collector.http.address import metrics_url, parse_target, shown_ur
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.samples import Page
-from kneewatch.diagnose.deployment.server_state import NO_STATE
+from kneewatch.diagnose.deployment.server_facts import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue

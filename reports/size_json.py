@@ -9,7 +9,7 @@ from typing import Any
 
 from kneewatch.diagnose.sizing.memory.budget import Range
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, memory_steps
-from kneewatch.diagnose.sizing.replicas.replica_count import FleetSize
+from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import Size, steps
 

@@ -7,13 +7,13 @@ from math import floor
 from typing import Any
 
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.benchmark.latency_curve import BenchmarkPoint
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
-from kneewatch.diagnose.sizing.benchmark.points import BenchmarkPoint
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import gib, memory_steps
 from kneewatch.diagnose.sizing.plan.plan_result import counted
-from kneewatch.diagnose.sizing.replicas.serving_cost import Scaled, Scaling
+from kneewatch.diagnose.sizing.serving_cost import Scaled, Scaling
 from kneewatch.diagnose.sizing.size import Size, steps
 from kneewatch.reports.formatting import WIDTH, duration, number, wrapped
 

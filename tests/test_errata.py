@@ -10,12 +10,11 @@ from statistics import NormalDist, median
 
 import pytest
 
-from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.memory.budget import fewest_gpus
 from kneewatch.diagnose.sizing.memory.kv_cache import KvSettings, kv_layout
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
-from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import (
     Adapters,
@@ -23,8 +22,7 @@ from kneewatch.diagnose.sizing.memory.weights import (
     adapter_bytes,
     parameters_of,
 )
-from kneewatch.diagnose.sizing.replicas.cold_start import storage_path
-from kneewatch.diagnose.sizing.replicas.replica_count import size_fleet
+from kneewatch.diagnose.sizing.replica_count import size_fleet, storage_path
 from kneewatch.diagnose.sizing.speed.speculation import (
     break_even_acceptance_ratio,
     speculative_speedup,

@@ -13,7 +13,7 @@ from kneewatch.agent.server.probe import answer_of
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.connection import FetchSettings
-from kneewatch.diagnose.deployment.server_state import CanaryState
+from kneewatch.diagnose.deployment.server_facts import CanaryState
 
 COMPLETIONS = "/v1/completions"
 PROMPT = "a"

@@ -15,8 +15,13 @@ from kneewatch.agent.server.process import is_local, running_server
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.http.connection import FetchSettings
-from kneewatch.diagnose.deployment.server_facts import PROCESS, SourceReading
-from kneewatch.diagnose.deployment.server_state import LOOP_S, NO_STATE, ServerState
+from kneewatch.diagnose.deployment.server_facts import (
+    LOOP_S,
+    NO_STATE,
+    PROCESS,
+    ServerState,
+    SourceReading,
+)
 
 ANSWERED = ("http_status", "timeout", "auth", "too_large", "truncated", "not_found")
 """Failures of a scrape after which the server may still be healthy."""

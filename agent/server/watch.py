@@ -16,12 +16,13 @@ from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import (
     LOG,
+    NO_STATE,
     SERVER_GPUS,
+    ServerState,
     SourceReading,
     merge,
     models_reading,
 )
-from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.deployment.startup_log import Failure
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.gpu.monitor import GpuReading

@@ -15,17 +15,20 @@ from kneewatch.agent.printing import style
 from kneewatch.agent.size.inputs import asked, choices_of, over_profile, refuse_ignored_by_plan
 from kneewatch.agent.stated_deployment import named_model, profile_text, sweeps_of, text_of
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint, operating_point
-from kneewatch.diagnose.sizing.benchmark.points import Benchmark
+from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
+from kneewatch.diagnose.sizing.benchmark.operating_point import (
+    OperatingPoint,
+    Sweep,
+    operating_point,
+)
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
 from kneewatch.diagnose.sizing.configuration_search import search
 from kneewatch.diagnose.sizing.plan.plan_result import plan_document, plan_lines
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
-from kneewatch.diagnose.sizing.replicas.serving_cost import Scaling, scaling
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.search_results import document, explain, question_of
+from kneewatch.diagnose.sizing.serving_cost import Scaling, scaling
 from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.size_json import nothing_document, price_of, size_document
 from kneewatch.reports.size_text import (

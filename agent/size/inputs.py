@@ -10,6 +10,7 @@ from kneewatch.agent.stated_deployment import named_gpu, named_model
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.sizing.configuration_search import Choices
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, parse_version
 from kneewatch.diagnose.sizing.memory.weights import (
     DEFAULT_RANK,
@@ -18,9 +19,8 @@ from kneewatch.diagnose.sizing.memory.weights import (
     Draft,
     Parallel,
 )
-from kneewatch.diagnose.sizing.replicas.replica_count import SAFETY_DEFAULT
+from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.requirements import Question
-from kneewatch.diagnose.sizing.search_space import Choices
 
 OWN_DRAFT = "mtp"
 

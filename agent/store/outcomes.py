@@ -17,7 +17,7 @@ from kneewatch.agent.store.encoding import PackedEngine, PackedRecommendation
 from kneewatch.agent.store.engine_cache import CachedEngine, RecommendationRow
 from kneewatch.agent.store.records import Series
 from kneewatch.agent.store.stored_series import read_signals
-from kneewatch.diagnose.recommend.outcomes import (
+from kneewatch.diagnose.recommend.past_recommendations import (
     APPLIED,
     EVIDENT,
     LAPSED,
@@ -25,12 +25,12 @@ from kneewatch.diagnose.recommend.outcomes import (
     OPEN,
     SETTLED_S,
     SIGNALS,
-    Change,
+    ChangeDocument,
     Means,
+    config_shows,
     outcome_of,
     signals_show_change,
 )
-from kneewatch.diagnose.recommend.past_recommendations import config_shows
 
 REWRITE_INTERVAL_S = 60.0
 """Minimum seconds between writes of one recommendation: its numbers change with the load."""
@@ -158,7 +158,7 @@ class Tracking:
         )
 
 
-def _shown(change: Change, config: Mapping[str, str]) -> bool | None:
+def _shown(change: ChangeDocument, config: Mapping[str, str]) -> bool | None:
     return config_shows(change["flag"], change["to"], config)
 
 

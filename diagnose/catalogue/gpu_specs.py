@@ -18,6 +18,18 @@ GIB: Final = 2**30
 Dtype = Literal["bf16", "fp16", "fp8", "fp4", "int8"]
 
 
+LINK_BYTES_PER_S: Mapping[str, float] = MappingProxyType(
+    {
+        "nvlink4": 450e9,  # H100: 18 links, 900 GB/s both ways together (guide 5.6)
+        "pcie5": 64e9,  # x16 (guide 7.4 and 7.6; 128 in 5.6 is both ways)
+        "pcie4": 32e9,  # x16 (guide 5.6 and text 003: 64 both ways)
+        "infiniband-ndr": 50e9,  # 400 Gbit/s (guide 5.6)
+        "nvme": 7e9,  # one drive, sequential read (guide 7.6)
+    }
+)
+"""Bytes/s of each link in one direction, the one in which a KV cache or weights travel."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A GPU of the catalogue. FLOP/s are dense peaks; None means not supported natively."""

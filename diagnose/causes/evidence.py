@@ -16,7 +16,7 @@ from kneewatch.diagnose.gpu.health import GpuState
 from kneewatch.diagnose.learned.knee import CurveLearner, LearnedKnee
 from kneewatch.diagnose.learned.length_drift import Departure, Drift
 from kneewatch.diagnose.learned.live_workload import LiveWorkload
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
+from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.rule import Finding, Severity

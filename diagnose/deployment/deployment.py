@@ -17,7 +17,7 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     supports_flag,
 )
 from kneewatch.diagnose.learned.length_drift import StatedWorkload
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
+from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
 from kneewatch.diagnose.sizing.memory.launch_setup import (

@@ -20,8 +20,7 @@ from kneewatch.diagnose.causes.lora_adapters import adapters_seen
 from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, over, ranked
 from kneewatch.diagnose.causes.workload import LENGTH_POINTS
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.server_facts import ServerFacts
-from kneewatch.diagnose.deployment.server_state import CanaryState
+from kneewatch.diagnose.deployment.server_facts import CanaryState, ServerFacts
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.engine.diagnosis import (
@@ -53,7 +52,7 @@ from kneewatch.diagnose.learned.length_drift import ANSWERS, Departure, Drift, O
 from kneewatch.diagnose.learned.live_workload import WorkloadWatch
 from kneewatch.diagnose.learned.slow_trends import SlowTrends
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
+from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison
 from kneewatch.rules.baseline import (
     FAMILIES,
     LENGTHS,

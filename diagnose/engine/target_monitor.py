@@ -14,8 +14,12 @@ from kneewatch.collector.samples import Page
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.startup import ENGINE_DIED
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.server_facts import ServerFacts
-from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
+from kneewatch.diagnose.deployment.server_facts import (
+    NO_STATE,
+    CanaryState,
+    ServerFacts,
+    ServerState,
+)
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue, EngineMonitor

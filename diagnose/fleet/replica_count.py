@@ -34,8 +34,8 @@ from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand
 from kneewatch.diagnose.recommend.levers_replicas import fewer_replicas, more_replicas, used_ratio
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
-from kneewatch.diagnose.sizing.memory.overhead import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
-from kneewatch.diagnose.sizing.replicas.replica_count import prefill_decode_ratio
+from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
+from kneewatch.diagnose.sizing.replica_count import prefill_decode_ratio
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 

@@ -16,7 +16,7 @@ from kneewatch.diagnose.causes.tensor_parallel import is_queued, split_case, wei
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import ALIKE, FAR_BELOW
+from kneewatch.diagnose.sizing.benchmark.operating_point import ALIKE, FAR_BELOW
 from kneewatch.rules.rule import Severity
 
 Kind: TypeAlias = tuple[str, str, str]

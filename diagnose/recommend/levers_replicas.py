@@ -19,12 +19,11 @@ from kneewatch.diagnose.recommend.prediction import (
 )
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.arithmetic import figure
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison, Degree
-from kneewatch.diagnose.sizing.memory.kv_reuse import remapped_ratio
+from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison, Degree
+from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.memory.overhead import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.weights import Parallel
-from kneewatch.diagnose.sizing.replicas.replica_count import SAFETY_DEFAULT
+from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT, remapped_ratio
 
 DRAIN_S = 300.0
 """Seconds within which a backlog should drain; replicas that only shorten the drain are extra."""

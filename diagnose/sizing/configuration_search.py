@@ -1,34 +1,43 @@
-"""The cheapest configuration that meets the targets, the next best, and why others fail. Pure.
-
-A configuration is a launch (GPU, tensor and pipeline parallelism, quantization, KV dtype, longest
-context) and its replicas. Every launch is sized as `size` sizes it, at the highest concurrency
-that keeps the targets; the replicas follow from the peak. Guide 8.3, 9.1 steps 2 to 11, 9.2.
-"""
+"""A search over vLLM configurations for the cheapest that meets the targets. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
-from kneewatch.diagnose.catalogue.inputs import positive
-from kneewatch.diagnose.sizing.arithmetic import exact, seconds
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.replicas.serving_cost import SECONDS_PER_HOUR
-from kneewatch.diagnose.sizing.requirements import Question
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpu, gpus
+from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
+from kneewatch.diagnose.catalogue.quantization import scheme
+from kneewatch.diagnose.sizing.arithmetic import exact, figure, seconds
+from kneewatch.diagnose.sizing.memory.budget import Memory, memory
+from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
+from kneewatch.diagnose.sizing.memory.launch_setup import V1, Setup
+from kneewatch.diagnose.sizing.memory.weights import Parallel
+from kneewatch.diagnose.sizing.requirements import Question, check_question
 from kneewatch.diagnose.sizing.search_results import (
     BY_HOUR,
     BY_TOKENS,
+    CONTEXT_RANKS,
+    FORMAT,
     GPUS,
+    HEADS,
     ITL_MISSED,
+    KV,
+    LAYERS,
+    NODE,
+    REQUANTIZED,
     TTFT_MISSED,
+    WEIGHTS,
     Candidate,
     SearchResult,
     Tally,
     gpu_of,
 )
-from kneewatch.diagnose.sizing.search_space import ANYTHING, Choices, Launch, Space, launches, space
+from kneewatch.diagnose.sizing.serving_cost import SECONDS_PER_HOUR
 from kneewatch.diagnose.sizing.size import peak_utilization
 from kneewatch.diagnose.sizing.speed.performance import Load
-from kneewatch.diagnose.sizing.speed.roofline_inputs import launch_costs
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Efficiency, launch_costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
     ITL,
     RUNNING_LIMIT,
@@ -37,6 +46,371 @@ from kneewatch.diagnose.sizing.speed.slo_capacity import (
     capacity,
     drafting_of,
 )
+
+_TENSOR_PARALLELS = (1, 2, 4, 8)
+_PIPELINE_PARALLELS = (2, 4)
+_KV_CACHE_DTYPES = ("auto", "fp8")
+# Beside a 16-bit checkpoint's own. INT4 formats differ in quality, not in bytes or speed.
+_QUANTIZATIONS = ("fp8", "awq", "nvfp4")
+_LONGEST_TO_MEAN = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What a search may try; None: what the question states, or else all that is sensible.
+
+    A question's parallelism counts as stated where it has more than one GPU, its KV dtype where it
+    is not "auto"; give them here to fix one GPU or "auto".
+    `pipeline_parallels` given are tried always, others only where no tensor-parallel size starts.
+    `most_gpus` bounds the fleet.
+    """
+
+    gpu_ids: Sequence[str] | None = None
+    tensor_parallels: Sequence[int] | None = None
+    pipeline_parallels: Sequence[int] | None = None
+    quantizations: Sequence[str] | None = None
+    kv_cache_dtypes: Sequence[str] | None = None
+    max_model_lens: Sequence[int] | None = None
+    most_gpus: int | None = None
+
+
+ANYTHING = Choices()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What is tried. `max_model_lens` has the longest first; `deeper` are the pipeline sizes that
+    are tried where no layout of `pipeline_parallels` starts."""
+
+    gpus: tuple[Gpu, ...]
+    tensor_parallels: tuple[int, ...]
+    pipeline_parallels: tuple[int, ...]
+    deeper: tuple[int, ...]
+    quantizations: tuple[str, ...]
+    kv_cache_dtypes: tuple[str, ...]
+    max_model_lens: tuple[int, ...]
+    input_tokens: float
+    output_tokens: float
+    most_gpus: int | None
+    efficiency: Efficiency = DEFAULT
+
+    @property
+    def request_tokens(self) -> float:
+        """Tokens of a whole request."""
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def layouts(self) -> tuple[tuple[int, int], ...]:
+        """Tensor and pipeline sizes that are always tried."""
+        return tuple(
+            (tensor, pipeline)
+            for pipeline in self.pipeline_parallels
+            for tensor in self.tensor_parallels
+        )
+
+
+def space(question: Question, choices: Choices = ANYTHING) -> Space:
+    """What a search for that question tries.
+
+    Raises:
+        SizingError: an invalid or missing input, or one that describes a single launch.
+    """
+    setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
+    if inputs is None or outputs is None:
+        raise SizingError(
+            "a search needs the input and output lengths",
+            name="input_tokens" if inputs is None else "output_tokens",
+        )
+    _refuse_launch_figures(question)
+    if choices.max_model_lens:
+        setup = replace(setup, max_model_len=max(choices.max_model_lens))
+    check_question(replace(question, setup=setup))
+    within("safety", question.safety, low=1, high=10)
+    if choices.most_gpus is not None:
+        positive("gpus", choices.most_gpus)
+    candidates = _gpus(question, choices)
+    if question.usd_per_gpu_hour is not None and len(candidates) > 1:
+        raise SizingError(
+            f"one price cannot apply to {len(candidates)} GPUs: set the GPU as well",
+            name="usd_per_gpu_hour",
+            choices=[card.id for card in candidates],
+        )
+    staged = _counts("pipeline_parallel", choices.pipeline_parallels)
+    if not staged and setup.parallel.gpus > 1:
+        staged = (setup.parallel.pipeline,)
+    return Space(
+        gpus=candidates,
+        tensor_parallels=_tensor_parallels(question, choices),
+        pipeline_parallels=staged or (1,),
+        deeper=() if staged else _PIPELINE_PARALLELS,
+        quantizations=_quantizations(question, choices),
+        kv_cache_dtypes=_kv_cache_dtypes(question, choices),
+        max_model_lens=_max_model_lens(question, choices, needed=inputs + outputs),
+        input_tokens=inputs,
+        output_tokens=outputs,
+        most_gpus=choices.most_gpus,
+        efficiency=question.efficiency,
+    )
+
+
+def _refuse_launch_figures(question: Question) -> None:
+    setup = question.setup
+    for name, value in (
+        ("weights_gib", setup.weights_bytes),
+        ("available_kv_gib", setup.available_kv_bytes),
+        ("usable_rps", question.usable_requests_per_s),
+    ):
+        if value is not None:
+            raise SizingError("a search computes this for each launch: leave it out", name=name)
+    if setup.parallel.data != 1:
+        raise SizingError(
+            f"data_parallel is {setup.parallel.data}; a search sizes replicas of one engine",
+            name="data_parallel",
+            choices=("1",),
+        )
+
+
+def _counts(name: str, values: Sequence[int] | None) -> tuple[int, ...]:
+    for value in values or ():
+        positive(name, value)
+    return tuple(sorted(set(values or ())))
+
+
+def _gpus(question: Question, choices: Choices) -> tuple[Gpu, ...]:
+    if choices.gpu_ids is not None:
+        by_id = {card.id: card for card in map(gpu, choices.gpu_ids)}
+        if not by_id:
+            raise SizingError("no GPU to search", name="gpu", choices=tuple(gpus()))
+        return tuple(by_id.values())
+    if question.setup.gpu is not None:
+        return (question.setup.gpu,)
+    return tuple(gpus().values())
+
+
+def _tensor_parallels(question: Question, choices: Choices) -> tuple[int, ...]:
+    parallel = question.setup.parallel
+    stated = _counts("tensor_parallel", choices.tensor_parallels)
+    if not stated and parallel.gpus > 1:
+        return (parallel.tensor,)
+    return stated or _TENSOR_PARALLELS
+
+
+def _quantizations(question: Question, choices: Choices) -> tuple[str, ...]:
+    setup = question.setup
+    own = scheme(setup.model.quantization)
+    if choices.quantizations:
+        return tuple(dict.fromkeys(scheme(name).id for name in choices.quantizations))
+    if setup.quantization is not None:
+        return (scheme(setup.quantization).id,)
+    return (own.id, *_QUANTIZATIONS) if own.linear_bits == own.expert_bits == 16 else (own.id,)
+
+
+def _kv_cache_dtypes(question: Question, choices: Choices) -> tuple[str, ...]:
+    stated = choices.kv_cache_dtypes
+    if not stated and question.setup.kv_cache_dtype != "auto":
+        stated = (question.setup.kv_cache_dtype,)
+    for name in stated or ():
+        kv_format(name)
+    return tuple(dict.fromkeys(stated or _KV_CACHE_DTYPES))
+
+
+def _max_model_lens(question: Question, choices: Choices, *, needed: float) -> tuple[int, ...]:
+    setup = question.setup
+    needed = max(needed, setup.context_tokens or 0)
+    if choices.max_model_lens:
+        stated = _counts("max_model_len", choices.max_model_lens)
+        if stated[0] < needed:
+            raise SizingError(
+                f"max_model_len {stated[0]} is shorter than a request of {needed:g} tokens",
+                name="max_model_len",
+            )
+        return stated[::-1]
+    lengths = [setup.longest_tokens]
+    # The stated lengths are means: leave room for requests of twice that.
+    while setup.max_model_len is None and lengths[-1] // 2 >= needed * _LONGEST_TO_MEAN:
+        lengths.append(lengths[-1] // 2)
+    return tuple(lengths)
+
+
+# --- Launches that vLLM would start, with their memory; rejected ones are counted -----------------
+
+
+_BF16_BITS = 16
+# What of a launch an error of its memory is about.
+_REASONS = {
+    "tensor_parallel": HEADS,
+    "draft_model": HEADS,
+    "dcp": CONTEXT_RANKS,
+    "quantization": FORMAT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch that starts, at its longest context, and how many shorter ones start like it.
+
+    `configurations` counts the contexts, that one included; they differ in nothing else.
+    """
+
+    setup: Setup
+    memory: Memory
+    configurations: int
+
+
+def launches(base: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
+    """Every launch of the space that starts; those that don't go to the tally.
+
+    Raises:
+        SizingError: an invalid input of `base`.
+    """
+    base = replace(base, context_tokens=base.context_tokens or ceil(space.request_tokens))
+    for board in space.gpus:
+        for quantization in space.quantizations:
+            for kv_cache_dtype in space.kv_cache_dtypes:
+                # The checkpoint's own scheme needs no flag.
+                own = scheme(base.model.quantization).id == quantization
+                setup = replace(
+                    base,
+                    gpu=board,
+                    quantization=None if own else quantization,
+                    kv_cache_dtype=kv_cache_dtype,
+                    max_model_len=space.max_model_lens[0],
+                )
+                if _formats_fit(
+                    setup, board, tally, len(space.layouts) * len(space.max_model_lens)
+                ):
+                    yield from _spread(setup, space, tally)
+
+
+def _formats_fit(setup: Setup, gpu: Gpu, tally: Tally, configurations: int) -> bool:
+    own, launched = scheme(setup.model.quantization), setup.scheme
+    if setup.quantization is not None and min(own.linear_bits, own.expert_bits) < _BF16_BITS:
+        tally.reject(
+            REQUANTIZED,
+            setup,
+            lambda: f"{setup.model.id} is published in {own.id}",
+            configurations=configurations,
+        )
+        return False
+    # A checkpoint's own format may still be unpacked by weight-only kernels, which `memory` knows.
+    if setup.quantization is not None and (
+        (launched.compute == "fp8" and gpu.fp8_flop_per_s is None)
+        or (launched.compute == "fp4" and gpu.architecture != "blackwell")
+    ):
+        missing = launched.id
+    elif "fp8" in setup.kv_cache_dtype and gpu.fp8_flop_per_s is None:
+        missing = f"{setup.kv_cache_dtype} KV cache"
+    else:
+        return True
+    tally.reject(
+        FORMAT, setup, lambda: f"{gpu.name} has no {missing}", configurations=configurations
+    )
+    return False
+
+
+def _spread(setup: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
+    started = False
+    for tensor, pipeline in space.layouts:
+        for launch in _lengths(setup, tensor, pipeline, space.max_model_lens, tally):
+            started = True
+            yield launch
+    if started:
+        return
+    heads = setup.model.attention_heads
+    widest = max(
+        (tensor for tensor in space.tensor_parallels if not heads % tensor),
+        default=space.tensor_parallels[-1],
+    )
+    for pipeline in space.deeper:
+        yield from _lengths(setup, widest, pipeline, space.max_model_lens, tally)
+
+
+def _lengths(
+    setup: Setup, tensor: int, pipeline: int, lengths: Sequence[int], tally: Tally
+) -> Iterator[Launch]:
+    spread = Parallel(tensor, pipeline, setup.parallel.data, setup.parallel.experts)
+    gpu, every = setup.gpu, len(lengths)
+    unlinked = gpu is not None and gpu.c2c_bytes_per_s is not None and gpu.nvlink_gpus == 1
+    if gpu is not None and tensor * pipeline > 1 and unlinked:
+        failed = replace(setup, parallel=spread)
+        tally.reject(
+            NODE, failed, lambda: f"{gpu.name} has no link to other GPUs", configurations=every
+        )
+        return
+    if pipeline > setup.model.depth:
+        failed = replace(setup, parallel=spread)
+        tally.reject(LAYERS, failed, lambda: f"{setup.model.depth} layers", configurations=every)
+        return
+    # V0 profiles whole prompts, so there every length has a memory of its own.
+    parts = [lengths] if setup.version >= V1 else [[length] for length in lengths]
+    for part in parts:
+        launch = _start(replace(setup, parallel=spread, max_model_len=part[0]), part, tally)
+        if launch is not None:
+            yield launch
+
+
+def _start(setup: Setup, lengths: Sequence[int], tally: Tally) -> Launch | None:
+    try:
+        answer = memory(setup)
+    except SizingError as error:
+        reason = _REASONS.get(error.name)
+        if reason is None:
+            raise
+        message = str(error)
+        tally.reject(reason, setup, lambda: message, configurations=len(lengths))
+        return None
+    if answer.available_bytes.expected <= 0:
+        _reject_weights(answer, len(lengths), tally)
+        return None
+    blocks = answer.layout.blocks(answer.available_bytes.expected)
+    for short, length in enumerate(lengths):
+        needed = answer.layout.request_blocks(length)
+        # With no block to spare vLLM starts, but a request of that length waits for ever: the null
+        # block is missing.
+        if blocks > needed:
+            fitting = setup if not short else replace(setup, max_model_len=length)
+            return Launch(fitting, answer, len(lengths) - short)
+        _reject_length(answer, length, needed / max(blocks, 1), tally)
+    return None
+
+
+def _reject_weights(answer: Memory, configurations: int, tally: Tally) -> None:
+    setup, weights_bytes = answer.setup, answer.weights_bytes or 0.0
+    usable = setup.utilization * (setup.gpu.memory_bytes if setup.gpu is not None else 0)
+    overhead = answer.overhead.expected_bytes if answer.overhead is not None else 0.0
+    tally.reject(
+        WEIGHTS,
+        setup,
+        lambda: (
+            f"each GPU needs {figure(weights_bytes / GIB)} GiB for weights and "
+            f"{figure(overhead / GIB)} GiB of overhead, {figure(usable / GIB)} GiB are usable"
+        ),
+        configurations=configurations,
+        needed_ratio=(weights_bytes + overhead) / usable,
+    )
+
+
+def _reject_length(answer: Memory, length: int, needed_ratio: float, tally: Tally) -> None:
+    needed = answer.layout.request_bytes(length)
+    tally.reject(
+        KV,
+        replace(answer.setup, max_model_len=length),
+        lambda: (
+            f"needs {figure(needed / GIB)} GiB per GPU, "
+            f"{figure(answer.available_bytes.expected / GIB)} GiB are left"
+        ),
+        configurations=1,
+        needed_ratio=needed_ratio,
+    )
+
+
+# --- The search: the cheapest configuration, the next best, and why others fail -------------------
+#
+# A configuration is a launch (GPU, tensor and pipeline parallelism, quantization, KV dtype,
+# longest context) and its replicas. Every launch is sized as `size` sizes it, at the highest
+# concurrency that keeps the targets; the replicas follow from the peak. Guide 8.3, 9.1 steps 2 to
+# 11, 9.2.
+
 
 KV_CACHE, MAX_NUM_SEQS = "KV cache", "max_num_seqs"
 # Nearer than this to a whole number a quotient is worked out in decimals.

@@ -7,7 +7,7 @@ from math import ceil
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.replicas.replica_count import SAFETY_DEFAULT
+from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Efficiency, with_shares
 
 # Beyond these no load, rate or target has a meaning.

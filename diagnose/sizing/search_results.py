@@ -101,7 +101,7 @@ class Tally:
         )
 
 
-# --- What a search answers: what meets the targets, and how much does not, and why ----------------
+# --- The result: candidates that meet the targets, and reasons for the others ---------------------
 
 
 BY_HOUR, BY_TOKENS = "usd_per_hour", "usd_per_million_output_tokens"
@@ -185,7 +185,7 @@ def question_of(question: Question, candidate: Candidate) -> Question:
     )
 
 
-# --- A search as lines for people, and as plain types for JSON ------------------------------
+# --- A search as lines of text, and as JSON -------------------------------------------------------
 
 
 _SAME_RATIO = 1e-9

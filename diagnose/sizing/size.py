@@ -18,19 +18,16 @@ from kneewatch.diagnose.sizing.memory.budget import (
 )
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, V1, Setup, check
 from kneewatch.diagnose.sizing.memory.weights import Draft
-from kneewatch.diagnose.sizing.replicas.replica_count import FleetSize, size_fleet
-from kneewatch.diagnose.sizing.replicas.serving_cost import (
-    TokenCost,
-    YearlyCost,
-    token_cost,
-    yearly_cost,
-)
+from kneewatch.diagnose.sizing.replica_count import FleetSize, size_fleet
 from kneewatch.diagnose.sizing.requirements import Question, at_lengths, check_question
-from kneewatch.diagnose.sizing.speed.model_parallelism import (
+from kneewatch.diagnose.sizing.serving_cost import TokenCost, YearlyCost, token_cost, yearly_cost
+from kneewatch.diagnose.sizing.speed.performance import (
+    Load,
+    Performance,
     all_to_all_bytes,
+    performance,
     planned_overhead_ratio,
 )
-from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     MEASURED_RATIOS,
     SOURCE,
@@ -269,7 +266,7 @@ def over_pcie(gpu: Gpu, tensor_parallel: int) -> Iterator[str]:
         )
 
 
-# --- One configuration sized: memory, speed at a load, fleet and cost, with the arithmetic. Pure --
+# --- One configuration: memory, speed at a load, replicas and cost --------------------------------
 #
 # The same answer serves `kneewatch size`, the search and the recommendations.
 

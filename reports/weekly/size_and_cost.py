@@ -10,11 +10,10 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.deployment.deployment import Deployment, deployment
-from kneewatch.diagnose.sizing.configuration_search import search
+from kneewatch.diagnose.sizing.configuration_search import Choices, search
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU
-from kneewatch.diagnose.sizing.replicas.replica_count import size_fleet
+from kneewatch.diagnose.sizing.replica_count import size_fleet
 from kneewatch.diagnose.sizing.requirements import Question
-from kneewatch.diagnose.sizing.search_space import Choices
 from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.formatting import plural
 from kneewatch.reports.weekly import measures as m

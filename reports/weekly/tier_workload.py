@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from kneewatch.collector.signals.vllm import OUTPUT_LENGTH, PROMPT_LENGTH
-from kneewatch.diagnose.sizing.replicas.traffic import archetype
+from kneewatch.diagnose.sizing.plan.workload_profile import archetype
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import Trend
 from kneewatch.reports.weekly.hours import DAY_S

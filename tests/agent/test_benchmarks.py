@@ -12,7 +12,7 @@ import pytest
 
 from kneewatch.agent.stated_deployment import sweeps_of
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import compared, degrees_of
+from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
 from tests.agent.running import Main
 from tests.diagnose.sizing.test_benchmark import AIPERF, AIPERF_CSV, VLLM, guidellm_run
 from tests.recordings import CAPTURES

@@ -13,7 +13,7 @@ from kneewatch.diagnose.learned.derived_signals import evaluated
 from kneewatch.diagnose.learned.knee import CurveLearner, LearnedKnee
 from kneewatch.diagnose.learned.length_drift import PROMPTS, Departure, Drift, Point
 from kneewatch.diagnose.learned.live_workload import SHIFTS, LiveWorkload
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison, compared, degrees_of
+from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison, compared, degrees_of
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import Moment, Targets

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kneewatch.diagnose.sizing.benchmark.points import BenchmarkPoint, ordered
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
+from kneewatch.diagnose.sizing.benchmark.latency_curve import BenchmarkPoint, ordered
+from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 
 LOADS = (1.0, 8.0, 32.0, 64.0, 80.0)
 """Requests in flight a GPU; from 64 on nothing is gained."""

@@ -17,7 +17,7 @@ from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import demand
 from kneewatch.diagnose.recommend.levers_replicas import lower_tensor_parallel
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
+from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import Row, causes, pod, verdict

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kneewatch.diagnose.sizing.benchmark.points import (
+from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     Benchmark,
     BenchmarkPoint,
     ordered,

@@ -1,24 +1,23 @@
-"""The operating point: how much one instance may carry without breaking its targets. Pure.
-
-Guide 8.3. Only measured points count: between two of them nothing is interpolated, and beyond the
-last nothing is claimed.
-"""
+"""The load that one instance serves within its targets, also by TP degree. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
 from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
+    Benchmark,
+    BenchmarkPoint,
     Knee,
     RedFlag,
     knee,
     red_flags,
     worst_per_concurrency,
 )
-from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
 
 BRACKET_RATIO = 1.25
 """The next measured point may lie this far above C_max before measuring between is worth it."""
@@ -193,3 +192,196 @@ def _place_flags(points: Sequence[BenchmarkPoint], bend: Knee) -> Iterator[RedFl
             "more than "
             f"C_max ({figure(best.requests_per_s)}): limit concurrency to {top.concurrency:g}",
         )
+
+
+# --- Sweeps at several tensor-parallel degrees: output per GPU of each ----------------------------
+#
+# Only like is compared with like (guide 8.4): requests of about the same length, and as much load
+# on each GPU. Where a sweep ended before its degree gave all it can, nothing is said against it.
+#
+# Source: guide 5.1, 8.2, 8.5 (S5).
+
+
+FAR_BELOW = 0.75
+"""On PCIe the all-reduce takes 20 to 30 % of a step (guide 5.1): more than that is lost here."""
+
+ALIKE = 1.5
+"""Tokens of a request, at most so many times the other's."""
+
+LEVEL_FROM = 0.95
+"""From this share of the last point's throughput on, the one before it had reached the most."""
+
+AS_LOADED_FROM = 0.9
+"""Requests in flight a GPU over the other's; what a tool measures as concurrency is a mean."""
+
+Unit = Literal["tokens", "requests"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What was measured of one engine at a tensor-parallel degree; `origin` names its files."""
+
+    tensor_parallel: int
+    benchmark: Benchmark
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Degree:
+    """The measured throughput of one engine at a tensor-parallel degree.
+
+    `per_s` is in tokens or requests per second, the same for all degrees that are compared. With
+    latency targets it is that of the highest measured load that meets them, else the highest
+    measured. `most_per_s` is the throughput of the next load, which missed a target: the limit lies
+    between the two. `reached`: throughput had stopped growing with load. `point` is None where no
+    measured load met the targets; `missed` then names the target.
+    """
+
+    tensor_parallel: int
+    point: BenchmarkPoint | None
+    per_s: float
+    most_per_s: float
+    reached: bool
+    missed: str = ""
+
+    @property
+    def per_s_per_gpu(self) -> float:
+        """Of each GPU."""
+        return self.per_s / self.tensor_parallel
+
+    @property
+    def in_flight_per_gpu(self) -> float:
+        """Requests in flight on each GPU."""
+        return 0.0 if self.point is None else self.point.concurrency / self.tensor_parallel
+
+    @property
+    def tokens_per_request(self) -> float | None:
+        """Generated tokens of a request; None where the report does not say."""
+        if self.point is None or not self.point.output_tokens_per_s:
+            return None
+        return self.point.output_tokens_per_s / self.point.requests_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A degree against the best smaller one. `share_ratio` is its throughput a GPU over the
+    other's, at most `most_ratio` where the sweep has a gap at the limit; None where they cannot be
+    compared. `why` says for want of what nothing is known."""
+
+    unit: Unit
+    wide: Degree | None = None
+    narrow: Degree | None = None
+    share_ratio: float | None = None
+    most_ratio: float | None = None
+    why: str = ""
+
+    @property
+    def far_below(self) -> bool:
+        """Whether the wider split loses more than the guide expects of PCIe, for certain."""
+        return self.most_ratio is not None and self.most_ratio < FAR_BELOW
+
+
+def degrees_of(
+    sweeps: Sequence[Sweep], *, ttft_p99_s: float | None, itl_p99_s: float | None
+) -> tuple[Unit, tuple[Degree, ...]]:
+    """What each degree gives within the targets (seconds; None: no target), by rising degree, and
+    in which unit: generated tokens where every sweep says them, else requests.
+
+    Raises:
+        SizingError: a target is not positive.
+    """
+    points = [point for sweep in sweeps for point in sweep.benchmark.points]
+    unit: Unit = "tokens" if all(point.output_tokens_per_s for point in points) else "requests"
+    degrees = [
+        _degree(sweep, unit, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s)
+        for sweep in sorted(sweeps, key=lambda sweep: sweep.tensor_parallel)
+    ]
+    return unit, tuple(degrees)
+
+
+def _degree(
+    sweep: Sweep, unit: Unit, *, ttft_p99_s: float | None, itl_p99_s: float | None
+) -> Degree:
+    tensor = sweep.tensor_parallel
+    if ttft_p99_s is None and itl_p99_s is None:
+        points = worst_per_concurrency(sweep.benchmark.points)
+        best = max(points, key=lambda point: throughput(point, unit))
+        most = throughput(best, unit)
+        return Degree(tensor, best, most, most, _levelled(points, unit))
+    at_targets = operating_point(
+        benchmark=sweep.benchmark, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s
+    )
+    if at_targets.c_max is None:
+        return Degree(tensor, None, 0.0, 0.0, reached=True, missed=at_targets.missed[0])
+    per_s = throughput(at_targets.c_max, unit)
+    beyond = 0.0 if at_targets.first_miss is None else throughput(at_targets.first_miss, unit)
+    return Degree(
+        tensor, at_targets.c_max, per_s, max(per_s, beyond), not at_targets.is_lower_bound
+    )
+
+
+def throughput(point: BenchmarkPoint, unit: Unit) -> float:
+    """What a point gave: generated tokens or requests a second."""
+    return (point.output_tokens_per_s or 0.0) if unit == "tokens" else point.requests_per_s
+
+
+def _levelled(points: Sequence[BenchmarkPoint], unit: Unit) -> bool:
+    """Whether the last step up gave hardly more, so that the most was reached."""
+    last = [throughput(point, unit) for point in points[-2:]]
+    return any(before >= LEVEL_FROM * after for before, after in pairwise(last))
+
+
+def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Comparison:
+    """A degree against the smaller one that gives most a GPU, as far as they can be compared."""
+    plain, name = Comparison(unit), f"TP {tensor_parallel}"
+    if tensor_parallel == 1:
+        return plain
+    wide = next((degree for degree in degrees if degree.tensor_parallel == tensor_parallel), None)
+    smaller = [degree for degree in degrees if degree.tensor_parallel < tensor_parallel]
+    if wide is None:
+        return replace(plain, why=f"no sweep of {name} is given")
+    if wide.point is None:
+        return replace(
+            plain, wide=wide, why=f"{name} misses a target at its lowest load: {wide.missed}"
+        )
+    if not smaller:
+        return replace(plain, wide=wide, why=f"no sweep below {name} is given")
+    doubts = [(degree, _doubt(wide, degree)) for degree in smaller]
+    sound = [degree for degree, doubt in doubts if not doubt]
+    if not sound:
+        return replace(plain, wide=wide, why="; ".join(doubt for _, doubt in doubts))
+    narrow = max(sound, key=lambda degree: degree.per_s_per_gpu)
+    share = wide.per_s_per_gpu / narrow.per_s_per_gpu
+    most = wide.most_per_s / wide.tensor_parallel / narrow.per_s_per_gpu
+    gap = f"the limit of {name} is between two loads that are far apart: measure in between"
+    why = gap if share < FAR_BELOW <= most else ""
+    return Comparison(unit, wide, narrow, share, most, why)
+
+
+def _doubt(wide: Degree, narrow: Degree) -> str:
+    """Why the two cannot be held against each other; empty where they can."""
+    of_wide, of_narrow = f"TP {wide.tensor_parallel}", f"TP {narrow.tensor_parallel}"
+    if narrow.point is None:
+        return f"{of_narrow} misses a target at its lowest load: {narrow.missed}"
+    if not alike(wide.tokens_per_request, narrow.tokens_per_request):
+        return (
+            f"the sweeps used different requests: {wide.tokens_per_request:.0f} output tokens with "
+            f"{of_wide}, {narrow.tokens_per_request:.0f} with {of_narrow}"
+        )
+    less_loaded = wide.in_flight_per_gpu < AS_LOADED_FROM * narrow.in_flight_per_gpu
+    if not wide.reached and less_loaded:
+        return (
+            f"{of_wide} was measured up to {wide.in_flight_per_gpu:.3g} requests in flight per "
+            "GPU, "
+            f"{of_narrow} up to {narrow.in_flight_per_gpu:.3g}: extend the sweep of {of_wide}"
+        )
+    return ""
+
+
+def alike(tokens: float | None, other_tokens: float | None) -> bool:
+    """Whether two lengths of requests are about the same, as far as they are known."""
+    return (
+        tokens is None
+        or other_tokens is None
+        or max(tokens, other_tokens) <= ALIKE * min(tokens, other_tokens)
+    )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias, cast
 
 from kneewatch.diagnose.sizing.benchmark.csv_tables import aiperf_metrics, is_aiperf, table_points
-from kneewatch.diagnose.sizing.benchmark.points import (
+from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     Benchmark,
     BenchmarkPoint,
     finite,
@@ -282,7 +282,7 @@ def _aiperf_concurrency(document: Json) -> dict[str, float]:
     return {}
 
 
-# --- A benchmark as text, whichever tool wrote it, to its measured points. Pure -------------------
+# --- Any benchmark text to its measured points ----------------------------------------------------
 #
 # Guide 8.2: TTFT, ITL, requests and tokens per second at every step of a concurrency sweep.
 

@@ -180,7 +180,7 @@ def _aligned_block(kinds: Sequence[Layers], settings: KvSettings) -> int:
     return max(ceil(max(states) / (unit * token_bytes(attention[0], settings))) * unit, block)
 
 
-# --- The KV cache as vLLM lays it out: pages, groups of layers, blocks, requests. Pure ------------
+# --- The layout of vLLM's KV cache: pages, groups of layers, blocks, requests ---------------------
 #
 # vLLM keeps one pool of blocks. Layers are put into groups of equally many layers of one kind; a
 # block of the pool is one page in each layer of a group, so a block of any group weighs the same.

@@ -111,7 +111,7 @@ def _defaults(version: Version, memory_bytes: int, *, ampere: bool) -> Defaults:
     )
 
 
-# --- A launch to be sized, and what no launch can be ----------------------------------------------
+# --- A launch to size, and its validation ---------------------------------------------------------
 
 
 OVERHEADS = ("fitted", "guide")
@@ -336,3 +336,47 @@ def _check_dtypes(setup: Setup) -> None:
             name="quantization",
             choices=tuple(key for key in SCHEMES if SCHEMES[key].compute != "fp4"),
         )
+
+
+def tensor_parallel_choices(
+    *, attention_heads: int, kv_heads: int, domain_gpus: int
+) -> tuple[int, ...]:
+    """TP degrees that split the heads evenly and stay within one NVLink domain, smallest first.
+
+    Query heads must divide; KV heads divide, or are replicated a whole number of times.
+    Source: guide 5.1, 5.2 and 5.6; heads: vLLM, model_executor/layers/linear.py (QKV projection).
+    """
+    return tuple(
+        degree
+        for degree in range(1, domain_gpus + 1)
+        if attention_heads % degree == 0 and (kv_heads % degree == 0 or degree % kv_heads == 0)
+    )
+
+
+def check_tensor_parallel(
+    *, tensor_parallel: int, attention_heads: int, kv_heads: int, domain_gpus: int
+) -> None:
+    """Refuse a TP degree that the model or the node cannot have.
+
+    Raises:
+        SizingError: names what it breaks and lists the degrees that would do.
+    """
+    choices = tensor_parallel_choices(
+        attention_heads=attention_heads, kv_heads=kv_heads, domain_gpus=domain_gpus
+    )
+    if tensor_parallel in choices:
+        return
+    if tensor_parallel < 1:
+        reason = "it must be 1 or more"
+    elif tensor_parallel > domain_gpus:
+        reason = f"one NVLink domain has {domain_gpus} GPUs"
+    elif attention_heads % tensor_parallel:
+        reason = f"it does not divide {attention_heads} attention heads"
+    else:
+        reason = f"{kv_heads} KV heads neither divide by it nor into it"
+    listed = ", ".join(str(choice) for choice in choices)
+    raise SizingError(
+        f"tensor_parallel is {tensor_parallel}: {reason}; choose one of {listed}",
+        name="tensor_parallel",
+        choices=tuple(str(choice) for choice in choices),
+    )

@@ -95,7 +95,7 @@ def draft_token_bytes(answer: Memory) -> float:
     return sum(part.count * token_bytes(part.kind, settings) for part in draft.model.layers)
 
 
-# --- The memory's arithmetic, line by line, as a person would check it with a pencil --------------
+# --- The steps of the memory budget ---------------------------------------------------------------
 
 
 _KV_SOURCE = "guide 2.2; vllm/v1/kv_cache_interface.py"

@@ -158,7 +158,7 @@ def fewest_kv_heads(model: Model) -> int:
     return min(heads, default=1)
 
 
-# --- The memory of LoRA adapters on one GPU: buffers for as many as may be in one batch. Pure -----
+# --- LoRA adapters on one GPU: buffers for the adapters of one batch ------------------------------
 #
 # vLLM reserves them at start, at the largest rank and for every matrix that may be adapted,
 # whether or not an adapter is loaded and whatever it adapts. Source: vllm/lora/model_manager.py
@@ -230,7 +230,7 @@ def adapter_bytes(model: Model, adapters: Adapters, parallel: Parallel) -> float
     return adapters.slots * adapters.rank * elements * _ELEMENT_BYTES
 
 
-# --- A draft for speculative decoding on the GPUs of its target: weights and KV cache. Pure -------
+# --- A draft for speculative decoding on its target's GPUs: weights and KV cache ------------------
 #
 # vLLM splits the draft over the same tensor-parallel ranks, keeps all of it on the last pipeline
 # stage, and puts its layers into the target's KV pool. Source: vllm/config/speculative.py,

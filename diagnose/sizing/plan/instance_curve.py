@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
-from kneewatch.diagnose.sizing.benchmark.latency_curve import littles_gap
+from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, BenchmarkPoint, littles_gap
 from kneewatch.diagnose.sizing.benchmark.operating_point import operating_point
-from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -227,7 +226,7 @@ def fits(pool: Pool, setup: Setup, *, concurrency: int) -> bool:
         return False
 
 
-# --- Steps 7 and 10 of a plan: what one instance carries, measured or predicted. Pure. Guide 8.3 --
+# --- Steps 7 and 10: the load of one instance, measured or predicted (guide 8.3) ------------------
 
 
 _STALL_RATIO = 1.5

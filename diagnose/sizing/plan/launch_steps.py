@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import FullAttention, SlidingAttention
 from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
-from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch_setup import (
+    Setup,
+    check_tensor_parallel,
+    tensor_parallel_choices,
+)
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.plan.instance_curve import (
     GAIN_RATIO,
@@ -26,16 +30,8 @@ from kneewatch.diagnose.sizing.plan.instance_curve import (
 from kneewatch.diagnose.sizing.plan.memory_steps import Floor, planned_concurrency
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value, counted
 from kneewatch.diagnose.sizing.plan.workload_profile import Slo, Speculation
-from kneewatch.diagnose.sizing.replicas.replica_count import (
-    PrefillDecodeRatio,
-    prefill_decode_ratio,
-)
-from kneewatch.diagnose.sizing.speed.model_parallelism import (
-    check_tensor_parallel,
-    planned_overhead_ratio,
-    tensor_parallel_choices,
-)
-from kneewatch.diagnose.sizing.speed.performance import Drafting
+from kneewatch.diagnose.sizing.replica_count import PrefillDecodeRatio, prefill_decode_ratio
+from kneewatch.diagnose.sizing.speed.performance import Drafting, planned_overhead_ratio
 from kneewatch.diagnose.sizing.speed.speculation import (
     best_draft_tokens,
     break_even_acceptance_ratio,
@@ -250,7 +246,7 @@ def _parallel_steps(pool: Pool, instance: Serving, planned: float) -> list[Step]
     ]
 
 
-# --- Step 9: token budget, speculation, one pool or two. Guide 6 ----------------------------------
+# --- Step 9: token budget, speculation, one pool or two (guide 6) ---------------------------------
 
 
 SHORT_PROMPT_TOKENS = 500

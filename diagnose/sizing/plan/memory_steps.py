@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
-from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
-from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.memory.overhead import (
+from kneewatch.diagnose.sizing.memory.budget import (
     ACTIVATION_RATIO,
     FRAMEWORK_HIGH_RATIO,
     FRAMEWORK_LOW_RATIO,
     HEADROOM_HIGH_RATIO,
     HEADROOM_LOW_RATIO,
+    kv_layout_of,
 )
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import (
     DEFAULT_RANK,
     ONE_GPU,
@@ -237,7 +237,7 @@ def quantization_step(pool: Pool, before: Floor, after: Floor) -> PlanStep:
     return step
 
 
-# --- Step 8 of a plan: the KV cache's dtype, prefixes, eviction and offloading. Pure. Guide 7 -----
+# --- Step 8: the KV cache's dtype, prefixes, eviction and offloading (guide 7) --------------------
 
 
 BLOCK_TOKENS = 16

@@ -26,7 +26,7 @@ from kneewatch.diagnose.sizing.plan.workload_profile import (
     SessionShape,
     WorkloadProfile,
 )
-from kneewatch.diagnose.sizing.replicas.replica_count import input_limit
+from kneewatch.diagnose.sizing.replica_count import input_limit
 
 Value = float | int | str | bool | None
 
@@ -240,7 +240,7 @@ class Sized:
         return self.setup.parallel.gpus
 
 
-# --- A plan as lines for a terminal, and as plain types for JSON and Markdown ---------------------
+# --- A plan as lines of text, and as JSON ---------------------------------------------------------
 
 
 _WIDTH = 100

@@ -12,15 +12,16 @@ from kneewatch.diagnose.sizing.plan.workload_profile import (
     SAFETY_BY_PREDICTABILITY,
     WorkloadProfile,
 )
-from kneewatch.diagnose.sizing.replicas.cold_start import (
+from kneewatch.diagnose.sizing.replica_count import (
     START_HIGH_S,
+    FleetSize,
     cold_start,
     scale_up_ratio,
+    size_fleet,
     storage_path,
     warm_minimum,
 )
-from kneewatch.diagnose.sizing.replicas.replica_count import FleetSize, size_fleet
-from kneewatch.diagnose.sizing.replicas.serving_cost import (
+from kneewatch.diagnose.sizing.serving_cost import (
     SECONDS_PER_HOUR,
     TRAP_RATIO,
     token_cost,
@@ -183,7 +184,7 @@ def _cold(sized: Sized) -> tuple[Part, float]:
     return part, max(start_s, START_HIGH_S)
 
 
-# --- Step 12 of a plan: the cost of the fleet at its average utilization. Guide 9.1, 9.2 ----------
+# --- Step 12: the fleet's cost at its average utilization (guide 9.1, 9.2) ------------------------
 
 
 def utilization_of(sized: Sized, fleet: FleetSize) -> float | None:

@@ -53,11 +53,8 @@ from kneewatch.diagnose.sizing.plan.workload_steps import (
     uses_tiers,
     workload_step,
 )
-from kneewatch.diagnose.sizing.replicas.replica_count import (
-    circuit_breaker,
-    input_limit,
-)
-from kneewatch.diagnose.sizing.replicas.serving_cost import HOURS_PER_YEAR
+from kneewatch.diagnose.sizing.replica_count import circuit_breaker, input_limit
+from kneewatch.diagnose.sizing.serving_cost import HOURS_PER_YEAR
 
 _SOURCE = "guide 9.1 step 13"
 
@@ -158,7 +155,7 @@ def _guardrails(sized: Sized) -> Part:
     return part
 
 
-# --- The guide's thirteen decisions in order, from a workload profile. Pure. Guide 9.1 ------------
+# --- The thirteen decisions in order (guide 9.1) --------------------------------------------------
 #
 # Quantization is decided before parallelism, the curve of one instance before and after the KV
 # and batching strategy, the fleet from the last of them. With tiers, steps 4 to 10 run for each.

@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, cast
 
 from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.documents import (
     STRICT,
     Count,
@@ -29,15 +32,62 @@ from kneewatch.diagnose.documents import (
     read,
     toml_document,
 )
-from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
-from kneewatch.diagnose.sizing.replicas.cold_start import STORAGE_PATHS
-from kneewatch.diagnose.sizing.replicas.traffic import ARCHETYPES, TARGETS
+from kneewatch.diagnose.sizing.replica_count import STORAGE_PATHS
 
 SAFETY_BY_PREDICTABILITY = {"predictable": 1.2, "typical": 1.3, "uncertain": 1.5}
 """Guide 8.3: 20 % for known patterns, 50 % for new deployments; its example takes 30 %."""
 
 _Z95 = 1.6449
 """The 95th percentile of a normal distribution, in standard deviations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archetype:
+    """A kind of workload: its bottleneck, the latency to watch, and the GPU resource to buy."""
+
+    id: str
+    bottleneck: str
+    slo: str
+    hardware: str
+
+
+ARCHETYPES = (
+    Archetype("chat", "prefill at low concurrency", "TTFT under load", "compute"),
+    Archetype("rag", "prefill compute", "TTFT", "compute"),
+    Archetype("code", "memory bandwidth in decode", "ITL and decode throughput", "bandwidth"),
+    Archetype("agentic", "KV cache held over a session, both phases", "session time", "memory"),
+)
+"""The guide's four archetypes (1.2; hardware: 3.5 and 9.1, step 2)."""
+
+
+def archetype(name: str) -> Archetype:
+    """The archetype called `name`.
+
+    Raises:
+        SizingError: an unknown name; the choices are listed.
+    """
+    by_name = {candidate.id: candidate for candidate in ARCHETYPES}
+    if name not in by_name:
+        message = f"archetype is {name!r}; choose one of {', '.join(by_name)}"
+        raise SizingError(message, name="archetype", choices=tuple(by_name))
+    return by_name[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The goal of a fleet, and where on the latency curve it runs."""
+
+    optimize: str
+    operating_point: str
+
+
+TARGETS: Mapping[str, Target] = MappingProxyType(
+    {
+        "online": Target("TTFT", "a load below the knee"),
+        "batch": Target("tokens per GPU-hour", "the highest sustainable concurrency"),
+    }
+)
+"""Online streaming and offline batch are different optimisations (guide 1.4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

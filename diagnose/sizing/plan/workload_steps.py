@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
@@ -15,15 +16,20 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
     call_lengths,
     planned_peak_per_s,
 )
-from kneewatch.diagnose.sizing.plan.workload_profile import Deployment, Lengths, WorkloadProfile
-from kneewatch.diagnose.sizing.replicas.traffic import (
-    ROUTER_HIGH_S,
+from kneewatch.diagnose.sizing.plan.workload_profile import (
     TARGETS,
-    RoutingAdvice,
+    Deployment,
+    Lengths,
+    WorkloadProfile,
     archetype,
-    routing_advice,
-    session_prefill_tokens,
 )
+
+WORTH_FROM_GPUS = 8
+"""Routing pays for its complexity once the large model's fleet exceeds this (guide 1.5)."""
+TTFT_BUDGET_RATIO = 0.10
+"""A router may take this share of the TTFT budget (guide 1.5)."""
+ROUTER_HIGH_S = 0.020
+"""Latency in seconds that a router adds per request, upper end (guide 1.5: 5-20 ms)."""
 
 _NO_SLO = "no TTFT or ITL target is set: C_max and the fleet cannot be computed"
 
@@ -430,3 +436,58 @@ def _method_notes(profile: WorkloadProfile) -> Iterator[str]:
         yield "do not use round robin over unequal tiers: the slow tier sets the P99"
     if profile.routing.router_s is None and method == "route":
         yield "the router's latency is not set: 20 ms assumed"
+
+
+def session_prefill_tokens(
+    *, calls: int, first_prompt_tokens: int, added_tokens: int, output_tokens: int
+) -> tuple[int, int]:
+    """Prompt tokens computed in `calls` dependent calls, without and with prefix caching.
+
+    Each prompt contains all that came before it. Without prefix caching the prefill grows with the
+    square of the calls; with it each call computes only what was added.
+    Source: guide 1.2 (agentic: the session is the unit of sizing); text 001, 4.9.
+    """
+    grown = added_tokens + output_tokens
+    computed_tokens = calls * first_prompt_tokens + grown * calls * (calls - 1) // 2
+    return computed_tokens, first_prompt_tokens + (calls - 1) * added_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingAdvice:
+    """Whether tiers are worth it, and each reason for or against."""
+
+    worth_it: bool
+    reasons: tuple[str, ...]
+
+
+def routing_advice(
+    *,
+    large_model_gpus: int,
+    simple_share_ratio: float,
+    small_model_acceptable: bool,
+    ttft_budget_s: float,
+    router_s: float = ROUTER_HIGH_S,
+) -> RoutingAdvice:
+    """Whether to route, by the guide's table: fleet size, skew, quality and the router's time."""
+    against: list[str] = []
+    if large_model_gpus <= WORTH_FROM_GPUS:
+        against.append(
+            f"the fleet without tiers has {large_model_gpus} GPUs; routing pays above "
+            f"{WORTH_FROM_GPUS}"
+        )
+    if simple_share_ratio == 0:
+        against.append("no share of requests is known to be simple enough for a small model")
+    if not small_model_acceptable:
+        against.append("the small model's answer quality is not confirmed (small_model_acceptable)")
+    if router_s > TTFT_BUDGET_RATIO * ttft_budget_s:
+        against.append(
+            f"the router takes {router_s / ttft_budget_s:.0%} of the TTFT budget, "
+            f"above {TTFT_BUDGET_RATIO:.0%}"
+        )
+    if against:
+        return RoutingAdvice(worth_it=False, reasons=tuple(against))
+    reason = (
+        f"{simple_share_ratio:.0%} of requests can move off the {large_model_gpus} GPUs of "
+        "the large model"
+    )
+    return RoutingAdvice(worth_it=True, reasons=(reason,))

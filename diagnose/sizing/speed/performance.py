@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kneewatch.diagnose.catalogue.inputs import not_negative, positive, within
-from kneewatch.diagnose.sizing.speed.model_parallelism import ALLREDUCES_PER_LAYER
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Efficiency
 from kneewatch.diagnose.sizing.speed.speculation import tokens_per_pass
 
 _ACTIVATION_BYTES = 2.0
+
+ALLREDUCES_PER_LAYER = 2
+"""One behind attention and one behind the MLP (text 003, Q4; guide 5.1 counts one)."""
+
+TP_OVERHEAD_RATIO: Mapping[str, Mapping[int, float]] = MappingProxyType(
+    {
+        # guide 5.6 gives 2-9 % over TP 2 to 8; TP 4 lies between by the ring's arithmetic
+        "nvlink": MappingProxyType({1: 0.0, 2: 0.02, 4: 0.04, 8: 0.09}),
+        "pcie": MappingProxyType({1: 0.0, 2: 0.08, 4: 0.25, 8: 0.38}),
+    }
+)
+"""Share of a step spent on all-reduces, to plan with (guide 5.6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +220,7 @@ def step_model(
     )
 
 
-# --- The steady state of a closed loop on one server, for any number of requests in flight. Pure --
+# --- The steady state of a closed loop on one server, at a concurrency ----------------------------
 #
 # The mean step carries the decodes of all running requests and, now and then, a chunk of a
 # prompt. Source: guide chapters 3 and 5; text 001, 4.2 to 4.9.
@@ -412,7 +425,7 @@ def _check(load: Load) -> None:
         not_negative("draft_cost_ratio", load.drafting.cost_ratio)
 
 
-# --- What a server yields at a concurrency: the roofline's prediction. Pure -----------------------
+# --- The roofline's prediction at a concurrency ---------------------------------------------------
 #
 # Source: guide chapters 3 and 5; text 001, 4.2 to 4.9; the steady state is `closed_loop`'s.
 
@@ -491,3 +504,32 @@ def performance_of(loop: ClosedLoop, seen: Latency) -> Performance:
         binding=(mixed if cycle.prefill_step_ratio > _HALF else plain).binding,
         queueing=seen.queueing,
     )
+
+
+def planned_overhead_ratio(*, link: str, tensor_parallel: int) -> float:
+    """Share of a step to plan for all-reduces: the guide's figures, a ring's between and beyond.
+
+    `link` is nvlink or pcie. With 2 (n - 1) / n of the message to send and 1 / n of the compute,
+    communication over compute grows as n - 1; it is anchored at TP 8. Source: guide 5.6.
+    """
+    by_degree = TP_OVERHEAD_RATIO[link]
+    if tensor_parallel in by_degree:
+        return by_degree[tensor_parallel]
+    sent_to_computed = by_degree[8] / (1 - by_degree[8]) / (8 - 1) * (tensor_parallel - 1)
+    return sent_to_computed / (1 + sent_to_computed)
+
+
+def all_to_all_bytes(
+    *,
+    tokens: float,
+    hidden_size: int,
+    experts_per_token: int,
+    gpus: int,
+    bytes_per_element: float = 2.0,
+) -> float:
+    """Bytes that leave their GPU in one MoE layer, dispatch and return, over the whole group.
+
+    Source: guide 5.4; a token's expert is on another GPU with probability 1 - 1/gpus.
+    """
+    moved = tokens * experts_per_token * hidden_size * bytes_per_element
+    return 2 * moved * (1 - 1 / gpus)

@@ -72,7 +72,7 @@ def cost_ratio(
     return (times[0].total_s - times[0].host_s) / times[1].total_s
 
 
-# --- The most requests in flight that keep the targets on one replica. Pure -----------------------
+# --- The highest concurrency within the targets on one replica ------------------------------------
 #
 # Latencies grow with the requests in flight, so the highest concurrency is found by bracketing:
 # guide, operating point (C_max at the SLO), here on the predicted curve instead of a measured

@@ -11,8 +11,12 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention, StoredRecommendation
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.scrape_history import Restart
-from kneewatch.diagnose.recommend.outcomes import Change, outcome_of, signals_show_change
-from kneewatch.diagnose.recommend.past_recommendations import config_shows
+from kneewatch.diagnose.recommend.past_recommendations import (
+    ChangeDocument,
+    config_shows,
+    outcome_of,
+    signals_show_change,
+)
 from kneewatch.diagnose.recommend.recommendation import Change as Flag
 from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
 from tests.agent.store.factories import EVER, START_S, counted, cycle, diagnosis, settle
@@ -22,7 +26,7 @@ STEP_S = 20.0
 HOUR_S = 3600.0
 
 
-def change(flag: str, before: Value, after: Value) -> Change:
+def change(flag: str, before: Value, after: Value) -> ChangeDocument:
     return {"flag": flag, "from": before, "to": after}
 
 
@@ -52,7 +56,9 @@ def change(flag: str, before: Value, after: Value) -> Change:
         (change("--max-num-seqs", 128, 14), {"cache_dtype": "fp8"}, False),
     ],
 )
-def test_labels_show_a_change(made: Change, config: Mapping[str, str], is_shown: bool) -> None:
+def test_labels_show_a_change(
+    made: ChangeDocument, config: Mapping[str, str], is_shown: bool
+) -> None:
     told = config_shows(made["flag"], made["to"], config)
     assert (told is True) is is_shown
     label_known = made["flag"] != "--max-num-seqs" and bool(config)
@@ -95,7 +101,10 @@ def test_labels_show_a_change(made: Change, config: Mapping[str, str], is_shown:
     ],
 )
 def test_signals_show_a_change_that_no_label_shows(
-    made: Change, before: dict[str, float | None], after: dict[str, float | None], is_evident: bool
+    made: ChangeDocument,
+    before: dict[str, float | None],
+    after: dict[str, float | None],
+    is_evident: bool,
 ) -> None:
     assert signals_show_change(made, before, after) is is_evident
 

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import (
+from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, BenchmarkPoint
+from kneewatch.diagnose.sizing.benchmark.operating_point import (
     FAR_BELOW,
     Comparison,
     Sweep,
     compared,
     degrees_of,
 )
-from kneewatch.diagnose.sizing.replicas.serving_cost import scaling
+from kneewatch.diagnose.sizing.serving_cost import scaling
 from tests.diagnose.sweeps import LOADS, sweep
 
 TTFT_S = 1.5

@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.replicas.serving_cost import (
-    token_cost,
-    utilization_trap,
-    yearly_cost,
-)
+from kneewatch.diagnose.sizing.serving_cost import token_cost, utilization_trap, yearly_cost
 
 
 def per_million(utilization_ratio: float, *, gpus: float = 52) -> float:

@@ -9,13 +9,12 @@ import pytest
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model, model_from_config
-from kneewatch.diagnose.sizing.configuration_search import search
+from kneewatch.diagnose.sizing.configuration_search import Choices, search
 from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, memory_steps
 from kneewatch.diagnose.sizing.memory.weights import Draft, Parallel
 from kneewatch.diagnose.sizing.requirements import Question
-from kneewatch.diagnose.sizing.search_space import Choices
 from kneewatch.diagnose.sizing.size import size
 from kneewatch.diagnose.sizing.speed.performance import Drafting
 from kneewatch.diagnose.sizing.speed.speculation import tokens_per_pass

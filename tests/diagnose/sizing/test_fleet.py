@@ -10,18 +10,16 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import exact, figure
-from kneewatch.diagnose.sizing.replicas.cold_start import (
+from kneewatch.diagnose.sizing.replica_count import (
     STORAGE_PATHS,
-    cold_start,
-    scale_up_ratio,
-    storage_path,
-    warm_minimum,
-)
-from kneewatch.diagnose.sizing.replicas.replica_count import (
     circuit_breaker,
+    cold_start,
     input_limit,
     prefill_decode_ratio,
+    scale_up_ratio,
     size_fleet,
+    storage_path,
+    warm_minimum,
 )
 
 GB = 1e9

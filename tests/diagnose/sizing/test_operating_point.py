@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
+    Benchmark,
+    BenchmarkPoint,
     knee,
     littles_gap,
+    ordered,
     red_flags,
 )
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint, operating_point
-from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint, ordered
 
 
 def at(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.speed.model_parallelism import (
+from kneewatch.diagnose.sizing.memory.launch_setup import (
     check_tensor_parallel,
     tensor_parallel_choices,
 )

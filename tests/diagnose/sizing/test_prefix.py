@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.memory.kv_reuse import remapped_ratio
+from kneewatch.diagnose.sizing.replica_count import remapped_ratio
 
 
 @pytest.mark.parametrize(

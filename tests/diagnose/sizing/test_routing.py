@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.diagnose.sizing.replicas.traffic import ROUTER_HIGH_S, routing_advice
+from kneewatch.diagnose.sizing.plan.workload_steps import ROUTER_HIGH_S, routing_advice
 
 
 @pytest.mark.parametrize(

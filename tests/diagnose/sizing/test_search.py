@@ -15,7 +15,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu, gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing import search_results as rejections
-from kneewatch.diagnose.sizing.configuration_search import search
+from kneewatch.diagnose.sizing.configuration_search import Choices, search
 from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
@@ -28,7 +28,6 @@ from kneewatch.diagnose.sizing.search_results import (
     explain,
     question_of,
 )
-from kneewatch.diagnose.sizing.search_space import Choices
 from kneewatch.diagnose.sizing.size import size
 from kneewatch.diagnose.sizing.speed.performance import Load, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import costs

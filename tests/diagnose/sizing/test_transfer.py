@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
+from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 
 GB = 1e9
 LLAMA_70B_KV_BYTES = 327_680

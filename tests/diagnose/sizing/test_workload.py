@@ -7,12 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.replicas.traffic import (
-    ARCHETYPES,
-    TARGETS,
-    archetype,
-    session_prefill_tokens,
-)
+from kneewatch.diagnose.sizing.plan.workload_profile import ARCHETYPES, TARGETS, archetype
+from kneewatch.diagnose.sizing.plan.workload_steps import session_prefill_tokens
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
-from kneewatch.diagnose.sizing.benchmark.tensor_parallel import (
+from kneewatch.diagnose.sizing.benchmark.operating_point import (
     Degree,
     Sweep,
     Unit,

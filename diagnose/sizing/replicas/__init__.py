@@ -1,1 +1,0 @@
-"""How many replicas carry a load, and what they cost."""
