@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, fsum, log2, nan
+from functools import cached_property
+from math import ceil, floor, log2, nan
 from operator import mul
 from statistics import median, quantiles
 from typing import NamedTuple
@@ -354,7 +355,48 @@ COLLINEAR = 0.98
 """Squared correlation of batch and context above which their effects cannot be told apart."""
 
 
-@dataclass(frozen=True, slots=True)
+class _LocalFit:
+    """Least squares of a value over the batch and its tokens, one row a window; at least one row.
+
+    A row's weight is its nearness in doublings of the batch, over its value: errors are relative.
+    """
+
+    def __init__(self, rows: Sequence[tuple[float, float, float]]) -> None:
+        columns: list[tuple[float, ...]] = list(zip(*rows, strict=True))
+        self._batches, self._tokens, self._values = columns
+        self._doublings = [log2(batch) for batch in self._batches]
+        self._scales = [value or 1.0 for value in self._values]
+
+    def at(self, running: float, tokens: float) -> float:
+        """The value at a batch and its tokens, within the values measured."""
+        asked, values = log2(running), self._values
+        weights = [
+            1 / ((1 + (doublings - asked) ** 2) * scale) ** 2
+            for doublings, scale in zip(self._doublings, self._scales, strict=True)
+        ]
+        total = sum(weights)
+        batch, token, mean = (
+            sum(map(mul, weights, column)) / total
+            for column in (self._batches, self._tokens, values)
+        )
+        batches, tokens_apart, apart = (
+            [each - middle for each in column]
+            for column, middle in ((self._batches, batch), (self._tokens, token), (values, mean))
+        )
+        of_batch = list(map(mul, weights, batches))
+        of_tokens = list(map(mul, weights, tokens_apart))
+        bb, bt, bv = (sum(map(mul, of_batch, column)) for column in (batches, tokens_apart, apart))
+        tt, tv = (sum(map(mul, of_tokens, column)) for column in (tokens_apart, apart))
+        fitted: float = mean + (bv / bb * (running - batch) if bb else 0.0)
+        if bt * bt < COLLINEAR * bb * tt:
+            scale = bb * tt - bt * bt
+            per_request, per_token = (bv * tt - tv * bt) / scale, (tv * bb - bv * bt) / scale
+            if per_request >= 0 and per_token >= 0:
+                fitted = mean + per_request * (running - batch) + per_token * (tokens - token)
+        return min(max(fitted, min(values)), max(values))
+
+
+@dataclass(frozen=True)
 class StepTimes:
     """What a step of this server takes, measured: no data sheet is in it.
 
@@ -393,17 +435,19 @@ class StepTimes:
         """Time of the oldest window."""
         return min(point.t_s for point in self.windows)
 
-    def itl_s(self, running: float, context_tokens: float) -> float:
-        """Seconds of a step with that many decodes of that context each, prompts among them."""
-        return _local_fit(
+    @cached_property
+    def _steps(self) -> _LocalFit:
+        return _LocalFit(
             [
                 (point.running, point.running * point.context_tokens, point.itl_s)
                 for point in self.windows
                 if point.running and point.context_tokens and point.itl_s
-            ],
-            running,
-            running * context_tokens,
+            ]
         )
+
+    def itl_s(self, running: float, context_tokens: float) -> float:
+        """Seconds of a step with that many decodes of that context each, prompts among them."""
+        return self._steps.at(running, running * context_tokens)
 
     def prefill_s(self, running: float, context_tokens: float, computed_tokens: float) -> float:
         """Seconds from a prompt's first step to its first token: a step, and for each computed
@@ -413,7 +457,7 @@ class StepTimes:
             for point in self.windows
             if point.running and point.itl_s and point.prefill_s and point.computed_tokens
         ]
-        token_s = max(0.0, _local_fit(added_s, running, 0.0)) if added_s else 0.0
+        token_s = _LocalFit(added_s).at(running, 0.0) if added_s else 0.0
         return self.itl_s(running, context_tokens) + computed_tokens * token_s
 
     @property
@@ -424,36 +468,6 @@ class StepTimes:
             for point in self.windows
             if point.itl_s
         )
-
-
-def _local_fit(rows: Sequence[tuple[float, float, float]], running: float, tokens: float) -> float:
-    """Least squares of (running, tokens, value) rows at a batch and its tokens.
-
-    A row's weight is its nearness in doublings of the batch, over its value: errors are relative.
-    The answer lies within the values measured.
-    """
-    weights = [
-        (1 / (1 + log2(batch / running) ** 2) / (value or 1.0)) ** 2 for batch, _, value in rows
-    ]
-    total = fsum(weights)
-    least, most = (choose(value for _, _, value in rows) for choose in (min, max))
-    means = [fsum(map(mul, weights, column)) / total for column in zip(*rows, strict=True)]
-    apart = [[value - mean for value, mean in zip(row, means, strict=True)] for row in rows]
-
-    def moment(left: int, right: int) -> float:
-        return fsum(
-            weight * row[left] * row[right] for weight, row in zip(weights, apart, strict=True)
-        )
-
-    bb, tt, bt, bv, tv = (moment(*pair) for pair in ((0, 0), (1, 1), (0, 1), (0, 2), (1, 2)))
-    by_batch, by_tokens = running - means[0], tokens - means[1]
-    if bt * bt < COLLINEAR * bb * tt:
-        scale = bb * tt - bt * bt
-        per_request, per_token = (bv * tt - tv * bt) / scale, (tv * bb - bv * bt) / scale
-        if per_request >= 0 and per_token >= 0:
-            fitted = means[2] + per_request * by_batch + per_token * by_tokens
-            return min(max(fitted, least), most)
-    return min(max(means[2] + (bv / bb * by_batch if bb else 0.0), least), most)
 
 
 # --- The knee of one engine as it is learned while it is watched ----------------------------------
