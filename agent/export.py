@@ -18,7 +18,7 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.names.dcgm_fields import field_table
 from kneewatch.collector.names.vllm_metrics import PREFIXES
 from kneewatch.collector.signals.expr import NAME
-from kneewatch.dashboards.prometheus.inhibition import inhibition_files
+from kneewatch.dashboards.prometheus.causes import inhibition_files
 from kneewatch.dashboards.prometheus.promtool_tests import promtool_files
 from kneewatch.dashboards.prometheus.rule_files import HEAD, Flavor, rule_files, too_rare
 from kneewatch.dashboards.prometheus.rule_group import LABELS, Plan

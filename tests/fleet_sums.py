@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.dashboards.prometheus.hourly_totals import (
+from kneewatch.dashboards.prometheus.recording_rules import (
     COUNTED_BY,
-    COUNTERS,
-    ENGINES,
-    HISTOGRAMS,
-    STEP_S,
-    kept,
+    SUM_STEP_S,
+    SUMMED_COUNTERS,
+    SUMMED_ENGINES,
+    SUMMED_HISTOGRAMS,
+    summed_series,
 )
 from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS
 
@@ -33,8 +33,8 @@ class Sums:
 
     def __init__(self, times: Floats) -> None:
         self._times = times
-        first_s = times[0] // STEP_S * STEP_S + PHASE_S
-        self.evals: Floats = np.arange(first_s, times[-1] + 1, STEP_S)
+        first_s = times[0] // SUM_STEP_S * SUM_STEP_S + PHASE_S
+        self.evals: Floats = np.arange(first_s, times[-1] + 1, SUM_STEP_S)
         self._sums: dict[Key, Floats] = {}
 
     def add(
@@ -49,8 +49,8 @@ class Sums:
             for key in _kept_as(name.removeprefix("vllm:"), own):
                 gained = windows.increase(values[there])
                 self._add(key, own, gained)
-                if key == kept(COUNTED_BY):
-                    self._add(ENGINES, labels, np.where(np.isnan(gained), np.nan, 1.0))
+                if key == summed_series(COUNTED_BY):
+                    self._add(SUMMED_ENGINES, labels, np.where(np.isnan(gained), np.nan, 1.0))
 
     def _add(self, name: str, labels: Labels, values: Floats) -> None:
         kept_labels = {one: labels[one] for one in (*POOL_LABELS, "le") if labels.get(one)}
@@ -70,7 +70,7 @@ class _Windows:
 
     def __init__(self, times: Floats, evals: Floats) -> None:
         self._times, self._evals = times, evals
-        self._first = np.searchsorted(times, evals - STEP_S, side="left")
+        self._first = np.searchsorted(times, evals - SUM_STEP_S, side="left")
         self._last = np.searchsorted(times, evals, side="right") - 1
         self._enough = self._last > self._first
 
@@ -85,7 +85,7 @@ class _Windows:
         begin_s, end_s = self._times[first], self._times[last]
         sampled_s = end_s - begin_s
         evals = self._evals[self._enough]
-        before_s, after_s = begin_s - (evals - STEP_S), evals - end_s
+        before_s, after_s = begin_s - (evals - SUM_STEP_S), evals - end_s
         with np.errstate(divide="ignore", invalid="ignore"):
             zero_s = np.where(gained > 0, sampled_s * values[first] / gained, np.inf)
         mean_s = sampled_s / (last - first)
@@ -99,13 +99,13 @@ class _Windows:
 
 def _kept_as(name: str, labels: Labels) -> Iterator[str]:
     """The recorded sums that a series is in."""
-    for metric in HISTOGRAMS:
+    for metric in SUMMED_HISTOGRAMS:
         for part in ("bucket", "sum"):
             if name == f"{metric}_{part}":
-                yield kept(metric, part)
-    for key, (metric, only) in COUNTERS.items():
+                yield summed_series(metric, part)
+    for key, (metric, only) in SUMMED_COUNTERS.items():
         if name == f"{metric}_total" and _fits(labels, only):
-            yield kept(key)
+            yield summed_series(key)
 
 
 def _fits(labels: Labels, only: str) -> bool:

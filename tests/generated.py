@@ -18,7 +18,7 @@ from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.dashboards.grafana.build import dashboards
-from kneewatch.dashboards.prometheus.inhibition import inhibition_files
+from kneewatch.dashboards.prometheus.causes import inhibition_files
 from kneewatch.dashboards.prometheus.recording_rules import why_inexpressible
 from kneewatch.dashboards.prometheus.rule_files import OBJECT_FILE, Flavor, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan

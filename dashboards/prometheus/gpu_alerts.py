@@ -1,4 +1,4 @@
-"""Recording rules and alerts for throttled and faulty GPUs. Pure."""
+"""Recording rules and alerts for throttled and faulty GPUs, alone and joined to engines. Pure."""
 
 from __future__ import annotations
 
@@ -8,37 +8,51 @@ from functools import reduce
 from typing import NamedTuple
 
 from kneewatch.dashboards.prometheus.alerts import dashboard_annotation, runbook_annotation
-from kneewatch.dashboards.prometheus.cause_query import Spelled, confidence, scored
+from kneewatch.dashboards.prometheus.cause_query import CauseQuery, Spelled, confidence, scored
 from kneewatch.dashboards.prometheus.gpu_series import (
     BOARD,
+    BUSY,
     CLOCK,
+    FREE,
+    INSTANCE,
     NAME,
+    USED,
     USED_BY,
     WHERE,
+    gpu_records,
     of_owner,
+    owner_record,
     raw,
     series_of,
+    spellings,
 )
-from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
+from kneewatch.dashboards.prometheus.recording_rules import FOUND
+from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
 from kneewatch.diagnose.catalogue.gpu_specs import gpus, plain_name
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW
 from kneewatch.diagnose.causes.gpu_clocks import (
+    AS_EVER,
     AT_LIMIT,
     BOARD_TERMS,
     BUSY_FROM,
+    ENGINE_TERMS,
     HALF_SPEED,
     LOW_CLOCK,
     LOWERED,
     MAX_SM_CLOCK_HZ,
     NEARLY_FULL,
+    QUEUED_S,
+    SLOWER,
     THROTTLED_FROM,
     ThrottledGpu,
 )
 from kneewatch.diagnose.causes.gpu_faults import (
     LINK_ERRORS_PER_S,
     PCIE_REPLAYS_PER_S,
+    WEIGHTS,
     WORKS_AGAIN,
 )
+from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.causes.record import CLEAR_S, ONSET_S
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.gpu.health import (
@@ -56,10 +70,8 @@ from kneewatch.diagnose.gpu.health import (
     XIDS,
     GpuState,
 )
-from kneewatch.diagnose.gpu.health import (
-    POWER as POWER_USAGE,
-)
-from kneewatch.rules.facts import duration, number, recorded
+from kneewatch.diagnose.gpu.health import POWER as POWER_USAGE
+from kneewatch.rules.facts import duration, number, recorded, span_s
 from kneewatch.rules.rule import Severity
 
 THROTTLED = series_of("throttled_confidence")
@@ -438,3 +450,199 @@ def _chosen(what: str, texts: Mapping[str, str]) -> str:
     """A Go template that prints the text for the value of `what`."""
     cases = [f'if eq ({what}) "{key}" }}}}{text}' for key, text in texts.items()]
     return "{{ " + "{{ else ".join(cases) + "{{ end }}"
+
+
+# --- GPU rules joined to engines, where labels allow it -------------------------------------------
+
+
+GIVEN = series_of("given")
+THROTTLED_ODDS, FAULT_ODDS = recorded("gpu_throttled_log_odds"), recorded("gpu_fault_log_odds")
+CLOCK_RATIO, UNWANTED = recorded("gpu_throttled_clock_ratio"), recorded("gpu_throttled_unwanted")
+ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID = map(recorded, (
+    "gpu_sm_clock_min_hz", "gpu_temperature_max_c", "gpu_xid_max"
+))  # fmt: skip
+"""An engine's lowest clock, highest temperature and highest XID, for comparison with its peers."""
+
+FAULT_SEVERITY, FAULT_AT_WORK = recorded("gpu_fault_severity"), recorded("gpu_fault_at_work")
+
+
+def joined_group(plan: Plan) -> Group:
+    """An engine's GPU signals and the inputs of its GPU causes; empty without `gpu_join`."""
+    if not plan.gpu_join:
+        return Group("kneewatch-engine-gpus", ())
+    used, free = recorded(USED), recorded(FREE)
+    sure = f"max by ({BOARD}) ({THROTTLED})"
+    own = f"{BOARD}, {INSTANCE}"
+    return Group(
+        "kneewatch-engine-gpus",
+        (
+            Record(GIVEN, _given(plan)),
+            Record(
+                recorded(FOUND[0]),
+                f"{_engine(plan, 'sum', used, own)} / on ({plan.engine})"
+                f" ({_engine(plan, 'sum', f'{used} + {free}', own)} > 0)",
+            ),
+            Record(recorded(FOUND[1]), _engine(plan, "avg", recorded(BUSY), own)),
+            Record(ENGINE_CLOCK, _engine(plan, "min", f"max by ({BOARD}) ({recorded(CLOCK)})")),
+            Record(ENGINE_HEAT, _engine(plan, "max", series_of("temperature_c"))),
+            Record(ENGINE_XID, _engine(plan, "max", recorded(XID))),
+            Record(THROTTLED_ODDS, _engine(plan, "max", f"ln({sure} / (1 - {sure}))")),
+            Record(CLOCK_RATIO, _engine(plan, "min", f"{RATIO} and on ({BOARD}) {THROTTLED}")),
+            Record(UNWANTED, _engine(plan, "max", f"{sure} unless {WANTED}")),
+            Record(FAULT_ODDS, _engine(plan, "max", f"sum by ({BOARD}) ({_weights()})")),
+            Record(FAULT_SEVERITY, _engine(plan, "max", f"max by ({BOARD}) ({_severities()})")),
+            Record(
+                FAULT_AT_WORK,
+                _engine(plan, "max", f'count by ({BOARD}) ({AILMENT}{{at_work="true"}})'),
+            ),
+        ),
+    )
+
+
+def _given(plan: Plan) -> str:
+    """1 per GPU or MIG instance, with the labels of the engine that it is assigned to."""
+    there = ", ".join(f'{gpu}!=""' for _, gpu in plan.gpu_join)
+    mine = ", ".join(label for label, _ in plan.gpu_join)
+    parts: list[str] = []
+    for name, _ in spellings(CLOCK):
+        series = raw(plan, name, there)
+        for label, gpu in plan.gpu_join:
+            if label != gpu:
+                series = f'label_replace({series}, "{label}", "$1", "{gpu}", "(.+)")'
+        parts.append(f"max by ({BOARD}, {INSTANCE}, {mine}) ({series}) * 0 + 1")
+    return " or ".join(parts)
+
+
+def _engine(plan: Plan, fold: str, expr: str, by: str = BOARD) -> str:
+    """An expression per board (or MIG instance), aggregated with `fold` over the engine's own."""
+    mine = ", ".join(label for label, _ in plan.gpu_join)
+    folded = f"{fold} by ({mine}) ({GIVEN} * on ({by}) group_left () ({expr}))"
+    return f"({recorded('running')} * 0 + on ({mine}) group_left () {folded})"
+
+
+def _weights() -> str:
+    return " or ".join(
+        f'({AILMENT}{{severity="{severity.word}"}} * 0 + {number(weight)})'
+        for severity, weight in WEIGHTS.items()
+    )
+
+
+def _severities() -> str:
+    return " or ".join(
+        f'({AILMENT}{{severity="{severity.word}"}} * 0 + {int(severity)})' for severity in WEIGHTS
+    )
+
+
+# --- GPU causes of an engine ----------------------------------------------------------------------
+
+
+DRIFT = recorded("itl_mean_drift_ratio")
+ENGINES = Spelled({"itl_mean_drift_ratio": DRIFT})
+
+
+def gpu_queries(plan: Plan) -> tuple[CauseQuery, ...]:
+    """The GPU causes by form: a fault that affects work now or an old one, throttling that slows
+    the engine or does not (or is intended)."""
+    return (
+        _fault(f"{FAULT_AT_WORK} > 0"),
+        _fault(f"{FAULT_SEVERITY} unless {FAULT_AT_WORK}", "apart"),
+        _throttled_and_slow(plan),
+        _throttled_apart(),
+    )
+
+
+def _throttled_and_slow(plan: Plan) -> CauseQuery:
+    slow = f"({_slow()})"
+    queued_s = span_s(QUEUED_S * plan.scale, plan.sample_s)
+    harmed = (
+        f"({recorded('cascade_stage')} >= 2)"
+        f" or (min_over_time({recorded('queued')}[{duration(queued_s)}]) == 1)"
+    )
+    for target_s, signal in (
+        (plan.targets.ttft_p99_s, "ttft_p99_s"),
+        (plan.targets.itl_p99_s, "itl_p99_s"),
+    ):
+        if target_s is not None:
+            harmed += f" or ({recorded(signal)} > {number(target_s)})"
+    return _throttled(
+        f"{_grave()} unless {_apart()}",
+        ((Severity.CRITICAL, f"{slow} and ({harmed})"), (Severity.WARNING, "")),
+    )
+
+
+def _throttled_apart() -> CauseQuery:
+    levels = ((Severity.WARNING, _grave()), (Severity.INFO, ""))
+    when = f"{THROTTLED_ODDS} unless ({_grave()} unless {_apart()})"
+    return _throttled(when, levels, "apart")
+
+
+def _fault(when: str, note: str = "") -> CauseQuery:
+    return CauseQuery(
+        BY_ID["gpu_fault"],
+        when,
+        (),
+        FAULT_ODDS,
+        (
+            (Severity.CRITICAL, f"{FAULT_SEVERITY} == 3"),
+            (Severity.WARNING, f"{FAULT_SEVERITY} == 2"),
+            (Severity.INFO, ""),
+        ),
+        "A GPU of this server reports a hardware error",
+        "Drain its node. The alert KneewatchGpuFault names the GPU and the repair.",
+        ("9.3",),
+        note,
+        apart=bool(note),
+    )
+
+
+def _throttled(when: str, levels: tuple[tuple[Severity, str], ...], note: str = "") -> CauseQuery:
+    return CauseQuery(
+        BY_ID["gpu_throttled"],
+        f"({recorded('running_avg')} >= 1) and ({when})",
+        tuple(
+            term
+            for engine_term in ENGINE_TERMS
+            if (term := scored(ENGINES, engine_term)) is not None
+        ),
+        THROTTLED_ODDS,
+        levels,
+        "A GPU of this server is throttled under load",
+        "Check that GPU's temperature, power limit and clock settings. The alert "
+        "KneewatchGpuThrottled names the GPU and the reason.",
+        ("9.3",),
+        note,
+        apart=bool(note),
+    )
+
+
+def _slow() -> str:
+    return (
+        f"({DRIFT} >= {number(SLOWER)}) or (({CLOCK_RATIO} < {number(HALF_SPEED)}) unless {DRIFT})"
+    )
+
+
+def _grave() -> str:
+    """Throttling worth a warning: unintended, or the engine is slow."""
+    return f"(({UNWANTED} or ({_slow()})) unless ({CLOCK_RATIO} >= {number(NEARLY_FULL)}))"
+
+
+def _apart() -> str:
+    return f"({DRIFT} < {number(AS_EVER)})"
+
+
+# --- Rules per GPU --------------------------------------------------------------------------------
+
+
+def gpu_group(plan: Plan) -> Group:
+    """Recording rules and alerts per GPU, from a DCGM exporter's series."""
+    return Group(
+        "kneewatch-gpus",
+        (
+            *gpu_records(plan),
+            *clock_records(),
+            *fault_records(plan),
+            owner_record(plan),
+            *clock_alerts(plan),
+            *fault_alerts(plan),
+        ),
+    )

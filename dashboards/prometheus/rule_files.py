@@ -16,18 +16,19 @@ from kneewatch.dashboards.prometheus.alerts import (
     expressible,
     finding_groups,
     firing_of,
+    observer_group,
     stage_group,
 )
 from kneewatch.dashboards.prometheus.causes import cause_groups, cause_queries
 from kneewatch.dashboards.prometheus.causes import left_out as causes_left_out
-from kneewatch.dashboards.prometheus.gpu_engines import gpu_group, joined_group
-from kneewatch.dashboards.prometheus.hourly_totals import STEP_S as TOTALS_S
-from kneewatch.dashboards.prometheus.hourly_totals import hourly_group
+from kneewatch.dashboards.prometheus.gpu_alerts import gpu_group, joined_group
 from kneewatch.dashboards.prometheus.recording_rules import (
     FOUND,
+    SUM_STEP_S,
     Recorded,
     calm_group,
     derived_group,
+    hourly_group,
     inexpressible,
     season_group,
     signal_group,
@@ -36,7 +37,6 @@ from kneewatch.dashboards.prometheus.recording_rules import (
 )
 from kneewatch.dashboards.prometheus.recording_rules import stage_group as cascade_group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
-from kneewatch.dashboards.prometheus.targets import observer_group
 from kneewatch.diagnose.causes.availability import Stalled
 from kneewatch.rules.conditions import nodes
 from kneewatch.rules.facts import PREFIX, SCRAPES_PER_RANGE, duration
@@ -115,7 +115,7 @@ def groups(plan: Plan) -> tuple[Group, ...]:
         *(burn_groups(plan) if plan.serves(TRAFFIC_S) else ()),
         gpu_group(plan),
         observer_group(plan),
-        *((hourly_group(plan),) if plan.serves(TOTALS_S) else ()),
+        *((hourly_group(plan),) if plan.serves(SUM_STEP_S) else ()),
         season_group(plan),
         slow_group(plan),
     )
@@ -213,7 +213,7 @@ def too_rare(plan: Plan) -> list[str]:
             f"Scraped every {plan.scrape_s:g} s, ranges are {plan.range_s:g} s, not the window's "
             f"{plan.window_s:g} s: they hold {SCRAPES_PER_RANGE} scrapes."
         )
-    for group, needed_s in (("kneewatch-burn", TRAFFIC_S), ("kneewatch-hourly", TOTALS_S)):
+    for group, needed_s in (("kneewatch-burn", TRAFFIC_S), ("kneewatch-hourly", SUM_STEP_S)):
         if not plan.serves(needed_s):
             lines.append(
                 f"Left out, scraped every {plan.scrape_s:g} s: group {group}, whose ranges of "

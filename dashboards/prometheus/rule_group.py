@@ -1,15 +1,18 @@
-"""Recording and alerting rules, and the plan that they are exported for. Pure."""
+"""Recording and alerting rules, the plan they are exported for, and when an alert fires. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.inventory import DEFAULTS, GROUPS
-from kneewatch.rules.facts import range_s
+from kneewatch.rules.facts import duration, number, range_s, recorded
+from kneewatch.rules.rule import Severity
 
 LABELS = (
     "cluster",
@@ -148,3 +151,142 @@ class Group:
     name: str
     rules: tuple[Record | Alert, ...]
     interval_s: float | None = None
+
+
+# --- When a condition of an engine counts: after it has held, and for a while after ---------------
+#
+# A severity (1 info, 2 warning, 3 critical) goes through three series for each engine: since when
+# it or a worse one has held, whether it has held for long enough, and what is in force, which
+# stays for a while after it has ended. Alerts could keep that time themselves, but a pool has one
+# alert, and in a rollout its replicas would fill that time one after the other.
+
+
+FINDING, CAUSE = recorded("finding"), recorded("cause")
+"""What is in force for each engine: the severity of a finding (label `rule`) or of a cause (label
+`cause`, with the form's name behind a colon where a cause has several)."""
+
+WORST_FIRST = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
+
+
+class Lasts(NamedTuple):
+    """For how long a condition must hold, and how long it then stays in force without holding."""
+
+    for_s: float
+    keep_s: float
+
+
+def met(kind: str) -> str:
+    """The series of the severities whose conditions are met at this moment."""
+    return f"{kind}_met"
+
+
+def in_force_records(plan: Plan, kind: str, label: str, lasts: Mapping[str, Lasts]) -> list[Record]:
+    """Records of what is in force (`kind`: FINDING or CAUSE), from the conditions that are met, for
+    each value of `label`. What is still in force needs no duration when it is met again."""
+    now, since, held = met(kind), f"{kind}_since_s", f"{kind}_held"
+    long_enough = " or ".join(
+        f'((time() - {since}{{{only}, severity="{severity.word}"}} >= {number(for_s)}) * 0'
+        f" + {int(severity)})"
+        for for_s, only in _alike(label, {key: last.for_s for key, last in lasts.items()})
+        for severity in WORST_FIRST
+    )
+    again = " or ".join(
+        f"((({now} >= {int(severity)}) and {kind} >= {int(severity)}) * 0 + {int(severity)})"
+        for severity in WORST_FIRST
+    )
+    kept = " or ".join(
+        # The last evaluation that had it is one before the first that lacks it.
+        f"max_over_time({held}{{{only}}}[{duration(keep_s + plan.interval_s / 2)}])"
+        if keep_s
+        else f"{held}{{{only}}}"
+        for keep_s, only in _alike(label, {key: last.keep_s for key, last in lasts.items()})
+    )
+    return [
+        *(_since(now, since, severity) for severity in WORST_FIRST),
+        Record(held, f"max without (severity) ({long_enough} or {again})"),
+        Record(kind, kept),
+    ]
+
+
+def _since(now: str, since: str, severity: Severity) -> Record:
+    """Since when, in Unix seconds, this severity or a worse one has been met."""
+    own = {"severity": severity.word}
+    before = f'max without (severity) ({since}{{severity="{severity.word}"}})'
+    holds = f"({now} >= {int(severity)})"
+    return Record(since, f"({before} and {holds}) or ({holds} * 0 + time())", own)
+
+
+def _alike(label: str, seconds: Mapping[str, float]) -> Iterator[tuple[float, str]]:
+    """Each time in seconds, with the matcher of all names that have it."""
+    names: dict[float, list[str]] = defaultdict(list)
+    for name, time_s in seconds.items():
+        names[time_s].append(name)
+    for time_s, alike in names.items():
+        yield time_s, f'{label}=~"{"|".join(alike)}"'
+
+
+# --- One alert for a pool: where it fires, and its text -------------------------------------------
+#
+# An alert has the labels of its pool alone, so that it stays the same alert while replicas come
+# and go. Its annotations ask Prometheus for the rest when they are written.
+
+
+WHERE = (
+    "{{ with $labels.model_name }}{{ . }}{{ else }}the model{{ end }}"
+    "{{ with $labels.namespace }} in {{ . }}{{ end }}"
+    "{{ with $labels.job }} (job {{ . }}){{ end }}"
+)
+"""An alert's pool in an annotation: its model, namespace and job."""
+
+WORST_NAME = '{{ with label "pod" $worst }}{{ . }}{{ else }}{{ label "instance" $worst }}{{ end }}'
+
+
+def firing(plan: Plan, in_force: str, severity: Severity) -> str:
+    """How many replicas of a pool are affected, where the worst of them has this severity.
+
+    `in_force` is an expression that gives engines their severities. A note counts all of them,
+    worse alerts those at warning or worse.
+    """
+    least = min(severity, Severity.WARNING)
+    worst = f"(max by ({plan.pool}) ({in_force}) == {int(severity)})"
+    return f"{affected(plan, f'{in_force} >= {int(least)}')} and on ({plan.pool}) {worst}"
+
+
+def affected(plan: Plan, engines: str) -> str:
+    """How many replicas of each pool have an engine among these."""
+    return f"count by ({plan.pool}) (max by ({plan.replica}) ({engines}))"
+
+
+def count_text(plan: Plan, *, also: str = "") -> str:
+    """How many of the pool's replicas are affected, as a template: "5 of 8 replicas of llama in
+    chat". `also` is a series of replicas that are not scraped."""
+    of_pool = "{%s}"
+    seen = recorded("running") + of_pool + (f" or {also}{of_pool}" if also else "")
+    pools = "$pool $pool" if also else "$pool"
+    query = f'printf "count(count by ({plan.replica}) ({seen}))" {pools}'
+    total = f"{{{{ with {query} | query }}}} of {{{{ . | first | value }}}}{{{{ end }}}}"
+    return f'{_pool(plan)}{{{{ printf "%.0f" $value }}}}{total} replicas of {WHERE}'
+
+
+def worst_text(plan: Plan, query: str, text: str) -> str:
+    """A template about the replica that a query finds, as `$worst`; empty where it finds none.
+
+    `query` has POOL for the pool's matchers, and no other percent sign.
+    """
+    pools = " ".join(["$pool"] * query.count(POOL))
+    asked = query.replace('"', r"\"").replace(POOL, "%s")
+    query = f'printf "{asked}" {pools}'
+    return (
+        f"{_pool(plan)}{{{{ with {query} | query }}}}{{{{ $worst := first . }}}}{text}{{{{ end }}}}"
+    )
+
+
+POOL = "%POOL%"
+"""In a query of `worst_text`: the matchers of the alert's pool."""
+
+
+def _pool(plan: Plan) -> str:
+    """The matchers of the alert's pool as the template's variable `$pool`."""
+    matchers = ",".join(f"{label}=%q" for label in plan.pool_labels)
+    values = " ".join(f"$labels.{label}" for label in plan.pool_labels)
+    return f'{{{{ $pool := printf "{matchers}" {values} }}}}'

@@ -17,9 +17,8 @@ from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition import Limits
 from kneewatch.dashboards.prometheus.alerts import expressible
 from kneewatch.dashboards.prometheus.causes import cause_queries
-from kneewatch.dashboards.prometheus.in_force import CAUSE, FINDING
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, Flavor, rule_files
-from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.dashboards.prometheus.rule_group import CAUSE, FINDING, Plan
 from kneewatch.diagnose.diagnosis_config import Profile
 from tests.dashboards.promtool import Sample, evaluate, needed, series_of
 from tests.recordings import WINDOW_S

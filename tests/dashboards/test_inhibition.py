@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kneewatch.dashboards.prometheus.inhibition import INHIBIT_FILE, inhibition_files
+from kneewatch.dashboards.prometheus.causes import INHIBIT_FILE, inhibition_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.agent.notify.test_alertmanager_receiver import Manager
 from tests.programs import require

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kneewatch.dashboards.prometheus.inhibition import inhibit_rules
+from kneewatch.dashboards.prometheus.causes import inhibit_rules
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.agent.notify.test_alertmanager_receiver import Manager
 from tests.agent.notify.web import Taker

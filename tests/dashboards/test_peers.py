@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kneewatch.dashboards.prometheus.causes import cause_queries, gate_of
-from kneewatch.dashboards.prometheus.gpu_engines import ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID
+from kneewatch.dashboards.prometheus.gpu_alerts import ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID
 from kneewatch.dashboards.prometheus.rule_files import groups
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
 from kneewatch.diagnose.causes.evidence import Cause

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from kneewatch.collector.samples import Series
+from kneewatch.dashboards.prometheus.alerts import observer_group
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
-from kneewatch.dashboards.prometheus.targets import observer_group
 from tests.dashboards.promtool import evaluate, needed
 from tests.programs import require
 

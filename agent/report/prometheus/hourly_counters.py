@@ -14,7 +14,7 @@ from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, Part
 from kneewatch.agent.report.prometheus.queries import Query, Ranges, RowKey, Rows, Steps
 from kneewatch.agent.report.series import Floats, Truths
-from kneewatch.dashboards.prometheus.hourly_totals import COUNTERS, STEP_S
+from kneewatch.dashboards.prometheus.recording_rules import SUM_STEP_S, SUMMED_COUNTERS
 from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.reports.weekly.hours import Grid
 from kneewatch.reports.weekly.measures import TALLIES
@@ -76,13 +76,16 @@ class Hours:
                 partial(text, queries.narrowed(fleet.asking, only), part.by),
                 partial(_bucket, part) if series > 1 else part.key,
                 self._groups * series,
-                series * (self._groups / STEP_S if kept else len(fleet.members) / fleet.scrape_s),
+                series
+                * (self._groups / SUM_STEP_S if kept else len(fleet.members) / fleet.scrape_s),
             )
         return by_part
 
     def _named(self, text: Callable[..., str]) -> dict[str, tuple[Text, int]]:
         """The text of each query, and how many series one engine has for it."""
-        named: dict[str, tuple[Text, int]] = {key: (partial(text, key, ""), 1) for key in COUNTERS}
+        named: dict[str, tuple[Text, int]] = {
+            key: (partial(text, key, ""), 1) for key in SUMMED_COUNTERS
+        }
         for metric, part in product(TALLIES, ("bucket", "sum")):
             named[f"{metric}_{part}"] = (
                 partial(text, metric, part), BUCKETS if part == "bucket" else 1
@@ -101,7 +104,7 @@ class Hours:
         nothing = np.zeros(len(slots))
         whole = np.ones(len(slots), dtype=np.bool_)
         for group, there_s in self._there_s(running, at).items():
-            told_s = np.nan_to_num(summed.get(group, nothing)) * STEP_S
+            told_s = np.nan_to_num(summed.get(group, nothing)) * SUM_STEP_S
             whole &= np.abs(told_s - there_s) <= (1 - WHOLE) * there_s
         return whole
 

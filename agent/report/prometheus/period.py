@@ -34,7 +34,7 @@ from kneewatch.agent.report.prometheus.queries import (
 from kneewatch.agent.report.series import Floats, Signals
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
-from kneewatch.dashboards.prometheus.hourly_totals import COUNTERS
+from kneewatch.dashboards.prometheus.recording_rules import SUMMED_COUNTERS
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
@@ -215,7 +215,7 @@ class PeriodReader:
             gauges={**gauges, **self._gpus(at)},
             summed=summed,
             preempted=of_engines["preempted"],
-            counts={key: hourly[key] for key in COUNTERS},
+            counts={key: hourly[key] for key in SUMMED_COUNTERS},
             histograms={
                 metric: (hourly[f"{metric}_bucket"], hourly[f"{metric}_sum"]) for metric in TALLIES
             },

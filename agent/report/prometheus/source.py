@@ -57,7 +57,7 @@ from kneewatch.agent.report.series import (
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.collector.prometheus.client import PrometheusSource
-from kneewatch.dashboards.prometheus.hourly_totals import STEP_S
+from kneewatch.dashboards.prometheus.recording_rules import SUM_STEP_S
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, label_map
 from kneewatch.reports.formatting import duration, plural
@@ -220,8 +220,8 @@ def _summed(now: PeriodData) -> list[str]:
     rest = "" if now.summed == hours else "; the other hours from raw series"
     return [
         f"counters and histograms: {now.summed} of {plural(hours, 'hour')} from the sums that "
-        f"recording rules keep (kneewatch-hourly), which may end {duration(STEP_S)} before the hour"
-        f" does{rest}"
+        f"recording rules keep (kneewatch-hourly), which may end {duration(SUM_STEP_S)} before the "
+        f"hour does{rest}"
     ]
 
 

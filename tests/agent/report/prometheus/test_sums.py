@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from kneewatch.agent.report.series import BY_SOURCE, FAILED_REASONS, LOCAL
-from kneewatch.dashboards.prometheus.hourly_totals import (
-    COUNTERS,
-    ENGINES,
-    HISTOGRAMS,
-    STEP_S,
+from kneewatch.dashboards.prometheus.recording_rules import (
+    SUM_STEP_S,
+    SUMMED_COUNTERS,
+    SUMMED_ENGINES,
+    SUMMED_HISTOGRAMS,
     hourly_group,
 )
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
@@ -81,10 +81,10 @@ def hours_of(report: Report) -> str:
 
 
 def test_what_is_recorded_is_what_reports_read() -> None:
-    assert set(COUNTERS) == {*COUNTS, COMPUTED, FAILED}
-    assert HISTOGRAMS == TALLIES
-    assert COUNTERS[COMPUTED] == (BY_SOURCE, f'{LOCAL[0]}="{LOCAL[1]}"')
-    assert COUNTERS[FAILED] == (COMPLETED, f'finished_reason=~"{"|".join(FAILED_REASONS)}"')
+    assert set(SUMMED_COUNTERS) == {*COUNTS, COMPUTED, FAILED}
+    assert SUMMED_HISTOGRAMS == TALLIES
+    assert SUMMED_COUNTERS[COMPUTED] == (BY_SOURCE, f'{LOCAL[0]}="{LOCAL[1]}"')
+    assert SUMMED_COUNTERS[FAILED] == (COMPLETED, f'finished_reason=~"{"|".join(FAILED_REASONS)}"')
 
 
 def test_the_made_up_sums_are_those_that_the_rules_make(
@@ -93,7 +93,7 @@ def test_the_made_up_sums_are_those_that_the_rules_make(
     moments = [one.start_s + 400 for one in week.planted] + [week.from_s + 500, END_S - 1000]
     compared = 0
     for moment_s in moments:
-        at_ms = int(1000 * (moment_s // STEP_S * STEP_S + PHASE_S))
+        at_ms = int(1000 * (moment_s // SUM_STEP_S * SUM_STEP_S + PHASE_S))
         for rule in hourly_group(Plan(selector=ONLY)).rules:
             assert isinstance(rule, Record)
             told = answer(prometheus, rule.expr, at_ms)
@@ -175,7 +175,7 @@ def test_hours_without_whole_sums_are_read_from_raw_series(
     assert "the other hours from raw series" in hours_of(half)
 
     def fewer(query: str, document: dict[str, Any]) -> None:
-        if ENGINES in query:
+        if SUMMED_ENGINES in query:
             for row in document["data"]["result"]:
                 row["values"][-1][1] = str(0.9 * float(row["values"][-1][1]))
 
