@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, floor, log2, nan
+from math import ceil, floor, fsum, log2, nan
 from operator import mul
 from statistics import median, quantiles
 from typing import NamedTuple
@@ -351,49 +351,6 @@ def _range(values: Sequence[float]) -> Range:
 
 
 STEP_WINDOWS_MIN = 3
-COLLINEAR = 0.98
-"""Squared correlation of batch and context above which their effects cannot be told apart."""
-
-
-class _LocalFit:
-    """Least squares of a value over the batch and its tokens, one row a window; at least one row.
-
-    A row's weight is its nearness in doublings of the batch, over its value: errors are relative.
-    """
-
-    def __init__(self, rows: Sequence[tuple[float, float, float]]) -> None:
-        columns: list[tuple[float, ...]] = list(zip(*rows, strict=True))
-        self._batches, self._tokens, self._values = columns
-        self._doublings = [log2(batch) for batch in self._batches]
-        self._scales = [value or 1.0 for value in self._values]
-
-    def at(self, running: float, tokens: float) -> float:
-        """The value at a batch and its tokens, within the values measured."""
-        asked, values = log2(running), self._values
-        weights = [
-            1 / ((1 + (doublings - asked) ** 2) * scale) ** 2
-            for doublings, scale in zip(self._doublings, self._scales, strict=True)
-        ]
-        total = sum(weights)
-        batch, token, mean = (
-            sum(map(mul, weights, column)) / total
-            for column in (self._batches, self._tokens, values)
-        )
-        batches, tokens_apart, apart = (
-            [each - middle for each in column]
-            for column, middle in ((self._batches, batch), (self._tokens, token), (values, mean))
-        )
-        of_batch = list(map(mul, weights, batches))
-        of_tokens = list(map(mul, weights, tokens_apart))
-        bb, bt, bv = (sum(map(mul, of_batch, column)) for column in (batches, tokens_apart, apart))
-        tt, tv = (sum(map(mul, of_tokens, column)) for column in (tokens_apart, apart))
-        fitted: float = mean + (bv / bb * (running - batch) if bb else 0.0)
-        if bt * bt < COLLINEAR * bb * tt:
-            scale = bb * tt - bt * bt
-            per_request, per_token = (bv * tt - tv * bt) / scale, (tv * bb - bv * bt) / scale
-            if per_request >= 0 and per_token >= 0:
-                fitted = mean + per_request * (running - batch) + per_token * (tokens - token)
-        return min(max(fitted, min(values)), max(values))
 
 
 @dataclass(frozen=True)
@@ -402,7 +359,7 @@ class StepTimes:
 
     A decode step takes a + b x running + c x context tokens of all running requests, least squares
     in which windows count the more the nearer their batch is to the one asked for, because a step
-    is no straight line from one request to hundreds. `windows` are never empty.
+    is no straight line from one request to hundreds. `windows` are two or more.
     """
 
     windows: Sequence[Point]
@@ -435,39 +392,120 @@ class StepTimes:
         """Time of the oldest window."""
         return min(point.t_s for point in self.windows)
 
-    @cached_property
-    def _steps(self) -> _LocalFit:
-        return _LocalFit(
-            [
-                (point.running, point.running * point.context_tokens, point.itl_s)
-                for point in self.windows
-                if point.running and point.context_tokens and point.itl_s
-            ]
-        )
-
     def itl_s(self, running: float, context_tokens: float) -> float:
         """Seconds of a step with that many decodes of that context each, prompts among them."""
-        return self._steps.at(running, running * context_tokens)
+        return self._decode.at(running, running * context_tokens)
+
+    @cached_property
+    def _decode(self) -> _NearFit:
+        return _NearFit([_decode_row(point) for point in self.windows])
 
     def prefill_s(self, running: float, context_tokens: float, computed_tokens: float) -> float:
         """Seconds from a prompt's first step to its first token: a step, and for each computed
         token what it adds at that batch, where more prompts share the step."""
-        added_s = [
+        added = self._added
+        token_s = max(0.0, added.at(running, 0.0)) if added is not None else 0.0
+        return self.itl_s(running, context_tokens) + computed_tokens * token_s
+
+    @cached_property
+    def _added(self) -> _NearFit | None:
+        """What a computed prompt token adds to a step, in seconds."""
+        rows = [
             (point.running, 0.0, max(0.0, point.prefill_s - point.itl_s) / point.computed_tokens)
             for point in self.windows
             if point.running and point.itl_s and point.prefill_s and point.computed_tokens
         ]
-        token_s = _LocalFit(added_s).at(running, 0.0) if added_s else 0.0
-        return self.itl_s(running, context_tokens) + computed_tokens * token_s
+        return _NearFit(rows) if rows else None
 
     @property
     def error_ratio(self) -> float:
-        """Median relative error of the decode step on the windows it was made of."""
-        return median(
-            abs(self.itl_s(point.running or 0.0, point.context_tokens or 0.0) / point.itl_s - 1)
-            for point in self.windows
-            if point.itl_s
-        )
+        """Median relative error of a window's decode step by the fit of all other windows."""
+        rows = [_decode_row(point) for point in self.windows]
+        return median(abs(self._decode.at(*row[:2], without=row) / row[2] - 1) for row in rows)
+
+
+def _decode_row(point: Point) -> _Row:
+    running, step_s = point.running or 0.0, point.itl_s or 0.0
+    return running, running * (point.context_tokens or 0.0), step_s
+
+
+COLLINEAR = 0.98
+"""Squared correlation of batch and context above which their effects cannot be told apart."""
+
+_BANDS_A_DOUBLING = 4
+_SPREAD_MIN_RATIO = 1e-9
+"""Smallest variance over mean square that is a spread and no rounding error."""
+
+_Row = tuple[float, float, float]
+
+
+class _NearFit:
+    """Least squares of (batch, tokens, value) rows in which a row counts the more the nearer its
+    batch is to the one asked for, in quarters of a doubling. Errors are relative to the value.
+
+    Rows of one band count alike, so sums over each band are all that a fit needs: a row is left
+    out by subtracting it from them.
+    """
+
+    def __init__(self, rows: Sequence[_Row]) -> None:
+        self._values = sorted(value for _, _, value in rows)
+        bands: dict[int, list[tuple[float, ...]]] = {}
+        for row in rows:
+            bands.setdefault(_band(row[0]), []).append(_products(row))
+        self._sums = {band: [*map(fsum, zip(*made, strict=True))] for band, made in bands.items()}
+        self._weighted: dict[int, list[float]] = {}
+
+    def at(self, running: float, tokens: float, *, without: _Row | None = None) -> float:
+        """The value at a batch and its tokens, within the values measured; `without` is a row of
+        that batch that is left out."""
+        sums = self._sums_near(_band(running))
+        least, most = self._values[0], self._values[-1]
+        if without is not None:
+            sums = [whole - own for whole, own in zip(sums, _products(without), strict=True)]
+            least = self._values[1] if without[2] == least else least
+            most = self._values[-2] if without[2] == most else most
+        return min(max(_line(sums, running, tokens), least), most)
+
+    def _sums_near(self, band: int) -> list[float]:
+        if band not in self._weighted:
+            nearness = [
+                (1 / (1 + ((other - band) / _BANDS_A_DOUBLING) ** 2)) ** 2 for other in self._sums
+            ]
+            self._weighted[band] = [
+                fsum(map(mul, nearness, column))
+                for column in zip(*self._sums.values(), strict=True)
+            ]
+        return self._weighted[band]
+
+
+def _band(batch: float) -> int:
+    return round(_BANDS_A_DOUBLING * log2(batch))
+
+
+def _products(row: _Row) -> tuple[float, ...]:
+    """The row's terms of a fit's sums, each times its weight."""
+    batch, tokens, value = row
+    weight = 1 / (value or 1.0) ** 2
+    firsts = (batch, tokens, value)
+    seconds = (batch * batch, tokens * tokens, batch * tokens, batch * value, tokens * value)
+    return (weight, *(weight * each for each in (*firsts, *seconds)))
+
+
+def _line(sums: Sequence[float], running: float, tokens: float) -> float:
+    """The weighted least squares plane of these sums; along the batch alone where the tokens'
+    effect cannot be told from the batch's, or either would be negative."""
+    batch, token, value, *squares = (each / sums[0] for each in sums[1:])
+    bb, tt = (
+        spread if (spread := square - mean * mean) > _SPREAD_MIN_RATIO * square else 0.0
+        for square, mean in zip(squares, (batch, token), strict=False)
+    )
+    bt, bv, tv = squares[2] - batch * token, squares[3] - batch * value, squares[4] - token * value
+    if bt * bt < COLLINEAR * bb * tt:
+        scale = bb * tt - bt * bt
+        per_request, per_token = (bv * tt - tv * bt) / scale, (tv * bb - bv * bt) / scale
+        if per_request >= 0 and per_token >= 0:
+            return value + per_request * (running - batch) + per_token * (tokens - token)
+    return value + (bv / bb * (running - batch) if bb else 0.0)
 
 
 # --- The knee of one engine as it is learned while it is watched ----------------------------------

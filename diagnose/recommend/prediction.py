@@ -338,14 +338,13 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     steps = StepTimes.of(facts.curve.points(), facts.now_s)
     if steps is None or change.other_steps or change.saved_ratio is not None:
         return None
-    if OWN_STEPS not in context.memo:  # the error takes a fit for each window: once, not per lever
-        context.memo[OWN_STEPS] = {
-            "windows": len(steps.windows),
-            "least_running": steps.least_running,
-            "most_running": steps.most_running,
-            "age_s": facts.now_s - steps.since_s,
-            "error_ratio": steps.error_ratio,
-        }
+    context.memo[OWN_STEPS] = {
+        "windows": len(steps.windows),
+        "least_running": steps.least_running,
+        "most_running": steps.most_running,
+        "age_s": facts.now_s - steps.since_s,
+        "error_ratio": steps.error_ratio,
+    }
     seats = change.seats or context.server.max_num_seqs or inf
     requests = max(demand.requests * change.share_ratio, 1.0)
     places = min(requests, max(1.0, _sizes(context, change).get("max_concurrency", seats)))

@@ -7,12 +7,15 @@ from random import Random
 from statistics import median
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kneewatch.diagnose.learned.knee import CurveLearner, StepTimes
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from tests.diagnose.recommend.scenes import FULL, advised
 from tests.diagnose.situations import NOW_S, Situation
 from tests.diagnose.test_knee import swept
+from tests.effort import calls
 
 INPUT, OUTPUT = 1200.0, 784.0
 PROMPT_S = 0.4
@@ -167,6 +170,43 @@ def test_a_recorded_server_at_a_load_left_out() -> None:
     assert len(errors) >= 15
     assert median(errors) <= 0.08
     assert sum(error <= 0.25 for error in errors) >= 0.9 * len(errors)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 300), st.integers(20, 30_000), st.floats(0.005, 0.5)),
+        min_size=3,
+        max_size=40,
+    )
+)
+def test_error_of_a_window_is_that_of_a_fit_to_all_others(
+    measured: list[tuple[int, int, float]],
+) -> None:
+    usual = learned(page(50.0)).points()[0]
+    windows = [
+        usual._replace(running=float(running), context_tokens=float(tokens), itl_s=step_s)
+        for running, tokens, step_s in measured
+    ]
+
+    one_by_one = [
+        abs(StepTimes(windows[:at] + windows[at + 1 :]).itl_s(running, tokens) / step_s - 1)
+        for at, (running, tokens, step_s) in enumerate(measured)
+    ]
+
+    assert StepTimes(windows).error_ratio == pytest.approx(median(one_by_one), rel=1e-4, abs=1e-6)
+
+
+def test_error_takes_work_in_proportion_to_the_windows() -> None:
+    learner, now_s = swept()
+    windows = list(learner.points())[:40]
+
+    def work(times: int) -> int:
+        steps = StepTimes.of(windows * times, now_s)
+        assert steps is not None
+        return calls(lambda: steps.error_ratio)
+
+    assert work(16) < 5 * work(4)
 
 
 def _alike(running: float | None, other: float) -> bool:
