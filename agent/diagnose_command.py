@@ -31,8 +31,7 @@ from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.causes.availability import stalled_from_s
 from kneewatch.diagnose.deployment.server_facts import LOG, ServerFacts
 from kneewatch.diagnose.deployment.startup_log import LogFact, StartupLog
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.diagnose.engine.log_diagnosis import log_diagnosis
+from kneewatch.diagnose.engine.diagnosis import Diagnosis, log_diagnosis
 from kneewatch.diagnose.learned.derived_signals import STALL
 from kneewatch.reports.diagnosis_timeline import WorstState
 

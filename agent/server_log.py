@@ -28,7 +28,7 @@ from kneewatch.diagnose.deployment.server_facts import (
     merge,
 )
 from kneewatch.diagnose.deployment.startup_log import StartupLog
-from kneewatch.diagnose.engine.log_diagnosis import LogFailure, log_failure
+from kneewatch.diagnose.engine.diagnosis import LogFailure, log_failure
 
 NAMES: Mapping[str, str] = {
     "version": VERSION,

@@ -32,7 +32,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
-from kneewatch.diagnose.gpu.monitor import NO_GPUS, GpuMonitor, GpuReading
+from kneewatch.diagnose.gpu import NO_GPUS, GpuMonitor, GpuReading
 from kneewatch.reports.formatting import span
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from kneewatch.diagnose.deployment.server_facts import (
     ServerFacts,
 )
 from kneewatch.diagnose.doc_links import cause_page
+from kneewatch.diagnose.engine.diagnosis import BASIS as LOG_BASIS
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
-from kneewatch.diagnose.engine.log_diagnosis import BASIS as LOG_BASIS
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.formatting import (

@@ -28,7 +28,7 @@ from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX, TargetMonitor
-from kneewatch.diagnose.gpu.monitor import NO_GPUS, GpuReading
+from kneewatch.diagnose.gpu import NO_GPUS, GpuReading
 from kneewatch.rules.rule import Severity
 
 log = logging.getLogger(__name__)

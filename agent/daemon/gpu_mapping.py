@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kneewatch.collector.names.dcgm_fields import GpuBinding, GpuFields, GpuKey
-from kneewatch.diagnose.gpu.monitor import OF_AN_INSTANCE, GpuChoice
+from kneewatch.diagnose.gpu import OF_AN_INSTANCE, GpuChoice
 
 HOW_TO_STATE = "set the target's labels gpu_uuids, gpu_indexes, or pod and namespace"
 SHOWN_MAX = 8

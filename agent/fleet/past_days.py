@@ -14,12 +14,14 @@ from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import Piece, Sample, pieces, steps_of
-from kneewatch.diagnose.fleet.inventory import Group, Labels, Shape
-from kneewatch.diagnose.fleet.observed import (
+from kneewatch.diagnose.fleet.inventory import (
     PAST_HOURS_S,
     STEP_S,
+    Group,
+    Labels,
     Past,
     Peak,
+    Shape,
     Usual,
     peak_of,
     usual_of,

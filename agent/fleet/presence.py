@@ -13,8 +13,16 @@ from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.fleet.workload_names import Objects, is_worker, pod_of, workloads_of
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.diagnose.fleet.absence import is_down
-from kneewatch.diagnose.fleet.inventory import LabelMap, Labels, Member, Shape, shape_of
-from kneewatch.diagnose.fleet.observed import Gone, Loading, Why
+from kneewatch.diagnose.fleet.inventory import (
+    Gone,
+    LabelMap,
+    Labels,
+    Loading,
+    Member,
+    Shape,
+    Why,
+    shape_of,
+)
 
 DEFAULT_PATIENCE_S = 900.0
 """How long a target may take to answer first, where no start has been seen."""
@@ -32,7 +40,7 @@ Space = tuple[str, str, str]
 @dataclass(frozen=True, slots=True)
 class Presence:
     """The replicas that serve (`shape`) and those that do not, and the seconds between scrapes;
-    diagnose.fleet.observed describes the rest."""
+    diagnose.fleet.inventory describes the rest."""
 
     shape: Shape
     gone: Sequence[Gone]

@@ -20,12 +20,10 @@ from kneewatch.collector.signals.expr import (
 )
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.fleet.engine_causes import held_queries
-from kneewatch.diagnose.fleet.engine_state import Coverage
-from kneewatch.diagnose.fleet.inventory import Labels
-from kneewatch.diagnose.fleet.observed import HITS, HOUR_S, USUAL_SIGNALS, WEEK_S
+from kneewatch.diagnose import gpu as health
+from kneewatch.diagnose.fleet.engine_state import Coverage, held_queries
+from kneewatch.diagnose.fleet.inventory import HITS, HOUR_S, USUAL_SIGNALS, WEEK_S, Labels
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
-from kneewatch.diagnose.gpu import health
 from kneewatch.diagnose.learned.length_drift import METRICS
 from kneewatch.rules.facts import Spelling, Targets, duration, recorded
 from kneewatch.rules.quantities import RECENT

@@ -19,10 +19,20 @@ from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.engine_state import Coverage, coverage
-from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Shape, shape_of
-from kneewatch.diagnose.fleet.observed import WEEK_S, Load, Observed, Past
+from kneewatch.diagnose.fleet.inventory import (
+    WEEK_S,
+    Key,
+    LabelMap,
+    Labels,
+    Load,
+    Member,
+    Observed,
+    Past,
+    Shape,
+    shape_of,
+)
 from kneewatch.diagnose.fleet.routers import router_queries, routers_of
-from kneewatch.diagnose.gpu.health import GpuState, XidSeen
+from kneewatch.diagnose.gpu import GpuState, XidSeen
 from kneewatch.rules.facts import range_s
 from kneewatch.rules.rule import Severity
 

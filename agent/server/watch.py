@@ -25,7 +25,7 @@ from kneewatch.diagnose.deployment.server_facts import (
 )
 from kneewatch.diagnose.deployment.startup_log import Failure
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
-from kneewatch.diagnose.gpu.monitor import GpuReading
+from kneewatch.diagnose.gpu import GpuReading
 
 if TYPE_CHECKING:
     from kneewatch.agent.server.liveness import Liveness

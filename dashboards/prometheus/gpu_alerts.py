@@ -55,7 +55,7 @@ from kneewatch.diagnose.causes.gpu_faults import (
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.causes.record import CLEAR_S, ONSET_S
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.gpu.health import (
+from kneewatch.diagnose.gpu import (
     DRAINED,
     ENERGY,
     LINK,
@@ -70,7 +70,7 @@ from kneewatch.diagnose.gpu.health import (
     XIDS,
     GpuState,
 )
-from kneewatch.diagnose.gpu.health import POWER as POWER_USAGE
+from kneewatch.diagnose.gpu import POWER as POWER_USAGE
 from kneewatch.rules.facts import duration, number, recorded, span_s
 from kneewatch.rules.rule import Severity
 
@@ -336,7 +336,7 @@ def _counted(plan: Plan, codes: str) -> str:
 
 
 def _worked(plan: Plan) -> str:
-    """XIDs that halt a GPU, where it is awake and has had load since: diagnose/gpu/health.py."""
+    """XIDs that halt a GPU, where it is awake and has had load since: diagnose/gpu.py."""
     xid = f'{{xid=~"{_codes(code for code, xid in XIDS.items() if xid.halts)}"}}'
     halting = f"({XID_SEEN}{xid} or {XID_NOW}{xid})"
     powered = f"({recorded(CLOCK)} > 0 and on ({BOARD}) {recorded(POWER_USAGE)} > 0)"

@@ -14,8 +14,7 @@ from kneewatch.collector.names.dcgm_fields import Field, field_table
 from kneewatch.collector.signals.expr import BitShare, Dialect, Expr
 from kneewatch.collector.signals.gpu import DEV, PROF, health_signals
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
-from kneewatch.diagnose.gpu.health import ENERGY, LOADS, POWER, XID
-from kneewatch.diagnose.gpu.monitor import OF_AN_INSTANCE
+from kneewatch.diagnose.gpu import ENERGY, LOADS, OF_AN_INSTANCE, POWER, XID
 from kneewatch.rules.facts import PREFIX, duration, number, recorded
 
 GPU_LABELS = ("cluster", "Hostname", "hostname", "gpu", "UUID", "modelName")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kneewatch.diagnose.causes.lora_adapters import AdapterUse
-from kneewatch.diagnose.gpu.health import GpuState
+from kneewatch.diagnose.gpu import GpuState
 from kneewatch.diagnose.learned.knee import CurveLearner, LearnedKnee
 from kneewatch.diagnose.learned.length_drift import Departure, Drift
 from kneewatch.diagnose.learned.live_workload import LiveWorkload

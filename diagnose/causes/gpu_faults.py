@@ -11,7 +11,7 @@ from typing import NamedTuple
 from kneewatch.diagnose.causes.common_conditions import SLOW_GPU
 from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.gpu.health import DRAINED, LINK, RECOVERY, REPLACE, RESET, XIDS, GpuState
+from kneewatch.diagnose.gpu import DRAINED, LINK, RECOVERY, REPLACE, RESET, XIDS, GpuState
 from kneewatch.rules.rule import Severity
 
 LINK_ERRORS_PER_S = 100.0

@@ -27,13 +27,13 @@ from kneewatch.diagnose.engine.diagnosis import (
     NO_STAGE,
     CauseTracker,
     Diagnosis,
+    LogFailure,
     health,
     judged_against,
     symptoms,
     worst_of,
 )
-from kneewatch.diagnose.engine.log_diagnosis import LogFailure
-from kneewatch.diagnose.gpu.monitor import GpuReading
+from kneewatch.diagnose.gpu import GpuReading
 from kneewatch.diagnose.learned.derived_signals import (
     PREFILL_SILENCE,
     STALL,

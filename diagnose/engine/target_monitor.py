@@ -21,10 +21,9 @@ from kneewatch.diagnose.deployment.server_facts import (
     ServerState,
 )
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.engine.diagnosis import Diagnosis, LogFailure
 from kneewatch.diagnose.engine.engine_monitor import Catalogue, EngineMonitor
-from kneewatch.diagnose.engine.log_diagnosis import LogFailure
-from kneewatch.diagnose.gpu.monitor import NO_GPUS, GpuReading
+from kneewatch.diagnose.gpu import NO_GPUS, GpuReading
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.engine.data_parallel import DataParallelEngines

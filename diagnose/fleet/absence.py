@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from kneewatch.diagnose.causes.availability import TARGET_DOWN
 from kneewatch.diagnose.causes.evidence import Cause, Evidence
-from kneewatch.diagnose.fleet.observed import Gone, Loading, Observed, Why
+from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.rules.rule import Severity
 

@@ -10,10 +10,8 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.absence import absence_causes, absence_notes
-from kneewatch.diagnose.fleet.engine_causes import LEFT_OUT
-from kneewatch.diagnose.fleet.engine_state import Engine, coverage, engines_of
-from kneewatch.diagnose.fleet.inventory import Group
-from kneewatch.diagnose.fleet.observed import Observed
+from kneewatch.diagnose.fleet.engine_state import LEFT_OUT, Engine, coverage, engines_of
+from kneewatch.diagnose.fleet.inventory import Group, Observed
 from kneewatch.diagnose.fleet.outliers import bad_nodes, cold_replicas, replica_imbalance, underused
 from kneewatch.diagnose.fleet.replica_count import (
     Split,

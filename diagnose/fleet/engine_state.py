@@ -1,8 +1,9 @@
-"""One engine of a fleet at one moment: its findings and cascade stage. Pure.
+"""One engine of a fleet at one moment: its findings, cascade stage and causes. Pure.
 
 Rules that must hold for longer than the window, or that compare with quiet times, need history:
 they are judged by the alerts of the recording rules where those are loaded, else they are listed
-with the reason. Collapse (stage 4) shows only over time."""
+with the reason. Collapse (stage 4) shows only over time.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +12,114 @@ from dataclasses import dataclass
 
 from kneewatch.collector.signals.expr import Dialect, InfoChanges
 from kneewatch.collector.signals.signal import Signal as CatalogueSignal
-from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.causes.availability import STALLED_S, Stalled
+from kneewatch.diagnose.causes.evidence import Cause, Facts
+from kneewatch.diagnose.causes.gpu_faults import GPU_FAULT
+from kneewatch.diagnose.causes.ranking import CAUSES, conclude, ranked
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.fleet import engine_causes
-from kneewatch.diagnose.fleet.inventory import Labels, Member
-from kneewatch.diagnose.fleet.observed import Observed, Values
+from kneewatch.diagnose.fleet.inventory import HOUR_S, Labels, Member, Observed, Values
+from kneewatch.diagnose.gpu import GpuState
 from kneewatch.diagnose.learned.derived_signals import MOMENTARY
 from kneewatch.rules.cascade import (
     EVIDENCE,
     FILLING_FROM_RATIO,
     NAMES,
+    Stage,
     compiled_severities,
     evidence_of,
 )
-from kneewatch.rules.facts import Moment, Targets
-from kneewatch.rules.quantities import signals_of
+from kneewatch.rules.conditions import nodes
+from kneewatch.rules.facts import Baselines, Moment, Spelling, Targets, duration
+from kneewatch.rules.quantities import RECENT, BaselineValue, Held, signals_of
 from kneewatch.rules.rule import WINDOW_S, Rule, Severity
+
+# --- Causes by the same records as in the sidecar -------------------------------------------------
+#
+# A moment's values replace the sidecar's window; how long a condition has held, baselines and
+# drifts come from the metrics system, where it can tell.
+
+_FORMS = tuple(
+    form for record in CAUSES if not record.sidecar for form in record.forms if not form.sidecar
+)
+
+SIGNALS = signals_of(_FORMS)
+"""Signals that the causes of an engine are concluded from."""
+
+BASELINES = {node.key: node.name for node in nodes(_FORMS) if isinstance(node, BaselineValue)}
+"""Signals that are compared with quiet times, and the keys of their recorded baselines."""
+
+LEFT_OUT = {
+    **{record.id: record.sidecar for record in CAUSES if record.sidecar and not record.fleet},
+    GPU_FAULT.id: "of a GPU's faults only XIDs are read; exported alerts have the others",
+}
+"""Causes that fleet mode cannot conclude, and why."""
+
+REMEMBERED = (*BASELINES.values(), *RECENT.values())
+"""Keys that only recording rules provide."""
+
+STALLED = "stalled"
+_HELD = {(node.name, node.for_s.value): node for node in nodes(_FORMS) if isinstance(node, Held)}
+"""Conditions that must hold for a while, by name and seconds."""
+
+
+def held_queries(to: Spelling) -> dict[tuple[str, float], str]:
+    """Queries that have a series for each engine where a condition has held, by its name and for
+    how many seconds."""
+    step = duration(to.scrape_s)
+    queries: dict[tuple[str, float], str] = {}
+    for held in _HELD.values():
+        flag, span_s = held.flag(to), held.lasts_s(to)[1]
+        if flag is not None:
+            queries[held.name, span_s] = f"min_over_time(({flag})[{duration(span_s)}:{step}]) == 1"
+    queries[STALLED, STALLED_S] = Stalled(whole=True).promql(to, side=True).vector
+    return queries
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBaselines(Baselines):
+    """Quiet baselines as the recording rules have them."""
+
+    values: Values
+
+    def get(self, key: str) -> float | None:
+        """The baseline of a signal; None where the rules have none."""
+        return self.values.get(BASELINES.get(key, f"{key}:baseline"))
+
+
+def causes_of(
+    values: Values,
+    *,
+    streaks_s: Mapping[str, float],
+    stage: int | None,
+    severity: Severity,
+    config: Labels,
+    targets: Targets,
+    window_s: float,
+    scale: float,
+    faulty_gpus: Sequence[GpuState] = (),
+    gpus_guessed: bool = False,
+) -> list[Cause]:
+    """The causes of one engine, ranked; those that others explain are folded into them."""
+    age_s = values.get("age_s", HOUR_S if "running_hour_ago" in values else 0.0)
+    current: Mapping[str, float | None] = values
+    facts = Facts(
+        current,
+        targets,
+        streaks_s,
+        config,
+        {key: values.get(name, values.get(key)) for key, name in RECENT.items()},
+        RecordedBaselines(values),
+        window_s,
+        age_s,
+        scale,
+        stage=Stage(stage or 0, 0.0, severity, None, ()),
+        gpus=faulty_gpus,
+        gpus_guessed=gpus_guessed,
+    )
+    return ranked(conclude(facts))
+
+
+# --- Its state ------------------------------------------------------------------------------------
 
 MOMENT_S = WINDOW_S
 """Rules that must hold for longer than this cannot be judged on one moment."""
@@ -105,10 +198,10 @@ def coverage(profile: Profile, recorded: Iterable[str] = ()) -> Coverage:
         else:
             left_out[rule.id] = _reason(rule, unknown, profile.signals())
     evidence = signals_of(tuple(when for _, when in EVIDENCE))
-    for key in (*evidence, *engine_causes.SIGNALS):
+    for key in (*evidence, *SIGNALS):
         signals += [part for part in _inputs(key) if part in queried]
         remembered += [] if key in available else [key]
-    remembered += engine_causes.REMEMBERED
+    remembered += REMEMBERED
     return Coverage(
         tuple(moment),
         tuple(by_alert),
@@ -197,7 +290,7 @@ def _baselines(observed: Observed, member: Member) -> Values:
     """The pool's usual hit ratio as its engines' baseline. Baselines that recording rules keep are
     the engine's own and come first."""
     usual = observed.past.usual.get(member.group)
-    key = engine_causes.BASELINES["prefix_hit_ratio"]
+    key = BASELINES["prefix_hit_ratio"]
     return {} if usual is None else {key: usual.hit_ratio}
 
 
@@ -233,7 +326,7 @@ class _Evaluator:
             for rule in self._covered.recorded
             if rule.id in alerts and rule.signal in completed
         ]
-        causes = engine_causes.causes_of(
+        causes = causes_of(
             completed,
             streaks_s=observed.streaks_s.get(member.key, {}),
             stage=stage,

@@ -1,11 +1,22 @@
-"""Which replicas, engines, models and tiers a fleet has, by the labels of its series. Pure."""
+"""The replicas, engines, models and tiers of a fleet, and what Prometheus reports of them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from math import isfinite
+from statistics import median
+from typing import TYPE_CHECKING
 
 from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.gpu import GpuState
+from kneewatch.diagnose.learned.length_drift import Buckets
+from kneewatch.rules.rule import Severity
+
+if TYPE_CHECKING:
+    from kneewatch.diagnose.fleet.routers import RouterState
+
 
 Labels = Mapping[str, str]
 Key = tuple[str, ...]
@@ -179,3 +190,218 @@ def _member(labels: Labels, by: tuple[str, ...], names: LabelMap) -> Member:
         node=names.value_of("node", labels),
         labels=labels,
     )
+
+
+# --- A fleet as Prometheus reports it: now, and over the past week --------------------------------
+
+
+STEP_S = 300.0
+"""Prometheus' look-back for a value, in seconds: with this step no moment is left out."""
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+WEEK_S = 7 * DAY_S
+SEEN_MIN = 0.95
+
+PAST_HOURS_S = (900.0, 900.0 + HOUR_S, DAY_S, WEEK_S)
+"""Ages of the hours from which usual values are taken, in seconds since their ends. The newest
+minutes are left out: a change within them is not usual yet."""
+
+HITS, QUERIES, TTFT = USUAL_SIGNALS = ("prefix_hit_ratio", "prefix_query_per_s", "ttft_p50_s")
+"""Signals whose usual values are read."""
+
+LOOKED_UP_TOKENS = 100_000.0
+"""Least prompt tokens looked up in an hour whose hit ratio counts."""
+
+Values = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Requests that ran on all of a tier: the most at one moment `t_s`, and the mean.
+
+    `span_s` is the time that was queried, `seen_ratio` the share of its steps with a value.
+    """
+
+    requests: float
+    t_s: float
+    mean_requests: float
+    span_s: float
+    seen_ratio: float
+
+    @property
+    def weekly(self) -> bool:
+        """Whether it covers a week almost without gaps, as advice to remove replicas needs."""
+        return self.span_s >= WEEK_S and self.seen_ratio >= SEEN_MIN
+
+
+def peak_of(points: Sequence[tuple[float, float]], *, span_s: float, steps: int) -> Peak | None:
+    """The peak of (unix seconds, requests); None where no point has a value."""
+    values = [(value, t_s) for t_s, value in points if isfinite(value)]
+    if not values:
+        return None
+    most, t_s = max(values)
+    mean = sum(value for value, _ in values) / len(values)
+    return Peak(most, t_s, mean, span_s, min(1.0, len(values) / max(steps, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What the prefix caches of a group usually reach: hit ratio, looked-up prompt tokens per
+    second of all replicas together, and TTFT P50, None where it is unknown."""
+
+    hit_ratio: float
+    query_per_s: float
+    ttft_p50_s: float | None
+
+
+def usual_of(hours: Mapping[float, Values]) -> Usual | None:
+    """The usual values of a group by those of past hours, which are keyed by age in seconds; None
+    where no hour looked up enough tokens.
+
+    Each is the median of the hours. The hit ratio is at most the best one at this time of day: a
+    load that differs at the same time of every day is usual, and no fall.
+    """
+    busy = {
+        age_s: values
+        for age_s, values in hours.items()
+        if values.get(QUERIES, 0.0) * HOUR_S >= LOOKED_UP_TOKENS and HITS in values
+    }
+    if not busy:
+        return None
+    hits = {age_s: values[HITS] for age_s, values in busy.items()}
+    same_time = [ratio for age_s, ratio in hits.items() if age_s >= DAY_S]
+    ttft_s = [values[TTFT] for values in busy.values() if TTFT in values]
+    return Usual(
+        min(median(hits.values()), max(same_time, default=1.0)),
+        median(values[QUERIES] for values in busy.values()),
+        median(ttft_s) if ttft_s else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The past by group; `missing` is the reason where some of it is unknown.
+
+    `lengths` are the tokens of the last hour's requests and of the same hour a week ago, by
+    signal: (before, now). `recent` are those of the last hour, also where no week ago is known.
+    """
+
+    peaks: Mapping[Group, Peak] = field(default_factory=dict[Group, Peak])
+    lengths: Mapping[Group, Mapping[str, tuple[Buckets, Buckets]]] = field(
+        default_factory=dict[Group, Mapping[str, tuple[Buckets, Buckets]]]
+    )
+    missing: str = ""
+    recent: Mapping[Group, Mapping[str, Buckets]] = field(
+        default_factory=dict[Group, Mapping[str, Buckets]]
+    )
+    usual: Mapping[Group, Usual] = field(default_factory=dict[Group, Usual])
+
+
+# --- A fleet at one moment ------------------------------------------------------------------------
+
+
+class Why(Enum):
+    """Why a replica that had series within the last hour does not serve now."""
+
+    DOWN = "scrapes have failed for a minute and at least three times"
+    FAILING = "scrapes began to fail"
+    TERMINATING = "Kubernetes deletes its pod"
+    LEFT = "it is no longer a target"
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A replica that had series within the last hour and does not serve now. `seen_s` is the Unix
+    time of its last series, None where that is unknown."""
+
+    replica: str
+    pool: str
+    why: Why
+    seen_s: float | None = None
+
+    @property
+    def down(self) -> bool:
+        """Whether it is a target that does not answer, neither just now nor because it is being
+        deleted."""
+        return self.why is Why.DOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A target that has not answered in the last hour and may serve `pool`, such as a server that
+    loads its model.
+
+    `since_s` is the Unix time of its first failed scrape in that hour. `patience_s` is how long it
+    may take to answer.
+    """
+
+    replica: str
+    pool: str
+    since_s: float
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load on the metrics system: queries, retries and their total time in seconds."""
+
+    queries: int = 0
+    retried: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A fleet at one moment, by engine key.
+
+    `values` are signals, `gpus` the figures of the GPUs that an engine's replica has, `faulty_gpus`
+    those of its GPUs that report an XID (of its node's, where DCGM names no pod). `recorded`
+    are signals that recording rules gave, `raw` those computed from raw series, `failed` those
+    whose query failed, with the reason. `skew_s` is how far the server's clock is ahead,
+    None where that is within what measuring it can tell. `configs` are the labels of
+    cache_config_info, `images` those of the containers by kube-state-metrics, `alerts` the
+    severities of rules whose recorded alerts fire, by rule id.
+    `streaks_s` is for how long at least named conditions have held, `scrape_interval_s` the
+    longest time between scrapes of a pool, None where it could not be measured.
+
+    `routers` are those whose metrics are scraped, one per namespace.
+
+    `scaled_to_zero` are the pools without a running replica whose workload wanted none within the
+    last minutes; None where no kube-state-metrics is scraped, or every pool has replicas.
+    `renamed` are pools without one whose workload serves another model now: {pool: pool now}.
+    `is_scraping`: targets have been scraped for some intervals, so that a missing series means a
+    missing replica.
+    """
+
+    t_s: float
+    source: str
+    window_s: float
+    shape: Shape
+    values: Mapping[Key, Values]
+    gpus: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
+    faulty_gpus: Mapping[Key, Sequence[GpuState]] = field(
+        default_factory=dict[Key, Sequence[GpuState]]
+    )
+    configs: Mapping[Key, Labels] = field(default_factory=dict[Key, Labels])
+    images: Mapping[Key, str] = field(default_factory=dict[Key, str])
+    alerts: Mapping[Key, Mapping[str, Severity]] = field(
+        default_factory=dict[Key, Mapping[str, Severity]]
+    )
+    past: Past = field(default_factory=Past)
+    gone: Sequence[Gone] = ()
+    loading: Sequence[Loading] = ()
+    scaled_to_zero: frozenset[str] | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_scraping: bool = True
+    recorded: Sequence[str] = ()
+    raw: Sequence[str] = ()
+    failed: Mapping[str, str] = field(default_factory=dict[str, str])
+    warnings: Sequence[str] = ()
+    skew_s: float | None = None
+    load: Load = field(default_factory=Load)
+    streaks_s: Mapping[Key, Mapping[str, float]] = field(
+        default_factory=dict[Key, Mapping[str, float]]
+    )
+    scrape_interval_s: float | None = None
+    routers: Sequence[RouterState] = ()

@@ -28,7 +28,7 @@ from kneewatch.diagnose.deployment.server_facts import (
 )
 from kneewatch.diagnose.deployment.vllm_flags import image_version
 from kneewatch.diagnose.fleet.engine_state import Engine
-from kneewatch.diagnose.fleet.observed import DAY_S, Observed, Peak
+from kneewatch.diagnose.fleet.inventory import DAY_S, Observed, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
 from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand

@@ -8,7 +8,7 @@ from math import inf, isfinite
 
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine_state import Engine
-from kneewatch.diagnose.fleet.observed import HOUR_S, Past, Usual
+from kneewatch.diagnose.fleet.inventory import HOUR_S, Past, Usual
 from kneewatch.diagnose.fleet.outliers import COLD_S
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.learned.length_drift import Buckets

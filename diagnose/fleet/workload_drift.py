@@ -11,7 +11,7 @@ from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.causes.workload import departure_text, drift_text
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.fleet.observed import HOUR_S, Past
+from kneewatch.diagnose.fleet.inventory import HOUR_S, Past
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed
 from kneewatch.diagnose.learned.length_drift import (
     ANSWERS,

@@ -19,7 +19,7 @@ from kneewatch.dashboards.prometheus.causes import cause_groups
 from kneewatch.dashboards.prometheus.gpu_series import BLANKS_32, BLANKS_DOUBLE, NO_VALUE_FROM
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
-from kneewatch.diagnose.gpu.monitor import GpuMonitor
+from kneewatch.diagnose.gpu import GpuMonitor
 from kneewatch.rules.facts import recorded
 from kneewatch.rules.rule import WORDS, Severity
 from tests.collector.dcgm_pages import Pages, body, labels

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from kneewatch.diagnose.causes.evidence import Cause, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.ranking import conclude
-from kneewatch.diagnose.gpu.health import GpuState, XidSeen
+from kneewatch.diagnose.gpu import GpuState, XidSeen
 from kneewatch.diagnose.learned.derived_signals import evaluated
 from kneewatch.diagnose.learned.knee import CurveLearner, LearnedKnee
 from kneewatch.diagnose.learned.length_drift import PROMPTS, Departure, Drift, Point

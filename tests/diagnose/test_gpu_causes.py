@@ -16,8 +16,15 @@ from kneewatch.diagnose.causes.ranking import ranked
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
-from kneewatch.diagnose.gpu.health import TABLE, XIDS, XidSeen
-from kneewatch.diagnose.gpu.monitor import GpuChoice, GpuMonitor, GpuReading, whole_page
+from kneewatch.diagnose.gpu import (
+    TABLE,
+    XIDS,
+    GpuChoice,
+    GpuMonitor,
+    GpuReading,
+    XidSeen,
+    whole_page,
+)
 from kneewatch.rules.rule import Severity
 from tests.collector.dcgm_pages import Pages, body, labels
 from tests.collector.name_pages import recorded

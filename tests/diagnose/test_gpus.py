@@ -6,7 +6,7 @@ import pytest
 
 from kneewatch.collector.gpu.page import GpuNote
 from kneewatch.collector.names.dcgm_fields import GpuBinding
-from kneewatch.diagnose.gpu.monitor import GpuChoice, GpuMonitor, GpuReading
+from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor, GpuReading
 from tests.collector.dcgm_pages import Pages, body, labels, node
 
 T_S = 1_800_000_000.0

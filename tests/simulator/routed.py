@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from math import exp, inf, log
 
 from kneewatch.collector.window import Buckets
-from kneewatch.diagnose.fleet.observed import Usual, usual_of
+from kneewatch.diagnose.fleet.inventory import Usual, usual_of
 from tests.fleets import TOKENS_LE, TTFT_LE
 from tests.simulator.blocks import Blocks, Chain
 

@@ -21,8 +21,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.absence import vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
-from kneewatch.diagnose.fleet.inventory import Key, LabelMap
-from kneewatch.diagnose.fleet.observed import Observed, Past
+from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Observed, Past
 from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER, SLOWS_TOKENS
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.reports.diagnosis_json import cause_document

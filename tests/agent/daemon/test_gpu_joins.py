@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.agent.daemon.gpu_mapping import GpuClaim, claim_of
-from kneewatch.diagnose.gpu.monitor import GpuChoice, GpuMonitor
+from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor
 from tests.collector.dcgm_pages import Pages, body, labels, node
 from tests.collector.fake_nvml import GIB, FakeInstance
 from tests.collector.nvml_nodes import Node, hopper

@@ -15,7 +15,7 @@ from kneewatch.agent.notify.message import text, webhook
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
-from kneewatch.diagnose.fleet.observed import Gone, Why
+from kneewatch.diagnose.fleet.inventory import Gone, Why
 from tests.agent.api.serving import settings_of
 from tests.agent.notify.factories import receiver, settings
 from tests.diagnose.fleet.made import fleet, pod, verdict

@@ -6,10 +6,20 @@ from collections.abc import Mapping, Sequence
 
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
-from kneewatch.diagnose.fleet.inventory import Group, Labels, Shape, label_map, shape_of
-from kneewatch.diagnose.fleet.observed import Gone, Observed, Past, Peak, Usual
+from kneewatch.diagnose.fleet.inventory import (
+    Gone,
+    Group,
+    Labels,
+    Observed,
+    Past,
+    Peak,
+    Shape,
+    Usual,
+    label_map,
+    shape_of,
+)
 from kneewatch.diagnose.fleet.routers import RouterState
-from kneewatch.diagnose.gpu.health import GpuState
+from kneewatch.diagnose.gpu import GpuState
 from kneewatch.diagnose.learned.length_drift import Buckets
 
 USUAL: Mapping[str, float] = {

@@ -10,9 +10,8 @@ import pytest
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
-from kneewatch.diagnose.fleet.inventory import Group
-from kneewatch.diagnose.fleet.observed import Gone, Usual, Why, usual_of
-from kneewatch.diagnose.gpu.health import GpuState, XidSeen
+from kneewatch.diagnose.fleet.inventory import Gone, Group, Usual, Why, usual_of
+from kneewatch.diagnose.gpu import GpuState, XidSeen
 from kneewatch.diagnose.learned.length_drift import Buckets
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity

@@ -8,7 +8,7 @@ import pytest
 
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, FleetDiagnosis
-from kneewatch.diagnose.fleet.engine_causes import LEFT_OUT
+from kneewatch.diagnose.fleet.engine_state import LEFT_OUT
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_text import text
 from kneewatch.rules.rule import Severity

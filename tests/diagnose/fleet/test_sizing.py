@@ -13,7 +13,7 @@ from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
-from kneewatch.diagnose.fleet.observed import WEEK_S, Gone, Peak, Why, peak_of
+from kneewatch.diagnose.fleet.inventory import WEEK_S, Gone, Peak, Why, peak_of
 from kneewatch.diagnose.fleet.replica_count import TierSize
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_json import document

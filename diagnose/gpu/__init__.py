@@ -1,1 +1,0 @@
-"""GPU signals and GPU health."""
