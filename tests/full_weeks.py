@@ -15,9 +15,8 @@ from pathlib import Path
 
 from kneewatch.agent.store.chunks import ChunkBody, bytes_reader, pack_body
 from kneewatch.agent.store.columns import pack_times, unpack_times
-from kneewatch.agent.store.database import connect
+from kneewatch.agent.store.database import SEQUENCE_BITS, connect
 from kneewatch.agent.store.ingest import flush_engine, flush_target
-from kneewatch.agent.store.schema import SEQUENCE_BITS
 from tests.weeks import (
     CHAT,
     DAY_S,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.rules.guide_tables import BY_SLO, KV_TABLE, MONITORING, Row
+from kneewatch.reports.weekly.guide_tables import BY_SLO, KV_TABLE, MONITORING, Row
 
 DECISIONS = (
     Row(

@@ -25,7 +25,7 @@ from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.server import HttpServer
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.console import OK
-from kneewatch.agent.daemon import process
+from kneewatch.agent.daemon import supervisor as process
 from kneewatch.agent.daemon.baselines import KNEES_EVERY_S as KNEES_EVERY_S
 from kneewatch.agent.daemon.baselines import (
     KNEES_JOB,
@@ -38,13 +38,11 @@ from kneewatch.agent.daemon.baselines import (
 )
 from kneewatch.agent.daemon.baselines import SEASONS_EVERY_S as SEASONS_EVERY_S
 from kneewatch.agent.daemon.cycle import Sinks
-from kneewatch.agent.daemon.discovery import PODS_EVERY_S, PODS_JOB, Discovery
+from kneewatch.agent.daemon.discovery import PODS_EVERY_S, PODS_JOB, Discovery, target_profile
 from kneewatch.agent.daemon.due_queue import DueQueue
 from kneewatch.agent.daemon.gpu_sources import GPU_JOB, GpuSources
-from kneewatch.agent.daemon.process import Systemd
 from kneewatch.agent.daemon.scheduler import Scheduler
-from kneewatch.agent.daemon.supervisor import Parts, Reload, Supervisor, TargetJobs
-from kneewatch.agent.daemon.target_profile import target_profile
+from kneewatch.agent.daemon.supervisor import Parts, Reload, Supervisor, Systemd, TargetJobs
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.replay_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
 from kneewatch.agent.settings.effective import Settings

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
-from kneewatch.agent.daemon.canary import Canary, CanarySettings, canary_settings
-from kneewatch.agent.daemon.gpu_mapping import UsedGpus
-from kneewatch.agent.daemon.pages import open_pages
-from kneewatch.agent.daemon.target_profile import TargetProfile, with_tier
+from kneewatch.agent.daemon.discovery import TargetProfile, with_tier
+from kneewatch.agent.daemon.node_gpus import UsedGpus
+from kneewatch.agent.daemon.scraping import Canary, CanarySettings, canary_settings, open_pages
 from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
 from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters
 from kneewatch.agent.stream import TargetStream

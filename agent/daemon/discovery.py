@@ -1,4 +1,5 @@
-"""Target discovery: arguments, tables, file_sd files, pods; reread when they change. I/O edge."""
+"""Target discovery: arguments, tables, file_sd files, pods; reread when they change. Builds the
+profile that each target is diagnosed with. I/O edge."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import glob
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,9 +15,15 @@ from kneewatch.agent.daemon.scheduler import Job
 from kneewatch.agent.kubernetes import Cluster, Pod, Pods, own_namespace
 from kneewatch.agent.server.pod import pod_reading
 from kneewatch.agent.settings.effective import Settings, is_pairs, is_texts
-from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, spec, table_specs
+from kneewatch.agent.stated_deployment import stated
+from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, table_specs
+from kneewatch.agent.targets import spec as target_spec
 from kneewatch.collector.errors import CollectError, SettingsError
+from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.deployment.server_facts import SourceReading
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.engine.engine_monitor import Catalogue
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +120,7 @@ def pod_specs(servers: Iterable[Server], settings: Settings) -> list[TargetSpec]
     """
     return [
         replace(
-            spec(
+            target_spec(
                 server.url,
                 settings,
                 f"kubernetes {server.name}",
@@ -165,7 +172,7 @@ def _rows(table: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
     return table.get(key) or ()
 
 
-# --- Target discovery: arguments, tables, file_sd files, pods; reread when they change. I/O edge --
+# --- File_sd files and pods -----------------------------------------------------------------------
 
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
@@ -284,7 +291,7 @@ def _group_specs(group: object, settings: Settings, origin: str) -> Iterator[Tar
         raise SettingsError(f"{origin}: labels must be a table of texts")
     own_labels = {key: value for key, value in labels.items() if not key.startswith("__")}
     for target in targets:
-        yield spec(_address(target, labels), settings, origin, labels=own_labels)
+        yield target_spec(_address(target, labels), settings, origin, labels=own_labels)
 
 
 def _address(target: str, labels: Mapping[str, str]) -> str:
@@ -416,3 +423,67 @@ class Discovery:
             raise SettingsError(NO_TARGET)
         check_unique(specs)
         return specs
+
+
+# --- Profiles -------------------------------------------------------------------------------------
+
+
+MIN_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class TargetProfile:
+    """A diagnosis profile and the limits of a page. Equal ones give equal diagnoses."""
+
+    profile: Profile
+    limits: Limits
+    catalogue: Catalogue = field(compare=False)
+
+
+class TargetProfiles:
+    """Builds the profile of each target; targets with the same settings share one."""
+
+    def __init__(self) -> None:
+        self._cache: dict[int, tuple[Settings, TargetProfile]] = {}
+
+    def of(self, specs: Iterable[TargetSpec]) -> dict[str, TargetProfile]:
+        """Profiles by target name.
+
+        Raises:
+            SettingsError: a model, GPU, version or rule is unknown, a file cannot be read, or an
+                interval is too short.
+        """
+        cache: dict[int, tuple[Settings, TargetProfile]] = {}
+        profiles: dict[str, TargetProfile] = {}
+        for target in specs:
+            settings = target.settings
+            at = id(settings)
+            if at not in cache:
+                cache[at] = self._cache.get(at) or (settings, target_profile(settings))
+            profiles[target.name] = cache[at][1]
+        self._cache = cache
+        return profiles
+
+
+def target_profile(settings: Settings) -> TargetProfile:
+    """The profile for these settings.
+
+    Raises:
+        SettingsError: as `TargetProfiles.of`.
+    """
+    if settings["interval_s"] < MIN_INTERVAL_S:
+        raise SettingsError(
+            f"{settings.origin('interval_s')}: interval_s = {settings['interval_s']:g} is too "
+            f"short: it must be {MIN_INTERVAL_S:g} or more"
+        )
+    profile = settings.profile(stated=stated(settings))
+    return TargetProfile(profile, settings.limits(), Catalogue.of(profile))
+
+
+def with_tier(diagnosis: Diagnosis, spec: TargetSpec, profile: TargetProfile) -> Diagnosis:
+    """The diagnosis with its tier: the target's label, else model@GPU if the GPU is stated."""
+    gpu = profile.profile.stated.gpu
+    tier = spec.labels.get("tier")
+    if tier is None and gpu is not None and diagnosis.model:
+        tier = f"{diagnosis.model}@{gpu.id}"
+    return diagnosis if tier is None else replace(diagnosis, tier=tier)

@@ -10,10 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from threading import Event, Lock
 
-from kneewatch.agent.daemon.gpu_discovery import USUAL_URL, NodeCollector, on_this_node
-from kneewatch.agent.daemon.gpu_mapping import NOTHING_USED, GpuClaim, UsedGpus, claim_of
-from kneewatch.agent.daemon.scheduler import Job
-from kneewatch.agent.daemon.thread_pool import DaemonPool
+from kneewatch.agent.daemon.node_gpus import (
+    NOTHING_USED,
+    USUAL_URL,
+    GpuClaim,
+    NodeCollector,
+    UsedGpus,
+    claim_of,
+    on_this_node,
+)
+from kneewatch.agent.daemon.scheduler import DaemonPool, Job
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.target_state import SourceState
@@ -210,8 +216,8 @@ def _with_hint(error: CollectError) -> str:
 # --- All sources ----------------------------------------------------------------------------------
 #
 # A target's source is the page in `gpu_metrics`, NVML if that is `nvml`, none if it is `none`.
-# Unset, it is the source discovered on this node (gpu_discovery.py), for targets on this node.
-# Targets with the same source share it: it is read once per interval. gpu_mapping.py maps its
+# Unset, it is the source discovered on this node (node_gpus.py), for targets on this node.
+# Targets with the same source share it: it is read once per interval. node_gpus.py maps its
 # GPUs to targets.
 
 

@@ -24,7 +24,7 @@ from kneewatch.agent.settings.options import SPAN, timestamp
 from kneewatch.agent.store.database import store_path
 from kneewatch.collector.errors import SettingsError
 from kneewatch.reports.weekly.build_report import build
-from kneewatch.reports.weekly.hours import DAY_S, Grid, earlier, grid
+from kneewatch.reports.weekly.observed import DAY_S, Grid, earlier, grid
 from kneewatch.reports.weekly.report import WeeklyReport, render_json
 from kneewatch.reports.weekly.verdict import SEVERITY
 from kneewatch.rules.rule import Severity

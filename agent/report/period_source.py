@@ -22,13 +22,13 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
     planned_peak_per_s,
 )
 from kneewatch.reports.weekly.figures import Method
-from kneewatch.reports.weekly.hours import Grid
 from kneewatch.reports.weekly.incidents import episodes
 from kneewatch.reports.weekly.observed import (
     Configured,
     EngineObserved,
     Episode,
     EpisodeObserved,
+    Grid,
     Held,
     Observed,
     Recommended,

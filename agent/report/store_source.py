@@ -35,9 +35,9 @@ from kneewatch.agent.report.series import (
 )
 from kneewatch.agent.store.chunks import ColumnRow, CounterChunk, column_of
 from kneewatch.agent.store.columns import DamagedError, Decoders, decoding
+from kneewatch.agent.store.database import COUNTERS
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Scrapes, StoredEngine
-from kneewatch.agent.store.schema import COUNTERS
 from kneewatch.agent.store.stored_series import (
     chunk_reader,
     chunk_rows,
@@ -50,14 +50,15 @@ from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.figures import Gap
-from kneewatch.reports.weekly.hours import HOUR_S, Grid
 from kneewatch.reports.weekly.incidents import BRIDGED_S
 from kneewatch.reports.weekly.measures import LEVELS
 from kneewatch.reports.weekly.observed import (
+    HOUR_S,
     Configured,
     EngineObserved,
     Episode,
     EpisodeObserved,
+    Grid,
     Held,
     Recommended,
     TargetObserved,

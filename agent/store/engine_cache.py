@@ -10,8 +10,8 @@ from functools import partial
 
 import orjson
 
+from kneewatch.agent.store.database import SEQUENCE_MASK, columns_layout, keys_layout, rows_of
 from kneewatch.agent.store.encoding import EngineName, PackedRecommendation
-from kneewatch.agent.store.schema import SEQUENCE_MASK, columns_layout, keys_layout, rows_of
 from kneewatch.collector.scrape_history import Column
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.diagnose.intervals import IntervalBook, Open

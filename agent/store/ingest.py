@@ -7,6 +7,14 @@ from array import array
 from collections.abc import Callable, Iterable
 
 from kneewatch.agent.store.chunks import pack_counters, pack_scrapes, pack_signals
+from kneewatch.agent.store.database import (
+    COUNTERS,
+    SCRAPES,
+    SEQUENCE_MASK,
+    SIGNALS,
+    row_id,
+    rows_of,
+)
 from kneewatch.agent.store.encoding import (
     CHAIN_MAX_LINKS,
     DELTA_MAX_RATIO,
@@ -22,7 +30,6 @@ from kneewatch.agent.store.engine_cache import (
 )
 from kneewatch.agent.store.outcomes import Tracking
 from kneewatch.agent.store.records import DAY_S
-from kneewatch.agent.store.schema import COUNTERS, SCRAPES, SEQUENCE_MASK, SIGNALS, row_id, rows_of
 from kneewatch.agent.store.stored_series import (
     OpenRows,
     columns_by_name,

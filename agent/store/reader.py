@@ -17,7 +17,7 @@ import orjson
 
 from kneewatch.agent.store.chunks import SignalChunk
 from kneewatch.agent.store.columns import PURE_PYTHON, DamagedError, Decoders, floats_from_bytes
-from kneewatch.agent.store.database import connect_to_read, identity
+from kneewatch.agent.store.database import SIGNALS, connect_to_read, identity, rows_of
 from kneewatch.agent.store.encoding import (
     CHAIN_MAX_LINKS,
     EngineName,
@@ -36,7 +36,6 @@ from kneewatch.agent.store.records import (
     StoredEngine,
     StoredRecommendation,
 )
-from kneewatch.agent.store.schema import SIGNALS, rows_of
 from kneewatch.agent.store.stored_series import (
     ChunkRow,
     OpenRows,

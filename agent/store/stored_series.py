@@ -22,8 +22,8 @@ from kneewatch.agent.store.chunks import (
     unpack_scrapes,
 )
 from kneewatch.agent.store.columns import PURE_PYTHON, DamagedError, Decoders, floats_from_bytes
+from kneewatch.agent.store.database import SCRAPES, SIGNALS, columns_of, keys_of, rows_of
 from kneewatch.agent.store.records import Scrapes, Series
-from kneewatch.agent.store.schema import SCRAPES, SIGNALS, columns_of, keys_of, rows_of
 from kneewatch.collector.scrape_history import Column
 
 Name = TypeVar("Name", bound=Hashable)

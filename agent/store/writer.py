@@ -23,10 +23,10 @@ from kneewatch.agent.store.database import (
     open_checked,
     size_bytes,
 )
+from kneewatch.agent.store.downsampling_and_retention import Maintenance, transaction
 from kneewatch.agent.store.encoding import EngineName, PackedCycle, Packer
 from kneewatch.agent.store.engine_cache import EngineCache
 from kneewatch.agent.store.ingest import CycleWriter
-from kneewatch.agent.store.maintenance import Maintenance, transaction
 from kneewatch.agent.store.records import Cycle, Retention, StoreStats
 from kneewatch.collector.errors import StoreError
 

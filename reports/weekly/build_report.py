@@ -1,25 +1,255 @@
-"""Builds the report from the observed period. Pure."""
+"""Builds the report from the observed period, with its data quality and methods. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from kneewatch.reports.formatting import percent
 from kneewatch.reports.weekly.advice import track_record
-from kneewatch.reports.weekly.data_quality import data_quality
-from kneewatch.reports.weekly.figures import Period
+from kneewatch.reports.weekly.figures import (
+    ConfigDifference,
+    DataQuality,
+    EngineChange,
+    Method,
+    Period,
+    TargetQuality,
+    UnknownSignal,
+)
 from kneewatch.reports.weekly.guide_tables import tables
-from kneewatch.reports.weekly.hours import Grid
 from kneewatch.reports.weekly.incidents import incidents
 from kneewatch.reports.weekly.knee import curve, knee
-from kneewatch.reports.weekly.observed import EngineObserved, Observed, TierObserved
+from kneewatch.reports.weekly.measures import NOISE_TEST, TierPeriod, past
+from kneewatch.reports.weekly.observed import (
+    Configured,
+    EngineObserved,
+    Grid,
+    Observed,
+    TargetObserved,
+    TierObserved,
+)
 from kneewatch.reports.weekly.report import EngineSpan, Incident, Tier, WeeklyReport
 from kneewatch.reports.weekly.size_and_cost import money, replicas_present, sized
-from kneewatch.reports.weekly.slo import slo
-from kneewatch.reports.weekly.tier_workload import workload
-from kneewatch.reports.weekly.trends import NOISE_TEST, TierPeriod, past
+from kneewatch.reports.weekly.slo_and_workload import slo, workload
 from kneewatch.reports.weekly.verdict import SEVERITY, TierSections, severity, verdict
 from kneewatch.rules.rule import Severity
+
+METHODS: tuple[Method, ...] = (
+    Method(
+        "tiers",
+        "A tier is a model on a kind of GPU: the target's label `tier`, or model and GPU as the "
+        "settings name them. No figure mixes two tiers.",
+        ("9.5",),
+    ),
+    Method("arrows", NOISE_TEST, ()),
+    Method(
+        "percentiles",
+        "Increases of the server's histogram buckets, summed over the period and the tier's "
+        "engines, then interpolated as by Prometheus's histogram_quantile. They are as precise as "
+        "the buckets. Percentiles are never averaged.",
+        ("8.2", "9.3"),
+    ),
+    Method(
+        "counters",
+        "As in Prometheus: a counter that decreases was reset to zero. Increases during a gap are "
+        "spread evenly over the gap; if the process was replaced in it, only the new process's "
+        "counts are known.",
+        (),
+    ),
+    Method(
+        "gauges",
+        "Time-weighted means over the scrapes; the busiest (or worst) hour is the highest mean of "
+        "a local hour.",
+        (),
+    ),
+    Method(
+        "goodput and error budget",
+        "A request is in time when its first token arrives within the TTFT target, judged at the "
+        "nearest bucket bound at or below it. The objective is 99% of requests, as the target is "
+        "a P99; the burn rate is the share of late requests divided by the allowed 1%.",
+        ("8.4",),
+    ),
+    Method(
+        "time shares",
+        "Sums of the queue, prefill and decode histograms divided by that of whole requests; the "
+        "rest is the server's other work and preempted time.",
+        ("8.4",),
+    ),
+    Method(
+        "incidents",
+        "Stages and causes at warning or worse, as the sidecar found them at each scrape, and "
+        "restarts. Repeats within 15 minutes are one incident; downstream effects are reported "
+        "under their root cause.",
+        ("7.4", "8.5"),
+    ),
+    Method(
+        "cost of an incident",
+        "Preemptions and late requests are counted from its start to its end. Recomputed tokens "
+        "are preemptions times the mean prompt, a lower bound. Lost requests are those that the "
+        "rate of the hour before would have served while nothing was served.",
+        ("7.4",),
+    ),
+    Method(
+        "knee",
+        "One point per minute and engine: requests in flight, throughput and latency, grouped by "
+        "concurrency in steps of the square root of two. With latency targets C_max is the last "
+        "step that meets them in most of its minutes; without, the step with the most tokens/s "
+        "divided by the time per token. Only loads that occurred count.",
+        ("8.1", "8.3"),
+    ),
+    Method(
+        "Little's law",
+        "C_max divided by the mean request time there, compared with the requests served there: "
+        "a factor above 2 means that the two contradict each other.",
+        ("8.3",),
+    ),
+    Method(
+        "benchmark",
+        "TTFT P99 more than 30% above the benchmark's, or GPU activity while serving more than "
+        "20 points below it, means that the size was computed for another workload.",
+        ("9.1",),
+    ),
+    Method(
+        "arrivals",
+        "Requests that got their first token, per minute, summed over the tier's engines; P95 and "
+        "P99 are over these minutes.",
+        ("1.3",),
+    ),
+    Method(
+        "archetype",
+        "By the mean prompt (long from 2,000 tokens) and the mean output (long from 800).",
+        ("1.2",),
+    ),
+    Method(
+        "size",
+        "A fleet is right-sized from ceil(P99 of arrivals x safety / usable requests/s of one "
+        "engine) to ceil(ceil(P99 / usable) x safety) engines; the usable rate is learned from the "
+        "period, or predicted from model and GPU.",
+        ("8.3", "9.1"),
+    ),
+    Method(
+        "money",
+        "Every hour of an engine is paid, idle or not: GPU-hours times price, divided by generated "
+        "tokens. Idle is the time with fewer than 0.5 requests running on average and none queued.",
+        ("9.1", "9.2"),
+    ),
+    Method(
+        "track record",
+        "A change counts as applied when the engine's own metrics show it; then the prediction is "
+        "compared with the measurement under a similar load.",
+        ("9.1",),
+    ),
+)
+
+
+# --- Gaps, restarts, unknown signals, version changes ---------------------------------------------
+
+
+GAPS_SHOWN = 12
+
+
+def data_quality(observed: Observed) -> DataQuality:
+    """The data-quality section of the report."""
+    return DataQuality(
+        targets=tuple(
+            _target(target, observed.grid.to_s - observed.grid.from_s)
+            for target in observed.targets
+        ),
+        changes=tuple(_change(change) for change in observed.configured),
+        unknown=_unknown(observed.tiers),
+        notes=(*observed.notes, *_bucket_notes(observed.tiers)),
+        methods=_methods(observed),
+    )
+
+
+def _methods(observed: Observed) -> tuple[Method, ...]:
+    own = {method.figure: method for method in observed.methods}
+    return tuple(own.get(method.figure, method) for method in METHODS)
+
+
+def _target(target: TargetObserved, period_s: float) -> TargetQuality:
+    longest = sorted(target.unread, key=lambda gap: gap.from_s - gap.to_s)[:GAPS_SHOWN]
+    shown = sorted(longest, key=lambda gap: gap.from_s)
+    return TargetQuality(
+        target=target.target,
+        scrapes=target.scrapes,
+        failed=target.failed,
+        interval_s=target.interval_s,
+        watched_ratio=min(1.0, target.watched_s / period_s),
+        gap_s=sum(gap.to_s - gap.from_s for gap in target.unread),
+        gaps=tuple(replace(gap, why=gap.why or "not watched") for gap in shown),
+        gaps_left_out=len(target.unread) - len(shown),
+    )
+
+
+def _change(change: Configured) -> EngineChange:
+    differences = tuple(
+        ConfigDifference(key, change.before.get(key, ""), change.after.get(key, ""))
+        for key in dict.fromkeys((*change.before, *change.after))
+        if change.before and change.before.get(key) != change.after.get(key)
+    )
+    return EngineChange(
+        t_s=change.t_s,
+        target=change.target,
+        engine=change.engine,
+        what=_what(change, differences),
+        restart=change.restart,
+        differences=differences,
+    )
+
+
+def _what(change: Configured, differences: Sequence[ConfigDifference]) -> str:
+    if not change.before and not change.restart:
+        return "first seen"
+    if any(
+        (key in change.before) != (key in change.after) for key in (*change.before, *change.after)
+    ):
+        return "restarted with different labels: probably another version of vLLM"
+    if differences:
+        return "restarted, configuration changed" if change.restart else "configuration changed"
+    return "restarted, configuration unchanged"
+
+
+def _unknown(tiers: Sequence[TierObserved]) -> tuple[UnknownSignal, ...]:
+    """Signals without data, with the reason and the engines."""
+    engines: dict[tuple[str, str], list[str]] = {}
+    for engine in _engines(tiers):
+        for signal, why in engine.unknown.items():
+            engines.setdefault((signal, why), []).append(f"{engine.target} engine {engine.engine}")
+    return tuple(
+        UnknownSignal(signal, why, tuple(sorted(names)))
+        for (signal, why), names in sorted(engines.items())
+    )
+
+
+def _bucket_notes(tiers: Sequence[TierObserved]) -> list[str]:
+    """Notes on histograms whose buckets changed or differ between engines of a tier."""
+    notes: list[str] = []
+    for tier in tiers:
+        layouts: dict[str, set[tuple[float, ...]]] = {}
+        for span in (
+            *(span for engine in tier.engines for span in engine.spans),
+            *tier.totals.spans,
+        ):
+            for metric, tally in span.tallies.items():
+                if tally.count > 0:
+                    layouts.setdefault(metric, set()).add(tally.bounds)
+        for metric, bounds in layouts.items():
+            if len(bounds) > 1:
+                common = set[float].intersection(*(set(engine_bounds) for engine_bounds in bounds))
+                notes.append(
+                    f"{tier.id}: {metric} had {len(bounds)} different sets of buckets; its "
+                    f"percentiles use the {len(common)} bounds that they share"
+                )
+    return notes
+
+
+def _engines(tiers: Sequence[TierObserved]) -> Iterable[EngineObserved]:
+    return (engine for tier in tiers for engine in tier.engines)
+
+
+# --- The report -----------------------------------------------------------------------------------
+
 
 EMPTY = "nothing was watched in this period: the report is empty"
 PARTIAL_RATIO = 0.98

@@ -17,9 +17,9 @@ from kneewatch.diagnose.learned.knee import (
     step_of,
 )
 from kneewatch.reports.weekly import measures as m
+from kneewatch.reports.weekly.measures import TierPeriod
 from kneewatch.reports.weekly.observed import EngineObserved, TierObserved, TierStated
 from kneewatch.reports.weekly.tier_sections import BenchmarkCheck, KneeStep, TierKnee
-from kneewatch.reports.weekly.trends import TierPeriod
 from kneewatch.rules.rule import WINDOW_S
 
 TTFT_OFF, GPU_OFF = 0.3, -0.2

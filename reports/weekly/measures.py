@@ -1,11 +1,16 @@
-"""The figures of a tier, each computed from a span. Pure.
+"""The figures of a tier, each computed from a span of time, and their trends above noise. Pure.
 
 Counters, histograms and gauges are named as vLLM's current versions do, without prefix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import fsum
+from statistics import fmean, stdev
 
 from kneewatch.collector.signals.vllm import (
     DECODE,
@@ -18,10 +23,249 @@ from kneewatch.collector.signals.vllm import (
     TTFT,
     XFER,
 )
-from kneewatch.reports.weekly.figures import DOWN, UP, Trend
-from kneewatch.reports.weekly.hours import HOUR_S
-from kneewatch.reports.weekly.observed import SERVING, Level, Span, Tally
-from kneewatch.reports.weekly.trends import NO_REQUEST, Measure, Of, TierPeriod, trend
+from kneewatch.reports.weekly.figures import DOWN, SAME, UP, Spark, Trend
+from kneewatch.reports.weekly.observed import (
+    HOUR_S,
+    NO_TALLY,
+    SERVING,
+    EngineObserved,
+    Grid,
+    Level,
+    Span,
+    Tally,
+    TierTotals,
+    added,
+)
+
+EMPTY = Span()
+
+
+def beside(spans: Sequence[Span]) -> Span:
+    """Spans of several engines over the same time, merged."""
+    return _merged(spans, clock_s=max((span.clock_s for span in spans), default=0.0))
+
+
+def in_turn(spans: Sequence[Span]) -> Span:
+    """Consecutive spans, merged."""
+    return _merged(spans, clock_s=fsum(span.clock_s for span in spans))
+
+
+def hourly(engines: Sequence[EngineObserved], together: TierTotals) -> list[Span]:
+    """The hours of a tier; empty without engines."""
+    rows = [*(engine.spans for engine in engines), *([together.spans] if together.spans else ())]
+    return [beside(spans) for spans in zip(*rows, strict=True)]
+
+
+def by_day(grid: Grid, hours: Sequence[Span]) -> list[Span]:
+    """The days of a period from its hours."""
+    days: list[list[Span]] = [[] for _ in grid.day_starts_s]
+    for slot, span in zip(grid.slots, hours, strict=True):
+        days[slot.day].append(span)
+    return [in_turn(day) for day in days]
+
+
+def _merged(spans: Sequence[Span], *, clock_s: float) -> Span:
+    if len(spans) == 1:
+        return spans[0]
+    return Span(
+        engine_s=fsum(span.engine_s for span in spans),
+        clock_s=clock_s,
+        watched_s=fsum(span.watched_s for span in spans),
+        idle_s=fsum(span.idle_s for span in spans),
+        counts=_counts(span.counts for span in spans),
+        tallies=_tallies([span.tallies for span in spans]),
+        levels=_levels([span.levels for span in spans]),
+    )
+
+
+def _counts(all_counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for counts in all_counts:
+        for key, value in counts.items():
+            sums[key] = sums.get(key, 0.0) + value
+    return sums
+
+
+def _tallies(all_tallies: Sequence[Mapping[str, Tally]]) -> dict[str, Tally]:
+    keys = dict.fromkeys(key for tallies in all_tallies for key in tallies)
+    return {key: added(tallies.get(key, NO_TALLY) for tallies in all_tallies) for key in keys}
+
+
+def _levels(all_levels: Sequence[Mapping[str, Level]]) -> dict[str, Level]:
+    merged: dict[str, Level] = {}
+    for levels in all_levels:
+        for key, level in levels.items():
+            before = merged.get(key)
+            merged[key] = level if before is None else _level(before, level)
+    return merged
+
+
+def _level(level: Level, other: Level) -> Level:
+    known_s = level.known_s + other.known_s
+    high, top = max(level.high, other.high), max(level.top, other.top)
+    if known_s <= 0:
+        return Level(level.mean, high, 0.0, top)
+    mean = (level.mean * level.known_s + other.mean * other.known_s) / known_s
+    return Level(mean, high, known_s, top)
+
+
+# --- This period against the one before: an arrow only where the change is more than noise --------
+
+
+NOISE_TEST = (
+    "An arrow marks a change larger than the usual noise: each day is compared with the same day "
+    "of the period before, as a ratio (as a difference if a value is zero). The mean change must "
+    "be significant at 99% (two-sided Student's t-test over the days) and larger than 2%. With "
+    "fewer than three pairs of days there is no arrow."
+)
+PAIRS_MIN = 3
+LEAST_RATIO = 0.02
+"""Smaller relative changes are not shown: they do not matter for the bill."""
+
+MOST_LOG = 50.0
+"""A cap on the log of a change, so that exp does not overflow."""
+
+_FREEDOM = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 60)
+_T99 = (9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.055, 2.947, 2.845, 2.750,
+        2.660)  # fmt: skip
+"""Two-sided 99% quantiles of Student's t, by degrees of freedom."""
+
+SPARK_STEPS_MOST = 42
+ALONE = TierTotals()
+
+NO_REQUEST = "no request in this time"
+Of = Callable[[Span], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure that is computed from any span of a tier.
+
+    `good` is the direction that is an improvement, empty if neither is. `missing` explains why the
+    figure is unknown and how to enable it.
+    """
+
+    key: str
+    name: str
+    unit: str
+    of: Of
+    good: str = ""
+    missing: str = NO_REQUEST
+
+
+@dataclass(frozen=True, slots=True)
+class TierPeriod:
+    """A tier over a period: by hour, by day, and in total."""
+
+    grid: Grid
+    hours: tuple[Span, ...]
+    days: tuple[Span, ...]
+    whole: Span
+
+    def value(self, measure: Measure) -> float | None:
+        """A figure over the period."""
+        return measure.of(self.whole)
+
+    def by_day(self, measure: Measure) -> list[float | None]:
+        """The figure of each day."""
+        return [measure.of(day) for day in self.days]
+
+    def spark(self, measure: Measure) -> Spark:
+        """The figure over the period, in at most SPARK_STEPS_MOST steps."""
+        hours_each = max(1, math.ceil(len(self.hours) / SPARK_STEPS_MOST))
+        values = tuple(
+            measure.of(in_turn(self.hours[at : at + hours_each]))
+            for at in range(0, len(self.hours), hours_each)
+        )
+        return Spark(self.grid.from_s, hours_each * HOUR_S, measure.unit, values)
+
+
+def past(
+    grid: Grid, engines: Sequence[EngineObserved], together: TierTotals = ALONE
+) -> TierPeriod | None:
+    """A tier's period; None if it had no engine."""
+    if not engines:
+        return None
+    hours = hourly(engines, together)
+    return TierPeriod(grid, tuple(hours), tuple(by_day(grid, hours)), in_turn(hours))
+
+
+def trend(measure: Measure, now: TierPeriod | None, before: TierPeriod | None) -> Trend:
+    """A figure now and before, with the direction of its change."""
+    value = None if now is None else now.value(measure)
+    result = Trend(measure.key, measure.name, measure.unit, value)
+    if value is None:
+        result = replace(result, missing=measure.missing)
+    if before is None or now is None:
+        return result
+    result = replace(result, before=before.value(measure))
+    return judged(result, measure.good, now.by_day(measure), before.by_day(measure))
+
+
+def judged(
+    change: Trend,
+    good: str,
+    days: Sequence[float | None],
+    days_before: Sequence[float | None],
+) -> Trend:
+    """The trend with its direction, judged from the days of both periods."""
+    if change.value is None or change.before is None:
+        return change
+    pairs = [
+        (now, before)
+        for now, before in zip(days, days_before, strict=False)
+        if now is not None and before is not None
+    ]
+    if len(pairs) < PAIRS_MIN:
+        return change
+    step, noise = _by_ratio(pairs, change.before) or _by_difference(pairs, change.before)
+    if abs(step) <= noise or step * (change.value - change.before) <= 0:
+        return replace(change, noise=noise, direction=SAME)
+    direction = UP if step > 0 else DOWN
+    return replace(
+        change, noise=noise, direction=direction, good=None if not good else direction == good
+    )
+
+
+def _by_ratio(pairs: Sequence[tuple[float, float]], before: float) -> tuple[float, float] | None:
+    """The mean change and its noise, in the figure's unit; None if a value is 0."""
+    if before <= 0 or any(now <= 0 or earlier <= 0 for now, earlier in pairs):
+        return None
+    steps = [math.log(now / earlier) for now, earlier in pairs]
+    noise = max(_chance(steps), math.log(1 + LEAST_RATIO))
+    step = fmean(steps)
+    if abs(step) <= noise:
+        return 0.0, before * math.expm1(min(noise, MOST_LOG))
+    return before * math.expm1(min(step, MOST_LOG)), before * abs(
+        math.expm1(min(math.copysign(noise, step), MOST_LOG))
+    )
+
+
+def _by_difference(pairs: Sequence[tuple[float, float]], before: float) -> tuple[float, float]:
+    steps = [now - earlier for now, earlier in pairs]
+    return fmean(steps), max(_chance(steps), LEAST_RATIO * abs(before))
+
+
+def _chance(steps: Sequence[float]) -> float:
+    """The 99% bound of the mean of changes under pure chance (Student's t)."""
+    return _t99(len(steps) - 1) * stdev(steps) / math.sqrt(len(steps))
+
+
+def unknown(measure: Measure, missing: str) -> Trend:
+    """An unknown figure, with the reason."""
+    return Trend(measure.key, measure.name, measure.unit, None, missing=missing)
+
+
+def _t99(freedom: int) -> float:
+    return _T99[max(bisect_right(_FREEDOM, freedom) - 1, 0)]
+
+
+# --- Figures --------------------------------------------------------------------------------------
+
+
+#
+# Counters, histograms and gauges are named as vLLM's current versions do, without prefix.
+
 
 COMPLETED, PREEMPTIONS = "request_success", "num_preemptions"
 PROMPT, GENERATED, COMPUTED = "prompt_tokens", "generation_tokens", "computed_prompt_tokens"

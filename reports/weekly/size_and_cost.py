@@ -19,9 +19,15 @@ from kneewatch.reports.formatting import plural
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import levers, live
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
-from kneewatch.reports.weekly.hours import HOUR_S
 from kneewatch.reports.weekly.knee import Curve
-from kneewatch.reports.weekly.observed import EngineObserved, Recommended, Span, TierObserved
+from kneewatch.reports.weekly.measures import Measure, Of, TierPeriod, trend, unknown
+from kneewatch.reports.weekly.observed import (
+    HOUR_S,
+    EngineObserved,
+    Recommended,
+    Span,
+    TierObserved,
+)
 from kneewatch.reports.weekly.tier_sections import (
     MemoryPart,
     Option,
@@ -30,7 +36,6 @@ from kneewatch.reports.weekly.tier_sections import (
     TierSize,
     TierWorkload,
 )
-from kneewatch.reports.weekly.trends import Measure, Of, TierPeriod, trend, unknown
 from kneewatch.rules.rule import Severity
 
 SHORT_OF_CAPACITY = tuple(record.id for record in CAUSES if record.capacity)

@@ -8,7 +8,7 @@ import pytest
 
 from kneewatch.diagnose.causes.ranking import CAUSES, EXAMINED, EXPLAINS
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
-from kneewatch.rules.guide_tables import Row
+from kneewatch.reports.weekly.guide_tables import Row
 from tests.guide_rows import ROWS
 from tests.rules.judged import ALL
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.daemon.cycle import Sinks
+from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.daemon.due_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import TICK_S, TargetJobs
-from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.writer import Store

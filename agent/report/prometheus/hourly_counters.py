@@ -16,9 +16,8 @@ from kneewatch.agent.report.prometheus.queries import Query, Ranges, RowKey, Row
 from kneewatch.agent.report.series import Floats, Truths
 from kneewatch.dashboards.prometheus.recording_rules import SUM_STEP_S, SUMMED_COUNTERS
 from kneewatch.diagnose.fleet.inventory import Labels
-from kneewatch.reports.weekly.hours import Grid
 from kneewatch.reports.weekly.measures import TALLIES
-from kneewatch.reports.weekly.observed import Tally
+from kneewatch.reports.weekly.observed import Grid, Tally
 
 BUCKETS = 20
 """Approximate number of buckets of a vLLM histogram, to estimate a query's size."""

@@ -1,10 +1,16 @@
-"""Incidents from Prometheus: finds suspect spans in the steps and replays them. I/O edge."""
+"""Incidents from Prometheus: replays the samples of suspect spans, scrape by scrape, through the
+sidecar's monitor. I/O edge.
+
+A metrics system keeps every sample. The scraped pages are rebuilt from the samples, so stages,
+causes and recommendations are the same that a sidecar would have reported.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,238 +18,233 @@ import numpy as np
 
 from kneewatch.agent.report.period_source import ReportProgress, ReportRequest
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.inventory import FleetEngines, TargetScrapes, TierEngine
+from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
 from kneewatch.agent.report.prometheus.period import Configs, PeriodData
-from kneewatch.agent.report.prometheus.queries import (
-    BEGUN,
-    CONFIDENCE,
-    GENERATED_TOKENS,
-    LATE,
-    PREEMPTED,
-    STAGE_SEVERITY,
-    Ranges,
-    Steps,
+from kneewatch.agent.report.prometheus.queries import Ranges
+from kneewatch.agent.report.prometheus.suspect_spans import (
+    CAUSES,
+    SuspectSpan,
+    suspect_spans,
+    worst_spans,
 )
-from kneewatch.agent.report.prometheus.replay import SHOWN, Replay, replay_samples
-from kneewatch.agent.report.series import Floats, Truths, runs, spans_of
+from kneewatch.agent.report.series import METRICS, Counted, Floats, Increases, Signals, spans_of
 from kneewatch.collector.errors import CollectError
-from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN
-from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW
+from kneewatch.collector.prometheus.responses import Track
+from kneewatch.collector.samples import Layout, Page, Series
+from kneewatch.collector.scrape_history import Column
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
-from kneewatch.diagnose.fleet.inventory import Key
-from kneewatch.reports.weekly.figures import Gap
-from kneewatch.reports.weekly.hours import HOUR_S
-from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, WAITING
+from kneewatch.diagnose.engine.target_monitor import TargetMonitor
+from kneewatch.diagnose.fleet.inventory import Key, Member
+from kneewatch.diagnose.intervals import UNWATCHED, IntervalBook, Open, Verdict, verdict_of
+from kneewatch.reports.diagnosis_json import document
+from kneewatch.reports.weekly.measures import LEVELS, PREEMPTIONS
 from kneewatch.reports.weekly.observed import (
+    HOUR_S,
     Episode,
     EpisodeObserved,
     Held,
     Recommended,
     Span,
-    TargetObserved,
 )
-from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
 from kneewatch.rules.rule import Severity
 
-DOWN, PREEMPTING, STALLED, CONCLUDED, QUEUED, TOO_LATE = (
-    "scrapes fail",
-    "requests are preempted",
-    "no tokens are generated",
-    "recording rules conclude a cause",
-    "requests are queued",
-    "first tokens are late",
-)
-ORDER = (DOWN, STALLED, PREEMPTING, CONCLUDED, TOO_LATE, QUEUED)
-"""Signs of trouble, the most urgent first."""
+OWN = frozenset({"model_name", "engine"})
+"""Labels from the page itself, not from the scrape target."""
 
-CAUSES: Mapping[str, str] = {
-    DOWN: "target_down", STALLED: "engine_stalled", PREEMPTING: "kv_pressure",
-}  # fmt: skip
-"""Signs that prove a cause by themselves."""
-
-LATE_SHARE, LATE_MIN = 0.1, 5.0
-"""Share and number of late requests per step that count as a sign: 1% is late by definition."""
-
-BRIDGED_STEPS = 2
-FAILED = "the scrape failed (up is 0)"
+SHOWN = ("ttft_p99_s", "kv_usage_ratio", "waiting", "running", "itl_p99_s", "preemption_per_s")
+KEPT = tuple(dict.fromkeys((*LEVELS, *SHOWN, "running_avg")))
 
 
-@dataclass(frozen=True, slots=True)
-class SuspectSpan:
-    """A span of time with a sign of trouble. `steps`: how many steps show it; `harm_requests`: the
-    requests that were late, preempted, queued or not served in it, as far as the steps show."""
+@dataclass(slots=True)
+class Replay:
+    """The result of a replay: intervals, the worst diagnosis of each cause, recommendations with
+    the first and last time they were made, signals and counters."""
 
-    why: str
-    from_s: float
-    to_s: float
-    steps: int
-    harm_requests: float = 0.0
-
-
-def suspect_spans(
-    values: Mapping[str, Floats], at: Steps, scrapes: TargetScrapes | None
-) -> list[SuspectSpan]:
-    """Spans with signs of trouble of one engine, overlapping ones merged. Shapes: (steps,)."""
-    signs = _signs(values, at, scrapes)
-    suspects: list[SuspectSpan] = []
-    for why in ORDER:
-        if why in signs:
-            suspects += _runs(why, signs[why], at)
-    return [
-        replace(suspect, harm_requests=_harm_requests(suspect, values, signs, at, scrapes))
-        for suspect in _merged(suspects)
-    ]
-
-
-def worst_spans(spans: Sequence[SuspectSpan], *, most: int) -> list[int]:
-    """Indices of the at most `most` spans to replay, those with most harm first.
-
-    Half of them are reserved for signs that the steps alone do not explain: outages and stalls are
-    reported without a replay, too.
-    """
-    order = sorted(
-        range(len(spans)),
-        key=lambda at: (-spans[at].harm_requests, ORDER.index(spans[at].why), -spans[at].steps),
+    held: list[Held] = field(default_factory=list[Held])
+    documents: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    recommended: dict[str, tuple[Mapping[str, Any], float, float]] = field(
+        default_factory=dict[str, tuple[Mapping[str, Any], float, float]]
     )
-    reserved = {*[at for at in order if spans[at].why not in CAUSES][: most // 2]}
-    others = [at for at in order if at not in reserved][: most - len(reserved)]
-    chosen = reserved.union(others)
-    return [at for at in order if at in chosen]
+    signals: Signals = field(default_factory=lambda: Signals(np.empty(0), {}))
+    increases: Increases | None = None
+    scrapes: int = 0
 
 
-def _harm_requests(
-    suspect: SuspectSpan,
-    values: Mapping[str, Floats],
-    signs: Mapping[str, Truths],
-    at: Steps,
-    scrapes: TargetScrapes | None,
-) -> float:
-    inside = (at.begins_s >= suspect.from_s) & (at.begins_s < suspect.to_s)
-    nothing = np.full(at.count, np.nan)
-    begun = values.get(BEGUN, nothing)
-    late = np.nansum(np.maximum(begun - values.get(LATE, nothing), 0)[inside])
-    preempted = np.nansum(values.get(PREEMPTED, nothing)[inside])
-    queued = np.nan_to_num(values.get(WAITING, nothing)[inside]).max(initial=0.0)
-    usual = float(np.nanmean(begun)) if not np.isnan(begun).all() else 0.0
-    missed = np.zeros(at.count)
-    if DOWN in signs and scrapes is not None:
-        missed = np.where(signs[DOWN], 1 - scrapes.up, 0.0)
-    if STALLED in signs:
-        missed = np.maximum(missed, signs[STALLED])
-    return float(late + preempted + queued + usual * missed[inside].sum())
-
-
-def _signs(
-    values: Mapping[str, Floats], at: Steps, scrapes: TargetScrapes | None
-) -> dict[str, Truths]:
-    """The steps that show each sign. Shape: (steps,). Comparisons with NaN are false."""
-    signs: dict[str, Truths] = {}
-    running, waiting = values.get(RUNNING), values.get(WAITING)
-    if scrapes is not None:
-        signs[DOWN] = scrapes.down(at)
-    if PREEMPTED in values:
-        signs[PREEMPTING] = values[PREEMPTED] >= PREEMPTIONS_MIN
-    if running is not None and GENERATED_TOKENS in values:
-        signs[STALLED] = (running >= 1) & (values[GENERATED_TOKENS] == 0)
-    if running is not None and waiting is not None:
-        signs[QUEUED] = waiting >= np.maximum(QUEUED_MIN, QUEUE_SHARE_OF_RUNNING * running)
-    if LATE in values and BEGUN in values:
-        late = values[BEGUN] - values[LATE]
-        signs[TOO_LATE] = (late >= LATE_MIN) & (late > LATE_SHARE * values[BEGUN])
-    concluded = [
-        row >= bound
-        for key, bound in ((STAGE_SEVERITY, float(Severity.WARNING)), (CONFIDENCE, DOUBTFUL_BELOW))
-        if (row := values.get(key)) is not None
-    ]
-    if concluded:
-        signs[CONCLUDED] = np.logical_or.reduce(concluded)
-    return signs
-
-
-def _runs(why: str, holds: Truths, at: Steps) -> list[SuspectSpan]:
-    begins_s = at.begins_s
-    return [
-        SuspectSpan(why, float(begins_s[run[0]]), float(begins_s[run[-1]]) + at.step_s, len(run))
-        for run in runs(holds, bridged=BRIDGED_STEPS)
-    ]
-
-
-def _merged(suspects: Sequence[SuspectSpan]) -> list[SuspectSpan]:
-    """Overlapping spans merged under the worst sign, which comes first in the input."""
-    kept: list[SuspectSpan] = []
-    for suspect in suspects:
-        over = next((k for k, other in enumerate(kept) if _overlap(suspect, other)), None)
-        if over is None:
-            kept.append(suspect)
+def replay_samples(
+    tracks: Sequence[Track],
+    member: Member,
+    profile: Profile,
+    catalogue: Catalogue,
+    name: str,
+    lived_s: tuple[float, float],
+) -> Replay:
+    """The diagnoses of a target's scrapes in order; `catalogue` belongs to the profile. Failed
+    scrapes outside `lived_s` are left out: the pod was loading or terminating."""
+    monitor = TargetMonitor(name, profile, catalogue)
+    recorder = _Recorder()
+    for t_s, page in _pages(tracks, member):
+        if page is None and not lived_s[0] <= t_s <= lived_s[1]:
             continue
-        other = kept[over]
-        kept[over] = SuspectSpan(
-            other.why,
-            min(suspect.from_s, other.from_s),
-            max(suspect.to_s, other.to_s),
-            max(suspect.steps, other.steps),
+        diagnoses = (
+            monitor.page(t_s, page)
+            if page is not None
+            else monitor.failed(t_s, CollectError("the scrape failed (up is 0)", kind="refused"))
         )
-    return sorted(kept, key=lambda suspect: suspect.from_s)
-
-
-def _overlap(suspect: SuspectSpan, other: SuspectSpan) -> bool:
-    return suspect.from_s <= other.to_s and suspect.to_s >= other.from_s
-
-
-def targets(fleet: FleetEngines, now: PeriodData) -> list[TargetObserved]:
-    """Scrapes, failures and gaps of each replica, derived from the steps."""
-    by_target: dict[str, TargetObserved] = {}
-    running = now.gauges[RUNNING]
-    for engine in fleet.members:
-        if engine.target in by_target or not now.has(engine.key):
+        diagnosis = next((diagnosis for diagnosis in diagnoses if _is(diagnosis, member)), None)
+        if diagnosis is None:
             continue
-        by_target[engine.target] = _target(
-            engine, running[engine.key], now.scrapes_of(engine.member.labels), fleet, now
+        engine = next(
+            (
+                candidate
+                for candidate in monitor.engines
+                if candidate.key.engine == diagnosis.engine
+            ),
+            None,
         )
-    return list(by_target.values())
+        read = engine if page is not None else None
+        recorder.take(
+            verdict_of(diagnosis, restarted=read is not None and read.restart is not None),
+            diagnosis,
+            read.counters() if read is not None else None,
+        )
+    return recorder.finish()
 
 
-def _target(
-    engine: TierEngine,
-    row: Floats,
-    scrapes: TargetScrapes | None,
-    fleet: FleetEngines,
-    now: PeriodData,
-) -> TargetObserved:
-    at, scrape_s = now.at, fleet.scrape_s
-    there = ~np.isnan(row)
-    missed = np.zeros(at.count)
-    if scrapes is not None:
-        missed = np.where(scrapes.down(at), np.nan_to_num(1 - scrapes.up), 0.0)
-    lost: Floats = np.where(there, missed, 1.0)
-    lost[: int(np.flatnonzero(there)[0])] = 0.0
-    scrapes_per_step = at.step_s / scrape_s
-    watched = float((1 - lost)[int(np.flatnonzero(there)[0]) :].sum())
-    return TargetObserved(
-        target=engine.target,
-        scrapes=round(watched * scrapes_per_step),
-        failed=round(float(missed.sum()) * scrapes_per_step),
-        interval_s=scrape_s,
-        watched_s=watched * at.step_s,
-        unread=_unread(lost, missed, at),
+class _Recorder:
+    """Collects diagnoses, in order, into a Replay."""
+
+    def __init__(self) -> None:
+        self._book = IntervalBook()
+        self._ranks: dict[str, tuple[int, float]] = {}
+        self._times: list[float] = []
+        self._values: dict[str, list[float]] = {key: [] for key in KEPT}
+        self._counted: list[tuple[tuple[Column, ...], list[float], list[tuple[float, ...]]]] = []
+        self._replay = Replay()
+
+    def take(
+        self,
+        seen: Verdict,
+        diagnosis: Diagnosis,
+        counters: tuple[tuple[Column, ...], tuple[float, ...]] | None,
+    ) -> None:
+        for change in self._book.take(seen):
+            if change.ended:
+                self._hold(change.interval, change.end_s, change.ended)
+        self._keep(diagnosis)
+        self._replay.scrapes += 1
+        self._times.append(diagnosis.t_s)
+        for signal, column in self._values.items():
+            value = diagnosis.values.get(signal)
+            column.append(math.nan if value is None else value)
+        if counters is not None:
+            self._count(diagnosis.t_s, *counters)
+
+    def _keep(self, diagnosis: Diagnosis) -> None:
+        stored: dict[str, Any] | None = None
+        for cause in diagnosis.causes:
+            rank = int(cause.severity), cause.confidence
+            if rank > self._ranks.get(cause.id, (-1, 0.0)):
+                stored = stored or document(diagnosis)
+                self._ranks[cause.id], self._replay.documents[cause.id] = rank, stored
+        for recommendation in diagnosis.recommendations:
+            before = self._replay.recommended.get(recommendation.id)
+            if before is None:
+                stored = stored or document(diagnosis)
+                (row_found,) = [
+                    row for row in stored["recommendations"] if row["id"] == recommendation.id
+                ]
+                self._replay.recommended[recommendation.id] = (
+                    row_found,
+                    diagnosis.t_s,
+                    diagnosis.t_s,
+                )
+            else:
+                self._replay.recommended[recommendation.id] = before[0], before[1], diagnosis.t_s
+
+    def _count(self, t_s: float, columns: tuple[Column, ...], values: tuple[float, ...]) -> None:
+        if not self._counted or self._counted[-1][0] is not columns:
+            self._counted.append((columns, [], []))
+        self._counted[-1][1].append(t_s)
+        self._counted[-1][2].append(values)
+
+    def _hold(self, interval: Open, end_s: float | None, ended: str) -> None:
+        if interval.kind != "health":
+            self._replay.held.append(
+                Held(
+                    interval.kind,
+                    interval.id,
+                    interval.severity,
+                    interval.start_s,
+                    end_s,
+                    interval.last_s,
+                    ended,
+                )
+            )
+
+    def finish(self) -> Replay:
+        for interval in self._book.opened:
+            if interval.paused:
+                self._hold(interval, interval.last_s, UNWATCHED)
+            else:
+                self._hold(interval, None, "")
+        result = self._replay
+        result.signals = Signals(
+            np.array(self._times), {key: np.array(row) for key, row in self._values.items()}
+        )
+        metrics = frozenset(METRICS)
+        parts: list[Counted] = []
+        for columns, times, rows in self._counted:
+            places = [at for at, column in enumerate(columns) if column.metric in metrics]
+            whole: Floats = np.array(rows, dtype=np.float64)[:, places].T
+            parts.append(Counted(np.array(times), tuple(columns[at] for at in places), whole))
+        result.increases = Increases(parts, restarts_s=()) if parts else None
+        return result
+
+
+def _is(diagnosis: Diagnosis, member: Member) -> bool:
+    engine, model = member.labels.get("engine"), member.labels.get("model_name")
+    return diagnosis.engine in (engine or diagnosis.engine, "") and diagnosis.model in (
+        model or diagnosis.model,
+        "",
     )
 
 
-def _unread(lost: Floats, failed: Floats, at: Steps) -> list[Gap]:
-    """Gaps: runs of steps without scrapes. First and last step count by the share lost."""
-    gaps: list[Gap] = []
-    for run in runs(lost > 0):
-        first, last = int(run[0]), int(run[-1])
-        from_s = float(at.begins_s[first])
-        to_s = float(at.begins_s[last]) + float(lost[last]) * at.step_s
-        if last > first:
-            from_s += (1 - float(lost[first])) * at.step_s
-        gaps.append(Gap(from_s, to_s, FAILED if failed[run].any() else ""))
-    return gaps
+def _pages(tracks: Sequence[Track], member: Member) -> list[tuple[float, Page | None]]:
+    """Pages in order of time; None for a failed scrape. Includes series of other engines."""
+    target = {name for name in member.labels if name not in OWN and name != "__name__"}
+    series: list[Series] = []
+    scraped: dict[float, dict[int, float]] = {}
+    works: dict[float, float] = {}
+    for track in tracks:
+        name = track.labels.get("__name__", "")
+        if name == "up":
+            works.update(track.points)
+            continue
+        labels = sorted(
+            (key, value)
+            for key, value in track.labels.items()
+            if key != "__name__" and (key not in target or key == "le")
+        )
+        place = len(series)
+        series.append(Series(name, tuple(labels)))
+        for t_s, value in track.points:
+            scraped.setdefault(t_s, {})[place] = value
+    layouts: dict[frozenset[int], tuple[list[int], Layout]] = {}
+    pages: list[tuple[float, Page | None]] = []
+    for t_s, row in scraped.items():
+        key = frozenset(row)
+        if key not in layouts:
+            places = sorted(key)
+            layouts[key] = places, Layout(tuple(series[place] for place in places), {})
+        places, layout = layouts[key]
+        pages.append((t_s, Page(layout, [row[place] for place in places])))
+    pages += [(t_s, None) for t_s, worked in works.items() if worked == 0 and t_s not in scraped]
+    return sorted(pages, key=lambda pair: pair[0])
 
 
-# --- Replay: the samples of suspect spans through the sidecar's monitor --------------------------
+# --- The search: replays the worst suspect spans --------------------------------------------------
 
 
 REPLAYED_MOST = 60
@@ -484,25 +485,25 @@ class IncidentSearch:
         """The recommendations that the replays of an engine made, each once."""
         advice: dict[str, tuple[Mapping[str, Any], float, float]] = {}
         for window in self._of(engine):
-            for key, (document, first_s, last_s) in (
+            for key, (recommendation, first_s, last_s) in (
                 window.replay.recommended.items() if window.replay is not None else ()
             ):
-                before = advice.get(key, (document, first_s, last_s))
+                before = advice.get(key, (recommendation, first_s, last_s))
                 advice[key] = before[0], min(before[1], first_s), max(before[2], last_s)
         return [
             Recommended(
                 tier=engine.tier,
                 target=engine.target,
                 engine=engine.engine,
-                document=document,
+                document=recommendation,
                 outcome=UNKNOWN_OUTCOME,
                 first_s=first_s,
                 last_s=last_s,
                 applied_s=None,
-                predicted=document.get("predicted", {}),
+                predicted=recommendation.get("predicted", {}),
                 measured={},
             )
-            for document, first_s, last_s in advice.values()
+            for recommendation, first_s, last_s in advice.values()
         ]
 
 

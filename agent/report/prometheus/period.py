@@ -20,7 +20,12 @@ from kneewatch.agent.report.prometheus.hourly_counters import (
     merge_parts,
     tallies_of,
 )
-from kneewatch.agent.report.prometheus.inventory import FleetEngines, TargetScrapes, frozen
+from kneewatch.agent.report.prometheus.inventory import (
+    FleetEngines,
+    TargetScrapes,
+    TierEngine,
+    frozen,
+)
 from kneewatch.agent.report.prometheus.queries import (
     PROCESS,
     Query,
@@ -31,17 +36,19 @@ from kneewatch.agent.report.prometheus.queries import (
     Steps,
     steps,
 )
-from kneewatch.agent.report.series import Floats, Signals
+from kneewatch.agent.report.series import Floats, Signals, runs
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
 from kneewatch.dashboards.prometheus.recording_rules import SUMMED_COUNTERS
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
-from kneewatch.reports.weekly.hours import Grid
+from kneewatch.reports.weekly.figures import Gap
 from kneewatch.reports.weekly.knee import evenly
 from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, TALLIES
-from kneewatch.reports.weekly.observed import Tally
+from kneewatch.reports.weekly.observed import Grid, Tally, TargetObserved
+
+FAILED = "the scrape failed (up is 0)"
 
 
 def by_engine(rows: Rows, members: Iterable[Member]) -> Rows:
@@ -416,3 +423,58 @@ class Configs:
                 if not np.isnan(row[at]) and labels.get("engine") in (own, None):
                     return {k: v for k, v in labels.items() if k not in member.labels}
         return {}
+
+
+# --- Scrapes of each replica ----------------------------------------------------------------------
+
+
+def targets(fleet: FleetEngines, now: PeriodData) -> list[TargetObserved]:
+    """Scrapes, failures and gaps of each replica, derived from the steps."""
+    by_target: dict[str, TargetObserved] = {}
+    running = now.gauges[RUNNING]
+    for engine in fleet.members:
+        if engine.target in by_target or not now.has(engine.key):
+            continue
+        by_target[engine.target] = _target(
+            engine, running[engine.key], now.scrapes_of(engine.member.labels), fleet, now
+        )
+    return list(by_target.values())
+
+
+def _target(
+    engine: TierEngine,
+    row: Floats,
+    scrapes: TargetScrapes | None,
+    fleet: FleetEngines,
+    now: PeriodData,
+) -> TargetObserved:
+    at, scrape_s = now.at, fleet.scrape_s
+    there = ~np.isnan(row)
+    missed = np.zeros(at.count)
+    if scrapes is not None:
+        missed = np.where(scrapes.down(at), np.nan_to_num(1 - scrapes.up), 0.0)
+    lost: Floats = np.where(there, missed, 1.0)
+    lost[: int(np.flatnonzero(there)[0])] = 0.0
+    scrapes_per_step = at.step_s / scrape_s
+    watched = float((1 - lost)[int(np.flatnonzero(there)[0]) :].sum())
+    return TargetObserved(
+        target=engine.target,
+        scrapes=round(watched * scrapes_per_step),
+        failed=round(float(missed.sum()) * scrapes_per_step),
+        interval_s=scrape_s,
+        watched_s=watched * at.step_s,
+        unread=_unread(lost, missed, at),
+    )
+
+
+def _unread(lost: Floats, failed: Floats, at: Steps) -> list[Gap]:
+    """Gaps: runs of steps without scrapes. First and last step count by the share lost."""
+    gaps: list[Gap] = []
+    for run in runs(lost > 0):
+        first, last = int(run[0]), int(run[-1])
+        from_s = float(at.begins_s[first])
+        to_s = float(at.begins_s[last]) + float(lost[last]) * at.step_s
+        if last > first:
+            from_s += (1 - float(lost[first])) * at.step_s
+        gaps.append(Gap(from_s, to_s, FAILED if failed[run].any() else ""))
+    return gaps

@@ -22,7 +22,6 @@ from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS
 from kneewatch.dashboards.prometheus import recording_rules
 from kneewatch.diagnose.fleet.inventory import Labels
-from kneewatch.reports.weekly.hours import HOUR_S, Grid, Slot
 from kneewatch.reports.weekly.measures import (
     DEFERRED,
     GENERATED,
@@ -33,6 +32,7 @@ from kneewatch.reports.weekly.measures import (
     RUNNING,
     WAITING,
 )
+from kneewatch.reports.weekly.observed import HOUR_S, Grid, Slot
 from kneewatch.rules.facts import duration, recorded
 
 RowKey = tuple[Any, ...]

@@ -19,13 +19,11 @@ from kneewatch.agent.report.period_source import (
     ReportProgress,
     ReportRequest,
 )
-from kneewatch.agent.report.prometheus.fleet_incidents import FleetIncidents
 from kneewatch.agent.report.prometheus.incidents import (
     REPLAYED_MOST,
     REPLAYED_S,
     IncidentSearch,
     QueryProgress,
-    targets,
 )
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine, fleet_engines
 from kneewatch.agent.report.prometheus.period import (
@@ -34,6 +32,7 @@ from kneewatch.agent.report.prometheus.period import (
     PeriodData,
     PeriodReader,
     process_names,
+    targets,
 )
 from kneewatch.agent.report.prometheus.queries import (
     GPUS,
@@ -45,6 +44,7 @@ from kneewatch.agent.report.prometheus.queries import (
     Steps,
     resolution,
 )
+from kneewatch.agent.report.prometheus.suspect_spans import FleetIncidents
 from kneewatch.agent.report.series import (
     Floats,
     GaugeSpans,
@@ -62,11 +62,11 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, label_map
 from kneewatch.reports.formatting import duration, plural
 from kneewatch.reports.weekly.figures import Method
-from kneewatch.reports.weekly.hours import Grid
 from kneewatch.reports.weekly.measures import EVICTED, PREEMPTIONS, RUNNING, WAITING
 from kneewatch.reports.weekly.observed import (
     Configured,
     EngineObserved,
+    Grid,
     Level,
     Span,
     TargetObserved,

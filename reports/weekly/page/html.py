@@ -19,11 +19,9 @@ from markupsafe import Markup
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.reports.formatting import duration, number, percent, plural, quantity, span
 from kneewatch.reports.templates import environment, palette
-from kneewatch.reports.weekly.page import formatting, incident_chart, small_charts, svg
-from kneewatch.reports.weekly.page.charts import Charts, charts
+from kneewatch.reports.weekly.page import charts, formatting, incident_chart, svg
 from kneewatch.reports.weekly.page.formatting import RANKS, Calendar, bare, ending, health, lasted
 from kneewatch.reports.weekly.page.incident_chart import Strip, strip
-from kneewatch.reports.weekly.page.small_charts import SparkLine, spark_line
 from kneewatch.reports.weekly.report import Incident, Tier, Verdict, WeeklyReport
 from kneewatch.reports.weekly.tier_sections import (
     TableRow,
@@ -97,7 +95,7 @@ class RowPart:
     """A row of the metric tables with its sparkline."""
 
     row: TableRow
-    spark: SparkLine | None
+    spark: charts.SparkLine | None
 
     @property
     def known(self) -> bool:
@@ -136,7 +134,7 @@ class TierPart:
     workload: TierWorkload | None
     size: TierSize | None
     money: TierMoney | None
-    charts: Charts
+    charts: charts.Charts
     full: bool
 
     @property
@@ -193,9 +191,11 @@ def tier_parts(report: WeeklyReport, calendar: Calendar, *, plots: bool) -> list
     for place, tier in enumerate(report.tiers, 1):
         of = tier.id
         drawn = (
-            charts(slo.get(of), knees.get(of), sizes.get(of), money.get(of), calendar, plots=plots)
+            charts.charts(
+                slo.get(of), knees.get(of), sizes.get(of), money.get(of), calendar, plots=plots
+            )
             if of in full
-            else Charts()
+            else charts.Charts()
         )
         shown = _tables(tables.get(of), sparks=of in full)
         parts.append(
@@ -264,7 +264,9 @@ def _table(name: str, section: str, rows: Sequence[TableRow], *, sparks: bool) -
     parts = tuple(
         RowPart(
             row,
-            spark_line(row.spark, low=row.low, high=row.high) if row.spark and sparks else None,
+            charts.spark_line(row.spark, low=row.low, high=row.high)
+            if row.spark and sparks
+            else None,
         )
         for row in rows
     )
@@ -318,7 +320,7 @@ GLOBALS: dict[str, Any] = {
     "followed": formatting.followed,
     "incident_chart": incident_chart,
     "plural": plural,
-    "small_charts": small_charts,
+    "chart_sizes": charts,
     "svg": svg,
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kneewatch.agent.daemon.cycle import GpuReadings, Sinks, TargetWatch
-from kneewatch.agent.daemon.target_profile import TargetProfiles
+from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.settings.effective import Effective, Settings, load
 from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.target_state import Board, TargetState

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kneewatch.agent.daemon.canary import Canary, CanarySettings, canary_settings
+from kneewatch.agent.daemon.scraping import Canary, CanarySettings, canary_settings
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.connection import FetchSettings

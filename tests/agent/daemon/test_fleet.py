@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.daemon.discovery import Discovery
+from kneewatch.agent.daemon.discovery import Discovery, TargetProfiles
 from kneewatch.agent.daemon.due_queue import DueQueue
 from kneewatch.agent.daemon.scheduler import Grid, Job, first_run_s, phase_ratio
 from kneewatch.agent.daemon.supervisor import TargetJobs
-from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CaptureError, SettingsError
 from tests.agent.daemon.factories import Kept, settings, target

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.daemon.gpu_mapping import GpuClaim, claim_of
+from kneewatch.agent.daemon.node_gpus import GpuClaim, claim_of
 from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor
 from tests.collector.dcgm_pages import Pages, body, labels, node
 from tests.collector.fake_nvml import GIB, FakeInstance

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from kneewatch.agent.daemon.gpu_discovery import on_this_node
+from kneewatch.agent.daemon.node_gpus import on_this_node
 from tests.agent.daemon.gpu_factories import HERE, T_S, Clock, Exporter, Make, active, said, target
 from tests.collector.dcgm_pages import node
 from tests.collector.fake_nvml import FakeDriver, driver_module
@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes sources, and closes them."""
     for name in ("PROBE_CONNECT_S", "PROBE_READ_S"):
-        monkeypatch.setattr(f"kneewatch.agent.daemon.gpu_discovery.{name}", PATIENCE_S)
+        monkeypatch.setattr(f"kneewatch.agent.daemon.node_gpus.{name}", PATIENCE_S)
     with closing(Make()) as made:
         yield made
 

@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from kneewatch.agent.daemon.gpu_mapping import UsedGpus
 from kneewatch.agent.daemon.gpu_sources import GpuSources
+from kneewatch.agent.daemon.node_gpus import UsedGpus
 from kneewatch.agent.targets import TargetSpec
 from tests.agent.daemon.gpu_factories import (
     T_S,

@@ -16,7 +16,7 @@ import pytest
 
 from kneewatch.agent.daemon.baselines import RETRY_S, KneeLoader, Windows
 from kneewatch.agent.daemon.cycle import TargetWatch
-from kneewatch.agent.daemon.target_profile import TargetProfiles
+from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import (
     DAY_S,

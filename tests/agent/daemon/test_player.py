@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon.pages import PAUSE_S, Player, open_pages
+from kneewatch.agent.daemon.scraping import PAUSE_S, Player, open_pages
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from kneewatch.agent.daemon import thread_pool as module
-from kneewatch.agent.daemon.thread_pool import DaemonPool
+from kneewatch.agent.daemon import scheduler as module
+from kneewatch.agent.daemon.scheduler import DaemonPool
 from tests.waiting import PATIENCE_S, until
 
 
@@ -70,7 +70,7 @@ def test_work_given_while_a_thread_ends_is_done(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_interpreter_does_not_wait_for_what_hangs() -> None:
     code = (
-        "import time; from kneewatch.agent.daemon.thread_pool import DaemonPool; p = DaemonPool();"
+        "import time; from kneewatch.agent.daemon.scheduler import DaemonPool; p = DaemonPool();"
         "p.run(lambda: time.sleep(3600)); p.run(lambda: None); print(p.busy > 0)"
     )
     done = subprocess.run(

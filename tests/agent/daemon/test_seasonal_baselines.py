@@ -11,7 +11,7 @@ import pytest
 
 from kneewatch.agent.daemon.baselines import SeasonalBaselines
 from kneewatch.agent.daemon.cycle import TargetWatch
-from kneewatch.agent.daemon.target_profile import TargetProfiles
+from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import ConfigChange, Series, StoredEngine
 from kneewatch.collector.errors import StoreError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon.process import Systemd
+from kneewatch.agent.daemon.supervisor import Systemd
 from tests.waiting import PATIENCE_S
 
 

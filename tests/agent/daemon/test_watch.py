@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.daemon.cycle import TargetWatch
-from kneewatch.agent.daemon.gpu_mapping import UsedGpus
-from kneewatch.agent.daemon.target_profile import TargetProfiles
+from kneewatch.agent.daemon.discovery import TargetProfiles
+from kneewatch.agent.daemon.node_gpus import UsedGpus
 from kneewatch.agent.target_state import SourceState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import SettingsError

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.store.database import open_checked
+from kneewatch.agent.store.downsampling_and_retention import Maintenance
 from kneewatch.agent.store.encoding import Packer
 from kneewatch.agent.store.ingest import FLUSH_ROWS
-from kneewatch.agent.store.maintenance import Maintenance
 from kneewatch.agent.store.records import Retention
 from kneewatch.agent.store.writer import StoreFile
 from tests.agent.store.factories import START_S, STEP_S

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.store.downsampling import fold_of, mean, minutes
+from kneewatch.agent.store.downsampling_and_retention import fold_of, mean, minutes
 from kneewatch.agent.store.ingest import FLUSH_ROWS
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import DAY_S, Cycle, Retention

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.store import schema
-from kneewatch.agent.store.database import connect
+from kneewatch.agent.store import database as schema
+from kneewatch.agent.store.database import (
+    APPLICATION_ID,
+    MIGRATIONS,
+    check,
+    connect,
+    migrate,
+    version_of,
+)
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.schema import APPLICATION_ID, MIGRATIONS, check, migrate, version_of
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import StoreError
 from tests.agent.store.factories import KEEP_ALL, Span, recorded, settle, written

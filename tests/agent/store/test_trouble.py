@@ -18,8 +18,8 @@ from kneewatch.agent.report.store_source import History
 from kneewatch.agent.store import writer
 from kneewatch.agent.store.chunks import ChunkBody, bytes_reader
 from kneewatch.agent.store.database import connect
+from kneewatch.agent.store.downsampling_and_retention import Maintenance
 from kneewatch.agent.store.ingest import flush_engine
-from kneewatch.agent.store.maintenance import Maintenance
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import DAY_S, Cycle
 from kneewatch.agent.store.writer import BATCH_CYCLES, INBOX_CYCLES, Backlog, Store

@@ -19,17 +19,20 @@ from kneewatch.collector.signals.vllm import (
 )
 from kneewatch.diagnose.learned.knee import Point
 from kneewatch.reports.weekly import measures as m
-from kneewatch.reports.weekly.hours import DAY_S, Grid, Slot, grid
 from kneewatch.reports.weekly.observed import (
+    DAY_S,
     SERVING,
     EngineObserved,
+    Grid,
     InFlight,
     Level,
     Observed,
+    Slot,
     Span,
     Tally,
     TierObserved,
     TierStated,
+    grid,
 )
 
 TO_S = datetime(2026, 11, 16, tzinfo=UTC).timestamp()

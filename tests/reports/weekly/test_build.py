@@ -17,9 +17,10 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.build_report import EMPTY, build
 from kneewatch.reports.weekly.figures import DOWN, SAME, UP
-from kneewatch.reports.weekly.hours import HOUR_S
+from kneewatch.reports.weekly.guide_tables import KV_TABLE, MONITORING
 from kneewatch.reports.weekly.incidents import title
 from kneewatch.reports.weekly.observed import (
+    HOUR_S,
     SERVING,
     Episode,
     EpisodeObserved,
@@ -35,7 +36,6 @@ from kneewatch.reports.weekly.page.html import incident_parts
 from kneewatch.reports.weekly.report import WeeklyReport, render_json
 from kneewatch.reports.weekly.tier_sections import TableRow
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.guide_tables import KV_TABLE, MONITORING
 from kneewatch.rules.rule import Severity
 from tests.report_schema import report_schema
 from tests.reports.weekly.observing import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.reports.weekly.hours import DAY_S, HOUR_S, earlier, grid
+from kneewatch.reports.weekly.observed import DAY_S, HOUR_S, earlier, grid
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

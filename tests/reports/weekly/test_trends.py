@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from kneewatch.reports.weekly.figures import DOWN, SAME, UNKNOWN, UP, Trend
-from kneewatch.reports.weekly.trends import judged
+from kneewatch.reports.weekly.measures import judged
 
 WEEKDAYS = (100.0, 110.0, 120.0, 115.0, 105.0, 40.0, 35.0)
 """A figure that is quiet on weekends."""

@@ -8,23 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kneewatch.agent.report.prometheus.fleet_incidents import (
-    EmptySpan,
-    SlowSpan,
-    empty_spans,
-    slow_spans,
-)
 from kneewatch.agent.report.prometheus.hourly_counters import added, tallies_of
-from kneewatch.agent.report.prometheus.incidents import (
-    DOWN,
-    PREEMPTING,
-    QUEUED,
-    STALLED,
-    TOO_LATE,
-    SuspectSpan,
-    suspect_spans,
-    worst_spans,
-)
 from kneewatch.agent.report.prometheus.inventory import TargetScrapes, TierEngine
 from kneewatch.agent.report.prometheus.period import by_engine
 from kneewatch.agent.report.prometheus.queries import (
@@ -40,11 +24,24 @@ from kneewatch.agent.report.prometheus.queries import (
     unit_s,
 )
 from kneewatch.agent.report.prometheus.source import gauges_of
+from kneewatch.agent.report.prometheus.suspect_spans import (
+    DOWN,
+    PREEMPTING,
+    QUEUED,
+    STALLED,
+    TOO_LATE,
+    EmptySpan,
+    SlowSpan,
+    SuspectSpan,
+    empty_spans,
+    slow_spans,
+    suspect_spans,
+    worst_spans,
+)
 from kneewatch.agent.report.series import Floats
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
-from kneewatch.reports.weekly.hours import DAY_S, HOUR_S, grid
 from kneewatch.reports.weekly.measures import KV_USAGE, RUNNING, WAITING
-from kneewatch.reports.weekly.observed import SERVING
+from kneewatch.reports.weekly.observed import DAY_S, HOUR_S, SERVING, grid
 from tests.diagnose.fleet.made import pod, shaped
 
 TO_S = 1_795_262_400.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.report.prometheus.replay import Replay, replay_samples
+from kneewatch.agent.report.prometheus.incidents import Replay, replay_samples
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Interval
 from kneewatch.agent.stream import TargetStream, capture_name

@@ -7,6 +7,7 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 from kneewatch.reports.weekly.figures import DataQuality, FlagChange, Period, Trend
+from kneewatch.reports.weekly.measures import NOISE_TEST
 from kneewatch.reports.weekly.report import (
     Action,
     EngineSpan,
@@ -16,7 +17,6 @@ from kneewatch.reports.weekly.report import (
     Verdict,
     WeeklyReport,
 )
-from kneewatch.reports.weekly.trends import NOISE_TEST
 from tests.reports.weekly.page import made_incidents, made_planning, made_service, made_trust
 
 ZONE = "Europe/Berlin"

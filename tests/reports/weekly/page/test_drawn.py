@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from kneewatch.reports.weekly.figures import Period, Spark
 from kneewatch.reports.weekly.page import charts as plots
-from kneewatch.reports.weekly.page.charts import charts
-from kneewatch.reports.weekly.page.formatting import Calendar
-from kneewatch.reports.weekly.page.incident_chart import TABLE_ROWS, strip
-from kneewatch.reports.weekly.page.small_charts import (
+from kneewatch.reports.weekly.page.charts import (
     LEVELS,
     TALL,
     WIDE,
+    charts,
     heat,
     spark_line,
     squares,
     stack,
 )
+from kneewatch.reports.weekly.page.formatting import Calendar
+from kneewatch.reports.weekly.page.incident_chart import TABLE_ROWS, strip
 from kneewatch.reports.weekly.page.svg import ROLES, path, run_path
 from tests.reports.weekly.page import made, made_incidents, made_planning, made_service
 

@@ -1,5 +1,5 @@
-"""Incidents that only the whole fleet shows: pools without a replica, replicas slower than their
-peers, as fleet mode concludes them at such a moment. I/O edge."""
+"""Spans of trouble in the steps of a period: of engines, whose samples are then replayed, and of
+the fleet (pools without a replica, replicas slower than their peers). I/O edge."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ import numpy as np
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.report.period_source import EnginePeriod
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.incidents import BRIDGED_STEPS
-from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
+from kneewatch.agent.report.prometheus.inventory import FleetEngines, TargetScrapes, TierEngine
 from kneewatch.agent.report.prometheus.period import PeriodData
-from kneewatch.agent.report.prometheus.queries import Ranges, Rows, Steps
-from kneewatch.agent.report.series import Floats, runs
+from kneewatch.agent.report.prometheus.queries import (
+    BEGUN,
+    CONFIDENCE,
+    GENERATED_TOKENS,
+    LATE,
+    PREEMPTED,
+    STAGE_SEVERITY,
+    Ranges,
+    Rows,
+    Steps,
+)
+from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.collector.errors import CollectError
+from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN
+from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.absence import vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
@@ -25,8 +36,156 @@ from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Observed, Past
 from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER, SLOWS_TOKENS
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.reports.diagnosis_json import cause_document
-from kneewatch.reports.weekly.measures import RUNNING
+from kneewatch.reports.weekly.measures import RUNNING, WAITING
 from kneewatch.reports.weekly.observed import Episode, EpisodeObserved, Held
+from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
+from kneewatch.rules.rule import Severity
+
+DOWN, PREEMPTING, STALLED, CONCLUDED, QUEUED, TOO_LATE = (
+    "scrapes fail",
+    "requests are preempted",
+    "no tokens are generated",
+    "recording rules conclude a cause",
+    "requests are queued",
+    "first tokens are late",
+)
+ORDER = (DOWN, STALLED, PREEMPTING, CONCLUDED, TOO_LATE, QUEUED)
+"""Signs of trouble, the most urgent first."""
+
+CAUSES: Mapping[str, str] = {
+    DOWN: "target_down", STALLED: "engine_stalled", PREEMPTING: "kv_pressure",
+}  # fmt: skip
+"""Signs that prove a cause by themselves."""
+
+LATE_SHARE, LATE_MIN = 0.1, 5.0
+"""Share and number of late requests per step that count as a sign: 1% is late by definition."""
+
+BRIDGED_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectSpan:
+    """A span of time with a sign of trouble. `steps`: how many steps show it; `harm_requests`: the
+    requests that were late, preempted, queued or not served in it, as far as the steps show."""
+
+    why: str
+    from_s: float
+    to_s: float
+    steps: int
+    harm_requests: float = 0.0
+
+
+def suspect_spans(
+    values: Mapping[str, Floats], at: Steps, scrapes: TargetScrapes | None
+) -> list[SuspectSpan]:
+    """Spans with signs of trouble of one engine, overlapping ones merged. Shapes: (steps,)."""
+    signs = _signs(values, at, scrapes)
+    suspects: list[SuspectSpan] = []
+    for why in ORDER:
+        if why in signs:
+            suspects += _runs(why, signs[why], at)
+    return [
+        replace(suspect, harm_requests=_harm_requests(suspect, values, signs, at, scrapes))
+        for suspect in _merged(suspects)
+    ]
+
+
+def worst_spans(spans: Sequence[SuspectSpan], *, most: int) -> list[int]:
+    """Indices of the at most `most` spans to replay, those with most harm first.
+
+    Half of them are reserved for signs that the steps alone do not explain: outages and stalls are
+    reported without a replay, too.
+    """
+    order = sorted(
+        range(len(spans)),
+        key=lambda at: (-spans[at].harm_requests, ORDER.index(spans[at].why), -spans[at].steps),
+    )
+    reserved = {*[at for at in order if spans[at].why not in CAUSES][: most // 2]}
+    others = [at for at in order if at not in reserved][: most - len(reserved)]
+    chosen = reserved.union(others)
+    return [at for at in order if at in chosen]
+
+
+def _harm_requests(
+    suspect: SuspectSpan,
+    values: Mapping[str, Floats],
+    signs: Mapping[str, Truths],
+    at: Steps,
+    scrapes: TargetScrapes | None,
+) -> float:
+    inside = (at.begins_s >= suspect.from_s) & (at.begins_s < suspect.to_s)
+    nothing = np.full(at.count, np.nan)
+    begun = values.get(BEGUN, nothing)
+    late = np.nansum(np.maximum(begun - values.get(LATE, nothing), 0)[inside])
+    preempted = np.nansum(values.get(PREEMPTED, nothing)[inside])
+    queued = np.nan_to_num(values.get(WAITING, nothing)[inside]).max(initial=0.0)
+    usual = float(np.nanmean(begun)) if not np.isnan(begun).all() else 0.0
+    missed = np.zeros(at.count)
+    if DOWN in signs and scrapes is not None:
+        missed = np.where(signs[DOWN], 1 - scrapes.up, 0.0)
+    if STALLED in signs:
+        missed = np.maximum(missed, signs[STALLED])
+    return float(late + preempted + queued + usual * missed[inside].sum())
+
+
+def _signs(
+    values: Mapping[str, Floats], at: Steps, scrapes: TargetScrapes | None
+) -> dict[str, Truths]:
+    """The steps that show each sign. Shape: (steps,). Comparisons with NaN are false."""
+    signs: dict[str, Truths] = {}
+    running, waiting = values.get(RUNNING), values.get(WAITING)
+    if scrapes is not None:
+        signs[DOWN] = scrapes.down(at)
+    if PREEMPTED in values:
+        signs[PREEMPTING] = values[PREEMPTED] >= PREEMPTIONS_MIN
+    if running is not None and GENERATED_TOKENS in values:
+        signs[STALLED] = (running >= 1) & (values[GENERATED_TOKENS] == 0)
+    if running is not None and waiting is not None:
+        signs[QUEUED] = waiting >= np.maximum(QUEUED_MIN, QUEUE_SHARE_OF_RUNNING * running)
+    if LATE in values and BEGUN in values:
+        late = values[BEGUN] - values[LATE]
+        signs[TOO_LATE] = (late >= LATE_MIN) & (late > LATE_SHARE * values[BEGUN])
+    concluded = [
+        row >= bound
+        for key, bound in ((STAGE_SEVERITY, float(Severity.WARNING)), (CONFIDENCE, DOUBTFUL_BELOW))
+        if (row := values.get(key)) is not None
+    ]
+    if concluded:
+        signs[CONCLUDED] = np.logical_or.reduce(concluded)
+    return signs
+
+
+def _runs(why: str, holds: Truths, at: Steps) -> list[SuspectSpan]:
+    begins_s = at.begins_s
+    return [
+        SuspectSpan(why, float(begins_s[run[0]]), float(begins_s[run[-1]]) + at.step_s, len(run))
+        for run in runs(holds, bridged=BRIDGED_STEPS)
+    ]
+
+
+def _merged(suspects: Sequence[SuspectSpan]) -> list[SuspectSpan]:
+    """Overlapping spans merged under the worst sign, which comes first in the input."""
+    kept: list[SuspectSpan] = []
+    for suspect in suspects:
+        over = next((k for k, other in enumerate(kept) if _overlap(suspect, other)), None)
+        if over is None:
+            kept.append(suspect)
+            continue
+        other = kept[over]
+        kept[over] = SuspectSpan(
+            other.why,
+            min(suspect.from_s, other.from_s),
+            max(suspect.to_s, other.to_s),
+            max(suspect.steps, other.steps),
+        )
+    return sorted(kept, key=lambda suspect: suspect.from_s)
+
+
+def _overlap(suspect: SuspectSpan, other: SuspectSpan) -> bool:
+    return suspect.from_s <= other.to_s and suspect.to_s >= other.from_s
+
+
+# --- Pools without replicas, and slow replicas ----------------------------------------------------
 
 Evidence = Callable[[Episode, bool], EpisodeObserved]
 
@@ -215,7 +374,7 @@ class FleetIncidents:
         return [
             interval
             for interval in intervals
-            if interval.id != "bad_node" or not any(_overlap(interval, other) for other in slow)
+            if interval.id != "bad_node" or not any(_both_held(interval, other) for other in slow)
         ]
 
     def evidence_of(self, engine: TierEngine, others: Evidence) -> Evidence:
@@ -246,7 +405,7 @@ def _held(span: EmptySpan | SlowSpan, cause: FleetCause, start_s: float) -> Held
     )
 
 
-def _overlap(interval: Held, other: Held) -> bool:
+def _both_held(interval: Held, other: Held) -> bool:
     return interval.start_s <= other.until_s and other.start_s <= interval.until_s
 
 
