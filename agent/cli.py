@@ -19,7 +19,7 @@ from click.shell_completion import get_completion_class
 
 from kneewatch.agent.console import NO_DATA, OK, say
 from kneewatch.agent.settings import table
-from kneewatch.agent.settings.options import (
+from kneewatch.agent.settings.table import (
     DEPLOYMENT,
     DIAGNOSIS,
     FETCH,
@@ -33,7 +33,7 @@ from kneewatch.agent.settings.options import (
     setting_options,
     timestamp,
 )
-from kneewatch.agent.size.options import size_options
+from kneewatch.agent.size_options import size_options
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 
@@ -251,7 +251,7 @@ def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
 
     Exit status: 0 it fits, 1 it does not, 2 it cannot be sized.
     """
-    from kneewatch.agent.size import command as size
+    from kneewatch.agent import size_command as size
 
     return size.run(form=form, **given)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kneewatch.agent.console import say
 from kneewatch.agent.printing import print_diagnoses, progress
+from kneewatch.agent.server.log import NO_START, LogFollower, facts_of_log, read_log
 from kneewatch.agent.server.watch import ServerWatch, page_watch, server_watch
-from kneewatch.agent.server_log import NO_START, LogFollower, facts_of_log, read_log
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import (

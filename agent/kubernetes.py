@@ -1,20 +1,47 @@
-"""The Kubernetes API, by its official client, which is an extra. I/O edge.
+"""The Kubernetes API, by its official client, and the pod that kneewatch runs in. I/O edge.
 
-The client is imported when it is first used: it takes 35 MiB of memory.
+The client is an extra that takes 35 MiB of memory, which must not stay in the daemon: it is
+imported when it is first used, and a pod is read by a child process,
+`python -m kneewatch.agent.kubernetes`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from kneewatch.agent.server.host import text_of
+from kneewatch.agent.server.process import DEFAULT_PORT, is_local, shown_variables
 from kneewatch.collector.errors import CollectError, SettingsError
+from kneewatch.collector.http.address import parse_target
+from kneewatch.diagnose.catalogue.gpu_specs import recognise
+from kneewatch.diagnose.deployment.server_facts import (
+    GPU,
+    POD,
+    VERSION,
+    SourceReading,
+    Value,
+    printable,
+)
+from kneewatch.diagnose.deployment.vllm_flags import (
+    Launch,
+    image_launch,
+    image_version,
+    parse_launch,
+    process_launch,
+)
 
 if TYPE_CHECKING:
     from kubernetes.client import CoreV1Api
+
 
 TIMEOUT_S = (3.0, 10.0)
 """For connecting, and between two parts of an answer."""
@@ -135,3 +162,199 @@ def own_namespace() -> str:
         raise SettingsError(
             "set kubernetes.namespaces, or mount the service account's token into kneewatch's pod"
         ) from error
+
+
+# --- Reads the pod that kneewatch runs in, for a server in the same pod. I/O edge -----------------
+#
+# `python -m kneewatch.agent.kubernetes` is the child process that asks the Kubernetes API: its
+# client is an extra that takes 35 MiB, which must not stay in the daemon.
+
+
+CHILD_TIMEOUT_S = 15.0
+"""The client's import alone takes seconds on a busy node."""
+
+GPU_LIMITS = ("nvidia.com/gpu", "amd.com/gpu")
+GPU_PRODUCT = "nvidia.com/gpu.product"
+"""The node label that NVIDIA's GPU feature discovery sets to the GPU's name."""
+
+NAMELESS = "kneewatch's own pod name is unknown: set POD_NAME and POD_NAMESPACE (downward API)"
+CLIENT_MISSING = "cannot read the pod's spec: install kneewatch[kubernetes], or set launch_file"
+FORBIDDEN = "; allow kneewatch's service account to `get` `pods`, or set launch_file"
+
+_REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z0-9]+)\)")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+Json = Mapping[str, object]
+
+
+def read_pod(
+    target: str, now_s: float, *, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
+) -> SourceReading:
+    """The facts of the container that serves the target in kneewatch's own pod; none outside
+    Kubernetes and for a target elsewhere. A note says why the pod cannot be read."""
+    own = own_pod(target, now_s, environ=environ, account=account)
+    pod = own.values.get("pod")
+    if pod is None:
+        return own
+    namespace, _, name = str(pod).partition("/")
+    try:
+        document = _asked(name, namespace, environ, account)
+        return pod_reading(document, parse_target(target).port, now_s)
+    except SettingsError as exc:
+        return replace(own, notes=(printable(f"pod {pod}: {exc}"),))
+
+
+def own_pod(
+    target: str, now_s: float, *, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
+) -> SourceReading:
+    """The name of kneewatch's own pod, for a target in it; none outside Kubernetes and for a target
+    elsewhere."""
+    nothing = SourceReading(POD, now_s)
+    if not environ.get("KUBERNETES_SERVICE_HOST") or not is_local(parse_target(target).host):
+        return nothing
+    # A pod's host name is its name, unless it has the node's network.
+    name = environ.get("POD_NAME") or environ.get("HOSTNAME", "")
+    namespace = environ.get("POD_NAMESPACE") or text_of(account / "namespace").strip()
+    if not _NAME.fullmatch(name) or not _NAME.fullmatch(namespace):
+        return replace(nothing, notes=(NAMELESS,))
+    return replace(nothing, values={"pod": f"{namespace}/{name}"})
+
+
+def pod_reading(pod: Json, port: int, now_s: float) -> SourceReading:
+    """The facts of the container that serves a port, by the pod's object in the Kubernetes API."""
+    spec, metadata = _object(pod.get("spec")), _object(pod.get("metadata"))
+    name = f"{metadata.get('namespace')}/{metadata.get('name')}"
+    container, launch = _server(spec, port)
+    if launch is None:
+        note = printable(f"pod {name}: no container serves vLLM on port {port}")
+        return SourceReading(POD, now_s, notes=(note,))
+    values: dict[str, Value] = {"pod": printable(name)}
+    image = container.get("image")
+    for key, text in (
+        ("pod_container", container.get("name")),
+        ("image", image),
+        ("node", spec.get("nodeName")),
+    ):
+        if isinstance(text, str):
+            values[key] = printable(text)
+    version = image_version(image) if isinstance(image, str) else None
+    if version is not None:
+        values[VERSION] = version
+    product = _object(spec.get("nodeSelector")).get(GPU_PRODUCT)
+    gpu = recognise(product) if isinstance(product, str) else None
+    if gpu is not None:
+        values[GPU] = gpu.id
+    limits = _object(_object(container.get("resources")).get("limits"))
+    count = next((str(limits[key]) for key in GPU_LIMITS if key in limits), "")
+    if count.isdecimal() and len(count) < 5:
+        values["gpu_limit"] = int(count)
+    values |= shown_variables(_variables(container))
+    unread = "--config: the file is in the server's container; set launch_file"
+    notes = (unread,) if "--config" in launch.flags else ()
+    return SourceReading(POD, now_s, values, launch=launch, notes=notes)
+
+
+def _server(spec: Json, port: int) -> tuple[Json, Launch | None]:
+    """The container that serves vLLM on a port, with its launch; ({}, None) where none or several
+    do."""
+    served = [
+        (container, launch)
+        for container in _objects(spec.get("containers"))
+        if (launch := _launch(container)) is not None
+    ]
+    there = [row for row in served if (row[1].count("--port") or DEFAULT_PORT) == port]
+    return there[0] if len(there) == 1 else ({}, None)
+
+
+def _launch(container: Json) -> Launch | None:
+    """The launch by a container's command and arguments; None where it does not serve vLLM."""
+    variables = _variables(container)
+    command = [expanded(word, variables) for word in _words(container.get("command"))]
+    arguments = [expanded(word, variables) for word in _words(container.get("args"))]
+    words = [*command, *arguments]
+    launch = process_launch(words)
+    if launch is not None or not words:
+        return launch
+    if len(words) >= 3 and words[1].startswith("-") and words[1].endswith("c"):
+        try:
+            return parse_launch(words[2], origin="args")
+        except SettingsError:
+            return None
+    return None if command else image_launch(str(container.get("image") or ""), arguments)
+
+
+def expanded(word: str, variables: Mapping[str, str]) -> str:
+    """A word of a command with `$(NAME)` replaced as Kubernetes does; `$$` is a dollar sign."""
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[1] is None else variables.get(match[1], match[0])
+
+    return _REFERENCE.sub(value, word)
+
+
+def _variables(container: Json) -> dict[str, str]:
+    """The variables whose values are in the spec; those from secrets and other fields are not."""
+    rows = _objects(container.get("env"))
+    return {
+        name: value
+        for row in rows
+        if isinstance(name := row.get("name"), str) and isinstance(value := row.get("value"), str)
+    }
+
+
+def _asked(name: str, namespace: str, environ: Mapping[str, str], account: Path) -> Json:
+    """The pod's object, by a child process.
+
+    Raises:
+        SettingsError: it cannot be read.
+    """
+    if find_spec("kubernetes") is None:
+        raise SettingsError(CLIENT_MISSING)
+    command = (sys.executable, "-P", "-m", __name__, namespace, name, str(account))
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=dict(environ),
+            timeout=CHILD_TIMEOUT_S,
+            check=False,
+        )
+        answer: object = json.loads(done.stdout)
+    except (OSError, ValueError, RecursionError, subprocess.TimeoutExpired) as exc:
+        raise SettingsError(f"Kubernetes API: {type(exc).__name__}") from exc
+    error = _object(answer).get("error")
+    if error is not None:
+        raise SettingsError(str(error))
+    return _object(_object(answer).get("pod"))
+
+
+def ask_api(
+    namespace: str, name: str, account: Path, environ: Mapping[str, str] = os.environ
+) -> Json:
+    """The child's answer: `pod` with the pod's object, else `error`."""
+    try:
+        return {"pod": Cluster(account, environ).pod(namespace, name)}
+    except CollectError as exc:
+        return {"error": f"{exc}{FORBIDDEN if exc.kind == 'auth' else ''}"}
+    except SettingsError as exc:
+        return {"error": f"{exc}, or set launch_file"}
+
+
+def _object(value: object) -> Json:
+    return cast("Json", value) if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> Iterator[Json]:
+    rows = cast("list[object]", value) if isinstance(value, list) else []
+    return (cast("Json", row) for row in rows if isinstance(row, dict))
+
+
+def _words(value: object) -> Sequence[str]:
+    rows = cast("list[object]", value) if isinstance(value, list) else []
+    return [word for word in rows if isinstance(word, str)]
+
+
+if __name__ == "__main__":
+    json.dump(ask_api(sys.argv[1], sys.argv[2], Path(sys.argv[3])), sys.stdout)

@@ -14,7 +14,7 @@ import click
 from kneewatch.agent.console import NO_DATA, OK, say
 from kneewatch.agent.printing import print_timeline, style
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.options import timestamp
+from kneewatch.agent.settings.table import timestamp
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import Captures, PageReader, TargetStream, capture_names, infrequent_gc
 from kneewatch.collector.errors import CaptureError, CollectError, SettingsError

@@ -17,8 +17,7 @@ from kneewatch.agent.settings.effective import (
     toml_value,
     validated,
 )
-from kneewatch.agent.settings.options import DEPLOYMENT
-from kneewatch.agent.settings.table import BY_KEY, SETTINGS
+from kneewatch.agent.settings.table import BY_KEY, DEPLOYMENT, SETTINGS
 from kneewatch.agent.stream import capture_name
 from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError

@@ -1,27 +1,330 @@
-"""The answer to Alertmanager's webhook: each alert with the diagnosis of the targets it matches,
-when it started and now."""
+"""The answer to Alertmanager's webhook: which targets each alert is about, and their diagnosis when
+it started and now."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.notify.alert_context import (
-    AlertContext,
-    AlertHistory,
-    Candidate,
-    EngineName,
-    Match,
-    match,
-)
 from kneewatch.agent.notify.forward import Alert, DiagnosedAlert, payload_of
 from kneewatch.agent.notify.message import Line
 from kneewatch.agent.targets import TargetSpec
+from kneewatch.collector.errors import CollectError, KneewatchError
+from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.doc_links import OWN_DOCS, cause_page
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.reports.diagnosis_json import document, with_docs
+from kneewatch.reports import recommendation_text as advice
+from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, document, with_docs
+from kneewatch.reports.diagnosis_text import who
 from kneewatch.reports.formatting import cut, moment
+
+if TYPE_CHECKING:
+    from kneewatch.agent.store.reader import Reader
+    from kneewatch.agent.store.records import StoredEngine
+
+
+NAMES = ("kneewatch_target", "target")
+"""Labels that hold a target's name in kneewatch's own metrics."""
+
+EXPORTED = ("instance", "pod", "namespace", "job", "node", "container")
+"""Without `honor_labels` Prometheus renames a label of the scraped page to `exported_<label>` and
+puts the scraper's own label in its place. The workload's label is then the exported one."""
+
+MODEL = "model_name"
+PODS = ("pod", "pod_name")
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
+LOCAL = "loopback"
+IGNORED_LABELS = frozenset({"alertname", "severity"})
+"""Labels that describe the alerting rule, not the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A watched target that an alert may match. `models` and `engines` include former ones."""
+
+    name: str
+    address: str
+    labels: Mapping[str, str]
+    models: frozenset[str] = frozenset()
+    engines: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedTarget:
+    """A target that an alert matches, and the labels that matched. `exact`: they identify it."""
+
+    target: str
+    by: tuple[str, ...]
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The targets of an alert; `text` explains how they matched, or why none did.
+
+    `model` and `engine` are the alert's own labels: other engines of a target are excluded.
+    """
+
+    targets: tuple[MatchedTarget, ...]
+    text: str
+    model: str | None
+    engine: str | None
+
+
+@dataclass(slots=True)
+class _Evidence:
+    """Labels of an alert that identify a target (exact), that it shares with others, and that
+    differ from its own (against)."""
+
+    exact: list[str] = field(default_factory=list[str])
+    shared: list[str] = field(default_factory=list[str])
+    against: list[str] = field(default_factory=list[str])
+
+
+def match(alert: Mapping[str, str], candidates: Sequence[Candidate]) -> Match:
+    """The targets that an alert with these labels is about."""
+    labels = {**alert, **{n: alert[f"exported_{n}"] for n in EXPORTED if f"exported_{n}" in alert}}
+    evidence_by_target = {candidate.name: _evidence(labels, candidate) for candidate in candidates}
+    targets = [
+        MatchedTarget(name, tuple(evidence.exact + evidence.shared), exact=True)
+        for name, evidence in evidence_by_target.items()
+        if evidence.exact and not evidence.against
+    ] or [
+        MatchedTarget(name, tuple(evidence.shared), exact=False)
+        for name, evidence in evidence_by_target.items()
+        if evidence.shared and not evidence.against
+    ]
+    text = _explanation(labels, targets, evidence_by_target)
+    return Match(tuple(targets), text, labels.get(MODEL) or None, labels.get("engine") or None)
+
+
+def _evidence(labels: Mapping[str, str], target: Candidate) -> _Evidence:
+    evidence = _Evidence()
+    for name in NAMES:
+        if labels.get(name) == target.name:
+            evidence.exact.append(f"{name}={target.name}")
+    own = dict(target.labels)
+    _pod(evidence, labels, own)
+    _instance(evidence, labels, own, target.address)
+    target_values: dict[str, frozenset[str]] = {
+        name: frozenset({value}) for name, value in own.items()
+    }
+    target_values[MODEL] = target.models
+    for name, values in target_values.items():
+        value = labels.get(name)
+        if value and values and name not in IGNORED_LABELS | {"instance", "engine", *PODS}:
+            (evidence.shared if value in values else evidence.against).append(f"{name}={value}")
+    # Every target has an engine 0, so equal engine ids prove nothing; a missing id does.
+    engine = labels.get("engine")
+    if engine and target.engines and engine not in target.engines:
+        evidence.against.append(f"engine={engine}")
+    return evidence
+
+
+def _pod(evidence: _Evidence, labels: Mapping[str, str], own: Mapping[str, str]) -> None:
+    alert_pod = next(((n, labels[n]) for n in PODS if labels.get(n)), None)
+    own_pod = next((own[n] for n in PODS if own.get(n)), None)
+    if alert_pod is None or own_pod is None:
+        return
+    (evidence.exact if alert_pod[1] == own_pod else evidence.against).append(
+        f"{alert_pod[0]}={alert_pod[1]}"
+    )
+
+
+def _instance(
+    evidence: _Evidence, labels: Mapping[str, str], own: Mapping[str, str], address: str
+) -> None:
+    """Compare the `instance` label with a target's address.
+
+    A host can have several names, so a different one counts against the target only where no other
+    label identifies it, and never where the target's address is a loopback address.
+    """
+    instance = labels.get("instance")
+    if not instance:
+        return
+    if instance == own.get("instance") or instance == address:
+        evidence.exact.append(f"instance={instance}")
+        return
+    theirs, ours = _host_port(instance), _host_port(address)
+    if ours is None or theirs is None:
+        return
+    if theirs == ours:
+        evidence.exact.append(f"instance={instance}")
+    elif ours[0] == LOCAL:
+        return
+    elif theirs[0] == ours[0]:  # another port of the same machine: a GPU exporter, a proxy
+        evidence.shared.append(f"host of instance={instance}")
+    elif not evidence.exact:
+        evidence.against.append(f"instance={instance}")
+
+
+def _host_port(text: str) -> tuple[str, int] | None:
+    try:
+        address = parse_target(text)
+    except CollectError:
+        return None
+    host = address.host.lower().rstrip(".")
+    return (LOCAL if host in LOOPBACK else host), address.port
+
+
+def _explanation(
+    labels: Mapping[str, str],
+    targets: Sequence[MatchedTarget],
+    evidence_by_target: Mapping[str, _Evidence],
+) -> str:
+    if len(targets) == 1:
+        by = ", ".join(targets[0].by)
+        text = f"matched {targets[0].target} by {by}"
+        return text if targets[0].exact else f"{text}; no label of the alert names a target"
+    if targets:
+        by = ", ".join(dict.fromkeys(label for target in targets for label in target.by))
+        how = "by" if targets[0].exact else "by shared labels:"
+        return f"matched {len(targets)} targets {how} {by}"
+    near = {
+        name: evidence.against
+        for name, evidence in evidence_by_target.items()
+        if evidence.against and (evidence.shared or evidence.exact)
+    }
+    if near:
+        name, against = next(iter(near.items()))
+        more = f" (and {len(near) - 1} more)" if len(near) > 1 else ""
+        return f"no match: {name}{more} is the closest, but {', '.join(against)} differs"
+    if not evidence_by_target:
+        return "no match: no target is watched"
+    tried = ", ".join(sorted(labels.keys() - IGNORED_LABELS)) or "none"
+    return f"no match: no target has any of these labels ({tried})"
+
+
+# --- The diagnosis when an alert started, from the history ----------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+EngineName = tuple[str, str]
+"""Model and engine."""
+
+UNREADABLE = "unknown: cannot read the stored diagnosis"
+RANKS = {word: n for n, word in enumerate(("ok", "info", "unknown", "warning", "critical"))}
+
+
+@dataclass(frozen=True, slots=True)
+class AlertContext:
+    """One engine's diagnosis when an alert started, and now. `why` is the reason if the former is
+    missing."""
+
+    target: str
+    model: str
+    engine: str
+    start: Mapping[str, Any] | None
+    now: Diagnosis | None
+    why: str
+
+    @property
+    def cause_id(self) -> str:
+        """The first cause now; else when the alert started; else empty."""
+        for diagnosis in (self.now, _decoded(self.start)):
+            if diagnosis is not None and diagnosis.causes:
+                return diagnosis.causes[0].id
+        return ""
+
+    def lines(self, starts_s: float, now_s: float) -> list[Line]:
+        """Lines for a person: the verdict then, the verdict now, the first thing to do."""
+        start = _decoded(self.start)
+        diagnosis = self.now or start
+        lines = [Line(f"at {moment(starts_s, now_s)}", _verdict(start) or self.why or UNREADABLE)]
+        lines.append(Line("now", _verdict(self.now) or "unknown: no longer watched"))
+        if diagnosis is not None:
+            lines[0] = Line("", f"{who(diagnosis)}: {lines[0].plain()}")
+        with_cause = next((d for d in (self.now, start) if d is not None and d.causes), None)
+        return [*lines, *_first_change(with_cause)] if with_cause else lines
+
+
+class AlertHistory:
+    """Stored diagnoses for alerts. Without a readable history all answers are empty, with the
+    reason."""
+
+    def __init__(self, reader: Reader | None) -> None:
+        self._reader = reader
+        self._why = "" if reader is not None else "unknown: no history is stored"
+        self._stored: dict[str, dict[EngineName, list[StoredEngine]]] = {}
+        if reader is None:
+            return
+        try:
+            rows = reader.engines()
+        except KneewatchError as exc:
+            self._failed(exc)
+            return
+        for row in rows:
+            engines = self._stored.setdefault(row.target, {})
+            engines.setdefault((row.model, row.engine), []).append(row)
+
+    def engines(self, target: str) -> AbstractSet[EngineName]:
+        """The (model, engine) names that the history has of a target."""
+        return self._stored.get(target, {}).keys()
+
+    def document(
+        self, target: str, engine: EngineName, at_s: float
+    ) -> tuple[dict[str, Any] | None, str]:
+        """The stored diagnosis in force at `at_s`, and "" or the reason why there is none.
+
+        Where several replicas share the engine's name, the worst one.
+        """
+        documents: list[dict[str, Any]] = []
+        damaged = False
+        for row in self._stored.get(target, {}).get(engine, ()):
+            try:
+                stored = self._reader.lookup(row.id, at_s) if self._reader else None
+            except KneewatchError as exc:
+                self._failed(exc)
+            else:
+                damaged = damaged or (stored is not None and stored.damaged)
+                documents += [stored.document] if stored and stored.document is not None else []
+        if documents:
+            return max(documents, key=lambda document: RANKS.get(document.get("health", ""), 0)), ""
+        if damaged:
+            return None, "unknown: the history is damaged at that time"
+        return None, self._why or "unknown: not watched at that time"
+
+    def _failed(self, error: KneewatchError) -> None:
+        log.warning("alerts: cannot read the history error=%s", error)
+        self._why = "unknown: cannot read the history"
+
+
+def _decoded(stored: Mapping[str, Any] | None) -> Diagnosis | None:
+    try:
+        return None if stored is None else diagnosis_of(stored)
+    except DocumentError as exc:
+        log.warning("alerts: cannot decode a stored diagnosis error=%s", exc)
+        return None
+
+
+def _verdict(diagnosis: Diagnosis | None) -> str:
+    if diagnosis is None:
+        return ""
+    text = diagnosis.health.upper()
+    if first := diagnosis.headline:
+        causes = {cause.id: f": {cause.summary}" for cause in diagnosis.causes}
+        text += f" {first}{causes.get(first, '')}"
+    stage = diagnosis.stage
+    return f"{text} (KV cascade stage {stage.number}, {stage.name})" if stage else text
+
+
+def _first_change(diagnosis: Diagnosis) -> list[Line]:
+    cause = diagnosis.causes[0]
+    recommendations = advice.advised(diagnosis, cause)
+    do_first = advice.do_first_label(cause, diagnosis.t_s)
+    if not recommendations:
+        return [Line(do_first, cause.lever)]
+    return [Line(do_first, recommendations[0].summary, advice.changes_words(recommendations[0]))]
+
+
+# The answer to Alertmanager's webhook: each alert with the diagnosis of the targets it matches,
+# when it started and now.
+
 
 SCHEMA = "kneewatch.alerts/1"
 DOCUMENTS_MAX = 32

@@ -32,8 +32,7 @@ from kneewatch.diagnose.fleet.absence import OF_A_POOL
 from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, FleetDiagnosis
 from kneewatch.diagnose.fleet.tier import Tier
 from kneewatch.reports.diagnosis_text import Style
-from kneewatch.reports.fleet_json import document
-from kneewatch.reports.fleet_text import markdown, text
+from kneewatch.reports.fleet_rendering import document, markdown, text
 from kneewatch.reports.triage.view_model import RANKS
 
 if TYPE_CHECKING:

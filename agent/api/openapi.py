@@ -15,8 +15,8 @@ from fastapi.utils import deep_dict_update
 
 from kneewatch.agent.api.responses import COMPONENTS, JSON, MEDIA_TYPES
 from kneewatch.agent.api.sizing import BY_NAME, LARGEST, LONGEST_TEXT
-from kneewatch.agent.settings.options import SPAN
-from kneewatch.agent.size.options import Flag
+from kneewatch.agent.settings.table import SPAN
+from kneewatch.agent.size_options import Flag
 
 JsonObject = dict[str, Any]
 

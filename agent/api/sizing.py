@@ -13,8 +13,8 @@ from starlette.requests import Request
 
 from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem
 from kneewatch.agent.settings.effective import nearest
-from kneewatch.agent.settings.options import SPAN
-from kneewatch.agent.size.options import FLAGS, Flag
+from kneewatch.agent.settings.table import SPAN
+from kneewatch.agent.size_options import FLAGS, Flag
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
 NOT_IN_CATALOGUE = "must be a model in the catalogue"
@@ -125,12 +125,12 @@ def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     given = {flag.parameter: flag.default for flag in FLAGS}
     given |= {name: _value(name, value) for name, value in parameters.items()}
     # Imported here to save memory: most daemons never compute a size.
-    from kneewatch.agent.size.inputs import asked, choices_of
+    from kneewatch.agent.size_command import asked, choices_of
     from kneewatch.diagnose.catalogue.models import Model, model
     from kneewatch.diagnose.sizing.configuration_search import search
     from kneewatch.diagnose.sizing.search_results import document, question_of
     from kneewatch.diagnose.sizing.size import size
-    from kneewatch.reports.size_json import nothing_document, size_document
+    from kneewatch.reports.size_rendering import nothing_document, size_document
 
     def catalogued(name: str) -> Model:
         try:

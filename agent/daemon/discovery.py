@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kneewatch.agent.daemon.scheduler import Job
-from kneewatch.agent.kubernetes import Cluster, Pod, Pods, own_namespace
-from kneewatch.agent.server.pod import pod_reading
+from kneewatch.agent.kubernetes import Cluster, Pod, Pods, own_namespace, pod_reading
 from kneewatch.agent.settings.effective import Settings, is_pairs, is_texts
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, table_specs

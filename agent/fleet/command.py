@@ -6,12 +6,11 @@ import click
 import orjson
 
 from kneewatch.agent.console import FOUND, NO_DATA, OK, say
-from kneewatch.agent.fleet.config import diagnose_fleet
+from kneewatch.agent.fleet.snapshot import diagnose_fleet
 from kneewatch.agent.printing import style
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
-from kneewatch.reports.fleet_json import document
-from kneewatch.reports.fleet_text import markdown, text
+from kneewatch.reports.fleet_rendering import document, markdown, text
 from kneewatch.reports.formatting import number
 from kneewatch.rules.rule import Severity
 

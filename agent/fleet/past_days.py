@@ -9,8 +9,7 @@ from itertools import chain
 from math import inf, isfinite
 
 from kneewatch.agent.fleet import queries
-from kneewatch.agent.fleet.answer_log import AnswerLog, QueryMoment
-from kneewatch.agent.fleet.queries import QueryScope
+from kneewatch.agent.fleet.queries import AnswerLog, QueryMoment, QueryScope
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import Piece, Sample, pieces, steps_of

@@ -1,4 +1,4 @@
-"""A fleet at one moment, from a metrics system: replicas, GPUs, KV pools. I/O edge."""
+"""A fleet at one moment, from a metrics system, and its diagnosis by the settings. I/O edge."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kneewatch.agent.fleet import queries
-from kneewatch.agent.fleet.answer_log import AnswerLog, QueryMoment
 from kneewatch.agent.fleet.past_days import past_of
-from kneewatch.agent.fleet.presence import presence_of
-from kneewatch.agent.fleet.queries import COUNTED, GPUS, XIDS, QueryScope
-from kneewatch.agent.fleet.workload_names import namespace_of, pod_of
+from kneewatch.agent.fleet.presence import namespace_of, pod_of, presence_of
+from kneewatch.agent.fleet.queries import (
+    COUNTED,
+    GPUS,
+    XIDS,
+    AnswerLog,
+    QueryMoment,
+    QueryScope,
+    checked_selector,
+)
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stated_deployment import stated
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_resolver import BLOCKS, own_blocks
-from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
 from kneewatch.diagnose.fleet.engine_state import Coverage, coverage
 from kneewatch.diagnose.fleet.inventory import (
     WEEK_S,
@@ -29,6 +38,7 @@ from kneewatch.diagnose.fleet.inventory import (
     Observed,
     Past,
     Shape,
+    label_map,
     shape_of,
 )
 from kneewatch.diagnose.fleet.routers import router_queries, routers_of
@@ -412,3 +422,46 @@ def _no_series_error(source: PrometheusSource, config: FleetConfig) -> CollectEr
         hint="check that it scrapes vLLM, and check --selector; Mimir and Cortex need a tenant: "
         "--header X-Scope-OrgID=TENANT",
     )
+
+
+# --- A fleet's diagnosis by the settings. I/O edge ------------------------------------------------
+
+
+def source_settings(settings: Settings) -> SourceSettings:
+    """The settings for queries to a metrics system."""
+    return SourceSettings(
+        fetch=settings.fetch(),
+        query_timeout_s=settings["fleet.query_timeout_s"],
+        at_once=settings["fleet.queries_at_once"],
+        per_s=settings["fleet.queries_per_s"],
+    )
+
+
+def fleet_config(settings: Settings, selector: str, *, at_s: float | None = None) -> FleetConfig:
+    """The fleet to diagnose.
+
+    Raises:
+        SettingsError: the selector is no list of matchers, or fleet.labels has an unknown role.
+    """
+    return FleetConfig(
+        checked_selector(selector, "--selector"),
+        label_map(settings["fleet.labels"] or {}, settings.origin("fleet.labels")),
+        settings["window_s"],
+        at_s,
+        settings["fleet.lookback_s"],
+        profile=settings.profile(),
+    )
+
+
+def diagnose_fleet(
+    url: str, settings: Settings, selector: str, *, at_s: float | None
+) -> FleetDiagnosis:
+    """The diagnosis of the fleet that the metrics system at `url` scrapes, now or at a moment.
+
+    Raises:
+        CollectError: the metrics system does not answer, or has no series of vLLM.
+    """
+    profile = settings.profile(stated=stated(settings))
+    config = fleet_config(settings, selector, at_s=at_s)
+    with PrometheusSource(url, source_settings(settings)) as source:
+        return diagnose(observe(source, config), profile)

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kneewatch.agent.fleet.config import fleet_config, source_settings
-from kneewatch.agent.fleet.snapshot import observe
+from kneewatch.agent.fleet.snapshot import fleet_config, observe, source_settings
 from kneewatch.agent.notify.message import FLEET
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.settings.effective import Settings

@@ -20,7 +20,7 @@ from kneewatch.agent.report.prometheus.queries import unit_s as whole_s
 from kneewatch.agent.report.schedule import zone_of
 from kneewatch.agent.report.store_source import History, StoreSource
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.options import SPAN, timestamp
+from kneewatch.agent.settings.table import SPAN, timestamp
 from kneewatch.agent.store.database import store_path
 from kneewatch.collector.errors import SettingsError
 from kneewatch.reports.weekly.build_report import build

@@ -10,8 +10,8 @@ import orjson
 
 from kneewatch.agent.console import OK, say
 from kneewatch.agent.printing import style
+from kneewatch.agent.server.log import facts_of_log
 from kneewatch.agent.server.watch import page_watch, server_watch
-from kneewatch.agent.server_log import facts_of_log
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import TargetStream, capture_name

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kneewatch.agent.server.host import HostReader
-from kneewatch.agent.server_log import LogFollower, LogSource, failure_of, reading_of
+from kneewatch.agent.server.log import LogFollower, LogSource, failure_of, reading_of
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.connection import FetchSettings
@@ -28,7 +28,7 @@ from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.gpu import GpuReading
 
 if TYPE_CHECKING:
-    from kneewatch.agent.server.liveness import Liveness
+    from kneewatch.agent.server.probe import Liveness
 
 READ_EVERY_S = 3600.0
 READ_BYTES = 8 * 1024 * 1024
@@ -52,7 +52,7 @@ def server_watch(
     if not settings[PROBE]:
         return page_watch(address, settings) if settings[SERVER_LOG] else None
     # Lazy: most commands read no server.
-    from kneewatch.agent.server.liveness import Liveness
+    from kneewatch.agent.server.probe import Liveness
 
     fetch = settings.fetch()
     read = partial(read_server, pod=pod)
@@ -77,9 +77,8 @@ def read_server(
     """The facts from the server's answers, its process on this node, and the spec of `pod`, else of
     kneewatch's own pod."""
     # Lazy: most commands read no server.
-    from kneewatch.agent.server.gpus import read_gpus
-    from kneewatch.agent.server.model_file import read_model
-    from kneewatch.agent.server.pod import own_pod, read_pod
+    from kneewatch.agent.kubernetes import own_pod, read_pod
+    from kneewatch.agent.server.model_and_gpus import read_gpus, read_model
     from kneewatch.agent.server.probe import ask_server
     from kneewatch.agent.server.process import read_process
 
@@ -161,7 +160,7 @@ class ServerWatch:
         if self._log_is_set or self._liveness is None:
             return
         # Lazy: only for a process on this node.
-        from kneewatch.agent.server.log_place import log_place
+        from kneewatch.agent.server.log import log_place
 
         place = log_place(pid)
         if place is not None and place != self._log_place:

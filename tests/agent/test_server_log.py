@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.server_log import LogFollower, read_log
+from kneewatch.agent.server.log import LogFollower, read_log
 from kneewatch.collector.errors import SettingsError
 from tests.agent.running import Main
 from tests.diagnose.deployment import logs

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from kneewatch.agent.fleet.presence import namespace_of, pod_of
 from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.fleet.snapshot import Place, places, places_of
-from kneewatch.agent.fleet.workload_names import namespace_of, pod_of
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.hourly_counters import (
     BUCKETS,

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.agent.fleet.config import source_settings
 from kneewatch.agent.fleet.queries import checked_selector
-from kneewatch.agent.fleet.snapshot import capacity_tokens
+from kneewatch.agent.fleet.snapshot import capacity_tokens, source_settings
 from kneewatch.agent.report.period_source import (
     EnginePeriod,
     Remarks,

@@ -12,8 +12,7 @@ import httpx
 from fastapi import FastAPI
 
 from kneewatch.agent.api.app import make_app
-from kneewatch.agent.api.connections import Bounds
-from kneewatch.agent.api.server import HttpServer
+from kneewatch.agent.api.server import Bounds, HttpServer
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.target_state import Board, SourceState, TargetState

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from kneewatch.agent.api.connections import Bounds
-from kneewatch.agent.api.server import HttpServer
+from kneewatch.agent.api.server import Bounds, HttpServer
 from tests.agent.api.memory_history import reader
 from tests.agent.api.serving import SICK_STATE, WELL_STATE, served, service_of, settings_of
 from tests.waiting import PATIENCE_S

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.notify.alert_context import AlertHistory
+from kneewatch.agent.api.alerts import AlertHistory
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.store.writer import Store

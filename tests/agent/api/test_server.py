@@ -17,9 +17,8 @@ import httpx
 import pytest
 
 from kneewatch.agent.api.app import make_app
-from kneewatch.agent.api.connections import Bounds
 from kneewatch.agent.api.guard import HEADERS_BYTES
-from kneewatch.agent.api.server import HttpServer
+from kneewatch.agent.api.server import Bounds, HttpServer
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import WELL_STATE, served, service_of, settings_of
@@ -107,7 +106,7 @@ def test_each_answer_has_the_date_of_its_request(monkeypatch: pytest.MonkeyPatch
     with served(service_of()) as server, connected(server) as connection:
         for t_s, date in ((0.5, b"Thu, 01 Jan 1970 00:00:00"), (9.0, b"Thu, 01 Jan 1970 00:00:09")):
             clock = SimpleNamespace(time=lambda t_s=t_s: t_s)
-            monkeypatch.setattr("kneewatch.agent.api.connections.time", clock)
+            monkeypatch.setattr("kneewatch.agent.api.server.time", clock)
             connection.sendall(GET + b"\r\n")
             received = b""
             while not received.endswith(b"ok\n"):

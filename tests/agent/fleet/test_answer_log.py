@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kneewatch.agent.fleet.answer_log import AnswerLog, QueryMoment
+from kneewatch.agent.fleet.queries import AnswerLog, QueryMoment
 from kneewatch.collector.prometheus.client import PrometheusSource
 from tests.agent.fleet.prometheus_fleet import QUICK, watched
 from tests.collector.oracle import LOOPBACK, Prometheus, running

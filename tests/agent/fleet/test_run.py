@@ -14,7 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
-from kneewatch.reports.fleet_json import document
+from kneewatch.reports.fleet_rendering import document
 from tests import fleets
 from tests.agent.daemon.running import Daemon
 from tests.agent.fleet.prometheus_fleet import watched

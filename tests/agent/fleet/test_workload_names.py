@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.agent.fleet.workload_names import Objects, is_worker, workloads_of
+from kneewatch.agent.fleet.presence import Objects, is_worker, workloads_of
 
 
 @pytest.mark.parametrize(

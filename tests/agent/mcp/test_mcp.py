@@ -12,10 +12,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from kneewatch.agent.mcp.backends import DaemonClient
-from kneewatch.agent.mcp.documents import HistoryRow, history_document, history_text
-from kneewatch.agent.mcp.server import server_of
-from kneewatch.agent.mcp.tools import TEXT_MAX, daemon_tools, instructions
+from kneewatch.agent.mcp.backends import DaemonClient, HistoryRow, history_document, history_text
+from kneewatch.agent.mcp.server import TEXT_MAX, daemon_tools, instructions, server_of
 from kneewatch.agent.store.reader import Reader
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.ranking import CAUSES

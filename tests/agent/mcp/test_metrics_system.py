@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from kneewatch.agent.mcp.backends import MetricsSystem
-from kneewatch.agent.mcp.tools import metrics_system_tools
+from kneewatch.agent.mcp.server import metrics_system_tools
 from kneewatch.agent.settings.effective import load
 from tests.collector.oracle import LOOPBACK, running
 from tests.collector.oracle_targets import captured

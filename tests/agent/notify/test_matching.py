@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.agent.notify.alert_context import Candidate, match
+from kneewatch.agent.api.alerts import Candidate, match
 
 
 def candidate(name: str, address: str, model: str = "tiny", **labels: str) -> Candidate:

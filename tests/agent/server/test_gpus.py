@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kneewatch.agent.server.gpus import NODE_PIDS, OTHER_PIDS, PARTS, read_gpus
+from kneewatch.agent.server.model_and_gpus import NODE_PIDS, OTHER_PIDS, PARTS, read_gpus
 from kneewatch.agent.server.watch import ServerWatch
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.server import liveness
-from kneewatch.agent.server.liveness import Liveness
+from kneewatch.agent.server import probe as liveness
+from kneewatch.agent.server.probe import Liveness
 from kneewatch.agent.server.process import read_process
 from kneewatch.agent.server.watch import ServerWatch, read_nothing
 from kneewatch.agent.stream import TargetStream

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.server import watch
+from kneewatch.agent.server.log import CHUNK_BYTES, LogFollower
 from kneewatch.agent.server.watch import ENDED, ServerWatch, read_nothing
-from kneewatch.agent.server_log import CHUNK_BYTES, LogFollower
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.server import log_place as places
-from kneewatch.agent.server.log_place import Journal, LogPlace, log_place, place_of_group
-from kneewatch.agent.server_log import LogFollower
+from kneewatch.agent.server import log as places
+from kneewatch.agent.server.log import Journal, LogFollower, LogPlace, log_place, place_of_group
 from kneewatch.collector.errors import SettingsError
 from tests.agent.running import Main, bodies
 from tests.agent.server.conftest import Listen
@@ -86,7 +85,7 @@ def test_a_file_that_only_another_user_may_read_is_refused(tmp_path: Path) -> No
 
 def journalctl(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A journalctl that prints a text once, and notes how it was called."""
-    monkeypatch.setattr("kneewatch.agent.server.log_place.JOURNAL_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr("kneewatch.agent.server.log.JOURNAL_TIMEOUT_S", PATIENCE_S)
     program = folder / "journalctl"
     (folder / "text").write_text(f"{text}-- cursor: s=abc;i=1\n")
     program.write_text(

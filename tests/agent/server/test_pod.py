@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trustme
 
-from kneewatch.agent.server.pod import NAMELESS, ask_api, expanded, pod_reading, read_pod
+from kneewatch.agent.kubernetes import NAMELESS, ask_api, expanded, pod_reading, read_pod
 from kneewatch.diagnose.deployment.deployment import NOTHING
 from kneewatch.diagnose.deployment.server_facts import SourceReading, merge
 from kneewatch.diagnose.deployment.vllm_flags import image_version
@@ -171,7 +171,7 @@ def api(account: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         }
         return server, {**places, "HOSTNAME": "chat-0", "PATH": ""}
 
-    monkeypatch.setattr("kneewatch.agent.server.pod.CHILD_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr("kneewatch.agent.kubernetes.CHILD_TIMEOUT_S", PATIENCE_S)
     servers: list[Server] = []
     yield start
     for server in servers:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.server.files import FileError, read_yaml
-from kneewatch.agent.server.process import place, read_process
+from kneewatch.agent.server.process import FileError, place, read_process, read_yaml
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from tests.agent.running import Main, bodies

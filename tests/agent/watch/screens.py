@@ -10,10 +10,9 @@ from typing import Any
 from textual.pilot import Pilot
 
 from kneewatch.agent.settings.effective import Settings, load
-from kneewatch.agent.watch.command import recording_feeds
+from kneewatch.agent.watch.command import View, recording_feeds
 from kneewatch.agent.watch.feeds import Pace
 from kneewatch.agent.watch.glyphs import UNICODE, Glyphs
-from kneewatch.agent.watch.screen import View
 from kneewatch.agent.watch.state import Kind, ScreenState
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from tests.agent.running import capture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.watch.details import Span, cells_of, chart, span, top_of
 from kneewatch.agent.watch.glyphs import ASCII, UNICODE, Line
+from kneewatch.agent.watch.rendering import Span, cells_of, chart, chart_span, top_of
 
 NAN = math.nan
 TIMES = st.lists(st.floats(1e9, 1e9 + 1e5), min_size=1, max_size=60, unique=True).map(sorted)
@@ -38,7 +38,7 @@ def test_what_is_older_than_the_chart_is_left_out() -> None:
 
 @given(TIMES, st.integers(8, 80))
 def test_the_newest_is_in_the_last_column(times: list[float], columns: int) -> None:
-    over = span(times, columns)
+    over = chart_span(times, columns)
     found = cells_of(times, [1.0] * len(times), over)
     assert len(found) == columns
     assert found[-1] == 1.0
@@ -46,14 +46,14 @@ def test_the_newest_is_in_the_last_column(times: list[float], columns: int) -> N
 
 @given(TIMES, st.integers(8, 80))
 def test_a_history_of_an_hour_is_seen_whole(times: list[float], columns: int) -> None:
-    over = span(times, columns)
+    over = chart_span(times, columns)
     assert over.length_s >= min(times[-1] - times[0], 3600 * columns) - over.cell_s
 
 
 def test_no_column_is_empty_while_scrapes_are_regular() -> None:
     for apart_s in (1.0, 2.03, 5.1, 14.7):
         times = [1e9 + apart_s * number for number in range(40)]
-        over = span(times, 12)
+        over = chart_span(times, 12)
         found = cells_of(times, [1.0] * 40, over)
         assert None not in found[found.index(1.0) :]
 
@@ -68,9 +68,9 @@ def test_a_value_stays_in_its_column_as_time_goes_on() -> None:
 
 
 def test_one_scrape_is_a_chart() -> None:
-    over = span([1e9], 10)
+    over = chart_span([1e9], 10)
     assert cells_of([1e9], [2.0], over)[-1] == 2.0
-    assert span([], 10).columns == 10
+    assert chart_span([], 10).columns == 10
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.watch.details import Frame, details, ttft_bound_s
 from kneewatch.agent.watch.glyphs import ASCII, TONES, UNICODE, Glyphs, Line, cells
+from kneewatch.agent.watch.rendering import Frame, details, ttft_bound_s
 from kneewatch.agent.watch.state import EngineKey, Kind, Row, Trail
 from kneewatch.diagnose.engine.diagnosis import Diagnosis, judged_against
 from kneewatch.rules.facts import Targets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.agent.watch import listing
+from kneewatch.agent.watch import rendering as listing
 from kneewatch.agent.watch.glyphs import ASCII, UNICODE, Line, cells
 from kneewatch.agent.watch.state import ScreenState
 from tests.agent.watch.screens import Clock, three, told

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from kneewatch.agent.watch.command import View
 from kneewatch.agent.watch.feeds import Pace
 from kneewatch.agent.watch.glyphs import ASCII
-from kneewatch.agent.watch.screen import View
 from kneewatch.agent.watch.state import Kind, ScreenState
 from tests.agent.watch.screens import (
     Clock,

@@ -10,7 +10,7 @@ from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, FleetDiagnosis
 from kneewatch.diagnose.fleet.engine_state import LEFT_OUT
 from kneewatch.reports.diagnosis_text import Style
-from kneewatch.reports.fleet_text import text
+from kneewatch.reports.fleet_rendering import text
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import Row, causes, fleet, pod, verdict
 

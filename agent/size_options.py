@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from kneewatch.agent.settings.options import PAIR, SPAN
+from kneewatch.agent.settings.table import PAIR, SPAN
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

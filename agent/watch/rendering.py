@@ -1,17 +1,18 @@
-"""The selected engine in lines: verdict, stage, charts, advice and reasons. Pure."""
+"""The lines on the screen: the list of engines, and the selected engine's verdict, stage, charts,
+advice and reasons. Pure."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
 from kneewatch.agent.watch.glyphs import Glyphs, Line, Piece, cells, spread, toned
-from kneewatch.agent.watch.listing import title_cells
-from kneewatch.agent.watch.state import Kind, Row, Trail
+from kneewatch.agent.watch.state import RANK, Kind, Row, Trail
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
@@ -25,10 +26,142 @@ from kneewatch.reports.diagnosis_text import (
     summary_words,
     who,
 )
-from kneewatch.reports.formatting import clock, date, duration, lasting, number, percent
-from kneewatch.reports.formatting import span as time_span
+from kneewatch.reports.formatting import clock, date, duration, lasting, number, percent, span
 from kneewatch.rules.cascade import FILLING_FROM_RATIO, NAMES, QUEUE_SHARE_OF_RUNNING, TTFT_DRIFT
 from kneewatch.rules.rule import Severity
+
+WORDS = {"critical": "CRITICAL", "warning": "WARNING", "unknown": "UNKNOWN"}
+"""Health in the list where it is not in lower case."""
+
+VERDICT_CELLS, STAGE_CELLS, CAUSE_CELLS = 8, 12, 18
+FULL_FROM, CAUSES_FROM = 76, 52
+"""Narrower lists omit stage names and latencies, then causes."""
+
+NUMBERS: tuple[tuple[str, str, int, Callable[[float], str]], ...] = (
+    ("kv_usage_ratio", "KV", 5, percent),
+    ("waiting", "wait", 5, number),
+    ("ttft_p99_s", "TTFT99", 7, duration),
+)
+NUMBERS_NARROW = 2
+
+KEYS = "q quit  arrows select  space scroll  tab pane  enter zoom  p pause  ? help"
+SPEED_KEYS = "q quit  arrows select  space scroll  enter zoom  p pause  + - speed  ? help"
+
+HELP = """\
+up down, j k       select an engine; in the details: scroll
+tab                go from the list to the details and back
+enter              the details alone; again or escape: back
+pgup pgdn, space   scroll the details
+home, g            follow the worst engine as the order changes
+p                  pause the screen and recordings
++ -                play recordings faster or slower
+? or h             this help
+q, ctrl-c          quit
+
+Engines are listed worst first: CRITICAL, WARNING, UNKNOWN, info, ok. The
+details are those of the worst engine until you select another. UNKNOWN: the
+engine cannot be read, or has sent no data for too long.
+
+Stages of the KV cascade: 0 steady, 1 filling, 2 evicting, 3 queueing,
+4 collapsing. In charts, columns above the bound are red (or bold); empty
+columns have no value.
+
+Exit status by the last state: 0 ok, 1 warning or critical, 2 no data.
+"""
+
+
+def header(
+    rows: Sequence[Row], *, where: str, clock: str, paused: bool, width: int, glyphs: Glyphs
+) -> Line:
+    """The header: engines by state, the source, and the time."""
+    health = Counter(row.health for row in rows)
+    pieces: list[Piece] = [("kneewatch ", "strong")]
+    pieces += [(f" {health[word]} {word}", word) for word in RANK if health[word]]
+    if where:
+        pieces.append((f"  {glyphs.clean(where)}", "faint"))
+    mark: Line = ((" PAUSED ", "marked"), ("  ", "")) if paused else ()
+    return spread(tuple(pieces), (*mark, (clock, "")), width)
+
+
+def heads(width: int, *, first: int, last: int, count: int) -> Line:
+    """The column heads of the list, with the visible range where not all rows fit."""
+    engines = "engine" if last - first + 1 >= count else f"{first}-{last} of {count}"
+    parts = [f" {'state':{VERDICT_CELLS}}", f"{engines:{_name_cells(width)}}"]
+    parts.append(f"{'stage':{STAGE_CELLS}}" if width >= FULL_FROM else "st")
+    parts += [f"{'first cause':{CAUSE_CELLS}}"] if width >= CAUSES_FROM else []
+    parts += [f"{head:>{cells_wide}}" for _, head, cells_wide, _ in _numbers(width)]
+    return ((" ".join(parts), "faint"),)
+
+
+def line_of(row: Row, *, width: int, selected: bool, glyphs: Glyphs) -> Line:
+    """An engine's line in the list."""
+    diagnosis = row.diagnosis
+    stage = diagnosis.stage if diagnosis else None
+    values: Mapping[str, float | None] = diagnosis.values if diagnosis else {}
+    name = row.name.removeprefix("http://").removeprefix("https://")
+    parts = [f"{stage.number if stage else '?':<2}"]
+    if width >= FULL_FROM:
+        stage_text = f"{stage.number} {stage.name}" if stage else "?"
+        parts = [f"{stage_text:{STAGE_CELLS}}"]
+    if width >= CAUSES_FROM:
+        parts.append(glyphs.fit(_first(row), CAUSE_CELLS))
+    for key, _, cells_wide, formatted in _numbers(width):
+        value = values.get(key)
+        parts.append(f"{'-' if value is None else formatted(value):>{cells_wide}}")
+    return (
+        (glyphs.marker if selected else " ", "strong"),
+        (f"{WORDS.get(row.health, row.health):{VERDICT_CELLS}}", row.health),
+        (" ", ""),
+        (glyphs.fit(name, _name_cells(width)), "marked" if selected else ""),
+        (" " + " ".join(parts), ""),
+    )
+
+
+def _first(row: Row) -> str:
+    """An engine's first cause, or why there is none."""
+    if row.stale:
+        return f"no data for {span(row.quiet_s)}"
+    if row.diagnosis is None:
+        return "no scrape yet"
+    return row.diagnosis.headline or "-"
+
+
+def _numbers(width: int) -> Sequence[tuple[str, str, int, Callable[[float], str]]]:
+    return NUMBERS if width >= FULL_FROM else NUMBERS[:NUMBERS_NARROW]
+
+
+def _name_cells(width: int) -> int:
+    used = 1 + VERDICT_CELLS + 1 + sum(1 + cells_wide for _, _, cells_wide, _ in _numbers(width))
+    used += 1 + (STAGE_CELLS if width >= FULL_FROM else 2)
+    used += 1 + CAUSE_CELLS if width >= CAUSES_FROM else 0
+    return max(8, width - used)
+
+
+def keys(*, plays: bool) -> Line:
+    """The line of keys; `plays`: with the speed keys for recordings."""
+    return ((SPEED_KEYS if plays else KEYS, "faint"),)
+
+
+def title_cells(width: int) -> int:
+    """The width of a rule's title."""
+    return width - 26
+
+
+def rule(title: str, *, below: int, focused: bool, width: int, glyphs: Glyphs) -> Line:
+    """The line above the details: the engine's name, the focus, and lines below the screen."""
+    title_width = title_cells(width)
+    title = glyphs.clean(title)
+    shown = title if cells(title) <= title_width else glyphs.fit(title, title_width)
+    more = f" {below} more below " if below > 0 else ""
+    left = f"{2 * glyphs.rule} {shown} "
+    fill = max(0, width - cells(left) - len(more) - 2)
+    tone = "strong" if focused else "faint"
+    end = 2 * glyphs.rule
+    return ((left + fill * glyphs.rule, tone), (more, "strong" if more else ""), (end, tone))
+
+
+# --- The selected engine in lines: verdict, stage, charts, advice and reasons ---------------------
+
 
 CELL_LADDER_S = (1, 2, 3, 4, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)
 """Possible seconds per chart column."""
@@ -55,7 +188,7 @@ class Span:
         return self.columns * self.cell_s
 
 
-def span(times_s: Sequence[float], columns: int) -> Span:
+def chart_span(times_s: Sequence[float], columns: int) -> Span:
     """The span of the whole history with the shortest columns that hold it.
 
     A column is longer than the scrape interval, so that none is empty by chance.
@@ -137,7 +270,7 @@ LADDER_FROM = 70
 STATED_TARGET = re.compile(r"targets: .*?TTFT P99 (\d+) ms")
 
 Format = Callable[[float], str]
-NUMBERS: tuple[tuple[str, str, Format], ...] = (
+CHART_NUMBERS: tuple[tuple[str, str, Format], ...] = (
     ("running", "running {}", number),
     ("itl_p99_s", "ITL P99 {}", duration),
     ("preemption_ratio_per_s", "preempted {}/s", percent),
@@ -171,7 +304,7 @@ def details(row: Row, trail: Trail, frame: Frame) -> list[Line]:
     lines = _head(row, frame)
     if diagnosis is None:
         return lines
-    over = span(trail.times_s, max(8, (frame.width - 2 * GAP) // 3))
+    over = chart_span(trail.times_s, max(8, (frame.width - 2 * GAP) // 3))
     lines += _stage(diagnosis, over, frame)
     lines += _charts(diagnosis, trail, over, frame)
     for place, cause in enumerate(diagnosis.causes, 1):
@@ -198,7 +331,7 @@ def _head(row: Row, frame: Frame) -> list[Line]:
         lines += _fold(frame, who(diagnosis))
     if row.stale:
         lines += _fold(
-            frame, f"no data for {time_span(row.quiet_s)}: this state is out of date", "warning"
+            frame, f"no data for {span(row.quiet_s)}: this state is out of date", "warning"
         )
     if row.note:
         lines += _fold(frame, row.note, "" if row.kind is Kind.RECORDING else "warning")
@@ -218,10 +351,10 @@ def _stage(diagnosis: Diagnosis, over: Span, frame: Frame) -> list[Line]:
         pieces.append((f"[{at} {name}]" if here else f" {at} {name} ", tone))
     stage_text = f"stage {stage.number} {lasting(stage.since_s, diagnosis.t_s)}"
     if stage.forecast_s is not None:
-        stage_text += f"; full in about {time_span(stage.forecast_s)} at the present trend"
+        stage_text += f"; full in about {span(stage.forecast_s)} at the present trend"
     if not ladder:
         pieces.append((f"{stage.number} {stage.name}", stage.severity.word))
-    charted: Line = ((f"charts: {time_span(over.length_s)}", "faint"),)
+    charted: Line = ((f"charts: {span(over.length_s)}", "faint"),)
     return [tuple(pieces), spread(((stage_text, ""),), charted, frame.width)]
 
 
@@ -232,7 +365,7 @@ def _charts(diagnosis: Diagnosis, trail: Trail, over: Span, frame: Frame) -> lis
         (*left, gap, *middle, gap, *right) for left, middle, right in zip(*drawn, strict=True)
     ]
     line = ""
-    for key, words, format_value in NUMBERS if diagnosis.values else ():
+    for key, words, format_value in CHART_NUMBERS if diagnosis.values else ():
         longer = f"{line}   {_number(diagnosis, key, words, format_value)}".lstrip()
         line = longer if len(longer) <= frame.width else line
     return [*lines, ((line, ""),)] if line else lines
@@ -331,7 +464,7 @@ def _rest(diagnosis: Diagnosis, frame: Frame) -> list[Line]:
     if diagnosis.symptoms:
         symptoms = "; ".join(f"{symptom} {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)
         lines += [(), *_fold(frame, f"symptoms: {symptoms}")]
-    window = f"window {time_span(diagnosis.window_s)}; "
+    window = f"window {span(diagnosis.window_s)}; "
     lines += [(), *_fold(frame, window + latency_basis(diagnosis))]
     unjudged = gaps(diagnosis)
     lines += [(("could not be judged:", ""),)] if unjudged else []
