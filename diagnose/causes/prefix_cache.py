@@ -11,6 +11,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Term, term
+from kneewatch.diagnose.learned.derived_signals import HIT_SPREAD
 from kneewatch.rules.baseline import ITL, PREFIX, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.quantities import (
@@ -140,11 +141,35 @@ ANOTHER_TIER = term(SAVED, None, -0.6, _other_tier, when=SAVED - HIT_RATIO >= 0.
 WHOLE_HITS, MISSES = Signal("prefill_hit_share"), Signal("prefill_miss_share")
 """Shares of requests that computed nearly nothing, or nearly all, of a median prompt."""
 
-OF_EACH_REQUEST = "the shares of requests that hit or miss nearly whole are not recorded"
+GAP_S, IDLE_S = Signal("kv_reuse_gap_s"), Signal("kv_idle_before_evict_s")
+NEAR_EVICTION_S = 0.4 * IDLE_S
+"""Mean reuse gap from which on many blocks are reused too late: vLLM reports no gap for blocks that
+were evicted before their reuse."""
 
-ONLY_HEADS_HIT = (QUIET_HIT_RATIO >= 0.8) & (WHOLE_HITS <= 0.7 * HIT_RATIO)
-"""Prompts that hit nearly whole once do not any more, and their first tokens still hit: prompts
-differ behind them. Evicted prefixes are missed whole: those that hit account for the hit ratio."""
+OF_EACH_REQUEST = "how requests share the hits is not recorded"
+
+HIT_SPREAD_SIGMAS = Signal(HIT_SPREAD)
+ALL_HIT_ALIKE = (HIT_SPREAD_SIGMAS <= -2.3).assume(unknown=False)
+"""The hits of prompts that hit whole or not at all vary as little once in a hundred times."""
+
+ONLY_HEADS_HIT = (QUIET_HIT_RATIO >= 0.8) & (
+    (WHOLE_HITS <= 0.7 * HIT_RATIO).assume(unknown=False) | ALL_HIT_ALIKE
+)
+"""Prompts that hit nearly whole once do not any more, and their first tokens still hit. Where whole
+prefixes are evicted, those that hit account for the hit ratio, and chance moves it."""
+
+LOOKED_UP = Signal("prefix_query_per_s")
+QUIET_LOOKED_UP = BaselineValue("prefix_query_per_s")
+REUSED_LATE = GAP_S >= NEAR_EVICTION_S
+TAILS_EVICTED = (
+    ONLY_HEADS_HIT & TURNOVER_IS_SHORT & ((LOOKED_UP >= 1.3 * QUIET_LOOKED_UP) | REUSED_LATE)
+).assume(unknown=False)
+"""All requests use the first blocks, which therefore stay, and what follows them is evicted between
+two uses: more prompt tokens are looked up than the cache held in quiet times, or blocks are reused
+about as late as they are evicted."""
+
+PROMPTS_DIFFER = (ONLY_HEADS_HIT & ~TAILS_EVICTED).assume(unknown=False)
+"""Prompts differ behind the tokens that hit."""
 
 GIANTS_QUEUE = GIANTS_BLOCK & queued_for(10.0)
 """The queue comes from requests that do not fit beside each other, however fast their prompts are
@@ -288,7 +313,7 @@ PREFIX_REUSE_LOST = CauseRecord(
             & SHARED
             & ~IN_A_BLOCK
             & (HITS <= 0.5 * QUIET_HIT_RATIO)
-            & ((HITS <= 0.08) | ~TURNOVER_IS_SHORT | ONLY_HEADS_HIT)
+            & ((HITS <= 0.08) | ~TURNOVER_IS_SHORT | PROMPTS_DIFFER)
             & (HIT_TOKENS <= 0.5 * QUIET_HIT_TOKENS).assume(unknown=True),
             start=Number(0.5),
             terms=(
@@ -315,19 +340,18 @@ PREFIX_REUSE_LOST = CauseRecord(
                     0.08,
                     -0.8,
                     "some prefixes still hit: the others may be evicted, not missing",
-                    when=(HITS > 0.08) & ~ONLY_HEADS_HIT.assume(unknown=False),
+                    when=(HITS > 0.08) & ~PROMPTS_DIFFER,
                     signal="prefix_hit_ratio",
                     sidecar=OF_EACH_REQUEST,
                 ),
                 term(
-                    WHOLE_HITS,
-                    0.7 * HIT_RATIO,
+                    HIT_TOKENS,
+                    None,
                     0.5,
-                    "{value:%} of requests hit nearly whole: the hits are of the first tokens, "
-                    "behind which prompts differ",
-                    when=ONLY_HEADS_HIT,
-                    below=True,
-                    signal="prefix_hit_ratio",
+                    "requests hit their first {value} tokens, each about as many: prompts differ "
+                    "behind them",
+                    when=PROMPTS_DIFFER,
+                    signal="prefix_hit_tokens_mean",
                     sidecar=OF_EACH_REQUEST,
                 ),
                 *_prefill_terms(0.8),
@@ -397,11 +421,6 @@ HITS_AGAIN = (
 ).assume(unknown=False)
 """The hit ratio has recovered: the misses before came from a cold cache."""
 
-GAP_S, IDLE_S = Signal("kv_reuse_gap_s"), Signal("kv_idle_before_evict_s")
-NEAR_EVICTION_S = 0.4 * IDLE_S
-"""Mean reuse gap from which on many blocks are reused too late: vLLM reports no gap for blocks that
-were evicted before their reuse."""
-
 PREFIX_CHURN = CauseRecord(
     id="prefix_churn",
     title="Prefixes evicted before reuse",
@@ -413,7 +432,7 @@ PREFIX_CHURN = CauseRecord(
             & (HIT_RATIO > 0.08)
             & TURNOVER_IS_SHORT
             & ~HITS_AGAIN
-            & ~ONLY_HEADS_HIT.assume(unknown=False)
+            & ~PROMPTS_DIFFER
             & (DROPPED | ((HIT_RATIO >= 0.1) & (HIT_RATIO <= 0.8) & (REUSED | ALL_OR_NOTHING))),
             start=Number(-0.3),
             terms=(
@@ -454,7 +473,15 @@ PREFIX_CHURN = CauseRecord(
                     NEAR_EVICTION_S,
                     0.8,
                     "blocks are reused after {value:.1f} s and evicted after {idle_s:.1f} s unused",
-                    when=GAP_S >= NEAR_EVICTION_S,
+                    when=REUSED_LATE,
+                ),
+                term(
+                    LOOKED_UP,
+                    1.3 * QUIET_LOOKED_UP,
+                    0.5,
+                    "{value} prompt tokens/s are looked up, {quiet_looked_up} in quiet times; "
+                    "requests hit their first {hit_tokens} tokens, and what follows is evicted",
+                    when=TAILS_EVICTED & QUIET_LOOKED_UP.known,
                 ),
                 term(
                     GAP_S,
@@ -474,7 +501,13 @@ PREFIX_CHURN = CauseRecord(
                     "block lasts about {turnover_s:s}.",
                 ),
             ),
-            words=(("turnover_s", TURNOVER_S), ("quiet", QUIET_HIT_RATIO), ("idle_s", IDLE_S)),
+            words=(
+                ("turnover_s", TURNOVER_S),
+                ("quiet", QUIET_HIT_RATIO),
+                ("idle_s", IDLE_S),
+                ("quiet_looked_up", QUIET_LOOKED_UP),
+                ("hit_tokens", HIT_TOKENS),
+            ),
             summary="Prefixes are evicted before reuse",
             lever="Route by prefix so that each replica serves fewer prefixes, or enlarge the KV "
             "cache.",

@@ -3,8 +3,11 @@ Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import sub
 from weakref import WeakKeyDictionary
 
 from kneewatch.collector.scrape_history import Columns, History
@@ -42,6 +45,13 @@ RECENT_SHARE = 0.25
 RECENT_SCRAPES = 2.2
 
 STALL, PREFILL_SILENCE = "stalled_s", "prefill_silence_s"
+HIT_SPREAD = "prefix_hit_spread_sigmas"
+NEAR_BASELINE = 0.9
+"""From this share of its baseline on a hit ratio has not fallen."""
+
+SPREAD_STEPS_MIN = 4
+"""Scrapes with requests that a spread needs."""
+
 LONGEST_PREFILL_S = 120.0
 """A prefill that fills no more of the KV cache explains no silence longer than this."""
 
@@ -116,6 +126,9 @@ FOLLOWED: Mapping[str, str] = {
     "prefill_hit_share": "share of requests that computed at most a quarter of a median prompt",
     "prefill_miss_share": "share of requests that computed three quarters of a median prompt or "
     "more",
+    HIT_SPREAD: "how much more the prefix cache's hits vary from scrape to scrape than if each "
+    "request hit whole or not at all, in standard deviations: far below 0 where all requests hit "
+    "the same share; no value while the hit ratio is near its baseline",
     "host_cpu_pressure_ratio": "share of the last minute in which a task of the server's control "
     "group on this node waited for a CPU; of the node where the group's is not readable",
     "host_cpu_steal_ratio": "share of the node's CPU time that its hypervisor withheld since the "
@@ -201,6 +214,9 @@ def derive(
         if derived[key] is None and (gap is NO_BASELINE or targets.ttft_p99_s is None)
     }
     derived["prefill_hit_share"], derived["prefill_miss_share"] = _prefill_sides(values, window)
+    hit_ratio, quiet = values.get("prefix_hit_ratio"), baseline.get("prefix_hit_ratio")
+    if hit_ratio is not None and quiet is not None and hit_ratio < NEAR_BASELINE * quiet:
+        derived[HIT_SPREAD] = _hit_spread(window)
     return derived, notes
 
 
@@ -403,3 +419,43 @@ def _prefill_sides(
         return None, None
     low, high = buckets.share_at_most(0.25 * prompt), buckets.share_at_most(0.75 * prompt)
     return low, None if high is None else 1 - high
+
+
+def _hit_spread(window: Window) -> float | None:
+    """The lower of the hits' spreads over the whole window and over its newest half, which a fall
+    reaches first."""
+    columns = window.history.columns
+    selected = [
+        columns.counter_columns("prefix_cache_queries"),
+        columns.counter_columns("prefix_cache_hits"),
+        columns.counter_columns(TTFT, (), "count"),
+    ]
+    counts = [
+        tuple(sum(frame.counters[at] for at in part) for part in selected)
+        for frame in window.frames
+    ]
+    half = counts[min(len(counts) // 2, len(counts) - SPREAD_STEPS_MIN - 1) :]
+    spreads = [spread_sigmas(part) for part in (counts, half)]
+    return min((spread for spread in spreads if spread is not None), default=None)
+
+
+def spread_sigmas(counts: Sequence[tuple[float, ...]]) -> float | None:
+    """How far the variance of hits over scrapes lies above that of requests that hit whole or not
+    at all; `counts` are tokens looked up, tokens that hit and requests, by scrape.
+
+    The hits of n such requests have a binomial variance, so that the sum of squares over it has a
+    chi-square distribution (here by the normal approximation of Wilson and Hilferty).
+    """
+    steps = [tuple(map(sub, after, before)) for before, after in pairwise(counts)]
+    if any(value < 0 for step in steps for value in step):
+        return None  # the counters were reset
+    steps = [step for step in steps if step[0] > 0]
+    looked_up, hits, requests = (sum(step[at] for step in steps) for at in range(3))
+    if len(steps) < SPREAD_STEPS_MIN or requests < 1 or not 0 < hits < looked_up:
+        return None
+    ratio, prompt_tokens = hits / looked_up, looked_up / requests
+    squares = sum((hit - ratio * tokens) ** 2 / tokens for tokens, hit, _ in steps)
+    freedom = len(steps) - 1
+    spread = squares / (prompt_tokens * ratio * (1 - ratio) * freedom)
+    variance = 2 / (9 * freedom)
+    return (math.cbrt(spread) - (1 - variance)) / math.sqrt(variance)

@@ -212,6 +212,26 @@ OTHERS: Mapping[str, Situation] = {
                   prefill_service_ratio=0.06),
         quiet={**CHURN.quiet, "prefix_hit_ratio": 0.85},
     ),
+    "prefix_reuse_lost:all hit alike": replace(
+        CHURN.but(prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, prefix_hit_spread_sigmas=-2.5,
+                  prefix_query_per_s=400.0),
+        quiet={**CHURN.quiet, "prefix_hit_ratio": 0.9, "prefix_query_per_s": 400.0},
+    ),
+    "prefix_reuse_lost:all hit alike, reused in time": replace(
+        CHURN.but(prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, prefix_hit_spread_sigmas=-2.5,
+                  kv_reuse_gap_s=1.5, kv_idle_before_evict_s=5.0),
+        quiet={**CHURN.quiet, "prefix_hit_ratio": 0.9},
+    ),
+    "prefix_reuse_lost: not where tails are reused late": replace(
+        CHURN.but(prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, prefix_hit_spread_sigmas=-2.5,
+                  kv_reuse_gap_s=3.0, kv_idle_before_evict_s=5.0),
+        quiet={**CHURN.quiet, "prefix_hit_ratio": 0.9},
+    ),
+    "prefix_churn:tails evicted": replace(
+        CHURN.but(prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, prefix_hit_spread_sigmas=-3.0,
+                  prefix_query_per_s=600.0),
+        quiet={**CHURN.quiet, "prefix_hit_ratio": 0.9, "prefix_query_per_s": 400.0},
+    ),
     "prefix_churn:some hit whole": replace(
         CHURN.but(prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, prefill_hit_share=0.16),
         quiet={**CHURN.quiet, "prefix_hit_ratio": 0.9},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from random import Random
+from statistics import median
 
 import pytest
 
@@ -11,6 +14,7 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.learned.derived_signals import spread_sigmas
 from kneewatch.rules.rule import Severity
 from tests.diagnose.recommend.scenes import LLAMA, advised
 from tests.diagnose.situations import CONCLUSIVE, Situation
@@ -62,29 +66,95 @@ def test_a_fresh_loss_is_not_laid_to_another_tier() -> None:
     assert "prefix_saved_ratio" not in [one.signal for one in told.against]
 
 
+FEW_HITS = replace(
+    CHURN.but(prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, prefix_query_per_s=400.0),
+    quiet={**CHURN.quiet, "prefix_hit_ratio": 0.9, "prefix_query_per_s": 400.0},
+)
+HEADS_ALONE = {"prefill_hit_share": 0.05, "prefill_miss_share": 0.6}
+
+
 @pytest.mark.parametrize(
-    ("quiet_ratio", "whole_share", "cause_id"),
+    ("situation", "cause_id"),
     [
-        pytest.param(0.9, 0.05, "prefix_reuse_lost", id="all hit their first tokens"),
-        pytest.param(0.9, 0.17, "prefix_churn", id="some hit whole, others not at all"),
-        pytest.param(0.9, None, "prefix_churn", id="what requests compute is unknown"),
-        pytest.param(0.6, 0.05, "prefix_churn", id="nothing ever hit nearly whole"),
+        pytest.param(FEW_HITS.but(**HEADS_ALONE), "prefix_reuse_lost", id="none hits whole"),
+        pytest.param(
+            FEW_HITS.but(prefix_hit_spread_sigmas=-3.0), "prefix_reuse_lost", id="all hit alike"
+        ),
+        pytest.param(
+            FEW_HITS.but(prefill_hit_share=0.17, prefill_miss_share=0.6),
+            "prefix_churn",
+            id="some hit whole, others not at all",
+        ),
+        pytest.param(
+            FEW_HITS.but(prefix_hit_spread_sigmas=-1.0), "prefix_churn", id="hits vary by chance"
+        ),
+        pytest.param(FEW_HITS, "prefix_churn", id="how requests hit is unknown"),
+        pytest.param(
+            replace(FEW_HITS, quiet=CHURN.quiet).but(**HEADS_ALONE),
+            "prefix_churn",
+            id="nothing ever hit nearly whole",
+        ),
+        pytest.param(
+            FEW_HITS.but(**HEADS_ALONE, prefix_query_per_s=1200.0),
+            "prefix_churn",
+            id="three times the tokens are looked up",
+        ),
+        pytest.param(
+            FEW_HITS.but(**HEADS_ALONE, kv_reuse_gap_s=6.0, kv_idle_before_evict_s=8.0),
+            "prefix_churn",
+            id="blocks are reused as late as they are evicted",
+        ),
+        pytest.param(
+            FEW_HITS.but(**HEADS_ALONE, prefix_query_per_s=1200.0, kv_capacity_tokens=1e6),
+            "prefix_reuse_lost",
+            id="blocks last for minutes",
+        ),
     ],
 )
 def test_a_changed_prompt_hits_its_head_and_an_evicted_one_nothing(
-    quiet_ratio: float, whole_share: float | None, cause_id: str
+    situation: Situation, cause_id: str
 ) -> None:
-    few = CHURN.but(
-        prefix_hit_ratio=0.2,
-        prefix_hit_tokens_mean=40.0,
-        prefill_hit_share=whole_share,
-        prefill_miss_share=0.6,
-    )
-    causes = replace(few, quiet={**few.quiet, "prefix_hit_ratio": quiet_ratio}).causes()
-    assert {"prefix_reuse_lost", "prefix_churn"} & set(causes) == {cause_id}
-    if cause_id == "prefix_reuse_lost":
-        texts = [piece.text for piece in causes[cause_id].evidence]
-        assert any(text.startswith("5% of requests hit nearly whole") for text in texts)
+    assert {"prefix_reuse_lost", "prefix_churn"} & set(situation.causes()) == {cause_id}
+
+
+def test_what_tells_a_changed_prompt_from_an_evicted_tail_is_said() -> None:
+    changed = cause(FEW_HITS.but(**HEADS_ALONE), "prefix_reuse_lost")
+    assert "requests hit their first 40 tokens, each about as many: prompts differ behind them" in [
+        piece.text for piece in changed.evidence
+    ]
+    evicted = cause(FEW_HITS.but(**HEADS_ALONE, prefix_query_per_s=1200.0), "prefix_churn")
+    assert evicted.evidence[-1].text.startswith("1200 prompt tokens/s are looked up, 400 in quiet")
+
+
+def counted(hits: Iterable[Sequence[float]]) -> list[tuple[float, float, float]]:
+    """Tokens looked up, tokens that hit and requests, by scrape; `hits` are the hits of each
+    scrape's prompts of 1,000 tokens."""
+    counts = [(0.0, 0.0, 0.0)]
+    for each in hits:
+        looked_up, hit, requests = counts[-1]
+        counts.append((looked_up + 1000.0 * len(each), hit + sum(each), requests + len(each)))
+    return counts
+
+
+def test_hits_of_prompts_that_hit_whole_or_not_at_all_vary_by_chance() -> None:
+    rng = Random(7)
+    spreads = [
+        spread_sigmas(
+            counted([[1000.0 * (rng.random() < 0.3) for _ in range(5)] for _ in range(12)])
+        )
+        for _ in range(300)
+    ]
+    assert sum(spread is not None and spread <= -2.3 for spread in spreads) <= 9
+    assert -1.0 < median(spread for spread in spreads if spread is not None) < 1.0
+
+
+def test_hits_of_prompts_that_share_their_head_vary_less() -> None:
+    rng = Random(7)
+    alike = counted([[rng.uniform(100.0, 300.0) for _ in range(5)] for _ in range(12)])
+    assert (spread_sigmas(alike) or 0.0) < -2.3
+    assert spread_sigmas(alike[:4]) is None, "too few scrapes"
+    assert spread_sigmas(alike[5:] + alike[:5]) is None, "the counters were reset"
+    assert spread_sigmas(counted([[0.0] * 5] * 12)) is None, "no hits"
 
 
 UNSHARED = replace(

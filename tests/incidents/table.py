@@ -6,6 +6,7 @@ from tests.incidents import (
     held_out,
     lost_memory,
     overload,
+    prefix_cache,
     slow_decay,
     slow_server,
     without_progress,
@@ -15,6 +16,7 @@ from tests.incidents.incident import Incident, said, table
 INCIDENTS: tuple[Incident, ...] = (
     *without_progress.INCIDENTS,
     *overload.INCIDENTS,
+    *prefix_cache.INCIDENTS,
     *lost_memory.INCIDENTS,
     *slow_decay.INCIDENTS,
     *slow_server.INCIDENTS,
