@@ -326,13 +326,9 @@ def _sized(given: dict[str, Any]) -> Answer:
     width = style().width
     return Answer(
         size_document(answer) | extra,
-        [*size_text(answer, width=width), *_after_blank(lines)],
-        [*size_markdown(answer), *_after_blank(lines)],
+        size_text(answer, extra=lines, width=width),
+        size_markdown(answer, extra=lines),
     )
-
-
-def _after_blank(lines: Sequence[str]) -> list[str]:
-    return ["", *lines] if lines else []
 
 
 def _measured(

@@ -7,18 +7,18 @@ from dataclasses import asdict
 from math import floor
 from typing import Any
 
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import BenchmarkPoint
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
 from kneewatch.diagnose.sizing.memory.budget import Memory, Range
+from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, gib, memory_steps
-from kneewatch.diagnose.sizing.plan.plan_result import counted
 from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import Scaled, Scaling
-from kneewatch.diagnose.sizing.size import Size, steps
-from kneewatch.reports.formatting import WIDTH, duration, number, wrapped
+from kneewatch.diagnose.sizing.size import Size, start_failure, steps
+from kneewatch.reports.formatting import WIDTH, wrapped
 
 SCHEMA = "kneewatch.size/1"
 
@@ -226,26 +226,35 @@ def operating_point_lines(operating_point: OperatingPoint) -> list[str]:
     else:
         bound = " or more" if operating_point.is_lower_bound else ""
         first = (
-            f"Benchmark: C_max {figure(best.concurrency)}{bound}, "
+            f"Benchmark: C_max {figure(best.concurrency)}{bound} in flight, "
             f"{figure(best.requests_per_s)} requests/s usable, {_latencies(best)}"
         )
     lines = [first, *[f"  limit: {missed}" for missed in operating_point.missed]]
     knee = operating_point.knee
     lines.append(
         f"  knee after {figure(knee.safe.concurrency)} in flight ({knee.basis}): keep the P95 of "
-        f"arrivals at or below {figure(knee.safe.requests_per_s)} requests/s per instance"
+        f"arrivals at or below {figure(knee.safe.requests_per_s)} requests/s per replica"
     )
     return [*lines, *[f"  warning: {flag.message}" for flag in operating_point.flags]]
 
 
 def _latencies(point: BenchmarkPoint) -> str:
-    return f"TTFT P99 {duration(point.ttft_p99_s)}, ITL P99 {duration(point.itl_p99_s)}"
+    return f"TTFT P99 {seconds(point.ttft_p99_s)}, ITL P99 {seconds(point.itl_p99_s)}"
 
 
 # --- Tensor-parallel degrees ----------------------------------------------------------------------
 
 
-HEAD = ("TP", "in flight", "{unit}/s", "{unit}/s per GPU", "scaling", "USD/M tokens", "TTFT", "ITL")
+HEAD = (
+    "TP",
+    "in flight",
+    "{unit}/s",
+    "{unit}/s per GPU",
+    "scaling",
+    "USD/M tokens",
+    "TTFT P99",
+    "ITL P99",
+)
 
 
 def scaling_document(scaling: Scaling) -> dict[str, Any]:
@@ -318,8 +327,8 @@ def _cells(row: Scaled) -> list[str]:
         f"{figure(round(degree.per_s_per_gpu, 3))}{more}",
         f"{row.efficiency_ratio:.0%}",
         "-" if cost is None else f"{cost:.3g}",
-        duration(degree.point.ttft_p99_s),
-        duration(degree.point.itl_p99_s),
+        seconds(degree.point.ttft_p99_s),
+        seconds(degree.point.itl_p99_s),
     ]
 
 
@@ -329,13 +338,21 @@ def _cells(row: Scaled) -> list[str]:
 BAR = 50
 
 
-def size_text(answer: Size, *, width: int = WIDTH) -> list[str]:
-    """Lines of text: verdict, GPUs, cost and speed, notes, then memory bar and arithmetic."""
-    lines = [_verdict(answer), *wrapped(_setup(answer), width=width, more=2)]
+def size_text(answer: Size, *, extra: Sequence[str] = (), width: int = WIDTH) -> list[str]:
+    """Lines of text: verdict, GPUs, cost and speed, notes, then memory bar and arithmetic.
+
+    `extra` are the lines of a search or benchmark, which stand before the arithmetic.
+    """
+    lines = wrapped(_verdict(answer), width=width, more=2)
+    lines += wrapped(_setup(answer), width=width, more=2)
     for line in (*_price(answer), *_fewest(answer), *_speed(answer)):
         lines += wrapped(line, width=width, more=2)
-    for note in (*answer.missed, *answer.notes):
+    for note in _notes(answer):
         lines += wrapped(f"note: {note}", width=width, more=6)
+    if extra:
+        lines.append("")
+    for line in extra:
+        lines += wrapped(line, width=width, more=5)
     lines += ["", *_picture(answer.memory, width=width), ""]
     for step in (*memory_steps(answer.memory), *steps(answer)):
         lines += _step(step, width=width)
@@ -347,7 +364,11 @@ def _price(answer: Size) -> list[str]:
     per_year, per_token, fleet = answer.yearly_cost, answer.token_cost, answer.fleet
     if per_year is None:
         return []
-    parts = [f"{counted(answer.gpus, 'GPU')}: {figure(round(per_year.usd_per_year))} USD a year"]
+    replicas = answer.question.replicas if fleet is None else fleet.deployed_instances
+    parts = [
+        f"{counted(replicas, 'replica')}, {counted(answer.gpus, 'GPU')}: "
+        f"{figure(round(per_year.usd_per_year))} USD a year"
+    ]
     if per_token is not None:
         share = answer.utilization
         parts.append(
@@ -355,7 +376,7 @@ def _price(answer: Size) -> list[str]:
             f"{share.ratio:.0%} utilization ({share.source})"
         )
     if fleet is not None:
-        parts.append(f"{fleet.headroom_ratio:.0%} headroom at the peak")
+        parts.append(f"the peak can grow by {fleet.headroom_ratio:.0%}")
     return [", ".join(parts)]
 
 
@@ -363,17 +384,21 @@ def _verdict(answer: Size) -> str:
     memory, question = answer.memory, answer.question
     concurrency = question.concurrency_per_engine
     held = memory.concurrency
-    per = " per engine" if question.engines > 1 else ""
+    per = " on each engine" if question.engines > 1 else ""
     low, expected, high = (floor(value) for value in (held.low, held.expected, held.high))
     between = f" ({low:,} to {high:,})" if low < high else ""
     holds = f"holds {counted(expected, 'request')} of {memory.setup.context:,} tokens{between}{per}"
     if answer.fits:
         sure = memory.concurrency.low >= concurrency
         return f"{'FITS' if sure else 'PROBABLY FITS'}: {holds}"
-    if not memory.holds_one:
-        longest = memory.setup.longest_tokens
-        return f"DOES NOT FIT: vLLM would not start with --max-model-len {longest}; {holds}"
-    return f"DOES NOT FIT: {holds}, {figure(concurrency)} requested"
+    failure = start_failure(memory, answer.fewest)
+    return f"DOES NOT FIT: {failure or f'{holds}, {figure(concurrency)} requested'}"
+
+
+def _notes(answer: Size) -> list[str]:
+    """Missed targets and notes, without what the verdict says already."""
+    failure = start_failure(answer.memory, answer.fewest)
+    return [note for note in (*answer.missed, *answer.notes) if note != failure]
 
 
 def _setup(answer: Size) -> str:
@@ -386,7 +411,8 @@ def _setup(answer: Size) -> str:
     replicas = answer.question.replicas
     per_replica = f"{replicas} replicas, each " if replicas > 1 else ""
     return (
-        f"{setup.model.id} ({setup.scheme.id}, KV {setup.kv_cache_dtype}) on {per_replica}"
+        f"{setup.model.id} ({setup.scheme.id} weights, "
+        f"{kv_format(setup.kv_cache_dtype).label} KV cache) on {per_replica}"
         f"{spread.gpus} x {gpu} (TP {spread.tensor}, PP {spread.pipeline}{ranks}{engines}), vLLM "
         f"{version}, utilization {figure(setup.utilization)}{_beside(setup)}"
     )
@@ -450,9 +476,10 @@ def _fewest(answer: Size) -> list[str]:
     if fewest.expected is None:
         return ["Fewest GPUs for one replica: more than 32"]
     spread = fewest.spread
-    layout = "" if spread is None else f", TP {spread.tensor} x PP {spread.pipeline}"
+    layout = "" if spread is None else f" (TP {spread.tensor} x PP {spread.pipeline})"
     bounds = f"{fewest.low or 'more than 32'} to {fewest.high or 'more than 32'}"
-    return [f"Fewest GPUs for one replica: {fewest.expected} ({bounds}){layout}"]
+    uncertain = "" if fewest.low == fewest.high else f", {bounds} within the overhead estimate"
+    return [f"Fewest GPUs for one replica: {fewest.expected}{layout}{uncertain}"]
 
 
 def _speed(answer: Size) -> list[str]:
@@ -463,9 +490,9 @@ def _speed(answer: Size) -> list[str]:
     return [
         f"Predicted, not measured, for one engine at {figure(question.concurrency_per_engine)} "
         "requests in flight: "
-        f"TTFT {duration(speed.ttft_s)}, ITL {duration(speed.itl_s)}, "
-        f"{number(speed.decode_tokens_per_s)} output tokens/s and "
-        f"{number(speed.requests_per_s)} requests/s; bound by {speed.binding}",
+        f"TTFT {seconds(speed.ttft_s)}, ITL {seconds(speed.itl_s)}, "
+        f"{figure(speed.decode_tokens_per_s)} output tokens/s and "
+        f"{figure(speed.requests_per_s)} requests/s; bound by {speed.bound_by}",
         *_usable(answer),
     ]
 
@@ -481,12 +508,12 @@ def _usable(answer: Size) -> list[str]:
     return [f"Predicted usable within the targets, for one replica: {served}"]
 
 
-def size_markdown(answer: Size) -> list[str]:
-    """The sizing answer as Markdown lines."""
+def size_markdown(answer: Size, *, extra: Sequence[str] = ()) -> list[str]:
+    """The sizing answer as Markdown lines; `extra` are the lines of a search or benchmark."""
     lines = [f"# {_verdict(answer)}", "", _setup(answer), ""]
     lines += [*_price(answer), *_fewest(answer), *_speed(answer)]
-    lines += [f"- {note}" for note in (*answer.missed, *answer.notes)]
-    lines += [""]
+    lines += [f"- {note}" for note in _notes(answer)]
+    lines += ["", "```text", *extra, "```", ""] if extra else [""]
     lines += _table(
         ("step", "formula", "values", "result", "source"),
         [

@@ -41,13 +41,26 @@ def figure(value: float) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 1000:
-        return f"{value:,.1f}"
+        return f"{value:,.0f}"
     return f"{value:.4g}"
+
+
+def gigabytes(amount_bytes: float) -> str:
+    """Bytes as text in GB, below 1 GB in MB."""
+    gigabyte, megabyte = 1e9, 1e6
+    if amount_bytes >= gigabyte:
+        return f"{figure(amount_bytes / gigabyte)} GB"
+    return f"{figure(amount_bytes / megabyte)} MB"
 
 
 def seconds(value_s: float) -> str:
     """Seconds as text: in ms below 1 s."""
     return f"{figure(value_s)} s" if value_s >= 1 else f"{figure(value_s * 1e3)} ms"
+
+
+def counted(count: int, noun: str) -> str:
+    """The count with its noun: 1 GPU, 2 GPUs."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.arithmetic import Step, exact, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, counted, exact, figure, gigabytes, seconds
 
 SAFETY_DEFAULT = 1.3
 """The guide's worked example (figure 8.2); 1.2 for stable traffic, 1.5 for new deployments, highly
@@ -19,7 +19,7 @@ class FleetSize:
     """A fleet for a peak.
 
     `instances` carry the peak without margin. The guide gives the margin twice: on GPUs (8.3, which
-    need not be a whole instance) and on instances (9.1 step 11). `deployed_instances` rounds the
+    need not be a whole replica) and on replicas (9.1 step 11). `deployed_instances` rounds the
     second up, and `gpus` is what that takes. `gpus_rounded_once` is the same with the margin taken
     before the first rounding: the fewest GPUs that still hold peak x safety. `headroom_ratio` is
     the deployed capacity above the peak; `spare_instances` may be missing at the peak without
@@ -43,7 +43,7 @@ def size_fleet(
     pipeline_parallel: int = 1,
     safety: float = SAFETY_DEFAULT,
 ) -> FleetSize:
-    """The fleet that carries the peak at the usable requests/s of one instance, with a margin.
+    """The fleet that carries the peak at the usable requests/s of one replica, with a margin.
 
     `safety` is a factor (1.3 adds 30 %).
     Source: guide 8.3 step 3 and figure 8.2; 9.1 step 11.
@@ -63,7 +63,7 @@ def size_fleet(
         spare_instances=deployed - instances,
         steps=(
             Step(
-                title="Instances for the peak",
+                title="Replicas for the peak",
                 formula="ceil(peak RPS / usable RPS)",
                 values=f"ceil({figure(peak_requests_per_s)} / {figure(usable_requests_per_s)}) "
                 f"= ceil({figure(float(needed))})",
@@ -71,18 +71,18 @@ def size_fleet(
                 source="guide 8.3 step 3",
             ),
             Step(
-                title="Instances with safety",
-                formula="ceil(instances x safety)",
+                title="Replicas with safety",
+                formula="ceil(replicas x safety)",
                 values=f"ceil({instances} x {figure(safety)})",
                 result=f"{deployed}",
                 source="guide 9.1 step 11",
             ),
             Step(
                 title="GPUs",
-                formula="instances with safety x GPUs per instance",
+                formula="replicas with safety x GPUs per replica",
                 values=f"{deployed} x {gpus_each}",
                 result=f"{deployed * gpus_each} ({figure(by_gpus)} before rounding to whole "
-                "instances)",
+                "replicas)",
                 source="guide 8.3 step 3, 9.1 step 11",
             ),
         ),
@@ -160,8 +160,7 @@ def circuit_breaker(
     if quiet_ttft_s >= ttft_target_s:
         raise SizingError(
             f"prefill alone takes {quiet_ttft_s:.3g} s, and the TTFT target is "
-            f"{ttft_target_s:g} s: no "
-            "queue is short enough",
+            f"{ttft_target_s:g} s: no queue is short enough",
             name="quiet_ttft_s",
         )
     rate = min(arrivals_per_s, served_per_s)
@@ -207,7 +206,7 @@ def input_limit(
     )
 
 
-# --- How long a new instance takes, and what must be warm meanwhile. Pure. Guide 2.1, 9.2, 9.5 ----
+# --- Cold starts, and what must be warm meanwhile (guide 2.1, 9.2, 9.5) ---------------------------
 
 
 START_HIGH_S = 300.0
@@ -259,7 +258,7 @@ def cold_start(
 
     `provision_s` is getting the machine and the container, `initialise_s` what the engine does
     after loading (compile, graphs, warm-up); both as measured. `weights_bytes` are those of the
-    whole instance: its GPUs share the path.
+    whole replica: its GPUs share the path.
     Source: guide 2.1 (times by path), 9.5 (measure per hardware tier).
     """
     around = provision_s + initialise_s
@@ -269,9 +268,9 @@ def cold_start(
     return slowest, Step(
         title=f"Cold start from {path.name}",
         formula="provisioning + weights / bandwidth + initialization",
-        values=f"{figure(provision_s)} s + {figure(weights_bytes / 1e9)} GB / "
+        values=f"{figure(provision_s)} s + {gigabytes(weights_bytes)} / "
         f"{' to '.join(figure(rate) for rate in rates)} GB/s + {figure(initialise_s)} s",
-        result=f"{figure(fastest)} s" + ("" if len(rates) == 1 else f" to {figure(slowest)} s"),
+        result=seconds(fastest) + ("" if len(rates) == 1 else f" to {seconds(slowest)}"),
         source=path.source,
     )
 
@@ -279,10 +278,10 @@ def cold_start(
 def warm_minimum(
     *, lowest_requests_per_s: float, usable_requests_per_s: float, burst_ratio: float = _BURST_RATIO
 ) -> tuple[int, Step]:
-    """Fewest instances to keep warm: enough for a burst at the quietest hour, and one to spare.
+    """Fewest replicas to keep warm: enough for a burst at the quietest hour, and one to spare.
 
     A burst arrives within a cold start, so what it needs must be running already.
-    Source: guide 9.2 (one instance always available), 8.2 (bursts of 2-3 times).
+    Source: guide 9.2 (one replica always available), 8.2 (bursts of 2-3 times).
     """
     lowest, usable = exact(lowest_requests_per_s), exact(usable_requests_per_s)
     base = math.ceil(lowest / usable)
@@ -292,7 +291,7 @@ def warm_minimum(
         formula="max(ceil(lowest RPS x burst / usable), ceil(lowest RPS / usable) + standby)",
         values=f"max(ceil({figure(lowest_requests_per_s)} x {figure(burst_ratio)} / "
         f"{figure(usable_requests_per_s)}), {base} + 1)",
-        result=f"{instances} instances",
+        result=counted(instances, "replica"),
         source="guide 9.2, 8.2",
     )
 
@@ -304,27 +303,28 @@ def scale_up_ratio(
     usable_requests_per_s: float,
     instances: int,
 ) -> tuple[float, tuple[Step, ...]]:
-    """Share of the fleet's capacity at which to order an instance so that it serves in time.
+    """Share of the fleet's capacity at which to order a replica so that it serves in time.
 
-    While an instance starts, load grows by `growth_per_s_per_s` requests/s each second. 0: load
-    grows faster than this fleet can follow, so instances must be scheduled ahead.
+    While a replica starts, load grows by `growth_per_s_per_s` requests/s each second. 0: load
+    grows faster than this fleet can follow, so replicas must be scheduled ahead.
     Source: guide 9.2 (reactive scaling arrives after the spike), 9.5 (lead time per tier).
     """
     capacity = instances * usable_requests_per_s
     order_at = max(0.0, 1 - cold_start_s * growth_per_s_per_s / capacity)
-    lead = figure(cold_start_s)
+    lead = seconds(cold_start_s)
     return order_at, (
         Step(
-            "Lead time of an instance",
+            "Lead time of a replica",
             "reaction + cold start",
             f"0 + {lead}",
-            f"{lead} s",
+            lead,
             "guide 9.2, 9.5",
         ),
         Step(
-            title="Order the next instance at",
+            title="Order the next replica at",
             formula="1 - lead time x growth / capacity",
-            values=f"1 - {lead} s x {figure(growth_per_s_per_s)} /s² / {figure(capacity)}",
+            values=f"1 - {lead} x {figure(growth_per_s_per_s)} requests/s² / "
+            f"{figure(capacity)} requests/s",
             result=f"{order_at:.0%} of capacity",
             source="guide 9.2",
         ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, seconds
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
@@ -47,7 +47,7 @@ def name_of(setup: Setup) -> str:
         stages += f" DCP {setup.decode_context_parallel}"
     return (
         f"{gpu} TP {setup.parallel.tensor}{stages}, {setup.scheme.id} weights, "
-        f"{setup.kv_cache_dtype} KV cache, {setup.longest_tokens:,} tokens"
+        f"{kv_format(setup.kv_cache_dtype).label} KV cache, up to {setup.longest_tokens:,} tokens"
     )
 
 
@@ -253,7 +253,7 @@ def _cause(result: SearchResult, winner: Candidate, candidate: Candidate) -> str
     if candidate.gpus > winner.gpus:
         alike = candidate.setup.parallel.gpus == winner.setup.parallel.gpus
         added = candidate.replicas - winner.replicas if alike else candidate.gpus - winner.gpus
-        return f"needs {added} more {'replica' if alike else 'GPU'}{'s' * (added > 1)} "
+        return f"needs {counted(added, 'replica' if alike else 'GPU').replace(' ', ' more ')} "
     price = figure(candidate.usd_per_hour / candidate.gpus)
     return f"needs {candidate.gpus} GPUs at {price} USD/h each "
 
@@ -295,8 +295,8 @@ def explain(result: SearchResult) -> tuple[str, ...]:
 
 def _headline(candidate: Candidate) -> str:
     return (
-        f"{candidate.replicas} x {name_of(candidate.setup)}: {candidate.gpus} GPU"
-        f"{'s' * (candidate.gpus > 1)}, {figure(candidate.usd_per_hour)} USD/h, "
+        f"{counted(candidate.replicas, 'replica')} on {name_of(candidate.setup)}: "
+        f"{counted(candidate.gpus, 'GPU')}, {figure(candidate.usd_per_hour)} USD/h, "
         f"{figure(candidate.usd_per_million_output_tokens)} USD per million output tokens"
     )
 

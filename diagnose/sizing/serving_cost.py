@@ -36,19 +36,24 @@ class TokenCost:
 
 
 def token_cost(
-    *, gpus: float, usd_per_gpu_hour: float, tokens_per_s: float, utilization_ratio: float = 1.0
+    *,
+    gpus: float,
+    usd_per_gpu_hour: float,
+    tokens_per_s: float,
+    utilization_ratio: float = 1.0,
+    owner: str = "the fleet",
 ) -> TokenCost:
-    """Dollars per million tokens of a fleet.
+    """Dollars per million tokens of a fleet, or of another `owner` of these GPUs.
 
-    `tokens_per_s` is the whole fleet's rate at full load, of which `utilization_ratio` (0..1) is
-    used on average. Pass 1 with a rate that was measured: it contains the utilization already.
+    `tokens_per_s` is the rate of all these GPUs at full load, of which `utilization_ratio` (0..1)
+    is used on average. Pass 1 with a measured rate: it contains the utilization already.
     Source: guide 9.2, 9.1 step 12.
     """
     hourly = gpus * usd_per_gpu_hour
     cost = hourly / (tokens_per_s * SECONDS_PER_HOUR * utilization_ratio) * 1e6
     steps = (
         Step(
-            title="Cost per hour",
+            title=f"Cost per hour of {owner}",
             formula="GPUs x USD per GPU-hour",
             values=f"{figure(gpus)} x {figure(usd_per_gpu_hour)}",
             result=f"{figure(hourly)} USD/h",

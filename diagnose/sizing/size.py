@@ -8,7 +8,7 @@ from math import floor
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.layers import SlidingStates
-from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, figure, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import (
     FewestGpus,
     Memory,
@@ -55,23 +55,35 @@ _OLDEST = (0, 6, 0)
 _MOST_RANKS = 8
 
 
-def memory_notes(answer: Memory, concurrency: float) -> Iterator[str]:
+def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
+    """Why vLLM would not start and the change with which it would; None where it starts."""
+    setup, longest = answer.setup, answer.longest_that_fits
+    if answer.holds_one:
+        return None
+    gpus = fewest.expected if fewest is not None else None
+    split = f"split the model over {gpus or 'more'} GPUs"
+    if not longest:
+        return (
+            "vLLM would not start: weights and overhead leave no room for a KV cache; "
+            f"{split}, or serve it with fewer bits per weight"
+        )
+    longest = min(longest, setup.model.max_context_tokens or longest)
+    change = f"use --max-model-len {longest}" + (f" or {split}" if gpus else "")
+    return (
+        "vLLM would not start: the KV cache is too small for one request of "
+        f"{setup.longest_tokens:,} tokens; {change}"
+    )
+
+
+def memory_notes(
+    answer: Memory, concurrency: float, fewest: FewestGpus | None = None
+) -> Iterator[str]:
     """Doubts about what fits, with `concurrency` requests wanted on each engine."""
     yield from _sources(answer)
     setup, held, layout = answer.setup, answer.concurrency, answer.layout
     blocks = layout.blocks(answer.available_bytes.expected)
-    longest = setup.longest_tokens if answer.holds_one else answer.longest_that_fits
-    if not longest:
-        yield (
-            "vLLM would not start: weights and overhead leave no room for a KV cache; split the "
-            "model over more GPUs, or serve it with fewer bits per weight"
-        )
-    elif longest < setup.longest_tokens:
-        yield (
-            f"vLLM would not start: the KV cache is too small for one request of "
-            f"{setup.longest_tokens:,} tokens; use --max-model-len "
-            f"{min(longest, setup.model.max_context_tokens or longest)}"
-        )
+    if failure := start_failure(answer, fewest):
+        yield failure
     elif blocks * _TIGHT_RATIO <= layout.request_blocks(setup.longest_tokens):
         yield (
             "a request of full length needs almost the whole KV cache, so it can stay queued "
@@ -85,9 +97,8 @@ def memory_notes(answer: Memory, concurrency: float) -> Iterator[str]:
         yield (f"may fit: at the high end of the estimate {figure(held.high)} requests fit")
     if not setup.defaults.capacity_by_context and len(layout.groups) > 1:
         yield (
-            "kv_capacity_tokens is the number that this version logs, which is not the "
-            "capacity of a "
-            "model with several kinds of layers: use kv_tokens_at_context"
+            "kv_capacity_tokens is the figure that this version logs; for a model with several "
+            "kinds of layers the capacity is kv_tokens_at_context"
         )
 
 
@@ -328,8 +339,11 @@ def size(question: Question) -> Size:
     check(question.setup)
     check_question(question)
     question = replace(question, setup=at_lengths(question))
-    answer = memory(question.setup)
-    notes = [*question.setup.model.notes, *memory_notes(answer, question.concurrency_per_engine)]
+    answer, fewest = memory(question.setup), _fewest(question)
+    notes = [
+        *question.setup.model.notes,
+        *memory_notes(answer, question.concurrency_per_engine, fewest),
+    ]
     loaded = _load(question, answer)
     efficiency = question.efficiency
     speed = performance(*loaded, efficiency) if loaded is not None else None
@@ -354,7 +368,7 @@ def size(question: Question) -> Size:
     return Size(
         question=question,
         memory=answer,
-        fewest=_fewest(question),
+        fewest=fewest,
         loaded=loaded,
         performance=speed,
         intensity=_intensity(question, loaded, speed),
@@ -497,13 +511,14 @@ def _cost(
         usd_per_gpu_hour=price,
         tokens_per_s=usable * outputs,
         utilization_ratio=shared.ratio,
+        owner="one replica",
     )
     return per_token, per_year
 
 
 def peak_utilization(question: Question, capacity_per_s: float | None) -> Utilization:
     """The share of the capacity to count tokens at: the stated average, else the peak's on the
-    deployed instances (`capacity_per_s` requests/s), which the average stays below."""
+    deployed replicas (`capacity_per_s` requests/s), which the average stays below."""
     if question.utilization_ratio is not None:
         return Utilization(question.utilization_ratio, "the stated average")
     peak = question.peak_requests_per_s
@@ -550,7 +565,7 @@ def _exchange(answer: Size) -> tuple[Step, ...]:
             "1/GPUs)",
             values=f"{experts.layers} x {figure(tokens)} x {experts.per_token} x "
             f"{setup.model.hidden_size} x 2 x 2 x (1 - 1/{gpus})",
-            result=f"{figure(sent_bytes / 1e6)} MB, {seconds(each_s)} over "
+            result=f"{gigabytes(sent_bytes)}, {seconds(each_s)} over "
             f"{loaded[0].link}, not in the predicted step",
             source="guide 5.4",
         ),

@@ -438,6 +438,28 @@ def test_the_verdict_counts_whole_requests_and_names_no_guide() -> None:
     assert "guide" not in done.stdout
 
 
+def test_a_launch_that_would_not_start_names_the_change_once() -> None:
+    text = " ".join(size(*LLAMA).stdout.split())
+    assert text.startswith("DOES NOT FIT: vLLM would not start: weights and overhead leave no room")
+    assert "split the model over 4 GPUs" in text
+    assert text.count("would not start") == 1
+    assert "= 0 blocks [" in text
+
+
+def test_answers_stand_before_the_arithmetic_in_the_same_figures() -> None:
+    done = size(
+        "--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100-sxm", "--search",
+        "--input-tokens", "1000", "--output-tokens", "200", "--itl-slo", "50ms", "--peak-rps", "20",
+    )  # fmt: skip
+    answer, arithmetic = done.stdout.split("one GPU, ")
+    assert "configurations meet the targets" in answer
+    assert "auto (16-bit) KV cache" in answer
+    itl = re.search(r"Predicted, not measured,[^;]* ITL ([0-9.]+ ms)", answer)
+    assert itl
+    assert f"ITL {itl[1]}, KV cache" in " ".join(answer.split())
+    assert f"= {itl[1]} [share = " in arithmetic
+
+
 def test_the_gpus_are_listed_on_request() -> None:
     done = size("--list-gpus")
     assert (done.returncode, done.stderr) == (0, "")

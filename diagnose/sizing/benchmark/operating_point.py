@@ -1,4 +1,4 @@
-"""The load that one instance serves within its targets, also by TP degree. Pure."""
+"""The load that one replica serves within its targets, also by TP degree. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BRACKET_RATIO = 1.25
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """What one instance carries at the targets.
+    """What one replica carries at the targets.
 
     `c_max` is the measured point with the highest concurrency that keeps them; None where none
     does. `first_miss` is the next measured point, which breaks them: the true limit lies between.
@@ -43,7 +43,7 @@ class OperatingPoint:
 
     @property
     def usable_requests_per_s(self) -> float | None:
-        """Requests per second of one instance at C_max; None where no point keeps the targets."""
+        """Requests per second of one replica at C_max; None where no point keeps the targets."""
         return None if self.c_max is None else self.c_max.requests_per_s
 
     @property
@@ -128,7 +128,7 @@ def _steps(
             source="guide 8.3 step 1",
         ),
         Step(
-            title="Usable RPS of one instance",
+            title="Usable RPS of one replica",
             formula="requests/s measured at C_max",
             values=f"at {best.concurrency:g} in flight",
             result=f"{figure(best.requests_per_s)} requests/s",

@@ -245,7 +245,7 @@ class KvLayout:
     def request_blocks(self, context_tokens: int) -> int:
         """Most blocks that a request of that length occupies."""
         return sum(
-            group.groups * _blocks_of(group, context_tokens, self.settings) for group in self.groups
+            group.groups * blocks_of(group, context_tokens, self.settings) for group in self.groups
         )
 
     def request_bytes(self, context_tokens: int) -> float:
@@ -268,7 +268,8 @@ class KvLayout:
         return self.blocks(available_bytes) // groups * block * parallel
 
 
-def _blocks_of(group: Group, context_tokens: int, settings: KvSettings) -> int:
+def blocks_of(group: Group, context_tokens: int, settings: KvSettings) -> int:
+    """Most blocks that a request of that length occupies in one group of that kind."""
     kind = group.kind
     if isinstance(kind, Recurrent):
         return settings.state_blocks

@@ -44,6 +44,11 @@ class KvFormat:
         return self.head_bytes(_USUAL_HEAD_DIM, _USUAL_HEAD_DIM) / (2 * _USUAL_HEAD_DIM)
 
     @property
+    def label(self) -> str:
+        """The dtype as text, with the width that `auto` stands for."""
+        return "auto (16-bit)" if self.id == "auto" else self.id
+
+    @property
     def needs_indexer(self) -> bool:
         """Whether only the kernels of sparse latent attention keep it."""
         return self.rope_bytes is not None

@@ -20,6 +20,7 @@ from kneewatch.diagnose.sizing.memory.budget import Memory, kv_layout_of
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     Group,
     KvSettings,
+    blocks_of,
     heads_per_gpu,
     index_bytes,
     state_bytes,
@@ -127,24 +128,27 @@ def _weights(answer: Memory) -> Step:
         return Step(
             "Weights on each GPU", "as stated", gib(total_bytes), gib(total_bytes), "the user"
         )
+    parts = _parts(answer.weights)
     return Step(
         f"Weights on each GPU ({setup.scheme.id})",
-        "attention + MLP + experts + embeddings + norms and routers + vision",
-        " + ".join(gib(part) for part in _parts(answer.weights)),
+        " + ".join(parts),
+        " + ".join(gib(part_bytes) for part_bytes in parts.values()),
         gib(total_bytes),
         f"guide 2.1; {setup.scheme.source}",
     )
 
 
-def _parts(weights: Weights) -> tuple[float, ...]:
-    return (
-        weights.attention_bytes,
-        weights.mlp_bytes,
-        weights.experts_bytes,
-        weights.tables_bytes,
-        weights.small_bytes,
-        weights.vision_bytes,
-    )
+def _parts(weights: Weights) -> dict[str, float]:
+    """Bytes of each part, without parts of less than 5 MiB."""
+    parts = {
+        "attention": weights.attention_bytes,
+        "MLP": weights.mlp_bytes,
+        "experts": weights.experts_bytes,
+        "embeddings": weights.tables_bytes,
+        "norms and routers": weights.small_bytes,
+        "vision": weights.vision_bytes,
+    }
+    return {name: part_bytes for name, part_bytes in parts.items() if part_bytes >= 5 * _MEBI}
 
 
 def _overhead(answer: Memory) -> Step:
@@ -258,13 +262,18 @@ def _pool(answer: Memory) -> tuple[Step, ...]:
             "available KV cache / (page x layers per group)",
             f"{gib(answer.available_bytes.expected)} / ({figure(layout.page_bytes)} B x "
             f"{layout.group_layers})",
-            f"{blocks:,} blocks of {block_tokens} tokens, of which vLLM keeps one",
+            f"{blocks:,} blocks of {block_tokens} tokens, one of them reserved by vLLM"
+            if blocks
+            else "0 blocks",
             _POOL_SOURCE,
         ),
         Step(
             f"Blocks per request of {context:,} tokens",
             " + ".join(_group_formula(group, layout.settings) for group in layout.groups),
-            "sum over the layer groups",
+            " + ".join(
+                f"{group.groups} x {blocks_of(group, context, layout.settings):,}"
+                for group in layout.groups
+            ),
             f"{request:,}",
             _POOL_SOURCE,
         ),
@@ -281,11 +290,11 @@ def _pool(answer: Memory) -> tuple[Step, ...]:
 
 def _group_formula(group: Group, settings: KvSettings) -> str:
     if isinstance(group.kind, FullAttention | LatentAttention | CompressedAttention):
-        need = f"ceil(context / {group.block_tokens})"
+        need = f"ceil(context / {group.block_tokens * settings.decode_context_parallel})"
     elif isinstance(group.kind, SlidingStates) and not group.kind.window_tokens:
         need = "1"
     elif isinstance(group.kind, SlidingAttention | SlidingStates):
-        need = f"(ceil((window - 1 + tokens in flight) / {group.block_tokens}) + 1)"
+        need = f"(ceil(min(window - 1 + tokens in flight, context) / {group.block_tokens}) + 1)"
     else:
         need = f"{settings.state_blocks}"
     return f"{group.groups} x {need}"

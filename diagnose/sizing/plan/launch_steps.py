@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import FullAttention, SlidingAttention
-from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.launch_setup import (
     Setup,
     check_tensor_parallel,
     tensor_parallel_choices,
 )
 from kneewatch.diagnose.sizing.memory.weights import Parallel
-from kneewatch.diagnose.sizing.plan.instance_curve import (
+from kneewatch.diagnose.sizing.plan.memory_steps import Floor, planned_concurrency
+from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
+from kneewatch.diagnose.sizing.plan.replica_curve import (
     GAIN_RATIO,
     Serving,
     at,
@@ -27,8 +29,6 @@ from kneewatch.diagnose.sizing.plan.instance_curve import (
     tuned,
     usable_per_s,
 )
-from kneewatch.diagnose.sizing.plan.memory_steps import Floor, planned_concurrency
-from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value, counted
 from kneewatch.diagnose.sizing.plan.workload_profile import Slo, Speculation
 from kneewatch.diagnose.sizing.replica_count import PrefillDecodeRatio, prefill_decode_ratio
 from kneewatch.diagnose.sizing.speed.performance import Drafting, planned_overhead_ratio
@@ -122,7 +122,7 @@ def choose_split(pool: Pool, floor: Floor, *, quantization: str, kv_cache_dtype:
 
 
 def _misfit(pool: Pool, floor: Floor, setup: Setup) -> str:
-    """Why an instance is too small; empty if it is not. A stated split may be below the floor."""
+    """Why a replica is too small; empty if it is not. A stated split may be below the floor."""
     gpus, concurrency = setup.parallel.gpus, planned_concurrency(pool)
     if gpus < floor.gpus and pool.deployment.tensor_parallel is None:
         return f"below the memory floor of {counted(floor.gpus, 'GPU')}"
@@ -135,8 +135,8 @@ def _for_targets(pool: Pool, fitting: list[Setup], refused: list[str]) -> Split:
     concurrency = pool.deployment.concurrency
     carried: list[tuple[float, Setup]] = []
     for setup in fitting:
-        instance = tuned(serving(pool, setup))[0]
-        best = best_point(instance)
+        replica = tuned(serving(pool, setup))[0]
+        best = best_point(replica)
         carried.append((best.requests_per_s / setup.parallel.gpus if best else 0.0, setup))
         if concurrency is None:
             continue
@@ -166,18 +166,18 @@ def _name(parallel: Parallel) -> str:
 
 
 def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> PlanStep:
-    """Step 6: TP and PP of one instance, and the cost of the all-reduces."""
+    """Step 6: TP and PP of one replica, and the cost of the all-reduces."""
     setup, gpu = split.setup, pool.gpu
-    parallel, instance = setup.parallel, serving(pool, setup)
+    parallel, replica = setup.parallel, serving(pool, setup)
     stages = parallel.pipeline
     within_domain = gpu.nvlink_bytes_per_s is not None and parallel.tensor <= gpu.nvlink_gpus
     link = "nvlink" if within_domain else "pcie"
     planned = planned_overhead_ratio(link=link, tensor_parallel=parallel.tensor)
-    decode = at(instance, 1).decode_step
+    decode = at(replica, 1).decode_step
     step = PlanStep(
         number=6,
         title="Select the parallelism",
-        decision=f"{_name(parallel)}: {counted(parallel.gpus, 'GPU')} per instance, over {link}",
+        decision=f"{_name(parallel)}: {counted(parallel.gpus, 'GPU')} per replica, over {link}",
         output={
             "tensor_parallel": parallel.tensor,
             "pipeline_parallel": stages,
@@ -188,10 +188,10 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
             "allreduce_ratio_predicted": decode.interconnect_s / decode.total_s,
             # As many micro-batches as stages: what the roofline deals the running requests to.
             "pipeline_bubble_ratio": (stages - 1) / (2 * stages - 1),
-            "kv_available_bytes_per_gpu": instance.memory.available_bytes.expected,
-            "kv_concurrency_at_p95": instance.memory.concurrency.expected,
+            "kv_available_bytes_per_gpu": replica.memory.available_bytes.expected,
+            "kv_concurrency_at_p95": replica.memory.concurrency.expected,
         },
-        steps=_parallel_steps(pool, instance, planned),
+        steps=_parallel_steps(pool, replica, planned),
         notes=list(split.refused),
         tier=pool.name,
     )
@@ -213,8 +213,8 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
     return step
 
 
-def _parallel_steps(pool: Pool, instance: Serving, planned: float) -> list[Step]:
-    setup, answer = instance.setup, instance.memory
+def _parallel_steps(pool: Pool, replica: Serving, planned: float) -> list[Step]:
+    setup, answer = replica.setup, replica.memory
     tensor = setup.parallel.tensor
     taken = setup.utilization * pool.gpu.memory_bytes / 1e9
     weights = (answer.weights_bytes or 0.0) / 1e9
@@ -258,20 +258,20 @@ SAVING_RATIO = 0.2
 _ALL_CACHED_RATIO = 1.0  # a decode pool computes no prompt
 
 
-def disaggregation(pool: Pool, instance: Serving) -> Part:
+def disaggregation(pool: Pool, replica: Serving) -> Part:
     """P:D ratio, seconds to move the KV, and whether two pools need fewer GPUs."""
-    part = Part(decision="prefill and decode on the same instances", output={"disaggregate": False})
-    if instance.limit < 1:
+    part = Part(decision="prefill and decode on the same replicas", output={"disaggregate": False})
+    if replica.limit < 1:
         return part
-    best, ratio = best_point(instance), _ratio(pool, instance)
-    predicted = at(instance, best.concurrency if best else 1)
+    best, ratio = best_point(replica), _ratio(pool, replica)
+    predicted = at(replica, best.concurrency if best else 1)
     stall_s = max(predicted.prefill_step.total_s - predicted.decode_step.total_s, 0.0)
-    worth, why = _worth(pool, instance, ratio, None if best is None else best.requests_per_s)
+    worth, why = _worth(pool, replica, ratio, None if best is None else best.requests_per_s)
     part.output |= {"disaggregate": worth, "prefill_stall_s": stall_s}
     if ratio is not None:
         part.output |= {"pd_ratio": ratio.text, "pd_gpus_exact": _gpus(ratio)}
         part.steps.append(ratio.step)
-    part.add(_transfer(pool, instance, stall_s))
+    part.add(_transfer(pool, replica, stall_s))
     part.notes.append(why)
     if worth:
         part.decision = "test prefill and decode in separate pools"
@@ -283,38 +283,38 @@ def _gpus(ratio: PrefillDecodeRatio) -> float:
     return ratio.prefill_gpus_exact + ratio.decode_gpus_exact
 
 
-def _ratio(pool: Pool, instance: Serving) -> PrefillDecodeRatio | None:
+def _ratio(pool: Pool, replica: Serving) -> PrefillDecodeRatio | None:
     """The sizes of both pools by the rates of each phase alone; None if decode alone misses its
     target."""
     profile = replace(pool.profile, slo=Slo(itl_p99_s=pool.profile.slo.itl_p99_s))
-    decoding = replace(instance, pool=replace(pool, profile=profile), hit_ratio=_ALL_CACHED_RATIO)
+    decoding = replace(replica, pool=replace(pool, profile=profile), hit_ratio=_ALL_CACHED_RATIO)
     best = best_point(decoding)
     if best is None and profile.slo.itl_p99_s is not None:
         return None
     alone = at(decoding, best.concurrency if best else decoding.limit)
-    gpus = instance.setup.parallel.gpus
+    gpus = replica.setup.parallel.gpus
     return prefill_decode_ratio(
         peak_requests_per_s=pool.peak_requests_per_s,
-        input_tokens=pool.lengths.mean_input_tokens * (1 - instance.hit_ratio),
+        input_tokens=pool.lengths.mean_input_tokens * (1 - replica.hit_ratio),
         output_tokens=pool.lengths.mean_output_tokens,
-        prefill_tokens_per_s_per_gpu=at(instance, 1).prefill_tokens_per_s / gpus,
+        prefill_tokens_per_s_per_gpu=at(replica, 1).prefill_tokens_per_s / gpus,
         decode_tokens_per_s_per_gpu=alone.decode_tokens_per_s / gpus,
     )
 
 
-def _transfer(pool: Pool, instance: Serving, stall_s: float) -> Part:
+def _transfer(pool: Pool, replica: Serving, stall_s: float) -> Part:
     """The seconds to move a prompt's KV between the pools; empty where no network is stated."""
     network = pool.profile.hosting.network
     if network is None:
         return Part()
     # Each GPU moves its own share.
-    moved = instance.memory.layout.request_bytes(pool.lengths.input_p95_tokens)
+    moved = replica.memory.layout.request_bytes(pool.lengths.input_p95_tokens)
     rate = LINK_BYTES_PER_S[network]
     move_s = moved / rate
     step = Step(
         title=f"KV of a P95 prompt over {network}",
         formula="bytes per GPU / bandwidth per GPU",
-        values=f"{figure(moved / 1e6)} MB / {figure(rate / 1e9)} GB/s",
+        values=f"{gigabytes(moved)} / {gigabytes(rate)}/s",
         result=f"{seconds(move_s)} (a prefill chunk stalls decode for {seconds(stall_s)})",
         source="guide 6.5",
     )
@@ -326,7 +326,7 @@ def _transfer(pool: Pool, instance: Serving, stall_s: float) -> Part:
 
 
 def _worth(
-    pool: Pool, instance: Serving, ratio: PrefillDecodeRatio | None, usable: float | None
+    pool: Pool, replica: Serving, ratio: PrefillDecodeRatio | None, usable: float | None
 ) -> tuple[bool, str]:
     if pool.lengths.mean_input_tokens < SHORT_PROMPT_TOKENS:
         return False, (
@@ -338,10 +338,10 @@ def _worth(
             False,
             "one pool: decode misses the ITL target even without prefill, so two would not help",
         )
-    gpus = instance.setup.parallel.gpus
+    gpus = replica.setup.parallel.gpus
     if ratio.prefill_gpus_exact < gpus:
         return False, (
-            "one pool: the load is too small for two, a prefill instance would be mostly idle"
+            "one pool: the load is too small for two, a prefill replica would be mostly idle"
         )
     if pool.profile.hosting.network is None:
         return False, (
@@ -359,11 +359,11 @@ def _worth(
     return _gpus(ratio) < (1 - SAVING_RATIO) * together, compared
 
 
-def batching_step(pool: Pool, instance: Serving) -> tuple[PlanStep, Serving]:
-    """Step 9, and the instance with the chosen batching and speculation."""
-    chunk, instance = _budget(instance)
-    draft, instance = _speculation(pool, instance)
-    parts = (chunk, draft, disaggregation(pool, instance))
+def batching_step(pool: Pool, replica: Serving) -> tuple[PlanStep, Serving]:
+    """Step 9, and the replica with the chosen batching and speculation."""
+    chunk, replica = _budget(replica)
+    draft, replica = _speculation(pool, replica)
+    parts = (chunk, draft, disaggregation(pool, replica))
     step = PlanStep(
         number=9,
         title="Configure batching and decode acceleration",
@@ -374,12 +374,12 @@ def batching_step(pool: Pool, instance: Serving) -> tuple[PlanStep, Serving]:
         step.add(part)
     if pool.profile.traffic.kind == "batch":
         step.notes.append("batch work: keep this fleet separate from online traffic")
-    return step, instance
+    return step, replica
 
 
-def _budget(instance: Serving) -> tuple[Part, Serving]:
+def _budget(replica: Serving) -> tuple[Part, Serving]:
     """The token budget per step: vLLM's own, or a smaller one that serves more at the targets."""
-    own, (best, tried) = instance.setup.batched_tokens, tuned(instance)
+    own, (best, tried) = replica.setup.batched_tokens, tuned(replica)
     taken = best.setup.batched_tokens
     part = Part(
         decision=f"chunked prefill with vLLM's budget of {own:,} tokens",
@@ -395,18 +395,18 @@ def _budget(instance: Serving) -> tuple[Part, Serving]:
     return part, best
 
 
-def _speculation(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
+def _speculation(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
     stated = pool.profile.speculation
     if stated is None:
         note = "speculation was not considered: no acceptance ratio is set"
-        return Part(decision="no speculation", notes=[note]), instance
+        return Part(decision="no speculation", notes=[note]), replica
     drafting = Drafting(
         tokens=stated.draft_tokens,
         acceptance_ratio=stated.acceptance_ratio,
         cost_ratio=stated.draft_cost_ratio,
     )
-    tried = replace(instance, drafting=drafting)
-    before, after = usable_per_s(instance), usable_per_s(tried)
+    tried = replace(replica, drafting=drafting)
+    before, after = usable_per_s(replica), usable_per_s(tried)
     taken = after > before * GAIN_RATIO
     part = Part(
         decision=f"speculation with {stated.draft_tokens} tokens" if taken else "no speculation",
@@ -423,11 +423,11 @@ def _speculation(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
             source="roofline",
         )
     )
-    return part, tried if taken else instance
+    return part, tried if taken else replica
 
 
 def _alone(stated: Speculation) -> Part:
-    """The effect of speculation on one request in an idle instance."""
+    """The effect of speculation on one request in an idle replica."""
     tokens, accepted, cost = stated.draft_tokens, stated.acceptance_ratio, stated.draft_cost_ratio
     speedup = speculative_speedup(
         acceptance_ratio=accepted, draft_tokens=tokens, draft_cost_ratio=cost

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import (
     ACTIVATION_RATIO,
     FRAMEWORK_HIGH_RATIO,
@@ -16,6 +16,7 @@ from kneewatch.diagnose.sizing.memory.budget import (
     HEADROOM_LOW_RATIO,
     kv_layout_of,
 )
+from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import (
     DEFAULT_RANK,
@@ -25,23 +26,21 @@ from kneewatch.diagnose.sizing.memory.weights import (
     check_adapters,
     weights_per_gpu,
 )
-from kneewatch.diagnose.sizing.plan.instance_curve import Serving, at, serving
 from kneewatch.diagnose.sizing.plan.plan_result import (
     Part,
     PlanStep,
     Pool,
     Value,
-    counted,
     longest_request_tokens,
 )
+from kneewatch.diagnose.sizing.plan.replica_curve import Serving, at, serving
 
-_GB = 1e9
 _ROUNDING = 1e-9  # a need that fits exactly must not cost one more GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """GPUs that one instance needs at least, by the guide's sum, with values and arithmetic.
+    """GPUs that one replica needs at least, by the guide's sum, with values and arithmetic.
 
     `gpus` reserves 10% of each GPU for the framework.
     """
@@ -51,7 +50,7 @@ class Floor:
 
 
 def planned_concurrency(pool: Pool) -> int:
-    """Requests that one instance must hold: as stated, else the minimum to be useful."""
+    """Requests that one replica must hold: as stated, else the minimum to be useful."""
     return pool.deployment.concurrency or 1
 
 
@@ -101,34 +100,34 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
     }
     parameters, lengths = pool.model.parameters, pool.lengths
     count = parameters.total / 1e9 if parameters else 0.0
-    needed = " + ".join(figure(part_bytes / _GB) for part_bytes in parts_bytes)
+    needed = " + ".join(gigabytes(part_bytes) for part_bytes in parts_bytes)
     steps = [
         Step(
             title="Weights",
             formula="parameters x bytes each, some of them in 16 bit",
             values=f"{figure(count)} billion in {quantization}",
-            result=f"{figure(weights_bytes / _GB)} GB",
+            result=gigabytes(weights_bytes),
             source="guide 2.1; census of the model",
         ),
         Step(
             title="KV cache",
             formula="requests x bytes of a request with P95 input and output",
-            values=f"{concurrency} x {figure(request_bytes / 1e6)} MB "
+            values=f"{concurrency} x {gigabytes(request_bytes)} "
             f"({lengths.input_p95_tokens:,} + {lengths.output_p95_tokens:,} tokens)",
-            result=f"{figure(kv_bytes / _GB)} GB",
+            result=gigabytes(kv_bytes),
             source="guide 2.2",
         ),
         Step(
             title="Activations",
             formula="20% of the published weights",
-            values=f"{ACTIVATION_RATIO} x {figure(activation_bytes / ACTIVATION_RATIO / _GB)}",
-            result=f"{figure(activation_bytes / _GB)} GB",
+            values=f"{ACTIVATION_RATIO} x {gigabytes(activation_bytes / ACTIVATION_RATIO)}",
+            result=gigabytes(activation_bytes),
             source="guide 2.3",
         ),
         Step(
             title="Fewest GPUs by memory",
             formula="ceil((weights + KV + activations + adapters) / (memory x (1 - 10%)))",
-            values=f"ceil(({needed}) / ({figure(vram_bytes / _GB)} x 0.9))",
+            values=f"ceil(({needed}) / ({gigabytes(vram_bytes)} x 0.9))",
             result=f"{gpus}",
             source="guide 2.4, 2.6",
         ),
@@ -174,8 +173,8 @@ def floor_step(pool: Pool, floor: Floor) -> PlanStep:
         buffer_bytes = adapter_bytes(pool.model, Adapters(1, DEFAULT_RANK), ONE_GPU)
         if lora.max_lora_rank is None and lora.adapter_bytes < buffer_bytes:
             step.notes.append(
-                f"adapter_bytes {figure(lora.adapter_bytes / 1e6)} MB is an adapter's file; vLLM "
-                f"keeps {figure(buffer_bytes / 1e6)} MB of buffers for each of rank "
+                f"adapter_bytes {gigabytes(lora.adapter_bytes)} is an adapter's file; vLLM "
+                f"keeps {gigabytes(buffer_bytes)} of buffers for each of rank "
                 f"{DEFAULT_RANK}: set max_lora_rank instead"
             )
     step.notes += pool.model.notes
@@ -249,17 +248,17 @@ _STARVED_RATIO = 1.25
 
 
 def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[PlanStep, Serving]:
-    """Step 8, and the instance with the chosen KV cache."""
+    """Step 8, and the replica with the chosen KV cache."""
     setup = replace(baseline.setup, kv_cache_dtype=kv_cache_dtype)
-    prefix, instance = _prefix(pool, serving(pool, setup))
-    offload = _offload(pool, instance)
+    prefix, replica = _prefix(pool, serving(pool, setup))
+    offload = _offload(pool, replica)
     cached = "prefix caching on, " if pool.profile.prefix else ""
-    before, after = (state.memory.concurrency.expected for state in (baseline, instance))
+    before, after = (state.memory.concurrency.expected for state in (baseline, replica))
     gain = Step(
         title="Concurrent requests of P95 length",
-        formula="KV cache before, KV cache now",
-        values=f"{figure(before)} ({baseline.setup.kv_cache_dtype}), {figure(after)} "
-        f"({kv_cache_dtype})",
+        formula="with this KV cache / with the one before quantization",
+        values=f"{figure(after)} ({kv_format(kv_cache_dtype).label}) / {figure(before)} "
+        f"({kv_format(baseline.setup.kv_cache_dtype).label})",
         result=f"{figure(after / before)}x" if before > 0 else "none fitted before",
         source="guide 4.3, 7.5",
     )
@@ -283,20 +282,20 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
     step.add(prefix)
     step.add(offload)
     step.to_measure.append("evictions: they should stay below 5% of the stored blocks")
-    return step, instance
+    return step, replica
 
 
-def _prefix(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
-    """The prefixes that the KV cache keeps, and the instance with the tokens that they save.
+def _prefix(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
+    """The prefixes that the KV cache keeps, and the replica with the tokens that they save.
 
     Only whole blocks are reused. Source: guide 7.2.
     """
     shared, part = pool.profile.prefix, Part()
     if shared is None:
         part.notes.append("no shared prefix is set: no prefix cache hits are assumed")
-        return part, instance
-    token_bytes = instance.memory.layout.token_bytes
-    free = max(instance.memory.available_bytes.expected, 1.0)
+        return part, replica
+    token_bytes = replica.memory.layout.token_bytes
+    free = max(replica.memory.available_bytes.expected, 1.0)
     reserve = free * _RESERVE_RATIO
     held = int(reserve // (shared.shared_tokens * token_bytes))
     stored = min(held, shared.distinct) * shared.shared_tokens * token_bytes
@@ -309,9 +308,11 @@ def _prefix(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
         Step(
             title="Prefixes that fit in the reserve of one GPU",
             formula="30% of the KV cache / (prefix tokens x bytes per token)",
-            values=f"0.3 x {figure(free / 1e9)} GB / ({shared.shared_tokens:,} x "
+            values=f"0.3 x {gigabytes(free)} / ({shared.shared_tokens:,} x "
             f"{figure(token_bytes / 1e3)} KB)",
-            result=f"{held} of {shared.distinct} prefixes",
+            result=f"{held}, of which {min(held, shared.distinct)} are needed"
+            if held > shared.distinct
+            else f"{held} of {shared.distinct} prefixes",
             source="guide 7.2",
         )
     )
@@ -324,7 +325,7 @@ def _prefix(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
         part.to_measure.append(
             "the prefix cache hit ratio: no hits are assumed until it is measured"
         )
-        return part, replace(instance, stored_bytes=stored)
+        return part, replace(replica, stored_bytes=stored)
     mean = pool.lengths.mean_input_tokens
     reused = min(float(shared.shared_tokens), mean) // BLOCK_TOKENS * BLOCK_TOKENS
     fresh = mean - shared.hit_ratio * reused
@@ -339,30 +340,30 @@ def _prefix(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
         )
     )
     part.to_measure.append("the prefix cache hit ratio again, behind the production router")
-    return part, replace(instance, stored_bytes=stored, hit_ratio=1 - fresh / mean)
+    return part, replace(replica, stored_bytes=stored, hit_ratio=1 - fresh / mean)
 
 
-def _starved(instance: Serving) -> bool:
+def _starved(replica: Serving) -> bool:
     """Whether throughput still rises steeply where the KV cache is full (guide 7.6)."""
-    limit = instance.limit
-    if limit >= instance.setup.seqs:
+    limit = replica.limit
+    if limit >= replica.setup.seqs:
         return False
     if limit < 2:
         return True
-    full, half = (at(instance, count).requests_per_s for count in (limit, limit / 2))
+    full, half = (at(replica, count).requests_per_s for count in (limit, limit / 2))
     return full > _STARVED_RATIO * half
 
 
-def _offload(pool: Pool, instance: Serving) -> Part:
+def _offload(pool: Pool, replica: Serving) -> Part:
     """Whether to store contexts below HBM, and the seconds to fetch one (guide 7.4, 7.6)."""
-    profile, gpus = pool.profile, instance.setup.parallel.gpus
-    request_bytes = instance.memory.layout.request_bytes(instance.setup.context)
+    profile, gpus = pool.profile, replica.setup.parallel.gpus
+    request_bytes = replica.memory.layout.request_bytes(replica.setup.context)
     host = pool.gpu.host_bytes_per_s
     reload_s, drive_s = request_bytes / host, request_bytes * gpus / LINK_BYTES_PER_S["nvme"]
     step = Step(
         title="Reloading a P95 context from CPU memory",
         formula="KV bytes per GPU / bandwidth to the CPU, all GPUs in parallel",
-        values=f"{figure(request_bytes / 1e6)} MB / {figure(host / 1e9)} GB/s",
+        values=f"{gigabytes(request_bytes)} / {gigabytes(host)}/s",
         result=f"{seconds(reload_s)} ({seconds(drive_s)} from one NVMe drive)",
         source="guide 7.4, 7.6",
     )
@@ -372,11 +373,11 @@ def _offload(pool: Pool, instance: Serving) -> Part:
         steps=[step],
     )
     memory_bytes, batch = profile.hosting.host_memory_bytes, profile.traffic.kind == "batch"
-    worth = batch and _starved(instance)
+    worth = batch and _starved(replica)
     if memory_bytes is not None:
         # An active context must be in HBM: if not even one fits, host memory does not help.
         context_bytes = request_bytes * gpus
-        free_bytes = max(instance.memory.available_bytes.expected, 0.0) * gpus
+        free_bytes = max(replica.memory.available_bytes.expected, 0.0) * gpus
         host_bytes = memory_bytes * gpus / max(profile.hosting.node_gpus, gpus)
         hot = int(free_bytes // context_bytes)
         below = int(host_bytes // context_bytes) if hot else 0

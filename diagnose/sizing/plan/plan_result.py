@@ -17,7 +17,7 @@ from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.learned.length_drift import ANSWERS, KEYS, PROMPTS, StatedWorkload
 from kneewatch.diagnose.learned.length_drift import Part as DriftPart
 from kneewatch.diagnose.learned.length_drift import Point as DriftPoint
-from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.plan.workload_profile import (
@@ -68,11 +68,6 @@ class PlanStep(Part):
     tier: str = ""
 
 
-def counted(count: int, noun: str) -> str:
-    """The count with its noun: 1 GPU, 2 GPUs."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The thirteen steps in order; with tiers, steps 4 to 10 are repeated per tier."""
@@ -94,7 +89,7 @@ class Plan:
 
     @property
     def instances(self) -> int | None:
-        """Instances to deploy; None if usable RPS is unknown."""
+        """Replicas to deploy; None if usable RPS is unknown."""
         return _count(self.step(11).output["instances"])
 
     @property
@@ -208,7 +203,7 @@ def longest_request_tokens(pool: Pool) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The performance of one instance at a concurrency; P99s are measured or from the roofline."""
+    """The performance of one replica at a concurrency; P99s are measured or from the roofline."""
 
     concurrency: float
     requests_per_s: float
@@ -220,8 +215,8 @@ class Point:
 class Sized:
     """A fleet after step 10. `usable_source` is measured, predicted, stated or unknown.
 
-    `point` is one instance at C_max, None if no concurrency is known to meet the targets;
-    `quiet_ttft_s` is the prefill time of a P99 prompt in an idle instance.
+    `point` is one replica at C_max, None if no concurrency is known to meet the targets;
+    `quiet_ttft_s` is the prefill time of a P99 prompt in an idle replica.
     """
 
     pool: Pool
@@ -236,7 +231,7 @@ class Sized:
 
     @property
     def gpus_each(self) -> int:
-        """GPUs of one instance."""
+        """GPUs of one replica."""
         return self.setup.parallel.gpus
 
 
@@ -246,8 +241,6 @@ class Sized:
 _WIDTH = 100
 _UNITS = {"_requests_per_s": "requests/s", "_requests_per_s_per_instance": "requests/s"}
 """Name endings that are printed as a unit after the value instead."""
-
-_GB, _MB = 1e9, 1e6
 
 
 @cache
@@ -329,7 +322,7 @@ def shown(name: str, value: Value) -> str:
     if "_ratio" in name:
         return f"{value:.1%}"
     if "_bytes" in name:
-        return f"{figure(value / _GB)} GB" if value >= _GB else f"{figure(value / _MB)} MB"
+        return gigabytes(value)
     for ending, unit in _UNITS.items():
         if name.endswith(ending):
             return f"{figure(value)} {unit}"

@@ -1,4 +1,4 @@
-"""Steps 11 and 12 of a plan: instances, GPUs, nodes, cold start and cost. Pure."""
+"""Steps 11 and 12 of a plan: replicas, GPUs, nodes, cold start and cost. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
-from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Sized, Value, counted
+from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure
+from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Sized, Value
 from kneewatch.diagnose.sizing.plan.workload_profile import (
     SAFETY_BY_PREDICTABILITY,
     WorkloadProfile,
@@ -64,7 +64,7 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
         notes=_notes(profile, sized),
     )
     if complete:
-        step.decision = f"{counted(instances, 'instance')}, {counted(gpus, 'GPU')}"
+        step.decision = f"{counted(instances, 'replica')}, {counted(gpus, 'GPU')}"
         step.output |= {"instances": instances, "gpus": gpus}
     for tier, fleet in zip(sized, fleets, strict=True):
         prefix = f"{tier.pool.name}." if several else ""
@@ -80,7 +80,7 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
 
 
 def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
-    """One fleet, and the start of its instances."""
+    """One fleet, and the start of its replicas."""
     pool, gpus_each, node = sized.pool, sized.gpus_each, sized.pool.profile.hosting.node_gpus
     label = f"{pool.name}: " if pool.name else ""
     part = Part(
@@ -110,11 +110,11 @@ def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
     part.add(_start(sized, fleet))
     if sized.usable_source != "measured":
         part.to_measure.append(
-            f"{label}usable RPS of one instance: it is {sized.usable_source}, not measured"
+            f"{label}usable RPS of one replica: it is {sized.usable_source}, not measured"
         )
     if sized.hit_ratio and count > 1:
         part.notes.append(
-            f"{label}route by prefix: with round robin over {count} instances the hit ratio may "
+            f"{label}route by prefix: with round robin over {count} replicas the hit ratio may "
             "fall "
             f"to {sized.hit_ratio / count:.0%} if prefixes are rare"
         )
@@ -296,7 +296,7 @@ def _utilization_step(sized: Sized, fleet: FleetSize, ratio: float) -> Step:
         return Step("Utilization", "as stated", figure(ratio), f"{ratio:.1%}", "profile")
     return Step(
         title="Utilization",
-        formula="average RPS / (instances x usable RPS)",
+        formula="average RPS / (replicas x usable RPS)",
         values=f"{figure(average)} / ({fleet.deployed_instances} x {figure(usable or 0.0)})",
         result=f"{ratio:.1%}",
         source="guide 9.2",

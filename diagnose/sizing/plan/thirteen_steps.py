@@ -9,15 +9,6 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import GPU_SHORTFALL_LIMIT, TTFT_EXCESS_LIMIT
-from kneewatch.diagnose.sizing.plan.instance_curve import (
-    Curve,
-    Serving,
-    curve_step,
-    measured_curve,
-    point,
-    predicted_curve,
-    serving,
-)
 from kneewatch.diagnose.sizing.plan.launch_steps import batching_step, choose_split, parallel_step
 from kneewatch.diagnose.sizing.plan.memory_steps import (
     chosen_kv_dtype,
@@ -41,6 +32,15 @@ from kneewatch.diagnose.sizing.plan.replica_cost_steps import (
     fleet_of,
     fleet_step,
     utilization_of,
+)
+from kneewatch.diagnose.sizing.plan.replica_curve import (
+    Curve,
+    Serving,
+    curve_step,
+    measured_curve,
+    point,
+    predicted_curve,
+    serving,
 )
 from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 from kneewatch.diagnose.sizing.plan.workload_steps import (
@@ -69,12 +69,12 @@ def validation_step(sized: Sequence[Sized]) -> PlanStep:
             "TTFT P99, ITL P99, GPU utilization, prefix hits and evictions of the first week"
         ],
     )
-    for instance in sized:
-        name = instance.pool.name if len(sized) > 1 else ""
-        for part in (_limits(instance), _guardrails(instance)):
+    for replica in sized:
+        name = replica.pool.name if len(sized) > 1 else ""
+        for part in (_limits(replica), _guardrails(replica)):
             if name:
                 part.notes = [f"{name}: {note}" for note in part.notes]
-            step.add(part, tier=instance.pool.name, prefix=f"{name}." if name else "")
+            step.add(part, tier=replica.pool.name, prefix=f"{name}." if name else "")
     step.notes = list(dict.fromkeys(step.notes))
     return step
 
@@ -90,7 +90,7 @@ def _limits(sized: Sized) -> Part:
                 title="Re-size above TTFT P99 of",
                 formula="TTFT P99 of step 10 x (1 + 30%)",
                 values=f"{seconds(best.ttft_p99_s)} x {1 + TTFT_EXCESS_LIMIT:g}",
-                result=f"{seconds(limit)} at {figure(best.requests_per_s)} requests/s per instance",
+                result=f"{seconds(limit)} at {figure(best.requests_per_s)} requests/s per replica",
                 source=_SOURCE,
             )
         )
@@ -157,7 +157,7 @@ def _guardrails(sized: Sized) -> Part:
 
 # --- The thirteen decisions in order (guide 9.1) --------------------------------------------------
 #
-# Quantization is decided before parallelism, the curve of one instance before and after the KV
+# Quantization is decided before parallelism, the curve of one replica before and after the KV
 # and batching strategy, the fleet from the last of them. With tiers, steps 4 to 10 run for each.
 
 
@@ -201,7 +201,7 @@ def plan(
             workload_step(profile),
             hardware_step(pools, [each.usd_per_year for each in chosen]),
             routing_step(profile, large_gpus=large_gpus, advice=routing),
-            *(step for instance in sized for step in instance.steps),
+            *(step for replica in sized for step in replica.steps),
             fleet_step(profile, sized),
             cost_step(profile, sized, single=single),
             validation_step(sized),
@@ -310,13 +310,13 @@ def size_pool(pool: Pool, benchmarks: Mapping[str, str]) -> Sized:
     )
 
 
-def _curve(pool: Pool, instance: Serving, name: str | None, benchmarks: Mapping[str, str]) -> Curve:
+def _curve(pool: Pool, replica: Serving, name: str | None, benchmarks: Mapping[str, str]) -> Curve:
     if name is None:
-        return predicted_curve(instance)
+        return predicted_curve(replica)
     return measured_curve(pool, name, benchmarks)
 
 
-def _final(pool: Pool, instance: Serving, baseline: Curve, benchmarks: Mapping[str, str]) -> Curve:
+def _final(pool: Pool, replica: Serving, baseline: Curve, benchmarks: Mapping[str, str]) -> Curve:
     """The final benchmark, else a measured baseline, else the prediction.
 
     A measured baseline is not multiplied by predicted gains: steps 8 and 9 count once they are
@@ -324,12 +324,12 @@ def _final(pool: Pool, instance: Serving, baseline: Curve, benchmarks: Mapping[s
     """
     named = pool.deployment.final_benchmark
     if named is not None or baseline.source != "measured":
-        return _curve(pool, instance, named, benchmarks)
-    predicted = predicted_curve(instance)
+        return _curve(pool, replica, named, benchmarks)
+    predicted = predicted_curve(replica)
     gain = "unknown" if predicted.best is None else f"{predicted.best.requests_per_s:.3g}"
     notes = [
         "figures of the baseline: gains of steps 8 and 9 count once they are measured",
-        f"predicted with them: {gain} requests/s per instance",
+        f"predicted with them: {gain} requests/s per replica",
     ]
     part = Part(steps=baseline.part.steps, to_measure=predicted.part.to_measure, notes=notes)
     return replace(baseline, part=part)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, figure, gigabytes
 from kneewatch.diagnose.sizing.plan.plan_result import (
     PlanStep,
     Pool,
@@ -187,7 +187,7 @@ def resource(gpu: Gpu, wanted: str) -> tuple[float, str]:
     if wanted == "bandwidth":
         rate = gpu.memory_bandwidth_bytes_per_s
         return rate, f"{figure(rate / 1e12)} TB/s"
-    return gpu.memory_bytes, f"{figure(gpu.memory_bytes / 1e9)} GB"
+    return gpu.memory_bytes, gigabytes(gpu.memory_bytes)
 
 
 def choose_gpu(candidates: Sequence[Gpu], *, wanted: str) -> Gpu:

@@ -466,6 +466,11 @@ class Performance:
     binding: str
     queueing: bool
 
+    @property
+    def bound_by(self) -> str:
+        """What the mean step spends most of its time on, as text."""
+        return "memory bandwidth" if self.binding == "memory" else self.binding
+
 
 def performance(costs: Costs, load: Load, efficiency: Efficiency = DEFAULT) -> Performance:
     """Throughput and latencies in the steady state of a closed loop.

@@ -379,7 +379,7 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
     decode_flop_per_byte = token_flop * sequences / (weights_bytes + sequences * read)
     left = token_flop - ridge * read
     batch = ridge * (costs.weights_bytes + costs.experts_bytes) / left if left > 0 else None
-    bound = "compute" if decode_flop_per_byte >= ridge else "bandwidth"
+    bound = "compute" if decode_flop_per_byte >= ridge else "memory bandwidth"
     until = (
         "at any batch size with this context"
         if batch is None
@@ -388,13 +388,12 @@ def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> In
     step = Step(
         title="Arithmetic intensity of a decode step",
         formula="2 x parameters x batch / (weights + batch x KV cache per request), ridge: "
-        "FLOP/s / "
-        "bandwidth",
+        "FLOP/s / bandwidth",
         values=f"2 x {figure(token_flop / 2 / 1e9)}e9 x {figure(sequences)} / "
         f"({figure(weights_bytes / 1e9)} + {figure(sequences)} x {figure(read / 1e9)} GB), "
         f"ridge {figure(ridge)}",
-        result=f"{figure(decode_flop_per_byte)} FLOP per byte: bound by {bound}"
-        + (f" {until}" if bound == "bandwidth" else ""),
+        result=f"{figure(decode_flop_per_byte)} FLOP per byte: decode is bound by {bound}"
+        + (f" {until}" if bound == "memory bandwidth" else ""),
         source="guide 3.1 to 3.4",
     )
     return Intensity(ridge, decode_flop_per_byte, batch, step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import floor, inf, isfinite
 
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
@@ -166,7 +166,6 @@ def _strain(targets: Targets, speed: Latency) -> tuple[float, str]:
 # --- The roofline's prediction as arithmetic that can be checked by hand --------------------------
 
 
-_MS_PER_S = 1000
 _GIGA = 1e9
 _TERA = 1e12
 
@@ -191,8 +190,8 @@ def performance_steps(
             "Time to first token",
             "requests in flight / requests/s - decode time",
             f"{figure(load.concurrency)} / {figure(predicted.requests_per_s)} - "
-            f"{figure(passes)} x {_ms(predicted.itl_s * predicted.tokens_per_pass)}",
-            f"{figure(predicted.ttft_s)} s",
+            f"{figure(passes)} x {seconds(predicted.itl_s * predicted.tokens_per_pass)}",
+            seconds(predicted.ttft_s),
             "Little's law",
         ),
         Step(
@@ -200,7 +199,7 @@ def performance_steps(
             "running requests / (prefill + decode time) x output tokens",
             f"{figure(places)} running: {figure(predicted.requests_per_s)} requests/s x "
             f"{figure(load.output_tokens)}",
-            f"{figure(predicted.decode_tokens_per_s)} tokens/s, bound by {predicted.binding}",
+            f"{figure(predicted.decode_tokens_per_s)} tokens/s, bound by {predicted.bound_by}",
             "closed loop",
         ),
     )
@@ -208,7 +207,7 @@ def performance_steps(
 
 def _token(load: Load, predicted: Performance) -> Step:
     share = figure(predicted.prefill_step_ratio)
-    plain, prompt = _ms(predicted.decode_step.total_s), _ms(predicted.prefill_step.total_s)
+    plain, prompt = seconds(predicted.decode_step.total_s), seconds(predicted.prefill_step.total_s)
     formula = "(1 - share of steps with a prompt) x decode step + share x step with a prompt"
     values = f"(1 - {share}) x {plain} + {share} x {prompt}"
     if load.drafting is not None and load.drafting.tokens:
@@ -225,7 +224,7 @@ def _token(load: Load, predicted: Performance) -> Step:
         "Time per output token",
         formula,
         values,
-        _ms(predicted.itl_s),
+        seconds(predicted.itl_s),
         "share = 1 - exp(-prompts per step); guide 6.6",
     )
 
@@ -237,7 +236,7 @@ def _reading(costs: Costs, efficiency: Efficiency) -> Step:
         "(weights + experts) / (bandwidth x MBU)",
         f"({figure(costs.weights_bytes / _GIGA)} GB + {figure(costs.experts_bytes / _GIGA)} GB) / "
         f"({figure(bandwidth / _TERA)} TB/s x {figure(efficiency.mbu_ratio)})",
-        _ms((costs.weights_bytes + costs.experts_bytes) / (bandwidth * efficiency.mbu_ratio))
+        seconds((costs.weights_bytes + costs.experts_bytes) / (bandwidth * efficiency.mbu_ratio))
         + (" if every expert is used" if costs.experts_bytes else ""),
         "guide 3.3; " + SOURCE,
     )
@@ -245,20 +244,16 @@ def _reading(costs: Costs, efficiency: Efficiency) -> Step:
 
 def _step(title: str, time: StepTime, *, source: str) -> Step:
     formula, values = step_arithmetic(time)
-    return Step(title, formula, values, _ms(time.total_s), source)
+    return Step(title, formula, values, seconds(time.total_s), source)
 
 
 def step_arithmetic(time: StepTime) -> tuple[str, str]:
     """A step's time as a formula and with its values, in ms; experts only where there are any."""
     kinds = {"weights": time.weights, "experts": time.experts, "attention": time.attention}
     shown = {name: kernels for name, kernels in kinds.items() if kernels.total_s}
-    maxima = [f"max({_ms(part.read_s)}, {_ms(part.compute_s)})" for part in shown.values()]
+    maxima = [f"max({seconds(part.read_s)}, {seconds(part.compute_s)})" for part in shown.values()]
     rest_s = (time.interconnect_s, time.launch_s, time.host_s)
     return (
         f"max(read, compute) for {', '.join(shown)} + all-reduce + kernel launches + host",
-        " + ".join([*maxima, *map(_ms, rest_s)]),
+        " + ".join([*maxima, *map(seconds, rest_s)]),
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{figure(seconds * _MS_PER_S)} ms"

@@ -26,7 +26,7 @@ def test_a_fleet_priced_with_a_pencil() -> None:
     assert cost.usd_per_hour == 130
     assert cost.usd_per_million_tokens == pytest.approx(3.7616, abs=1e-4)
     assert [step.line() for step in cost.steps] == [
-        "Cost per hour: GPUs x USD per GPU-hour = 52 x 2.5 = 130 USD/h",
+        "Cost per hour of the fleet: GPUs x USD per GPU-hour = 52 x 2.5 = 130 USD/h",
         "Cost per million tokens: USD per hour / (tokens/s x 3600 x utilization) x 1e6 = "
         "130 / (24,000 x 3,600 x 0.4) x 1e6 = 3.762 USD",
     ]

@@ -27,7 +27,7 @@ GB = 1e9
 # --- 8.3 and 9.1 step 11: instances and GPUs
 
 
-def test_figure_8_2_ten_instances_and_52_gpus() -> None:
+def test_figure_8_2_ten_replicas_and_52_gpus() -> None:
     fleet = size_fleet(
         peak_requests_per_s=120, usable_requests_per_s=12, tensor_parallel=4, safety=1.3
     )
@@ -36,15 +36,15 @@ def test_figure_8_2_ten_instances_and_52_gpus() -> None:
     assert fleet.headroom_ratio == pytest.approx(0.3)
     assert fleet.spare_instances == 3
     assert [step.line() for step in fleet.steps] == [
-        "Instances for the peak: ceil(peak RPS / usable RPS) = ceil(120 / 12) = ceil(10) = 10",
-        "Instances with safety: ceil(instances x safety) = ceil(10 x 1.3) = 13",
-        "GPUs: instances with safety x GPUs per instance = 13 x 4 = 52 "
-        "(52 before rounding to whole instances)",
+        "Replicas for the peak: ceil(peak RPS / usable RPS) = ceil(120 / 12) = ceil(10) = 10",
+        "Replicas with safety: ceil(replicas x safety) = ceil(10 x 1.3) = 13",
+        "GPUs: replicas with safety x GPUs per replica = 13 x 4 = 52 "
+        "(52 before rounding to whole replicas)",
     ]
 
 
-def test_8_3_and_9_1_step_11_differ_when_the_margin_is_no_whole_instance() -> None:
-    """Erratum. 7 instances of TP=4 with 1.3: 8.3 gives 36.4 GPUs, which no TP=4 can use.
+def test_8_3_and_9_1_step_11_differ_when_the_margin_is_no_whole_replica() -> None:
+    """Erratum. 7 replicas of TP=4 with 1.3: 8.3 gives 36.4 GPUs, which no TP=4 can use.
 
     9.1 puts the margin on instances: 9.1 of them, so 10, and 40 GPUs. Rounding once, after the
     margin, needs 9 instances and 36 GPUs where only 6.5 instances are worked.
@@ -53,7 +53,7 @@ def test_8_3_and_9_1_step_11_differ_when_the_margin_is_no_whole_instance() -> No
         peak_requests_per_s=78, usable_requests_per_s=12, tensor_parallel=4, safety=1.3
     )
     assert fleet.instances == 7
-    assert fleet.steps[2].result == "40 (36.4 before rounding to whole instances)"
+    assert fleet.steps[2].result == "40 (36.4 before rounding to whole replicas)"
     assert (fleet.deployed_instances, fleet.gpus) == (10, 40)
     assert fleet.gpus_rounded_once == 36
 
@@ -66,7 +66,7 @@ def test_8_3_and_9_1_step_11_differ_when_the_margin_is_no_whole_instance() -> No
         pytest.param(600, 12, 1.1, 50, 55, id="50 x 1.1 is 55 (binary: a little more)"),
         pytest.param(0.3, 0.1, 1.0, 3, 3, id="0.3 / 0.1 is 3"),
         pytest.param(4.2, 1.4, 1.0, 3, 3, id="4.2 / 1.4 is 3 (binary: a little more)"),
-        pytest.param(121, 12, 1.0, 11, 11, id="one request more, one instance more"),
+        pytest.param(121, 12, 1.0, 11, 11, id="one request more, one replica more"),
         pytest.param(0.1, 12, 1.0, 1, 1, id="never none"),
     ],
 )  # fmt: skip
@@ -265,7 +265,7 @@ def test_more_bytes_never_load_faster(weights: float, more: float, path: object)
 @pytest.mark.parametrize(
     ("lowest", "burst", "instances"),
     [
-        pytest.param(0, 2, 1, id="nothing at night: one warm instance"),
+        pytest.param(0, 2, 1, id="nothing at night: one warm replica"),
         pytest.param(5, 2, 2, id="5/s of 12, doubled is 10: one, and one to spare"),
         pytest.param(24, 3, 6, id="24/s, tripled is 72: six"),
         pytest.param(24, 1, 3, id="24/s is two, and one to spare"),
@@ -355,7 +355,7 @@ def test_a_slower_fleet_never_allows_a_longer_queue(
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(52, "52"), (6000, "6,000"), (1.3, "1.3"), (2 / 3, "0.6667"), (1234.56, "1,234.6"),
+    [(52, "52"), (6000, "6,000"), (1.3, "1.3"), (2 / 3, "0.6667"), (1234.56, "1,235"),
      (0.00125, "0.00125"), (math.inf, "inf"), (1e6, "1,000,000")],
 )  # fmt: skip
 def test_figures_read_as_written_by_hand(value: float, text: str) -> None:

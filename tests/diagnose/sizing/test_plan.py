@@ -150,7 +150,7 @@ def test_safety_follows_predictability(predictability: str, instances: int) -> N
     found = planned(profile_text(traffic=predictability, deployment="usable_requests_per_s = 12"))
     assert found.instances == instances
     assert found.step(10).output["source"] == "predicted"
-    assert "usable RPS of one instance: it is stated, not measured" in found.step(11).to_measure
+    assert "usable RPS of one replica: it is stated, not measured" in found.step(11).to_measure
 
 
 def test_without_targets_nothing_is_guessed() -> None:

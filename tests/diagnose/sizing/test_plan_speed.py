@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kneewatch.diagnose.sizing.memory.weights import Parallel
-from kneewatch.diagnose.sizing.plan.instance_curve import (
+from kneewatch.diagnose.sizing.plan.replica_curve import (
     Serving,
     at,
     best_point,

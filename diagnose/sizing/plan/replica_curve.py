@@ -1,4 +1,4 @@
-"""Steps 7 and 10 of a plan: the load that one instance serves, predicted or measured. Pure."""
+"""Steps 7 and 10 of a plan: the load that one replica serves, predicted or measured. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BATCH_GAIN_RATIO = 0.99
 def launch(
     pool: Pool, parallel: Parallel, *, quantization: str, kv_cache_dtype: str = "auto"
 ) -> Setup:
-    """The launch of one instance; adapters and draft weights count as weights."""
+    """The launch of one replica; adapters and draft weights count as weights."""
     plain = weights_per_gpu(
         pool.model, scheme(quantization), parallel, vendor=pool.gpu.vendor
     ).total_bytes
@@ -68,7 +68,7 @@ def launch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """One instance as it would run. `hit_ratio` is of input tokens; `stored_bytes` of one GPU's KV
+    """One replica as it would run. `hit_ratio` is of input tokens; `stored_bytes` of one GPU's KV
     cache are reserved for prefixes."""
 
     pool: Pool
@@ -90,29 +90,29 @@ class Serving:
 
 
 def serving(pool: Pool, setup: Setup) -> Serving:
-    """An instance of that launch without prefix caching or speculation."""
+    """A replica of that launch without prefix caching or speculation."""
     costs = launch_costs(setup)
     return Serving(pool=pool, setup=setup, memory=memory(setup), costs=costs)
 
 
-def at(instance: Serving, concurrency: float) -> Performance:
+def at(replica: Serving, concurrency: float) -> Performance:
     """The roofline's prediction at a concurrency, for mean lengths."""
-    lengths = instance.pool.lengths
+    lengths = replica.pool.lengths
     load = Load(
         input_tokens=lengths.mean_input_tokens,
         output_tokens=max(lengths.mean_output_tokens, 1.0),
         concurrency=concurrency,
-        max_running=max(instance.limit, 1),
-        max_num_batched_tokens=instance.setup.batched_tokens,
-        prefix_hit_ratio=instance.hit_ratio,
-        drafting=instance.drafting,
+        max_running=max(replica.limit, 1),
+        max_num_batched_tokens=replica.setup.batched_tokens,
+        prefix_hit_ratio=replica.hit_ratio,
+        drafting=replica.drafting,
     )
-    return performance(instance.costs, load)
+    return performance(replica.costs, load)
 
 
-def point(instance: Serving, concurrency: float) -> Point:
+def point(replica: Serving, concurrency: float) -> Point:
     """The prediction with P99s: TTFT of a P99 prompt, ITL of a step with a prompt's chunk."""
-    lengths, predicted = instance.pool.lengths, at(instance, concurrency)
+    lengths, predicted = replica.pool.lengths, at(replica, concurrency)
     longer = max(lengths.input_p99_tokens - lengths.mean_input_tokens, 0.0)
     chunked = predicted.prefill_step_ratio > _P99_STEP_RATIO
     step = predicted.prefill_step if chunked else predicted.decode_step
@@ -144,31 +144,31 @@ def has_target(slo: Slo) -> bool:
     return slo.ttft_p99_s is not None or slo.itl_p99_s is not None
 
 
-def best_point(instance: Serving) -> Point | None:
+def best_point(replica: Serving) -> Point | None:
     """C_max: the highest concurrency that meets the targets; None if none does.
 
     A batch without targets runs at the lowest concurrency with 99% of the highest throughput.
 
     Source: guide 8.3 step 1, 1.4.
     """
-    profile, limit = instance.pool.profile, instance.limit
+    profile, limit = replica.pool.profile, replica.limit
     if limit < 1:
         return None
     if not has_target(profile.slo):
-        return _busiest(instance, limit) if profile.traffic.kind == "batch" else None
-    if not keeps(point(instance, 1), profile.slo):
+        return _busiest(replica, limit) if profile.traffic.kind == "batch" else None
+    if not keeps(point(replica, 1), profile.slo):
         return None
     low, high = 1, limit
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (
-            (middle, high) if keeps(point(instance, middle), profile.slo) else (low, middle - 1)
+            (middle, high) if keeps(point(replica, middle), profile.slo) else (low, middle - 1)
         )
-    return point(instance, low)
+    return point(replica, low)
 
 
-def _busiest(instance: Serving, limit: int) -> Point:
-    points = [point(instance, count) for count in sweep(limit)]
+def _busiest(replica: Serving, limit: int) -> Point:
+    points = [point(replica, count) for count in sweep(limit)]
     most = max(candidate.requests_per_s for candidate in points)
     return next(
         candidate for candidate in points if candidate.requests_per_s >= _BATCH_GAIN_RATIO * most
@@ -181,14 +181,14 @@ def sweep(limit: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*powers, limit]))
 
 
-def usable_per_s(instance: Serving) -> float:
+def usable_per_s(replica: Serving) -> float:
     """Requests/s at C_max; 0 if no concurrency meets the targets or no target is stated."""
-    best = best_point(instance)
+    best = best_point(replica)
     return 0.0 if best is None else best.requests_per_s
 
 
-def tuned(instance: Serving) -> tuple[Serving, list[tuple[int, float]]]:
-    """The instance with the token budget that serves most at an ITL target, and the requests/s of
+def tuned(replica: Serving) -> tuple[Serving, list[tuple[int, float]]]:
+    """The replica with the token budget that serves most at an ITL target, and the requests/s of
     each budget tried; without a target, vLLM's
     own.
 
@@ -196,15 +196,15 @@ def tuned(instance: Serving) -> tuple[Serving, list[tuple[int, float]]]:
 
     Source: guide 6.4.
     """
-    own, most = instance.setup.batched_tokens, usable_per_s(instance)
-    if instance.pool.profile.slo.itl_p99_s is None or instance.limit < 1:
-        return instance, []
-    tried, chosen = [(own, most)], instance
+    own, most = replica.setup.batched_tokens, usable_per_s(replica)
+    if replica.pool.profile.slo.itl_p99_s is None or replica.limit < 1:
+        return replica, []
+    tried, chosen = [(own, most)], replica
     for tokens in BUDGETS_TOKENS:
         if tokens >= own:
             continue
-        setup = replace(instance.setup, max_num_batched_tokens=tokens)
-        smaller = replace(instance, setup=setup, memory=memory(setup))
+        setup = replace(replica.setup, max_num_batched_tokens=tokens)
+        smaller = replace(replica, setup=setup, memory=memory(setup))
         usable = usable_per_s(smaller)
         tried.append((tokens, usable))
         if usable > most * GAIN_RATIO:
@@ -226,7 +226,7 @@ def fits(pool: Pool, setup: Setup, *, concurrency: int) -> bool:
         return False
 
 
-# --- Steps 7 and 10: the load of one instance, measured or predicted (guide 8.3) ------------------
+# --- Steps 7 and 10: the load of one replica, measured or predicted (guide 8.3) ------------------
 
 
 _STALL_RATIO = 1.5
@@ -237,7 +237,7 @@ _MORE = "more per point: TTFT and ITL P50 and P99, requests/s, tokens/s, GPU uti
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The load of one instance at the targets. `source` is measured, predicted or unknown."""
+    """The load of one replica at the targets. `source` is measured, predicted or unknown."""
 
     best: Point | None
     source: str
@@ -301,15 +301,15 @@ def _point(row: BenchmarkPoint) -> Point:
     )
 
 
-def predicted_curve(instance: Serving) -> Curve:
+def predicted_curve(replica: Serving) -> Curve:
     """The roofline's curve, with what to measure before relying on it."""
-    profile, limit = instance.pool.profile, instance.limit
+    profile, limit = replica.pool.profile, replica.limit
     part = Part(to_measure=[_SWEEP + _MORE])
     if limit < 1:
-        longest = instance.setup.longest_tokens
+        longest = replica.setup.longest_tokens
         part.notes.append(f"the KV cache holds no request of {longest:,} tokens")
         return Curve(None, "unknown", part)
-    best = best_point(instance)
+    best = best_point(replica)
     part.notes.append("predicted, not measured, and without bursts: run a benchmark before you buy")
     if best is None and has_target(profile.slo):
         part.notes.append(
@@ -318,28 +318,28 @@ def predicted_curve(instance: Serving) -> Curve:
     elif best is None:
         part.notes.append("no latency target is set: C_max and usable RPS are unknown")
     elif best.concurrency < limit and has_target(profile.slo):
-        beyond = point(instance, best.concurrency + 1)
+        beyond = point(replica, best.concurrency + 1)
         part.notes.append(
             f"with one more request in flight: {'; '.join(missed(beyond, profile.slo))}"
         )
         if beyond.itl_p99_s > _STALL_RATIO * best.itl_p99_s:
             part.notes.append(
                 "beyond C_max more than 1% of the steps contain a prefill chunk: a smaller token "
-                "budget, more GPUs per instance or two pools would raise it"
+                "budget, more GPUs per replica or two pools would raise it"
             )
     elif best.concurrency >= limit:
         part.notes.append(
             f"the limit is {limit} concurrent requests of P95 length, by KV cache or max_num_seqs"
         )
-    part.steps += [_sweep_step(instance, count) for count in sweep(limit)]
+    part.steps += [_sweep_step(replica, count) for count in sweep(limit)]
     if best is not None:
-        part.steps += _best_steps(instance, best)
+        part.steps += _best_steps(replica, best)
     return Curve(best, "unknown" if best is None else "predicted", part)
 
 
-def _sweep_step(instance: Serving, count: int) -> Step:
-    measured = point(instance, count)
-    slo = instance.pool.profile.slo
+def _sweep_step(replica: Serving, count: int) -> Step:
+    measured = point(replica, count)
+    slo = replica.pool.profile.slo
     verdict = ""
     if has_target(slo):
         verdict = ", meets the targets" if keeps(measured, slo) else ", misses a target"
@@ -352,8 +352,8 @@ def _sweep_step(instance: Serving, count: int) -> Step:
     )
 
 
-def _best_steps(instance: Serving, best: Point) -> list[Step]:
-    predicted, lengths = at(instance, best.concurrency), instance.pool.lengths
+def _best_steps(replica: Serving, best: Point) -> list[Step]:
+    predicted, lengths = at(replica, best.concurrency), replica.pool.lengths
     step = predicted.decode_step
     formula, values = step_arithmetic(step)
     outputs = lengths.mean_output_tokens
@@ -367,7 +367,7 @@ def _best_steps(instance: Serving, best: Point) -> list[Step]:
             source="guide 3.3, 5.1",
         ),
         Step(
-            title="Usable RPS of one instance",
+            title="Usable RPS of one replica",
             formula="requests in flight / (mean TTFT + (output tokens - 1) x mean ITL)",
             values=f"{best.concurrency:g} / ({figure(predicted.ttft_s)} + "
             f"({figure(outputs)} - 1) x {figure(predicted.itl_s)})",
@@ -383,8 +383,8 @@ def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:
     again = "Benchmark again with all optimizations on"
     step = PlanStep(
         number=number,
-        title="Benchmark one instance" if number == 7 else again,
-        decision="usable requests/s per instance are unknown",
+        title="Benchmark one replica" if number == 7 else again,
+        decision="usable requests/s per replica are unknown",
         output={
             "source": curve.source,
             "c_max": None if best is None else best.concurrency,
@@ -397,7 +397,7 @@ def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:
     if best is not None:
         step.decision = (
             f"C_max {best.concurrency:g} in flight, {figure(best.requests_per_s)} requests/s per "
-            f"instance ({curve.source})"
+            f"replica ({curve.source})"
         )
     step.add(curve.part)
     return step
