@@ -139,7 +139,8 @@ def cause_queries(plan: Plan) -> tuple[CauseQuery, ...]:
         query
         for record in CAUSES
         for form in record.forms
-        if not (record.sidecar or form.sidecar) and (query := _query(to, record, form)) is not None
+        if not (record.sidecar or form.sidecar)
+        for query in _queries(to, record, form)
     ]
     of_gpus = gpu_queries(plan) if plan.gpu_join else ()
     return (*of_gpus, *queries, bad_node(plan, queries))
@@ -155,28 +156,33 @@ def left_out(plan: Plan) -> Mapping[str, str]:
     }
 
 
-def _query(spelling: Recorded, record: CauseRecord, form: Form) -> CauseQuery | None:
+def _queries(spelling: Recorded, record: CauseRecord, form: Form) -> Iterator[CauseQuery]:
+    """A form as PromQL: where other causes may follow from it, and where it stands apart, so that
+    Alertmanager can tell by an alert's name whether it mutes others."""
     to = ToPromQL(spelling)
-    gate = form.gate.compile(to)
-    if gate.nowhere:
-        return None
+    gates = [(form.gate, form.name, False)]
+    if form.apart is not None:
+        gates = [
+            (form.gate & ~form.apart.assume(unknown=False), form.name, False),
+            (form.gate & form.apart, form.name or "apart", True),
+        ]
     levels = [(level.severity, level.when.compile(to)) for level in form.levels]
-    return CauseQuery(
-        record,
-        gate.vector,
-        tuple(
-            scored_term
-            for term in form.terms
-            if (scored_term := scored(spelling, term)) is not None
-        ),
-        form.start.value,
-        tuple((severity, when.vector) for severity, when in levels if not when.nowhere),
-        form.summary,
-        form.action or _plain(form.lever),
-        form.guide,
-        form.name,
-        apart=form.apart is not None,
-    )
+    terms = [scored(spelling, term) for term in form.terms]
+    for gate, note, apart in gates:
+        if (clause := gate.compile(to)).nowhere:
+            continue
+        yield CauseQuery(
+            record,
+            clause.vector,
+            tuple(term for term in terms if term is not None),
+            form.start.value,
+            tuple((severity, when.vector) for severity, when in levels if not when.nowhere),
+            form.summary,
+            form.action or _plain(form.lever),
+            form.guide,
+            note,
+            apart=apart,
+        )
 
 
 def _plain(say: Say) -> str:

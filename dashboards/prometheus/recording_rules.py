@@ -92,7 +92,7 @@ BASELINED = tuple(
         for record in CAUSES
         for form in record.forms
         if not (record.sidecar or form.sidecar)
-        for node in nodes((form.gate, form.terms, form.levels))
+        for node in nodes((form.gate, form.apart, form.terms, form.levels))
         if isinstance(node, BaselineValue)
     )
 )

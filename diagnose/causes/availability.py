@@ -68,9 +68,9 @@ class Stalled(Leaf):
     the whole half minute and, where the engine's prefills last longer, as long as one of them may.
     After half a minute a queue is explained by it in any case: more replicas or seats would not
     help. False where the page lacks the counters.
-    PromQL looks back on four scrapes at least, and also on `WIDE_RANGE_S`, for servers that are
-    scraped more seldom than the rules were made for; of the engine's prefills it sees the longest
-    that was counted.
+    PromQL looks back on four scrapes at least; on `LONGEST_PREFILL_S`, after which no prefill
+    explains a silence; and on `WIDE_RANGE_S`, for servers that are scraped more seldom than the
+    rules were made for. Of the engine's prefills it sees the longest that was counted.
     """
 
     whole: bool = False
@@ -85,7 +85,9 @@ class Stalled(Leaf):
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         near_s = self.lasts_s(to)[1]
-        spans_s = dict.fromkeys((near_s, max(near_s, WIDE_RANGE_S)))
+        spans_s = dict.fromkeys(
+            max(near_s, span_s) for span_s in (near_s, LONGEST_PREFILL_S, WIDE_RANGE_S)
+        )
         clause = Clause(tuple(self._over(to, span_s) for span_s in spans_s))
         return clause if side else clause.negated
 

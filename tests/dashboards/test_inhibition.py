@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kneewatch.dashboards.prometheus.causes import INHIBIT_FILE, inhibition_files
+from kneewatch.dashboards.prometheus.causes import INHIBIT_FILE, inhibit_rules, inhibition_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.agent.notify.test_alertmanager_receiver import Manager
 from tests.programs import require
@@ -138,3 +138,13 @@ def test_one_alert_for_each_root_cause_of_a_pool_is_notified(manager: Manager) -
         ("two", "KneewatchCauseKvPressure"),
         ("two", "KneewatchCauseQueueSaturation"),
     ]
+
+
+def test_longer_answers_mute_their_queue_and_answers_that_are_hardly_longer_mute_nothing() -> None:
+    muted_by = {
+        rule["source_matchers"][0]: str(rule["target_matchers"])
+        for rule in inhibit_rules(Plan())
+        if 'kneewatch="cause"' in rule["target_matchers"]
+    }
+    assert "queue_saturation" in muted_by['alertname=~"KneewatchCauseRunawayGeneration"']
+    assert not any("Apart" in source for source in muted_by)
