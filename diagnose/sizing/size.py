@@ -218,22 +218,24 @@ def load_notes(
 
 
 def stated_notes(
-    stated_per_s: float, usable_per_s: float | None, predicted: Performance | None
+    stated_per_s: float, usable_per_s: float | None, full_per_s: float | None
 ) -> Iterator[str]:
-    """Doubts about stated usable requests/s: far from what is predicted, or above what it carries
-    within the targets."""
-    expected = usable_per_s
-    if expected is None and predicted is not None:
-        expected = predicted.requests_per_s
-    if usable_per_s is not None and stated_per_s > usable_per_s * _OPTIMISTIC:
+    """Doubts about stated usable requests/s: far from what one replica is predicted to carry within
+    the targets, or without any, above what it carries with as many requests as it holds."""
+    expected, load = usable_per_s, ""
+    if usable_per_s is None:
+        expected, load = full_per_s, " with as many requests as it holds"
+    if expected is None:
+        return
+    if stated_per_s > expected * _OPTIMISTIC:
         yield (
             f"the stated {figure(stated_per_s)} usable requests/s exceed the predicted "
-            f"{figure(usable_per_s)} of one replica: check them with a benchmark"
+            f"{figure(expected)} of one replica{load}: check them with a benchmark"
         )
-    elif expected is not None and not 1 / _APART <= stated_per_s / expected <= _APART:
+    elif usable_per_s is not None and stated_per_s < usable_per_s / _APART:
         yield (
-            f"the stated {figure(stated_per_s)} usable requests/s are far from the predicted "
-            f"{figure(expected)} of one replica: check them with a benchmark"
+            f"the stated {figure(stated_per_s)} usable requests/s are far below the predicted "
+            f"{figure(usable_per_s)} of one replica: check them with a benchmark"
         )
 
 
@@ -351,7 +353,7 @@ def size(question: Question) -> Size:
     notes += [*launch_notes(question.setup), *speed_notes(question, speed)]
     stated = question.usable_requests_per_s
     if stated is not None:
-        notes += stated_notes(stated, usable, speed)
+        notes += stated_notes(stated, usable, _full_requests_per_s(question, loaded))
         usable, source, usable_step = stated, "stated", None
     notes += load_notes(
         source=source,
@@ -465,6 +467,16 @@ def _predicted_usable(
         return None, "unknown", None
     step = _usable_step(question, best.performance, best.concurrency, "the most within the targets")
     return best.performance.requests_per_s * question.setup.parallel.data, "predicted", step
+
+
+def _full_requests_per_s(question: Question, loaded: tuple[Costs, Load] | None) -> float | None:
+    """Requests/s of one replica with as many in flight as it holds; None where not predicted."""
+    if loaded is None:
+        return None
+    costs, load = loaded
+    full = replace(load, concurrency=max(floor(load.max_running), 1))
+    speed = performance(costs, full, question.efficiency)
+    return speed.requests_per_s * question.setup.parallel.data
 
 
 def _usable_step(question: Question, speed: Performance, concurrency: float, load: str) -> Step:

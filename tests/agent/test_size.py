@@ -422,6 +422,17 @@ def test_what_no_launch_can_be_is_refused(flags: tuple[str, ...], told: str) -> 
     assert "Traceback" not in done.stderr
 
 
+def test_stated_usable_rps_without_a_target_is_held_against_a_full_replica() -> None:
+    """One request in flight, the default, is no load that a fleet is sized at."""
+    launch = (*LLAMA, "--tp", "4", "--input-tokens", "1000", "--output-tokens", "300")
+
+    said = [size(*launch, "--usable-rps", rate).stdout for rate in ("2", "500")]
+
+    assert "usable requests/s" not in said[0]
+    assert "exceed the predicted" in said[1]
+    assert "with as many requests as it holds" in " ".join(said[1].split())
+
+
 def test_predicted_usable_rps_shows_where_it_comes_from() -> None:
     launch = (*LLAMA, "--tp", "4", "--input-tokens", "1000", "--output-tokens", "200")
     done = size(*launch, "--peak-rps", "40", "--ttft-slo", "2s")
