@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import get_completion_class
@@ -36,6 +38,9 @@ from kneewatch.agent.settings.table import (
 from kneewatch.agent.size_options import size_options
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
+
+if TYPE_CHECKING:
+    from kneewatch.agent.settings.effective import Settings
 
 SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("text", "json", "markdown")
@@ -140,11 +145,11 @@ def diagnose(
 
     Exit status: 0 nothing at warning or worse, 1 findings at warning or worse, 2 no data.
     """
-    from kneewatch.agent import diagnose_command as command
-
     settings = effective(given)
     if target is None and prometheus is None and settings["server_log"]:
-        return command.diagnose_log(settings, form=form)
+        from kneewatch.agent.diagnose_command import diagnose_log
+
+        return diagnose_log(settings, form=form)
     if target is None and prometheus is None:
         raise click.UsageError("Missing argument 'TARGET' (or --prometheus or --log).")
     if target is not None and prometheus is not None:
@@ -154,12 +159,29 @@ def diagnose(
     if prometheus is not None and settings.origin("server_log").startswith("flag"):
         raise click.UsageError("--log belongs to one server: it cannot be used with --prometheus.")
     if target is not None:
-        return command.diagnose(target, settings, form=form)
+        return _diagnose_target(target, settings, form)
     from kneewatch.agent.fleet import command as fleet
 
     return fleet.diagnose(
         prometheus or "", settings, selector=selector, at_s=timestamp(at), form=form
     )
+
+
+def _diagnose_target(target: str, settings: Settings, form: str) -> int:
+    from kneewatch.collector.captures.capture import is_capture
+
+    if is_capture(target):
+        from kneewatch.agent.diagnose_command import diagnose_capture
+
+        return diagnose_capture(target, settings, form=form)
+    from kneewatch.collector.http.fetch import Fetcher, metrics_url
+
+    with closing(Fetcher(metrics_url(target), settings.fetch())) as fetcher:
+        first = fetcher.scrape(time.time())
+        # Imported after the first scrape: it takes longer than most servers' answers.
+        from kneewatch.agent.diagnose_command import diagnose
+
+        return diagnose(target, settings, fetcher, first, form=form)
 
 
 @cli.command(short_help="Show a server's version, model and launch flags, and what is unknown.")

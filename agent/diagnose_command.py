@@ -24,10 +24,8 @@ from kneewatch.agent.stream import (
     ticks,
 )
 from kneewatch.agent.targets import target_name
-from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError
-from kneewatch.collector.http.address import metrics_url
-from kneewatch.collector.http.fetch import Fetcher
+from kneewatch.collector.http.fetch import Fetcher, Scrape
 from kneewatch.diagnose.causes.availability import stalled_from_s
 from kneewatch.diagnose.deployment.server_facts import LOG, ServerFacts
 from kneewatch.diagnose.deployment.startup_log import LogFact, StartupLog
@@ -45,22 +43,17 @@ SCRAPES_IN_WINDOW = 2.2
 """Rates need two scrapes in the window, and scrapes are slightly late."""
 
 
-def diagnose(target: str, settings: Settings, *, form: str) -> int:
-    """Watch a target, then print the diagnosis. Returns the exit status."""
-    if is_capture(target):
-        if gpu_page(settings) and settings.origin("gpu_metrics").startswith("flag"):
-            raise SettingsError("--gpu-metrics needs a server: a capture has no GPU page")
-        _check_is_no_log(target)
-        return _diagnose_capture(target, settings, form)
+def diagnose(target: str, settings: Settings, fetcher: Fetcher, first: Scrape, *, form: str) -> int:
+    """Watch a server, then print the diagnosis. `first` is its first scrape. Returns the exit
+    status."""
     profile = settings.profile(window_s=live_window_s(settings), stated=stated(settings))
     stream = TargetStream(target_name(target), profile, settings.limits())
     stream.server = watch = server_watch(target, settings)
     log = _log_of(watch)
-    fetcher = Fetcher(metrics_url(target), settings.fetch())
     gpus = gpu_stream([target], settings, profile.window_s)
     try:
-        with closing(fetcher), closing(gpus) if gpus else nullcontext():
-            last, introduction = _watch(stream, fetcher, gpus, settings)
+        with closing(gpus) if gpus else nullcontext():
+            last, introduction = _watch(stream, fetcher, first, gpus, settings)
     except CollectError as error:
         # The log of a process on this node is found only after the scrape.
         log = watch.log.log if watch is not None and watch.log is not None else log
@@ -137,7 +130,11 @@ def live_window_s(settings: Settings) -> float:
     return max(window_s, SCRAPES_IN_WINDOW * interval_s)
 
 
-def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
+def diagnose_capture(path: str, settings: Settings, *, form: str) -> int:
+    """Print the diagnosis of a capture as of its last scrape. Returns the exit status."""
+    if gpu_page(settings) and settings.origin("gpu_metrics").startswith("flag"):
+        raise SettingsError("--gpu-metrics needs a server: a capture has no GPU page")
+    _check_is_no_log(path)
     stream = TargetStream(
         capture_name(path), settings.profile(stated=stated(settings)), settings.limits()
     )
@@ -157,13 +154,17 @@ def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
 
 
 def _watch(
-    stream: TargetStream, fetcher: Fetcher, gpus: GpuStream | None, settings: Settings
+    stream: TargetStream,
+    fetcher: Fetcher,
+    first: Scrape,
+    gpus: GpuStream | None,
+    settings: Settings,
 ) -> tuple[list[Diagnosis], str]:
     """The last diagnoses, and a sentence about the worst earlier state; empty if none was worse."""
     last: list[Diagnosis] = []
     worst = WorstState()
     try:
-        for last, elapsed_s in _watch_scrapes(stream, fetcher, gpus, settings):
+        for last, elapsed_s in _watch_scrapes(stream, fetcher, first, gpus, settings):
             progress(last, elapsed_s, settings["watch_s"])
             worst.add(last)
     except KeyboardInterrupt:
@@ -175,9 +176,13 @@ def _watch(
 
 
 def _watch_scrapes(
-    stream: TargetStream, fetcher: Fetcher, gpus: GpuStream | None, settings: Settings
+    stream: TargetStream,
+    fetcher: Fetcher,
+    first: Scrape,
+    gpus: GpuStream | None,
+    settings: Settings,
 ) -> Iterator[tuple[list[Diagnosis], float]]:
-    """Yields the diagnoses after each scrape, and the seconds watched so far."""
+    """Yields the diagnoses after each scrape, and the seconds since the first one."""
     was_read, gpus_due_s = False, 0.0
     stream.gpus = gpus.monitor if gpus else None
     watch_s = settings["watch_s"]
@@ -189,11 +194,16 @@ def _watch_scrapes(
 
     # Rates need two scrapes, however short the watch.
     interval_s = min(settings["interval_s"], watch_s)
-    for elapsed_s in ticks(interval_s, watch_s, least=2, longer=is_stall_undecided):
+    passed_s = max(0.0, time.time() - first.t_s)
+    scrape: Scrape | None = first
+    for elapsed_s in ticks(
+        interval_s, watch_s, least=2, longer=is_stall_undecided, passed_s=passed_s
+    ):
         if gpus is not None and elapsed_s >= gpus_due_s:
             gpus.scrape()
             gpus_due_s = elapsed_s + GPU_INTERVAL_S
-        diagnoses = stream.scrape(fetcher)
+        diagnoses = stream.scrape(fetcher) if scrape is None else stream.scraped(scrape)
+        scrape = None
         was_read = was_read or any(diagnosis.was_read for diagnosis in diagnoses)
         if not was_read and stream.monitor.last_error is not None:
             # No answer at all means a wrong address, not an incident: fail at once.

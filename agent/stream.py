@@ -25,7 +25,7 @@ from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.gpu.page import DcgmCollector
 from kneewatch.collector.http.address import metrics_url, parse_target, shown_url
 from kneewatch.collector.http.connection import FetchSettings
-from kneewatch.collector.http.fetch import Fetcher
+from kneewatch.collector.http.fetch import Fetched, Fetcher, Scrape
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.deployment.server_facts import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -134,18 +134,22 @@ class TargetStream:
 
     def scrape(self, fetcher: Fetcher) -> list[Diagnosis]:
         """The diagnoses after one GET of a live page."""
-        t_s = time.time()
-        return self.judge(t_s, self.fetch(fetcher, t_s))
+        return self.scraped(fetcher.scrape(time.time()))
+
+    def scraped(self, scrape: Scrape) -> list[Diagnosis]:
+        """The diagnoses after a GET that was made before."""
+        return self.judge(scrape.t_s, self._served(scrape.t_s, scrape.answer))
 
     def fetch(self, fetcher: Fetcher, t_s: float) -> Page | CollectError:
         """The page of one GET at `t_s`, or the error."""
-        try:
-            fetched = fetcher.get()
-        except CollectError as error:
-            return error
-        self._fetch_s = fetched.duration_s
+        return self._served(t_s, fetcher.scrape(t_s).answer)
+
+    def _served(self, t_s: float, answer: Fetched | CollectError) -> Page | CollectError:
+        if isinstance(answer, CollectError):
+            return answer
+        self._fetch_s = answer.duration_s
         with self.computing():
-            return self._pages.page(t_s, fetched.body, fetched.content_type, None)
+            return self._pages.page(t_s, answer.body, answer.content_type, None)
 
 
 def _stale_error(page: Page, t_s: float) -> CollectError | None:
@@ -214,14 +218,15 @@ def ticks(
     *,
     least: int = 1,
     longer: Callable[[], bool] = lambda: False,
+    passed_s: float = 0.0,
 ) -> Iterator[float]:
     """Yields the seconds since the start, at once and then every interval until `for_s` has passed
-    and `longer` is false.
+    and `longer` is false. The start was `passed_s` ago.
 
     After a tick longer than the interval the next follows at once; missed ticks are skipped. There
     are at least `least` ticks, however long they take.
     """
-    start_s = due_s = time.monotonic()
+    start_s = due_s = time.monotonic() - passed_s
     for count in itertools.count(1):
         yield time.monotonic() - start_s
         due_s = max(due_s + interval_s, time.monotonic())

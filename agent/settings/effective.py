@@ -13,16 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting, pair
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.address import parse_target, shown_url
 from kneewatch.collector.http.connection import FetchSettings
-from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
-from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.rules.facts import Targets
+
+if TYPE_CHECKING:
+    from kneewatch.diagnose.deployment.deployment import Stated
+    from kneewatch.diagnose.diagnosis_config import Profile
 
 HIDDEN = "(hidden)"
 
@@ -85,11 +86,17 @@ class Settings:
         ]
         return lines
 
-    def profile(self, *, window_s: float | None = None, stated: Stated = NOTHING) -> Profile:
+    def profile(self, *, window_s: float | None = None, stated: Stated | None = None) -> Profile:
         """The profile for the diagnosis. `window_s` overrides the setting.
 
         Unset peaks are those of the stated GPU.
         """
+        # Lazy: slow to import, and the first page is fetched without them.
+        from kneewatch.diagnose.deployment.deployment import NOTHING
+        from kneewatch.diagnose.diagnosis_config import Profile
+        from kneewatch.rules.facts import Targets
+
+        stated = NOTHING if stated is None else stated
         gpu = stated.gpu
         return Profile(
             window_s=self["window_s"] if window_s is None else window_s,

@@ -382,7 +382,7 @@ def loader(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> Cal
 
     Removes the settings' flags from the arguments `given`. `defaults` are the command's own.
     """
-    from kneewatch.agent.settings.effective import load  # lazy: imports the diagnosis
+    from kneewatch.agent.settings.effective import load  # lazy: slow to import
 
     file: Path | None = given.pop("config_file", None)
     flags: dict[str, Any] = {}

@@ -28,7 +28,7 @@ from kneewatch.collector.http.connection import (
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["FetchSettings", "Fetched", "Fetcher", "metrics_url"]
+__all__ = ["FetchSettings", "Fetched", "Fetcher", "Scrape", "metrics_url"]
 
 REDIRECTS_MAX = 3
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
@@ -43,6 +43,14 @@ class Fetched:
     content_type: str
     status: int
     duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One GET of a page: the unix time at which it began, and the page as served or the error."""
+
+    t_s: float
+    answer: Fetched | CollectError
 
 
 DEFAULT_SETTINGS = FetchSettings()
@@ -174,6 +182,13 @@ class Fetcher:
             if not whole:
                 self.close()
         return Fetched(body, content_type, response.status, time.perf_counter() - started_s)
+
+    def scrape(self, t_s: float) -> Scrape:
+        """The page, or why there is none, by one GET now, at `t_s`."""
+        try:
+            return Scrape(t_s, self.get())
+        except CollectError as error:
+            return Scrape(t_s, error)
 
     def close(self) -> None:
         """Close the connection; the next `get` opens another."""

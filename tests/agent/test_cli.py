@@ -316,6 +316,21 @@ def test_version_and_help_do_not_import_the_diagnosis(args: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
+def test_the_first_page_is_scraped_before_the_diagnosis_is_imported() -> None:
+    slow = ("kneewatch.agent.printing", "kneewatch.diagnose.causes", "kneewatch.rules.library")
+    code = (
+        "import sys, kneewatch.agent.cli as cli\n"
+        "def on_event(event, _arguments):\n"
+        "    if event == 'socket.connect':\n"
+        f"        print([name for name in {slow} if name in sys.modules], file=sys.stderr)\n"
+        "sys.addaudithook(on_event)\n"
+        "cli.main(['diagnose', 'http://127.0.0.1:1'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("[]\n"), done.stderr
+
+
 def test_a_healthy_server_is_diagnosed_without_documents_and_levers() -> None:
     unused = {"pydantic", "kneewatch.diagnose.recommend.adviser"}
     code = (
