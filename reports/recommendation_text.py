@@ -1,10 +1,14 @@
-"""Recommendations as text: the best one in full, the others by their flags. Pure."""
+"""Recommendations and stop-gaps as text. Pure; pages are read once."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
 
 from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.recommendation import (
@@ -50,6 +54,23 @@ def advised(diagnosis: Diagnosis, cause: Cause) -> list[Recommendation]:
         for recommendation in diagnosis.recommendations
         if recommendation.cause == cause.id
     ]
+
+
+STOP_GAP = re.compile(r"^## Stop-gap now\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+STEP = re.compile(r"^\d+\. (.*?)(?=^\d+\. |\Z)", re.MULTILINE | re.DOTALL)
+MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|`([^`]*)`")
+
+
+@cache
+def stop_gap(cause_id: str) -> tuple[str, ...]:
+    """What relieves users until the fix is in: the numbered steps on the cause's page, as plain
+    text; none where the page says that none is needed, or for an unknown cause."""
+    if cause_id not in BY_ID:
+        return ()
+    page = files("kneewatch.docs").joinpath("causes", f"{cause_id}.md").read_text("utf-8")
+    section = STOP_GAP.search(page)
+    steps = STEP.findall(section[1]) if section else []
+    return tuple(MARKUP.sub(r"\1\2", " ".join(step.split())) for step in steps)
 
 
 def change_words(change: Change) -> str:

@@ -14,7 +14,7 @@ from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.reports.diagnosis_text import clearing_words, notable, quiet_notes, summary_words
 from kneewatch.reports.formatting import quantity
-from kneewatch.reports.recommendation_text import NUMBERS, advised, change_words
+from kneewatch.reports.recommendation_text import NUMBERS, advised, change_words, stop_gap
 from kneewatch.reports.triage.charts import Axis, Bound, Chart, chart
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS, EngineView
 from kneewatch.rules.rule import Finding, Severity
@@ -159,14 +159,20 @@ class EvidenceView:
 
 @dataclass(frozen=True, slots=True)
 class CauseView:
-    """A cause with its rank, evidence and changes; `key` is its element id on the page."""
+    """A cause with rank, evidence, stop-gap and changes; `key` is its element id on the page."""
 
     place: int
     key: str
     cause: Cause
     summary: str
     evidence: tuple[EvidenceView, ...]
+    stop_gap: Sequence[str]
     changes: tuple[ChangeView, ...]
+
+
+def stop_gap_steps(cause: Cause) -> Sequence[str]:
+    """The steps of a cause's stop-gap; none for a cause that nobody has to act on tonight."""
+    return stop_gap(cause.id) if cause.severity > Severity.INFO else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +220,7 @@ class Reasons:
                 cause,
                 summary_words(cause, self.diagnosis.t_s),
                 tuple(self._evidence(cause)),
+                stop_gap_steps(cause),
                 self._changes(cause),
             )
             for place, (key, cause) in enumerate(zip(keys, causes, strict=True), 1)

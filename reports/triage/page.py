@@ -27,6 +27,7 @@ from kneewatch.reports.triage.causes import (
     Reasons,
     VitalView,
     change_view,
+    stop_gap_steps,
 )
 from kneewatch.reports.triage.charts import TALL, WIDE, Axis, axis_of, tick_label
 from kneewatch.reports.triage.timeline import Lanes, Strip, interval_name, lanes, strip
@@ -177,9 +178,11 @@ class TargetPart:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """What to do first, and its heading: a recommended change, or None and advice in words."""
+    """What to do first, and its heading: the steps of a stop-gap, then a recommended change, or
+    None and advice in words."""
 
     label: str
+    stop_gap: Sequence[str]
     change: ChangeView | None
     words: str
 
@@ -234,6 +237,7 @@ def first(standing: Standing) -> First | None:
     recommendations = advised(diagnosis, cause)
     return First(
         do_first_label(cause, diagnosis.t_s).capitalize(),
+        stop_gap_steps(cause),
         change_view(recommendations[0]) if recommendations else None,
         cause.lever,
     )

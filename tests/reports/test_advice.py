@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import MEASURED, Change, Recommendation
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, markdown, text
-from kneewatch.reports.recommendation_text import advised, change_words, rows
+from kneewatch.reports.recommendation_text import advised, change_words, rows, stop_gap
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.made import SICK, changed
 from tests.reports.schema import problems
@@ -111,3 +112,18 @@ def test_advice_without_a_change() -> None:
 )
 def test_changes_as_they_are_typed(change: Change, words: str) -> None:
     assert change_words(change) == words
+
+
+def test_every_cause_to_act_on_has_a_stop_gap_in_plain_text() -> None:
+    pages = {cause_id: stop_gap(cause_id) for cause_id in BY_ID}
+    without = {cause_id for cause_id, steps in pages.items() if not steps}
+    assert without == {
+        "kv_overprovisioned",
+        "prefix_block_too_large",
+        "spec_acceptance_drift",
+        "tp_overhead",
+        "underused",
+    }
+    assert pages["kv_pressure"][1] == "Stop batch jobs and very long prompts first."
+    assert not [step for steps in pages.values() for step in steps if re.search(r"[`\]]|\n", step)]
+    assert stop_gap("of_another_version") == ()

@@ -312,7 +312,7 @@ def test_links_stay_on_the_page(browser: Browser) -> None:
         page.get_by_role("heading", name="vllm-0").get_by_role("link").click()
         expect(page.get_by_role("heading", name="Why", exact=True)).to_be_visible()
         page.get_by_role("link", name="All targets").click()
-        expect(page.locator("ol > li")).to_have_count(8)
+        expect(page.locator(".targets > ol > li")).to_have_count(8)
         page.get_by_role("link", name="24h").click()
         assert "/triage?since=24h" in server.asked
         assert seen.errors == []

@@ -93,7 +93,10 @@ def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) ->
         "Cause": "kv_pressure, confidence 0.99",
         "Stage": "3 of 4, queueing, for 35 s, since 00:03:04 UTC",
     }
-    assert verdict.one("h2").text == "Do first"
+    assert [node.text for node in verdict.every("h2")] == ["Do first", "Then fix it"]
+    steps = [node.text for node in verdict.one(css="steps").every("li")]
+    assert steps[0].startswith("Send less traffic to this replica")
+    assert steps[1] == "Stop batch jobs and very long prompts first."
     command_line = verdict.one(css="command-line")
     assert command_line.one("code").text == "--num-gpu-blocks-override 1152"
     assert command_line.one("button").attributes["data-copy"] == "--num-gpu-blocks-override 1152"
@@ -239,7 +242,7 @@ def test_all_targets_worst_first() -> None:
         "8 targets: 2 critical, 2 warning, 1 unknown, 1 info, 2 ok"
     )
     assert verdict.one("dd").one("a").attributes["href"] == "?target=vllm-0"
-    items = list(root.one("ol").children)
+    items = list(root.one("section", css="targets").one("ol").children)
     words = [item.one(css="badge").text for item in items]
     assert words == ["CRITICAL"] * 2 + ["WARNING"] * 2 + [
         "UNKNOWN", "INFO", "OK", "OK",
@@ -445,7 +448,7 @@ def test_unreadable_from_the_start() -> None:
 def test_fifty_targets_are_light() -> None:
     html = render(views.fleet(50))
     assert len(html.encode()) < 400_000
-    assert len(list(tree(html).one("ol").children)) == 50
+    assert len(list(tree(html).one("section", css="targets").one("ol").children)) == 50
 
 
 def test_the_pages_files_are_shipped_and_nothing_else_is_given() -> None:
