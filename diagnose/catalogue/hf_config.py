@@ -26,8 +26,15 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "block_ff_dim"),
     "vocab_size": ("padded_vocab_size",),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "max_sequence_length"),
+    "moe_intermediate_size": ("expert_ffn_hidden_size",),
     "n_routed_experts": ("num_local_experts", "num_experts", "moe_num_experts"),
-    "num_experts_per_tok": ("num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k"),
+    "num_experts_per_tok": (
+        "num_experts_per_token",
+        "top_k_experts",
+        "moe_top_k",
+        "moe_topk",
+        "moe_k",
+    ),
     "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
 }
 # Parts of a configuration whose fields are read as if they stood beside them (DBRX).

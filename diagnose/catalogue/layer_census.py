@@ -59,7 +59,7 @@ _PATTERN_LETTERS: Mapping[str, tuple[str, ...]] = {
 
 
 def depth(config: Config) -> int:
-    """The number of layers.
+    """The number of layers; of attentions where a layer has two.
 
     Raises:
         SizingError: it is missing, or no model is that deep.
@@ -67,6 +67,9 @@ def depth(config: Config) -> int:
     # Nemotron-H may say it by its pattern alone.
     listed = len(config.word("hybrid_override_pattern")) or len(config.words("layers_block_type"))
     layers = config.positive("num_hidden_layers", default=listed or None)
+    if in_group(config, "paired"):
+        # Files state the pairs; transformers adds the number of attentions beside it.
+        layers = 2 * config.positive("num_layers", "num_hidden_layers")
     if layers > _MOST_LAYERS:
         raise config.wrong("num_hidden_layers", layers, f"{_MOST_LAYERS} or fewer")
     return layers
@@ -134,6 +137,13 @@ def _full_indices(config: Config, layers: int) -> frozenset[int]:
     if config.has("attn_layer_period"):
         offset = config.count("attn_layer_offset", default=0)
         return frozenset(range(offset, layers, config.positive("attn_layer_period")))
+    if config.has("layer_group_size"):
+        step = config.positive("layer_group_size")
+        # Bailing V3 has no recurrence behind the last whole group.
+        rest = (
+            range(layers - layers % step, layers) if config.model_type == "bailing_moe_v3" else ()
+        )
+        return frozenset((*range(step - 1, layers, step), *rest))
     for key in ("attn_layer_indices", "full_attn_idxs"):
         if config.has(key):
             return config.indices(key, below=layers)

@@ -192,6 +192,14 @@ def _kimi_delta(config: Config, hidden: int) -> tuple[Recurrent, float]:
     return Recurrent(3 * heads * size * (kernel - 1), heads * size * size, 4.0), parameters
 
 
+def _bailing_delta(config: Config, hidden: int) -> tuple[Recurrent, float]:
+    heads, size = config.positive("num_attention_heads"), config.positive("head_dim")
+    tail = config.positive("short_conv_kernel_size") - 1
+    # Kimi's recurrence with whole gates and decays in place of low-rank ones.
+    parameters = 6.0 * hidden * heads * size + hidden * heads
+    return Recurrent(3 * heads * size * tail, heads * size * size, 4.0), parameters
+
+
 def _lightning(config: Config, hidden: int) -> tuple[Recurrent, float]:
     heads = config.positive("num_attention_heads")
     size = config.count("head_dim", default=0) or config.positive("hidden_size") // heads
@@ -231,6 +239,7 @@ def _short_conv(config: Config, hidden: int) -> tuple[Recurrent, float]:
 
 
 _READERS: Mapping[str, Callable[[Config, int], tuple[Recurrent, float]]] = {
+    "bailing_delta": _bailing_delta,
     "gated_delta": _gated_delta,
     "kimi_delta": _kimi_delta,
     "lightning": _lightning,

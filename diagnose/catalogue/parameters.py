@@ -48,7 +48,10 @@ def expert_census(config: Config) -> Experts:
     per_token = config.positive("num_experts_per_tok")
     if per_token > count:
         raise config.wrong("num_experts_per_tok", per_token, f"{count} (the experts) or fewer")
-    return Experts(count, per_token, _expert_layers(config))
+    # LongCat's router may choose experts that do nothing: all are taken to be chosen alike.
+    idle = config.count("zero_expert_num", default=0)
+    computed = round(per_token * count / (count + idle))
+    return Experts(count, computed, _expert_layers(config))
 
 
 def _expert_layers(config: Config) -> int:
@@ -56,6 +59,8 @@ def _expert_layers(config: Config) -> int:
     if pattern:
         return pattern.count("E")
     layers = depth(config)
+    if in_group(config, "paired"):
+        return layers // 2
     for key in ("layers_block_type", "mlp_layer_types"):
         kinds = config.words(key)[:layers]
         if "moe" in kinds or "sparse" in kinds:
@@ -82,13 +87,15 @@ def shared_width(config: Config) -> int:
     """The total width of a layer's shared experts; 0 without any."""
     stated = config.count(
         "shared_expert_intermediate_size",
-        "moe_shared_expert_intermediate_size",
         "shared_intermediate_size",
         "share_expert_dim",
         default=0,
     )
     if stated:
         return stated
+    each = config.count("moe_shared_expert_intermediate_size", default=0)
+    if each:
+        return each * config.positive("n_shared_experts", default=1)
     # Llama 4 has one shared expert and no field for it.
     if config.model_type == "llama4":
         return config.positive("intermediate_size")
@@ -114,8 +121,8 @@ def dense_layers(config: Config, experts: Experts) -> int:
         return pattern.count("-")
     if config.model_type == "nemotron_h":
         return config.words("layers_block_type").count("mlp")
-    # Gemma 4's expert layers keep their dense MLP beside the experts.
-    if config.model_type.startswith("gemma"):
+    # Gemma 4's expert layers keep their dense MLP beside the experts, LongCat's keep two.
+    if config.model_type.startswith("gemma") or in_group(config, "paired"):
         return depth(config)
     return depth(config) - experts.layers
 
@@ -270,17 +277,29 @@ def parameter_census(config: Config, *, experts: Experts, vision: float = 0.0) -
     # Gemma 3n and 4 have narrow embeddings in each layer.
     narrow = config.count("hidden_size_per_layer_input", default=0)
     rows = config.count("vocab_size_per_layer_input", default=0)
+    neighbours, projected = _ngram_tables(config, hidden, vocab)
     return Parameters(
         attention=mixers.attention,
         kv=mixers.kv,
         replicated=mixers.replicated,
         mlp=float(matrices(config) * hidden * widths),
         experts=_routed(config, hidden, experts),
-        embedding=table + float(rows * depth(config) * narrow),
+        embedding=table + float(rows * depth(config) * narrow) + neighbours,
         head=0.0 if tied else table,
-        small=_small(config, hidden, experts) + mixers.small,
+        small=_small(config, hidden, experts) + mixers.small + projected,
         vision=vision,
     )
+
+
+def _ngram_tables(config: Config, hidden: int, vocab: int) -> tuple[float, float]:
+    """Elements of the tables that LongCat looks a token's neighbours up in, and of the projections
+    behind them. Source: vllm/model_executor/models/longcat_flash_ngram.py (0.32)."""
+    ratio = config.count("ngram_vocab_size_ratio", default=0)
+    if not ratio:
+        return 0.0, 0.0
+    tables = config.positive("emb_split_num") * (config.positive("emb_neighbor_num") - 1)
+    rows = tables * ratio * vocab + tables * tables
+    return float(rows * (hidden // tables)), float(tables * (hidden // tables) * hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,15 +328,30 @@ def _mixers(config: Config, hidden: int) -> _Mixers:
     shared_kv = (every[FULL] - keeping[FULL]) * full_kv
     shared_kv += (every[SLIDING] - keeping[SLIDING]) * sliding_kv
     indexed, index_queries, index_copied = _indexers(config, hidden, every[FULL])
+    values = _routed_values(config, hidden)
     return _Mixers(
         attention=every[FULL] * full
         + every[SLIDING] * sliding
         - shared_kv
         + indexed * index_queries
+        + values
         + (recurrent * recurrent_parameters(config) if recurrent else 0.0),
-        kv=keeping[FULL] * full_kv + keeping[SLIDING] * sliding_kv + indexed * index_queries,
+        kv=keeping[FULL] * full_kv
+        + keeping[SLIDING] * sliding_kv
+        + indexed * index_queries
+        + values,
         replicated=every[FULL] * replicated + indexed * index_copied,
     )
+
+
+def _routed_values(config: Config, hidden: int) -> float:
+    """Parameters of K2 Horizon's value projections beside the first, of which each token uses a
+    few: its layers with experts have a choice of them."""
+    choice = config.count("mova_num_experts", default=0)
+    if not choice:
+        return 0.0
+    heads = full_heads(config)
+    return float(_expert_layers(config) * (choice - 1) * hidden * heads.kv * heads.value_dim)
 
 
 def _own_mixers(config: Config, hidden: int) -> _Mixers:
@@ -337,6 +371,8 @@ def _attention(config: Config, hidden: int, *, full: bool) -> tuple[float, float
     query = hidden * heads.queries * heads.key_dim * (2 if gated else 1)
     if config.flag("use_head_wise_attn_gate", default=False):
         query += hidden * heads.queries
+    if config.word("attention_gate_func"):
+        query += hidden * heads.queries * heads.value_dim
     out = heads.queries * heads.value_dim * hidden
     # Gemma 4 takes the values of its global layers from their keys.
     shared = config.has("global_head_dim") and config.flag("attention_k_eq_v", default=False)
@@ -388,7 +424,8 @@ def _routed(config: Config, hidden: int, experts: Experts) -> float:
 
 def _small(config: Config, hidden: int, experts: Experts) -> float:
     layers = depth(config)
-    small = 2.0 * layers * hidden + experts.layers * experts.count * hidden
+    routed = experts.count + config.count("zero_expert_num", default=0)
+    small = 2.0 * layers * hidden + experts.layers * routed * hidden
     streams = config.count("hc_mult", default=0)
     if streams:
         # Two mixes of the residual streams in each layer, and one at the end.
