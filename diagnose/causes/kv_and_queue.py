@@ -16,6 +16,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     GIANTS_BLOCK,
     HELD_EACH,
     ITL_DRIFT,
+    ITL_P50_S,
     KV_USAGE,
     NOT_EVICTING,
     PREFILL_BUSY,
@@ -267,8 +268,10 @@ MORE_REPLICAS = "Add replicas; the KV cache is not the limit."
 SLOW_FROM_DRIFT = 1.6
 """From this inter-token latency on, over its quiet mean, steps count as slow."""
 
-STEPS_ARE_SHORT = (Signal("itl_mean_s") < 0.1) & (STALL_SHARE < 0.05) & (PREFILL_BUSY < 0.5)
-"""Steps count as fast although no quiet baseline is known; prefill runs less than half the time."""
+STEPS_ARE_SHORT = (ITL_P50_S < 0.1) & (PREFILL_BUSY < 0.75)
+"""Most steps count as fast although no quiet baseline is known, and prompts leave a quarter of the
+time: a third more requests fit before prompts are the limit. That streams stall behind a few long
+prompts does not matter: a larger batch stalls no longer."""
 
 STEPS_ARE_FAST = ((ITL_DRIFT < SLOW_FROM_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_SHORT)) & ~(
     is_bound("compute") | is_bound("memory")
@@ -307,10 +310,11 @@ FAST_STEPS = (
         below=True,
     ),
     term(
-        Signal("itl_mean_s"),
+        ITL_P50_S,
         0.1,
         0.3,
-        "steps take {value:ms} and prefill runs {prefill_busy_ratio:%} of the time: steps are fast",
+        "ITL P50 is {value:ms} and prefill runs {prefill_busy_ratio:%} of the time: most steps are "
+        "fast",
         when=~ITL_DRIFT.known,
         below=True,
     ),

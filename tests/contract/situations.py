@@ -11,7 +11,7 @@ from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, SAME_WORK, SLOW, Situation
 
-MEASURED_ROOM = {"itl_mean_s": 0.02, "prefill_busy_ratio": 0.1, "itl_mean_drift_ratio": None}
+MEASURED_ROOM = {"itl_p50_s": 0.02, "prefill_busy_ratio": 0.1, "itl_mean_drift_ratio": None}
 KV, CHURN, LOST, OFF, XFER, SPEC, STALLS, KNEE = (
     CONCLUSIVE[cause]
     for cause in (
@@ -186,13 +186,13 @@ OTHERS: Mapping[str, Situation] = {
         running_max=10.0, kv_usage_avg_ratio=0.85, **MEASURED_ROOM
     ),
     "queue_saturation:long steps": QUEUED.but(
-        running_max=10.0, **{**MEASURED_ROOM, "itl_mean_s": 0.12}
+        running_max=10.0, **{**MEASURED_ROOM, "itl_p50_s": 0.12}
     ),
-    "queue_saturation:stalls": QUEUED.but(
-        running_max=10.0, itl_stall_time_ratio=0.06, **MEASURED_ROOM
+    "admission_limit:stalls": QUEUED.but(
+        running_max=10.0, itl_stall_time_ratio=0.25, **{**MEASURED_ROOM, "prefill_busy_ratio": 0.6}
     ),
     "queue_saturation:prefill": QUEUED.but(
-        running_max=10.0, **{**MEASURED_ROOM, "prefill_busy_ratio": 0.6}
+        running_max=10.0, **{**MEASURED_ROOM, "prefill_busy_ratio": 0.9}
     ),
     "prefix_cache_off:busy": OFF.but(prefill_service_ratio=0.01, prefill_busy_ratio=0.4),
     "prefix_cache_off:barely": OFF.but(

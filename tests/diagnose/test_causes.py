@@ -282,7 +282,7 @@ def test_the_same_queue_is_told_by_what_binds() -> None:
 
 
 MEASURED = CONCLUSIVE["admission_limit"].but(
-    itl_mean_drift_ratio=None, itl_mean_s=0.03, itl_stall_time_ratio=0.01, prefill_busy_ratio=0.2
+    itl_mean_drift_ratio=None, itl_p50_s=0.03, prefill_busy_ratio=0.2
 )
 """A batch at its limit with short steps; no quiet step is known to compare with."""
 
@@ -294,7 +294,7 @@ ROOM = ("running_avg", "running_max", "kv_usage_avg_ratio")
     [
         *((CONCLUSIVE["admission_limit"], key) for key in (*ROOM, "itl_mean_drift_ratio")),
         *((MEASURED, key) for key in ROOM),
-        *((MEASURED, key) for key in ("itl_mean_s", "itl_stall_time_ratio", "prefill_busy_ratio")),
+        *((MEASURED, key) for key in ("itl_p50_s", "prefill_busy_ratio")),
     ],
 )
 def test_room_that_was_not_measured_is_not_claimed(measured: Situation, unknown: str) -> None:
@@ -309,9 +309,8 @@ def test_room_that_was_not_measured_is_not_claimed(measured: Situation, unknown:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("itl_mean_s", 0.1),
-        ("itl_stall_time_ratio", 0.05),
-        ("prefill_busy_ratio", 0.5),
+        ("itl_p50_s", 0.1),
+        ("prefill_busy_ratio", 0.75),
         ("gpu_dram_active_ratio", 0.6),
         ("gpu_tensor_active_ratio", 0.5),
         ("mbu_ratio", 0.55),
@@ -323,13 +322,20 @@ def test_a_gpu_that_works_has_no_room(key: str, value: float) -> None:
     assert set(MEASURED.but(**{key: 0.99 * value}).causes()) == {"admission_limit"}
 
 
+def test_few_seats_are_seen_beside_long_prompts() -> None:
+    # A long prompt every few seconds lengthens the mean step and stalls all streams, yet most steps
+    # are fast and the prompts leave time for more requests.
+    stalls = MEASURED.but(itl_mean_s=0.12, itl_stall_time_ratio=0.27, prefill_busy_ratio=0.6)
+    assert "admission_limit" in stalls.causes()
+
+
 def test_how_room_was_measured_is_told() -> None:
     drift, steps = (
         situation.causes()["admission_limit"].evidence[-1].text
         for situation in (CONCLUSIVE["admission_limit"], MEASURED)
     )
     assert drift == "inter-token latency is 1.0x its quiet mean: steps are fast"
-    assert steps == "steps take 30 ms and prefill runs 20% of the time: steps are fast"
+    assert steps == "ITL P50 is 30 ms and prefill runs 20% of the time: most steps are fast"
     busy = QUEUED.but(itl_mean_drift_ratio=1.6).causes()["queue_saturation"]
     assert busy.evidence[-1].text == "inter-token latency is 1.6x its quiet mean: steps are slow"
 
