@@ -115,7 +115,6 @@ def _refuse_fields(config: Config) -> None:
 def _refusal(config: Config, reason: str) -> SizingError:
     return SizingError(
         f"{config.name}: it cannot be sized, because {reason}. Start it once: vLLM logs the "
-        "capacity of its KV "
-        "cache",
+        "capacity of its KV cache",
         name="model",
     )

@@ -163,8 +163,7 @@ def model(name: str) -> Model:
     trouble = "matches several models" if matches else "is not in the catalogue"
     raise SizingError(
         f"model {name!r} {trouble}; give an id listed by `kneewatch size --list-models`, or the "
-        "path "
-        "of its config.json",
+        "path of its config.json",
         name="model",
         choices=nearest,
     )

@@ -116,7 +116,7 @@ def _resplit(split: Split) -> FleetAdvice | None:
         before={"prefill_used_ratio": used[0], "decode_used_ratio": used[1]},
         predicted={"prefill_used_ratio": after[0], "decode_used_ratio": after[1]},
         cost_usd_per_hour=0.0,
-        checks=("that this hour's mix of prompts and answers is typical",),
+        checks=("confirm that this hour's mix of prompts and answers is typical",),
         risk="A replica that changes its role starts with an empty cache.",
         verify=(f"queue_mean_s falls on the fuller side {SETTLE_WORDS}, and ITL meets its target",),
         guide=("6.5",),

@@ -124,7 +124,7 @@ def advice(
 
 
 def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> str:
-    """Says what was measured behind a predicted speed, and when; "" without one."""
+    """The measurements behind a predicted speed as a sentence; empty if none is predicted."""
     factors, own_steps = context.memo.get(STEP_TIMES), context.memo.get(OWN_STEPS)
     if "itl_s" not in predicted:
         return ""
@@ -132,9 +132,9 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
         age_s = own_steps["age_s"]
         return (
             " Speed predicted from this server's own step times: "
-            f"{own_steps['windows']:.0f} windows of {own_steps['least_running']:.0f} to "
-            f"{own_steps['most_running']:.0f} running, the oldest of {_about(age_s)} ago, median "
-            f"error {own_steps['error_ratio']:.0%}."
+            f"{own_steps['windows']:.0f} windows with {own_steps['least_running']:.0f} to "
+            f"{own_steps['most_running']:.0f} running requests, the oldest from {_about(age_s)} "
+            f"ago, median error {own_steps['error_ratio']:.0%}."
         )
     if factors is None:
         return ""
@@ -142,10 +142,12 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
     measured_shares = context.memo.get(MEASURED, {}).items()
     shares = [f"{words[key]} of {share:.0%}" for key, share in measured_shares]
     measured = f" with the measured {' and '.join(shares)}" if shares else ""
+    window_s = context.facts.window_s
+    # A fleet's figures are of one query, whose window the engines' facts do not have.
+    times = f"the step times of the last {window_s:.0f} s" if window_s else "measured step times"
     return (
-        f" Speed predicted{measured} from the step times of the last {context.facts.window_s:.0f} "
-        f"s: decode takes {factors['decode_factor']:.2f}x the roofline's time, prefill "
-        f"{factors['prefill_factor']:.2f}x."
+        f" Speed predicted{measured} from {times}: decode takes {factors['decode_factor']:.2f}x "
+        f"the roofline's time, prefill {factors['prefill_factor']:.2f}x."
     )
 
 
@@ -183,7 +185,7 @@ def _unknown(
             *([] if server.gpus is not None else ["tensor_parallel"]),
         ]
         if lacks:
-            yield f"its cost (set kneewatch's {', and '.join(lacks)})"
+            yield f"the cost of the change (set kneewatch's {', and '.join(lacks)})"
     if server.misfit:
         yield f"sizes: the stated model and GPU cannot run as stated ({server.misfit})"
     launch = server.stated.launch
@@ -204,9 +206,9 @@ def _why_no_latency(context: LeverContext, predicted: Mapping[str, float]) -> st
     if own_steps is not None:
         running = min(context.demand.requests, predicted["max_concurrency"])
         if running > own_steps["most_running"]:
-            return f"not measured beyond {own_steps['most_running']:.0f} running"
+            return f"not measured beyond {own_steps['most_running']:.0f} running requests"
         if running < own_steps["least_running"]:
-            return f"not measured below {own_steps['least_running']:.0f} running"
+            return f"not measured below {own_steps['least_running']:.0f} running requests"
     stated, server = context.server.stated, context.server
     missing = [
         *([] if stated.model else ["model"]),

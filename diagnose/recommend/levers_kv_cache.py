@@ -59,8 +59,7 @@ def kv_blocks(context: LeverContext) -> Recommendation | None:
         "kv-blocks",
         [("--num-gpu-blocks-override", now, blocks)],
         f"--num-gpu-blocks-override limits the KV cache to {now} blocks, however much memory is "
-        "free; "
-        f"{blocks} blocks hold {numbers['kv_capacity_ratio']:.1f}x as many tokens.",
+        f"free; {blocks} blocks hold {numbers['kv_capacity_ratio']:.1f}x as many tokens.",
         before=present(context),
         predicted=numbers,
         checks=[
@@ -120,8 +119,7 @@ def kv_memory_bytes(context: LeverContext) -> Recommendation | None:
         "kv-memory-bytes",
         [("--kv-cache-memory-bytes", int(server.kv_memory_bytes), int(to_bytes))],
         "--kv-cache-memory-bytes fixes the size of the KV cache, so vLLM ignores "
-        "--gpu-memory-utilization: "
-        f"{to_bytes / GIB:.2f} GiB hold {ratio:.1f}x as many tokens.",
+        f"--gpu-memory-utilization: {to_bytes / GIB:.2f} GiB hold {ratio:.1f}x as many tokens.",
         before=present(context),
         predicted=numbers,
         checks=[
@@ -270,8 +268,8 @@ def gpu_memory_utilization(context: LeverContext) -> Recommendation | None:
         context,
         "gpu-memory-utilization",
         [("--gpu-memory-utilization", now, to)],
-        f"vLLM takes {to - now:.0%} more of each GPU's memory, all of it for the KV cache: "
-        f"{words}{ratio:.2f}x the blocks.",
+        f"vLLM takes {to:.0%} of each GPU's memory instead of {now:.0%}, and the difference goes "
+        f"to the KV cache: {words}{ratio:.2f}x the blocks.",
         before=present(context),
         predicted=numbers,
         checks=[
@@ -315,12 +313,15 @@ def prompt_order(context: LeverContext) -> Recommendation | None:
         context,
         "prompt-order",
         [("prompt", None, "shared part first")],
-        f"The prefix-cache hit ratio is {hits:.0%} over the last {context.facts.window_s:.0f} s; "
-        f"its baseline is {quiet:.0%}. The first token that differs ends the match: put dates, ids "
-        "and names after the shared prefix." + _money_words(context, left),
+        f"The baseline of the prefix-cache hit ratio is {quiet:.0%}. The first token that differs "
+        "ends the match: put dates, ids and names after the shared prefix."
+        + _money_words(context, left),
         before=_prefill_numbers(context, hits),
         predicted=_prefill_numbers(context, quiet, left=left),
-        checks=["find what was deployed when it began: a prompt template, a gateway, a tokenizer"],
+        checks=[
+            "find what was deployed when the hit ratio fell: a prompt template, a gateway, "
+            "a tokenizer"
+        ],
         risk="None for the server; the model sees its prompt in a different order, so test the "
         "answers.",
         verify=[
@@ -342,11 +343,10 @@ def sticky_routing(context: LeverContext) -> Recommendation | None:
         context,
         "prefix-routing",
         [("router", "any replica", "by prefix")],
-        f"Each of the {context.server.replicas} replicas now computes and caches every prefix. "
-        "Route "
-        "by prefix or session, so that each prefix is computed and cached on one replica only."
+        f"Each of the {context.server.replicas} replicas computes and caches every prefix. Route "
+        "by prefix or session, so that only one replica computes and caches each prefix."
         + (
-            f" The baseline hit ratio is {quiet:.0%}.{_money_words(context, left)}"
+            f" The baseline of the hit ratio is {quiet:.0%}.{_money_words(context, left)}"
             if better
             else ""
         ),

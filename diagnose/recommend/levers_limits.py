@@ -55,9 +55,8 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
         context,
         "max-num-seqs-down",
         [("--max-num-seqs", now, seats)],
-        f"The KV cache holds {seats} requests of the present mean size "
-        f"({demand.held_tokens:,.0f} tokens). {waiting:.0f} requests would queue{queue} instead of "
-        "being preempted.",
+        f"The KV cache holds {seats} requests of the present mean size ({demand.held_tokens:,.0f} "
+        f"tokens). {waiting:.0f} requests would queue{queue} instead of being preempted.",
         before=present(context),
         predicted=numbers,
         checks=["decide whether your users prefer a longer wait to slow streams"],
@@ -71,8 +70,7 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
         verify=[
             f"preemption_per_s falls to 0 and running stays at or below {seats} {SETTLE_WORDS}",
             "itl_stall_time_ratio and itl_mean_s fall; generation_tokens_per_s falls by no more "
-            "than "
-            "running does",
+            "than running does",
         ],
         guide=("7.4", "9.3"),
     )
@@ -120,9 +118,8 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         "max-num-seqs-up",
         [("--max-num-seqs", now, seats)],
         f"{seats} requests would run at once instead of {now}{'' if stated else ' (observed)'}, "
-        "with "
-        f"the KV cache {numbers.get('kv_usage_ratio', 0):.0%} full. At the present step time they "
-        f"complete up to {served_per_s:.1f} requests/s; {demand.arrival_per_s:.1f} requests/s "
+        f"with the KV cache {numbers.get('kv_usage_ratio', 0):.0%} full. At the present step time "
+        f"they complete up to {served_per_s:.1f} requests/s; {demand.arrival_per_s:.1f} requests/s "
         "arrive" + (": not enough alone." if short else "."),
         before=before,
         predicted=numbers,
@@ -194,17 +191,14 @@ def queue_limit(context: LeverContext) -> Recommendation | None:
         "queue-limit",
         [("--max-num-queued-reqs", None, limit)],
         f"At {served_per_s:.1f} requests/s, {depth} queued requests use {QUEUE_OF_LIMIT:.0%} of "
-        "the "
-        f"TTFT target. The limit also counts the {ranks * server.max_num_seqs} running "
-        "requests, so "
-        f"it is {limit}. vLLM then rejects further requests at once instead of serving them late.",
+        f"the TTFT target. The flag counts running requests too: {ranks * server.max_num_seqs} + "
+        f"{depth} = {limit}. vLLM then rejects further requests instead of serving them late.",
         before={"waiting": demand.waiting * ranks},
         predicted={"waiting": depth, "queue_wait_s": depth / served_per_s},
         checks=["confirm that clients retry elsewhere on HTTP 503"],
         risk="vLLM rejects requests above the limit.",
         verify=[
-            f"waiting stays at or below {depth} at once, and rejected_per_s shows the rejected "
-            "requests"
+            f"waiting stays at or below {depth}, and rejected_per_s counts the rejected requests"
         ],
         guide=("9.4",),
     )
@@ -283,8 +277,8 @@ def more_adapter_slots(context: LeverContext) -> Recommendation | None:
         context,
         "max-loras",
         changes,
-        f"{held_back:.0f} request{'s wait' if round(held_back) != 1 else ' waits'} for one of "
-        f"{slots:.0f} adapter slot{'s' if slots != 1 else ''}"
+        f"{held_back:.0f} request{'s wait' if round(held_back) != 1 else ' waits'} for "
+        f"{'the only adapter slot' if slots == 1 else f'one of {slots:.0f} adapter slots'}"
         + (
             f"; {waiting:.0f} adapter{'s are' if waiting != 1 else ' is'} waiting"
             if waiting

@@ -231,8 +231,7 @@ def smaller_budget(context: LeverContext) -> Recommendation | None:
         "max-num-batched-tokens",
         [("--max-num-batched-tokens", now, budget)],
         f"The longest prefills take {context.get('prefill_p99_s'):.1f} s (P99). At this rate a "
-        "step of "
-        f"{budget:,} tokens takes about "
+        f"step of {budget:,} tokens takes about "
         f"{step_numbers(context, budget)['longest_step_s']:.2f} s.",
         before=_stall_numbers(context),
         predicted=step_numbers(context, budget),

@@ -65,14 +65,13 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         numbers["backlog_drain_s"], drain_words = drain
     assumed = "" if server.stated.replicas else " (assuming 1 replica; set --replicas)"
     least = ceil(round(now * ratio, 6))
-    carry = f"{least} can serve it, " if least < total and not context.for_kv else ""
+    bare = f"{least}, or " if least < total and not context.for_kv else ""
     return advice(
         context,
         REPLICAS,
         [(REPLICAS, now, total)],
         f"The load is {ratio:.2g}x the capacity of {now} replica{'s' if now > 1 else ''}{assumed}: "
-        f"{carry}{total} with a safety factor of "
-        f"{SAFETY_DEFAULT:g}.{drain_words}",
+        f"it needs {bare}{total} with a safety factor of {SAFETY_DEFAULT:g}.{drain_words}",
         before=present(context),
         predicted=numbers,
         cost_usd_per_hour=None if hourly is None else hourly * (total - now),
@@ -117,7 +116,7 @@ def _load_ratio(context: LeverContext) -> float | None:
 
 
 def backlog_drain(context: LeverContext, replicas: int) -> tuple[float, str] | None:
-    """Seconds in which this many replicas drain the queue, and a sentence about it.
+    """Seconds in which this many replicas drain the present queue, and a sentence about it.
 
     None where requests are served before a queue forms, or where the cause is not one of rates.
     The backlog is no demand: it is there once, and sizing for it grows with every minute that the
@@ -135,7 +134,7 @@ def backlog_drain(context: LeverContext, replicas: int) -> tuple[float, str] | N
         plural = "s" if more > 1 else ""
         sooner = f"; with {more} more replica{plural} until then, in {DRAIN_S / 60:.0f} min"
     took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    return seconds, f" The queue of {queued:.0f} requests drains in about {took}{sooner}."
+    return seconds, f" A queue of {queued:,.0f} requests drains in about {took}{sooner}."
 
 
 def tensor_parallel(context: LeverContext) -> Recommendation | None:
@@ -204,8 +203,7 @@ def fewer_replicas(context: LeverContext) -> Recommendation | None:
         return _kept(
             context,
             f"{now} replicas look too many for the present load, but they must serve the weekly "
-            "peak, "
-            "and kneewatch has not observed a full week yet.",
+            "peak, and kneewatch has not observed a full week yet.",
         )
     used, present_requests = used_ratio(context, peak), context.demand.requests
     if used is None or present_requests <= 0:
@@ -274,7 +272,7 @@ def _why_not(
     if target_s is None and then_s > MOST_ITL_GROWTH * at_peak_s:
         return (
             f"{total} replicas would raise ITL from {1000 * at_peak_s:.0f} ms to "
-            f"{1000 * then_s:.0f} ms; set a target (--slo-itl)"
+            f"{1000 * then_s:.0f} ms; if users accept that, set --slo-itl"
         )
     if target_s is not None and max(tail_s, now_s) * then_s / now_s > target_s:
         return f"{total} replicas would miss the ITL target of {1000 * target_s:g} ms"
@@ -330,8 +328,7 @@ def lower_tensor_parallel(context: LeverContext) -> Recommendation | None:
         [("--tensor-parallel-size", wide.tensor_parallel, to), (REPLICAS, now, total)],
         f"In the benchmark, {total} replicas with TP {to} deliver {times}x the throughput of {now} "
         f"with TP {wide.tensor_parallel} on the same or fewer GPUs; {least} would match the "
-        "present "
-        "throughput.",
+        "present throughput.",
         before={**present(context), **_limits(context, split, wide)},
         predicted={
             **{name: computed[name] for name in KEPT if name in computed},
@@ -339,7 +336,7 @@ def lower_tensor_parallel(context: LeverContext) -> Recommendation | None:
         },
         cost_usd_per_hour=_more_usd_per_hour(context, after, wide),
         checks=[
-            degree_text(narrow),
+            f"confirm that the latencies of TP {to} are acceptable",
             "confirm that the benchmark used your prompt and output lengths and your prefix reuse",
         ],
         risk=f"Each request is slower. {degree_text(wide)}; {degree_text(narrow)}. Each of the "
@@ -373,11 +370,14 @@ def _more_usd_per_hour(context: LeverContext, after: After, wide: Degree) -> flo
 
 
 def _verify(split: Comparison, narrow: Degree) -> str:
-    kept = f"ttft_p99_s and itl_p99_s stay within their targets {SETTLE_WORDS}"
+    kept = "ttft_p99_s and itl_p99_s meet their targets"
     if split.unit == "requests":
-        return f"while requests queue, completed_per_s per GPU rises; {kept}"
+        return f"completed_per_s per GPU rises {SETTLE_WORDS} while requests queue; {kept}"
     most = figure(round(narrow.per_s_per_gpu, 1))
-    return f"while requests queue, generation_tokens_per_s per GPU rises towards {most}; {kept}"
+    return (
+        f"generation_tokens_per_s per GPU rises towards {most} {SETTLE_WORDS} while requests "
+        f"queue; {kept}"
+    )
 
 
 def _after(context: LeverContext, wide: Degree, narrow: Degree, total: int) -> After | None:

@@ -216,10 +216,9 @@ def _note(unit: Unit, degrees: Sequence[Degree], measured: Degree) -> str:
         and comparison.share_ratio is not None
     ):
         return (
-            f"TP {measured.tensor_parallel} has {1 - comparison.share_ratio:.0%} less "
-            f"throughput per GPU than TP {comparison.narrow.tensor_parallel}, more than "
-            "all-reduces "
-            "over PCIe cost (20 to 30%): use fewer GPUs per replica and more replicas"
+            f"TP {measured.tensor_parallel} has {1 - comparison.share_ratio:.0%} less throughput "
+            f"per GPU than TP {comparison.narrow.tensor_parallel}, more than all-reduces over PCIe "
+            "cost (20 to 30%): use fewer GPUs per replica and more replicas"
         )
     smallest = min(degree.tensor_parallel for degree in degrees) == measured.tensor_parallel
     return "" if smallest else comparison.why

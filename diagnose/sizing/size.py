@@ -115,9 +115,8 @@ def _sources(answer: Memory) -> Iterator[str]:
         yield f"{setup.gpu.id}: memory {setup.gpu.memory_source}"
     if setup.model.multimodal and setup.version < V1:
         yield (
-            "vLLM V0 profiles vision models with the largest images and may need tens of GiB "
-            "more than "
-            "shown"
+            "vLLM V0 profiles vision models with the largest images and may need tens of GiB more "
+            "than shown"
         )
     if not _OLDEST <= setup.version <= LATEST:
         yield "no start-up log of this vLLM version is known: the nearest version is used"
@@ -128,8 +127,7 @@ def _sources(answer: Memory) -> Iterator[str]:
     if any(isinstance(part.kind, SlidingStates) for part in setup.model.layers):
         yield (
             "concurrent requests are counted as in vLLM's start-up line, with all of them in "
-            "prefill: a "
-            "smaller --max-num-batched-tokens holds more"
+            "prefill: a smaller --max-num-batched-tokens holds more"
         )
     copied_ratio = second_copy_ratio(setup)
     if copied_ratio:
@@ -152,10 +150,8 @@ def _draft_doubts(draft: Draft, setup: Setup) -> Iterator[str]:
     if not own and drafted.vocab_size != setup.model.vocab_size:
         yield (
             f"vLLM refuses this draft model: {drafted.id} has a vocabulary of "
-            f"{drafted.vocab_size:,} "
-            f"tokens, {setup.model.id} of {setup.model.vocab_size:,}; newer versions accept it "
-            "with "
-            "use_heterogeneous_vocab"
+            f"{drafted.vocab_size:,} tokens, {setup.model.id} of {setup.model.vocab_size:,}; newer "
+            "versions accept it with use_heterogeneous_vocab"
         )
 
 
@@ -188,8 +184,7 @@ def speed_notes(question: Question, predicted: Performance | None) -> Iterator[s
     if question.setup.decode_context_parallel > 1:
         yield (
             "speed is predicted without the traffic between context-parallel ranks: benchmark "
-            "--dcp "
-            f"{question.setup.decode_context_parallel}"
+            f"--dcp {question.setup.decode_context_parallel}"
         )
     if question.setup.draft is not None and question.acceptance_ratio is None:
         yield ("speed is predicted without speculation: set --acceptance to include it")
@@ -257,15 +252,13 @@ def launch_notes(setup: Setup) -> Iterator[str]:
             )
     if parallel.experts and setup.model.experts.count:
         yield (
-            "the prediction assumes that tokens spread evenly over the experts: a GPU with "
-            "twice the "
-            "mean load halves the speed of all"
+            "the prediction assumes that tokens spread evenly over the experts: a GPU with twice "
+            "the mean load halves the speed of all"
         )
     if parallel.pipeline > 1:
         yield (
-            f"with fewer requests in flight than {parallel.pipeline} pipeline stages, stages "
-            "are idle: a "
-            f"single request leaves {1 - 1 / parallel.pipeline:.0%} of the GPU time unused"
+            f"with fewer requests in flight than {parallel.pipeline} pipeline stages, stages are "
+            f"idle: a single request leaves {1 - 1 / parallel.pipeline:.0%} of the GPU time unused"
         )
 
 

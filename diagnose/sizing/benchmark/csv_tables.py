@@ -186,8 +186,7 @@ def _columns(header: Sequence[str]) -> dict[int, Column]:
         if matched.field in names:
             raise refuse(
                 f"columns {names[matched.field]!r} and {header[position]!r} both mean "
-                f"{matched.field}: "
-                "remove one",
+                f"{matched.field}: remove one",
                 *ACCEPTED,
             )
         names[matched.field] = header[position]

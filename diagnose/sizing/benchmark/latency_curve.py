@@ -76,9 +76,8 @@ def in_flight(
             "concurrency",
         )
     notes.append(
-        f"{origin}: it has no concurrency, so requests/s x mean latency is used, the mean "
-        "number in "
-        "flight (Little's law)"
+        f"{origin}: it has no concurrency, so requests/s x mean latency is used, the mean number "
+        "in flight (Little's law)"
     )
     return rate_per_s * latency_s
 
@@ -292,8 +291,7 @@ def _verdict(gap: float, basis: Basis) -> tuple[Verdict, str]:
     if gap > GAP_LIMIT:
         return "mismatch", (
             "the test inputs may differ from production's; with long outputs the gap is decode "
-            "time: "
-            "compare with the mean latency before you reject the benchmark"
+            "time: compare with the mean latency before you reject the benchmark"
         )
     if gap < IMPOSSIBLE_GAP and basis == "mean latency":
         return "impossible", (
@@ -301,9 +299,8 @@ def _verdict(gap: float, basis: Basis) -> tuple[Verdict, str]:
         )
     if gap > THIN_GAP and basis == "mean latency":
         return "consistent", (
-            f"only {1 / gap:.0%} of the stated concurrency was in flight on average: run longer "
-            "at each "
-            "step"
+            f"only {1 / gap:.0%} of the stated concurrency was in flight on average: run longer at "
+            "each step"
         )
     return "consistent", "the benchmark is consistent"
 
@@ -392,9 +389,8 @@ def _shape(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
             if high < low * (1 - 2 * NOISE_RATIO):
                 yield RedFlag(
                     "latency_falls",
-                    f"{name} P99 falls {step} ({seconds(low)} to {seconds(high)}): the server "
-                    "was not "
-                    "warmed up (send 1,000 requests first), or there were too few requests",
+                    f"{name} P99 falls {step} ({seconds(low)} to {seconds(high)}): the server was "
+                    "not warmed up (send 1,000 requests first), or there were too few requests",
                 )
 
 
@@ -404,9 +400,8 @@ def _runs(benchmark: Benchmark) -> Iterator[RedFlag]:
     if few:
         yield RedFlag(
             "few_requests",
-            f"{len(few)} of {len(benchmark.points)} runs have fewer than {MIN_REQUESTS} "
-            "requests (the "
-            f"smallest {min(few)}): P99 rests on the slowest {max(1, min(few) // 100)}",
+            f"{len(few)} of {len(benchmark.points)} runs have fewer than {MIN_REQUESTS} requests "
+            f"(the smallest {min(few)}): P99 rests on the slowest {max(1, min(few) // 100)}",
         )
     failed = [f"{point.concurrency:g}" for point in benchmark.points if point.failed]
     if failed:
@@ -434,8 +429,7 @@ def _law(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
             yield RedFlag(
                 "littles_law",
                 f"at {point.concurrency:g} in flight {figure(point.requests_per_s)} requests/s "
-                "were "
-                f"measured, and Little's law gives {figure(gap.ceiling_requests_per_s)}: "
+                f"were measured, and Little's law gives {figure(gap.ceiling_requests_per_s)}: "
                 f"{gap.meaning}",
             )
     if unchecked:

@@ -149,9 +149,8 @@ def _point_flags(
     if start > 0:
         yield RedFlag(
             "cold_start",
-            f"{misses[0][0]}, while {first.concurrency:g} in flight meets the targets: check "
-            "that the "
-            "server was warmed up",
+            f"{misses[0][0]}, while {first.concurrency:g} in flight meets the targets: check that "
+            "the server was warmed up",
         )
     if end == len(points):
         yield RedFlag(
@@ -188,9 +187,8 @@ def _place_flags(points: Sequence[BenchmarkPoint], bend: Knee) -> Iterator[RedFl
     if top.requests_per_s > best.requests_per_s:
         yield RedFlag(
             "more_at_less",
-            f"{top.concurrency:g} in flight served {figure(top.requests_per_s)} requests/s, "
-            "more than "
-            f"C_max ({figure(best.requests_per_s)}): limit concurrency to {top.concurrency:g}",
+            f"{top.concurrency:g} in flight served {figure(top.requests_per_s)} requests/s, more "
+            f"than C_max ({figure(best.requests_per_s)}): limit concurrency to {top.concurrency:g}",
         )
 
 
@@ -372,8 +370,7 @@ def _doubt(wide: Degree, narrow: Degree) -> str:
     if not wide.reached and less_loaded:
         return (
             f"{of_wide} was measured up to {wide.in_flight_per_gpu:.3g} requests in flight per "
-            "GPU, "
-            f"{of_narrow} up to {narrow.in_flight_per_gpu:.3g}: extend the sweep of {of_wide}"
+            f"GPU, {of_narrow} up to {narrow.in_flight_per_gpu:.3g}: extend the sweep of {of_wide}"
         )
     return ""
 

@@ -336,8 +336,7 @@ def _from_json(body: str) -> Benchmark:
         else:
             raise refuse(
                 f"{origin} is not a supported benchmark report: it has neither "
-                "`request_throughput` (vllm "
-                "bench serve, aiperf) nor `benchmarks` (guidellm)",
+                "`request_throughput` (vllm bench serve, aiperf) nor `benchmarks` (guidellm)",
                 *TOOLS,
             )
     return ordered(points, notes)

@@ -199,8 +199,7 @@ class Setup:
         if not longest:
             raise SizingError(
                 f"{self.model.id}: the configuration has no max_position_embeddings; set the "
-                "longest "
-                "context",
+                "longest context",
                 name="max_model_len",
             )
         return longest
@@ -232,17 +231,15 @@ def check(setup: Setup) -> None:
     if setup.batched_tokens < min(setup.seqs, setup.max_num_seqs or 0):
         raise SizingError(
             f"vLLM refuses a budget of {setup.batched_tokens} tokens per step, because "
-            "max_num_seqs is "
-            f"{setup.seqs}; it must not be smaller",
+            f"max_num_seqs is {setup.seqs}; it must not be smaller",
             name="max_num_batched_tokens",
         )
     _check_parallel(setup)
     _check_dtypes(setup)
     if setup.model.target_hidden_size:
         raise SizingError(
-            f"{setup.model.id} is a draft head and cannot run alone: set the target model here "
-            "and the "
-            "head as the draft model",
+            f"{setup.model.id} is a draft head and cannot run alone: set the target model here and "
+            "the head as the draft model",
             name="model",
         )
     if setup.adapters is not None:
@@ -289,9 +286,8 @@ def _check_parallel(setup: Setup) -> None:
     fitting_ranks = _context_ranks(setup)
     if setup.decode_context_parallel not in fitting_ranks:
         raise SizingError(
-            f"vLLM refuses decode context parallel size {setup.decode_context_parallel} at TP "
-            f"{tp} for "
-            f"{model.id}: it is limited by the copies of each KV head",
+            f"vLLM refuses decode context parallel size {setup.decode_context_parallel} at TP {tp} "
+            f"for {model.id}: it is limited by the copies of each KV head",
             name="dcp",
             choices=[str(ranks) for ranks in fitting_ranks],
         )

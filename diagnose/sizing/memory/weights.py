@@ -75,9 +75,8 @@ def parameters_of(model: Model) -> Parameters:
     """
     if model.parameters is None:
         raise SizingError(
-            f"{model.id}: the configuration lacks fields to count the parameters; set the size "
-            "of the "
-            "weights",
+            f"{model.id}: the configuration lacks fields to count the parameters; set the size of "
+            "the weights",
             name="weights_gib",
         )
     return model.parameters
@@ -264,9 +263,8 @@ def check_draft(draft: Draft, target: Model, parallel: Parallel) -> None:
     hidden_size = model.target_hidden_size
     if hidden_size and hidden_size != target.hidden_size:
         raise SizingError(
-            f"{model.id} drafts for models with hidden size {hidden_size:,}; that of "
-            f"{target.id} is "
-            f"{target.hidden_size:,}",
+            f"{model.id} drafts for models with hidden size {hidden_size:,}; that of {target.id} "
+            f"is {target.hidden_size:,}",
             name="draft_model",
         )
     if model.attention_heads and model.attention_heads % parallel.tensor:

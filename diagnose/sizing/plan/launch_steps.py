@@ -145,8 +145,7 @@ def _for_targets(pool: Pool, fitting: list[Setup], refused: list[str]) -> Split:
         reached = f"{best.concurrency:g}" if best else "0"
         refused.append(
             f"{_name(setup.parallel)} rejected: meets the targets with {reached} requests in "
-            "flight, "
-            f"{concurrency} are needed"
+            f"flight, {concurrency} are needed"
         )
     most = max(rate for rate, _ in carried)
     # Of nearly equal ones the smaller.
@@ -353,8 +352,7 @@ def _worth(
     together = pool.peak_requests_per_s / usable * gpus
     compared = (
         f"two pools need {figure(_gpus(ratio))} GPUs, one pool {figure(together)} (before the "
-        "safety "
-        "factor)"
+        "safety factor)"
     )
     return _gpus(ratio) < (1 - SAVING_RATIO) * together, compared
 

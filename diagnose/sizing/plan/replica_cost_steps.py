@@ -115,8 +115,7 @@ def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
     if sized.hit_ratio and count > 1:
         part.notes.append(
             f"{label}route by prefix: with round robin over {count} replicas the hit ratio may "
-            "fall "
-            f"to {sized.hit_ratio / count:.0%} if prefixes are rare"
+            f"fall to {sized.hit_ratio / count:.0%} if prefixes are rare"
         )
     return part
 
@@ -280,9 +279,8 @@ def _cost(sized: Sized) -> _Cost | None:
         part.steps += (_utilization_step(sized, fleet, ratio), *cost.steps, *trap.steps)
         if trap.trapped:
             part.notes.append(
-                f"at {ratio:.0%} utilization a token costs {trap.multiple_of_full:.1f}x that of "
-                "a full "
-                "fleet; the same work at 70% would save "
+                f"at {ratio:.0%} utilization a token costs {trap.multiple_of_full:.1f}x that of a "
+                "full fleet; the same work at 70% would save "
                 f"{figure(round(trap.recoverable_usd_per_year))} USD a year: scale down outside "
                 "the peak, fill idle hours with batch work, or share the GPUs"
             )

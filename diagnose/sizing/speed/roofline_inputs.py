@@ -186,9 +186,8 @@ def costs(
     parameters = model.parameters
     if parameters is None:
         raise SizingError(
-            f"{model.id}: the number of parameters is unknown, so no speed can be predicted; "
-            "give the "
-            "path of its config.json",
+            f"{model.id}: the number of parameters is unknown, so no speed can be predicted; give "
+            "the path of its config.json",
             name="model",
         )
     stored = scheme(quantization or model.quantization)

@@ -102,7 +102,7 @@ def test_a_backlog_is_no_demand(waiting: float) -> None:
     # 6 % more arrive than are served: 8 x 1.06 = 8.48, and with the safety factor of 1.3 11.02.
     assert size.needed == 12
     (made,) = [one.made for one in found.advice if one.made.id == "replicas"]
-    assert "9 can serve it, 12 with a safety factor of 1.3" in made.summary
+    assert "it needs 9, or 12 with a safety factor of 1.3" in made.summary
     spare_per_s = 12 * 4.0 - 8 * 4.24
     assert made.predicted["backlog_drain_s"] == pytest.approx(8 * waiting / spare_per_s, rel=1e-3)
 
@@ -111,7 +111,10 @@ def test_a_long_backlog_names_what_would_drain_it_sooner() -> None:
     found, _ = sized(peak(208.0), *overloaded(2300.0, 0.24))
     (made,) = [one.made for one in found.advice if one.made.id == "replicas"]
     # 18,400 requests in 300 s are 61.3/s, 14.1/s are spare: 12 more replicas of 4/s.
-    assert "18400 requests drains in about 22 min; with 12 more replicas until then" in made.summary
+    assert (
+        "A queue of 18,400 requests drains in about 22 min; with 12 more replicas until then"
+        in made.summary
+    )
 
 
 def test_one_hot_replica_is_no_reason_for_more() -> None:

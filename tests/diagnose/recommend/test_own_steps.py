@@ -85,8 +85,8 @@ def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
     ttft_s = 0.1 + queued_s + itl_s(seats) + PROMPT_S
     assert advice.predicted["ttft_s"] == pytest.approx(ttft_s, rel=0.02)
     assert (
-        "Speed predicted from this server's own step times: 12 windows of 20 to 120 running, the "
-        "oldest of 10 min ago, median error 0%." in advice.summary
+        "Speed predicted from this server's own step times: 12 windows with 20 to 120 running "
+        "requests, the oldest from 10 min ago, median error 0%." in advice.summary
     )
     assert not any("TTFT and ITL" in words or "MFU" in words for words in advice.unknown)
 
@@ -105,8 +105,12 @@ def test_a_machine_that_has_slowed_down_stays_slow() -> None:
 @pytest.mark.parametrize(
     ("loads", "why"),
     [
-        pytest.param((5.0, 10.0, 20.0), "not measured beyond 20 running", id="smaller batches"),
-        pytest.param((97.0, 98.0, 120.0), "not measured below 97 running", id="larger batches"),
+        pytest.param(
+            (5.0, 10.0, 20.0), "not measured beyond 20 running requests", id="smaller batches"
+        ),
+        pytest.param(
+            (97.0, 98.0, 120.0), "not measured below 97 running requests", id="larger batches"
+        ),
         pytest.param((60.0, 80.0), "set kneewatch's model, gpu and tensor_parallel", id="two"),
     ],
 )
