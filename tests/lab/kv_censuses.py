@@ -198,6 +198,7 @@ CENSUSES: Sequence[tuple[str, Sequence[LayerFacts]]] = (
     ("compressed, windows of their own", _deepseek_v4(40, 8, 12)),
     ("deepseek-v4.1-flash", _deepseek_v41(584, 576)),
     ("deepseek-v4.1-flash on Blackwell", _deepseek_v41(528, 512)),
+    ("step-3.5-flash", [_full(12, 8, 128), _sliding(33, 8, 128, 512)]),
     ("minimax-m3", [_full(60, 4, 128), _compressed(57, 256)]),
     ("mimo-v2-flash", [_full(9, 4, 192, 128), {**_sliding(39, 8, 192, 128), "value_dim": 128}]),
     ("hunyuan-v4", [_latent(10, 128), _latent(24)]),
