@@ -289,6 +289,11 @@ PRIOR_ROWS = 1.0
 """What holds a constant where rows say little of it: its own value, with a weight of so many."""
 
 
+MOST_ROWS = "Qwen3.5-9B"
+"""The family with the most rows, and nearly the only one of its vLLM: what is left of the error of
+the others shows whether the constants hold for a family that they were not fitted to."""
+
+
 def left_out_errors(chosen: Sequence[Point]) -> list[Estimate]:
     """The errors of each point had the constants been fitted without its family of models.
 
@@ -358,15 +363,23 @@ def _line(title: str, found: Sequence[Estimate]) -> str:
     return f"{title:48}{len(found):>4} {'  '.join(shown)}"
 
 
-def _grouped(chosen: Sequence[Point], key: Callable[[Point], str]) -> list[str]:
-    found = errors(chosen)
+def _grouped(
+    chosen: Sequence[Point],
+    key: Callable[[Point], str],
+    found: Sequence[Estimate] | None = None,
+) -> list[str]:
+    found = errors(chosen) if found is None else found
+    names = [key(point) for point in chosen]
     return [
-        _line(
-            name,
-            [error for point, error in zip(chosen, found, strict=True) if key(point) == name],
-        )
-        for name in sorted({key(point) for point in chosen})
+        _line(name, [error for own, error in zip(names, found, strict=True) if own == name])
+        for name in sorted(set(names))
     ]
+
+
+def _only(
+    chosen: Sequence[Point], found: Sequence[Estimate], holds: Callable[[Point], bool]
+) -> list[Estimate]:
+    return [error for point, error in zip(chosen, found, strict=True) if holds(point)]
 
 
 def report() -> str:
@@ -386,7 +399,15 @@ def report() -> str:
             _line("all that state their concurrency", errors([p for p in chosen if steady(p)])),
             _line("all bursts", errors([p for p in chosen if p.in_flight is None])),
             _line("all", found),
-            _line("all, each family by constants fitted without it", left_out),
+            "",
+            "each family by constants fitted without it:",
+            *_grouped(chosen, lambda point: point.regime, left_out),
+            _line("all", left_out),
+            _line("all that state their concurrency", _only(chosen, left_out, steady)),
+            _line(
+                f"those but {MOST_ROWS}'s",
+                _only(chosen, left_out, lambda p: steady(p) and family(p) != MOST_ROWS),
+            ),
             "",
             *(
                 f"nine of ten rows measured {low:.2f} to {high:.2f} times the predicted {name}"
@@ -448,7 +469,19 @@ def beside_aiconfigurator() -> str:
             *rows,
             _line("kneewatch", ours),
             _line("aiconfigurator", theirs),
+            "rows in which kneewatch is nearer: " + _nearer(ours, theirs),
         ]
+    )
+
+
+def _nearer(ours: Sequence[Estimate], theirs: Sequence[Estimate]) -> str:
+    pairs = [
+        [abs(own) < abs(other) for own, other in zip(*each, strict=True)]
+        for each in zip(_columns(ours), _columns(theirs), strict=True)
+    ]
+    names = ("output tokens/s", "TPOT", "TTFT")
+    return ", ".join(
+        f"{name} {sum(nearer)} of {len(nearer)}" for name, nearer in zip(names, pairs, strict=True)
     )
 
 
