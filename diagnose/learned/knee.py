@@ -392,9 +392,13 @@ class StepTimes:
         """Time of the oldest window."""
         return min(point.t_s for point in self.windows)
 
-    def itl_s(self, running: float, context_tokens: float) -> float:
-        """Seconds of a step with that many decodes of that context each, prompts among them."""
-        return self._decode.at(running, running * context_tokens)
+    def itl_s(self, running: float, context_tokens: float, *, near: float | None = None) -> float:
+        """Seconds of a step with that many decodes of that context each, prompts among them.
+
+        `near` is the batch whose windows count most, by default `running`. For one value of it a
+        larger batch never takes less.
+        """
+        return self._decode.at(running, running * context_tokens, near=near)
 
     @cached_property
     def _decode(self) -> _NearFit:
@@ -455,10 +459,17 @@ class _NearFit:
         self._sums = {band: [*map(fsum, zip(*made, strict=True))] for band, made in bands.items()}
         self._weighted: dict[int, list[float]] = {}
 
-    def at(self, running: float, tokens: float, *, without: _Row | None = None) -> float:
-        """The value at a batch and its tokens, within the values measured; `without` is a row of
-        that batch that is left out."""
-        sums = self._sums_near(_band(running))
+    def at(
+        self,
+        running: float,
+        tokens: float,
+        *,
+        near: float | None = None,
+        without: _Row | None = None,
+    ) -> float:
+        """The value at a batch and its tokens, within the values measured. Rows `near` a batch, by
+        default this one, count most; `without` is a row of that batch that is left out."""
+        sums = self._sums_near(_band(near or running))
         least, most = self._values[0], self._values[-1]
         if without is not None:
             sums = [whole - own for whole, own in zip(sums, _products(without), strict=True)]
@@ -493,7 +504,7 @@ def _products(row: _Row) -> tuple[float, ...]:
 
 def _line(sums: Sequence[float], running: float, tokens: float) -> float:
     """The weighted least squares plane of these sums; along the batch alone where the tokens'
-    effect cannot be told from the batch's, or either would be negative."""
+    effect cannot be told from the batch's, or either would be negative, and level where that is."""
     batch, token, value, *squares = (each / sums[0] for each in sums[1:])
     bb, tt = (
         spread if (spread := square - mean * mean) > _SPREAD_MIN_RATIO * square else 0.0
@@ -505,7 +516,7 @@ def _line(sums: Sequence[float], running: float, tokens: float) -> float:
         per_request, per_token = (bv * tt - tv * bt) / scale, (tv * bb - bv * bt) / scale
         if per_request >= 0 and per_token >= 0:
             return value + per_request * (running - batch) + per_token * (tokens - token)
-    return value + (bv / bb * (running - batch) if bb else 0.0)
+    return value + (max(0.0, bv / bb) * (running - batch) if bb else 0.0)
 
 
 # --- The knee of one engine as it is learned while it is watched ----------------------------------

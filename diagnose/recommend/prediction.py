@@ -354,7 +354,9 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     computed_tokens = demand.input_tokens * (1 - demand.saved_ratio)
     # A machine that has slowed down since its older windows is as slow after the change.
     gap_s, running = token_gap_s(facts.values), context.get("running_avg")
-    pace = gap_s / steps.itl_s(running, context_tokens) if gap_s and running else 1.0
+    # Both batches on one plane: windows of another batch may be of another speed of the machine.
+    now_s = steps.itl_s(running, context_tokens, near=places) if running else 0.0
+    pace = gap_s / now_s if gap_s and now_s else 1.0
     itl_s = pace * steps.itl_s(places, context_tokens)
     prefill_s = pace * steps.prefill_s(places, context_tokens, computed_tokens)
     # What a first token waits for outside the engine: the API server and the network.

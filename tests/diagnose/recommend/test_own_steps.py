@@ -176,23 +176,42 @@ def test_a_recorded_server_at_a_load_left_out() -> None:
     assert sum(error <= 0.25 for error in errors) >= 0.9 * len(errors)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 300), st.integers(20, 30_000), st.floats(0.005, 0.5)),
-        min_size=3,
-        max_size=40,
-    )
+MEASURED = st.lists(
+    st.tuples(st.integers(1, 300), st.integers(20, 30_000), st.floats(0.005, 0.5)),
+    min_size=3,
+    max_size=40,
 )
+
+
+def step_times(measured: list[tuple[int, int, float]]) -> StepTimes:
+    """Step times from windows of a batch, its context and a step."""
+    usual = learned(page(50.0)).points()[0]
+    return StepTimes(
+        [
+            usual._replace(running=float(running), context_tokens=float(tokens), itl_s=step_s)
+            for running, tokens, step_s in measured
+        ]
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(MEASURED, st.integers(1, 300), st.integers(1, 300))
+def test_fewer_requests_never_take_longer_whatever_the_machine_did_meanwhile(
+    measured: list[tuple[int, int, float]], some: int, others: int
+) -> None:
+    """A batch grows while clients start, and the machine slows down or becomes free."""
+    fewer, more = sorted((some, others))
+    steps = step_times(measured)
+
+    assert steps.itl_s(fewer, 300.0, near=fewer) <= steps.itl_s(more, 300.0, near=fewer) + 1e-12
+
+
+@settings(max_examples=60, deadline=None)
+@given(MEASURED)
 def test_error_of_a_window_is_that_of_a_fit_to_all_others(
     measured: list[tuple[int, int, float]],
 ) -> None:
-    usual = learned(page(50.0)).points()[0]
-    windows = [
-        usual._replace(running=float(running), context_tokens=float(tokens), itl_s=step_s)
-        for running, tokens, step_s in measured
-    ]
-
+    windows = list(step_times(measured).windows)
     one_by_one = [
         abs(StepTimes(windows[:at] + windows[at + 1 :]).itl_s(running, tokens) / step_s - 1)
         for at, (running, tokens, step_s) in enumerate(measured)
