@@ -7,10 +7,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from operator import gt, sub
+from operator import gt, mul, sub
 from typing import NamedTuple
 
-from kneewatch.collector.scrape_history import History, Where
+from kneewatch.collector.scrape_history import History, Row, Where
 
 
 class Buckets(NamedTuple):
@@ -238,27 +238,70 @@ class Window:
         reported = [at for at in columns if row[at] == row[at]]
         return max(reported, key=row.__getitem__, default=None)
 
+    @cached_property
+    def _gauge_rows(self) -> list[Row]:
+        return [frame.gauges for frame in self.frames]
+
     def over_time(self, columns: tuple[int, ...]) -> list[list[float]]:
         """The values of each gauge column, oldest first; columns without values are left out."""
         histories = self._gauges.get(columns)
         if histories is None:
-            rows = [frame.gauges for frame in self.frames]
+            rows = self._gauge_rows
             each = [[value for row in rows if (value := row[at]) == value] for at in columns]
             histories = self._gauges[columns] = [values for values in each if values]
         return histories
 
-    def points(self, columns: Sequence[int]) -> list[list[tuple[float, float]]]:
-        """(time, value) of each gauge column, oldest first; columns without values are left out."""
-        each = (
-            [(f.t_s, value) for f in self.frames if (value := f.gauges[at]) == value]
-            for at in columns
-        )
-        return [points for points in each if points]
+    @cached_property
+    def _line(self) -> Line:
+        return Line.over([frame.t_s for frame in self.frames])
+
+    def slopes(self, columns: Sequence[int]) -> list[float]:
+        """Each gauge column's change per second by least squares; columns with fewer than two
+        values are left out."""
+        slopes: list[float] = []
+        for at in columns:
+            values = [value for row in self._gauge_rows if (value := row[at]) == value]
+            if len(values) < 2:
+                continue
+            line = self._line
+            if len(values) < self.scrapes:
+                line = Line.over([f.t_s for f in self.frames if f.gauges[at] == f.gauges[at]])
+            slope = line.slope(values)
+            if slope is not None:
+                slopes.append(slope)
+        return slopes
+
+
+class Line(NamedTuple):
+    """What least squares over two or more times need: each time less their mean, in seconds, and
+    the sum of the squares."""
+
+    steps_s: list[float]
+    squares: float
+
+    @classmethod
+    def over(cls, times_s: Sequence[float]) -> Line:
+        """The line's times; rounded to milliseconds, as Prometheus keeps them."""
+        start_s = times_s[0]
+        since_s = [
+            round(1000 * (t_s - start_s)) / 1000 for t_s in times_s
+        ]  # faster than to 3 digits
+        mean_s = sum(since_s) / len(since_s)
+        steps_s = [t_s - mean_s for t_s in since_s]
+        return cls(steps_s, sum(map(mul, steps_s, steps_s)))
+
+    def slope(self, values: Sequence[float]) -> float | None:
+        """Change per second of the values at these times; None where the times are one."""
+        if values.count(values[0]) == len(values):
+            return 0.0
+        mean = sum(values) / len(values)
+        covariance = sum(map(mul, self.steps_s, [value - mean for value in values]))
+        return covariance / self.squares if self.squares > 0 else None
 
 
 def elapsed_s(from_s: float, to_s: float) -> float:
     """Seconds between two times, rounded to whole milliseconds unless they are closer than that."""
-    return round(to_s - from_s, 3) or to_s - from_s
+    return round(1000 * (to_s - from_s)) / 1000 or to_s - from_s
 
 
 def extrapolated_rate(

@@ -241,7 +241,8 @@ class Cascade:
 
     def judge(self, now_s: float, values: Mapping[str, float | None], *, preempted: float) -> Stage:
         """The stage at `now_s`. `preempted`: preemptions counted since the scrape before."""
-        moment, fallen = self._moment(now_s, values, preempted)
+        seen = dict(values)
+        moment, fallen = self._moment(now_s, seen, preempted)
         evidence, reasons = evidence_of(moment)
         if evidence == len(NAMES) - 1 and fallen is not None:
             reasons.append(fallen)
@@ -258,20 +259,20 @@ class Cascade:
                 break
         if number != self._number or self._since_s != self._since_s:
             self._number, self._since_s = number, now_s
-        staged = {**moment.values, "cascade_stage": float(number)}
+        seen["cascade_stage"] = float(number)
         return Stage(
             number,
             self._since_s,
-            self._held_severity(now_s, self._severity(Moment(staged, self._targets))),
+            self._held_severity(now_s, self._severity(moment)),
             forecast_s(values) if number < EVICTS else None,
             tuple(reasons),
         )
 
     def _moment(
-        self, now_s: float, values: Mapping[str, float | None], preempted: float
+        self, now_s: float, values: dict[str, float | None], preempted: float
     ) -> tuple[Moment, str | None]:
-        """The values that the evidence is read from, and why throughput has fallen (None: it has
-        not)."""
+        """What the evidence is read from, and why throughput has fallen (None: it has not). Adds
+        the cascade's own values to `values`."""
         fallen = self._work.judge(now_s, values)
         usage = values.get("kv_usage_ratio")
         if usage is None or usage < FILLING_FROM_RATIO or self._number >= EVICTS:
@@ -279,12 +280,10 @@ class Cascade:
         elif self._full_since_s is None:
             self._full_since_s = now_s
         streaks_s = {} if self._full_since_s is None else {"filling": now_s - self._full_since_s}
-        own = {
-            "preempted_since_scrape": preempted,
-            "work_fallen": float(fallen is not None),
-            "cascade_stage": float(self._number),
-        }
-        return Moment({**values, **own}, self._targets, streaks_s, scale=self._scale), fallen
+        values["preempted_since_scrape"] = preempted
+        values["work_fallen"] = float(fallen is not None)
+        values["cascade_stage"] = float(self._number)
+        return Moment(values, self._targets, streaks_s, scale=self._scale), fallen
 
     def _severity(self, moment: Moment) -> Severity:
         return next(severity for severity, holds in self._severities if holds(moment))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -187,12 +188,21 @@ class Finding(NamedTuple):
         return self.severity if self.clearing is None else self.clearing.severity
 
 
+def _nearest_threshold(rule: Rule) -> float:
+    """The threshold that a value crosses first; one that no value crosses where there is none."""
+    thresholds = [bound.threshold for bound in rule.bounds]
+    if rule.below:
+        return max(thresholds, default=-math.inf)
+    return max(0.0, min(thresholds, default=math.inf))
+
+
 class RuleState:
     """One rule over time."""
 
     def __init__(self, rule: Rule, *, scale: float) -> None:
         self.rule = rule
         self._for_s, self._clear_s = rule.for_s * scale, rule.clear_s * scale
+        self._nearest = _nearest_threshold(rule)
         self._active = Severity.OK
         self._since_s: float | None = None
         self._crossed_s: dict[Severity, float] = {}
@@ -237,6 +247,10 @@ class RuleState:
             if not idle or signal in notes:
                 return self._unknown((), notes.get(signal, NO_OBSERVATION))
             return self._settle(now_s, Severity.OK, Severity.OK, value)
+        if not self._active and not self._crossed_s:
+            inside = value >= self._nearest if rule.below else value <= self._nearest
+            if inside:  # most rules at most scrapes
+                return Finding(rule, "ok", Severity.OK, value, None)
         level = rule.level(value)
         # The relaxed bounds apply only to an active state.
         relaxed = rule.level(value, relax=rule.clear_ratio) if self._active else level

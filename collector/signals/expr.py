@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import mul
 from typing import Protocol
 
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
@@ -237,8 +236,7 @@ class Slope(OfMetric):
         columns = page_columns.gauge_columns(self.metric, self.where)
 
         def value(window: Window) -> float | None:
-            each = map(least_squares_slope, window.points(columns))
-            slopes = [slope for slope in each if slope is not None]
+            slopes = window.slopes(columns)
             return sum(slopes) if slopes else None
 
         return value
@@ -248,8 +246,16 @@ class Slope(OfMetric):
         return dialect.sum(f"deriv({series}[{dialect.range}])")
 
 
+def no_value(window: Window) -> float | None:
+    """None: the value of an expression that no series can give one."""
+    del window
+    return None
+
+
 def rate_of(columns: tuple[int, ...]) -> Value:
     """The summed rate of counter columns, from the window's precomputed rates where possible."""
+    if not columns:
+        return no_value
     if len(columns) == 1:
         return _rate_of_one(columns)
 
@@ -260,7 +266,7 @@ def rate_of(columns: tuple[int, ...]) -> Value:
             if rate is None or rate != rate:
                 return window.total_rate(columns)
             total += rate
-        return total if columns else None
+        return total
 
     return value
 
@@ -643,7 +649,10 @@ class SumOfKnown:
     parts: tuple[Expr, ...]
 
     def bind(self, page_columns: Columns) -> Value:
-        parts = [part.bind(page_columns) for part in self.parts]
+        bound = [part.bind(page_columns) for part in self.parts]
+        parts = [part for part in bound if part is not no_value]
+        if not parts:
+            return no_value
 
         def value(window: Window) -> float | None:
             summands = [summand for part in parts if (summand := part(window)) is not None]
@@ -709,22 +718,6 @@ class Positive:
         return self.of.lacking(has)
 
 
-def least_squares_slope(points: list[tuple[float, float]]) -> float | None:
-    """Slope per second of (time, value) points; None with fewer than two."""
-    if len(points) < 2:
-        return None
-    start_s, level = points[0]
-    values = [value for _, value in points]
-    if values.count(level) == len(values):
-        return 0.0
-    times_s = [round(t_s - start_s, 3) for t_s, _ in points]
-    mean_s, mean = sum(times_s) / len(times_s), sum(values) / len(values)
-    steps_s = [t_s - mean_s for t_s in times_s]
-    covariance = sum(map(mul, steps_s, [value - mean for value in values]))
-    variance = sum(map(mul, steps_s, steps_s))
-    return covariance / variance if variance > 0 else None
-
-
 @dataclass(frozen=True, slots=True)
 class SlowTimeShare(OfMetric):
     """A lower bound on the share of a histogram's total time in observations above the first edge.
@@ -738,12 +731,19 @@ class SlowTimeShare(OfMetric):
     def bind(self, page_columns: Columns) -> Value:
         metric, weights = self.metric, self._weights()
         total_of = PartRate(metric, "sum").bind(page_columns)
+        bounds = page_columns.buckets_of(metric).bounds
+        weighted = [(weight, bounds.index(edge)) for weight, edge in weights if edge in bounds]
 
         def value(window: Window) -> float | None:
             buckets, total_s = window.buckets(metric), total_of(window)
             if buckets is None or total_s is None or not total_s > 0:
                 return None
-            above = [weight * (buckets.above_per_s(edge) or 0.0) for weight, edge in weights]
+            if buckets.bounds is not bounds:  # some bucket has no rate in this window
+                above = [weight * (buckets.above_per_s(edge) or 0.0) for weight, edge in weights]
+                return sum(above) / total_s
+            rates_per_s = buckets.rates_per_s
+            count_per_s = rates_per_s[-1]
+            above = [weight * max(0.0, count_per_s - rates_per_s[at]) for weight, at in weighted]
             return sum(above) / total_s
 
         return value

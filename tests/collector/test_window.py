@@ -243,9 +243,9 @@ def test_a_gauge_is_what_the_newest_scrape_says() -> None:
     last, short = (Window(history, now_s=20.0, range_s=range_s) for range_s in (60.0, 15.0))
     assert value(Gauge("g"), last) is None, "NaN is no value, and an older value is none either"
     assert last.newest(columns) == []
-    assert last.points(columns) == [[(0.0, 5.0), (10.0, 7.0)]]
+    assert last.slopes(columns) == [0.2]
     assert last.over_time(columns) == [[5.0, 7.0]]
-    assert short.points(columns) == [[(10.0, 7.0)]]
+    assert short.slopes(columns) == []
     assert short.over_time(columns) == [[7.0]]
     assert value(Gauge("nonsense"), last) is None
     assert value(OverTime("nonsense", "max"), last) is None
