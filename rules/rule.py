@@ -268,7 +268,7 @@ class RuleState:
         if value is None or self.rule.level(value) < Severity.WARNING:
             return ""
         side = "above" if guard.below else "below"
-        return f"not judged while {guard.signal} is {side} {guard.value:g}"
+        return f"not judged: {guard.signal} is {side} {guard.value:g}"
 
     def _settle(
         self,

@@ -62,7 +62,7 @@ def rules_page() -> str:
     return (
         f"{HEAD}\n# Rules\n\nDurations are stated for a window of 60 s and stretch with it. A "
         "state ends once the value has been back inside its bound, by a tenth of it, for a while.\n"
-        "Until then it is told as info, as what was: no more than a note says what is over.\n"
+        "Until then it is reported at `info`, with the worst value that it had.\n"
         f"Thresholds are settings: `[rules.KV-EVICT]` `warning = 0.1`.\n\n{rules}\n\n"
         f"# The guide's tables, row by row\n\n{rows}\n"
     )

@@ -92,10 +92,11 @@ GENERATION_HANDLERS = (
     "/inference/v1/generate",
     "/invocations",
 )
-"""Handlers of calls that generate text; others (tokenize, embeddings) finish no such request."""
+"""Handlers of calls that generate text. vLLM counts no finished request for others, such as
+tokenize and embeddings."""
 
 HTTP_SOURCE = "prometheus_fastapi_instrumentator; vllm/entrypoints (0.32)"
-ONE_ENGINE = "one engine behind the endpoint: http_requests_total has no engine label"
+ONE_ENGINE = "an endpoint with one engine: http_requests_total has no engine label"
 
 
 def http_calls(status: str) -> Expr:

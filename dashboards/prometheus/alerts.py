@@ -169,8 +169,8 @@ def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
     engines = f'{FINDING}{{rule="{rule.id}", {POOL}}}'
     worst = f"{pick}(1, {recorded(rule.signal)}{{{POOL}}} and on ({plan.engine}) {engines})"
     said = (
-        f"{rule.signal} is {unit.text('value $worst')} ({sign} {unit.threshold(bound.threshold)}: "
-        f"{bound.source}) on {WORST_NAME}, the worst."
+        f"{rule.signal} is {unit.text('value $worst')} on {WORST_NAME}, the worst replica "
+        f"(threshold: {sign} {unit.threshold(bound.threshold)})."
     )
     annotations = {
         "summary": f"{rule.summary}: {count_text(plan)}",

@@ -83,9 +83,9 @@ def bad_node(plan: Plan, queries: Sequence[CauseQuery]) -> CauseQuery:
         tuple(term for peer_term in TERMS if (term := scored(beside, peer_term)) is not None),
         -1.0,
         ((Severity.WARNING, ""),),
-        "This replica is slower than its peers at the same load",
-        "Take it out of the pool, check its GPU (clocks, XID, temperature, power) and replace it "
-        "before its peers.",
+        "Replica slower than its peers at the same load",
+        "Take it out of the pool and check its GPU (clocks, XID, temperature, power). Replace the "
+        "node if nothing is found.",
         ("9.3",),
         for_s=HOLDS_WINDOWS * plan.range_s,
         needs=_peer_records(plan, queries),
@@ -345,8 +345,8 @@ def _alert(plan: Plan, query: CauseQuery, severity: Severity) -> Alert:
     )
     worst = f"{sure} and topk(1, {sure} + {engines})"
     said = (
-        f"{record.id}, confidence {{{{ value $worst | humanizePercentage }}}} on {WORST_NAME}, "
-        "the worst."
+        f"{record.id} with confidence {{{{ value $worst | humanizePercentage }}}} on {WORST_NAME}, "
+        "the worst replica."
     )
     return Alert(
         name=cause_alert(query),

@@ -151,8 +151,8 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
         },
         annotations={
             "summary": f"{NAME} of {WHERE}{USED_BY} is throttled {reason.text} under load",
-            "description": "Confidence {{ $value | humanizePercentage }}. Throttled time and "
-            f"clocks are in {series_of('')}*.",
+            "description": "gpu_throttled with confidence {{ $value | humanizePercentage }}. Clocks "
+            f"and throttled time are the series {series_of('')}*.",
             "action": f"On {WHERE} {reason.action}.",
             "guide": "9.3",
         }
@@ -431,8 +431,8 @@ def _fault_alert(plan: Plan, fault: GpuFault) -> Alert:
         },
         annotations={
             "summary": f"{NAME} of {WHERE}{USED_BY}: {fault.what}",
-            "description": f"{fault.id}: {{{{ $value | humanize }}}}. This is a hardware "
-            "error, not a cache or batch problem.",
+            "description": "A hardware error, not a problem of the KV cache or the batch "
+            f"({fault.id}: {{{{ $value | humanize }}}}).",
             "action": f"Drain {WHERE}: {fault.action}." if fault.action else WORKS_AGAIN,
             "guide": "9.3",
         }

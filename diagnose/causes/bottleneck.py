@@ -129,7 +129,9 @@ def is_bound(kind: Kind) -> Condition:
 
 def bound_terms(kind: Kind, weight: float = 0.6, against: float = -0.6) -> tuple[Term, ...]:
     """The GPU's limit as evidence: for the cause where it is `kind`, else against it."""
-    value = Sidecar(lambda facts: _get(facts, "value"), WHY, "the activity that shows the limit")
+    value = Sidecar(
+        lambda facts: _get(facts, "value"), WHY, "the GPU activity that identifies the limit"
+    )
     bound = Sidecar(lambda facts: _get(facts, "threshold"), WHY, "its threshold")
     host = is_bound("host")
 
@@ -213,8 +215,8 @@ def unseen_host(facts: Facts) -> list[str]:
 
 def _slowed(facts: Facts) -> str:
     return (
-        f"Steps take {facts.get('itl_mean_drift_ratio'):.1f}x their quiet time at an equal batch: "
-        "the host lacks CPU."
+        f"Steps take {facts.get('itl_mean_drift_ratio'):.1f}x as long as in quiet times at equal "
+        "batch: the host lacks CPU."
     )
 
 
@@ -338,9 +340,8 @@ SLOW_BEYOND_WORK = (
 SLOW_STEPS = CauseRecord(
     id="slow_steps",
     title="Steps take longer at equal work",
-    means="Most steps take far longer than in quiet times, though neither the batch nor its "
-    "contexts nor the prompts grew, or far longer than they grew. What slows them is not on vLLM's "
-    "page.",
+    means="Most steps take far longer than in quiet times, and the batch, its contexts and the "
+    "prompts did not grow as much. vLLM's metrics do not show why.",
     forms=(
         Form(
             gate=(ITL_DRIFT >= FAR_SLOWER)
@@ -376,13 +377,13 @@ SLOW_STEPS = CauseRecord(
             say=(
                 (
                     EQUAL_WORK & SAME_CONTEXTS,
-                    "Steps take {itl_mean_drift_ratio:.1f}x their quiet time at equal work; what "
-                    "slows them is not on vLLM's page.",
+                    "Steps take {itl_mean_drift_ratio:.1f}x as long as in quiet times at equal "
+                    "work; vLLM's metrics do not show why.",
                 ),
                 (
                     ALWAYS,
-                    "Steps take {itl_mean_drift_ratio:.1f}x their quiet time, far more than the "
-                    "larger batch and its contexts explain; what slows them is not on vLLM's page.",
+                    "Steps take {itl_mean_drift_ratio:.1f}x as long as in quiet times, far longer "
+                    "than batch and context explain; vLLM's metrics do not show why.",
                 ),
             ),
             summary="Steps take far longer than in quiet times at equal work",

@@ -368,7 +368,7 @@ PAST_KNEE = CauseRecord(
                     TAIL_DRIFT,
                     2.0,
                     1.2,
-                    "TTFT P99/P50 is {value:.1f}x its quiet ratio",
+                    "TTFT P99/P50 is {value:.1f}x its value in quiet times",
                     when=LEFT,
                     signal="ttft_p99_p50_ratio",
                 ),

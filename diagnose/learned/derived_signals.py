@@ -27,15 +27,14 @@ from kneewatch.rules.quantities import (
     WindowSeconds,
 )
 
-NO_BASELINE = "no quiet baseline yet"
-NO_TARGET = "no TTFT target is set"
+NO_BASELINE = "no baseline from quiet times yet"
+NO_TARGET = "no TTFT target (slo.ttft_p99_s)"
 GENERATED, ANSWERED = "generation_tokens", "request_success"
 ABORTED = ("finished_reason", "abort")
-"""Requests that end so are no progress: an engine that hangs still counts those that their clients
-give up."""
+"""Aborted requests are no progress: a hung engine still counts those that clients give up."""
 
 CALLS_MIN = 4.0
-"""Calls in the window; a share of fewer says nothing."""
+"""Minimum calls in the window for a share of them."""
 
 FILLED_MIN = 0.005
 """A prefill is progress while KV usage rises by at least this share of the cache."""

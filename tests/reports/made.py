@@ -31,7 +31,7 @@ PRESSURE = Cause(
     evidence=(
         Evidence("preemption_ratio_per_s", 0.24, 0.05, "24% are preempted a second"),
         Evidence("kv_usage_avg_ratio", 0.99, 0.9, "the KV cache is 99% full"),
-        Evidence("waiting_by_capacity", 9.0, 1.0, "9 requests wait for room"),
+        Evidence("waiting_by_capacity", 9.0, 1.0, "9 requests queued for capacity"),
         Evidence("itl_stall_time_ratio", 0.2, None, "a fourth number, too many for a night"),
     ),
     against=(Evidence("kv_capacity_tokens", 5.0, None, "the cache is large"),),

@@ -33,7 +33,7 @@ MADE = {
         SICK,
         findings=[
             finding("KV-EVICT", "critical", 0.24),
-            finding("TTFT-TAIL", "unknown", None, note="no quiet baseline yet"),
+            finding("TTFT-TAIL", "unknown", None, note="no baseline from quiet times yet"),
             finding("ERRORS", "unknown", None, missing=("request_success",)),
         ],
     ),

@@ -85,7 +85,7 @@ FULL = changed(
     findings=[
         finding("KV-EVICT", "critical", 0.24),
         finding("INPUT-TAIL", "info", 4.0),
-        finding("TTFT-TAIL", "unknown", None, note="no quiet baseline yet"),
+        finding("TTFT-TAIL", "unknown", None, note="no baseline from quiet times yet"),
         finding("ERRORS", "unknown", None, missing=("request_success",)),
     ],
     unknown=["gpu_dram_active_ratio: no GPU source"],

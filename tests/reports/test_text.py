@@ -100,7 +100,7 @@ def test_a_sick_engine() -> None:
         "   The KV cache is too small for this load.",
         "   + 24% are preempted a second [preemption_ratio_per_s]",
         "   + the KV cache is 99% full [kv_usage_avg_ratio]",
-        "   + 9 requests wait for room [waiting_by_capacity]",
+        "   + 9 requests queued for capacity [waiting_by_capacity]",
         "   - the cache is large [kv_capacity_tokens]",
         "   explains: queue_saturation",
         "   do first: Give the KV cache more room: fp8 KV cache, higher --gpu-memory-utilization; "
@@ -187,8 +187,8 @@ def test_findings_that_no_cause_speaks_of() -> None:
         pytest.param(0.0, {}, "back below its threshold for 9 s (now 0%/s)", id="inside"),
         pytest.param(None, {}, "no value since", id="nothing observed"),
         pytest.param(
-            0.3, {"note": "not judged while cascade_stage is below 2"},
-            "now 30%/s and not judged while cascade_stage is below 2", id="not judged",
+            0.3, {"note": "not judged: cascade_stage is below 2"},
+            "now 30%/s and not judged: cascade_stage is below 2", id="not judged",
         ),
     ],
 )  # fmt: skip
@@ -208,10 +208,10 @@ def test_what_only_a_clear_time_holds_is_told_as_over(
 
 
 def test_what_keeps_a_rule_quiet_stands_beside_its_number() -> None:
-    quiet = finding("KV-EVICT", "ok", 0.14, note="not judged while preempted_in_window is below 3")
+    quiet = finding("KV-EVICT", "ok", 0.14, note="not judged: preempted_in_window is below 3")
     values = {"running": 7.0, "preemption_ratio_per_s": 0.14}
     told = as_text(changed(HEALTHY, findings=[quiet], values=values))
-    assert "now: 7 running, 14% preempted/s (not judged while preempted_in_window is" in told
+    assert "now: 7 running, 14% preempted/s (not judged: preempted_in_window is" in told
 
 
 def test_the_worst_engine_comes_first_and_what_all_lack_is_said_once() -> None:
@@ -307,15 +307,15 @@ def test_many_gaps_are_cut() -> None:
 
 def test_rules_that_are_not_judged_by_reason() -> None:
     findings = [
-        finding("TTFT-TAIL", "unknown", None, note="no quiet baseline yet"),
-        finding("OUTPUT-CAP", "unknown", None, note="no quiet baseline yet"),
-        finding("BREAKER", "unknown", None, note="no TTFT target is set"),
+        finding("TTFT-TAIL", "unknown", None, note="no baseline from quiet times yet"),
+        finding("OUTPUT-CAP", "unknown", None, note="no baseline from quiet times yet"),
+        finding("BREAKER", "unknown", None, note="no TTFT target (slo.ttft_p99_s)"),
         finding("ERRORS", "unknown", None, missing=("request_success",)),
         finding("KV-FULL", "ok", 0.1),
     ]
     assert gaps(changed(HEALTHY, findings=findings)) == [
-        "rules TTFT-TAIL, OUTPUT-CAP: no quiet baseline yet",
-        "rule BREAKER: no TTFT target is set",
+        "rules TTFT-TAIL, OUTPUT-CAP: no baseline from quiet times yet",
+        "rule BREAKER: no TTFT target (slo.ttft_p99_s)",
     ]
 
 

@@ -200,7 +200,7 @@ def test_a_state_that_only_its_clear_time_holds_is_told_as_over() -> None:
 def test_what_keeps_a_rule_quiet_over_its_bound_is_said() -> None:
     guard = Guard("requests", 3.0)
     judge = Judge(replace(steps((Severity.INFO, 5.0), (Severity.WARNING, 10.0)), guards=(guard,)))
-    assert judge.at(0.0, 15.0, requests=2.0).note == "not judged while requests is below 3"
+    assert judge.at(0.0, 15.0, requests=2.0).note == "not judged: requests is below 3"
     assert not judge.at(1.0, 7.0, requests=2.0).note, "no more than a note would be told"
     judge.at(2.0, 15.0)
     assert judge.at(6.0, 15.0).note == "reported after 10 s out of bounds"

@@ -52,7 +52,7 @@ def test_one_line_evidence_lever_and_link(tmp_path: Path) -> None:
         "  now: KV 100%, 12 running, 9 waiting, 24% preempted/s, TTFT P99 123 ms, ITL P99 21 ms",
         "  evidence: 24% are preempted a second [preemption_ratio_per_s]",
         "  evidence: the KV cache is 99% full [kv_usage_avg_ratio]",
-        "  evidence: 9 requests wait for room [waiting_by_capacity]",
+        "  evidence: 9 requests queued for capacity [waiting_by_capacity]",
         "  do first: --kv-cache-dtype auto -> fp8. Half the bytes a token: the cache holds twice "
         "as many.",
         "  expected: KV tokens 5,088 -> 10,176",

@@ -156,7 +156,7 @@ def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Nod
 def test_what_is_not_known_is_said_with_its_reason(cascade: Node) -> None:
     lines = [node.text for node in cascade.one("section", css="gaps").every("li")]
     assert "gpu_*: no GPU source" in lines
-    assert "rule BREAKER: no TTFT target is set" in lines
+    assert "rule BREAKER: no TTFT target (slo.ttft_p99_s)" in lines
 
 
 def test_a_healthy_page_is_short_and_says_so() -> None:
@@ -313,7 +313,7 @@ def test_what_is_over_is_told_as_over_and_its_stretch_ends() -> None:
 
 
 def test_what_keeps_a_rule_quiet_stands_by_its_vital_sign() -> None:
-    note = "not judged while preempted_in_window is below 3"
+    note = "not judged: preempted_in_window is below 3"
     quiet = finding("KV-EVICT", "ok", 0.14, note=note)
     values = {**HEALTHY.values, "preemption_ratio_per_s": 0.14}
     root = page(alone(EngineView(changed(HEALTHY, findings=[quiet], values=values))))
