@@ -151,8 +151,8 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
         },
         annotations={
             "summary": f"{NAME} of {WHERE}{USED_BY} is throttled {reason.text} under load",
-            "description": "gpu_throttled with confidence {{ $value | humanizePercentage }}. Clocks "
-            f"and throttled time are the series {series_of('')}*.",
+            "description": "gpu_throttled with confidence {{ $value | humanizePercentage }}. "
+            f"Clocks and throttled time are the series {series_of('')}*.",
             "action": f"On {WHERE} {reason.action}.",
             "guide": "9.3",
         }
