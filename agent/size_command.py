@@ -62,13 +62,8 @@ from kneewatch.reports.size_rendering import (
 OWN_DRAFT = "mtp"
 
 
-def asked(
-    given: dict[str, Any],
-    usable_requests_per_s: float | None,
-    find: Callable[[str], Model] = named_model,
-) -> Question:
-    """The sizing question that the flags ask. `usable_requests_per_s` is that of a benchmark, None
-    without one; `find` returns the model of a name.
+def asked(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> Question:
+    """The sizing question that the flags ask; `find` returns the model of a name.
 
     Raises:
         SizingError: a flag's value is invalid; the error has the flag's name.
@@ -85,9 +80,7 @@ def asked(
         input_tokens=given["input_tokens"],
         output_tokens=given["output_tokens"],
         peak_requests_per_s=given["peak_rps"],
-        usable_requests_per_s=(
-            usable_requests_per_s if given["usable_rps"] is None else given["usable_rps"]
-        ),
+        usable_requests_per_s=given["usable_rps"],
         ttft_slo_s=given["ttft_slo"],
         itl_slo_s=given["itl_slo"],
         safety=SAFETY_DEFAULT if given["safety"] is None else given["safety"],
@@ -299,11 +292,13 @@ def _sized(given: dict[str, Any]) -> Answer:
     """The size of one launch, or with --search of the cheapest; with a benchmark, at its usable
     requests per second."""
     sweeps = sweeps_of(given["benchmark_by_tensor_parallel"])
-    plain = asked(given, None)
+    plain = asked(given)
     point = _operating_point(given, _measured(given, sweeps, plain))
     question = plain
     if point is not None and point.usable_requests_per_s is not None:
-        question = replace(plain, usable_requests_per_s=point.usable_requests_per_s)
+        question = replace(
+            plain, usable_requests_per_s=point.usable_requests_per_s, is_benchmarked=True
+        )
     extra: dict[str, Any] = {}
     lines: list[str] = []
     if sweeps:

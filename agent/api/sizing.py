@@ -141,7 +141,7 @@ def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     if given["model"] is None:
         raise _wrong("model", NOT_IN_CATALOGUE)
     try:
-        question = asked(given, None, catalogued)
+        question = asked(given, catalogued)
         if not given["search"]:
             return size_document(size(question))
         result = search(question, choices_of(given))

@@ -21,9 +21,10 @@ class Question:
     """A launch and what is asked of it; None: not stated, and what needs it is not answered.
 
     `replicas` such launches share `concurrency`; `usable_requests_per_s` of one replica is
-    measured or, where it is None, predicted at the concurrency and the targets. `mfu_ratio` and
-    `mbu_ratio` are shares of the compute peak and of the bandwidth that a step reaches,
-    `acceptance_ratio` the chance of one drafted token.
+    measured or, where it is None, predicted at the concurrency and the targets; `is_benchmarked`:
+    it comes from a benchmark that was read. `mfu_ratio` and `mbu_ratio` are shares of the compute
+    peak and of the bandwidth that a step reaches, `acceptance_ratio` the chance of one drafted
+    token.
     """
 
     setup: Setup
@@ -33,6 +34,7 @@ class Question:
     output_tokens: float | None = None
     peak_requests_per_s: float | None = None
     usable_requests_per_s: float | None = None
+    is_benchmarked: bool = False
     ttft_slo_s: float | None = None
     itl_slo_s: float | None = None
     safety: float = SAFETY_DEFAULT

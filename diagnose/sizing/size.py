@@ -346,7 +346,8 @@ def size(question: Question) -> Size:
     notes += [*launch_notes(question.setup), *speed_notes(question, speed)]
     stated = question.usable_requests_per_s
     if stated is not None:
-        notes += stated_notes(stated, usable, _full_requests_per_s(question, loaded))
+        if not question.is_benchmarked:
+            notes += stated_notes(stated, usable, _full_requests_per_s(question, loaded))
         usable, source, usable_step = stated, "stated", None
     notes += load_notes(
         source=source,

@@ -371,8 +371,10 @@ def test_a_benchmark_gives_the_usable_rps(tmp_path: Path) -> None:
     status, found = document(
         *LLAMA, "--tp", "4", "--quantization", "fp8", "--context", "1200", "--concurrency", "48",
         "--benchmark", str(path), "--ttft-slo", "2s", "--peak-rps", "120",
+        "--input-tokens", "1000", "--output-tokens", "300",
     )  # fmt: skip
     assert status == 0
+    assert not any("check them with a benchmark" in note for note in found["notes"])
     assert found["operating_point"]["c_max"]["concurrency"] == 48
     assert found["inputs"]["usable_requests_per_s"] == 12
     assert found["fleet"]["gpus"] == 52

@@ -279,8 +279,8 @@ def _cost(sized: Sized) -> _Cost | None:
         part.steps += (_utilization_step(sized, fleet, ratio), *cost.steps, *trap.steps)
         if trap.trapped:
             part.notes.append(
-                f"at {ratio:.0%} utilization a token costs {trap.multiple_of_full:.1f}x that of a "
-                "full fleet; the same work at 70% would save "
+                f"utilization trap: at {ratio:.0%} a token costs {trap.multiple_of_full:.1f}x that "
+                "of a full fleet; the same work at 70% would save "
                 f"{figure(round(trap.recoverable_usd_per_year))} USD a year: scale down outside "
                 "the peak, fill idle hours with batch work, or share the GPUs"
             )

@@ -408,6 +408,10 @@ def test_the_text_shows_every_step_with_its_arithmetic(example: Plan) -> None:
     assert max(map(len, lines)) <= 110
 
 
+def test_the_utilization_trap_is_called_by_its_name(example: Plan) -> None:
+    assert any("utilization trap: at 2" in note for note in example.step(12).notes)
+
+
 def test_the_document_is_plain_json(example: Plan) -> None:
     document = plan_document(example)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
