@@ -493,7 +493,8 @@ def main(args: Sequence[str] | None = None) -> None:
         say(f"cannot write the results: {exc.strerror or exc}")
         status = NO_DATA
     except KneewatchError as exc:
-        say(str(exc))
+        for message in exc.messages if isinstance(exc, SettingsError) else [str(exc)]:
+            say(message)
         if isinstance(exc, CollectError) and exc.hint:
             click.echo(f"  try: {exc.hint}", err=True)
         status = NO_DATA

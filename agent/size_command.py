@@ -12,6 +12,7 @@ import orjson
 
 from kneewatch.agent.console import NO_DATA, OK, say
 from kneewatch.agent.printing import style
+from kneewatch.agent.settings.table import ITL_TARGET_MOST_S, TTFT_TARGET_MOST_S
 from kneewatch.agent.size_options import FLAGS
 from kneewatch.agent.stated_deployment import (
     named_gpu,
@@ -81,8 +82,8 @@ def asked(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
         output_tokens=given["output_tokens"],
         peak_requests_per_s=given["peak_rps"],
         usable_requests_per_s=given["usable_rps"],
-        ttft_slo_s=given["ttft_slo"],
-        itl_slo_s=given["itl_slo"],
+        ttft_slo_s=_target("ttft_slo", given["ttft_slo"], TTFT_TARGET_MOST_S),
+        itl_slo_s=_target("itl_slo", given["itl_slo"], ITL_TARGET_MOST_S),
         safety=SAFETY_DEFAULT if given["safety"] is None else given["safety"],
         usd_per_gpu_hour=given["usd_per_gpu_hour"],
         utilization_ratio=given["utilization"],
@@ -152,6 +153,16 @@ def _draft(given: dict[str, Any], target: Model, find: Callable[[str], Model]) -
         return Draft(find(name), tokens)
     except SizingError as error:
         raise SizingError(str(error), name="draft_model", choices=error.choices) from error
+
+
+def _target(name: str, stated_s: float | None, most_s: float) -> float | None:
+    if stated_s is not None and stated_s > most_s:
+        raise SizingError(
+            f"{stated_s:g} s is out of range: at most {most_s:g} s; "
+            f"write {stated_s:g}ms for milliseconds",
+            name=name,
+        )
+    return stated_s
 
 
 def _gib(name: str, stated: float | None) -> float | None:

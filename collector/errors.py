@@ -4,7 +4,7 @@ KneewatchError
 ├── CollectError          a source could not be read; `hint` says what to try
 │   └── ExpositionError   its page is not valid exposition text
 ├── CaptureError          a recording cannot be used
-├── SettingsError         a setting is wrong; the message names the key and its origin
+├── SettingsError         settings are wrong; each message names a key and its origin
 └── StoreError            the history cannot be opened; the message says what to do
 """
 
@@ -49,7 +49,11 @@ class CaptureError(KneewatchError):
 
 
 class SettingsError(KneewatchError):
-    """A setting is wrong; the message names the key and its origin."""
+    """Settings are wrong; each of `messages` names a key and its origin."""
+
+    def __init__(self, *messages: str) -> None:
+        super().__init__("; ".join(messages))
+        self.messages = messages
 
 
 class StoreError(KneewatchError):

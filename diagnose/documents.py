@@ -116,8 +116,8 @@ def read(kind: type[Kind], document: Mapping[str, Any], *, origin: str) -> Kind:
     """The document as a value of the dataclass `kind`.
 
     Raises:
-        SettingsError: a key is unknown or missing, or a value is not what it must be. The message
-            has `origin`, the key's path, and the nearest key or what the value must be.
+        SettingsError: keys are unknown or missing, or values are not what they must be. A message
+            for each has `origin`, the key's path, and the nearest key or what the value must be.
     """
     from pydantic import ValidationError
 
@@ -129,11 +129,17 @@ def read(kind: type[Kind], document: Mapping[str, Any], *, origin: str) -> Kind:
         mistakes = exc.errors(include_url=False, include_context=False)
     else:
         return value
-    # A misspelled key is missing too: what is unknown says more.
-    mistake = next((m for m in mistakes if m["type"] == _UNKNOWN), mistakes[0])
-    place = [part for part in mistake["loc"] if part != ""]
-    what = _described(kind, mistake["type"], place, mistake["input"])
-    raise SettingsError(f"{origin}: {what}")
+    places = [[part for part in mistake["loc"] if part != ""] for mistake in mistakes]
+    unknown = [
+        place[:-1] for m, place in zip(mistakes, places, strict=True) if m["type"] == _UNKNOWN
+    ]
+    messages = [
+        f"{origin}: {_described(kind, mistake['type'], place, mistake['input'])}"
+        for mistake, place in zip(mistakes, places, strict=True)
+        # A misspelled key is missing too: that it is unknown says more.
+        if mistake["type"] != "missing" or place[:-1] not in unknown
+    ]
+    raise SettingsError(*dict.fromkeys(messages))
 
 
 @cache

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -184,8 +185,8 @@ def load(
     `defaults` are a command's own and replace those of the table.
 
     Raises:
-        SettingsError: a key is unknown, a value is of the wrong kind, or the file is unreadable;
-            the message names key and origin.
+        SettingsError: keys are unknown, values are of the wrong kind, or the file is unreadable;
+            a message for each names key and origin.
     """
     command_defaults = defaults or {}
     values = {
@@ -195,23 +196,38 @@ def load(
     tables: dict[str, list[dict[str, Any]]] = {}
     thresholds: dict[str, dict[str, float]] = {}
     origin = f"file {file}"
+    wrong: list[str] = []
     for key, value in (_from_file(file) if file else {}).items():
-        if key.startswith(RULES_PREFIX):
-            _threshold(thresholds, key, value, origin)
-        elif key in TABLES:
-            tables[key] = _tables(key, value, origin)
-        else:
-            values[key] = Effective(validated(_setting_of(key, origin), value, origin), origin)
+        with _noting(wrong):
+            if key.startswith(RULES_PREFIX):
+                _threshold(thresholds, key, value, origin)
+            elif key in TABLES:
+                tables[key] = _tables(key, value, origin)
+            else:
+                values[key] = Effective(validated(_setting_of(key, origin), value, origin), origin)
     for setting in SETTINGS:
         if setting.env in environ:
             place = f"environment {setting.env}"
-            parsed = _parsed(setting, environ[setting.env], place)
-            values[setting.key] = Effective(validated(setting, parsed, place), place)
+            with _noting(wrong):
+                parsed = _parsed(setting, environ[setting.env], place)
+                values[setting.key] = Effective(validated(setting, parsed, place), place)
     for key, value in flags.items():
         if value is not None:
             place = f"flag {BY_KEY[key].option}"
-            values[key] = Effective(validated(BY_KEY[key], value, place), place)
+            with _noting(wrong):
+                values[key] = Effective(validated(BY_KEY[key], value, place), place)
+    if wrong:
+        raise SettingsError(*wrong)
     return Settings(values, thresholds, origin, tables)
+
+
+@contextmanager
+def _noting(wrong: list[str]) -> Iterator[None]:
+    """Add the messages of a SettingsError to `wrong` instead of raising it."""
+    try:
+        yield
+    except SettingsError as error:
+        wrong += error.messages
 
 
 def _from_file(file: Path) -> dict[str, Any]:
@@ -238,8 +254,8 @@ def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in document.items():
         name = prefix + key
-        pairs = name in BY_KEY and BY_KEY[name].kind == "pairs"
-        if isinstance(value, dict) and not pairs:
+        whole = name in TABLES or (name in BY_KEY and BY_KEY[name].kind == "pairs")
+        if isinstance(value, dict) and not whole:
             flat |= flattened(cast("dict[str, Any]", value), name + ".")
         else:
             flat[name] = value
@@ -318,8 +334,9 @@ def validated(setting: Setting, value: object, origin: str) -> object:
     if not within or not math.isfinite(amount):
         least = f"{setting.least:,.0f} or more" if setting.least else "more than 0"
         limit = f" and at most {setting.most:g}" if math.isfinite(setting.most) else ""
+        unit = ", in seconds" if setting.kind == "seconds" else ""
         raise SettingsError(
-            f"{origin}: {setting.key} = {value} is out of range: it must be {least}{limit}"
+            f"{origin}: {setting.key} = {value} is out of range: it must be {least}{limit}{unit}"
         )
     return value if setting.kind == "count" else amount
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Kind = Literal["seconds", "count", "number", "text", "texts", "url", "flag", "pairs"]
 MIB = 1024 * 1024
 DAY_S = 24 * 3600.0
+TTFT_TARGET_MOST_S, ITL_TARGET_MOST_S = 600.0, 10.0
+"""A longer target was meant in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,18 @@ SETTINGS: tuple[Setting, ...] = (
         AHEAD_S,
         most=DAY_S,
     ),
-    seconds("slo.ttft_p99_s", "TTFT P99 target; unset: the target's own baseline", flag="slo-ttft"),
-    seconds("slo.itl_p99_s", "ITL P99 target; unset: the target's own baseline", flag="slo-itl"),
+    seconds(
+        "slo.ttft_p99_s",
+        "TTFT P99 target; unset: the target's own baseline",
+        flag="slo-ttft",
+        most=TTFT_TARGET_MOST_S,
+    ),
+    seconds(
+        "slo.itl_p99_s",
+        "ITL P99 target; unset: the target's own baseline",
+        flag="slo-itl",
+        most=ITL_TARGET_MOST_S,
+    ),
     number(
         "slo.objective_ratio", "share of requests that must meet the targets", 0.99, most=0.99999
     ),

@@ -35,11 +35,11 @@ EXPECTED = 'expected a capture: JSON lines (gzip or plain), each {"t": seconds, 
 
 
 def is_capture(target: str) -> bool:
-    """Whether the target is meant as a capture file, not a server: the name ends like one, the file
-    exists, or it is the path of a directory, which reading refuses by name."""
+    """Whether the target is meant as a capture file, not a server: the name ends like one, it can
+    only be a path, the file exists, or it is a directory, which reading refuses by name."""
     if "://" in target:
         return False
-    if target.endswith((".jsonl", ".jsonl.gz")):
+    if target.endswith((".jsonl", ".jsonl.gz")) or target.startswith(("/", "./", "../", "~")):
         return True
     try:
         path = Path(target)

@@ -313,12 +313,25 @@ def test_a_wrong_target(main: Main, tmp_path: Path, text: str) -> None:
     assert WRONG_TARGETS[text] in told.err
 
 
-def test_tables_are_lists_of_tables(main: Main, tmp_path: Path) -> None:
-    (tmp_path / "k.toml").write_text("targets = 3\n")
+@pytest.mark.parametrize("text", ["targets = 3", "[targets]\nurl = 'http://a:8000'"])
+def test_tables_are_lists_of_tables(main: Main, tmp_path: Path, text: str) -> None:
+    (tmp_path / "k.toml").write_text(text)
     assert (
         "write targets as [[targets]], one table per entry"
         in main("config", "--config", "k.toml").err
     )
+
+
+def test_all_mistakes_are_named_at_once(main: Main, tmp_path: Path) -> None:
+    (tmp_path / "k.toml").write_text("window = 3\ninterval_s = '5'\n[rules]\nERRORS = 1\n")
+    told = main("config", "--config", "k.toml", "--slo-ttft", "2000")
+    assert [line.split(": ", 2)[2] for line in told.err.splitlines()] == [
+        "unknown setting 'window'; the nearest is 'window_s'",
+        "interval_s must be a number of seconds, not '5'",
+        "rules.ERRORS must be rules.<ID>.<severity> = number",
+        "slo.ttft_p99_s = 2000.0 is out of range: it must be more than 0 and at most 600, in "
+        "seconds",
+    ]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

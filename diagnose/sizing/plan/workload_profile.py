@@ -6,7 +6,7 @@ docs/how-to/plan.md and the packaged example_profile.toml explain the keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
@@ -141,8 +141,8 @@ class Traffic:
 class Slo:
     """Targets at P99; None where not stated."""
 
-    ttft_p99_s: Annotated[int | float, number_to(3600)] | None = None
-    itl_p99_s: Annotated[int | float, number_to(60)] | None = None
+    ttft_p99_s: Annotated[int | float, number_to(600)] | None = None
+    itl_p99_s: Annotated[int | float, number_to(10)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,19 +288,21 @@ def read_profile(
     """The profile of a TOML text, with `stated` values replacing its own.
 
     Raises:
-        SettingsError: invalid TOML, key or value; the message names `origin` and the key.
+        SettingsError: invalid TOML, keys or values; each message names `origin` and a key.
     """
     document = toml_document(text, origin)
     for place, values in (stated or {}).items():
         document[place] = _over(document.get(place, {}), values)
     _complete_tiers(document)
     profile = read(WorkloadProfile, document, origin=origin)
-    _check_lengths(profile.lengths, f"{origin}: lengths")
-    for number, tier in enumerate(profile.tiers, start=1):
-        _check_lengths(tier.lengths, f"{origin}: tiers[{number}].lengths")
-    _check_shares(profile.tiers, profile.routing.method, origin)
-    _check_traffic(profile.traffic, origin)
-    _check_prefix(profile, origin)
+    problems = [
+        *_problems_of_lengths(profile.lengths, "lengths"),
+        *_problems_of_tiers(profile.tiers, profile.routing.method, profile.lengths),
+        *_problems_of_traffic(profile.traffic),
+        *_problems_of_memory(profile),
+    ]
+    if problems:
+        raise SettingsError(*(f"{origin}: {problem}" for problem in problems))
     return profile
 
 
@@ -322,65 +324,60 @@ def _complete_tiers(document: dict[str, Any]) -> None:
     ]
 
 
-def _check_lengths(lengths: Lengths, place: str) -> None:
+def _problems_of_lengths(lengths: Lengths, place: str) -> Iterator[str]:
     for side in ("input", "output"):
         names = [f"{side}_{level}_tokens" for level in ("p50", "p95", "p99")]
         for low_name, high_name in pairwise(names):
             low, high = getattr(lengths, low_name), getattr(lengths, high_name)
             if high < low:
-                raise SettingsError(
-                    f"{place}.{high_name} is {high}, below the lower percentile's {low}"
-                )
+                yield f"{place}.{high_name} is {high}, below the lower percentile's {low}"
 
 
-def _check_shares(tiers: tuple[TierProfile, ...], method: str, origin: str) -> None:
-    if not tiers:
-        return
+def _problems_of_tiers(
+    tiers: tuple[TierProfile, ...], method: str, shared: Lengths
+) -> Iterator[str]:
     names = [tier.name for tier in tiers]
-    for name in names:
+    for name in dict.fromkeys(names):
         if names.count(name) > 1:
-            raise SettingsError(f"{origin}: two tiers are called {name!r}")
+            yield f"two tiers are called {name!r}"
     if len(tiers) == 1:
-        raise SettingsError(
-            f"{origin}: a single tier is not enough; set two or more, or use [deployment]"
-        )
+        yield "a single tier is not enough; set two or more, or use [deployment]"
+        return
     needed, other = "share_ratio", "escalation_ratio"
     if method == "cascade":
         needed, other = other, needed
     for number, tier in enumerate(tiers, start=1):
-        place = f"{origin}: tiers[{number}]"
+        place = f"tiers[{number}]"
+        if tier.lengths != shared:
+            yield from _problems_of_lengths(tier.lengths, f"{place}.lengths")
         if getattr(tier, other) is not None:
-            raise SettingsError(f"{place}.{other} has no effect with routing.method {method!r}")
+            yield f"{place}.{other} has no effect with routing.method {method!r}"
         last = method == "cascade" and number == len(tiers)
         if last and tier.escalation_ratio is not None:
-            raise SettingsError(
-                f"{place}.escalation_ratio: the last tier has no next tier to escalate to"
-            )
+            yield f"{place}.escalation_ratio: the last tier has no next tier to escalate to"
         if not last and getattr(tier, needed) is None:
-            raise SettingsError(f"{place}.{needed} is missing")
-    if method != "cascade":
-        total = sum(tier.share_ratio or 0.0 for tier in tiers)
+            yield f"{place}.{needed} is missing"
+    shares = [tier.share_ratio for tier in tiers]
+    if tiers and method != "cascade" and None not in shares:
+        total = sum(share or 0.0 for share in shares)
         if abs(total - 1) > _SHARE_TOLERANCE:
-            raise SettingsError(f"{origin}: tiers: share_ratio adds up to {total:g}, not 1")
+            yield f"tiers: share_ratio adds up to {total:g}, not 1"
 
 
-def _check_traffic(traffic: Traffic, origin: str) -> None:
+def _problems_of_traffic(traffic: Traffic) -> Iterator[str]:
     stated = [traffic.batch_requests is not None, traffic.batch_window_s is not None]
-    place = f"{origin}: traffic"
     if any(stated) and traffic.kind == "online":
-        raise SettingsError(f"{place}.batch_requests and batch_window_s go with kind 'batch'")
-    if any(stated) and not all(stated):
+        yield "traffic.batch_requests and batch_window_s go with kind 'batch'"
+    elif any(stated) and not all(stated):
         missing = "batch_window_s" if stated[0] else "batch_requests"
-        raise SettingsError(f"{place}.{missing} is missing: the two go together")
-    if traffic.peak_requests_per_s is None and not all(stated):
-        raise SettingsError(
-            f"{place}.peak_requests_per_s is missing"
-            + ("; or set batch_requests and batch_window_s" if traffic.kind == "batch" else "")
+        yield f"traffic.{missing} is missing: the two go together"
+    elif traffic.peak_requests_per_s is None and not all(stated):
+        yield "traffic.peak_requests_per_s is missing" + (
+            "; or set batch_requests and batch_window_s" if traffic.kind == "batch" else ""
         )
-    if traffic.peak_requests_per_s is not None and all(stated):
-        raise SettingsError(
-            f"{place}.peak_requests_per_s is stated together with batch_requests; remove one "
-            "of them"
+    elif traffic.peak_requests_per_s is not None and all(stated):
+        yield (
+            "traffic.peak_requests_per_s is stated together with batch_requests; remove one of them"
         )
     rates = (
         ("lowest_requests_per_s", traffic.lowest_requests_per_s),
@@ -390,20 +387,20 @@ def _check_traffic(traffic: Traffic, origin: str) -> None:
     stated_rates = [(name, value) for name, value in rates if value is not None]
     for (low_name, low), (high_name, high) in pairwise(stated_rates):
         if high < low:
-            raise SettingsError(f"{place}.{high_name} is {high:g}, below {low_name} of {low:g}")
+            yield f"traffic.{high_name} is {high:g}, below {low_name} of {low:g}"
 
 
-def _check_prefix(profile: WorkloadProfile, origin: str) -> None:
+def _problems_of_memory(profile: WorkloadProfile) -> Iterator[str]:
     prefix, lora = profile.prefix, profile.lora
     if prefix is not None and prefix.shared_tokens > profile.lengths.mean_input_tokens:
-        raise SettingsError(
-            f"{origin}: prefix.shared_tokens is {prefix.shared_tokens}, above the mean input of "
+        yield (
+            f"prefix.shared_tokens is {prefix.shared_tokens}, above the mean input of "
             f"{profile.lengths.mean_input_tokens:g} tokens"
         )
     if lora is not None and (lora.max_lora_rank is None) == (not lora.adapter_bytes):
-        raise SettingsError(f"{origin}: lora: set max_lora_rank, or adapter_bytes")
+        yield "lora: set max_lora_rank, or adapter_bytes"
     if lora is not None and lora.max_simultaneous_adapters > lora.adapters:
-        raise SettingsError(
-            f"{origin}: lora.max_simultaneous_adapters is {lora.max_simultaneous_adapters}, above "
+        yield (
+            f"lora.max_simultaneous_adapters is {lora.max_simultaneous_adapters}, above "
             f"the {lora.adapters} adapters in total"
         )

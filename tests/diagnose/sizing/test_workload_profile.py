@@ -108,7 +108,7 @@ def test_the_packaged_example_is_a_profile() -> None:
         ),
         pytest.param(changed('["h100-sxm"]', "[]"), "a non-empty list of strings", id="empty list"),
         pytest.param(
-            SMALLEST + "[slo]\nttft_p99_s = 2000000\n", "and at most 3600", id="milliseconds?"
+            SMALLEST + "[slo]\nttft_p99_s = 2000\n", "and at most 600", id="milliseconds?"
         ),
         pytest.param(SMALLEST + "[[prefix]]\n", "prefix is .*must be a table", id="list of tables"),
         pytest.param("name = 3\n" + SMALLEST, "name is 3", id="name"),
@@ -256,3 +256,19 @@ def test_every_key_is_documented_and_in_its_own_table() -> None:
         assert part is not None, table
         missing = [key for key in keys if f"`{key}`" not in part[1]]
         assert not missing, f"{table}: {missing}"
+
+
+def test_all_mistakes_of_a_profile_are_named_at_once() -> None:
+    with pytest.raises(SettingsError) as caught:
+        read_profile(SMALLEST + "[slo]\nttft_s = 2\nitl_p99_s = 50\n[prefix]\ndistinct = 0\n")
+    named = [message.removeprefix("profile: ") for message in caught.value.messages]
+    assert [message.split(";")[0] for message in named] == [
+        "slo.itl_p99_s is 50",
+        "unknown key slo.ttft_s",
+        "prefix.shared_tokens is missing",
+        "prefix.distinct is 0",
+    ]
+    crossed = SMALLEST.replace("output_p95_tokens = 500", "output_p95_tokens = 1")
+    with pytest.raises(SettingsError) as caught:
+        read_profile(crossed + "[lora]\nadapters = 4\nmax_simultaneous_adapters = 8\n")
+    assert len(caught.value.messages) == 3
