@@ -396,7 +396,7 @@ class StepTimes:
         """Seconds of a step with that many decodes of that context each, prompts among them.
 
         `near` is the batch whose windows count most, by default `running`. For one value of it a
-        larger batch never takes less.
+        larger batch never takes less, nor more than in proportion.
         """
         return self._decode.at(running, running * context_tokens, near=near)
 
@@ -504,7 +504,11 @@ def _products(row: _Row) -> tuple[float, ...]:
 
 def _line(sums: Sequence[float], running: float, tokens: float) -> float:
     """The weighted least squares plane of these sums; along the batch alone where the tokens'
-    effect cannot be told from the batch's, or either would be negative, and level where that is."""
+    effect cannot be told from the batch's.
+
+    More of either never takes less time, nor does a step grow faster than its batch: a plane that
+    says so has fitted the machine's speed at other times.
+    """
     batch, token, value, *squares = (each / sums[0] for each in sums[1:])
     bb, tt = (
         spread if (spread := square - mean * mean) > _SPREAD_MIN_RATIO * square else 0.0
@@ -514,9 +518,11 @@ def _line(sums: Sequence[float], running: float, tokens: float) -> float:
     if bt * bt < COLLINEAR * bb * tt:
         scale = bb * tt - bt * bt
         per_request, per_token = (bv * tt - tv * bt) / scale, (tv * bb - bv * bt) / scale
-        if per_request >= 0 and per_token >= 0:
+        at_none = value - per_request * batch - per_token * token
+        if min(per_request, per_token, at_none) >= 0:
             return value + per_request * (running - batch) + per_token * (tokens - token)
-    return value + (max(0.0, bv / bb) * (running - batch) if bb else 0.0)
+    per_request = min(max(0.0, bv / bb), value / batch) if bb else 0.0
+    return value + per_request * (running - batch)
 
 
 # --- The knee of one engine as it is learned while it is watched ----------------------------------
