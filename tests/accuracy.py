@@ -19,7 +19,7 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
-from tests import kvtruth, routing_accuracy, slo_ramps, throughput
+from tests import kvtruth, ramps, routing_accuracy, slo_ramps, throughput
 from tests.incidents import table as incidents
 from tests.peers import DOCTOR_CHECKS, doctor_checks, vllm_doctor
 from tests.recordings import CAPTURES, FIRST_CAUSES, LAB, NO_TARGETS, Phase, diagnoses, phases
@@ -340,7 +340,8 @@ def main() -> None:
     """Print the tables. Climbing loads and routed pools are simulated in a second process."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CAPTURES
     with get_context("spawn").Pool(1) as pool:
-        ramps = pool.apply_async(slo_ramps.report)
+        kv_ramps = pool.apply_async(ramps.report)
+        ttft_ramps = pool.apply_async(slo_ramps.report)
         routing = pool.apply_async(routing_accuracy.report)
         verdicts, told = judge(folder)
         print(f"{table(verdicts)}\n\n{summary(verdicts)}")
@@ -362,7 +363,8 @@ def main() -> None:
         print(kvtruth.report(), "\n")
         print(throughput.report(), "\n")
         print(throughput.beside_aiconfigurator(), "\n")
-        print(ramps.get(), "\n")
+        print(kv_ramps.get(), "\n")
+        print(ttft_ramps.get(), "\n")
         print(routing.get(), "\n")
     print(slo_ramps.of_recordings())
 

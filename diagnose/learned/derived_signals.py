@@ -115,7 +115,7 @@ FOLLOWED: Mapping[str, str] = {
     "kv_demand_ahead_ratio": "kv_peak_demand_ratio at its trend, kv_horizon_s from now; without a "
     "trend kv_demand_ratio",
     "kv_exhausted_in_s": "seconds until kv_peak_demand_ratio reaches 1 at its trend; no value "
-    "without a trend, or while requests in flight fall",
+    "without a trend, while requests in flight fall, or in a burst that does not fill the cache",
     "kv_exhausted_soonest_s": "the same at the steepest likely trend",
     "kv_exhausted_latest_s": "the same at the flattest likely trend; no value beyond half an hour",
     "slo_breaks_in_s": "seconds until TTFT exceeds its target at the present trend; no value "

@@ -94,10 +94,32 @@ def requests_fall(values: Mapping[str, float | None], *, window_s: float) -> boo
     return (completions - arrivals) * window_s > sqrt((completions + arrivals) * window_s)
 
 
+BURST_IN = 10.0
+"""A climb that has lasted for less than ten requests one after the other may be a burst, which ends
+at a higher level; one that has lasted for longer has rising arrivals."""
+
+
+def sustained_demand(
+    demand: float, values: Mapping[str, float | None], *, window_s: float
+) -> float | None:
+    """KV demand once as many requests end as arrive now, at least `demand`; None if unknown.
+
+    By Little's law arrivals/s x seconds of a request are in flight then. Arrivals are those of the
+    window and a standard deviation of such a random count more.
+    """
+    arrivals, request_s = values.get("arrival_per_s"), values.get("e2e_mean_s")
+    in_flight = _in_flight(values)
+    if arrivals is None or not request_s or not isfinite(request_s) or not in_flight:
+        return None
+    most_per_s = arrivals + sqrt(max(arrivals, 1 / window_s) / window_s)
+    return demand * max(1.0, most_per_s * request_s / in_flight)
+
+
 class KvForecaster:
     """Forecasts when one engine's KV demand reaches the cache's capacity at its peaks: vLLM evicts
     at the first peak beyond it, while the mean is still below. No forecast while requests in flight
-    fall: the window's peak then still rises, and the burst is over. `window_s` is the short window,
+    fall: the window's peak then still rises, and the burst is over; nor early in a climb whose
+    arrivals, if they stay as they are, do not fill the cache. `window_s` is the short window,
     `ahead_s` how far ahead demand is projected."""
 
     def __init__(self, *, window_s: float, ahead_s: float = AHEAD_S) -> None:
@@ -113,7 +135,10 @@ class KvForecaster:
         demand = demand_ratio(values)
         mean, most = values.get("kv_usage_avg_ratio"), values.get("kv_usage_max_ratio")
         peak_demand = demand * most / mean if demand is not None and mean and most else demand
-        forecast = self._load.update(now_s, peak_demand)
+        sustained = sustained_demand(peak_demand or 0.0, values, window_s=self._window_s)
+        is_burst = sustained is not None and sustained < 1.0
+        burst_s = BURST_IN * (values.get("e2e_mean_s") or 0.0) if is_burst else 0.0
+        forecast = self._load.update(now_s, peak_demand, at_least_s=burst_s)
         come = demand is not None and demand >= 1.0
         if come or requests_fall(values, window_s=self._window_s):
             forecast = None
@@ -131,16 +156,23 @@ class Forecaster:
         for trend in self._trends:
             trend.forget()
 
-    def update(self, now_s: float, demand: float | None) -> Forecast | None:
-        """The forecast after a scrape with this demand, the soonest of the spacings; None without a
-        rising trend."""
+    def update(
+        self, now_s: float, demand: float | None, *, at_least_s: float = 0.0
+    ) -> Forecast | None:
+        """The forecast after a scrape with this demand, the soonest of the spacings whose samples
+        span `at_least_s`; None without a rising trend."""
         if demand is None:
             self.forget()
             return None
         forecasts = [trend.update(now_s, demand) for trend in self._trends]
         if not self._trends[0].rises:
             return None
-        return min(filter(None, forecasts), key=_expected, default=None)
+        long_enough = (
+            forecast
+            for trend, forecast in zip(self._trends, forecasts, strict=True)
+            if forecast is not None and trend.lasts_s >= at_least_s
+        )
+        return min(long_enough, key=_expected, default=None)
 
 
 class _Trend:
@@ -154,6 +186,11 @@ class _Trend:
     def forget(self) -> None:
         self._samples.clear()
         self._forecast = None
+
+    @property
+    def lasts_s(self) -> float:
+        """Seconds from the oldest sample to the newest."""
+        return self._samples[-1][0] - self._samples[0][0] if self._samples else 0.0
 
     @property
     def rises(self) -> bool:

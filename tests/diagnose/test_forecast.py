@@ -114,6 +114,23 @@ def test_a_climb_is_over_when_more_requests_end_than_arrive(
 
 
 @pytest.mark.parametrize(
+    ("arrivals_per_s", "request_s", "is_forecast"),
+    [
+        pytest.param(0.1, 100.0, False, id="a burst: these arrivals keep 14 requests in flight"),
+        pytest.param(0.15, 100.0, True, id="these keep 20 in flight, and 10 fill 65%"),
+        pytest.param(0.2, 50.0, True, id="a climb for 15 requests: more and more arrive"),
+    ],
+)
+def test_a_burst_that_does_not_fill_the_cache_is_no_climb(
+    arrivals_per_s: float, request_s: float, *, is_forecast: bool
+) -> None:
+    flows = {"arrival_per_s": arrivals_per_s, "completed_per_s": 0.1, "e2e_mean_s": request_s}
+    # 14 requests in flight would ask for 0.9 of this cache at its peaks, 20 for more than it holds.
+    signals = climbing(1.0, to=0.65, flows=flows)
+    assert (signals["kv_exhausted_in_s"] is not None) == is_forecast
+
+
+@pytest.mark.parametrize(
     ("running", "waiting", "is_forecast"),
     [
         pytest.param(12.0, 0.0, True, id="prompts are under prefill: their first tokens are late"),
