@@ -54,7 +54,8 @@ OPEN_FILES = 65_536
 
 
 def tune_process() -> None:
-    """Limit malloc arenas, run the garbage collector rarely, and raise the limit on open files.
+    """Limit malloc arenas, return the memory that imports left free, run the garbage collector
+    rarely, and raise the limit on open files.
 
     glibc gives each allocating thread an arena of its own, up to 8 per core, and rarely returns
     their memory.
@@ -63,10 +64,12 @@ def tune_process() -> None:
     limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    with contextlib.suppress(OSError, AttributeError):  # another C library, such as musl
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, MALLOC_ARENAS)
     gc.collect()
     gc.freeze()
+    with contextlib.suppress(OSError, AttributeError):  # another C library, such as musl
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_ARENA_MAX, MALLOC_ARENAS)
+        libc.malloc_trim(0)
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
 

@@ -9,11 +9,11 @@ CODE = """
 import gc, resource
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(200, hard), hard))
-from kneewatch.agent.daemon import process
-process.tune_process()
-process.tune_process()
+from kneewatch.agent.daemon import supervisor
+supervisor.tune_process()
+supervisor.tune_process()
 soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-print(soft == min(hard, process.OPEN_FILES), gc.get_threshold()[0], gc.isenabled())
+print(soft == min(hard, supervisor.OPEN_FILES), gc.get_threshold()[0], gc.isenabled())
 """
 
 
