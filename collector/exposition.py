@@ -530,7 +530,7 @@ class _FullReader:
 
 
 def _read(lines: list[str], *, openmetrics: bool, limits: Limits) -> tuple[_Template, Page]:
-    """The page of these lines, each read in full, and its template."""
+    """The page, each line read in full, and its template."""
     reader = _FullReader(openmetrics=openmetrics, limits=limits)
     try:
         for line in lines:

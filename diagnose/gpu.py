@@ -308,10 +308,10 @@ class GpuAbsence:
 
 @dataclass(frozen=True, slots=True)
 class GpuChoice:
-    """Which of a page's GPUs are the target's, how that is known, and what is missing of them.
+    """The GPUs of a page that are the target's, how that is known, and which are missing.
 
-    `names` are the GPUs by UUID or index as far as they are known: what is noted of others does
-    not concern the target. Without names all of it does.
+    `names` are their known UUIDs or indexes: notes about other GPUs do not concern the target.
+    Without names all notes do.
     """
 
     gpus: Sequence[GpuFields]

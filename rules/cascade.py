@@ -38,7 +38,8 @@ class Sample:
 
 
 class UsefulWork:
-    """An engine's recent throughput, and whether it has fallen. `window_s` is the short window."""
+    """An engine's recent tokens/s, to tell whether throughput has fallen. `window_s` is the short
+    window."""
 
     def __init__(self, *, window_s: float) -> None:
         self._window_s = window_s
@@ -271,8 +272,8 @@ class Cascade:
     def _moment(
         self, now_s: float, values: dict[str, float | None], preempted: float
     ) -> tuple[Moment, str | None]:
-        """What the evidence is read from, and why throughput has fallen (None: it has not). Adds
-        the cascade's own values to `values`."""
+        """The quantities that the evidence reads, and the reason why throughput has fallen (None:
+        it has not). Adds the cascade's own values to `values`."""
         fallen = self._work.judge(now_s, values)
         usage = values.get("kv_usage_ratio")
         if usage is None or usage < FILLING_FROM_RATIO or self._number >= EVICTS:

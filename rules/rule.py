@@ -158,7 +158,7 @@ NO_OBSERVATION = "requests are in flight, but the window has no observation"
 
 class Clearing(NamedTuple):
     """A state in its clear time: since `since_s` the value is inside every bound, or not judged.
-    `was` is the last value out of bounds, `severity` the state's severity until then."""
+    `was` is the last value out of bounds, `severity` the severity that the state had."""
 
     since_s: float
     was: float | None
@@ -184,7 +184,7 @@ class Finding(NamedTuple):
 
     @property
     def held(self) -> Severity:
-        """The severity with the clear time: what an alert with the same hysteresis fires at."""
+        """The severity, clear time included, as an alert with the same hysteresis would have it."""
         return self.severity if self.clearing is None else self.clearing.severity
 
 

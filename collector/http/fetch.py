@@ -67,10 +67,10 @@ RECEIVE_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class PlainAnswer:
-    """An answer 200 that states its length, with what `Fetcher` needs of an HTTPResponse.
+    """A response with status 200 and a stated length, with the interface that `Fetcher` needs.
 
-    Nearly every page comes so. http.client parses headers as those of mail, which takes longer than
-    all else of a scrape.
+    Nearly every page comes this way. http.client parses headers as mail headers, which takes longer
+    than the rest of a scrape.
     """
 
     headers: Mapping[str, str]
@@ -86,7 +86,7 @@ class PlainAnswer:
 
     @classmethod
     def of(cls, data: bytes, timed: TimedSocket) -> PlainAnswer | None:
-        """The answer that begins with this data; None where it is not plain."""
+        """The answer whose first bytes are `data`; None where http.client must read it."""
         head = PLAIN_HEAD.match(data)
         if head is None:
             return None

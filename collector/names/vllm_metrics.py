@@ -305,7 +305,7 @@ class _KeyReader:
 
 
 def is_unowned(series: Found) -> bool:
-    """Whether a series does not name its engine: those of LMCache and of the HTTP server."""
+    """Whether the series has no label for its engine: LMCache's and the HTTP server's have none."""
     return series.sample.spelling.startswith(_UNOWNED)
 
 

@@ -295,7 +295,8 @@ OTHER_PROGRAMS = (
 
 
 def _not_vllm(layout: Layout) -> CollectError:
-    """The error for a page without vLLM's core metrics: whose page it is, and what to try."""
+    """The error for a page without vLLM's core metrics. It names the program whose page it is, and
+    what to try."""
     names = sorted({*(series.name for series in layout.series), *layout.types})
     for program in OTHER_PROGRAMS:
         if any(name.startswith(program.names) for name in names):

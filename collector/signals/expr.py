@@ -518,8 +518,8 @@ class ShareAtMost(OfMetric):
 def number_of_current(
     page_columns: Columns, metric: str, read: Callable[[Mapping[str, str]], float | None]
 ) -> Value:
-    """The number that `read` gets from the labels of an info metric's current series, the one with
-    the greatest value."""
+    """The number that `read` extracts from the labels of an info metric's current series: the
+    series with the greatest value."""
     columns = page_columns.gauge_columns(metric)
     rows = page_columns.gauges.by_metric.get(metric, ())
     numbers = {at: read(dict(column.labels)) for column, at in rows}

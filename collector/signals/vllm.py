@@ -100,7 +100,7 @@ ONE_ENGINE = "an endpoint with one engine: http_requests_total has no engine lab
 
 
 def http_calls(status: str) -> Expr:
-    """Calls/s to generate text that ended, by the class of their status."""
+    """Calls/s to generate text that ended with a status of this class, such as 2xx."""
     return SumOfKnown(
         tuple(
             Rate(HTTP, (("handler", handler), ("method", "POST"), ("status", status)))

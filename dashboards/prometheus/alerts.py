@@ -137,8 +137,8 @@ def _alert(plan: Plan, rule: Rule, bound: Bound) -> Alert:
 
 
 def uncovered(plan: Plan, in_force: str, severity: Severity, covering: Sequence[str]) -> str:
-    """How many replicas of a pool are affected at this severity and have none of the causes that
-    cover it, where no replica of the pool has such a cause that is at least as severe."""
+    """The number of a pool's replicas at this severity that have none of the causes in `covering`.
+    No value where a replica of the pool has such a cause that is at least as severe."""
     if not covering:
         return firing(plan, in_force, severity)
     causes = _lately_concluded(plan, covering)
@@ -148,7 +148,8 @@ def uncovered(plan: Plan, in_force: str, severity: Severity, covering: Sequence[
 
 
 def _lately_concluded(plan: Plan, causes: Sequence[str]) -> str:
-    """The severities of causes within the last two windows: what they cover may end after them."""
+    """The severities of causes within the last two windows: the findings that they cover may end
+    after them."""
     series = f'{recorded(CAUSE_SEVERITY)}{{cause=~"({"|".join(causes)})(:.*)?"}}'
     return f"max_over_time({series}[{duration(2 * plan.range_s)}])"
 
@@ -423,7 +424,7 @@ SCALED_TO_ZERO = (
 
 
 def observer_group(plan: Plan) -> Group:
-    """What Prometheus itself sees of the servers: their scrapes and series."""
+    """Alerts from Prometheus's own view of the servers: their scrapes and series."""
     return Group(
         "kneewatch-observer",
         (

@@ -227,8 +227,8 @@ def cause_alert(query: CauseQuery) -> str:
 
 
 def _records(query: CauseQuery) -> Iterator[Record]:
-    """What a cause needs, its gate and its confidence: evidence is weighed only where the gate is
-    open, for arithmetic on healthy engines costs as much."""
+    """The rules of one cause: what its gate reads, the gate and the confidence. Evidence is weighed
+    only where the gate is open, because arithmetic on healthy engines costs as much."""
     gate = gate_of(query)
     yield from query.needs
     yield Record(gate, f"({query.when}) < bool -Inf")  # infinity times 0 would be NaN
@@ -288,7 +288,7 @@ def _reported(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> s
 
 
 def _sure(queries: Sequence[CauseQuery]) -> str:
-    """The confidence of some causes, where it is not doubtful."""
+    """The confidence series of these causes, where it is not doubtful."""
     names = "|".join(query.series for query in queries)
     return f'({recorded(CONFIDENCE)}{{cause=~"{names}"}} >= {number(DOUBTFUL_BELOW)})'
 
@@ -321,7 +321,8 @@ def _gpu_pods(plan: Plan) -> Record:
 
 
 def _alone(queries: Sequence[CauseQuery]) -> Record:
-    """What is in force, but for what a GPU alert of the same pod, as severe or worse, explains."""
+    """The causes in force, without those that a GPU alert of the same pod, as severe or worse,
+    explains."""
     under = {*EXPLAINS["gpu_fault"], *EXPLAINS["gpu_throttled"]}
     names = "|".join(query.series for query in queries if query.record.id in under)
     of_gpus = f'{CAUSE}{{cause=~"{names}"}} <= on ({", ".join(POD)}) group_left () {GPU_PODS}'
@@ -394,7 +395,7 @@ def inhibition_files(plan: Plan) -> dict[str, str]:
 
 
 def inhibit_rules(plan: Plan) -> list[dict[str, Any]]:
-    """What mutes what, in the same pool."""
+    """Alertmanager's inhibition rules, each within one pool."""
     gone = 'alertname=~"KneewatchTargetDown|KneewatchPoolVanished"'
     rules = [
         # What is left of a pool carries the load of replicas that are down.

@@ -327,7 +327,7 @@ def fault_alerts(plan: Plan) -> tuple[Alert, ...]:
 
 
 def _counted(plan: Plan, codes: str) -> str:
-    """XIDs of the window, where the exporter has a counter per XID."""
+    """XIDs within the window, where the exporter has a counter per XID."""
     window, only = duration(plan.range_s), f'xid=~"{codes}"'
     rising = f"rate({raw(plan, XID_COUNTER, only)}[{window}])"
     there = raw(plan, XID_IN_WINDOW, only)

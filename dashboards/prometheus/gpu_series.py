@@ -157,7 +157,8 @@ def _cleaned(plan: Plan, name: str) -> str:
 
 
 def _known(series: str, field: Field, scale: float) -> str:
-    """A field's series where DCGM has a value; NaN is below nothing."""
+    """A field's series without DCGM's placeholders for unknown values (and NaN, which no comparison
+    keeps)."""
     if field.wide:
         return f"({series} < {number(NO_VALUE_FROM)})"
     low, high = BLANKS_32

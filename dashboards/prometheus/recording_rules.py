@@ -122,7 +122,7 @@ SEASON = "season"
 
 
 def season_group(plan: Plan) -> Group:
-    """The medians of each hour, and what is usual at the hour that begins."""
+    """Rules for the median of each hour, and for the usual value of the hour that begins."""
     hours = [Record(recorded(f"{key}:hour"), _hour(recorded(key))) for key in SEASONAL]
     usual = [
         Record(recorded(f"{key}:usual"), _usual(plan, recorded(f"{key}:hour")), {SEASON: "week"})
@@ -305,8 +305,8 @@ def signal_group(plan: Plan) -> Group:
 
 
 def _shared_rates(plan: Plan, queries: Iterable[str]) -> dict[str, str]:
-    """The rates of whole counters on the window that many queries read, and what they are recorded
-    as."""
+    """The rates of whole counters over the window that several queries read, with the names they
+    are recorded under."""
     selector = re.escape(f"{{{plan.selector}}}" if plan.selector else "")
     prefix, window = re.escape(plan.prefix), re.escape(plan.dialect.range)
     rate = re.compile(
@@ -353,7 +353,7 @@ def derived_group(plan: Plan) -> Group:
 
 
 def derived(plan: Plan) -> Mapping[str, str]:
-    """The derived signals' expressions by key, in an order in which each finds what it needs."""
+    """The PromQL of each derived signal by key, inputs before the signals that read them."""
     to = _inputs_of_derived(plan)
     exprs = _recent(plan)
     for key in COMPARED:
@@ -368,7 +368,7 @@ def derived(plan: Plan) -> Mapping[str, str]:
 
 
 def _inputs_of_derived(plan: Plan) -> Spelled:
-    """Recorded signals, and what derived signals compare them with."""
+    """The recorded signals that derived signals read, and the baselines they are compared with."""
     usual = SPEC_ACCEPTED.signal
     return Spelled(
         {
@@ -387,8 +387,8 @@ def _recorded_signals(plan: Plan) -> frozenset[str]:
 
 
 def _recent(plan: Plan) -> dict[str, str]:
-    """Signals on the window's newest part (`recent` in derived_signals.py), and what causes make of
-    them."""
+    """Signals on the window's newest part (`recent` in derived_signals.py), and the quantities that
+    causes compute from them."""
     quarter_s = max(RECENT_SHARE * plan.range_s, RECENT_SCRAPES * plan.scrape_s)
     quarter = _within(plan, quarter_s)
     half = _within(plan, max(quarter_s, 2 * RECENT_SHARE * plan.range_s))
@@ -420,7 +420,9 @@ def _signal(plan: Plan, key: str) -> Signal:
 
 
 def calm_group(plan: Plan) -> Group:
-    """What the quiet medians are taken of: values of scrapes in which nothing moved their family.
+    """Rules for the values that quiet medians are taken of: those of scrapes in which nothing moved
+    their family. Evaluated after the alerts, because a scrape with a finding at warning is not
+    quiet.
 
     Evaluated after the alerts, for a finding at warning is not quiet.
     """
@@ -466,7 +468,7 @@ def _disturbed(plan: Plan, family: str) -> str:
 
 
 def _quiet(plan: Plan, key: str) -> str:
-    """The median of the quiet values; the last one known while there is no quiet."""
+    """The median of quiet values; outside quiet times the last known median."""
     remembered_s = SAMPLES_MAX * plan.range_s / 2
     calm = f"{recorded(f'{key}:calm')}[{duration(remembered_s)}]"
     dense = plan.range_s / 2 / plan.interval_s
@@ -589,13 +591,14 @@ COUNTED_BY = "generation_tokens"
 
 
 def increase(dialect: Dialect, key: str, part: str, by: Sequence[str]) -> str:
-    """What a counter, or a histogram's `bucket`s, `sum` or `count`, gained, added up by labels."""
+    """The increase of a counter, or of a histogram's `bucket`s, `sum` or `count`, summed by the
+    labels `by`."""
     series = _summed(dialect, key, part)
     return f"sum by ({', '.join(by)}) (increase({series}[{dialect.range}]))"
 
 
 def summed_series(key: str, part: str = "") -> str:
-    """The recorded series of the same."""
+    """The name of the recorded series for `increase`."""
     ending = f"_{part}" if part else ""
     return f"tier:kneewatch_{key}{ending}:increase{round(SUM_STEP_S / 60)}m"
 

@@ -75,7 +75,7 @@ OBJECT_FILE = "kneewatch.prometheusrule.yml"
 
 
 class Flavor(StrEnum):
-    """What evaluates the rules."""
+    """The rule engine that a file is written for."""
 
     PROMETHEUS = "prometheus"
     """Prometheus from 2.42, Thanos, Mimir."""
@@ -95,8 +95,8 @@ SHOWN_S = 60.0
 
 
 def groups(plan: Plan) -> tuple[Group, ...]:
-    """All rules as one group: each sees what those before it recorded at the same moment, and
-    what is recorded last is the next evaluation's quiet. Beside them those that need none of it."""
+    """One group in which each rule reads what the rules before it recorded at the same moment, with
+    the quiet medians last, for the next evaluation; and the groups that need none of this."""
     signals = signal_group(plan)
     parts = (
         signals,
@@ -179,7 +179,7 @@ def rule_files(plan: Plan, flavor: Flavor = Flavor.PROMETHEUS) -> dict[str, str]
 
 
 def _flavored(plan: Plan, flavor: Flavor) -> list[Group]:
-    """The groups in what the flavor's ruler understands."""
+    """The groups, as the flavor's rule engine understands them."""
     if flavor is Flavor.UNKEPT:
         return [_unkept(plan, group) for group in groups(plan)]
     if flavor is Flavor.VICTORIA:
@@ -189,7 +189,8 @@ def _flavored(plan: Plan, flavor: Flavor) -> list[Group]:
 
 
 def left_out(plan: Plan) -> list[str]:
-    """What of the sidecar's catalogue the rules do not have, and why."""
+    """The signals, rules and causes of the sidecar that the rules lack, a line each with the
+    reason."""
     _, rules = expressible(plan)
     if plan.lean:
         return [f"cause {cause} ({why})" for cause, why in causes_left_out(plan).items()]
@@ -206,7 +207,7 @@ def _need(signal: str) -> str:
 
 
 def too_rare(plan: Plan) -> list[str]:
-    """What rules made for this scrape interval lack or do later than with the stated window."""
+    """A line for each thing that rules for this scrape interval lack, or do late for the window."""
     lines: list[str] = []
     if plan.range_s > plan.window_s:
         lines.append(
@@ -243,8 +244,8 @@ def _in_metricsql(group: Group) -> Group:
 
 
 def _unkept(plan: Plan, group: Group) -> Group:
-    """The same rules, an alert's keeping said by its expression: what held within that time keeps
-    a firing alert."""
+    """The rules for rulers without `keep_firing_for`: an alert's expression keeps it firing while
+    its condition held within that time."""
     return replace(group, rules=tuple(_without_keep(plan, rule) for rule in group.rules))
 
 

@@ -33,7 +33,7 @@ harm."""
 
 @dataclass(frozen=True, slots=True)
 class Plan(Profile):
-    """What rules are made for: a profile, and where its series come from.
+    """The profile that rules are made for, and the labels and names of its series.
 
     `interval_s` is the evaluation interval, `scrape_s` that of the scrapes. `objective_ratio` of
     the requests must meet the targets. `prefix` begins vLLM's metric names. `triage_url` is where
@@ -89,7 +89,7 @@ class Plan(Profile):
 
     @property
     def dialect(self) -> Dialect:
-        """How series are spelled."""
+        """The labels, range, selector and prefix that PromQL expressions are compiled with."""
         return Dialect(self.range_s, self.labels, self.selector, {}, self.prefix)
 
     @property
@@ -114,7 +114,7 @@ class Plan(Profile):
 
     @property
     def process(self) -> str:
-        """The labels of a process: what all its engines share."""
+        """The labels that all engines of one process share."""
         return ", ".join(label for label in self.labels if label not in ("model_name", "engine"))
 
 
@@ -181,8 +181,8 @@ def met(kind: str) -> str:
 
 
 def in_force_records(plan: Plan, kind: str, label: str, lasts: Mapping[str, Lasts]) -> list[Record]:
-    """Records of what is in force (`kind`: FINDING or CAUSE), from the conditions that are met, for
-    each value of `label`. What is still in force needs no duration when it is met again."""
+    """Records of the findings or causes (`kind`) in force, from those whose condition is met, for
+    each value of `label`. One that is still in force needs no duration when it is met again."""
     now, since, held = met(kind), f"{kind}_since_s", f"{kind}_held"
     long_enough = " or ".join(
         f'((time() - {since}{{{only}, severity="{severity.word}"}} >= {number(for_s)}) * 0'
@@ -217,7 +217,7 @@ def _since(now: str, since: str, severity: Severity) -> Record:
 
 
 def _alike(label: str, seconds: Mapping[str, float]) -> Iterator[tuple[float, str]]:
-    """Each time in seconds, with the matcher of all names that have it."""
+    """Yields each time in seconds with a label matcher for the names that have this time."""
     names: dict[float, list[str]] = defaultdict(list)
     for name, time_s in seconds.items():
         names[time_s].append(name)
@@ -253,12 +253,12 @@ def firing(plan: Plan, in_force: str, severity: Severity) -> str:
 
 
 def affected(plan: Plan, engines: str) -> str:
-    """How many replicas of each pool have an engine among these."""
+    """The number of replicas of each pool that have one of these engines."""
     return f"count by ({plan.pool}) (max by ({plan.replica}) ({engines}))"
 
 
 def count_text(plan: Plan, *, also: str = "") -> str:
-    """How many of the pool's replicas are affected, as a template: "5 of 8 replicas of llama in
+    """The number of affected replicas of the pool, as a template: "5 of 8 replicas of llama in
     chat". `also` is a series of replicas that are not scraped."""
     of_pool = "{%s}"
     seen = recorded("running") + of_pool + (f" or {also}{of_pool}" if also else "")

@@ -226,7 +226,7 @@ class EngineMonitor:
         self._weekly_peak_requests = peak_requests
 
     def set_server(self, facts: ServerFacts, stated: Stated) -> None:
-        """Set what is known about the server, from the next page on."""
+        """Set the facts about the server, from the next page on."""
         self._server = facts
         self._stated = stated
         if self._adviser is not None:
@@ -287,7 +287,8 @@ class EngineMonitor:
         return self.history.info.get("cache_config_info", {})
 
     def _range_s(self, t_s: float) -> float:
-        """The window, shorter while less has been seen, longer where scrapes are rare."""
+        """The window in seconds: shorter until a whole window was seen, longer where scrapes are
+        rare."""
         times = self.history.times
         window_s = self.profile.window_s
         if len(times) < 2:
@@ -541,7 +542,8 @@ class EngineMonitor:
 
 
 def _replaced(t_s: float, started_s: float | None, newest: Diagnosis | None) -> ReplacedProcess:
-    """A replaced process by its last diagnosis; `t_s` is when the next one was first seen."""
+    """The process that was replaced, described by its last diagnosis; `t_s` is when the next one
+    was first seen."""
     if newest is None:
         return ReplacedProcess(t_s)
     numbers = [
@@ -571,7 +573,7 @@ def _engine_name(key: EngineKey) -> str:
 
 
 def _without_stage(unjudged: Sequence[str], scrapes: int) -> list[str]:
-    """The line that says why there is no stage; none where there is one."""
+    """The line that gives the reason for an unknown stage; none where the stage is known."""
     if not unjudged:
         return []
     if scrapes < 2:

@@ -102,7 +102,7 @@ class TargetMonitor:
 
     @property
     def server(self) -> ServerFacts | None:
-        """What is known about the server; None before it was read."""
+        """The facts about the server; None before they were read."""
         return None if self._server is None else self._server[0]
 
     def set_log_failure(self, failure: LogFailure | None, *, past: bool = False) -> None:
@@ -117,8 +117,8 @@ class TargetMonitor:
             engine.died = failure.cause if failure is not None and died else None
 
     def set_canary(self, state: CanaryState) -> None:
-        """Set what the canary requests showed, from the next page on. A server of which an engine
-        has generated tokens since the first failed one is slow, not stalled."""
+        """Set the results of the canary requests, from the next page on. A server with an engine
+        that has generated tokens since the first failed one is slow, not stalled."""
         generated_s = max((engine.generated_s for engine in self._engines.values()), default=0.0)
         if state.failures and generated_s >= state.since_s:
             state = replace(state, failures=0)

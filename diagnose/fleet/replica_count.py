@@ -88,11 +88,11 @@ def server_of(tier: Tier, stated: Stated) -> Deployment:
 
 
 def tier_facts(tier: Tier, stated: Stated, *, t_s: float) -> tuple[ServerFacts, Stated]:
-    """What the series of `t_s` say about the servers of a tier, and the settings completed by it.
+    """Facts about a tier's servers from its series at `t_s`, and the settings with these facts.
 
-    The model is the one that `model_name` names, the version that of all replicas' images, the GPU
-    the one of the tier's name, and DCGM counts the GPUs of each pod, which its data-parallel
-    engines share evenly.
+    The model is that of the label `model_name`, the version that of the replicas' images, the GPU
+    that of the tier's name. DCGM counts the GPUs of each pod; its data-parallel engines share them
+    evenly.
     """
     member, config = tier.engines[0].member, tier.engines[0].config
     pod = middle(engine.gpus.get("gpus") for engine in tier.engines)
@@ -120,7 +120,7 @@ def tier_facts(tier: Tier, stated: Stated, *, t_s: float) -> tuple[ServerFacts, 
 
 
 def _of_images(images: Set[str], t_s: float) -> SourceReading:
-    """The version that the tags of all replicas' images name; a note where they name several."""
+    """The vLLM version in the image tags of all replicas; a note instead where the tags differ."""
     versions = sorted({image_version(image) or "" for image in images})
     if len(versions) > 1 and all(versions):
         note = f"replicas run different versions of vLLM: {', '.join(versions)}"
@@ -338,7 +338,7 @@ def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
 
 
 def _queues(engine: Engine) -> bool:
-    """Whether a cause says that requests queue for capacity."""
+    """Whether the cause is one of requests that queue for capacity."""
     return any(BY_ID[cause.id].queues for cause in engine.causes)
 
 

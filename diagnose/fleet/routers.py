@@ -154,8 +154,8 @@ Answers = Mapping[str, Sequence[tuple[Labels, float]]]
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """What one router shows; None for what it has no metric of. `picks` are requests in five
-    minutes by endpoint."""
+    """The readings of one router; None where it has no metric. `picks` are requests in five minutes
+    by endpoint."""
 
     router: Router
     place: tuple[str, ...]
@@ -252,8 +252,8 @@ def _idle(engines: Sequence[Engine]) -> bool:
 
 
 def _hot(state: RouterState, engines: Sequence[Engine]) -> tuple[str, float, float] | None:
-    """The engine that is picked far more often than the others and queues while they do not: its
-    name, times the median, requests queued. None without one."""
+    """The one engine with a queue, if it is also picked far more often than the others: its name,
+    its picks over their median, its queued requests. None without one."""
     picks = {engine.member.name: _picked(state.picks, engine) for engine in engines}
     counts = {name: value for name, value in picks.items() if value is not None}
     if len(counts) < 2 or len(counts) < len(engines) or sum(counts.values()) < PICKS_MIN:
@@ -267,7 +267,8 @@ def _hot(state: RouterState, engines: Sequence[Engine]) -> tuple[str, float, flo
 
 
 def _picked(picks: Mapping[str, float], engine: Engine) -> float | None:
-    """How often an engine was picked; endpoints are named by pod, or by address."""
+    """Picks of an engine in five minutes, whose endpoints are named by pod or by address; None
+    where the router names no endpoint of it."""
     pod, address = engine.member.labels.get("pod", ""), engine.member.labels.get("instance", "")
     own = [
         value

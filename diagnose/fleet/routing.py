@@ -129,7 +129,7 @@ LEVER = (
 
 
 def computed_more(hits: float, usual: Usual) -> float:
-    """Computed prompt tokens at a hit ratio, over those at the usual one."""
+    """Prompt tokens computed at a hit ratio, divided by those computed at the usual one."""
     return (1 - hits) / max(1 - usual.hit_ratio, 0.01)
 
 

@@ -88,7 +88,8 @@ class DerivedSignal:
 
 
 def _in_window(key: str, per_s: str) -> DerivedSignal:
-    """How many of a rate's events the window holds; a share of few says nothing."""
+    """The number of a rate's events in the window, to tell whether a share of them means
+    anything."""
     return DerivedSignal(key, f"{per_s} times the window", WindowSeconds() * Signal(per_s))
 
 
@@ -383,19 +384,19 @@ def unused(history: History) -> bool:
 
 
 def increase_since_last(history: History, metric: str) -> float:
-    """What a counter gained between the last two scrapes; 0 where it is not known."""
+    """The increase of a counter between the last two scrapes; 0 where it is unknown."""
     return _step(history, metric) or 0.0
 
 
 def _step(history: History, metric: str, *, unless: tuple[str, str] | None = None) -> float | None:
-    """What a counter gained between the last two scrapes, without its series that have the label
-    `unless`; None where it is not known."""
+    """The increase of a counter between the last two scrapes, without its series that have the
+    label `unless`; None where it is unknown."""
     rows = history.counters.by_metric.get(metric, ())
     return _gained(history, [at for column, at in rows if unless not in column.labels])
 
 
 def _gained(history: History, columns: Sequence[int]) -> float | None:
-    """What counter columns gained between the last two scrapes; None where it is not known."""
+    """The increase of counter columns between the last two scrapes; None where it is unknown."""
     if len(history.frames) < 2:
         return None
     before, now = history.frames[-2], history.frames[-1]

@@ -366,7 +366,8 @@ def _peak(in_flight: float) -> float:
 
 
 def _prompts(values: Values) -> float | None:
-    """Share of the time that prompts take: at 1 there are more than the GPUs can prefill."""
+    """Share of the engine's time spent on prefill; at 1 more prompts arrive than can be
+    prefilled."""
     arrivals, prefill_s = values.get("arrival_per_s"), values.get("prefill_mean_s")
     if arrivals is None or prefill_s is None or not isfinite(prefill_s):
         return None

@@ -236,7 +236,7 @@ def step_of(in_flight: float) -> int:
 
 
 def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) -> Point | None:
-    """A window as a point of the curve; None if it says nothing about latency under load."""
+    """A window as a point of the curve; None if it has no latency under load."""
     in_flight = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
     served_per_s, tokens_per_s = (
         values.get("completed_per_s"),
@@ -277,8 +277,8 @@ def token_gap_s(values: Mapping[str, float | None]) -> float | None:
 
 
 def _at_power(steps: Sequence[_Step]) -> LearnedKnee:
-    """The knee at the step with the most power (tokens/s over seconds per token). Other steps whose
-    better windows reach that power widen its range."""
+    """The knee: the load with the most power (tokens/s divided by seconds per token). Other loads
+    whose better windows reach that power widen its range."""
     powers = [step.power() for step in steps]
     best = max(range(len(steps)), key=lambda at: powers[at].expected)
     near = [at for at, power in enumerate(powers) if power.high >= powers[best].expected]
@@ -355,11 +355,11 @@ STEP_WINDOWS_MIN = 3
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What a step of this server takes, measured: no data sheet is in it.
+    """The measured step times of this server, without any figure of a data sheet.
 
-    A decode step takes a + b x running + c x context tokens of all running requests, least squares
-    in which windows count the more the nearer their batch is to the one asked for, because a step
-    is no straight line from one request to hundreds. `windows` are two or more.
+    A decode step takes a + b x running + c x context tokens of all running requests. The fit is by
+    least squares, and windows count more the nearer their batch is to the requested one, because
+    step times are no straight line from one request to hundreds. `windows` are two or more.
     """
 
     windows: Sequence[Point]
@@ -405,15 +405,15 @@ class StepTimes:
         return _NearFit([_decode_row(point) for point in self.windows])
 
     def prefill_s(self, running: float, context_tokens: float, computed_tokens: float) -> float:
-        """Seconds from a prompt's first step to its first token: a step, and for each computed
-        token what it adds at that batch, where more prompts share the step."""
+        """Seconds from a prompt's first step to its first token: one step, and the time that each
+        computed token adds at that batch, where more prompts share the step."""
         added = self._added
         token_s = max(0.0, added.at(running, 0.0)) if added is not None else 0.0
         return self.itl_s(running, context_tokens) + computed_tokens * token_s
 
     @cached_property
     def _added(self) -> _NearFit | None:
-        """What a computed prompt token adds to a step, in seconds."""
+        """Seconds that one computed prompt token adds to a step."""
         rows = [
             (point.running, 0.0, max(0.0, point.prefill_s - point.itl_s) / point.computed_tokens)
             for point in self.windows
@@ -503,11 +503,11 @@ def _products(row: _Row) -> tuple[float, ...]:
 
 
 def _line(sums: Sequence[float], running: float, tokens: float) -> float:
-    """The weighted least squares plane of these sums; along the batch alone where the tokens'
-    effect cannot be told from the batch's.
+    """The value of the weighted least squares plane at this batch and these context tokens.
 
-    More of either never takes less time, nor does a step grow faster than its batch: a plane that
-    says so has fitted the machine's speed at other times.
+    It slopes along the batch alone where the effects of batch and tokens cannot be told apart.
+    A step never gets faster with more of either, nor grows faster than its batch: a plane that
+    does so was fitted to different speeds of the machine.
     """
     batch, token, value, *squares = (each / sums[0] for each in sums[1:])
     bb, tt = (

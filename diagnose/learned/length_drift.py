@@ -73,8 +73,8 @@ def drift(
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is stated of a distribution: at most `ratio` of it is below `least`, and at most the
-    rest is above `most`. Of a percentile that is known both are that percentile."""
+    """A stated point of a distribution: at most the share `ratio` is below `least`, and at most the
+    rest is above `most`. For a known percentile both are its value."""
 
     ratio: float
     least: float
@@ -121,13 +121,12 @@ def departure(
     false_alarm: float = FALSE_ALARM,
     alike: float = ALIKE,
 ) -> Departure | None:
-    """How far `now` is from what is stated; None where nothing is stated, or it is empty or no
-    histogram. `alike` observations count as one independent one.
+    """How far the histogram `now` is from the stated points; None where no point is stated, or the
+    histogram is empty or lacks its last bucket. `alike` observations count as one independent one.
 
-    Of observations that are what is stated no shift is more than its chance but with a probability
-    of `false_alarm`, for all points and both sides together: the cumulative shares are within the
-    band everywhere at once, and between a stated value and the bucket's bound next to it nothing is
-    counted.
+    If the observations are as stated, a shift beyond chance is reported with a probability of at
+    most `false_alarm`, for all points and both sides together: the band holds all cumulative shares
+    at once, and observations between a stated value and the next bucket bound are not counted.
     """
     edges = sorted(now)
     if not points or not edges or edges[-1] != inf:
@@ -310,8 +309,8 @@ class OutputLengths:
         return max(filter(None, looks), key=_margin_ratio, default=None)
 
     def endless(self, history: History, window: Window) -> Departure | None:
-        """How many more answers than are stated go far beyond what is stated; None where nothing is
-        stated, or there is no answer."""
+        """How many more answers than stated are far longer than stated; None where nothing is
+        stated or no request was answered."""
         looks = self._looks(history, window) if self._endless else []
         if not looks:
             return None
@@ -320,7 +319,8 @@ class OutputLengths:
         )
 
     def _looks(self, history: History, window: Window) -> list[dict[float, float]]:
-        """The answers of the window by upper bound, and of the longest one where these are few."""
+        """Answers by upper bound: those of the window and, if they are few, of the longest
+        window."""
         looks = [_answers(window)]
         if looks[0] is not None and looks[0][inf] < FEW:
             longest = Window(history, now_s=window.now_s, range_s=self._longest_s)

@@ -47,7 +47,7 @@ class LiveWorkload:
     expected: float
 
     def values(self) -> dict[str, float | None]:
-        """Derived signals."""
+        """The derived signals by key: shifts in length, and the arrivals over the stated peak."""
         values: dict[str, float | None] = {
             SHIFTS[side]: abs(length_departure.shift_ratio)
             for side, length_departure in self.lengths.items()
@@ -67,7 +67,7 @@ class _Counts:
     lengths: Mapping[str, array[float]] = field(default_factory=dict[str, "array[float]"])
 
     def follows(self, other: _Counts) -> bool:
-        """Whether these counters may have grown out of the others."""
+        """Whether these counters may be later values of `other`'s: no reset lies in between."""
         return (
             self.bounds == other.bounds
             and self.requests >= other.requests
@@ -75,7 +75,7 @@ class _Counts:
         )
 
     def since(self, other: _Counts, side: str) -> tuple[float, ...]:
-        """What was counted since, by bound."""
+        """Requests counted since `other`, by bound."""
         return tuple(map(sub, self.lengths[side], other.lengths[side]))
 
 

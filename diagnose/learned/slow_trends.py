@@ -39,17 +39,17 @@ class SlowQuantity:
 
     @property
     def level(self) -> str:
-        """Key of the newest level."""
+        """Key of the newest span's level."""
         return f"{self.name}_level_{self.unit}"
 
     @property
     def before(self) -> str:
-        """Key of the line's first value."""
+        """Key of the trend line's value at its start."""
         return f"{self.name}_before_{self.unit}"
 
     @property
     def growth(self) -> str:
-        """Key of the line's growth from the first level to the last; negative where it falls."""
+        """Key of the trend line's change from its start to its end; negative where it falls."""
         return f"{self.name}_growth_{self.unit}"
 
     @property
