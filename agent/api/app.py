@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from kneewatch.agent.api import alerts, metrics
+from kneewatch.agent.api import alerts
 from kneewatch.agent.api.auth import READ
 from kneewatch.agent.api.docs import add_docs
 from kneewatch.agent.api.guard import GRANTED, Guard, Policy, need_admin
@@ -87,10 +87,7 @@ class Routes:
 
     async def metrics(self) -> Response:
         """kneewatch's own metrics in Prometheus's text format."""
-        exposition = await to_thread.run_sync(
-            metrics.exposition, self._service, limiter=self._scrapes
-        )
-        return Response(exposition, headers={"content-type": metrics.CONTENT_TYPE})
+        return await to_thread.run_sync(_own_metrics, self._service, limiter=self._scrapes)
 
     async def triage(
         self,
@@ -181,6 +178,13 @@ class Routes:
 def _granted(request: Request) -> frozenset[str]:
     granted: frozenset[str] = getattr(request.state, GRANTED)
     return granted
+
+
+def _own_metrics(service: Service) -> Response:
+    # Lazy: prometheus_client brings an HTTP server, and not every daemon is scraped.
+    from kneewatch.agent.api import metrics
+
+    return Response(metrics.exposition(service), headers={"content-type": metrics.CONTENT_TYPE})
 
 
 def _to_fleet(request: Request, up: str) -> Response:

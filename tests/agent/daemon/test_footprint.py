@@ -29,5 +29,5 @@ def test_the_daemon_starts_without_what_only_pages_and_reports_need() -> None:
     done = subprocess.run([sys.executable, "-c", HEAVY], capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())
     assert "kneewatch.agent.daemon.cycle" in modules
-    heavy = {"jinja2", "requests", "numpy", "kneewatch.reports.triage.page"}
+    heavy = {"jinja2", "numpy", "prometheus_client", "requests", "kneewatch.reports.triage.page"}
     assert not modules & (heavy | {"kneewatch.reports.weekly.report"})
