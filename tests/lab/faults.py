@@ -17,6 +17,7 @@ class Fault:
 
     `skipped` are recommendations (ids) that are not followed, and why. `from_start`: kneewatch
     watches while the clients start, so that it has seen smaller batches than the last.
+    `by_name_only`: another setting of a fault, left out where none is named.
     """
 
     name: str
@@ -26,6 +27,28 @@ class Fault:
     ramp_s: float
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])
     from_start: bool = False
+    by_name_only: bool = False
+
+
+def _no_memory(name: str, *, blocks: int, shape: Shape, clients: int, length: int = 2048) -> Fault:
+    """A cache that is too small, where fewer seats are the only cure."""
+    return Fault(
+        name,
+        "kv_pressure",
+        (
+            *("--num-gpu-blocks-override", str(blocks), "--max-num-seqs", "128"),
+            *("--max-model-len", str(length)),
+        ),
+        ((shape, clients),),
+        ramp_s=150.0,
+        skipped={
+            **NO_FP8,
+            "kv-blocks": "here no memory for more blocks is taken to be free",
+            "replicas": "there is one machine",
+        },
+        from_start=True,
+        by_name_only=name != "kv_pressure_no_memory",
+    )
 
 
 FAULTS = (
@@ -61,18 +84,19 @@ FAULTS = (
         ((Shape(prompt_tokens=64, output_tokens=200, words=32), 3),),
         ramp_s=3.0,
     ),
-    Fault(
-        "kv_pressure_no_memory",
-        "kv_pressure",
-        # 95 usable blocks: 18 requests of 100 + 100 tokens.
-        ("--num-gpu-blocks-override", "96", "--max-num-seqs", "128", "--max-model-len", "2048"),
-        ((Shape(output_tokens=100), 30),),
-        ramp_s=150.0,
-        skipped={
-            **NO_FP8,
-            "kv-blocks": "here no memory for more blocks is taken to be free",
-            "replicas": "there is one machine",
-        },
-        from_start=True,
+    # 95 usable blocks: 18 requests of 100 + 100 tokens.
+    _no_memory("kv_pressure_no_memory", blocks=96, shape=Shape(output_tokens=100), clients=30),
+    _no_memory(
+        "kv_pressure_11_seats",
+        blocks=72,
+        shape=Shape(prompt_tokens=60, output_tokens=140),
+        clients=24,
+        length=1024,
+    ),
+    _no_memory(
+        "kv_pressure_20_seats",
+        blocks=192,
+        shape=Shape(prompt_tokens=200, output_tokens=100),
+        clients=30,
     ),
 )

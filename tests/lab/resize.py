@@ -41,7 +41,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, leave)
     lab = Path(os.environ.get("KNEEWATCH_LAB_DIR") or DEFAULT_LAB).expanduser()
     names = [fault.name for fault in FAULTS]
-    wanted = sys.argv[1:] or names
+    wanted = sys.argv[1:] or [fault.name for fault in FAULTS if not fault.by_name_only]
     if unknown := sorted(set(wanted) - set(names)):
         print(f"lab: no {', '.join(unknown)}; there are {', '.join(names)}", file=sys.stderr)
         return 2
