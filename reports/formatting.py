@@ -36,13 +36,17 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 9.95 else span(seconds)
 
 
+LOAD_RATIOS = ("load_ratio", "demand_ratio", "capacity_ratio")
+"""Suffixes of shares that can be more than the whole: 173%."""
+
+
 def quantity(key: str, value: float | None) -> str:
     """A signal's value with the unit that ends its key."""
     if value is None:
         return "-"
     if key.endswith("_ratio_per_s"):
         return f"{percent(value)}/s"
-    if key.endswith(("_ratio", "_share")) and 0 <= value <= 1:
+    if key.endswith(LOAD_RATIOS) or (key.endswith(("_ratio", "_share")) and 0 <= value <= 1):
         return percent(value)
     if key.endswith("_bytes_per_s"):
         return f"{number(value / 1e9)} GB/s"

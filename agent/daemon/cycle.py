@@ -77,7 +77,7 @@ class LimitedLog:
 
 class ChangeLog:
     """Logs changes of one target: up or down, and each engine's stage and causes. A cause is logged
-    when it begins, when it gets worse than it was and when it ends."""
+    when it begins, when its severity exceeds all it had so far, and when it ends."""
 
     def __init__(self, name: str) -> None:
         self._name = name

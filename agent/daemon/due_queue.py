@@ -108,7 +108,7 @@ class DueQueue:
                 entry.is_dropped, entry.due_s = True, None
 
     def check(self) -> float:
-        """Reschedule all jobs if the clock was set. Returns by how many seconds it was, else 0."""
+        """Reschedule all jobs if the clock was set. Returns the change in seconds, else 0."""
         offset_s = self._wall() - time.monotonic()
         step_s, self._offset_s = offset_s - self._offset_s, offset_s
         if abs(step_s) <= STEP_S:
@@ -170,8 +170,8 @@ class DueQueue:
         return self._heap[0][0] if self._heap else None
 
     def _quick(self) -> int:
-        """Number of running jobs that do not wait for a slow server: they compute, or have not run
-        for the grace time."""
+        """Number of running jobs that are not held up by a slow server: those that compute, and
+        those that started less than the grace time ago."""
         since_s = time.monotonic() - self._grace_s
         return sum(
             entry.computes or started_s >= since_s for entry, started_s in self._running.items()
@@ -192,7 +192,7 @@ class DueQueue:
     # ---- threads
 
     def _watch_threads(self) -> None:
-        """Give a due job that waits for a thread another one."""
+        """Add a thread if a due job waits for one."""
         with self._lock:
             while not self._stopped:
                 next_s = self._next_s()

@@ -96,7 +96,7 @@ class DaemonPool:
             self._idle.append(worker)
 
     def leave(self, worker: Worker) -> bool:
-        """Whether an idle worker may end; not if it was just given work."""
+        """Whether an idle worker may end: not if work was queued for it meanwhile."""
         with self._lock:
             if worker not in self._idle:
                 return False
@@ -249,7 +249,7 @@ class Scheduler:
             self._scheduler.remove_job(JOB + name)
 
     def check(self) -> float:
-        """Reschedule all jobs if the clock was set. Returns by how many seconds it was, else 0."""
+        """Reschedule all jobs if the clock was set. Returns the change in seconds, else 0."""
         offset_s = self._clock_offset_s()
         step_s, self._offset_s = offset_s - self._offset_s, offset_s
         if abs(step_s) <= STEP_S:

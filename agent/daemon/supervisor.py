@@ -189,7 +189,7 @@ class TargetJobs:
         log.info("watching targets targets=%s unchanged=%s", len(specs), self._kept(before))
 
     def _schedule(self, spec: TargetSpec, before: Mapping[str, TargetWatch]) -> None:
-        """Schedule a target whose watch is new, or whose interval or phase is another one."""
+        """Schedule a target whose watch is new, or whose interval or phase changed."""
         watch, interval_s = self._watches[spec.name], float(spec.settings["interval_s"])
         phases, first_in_s = phase_count(len(self._watches), interval_s), None
         if before.get(spec.name) is not watch:

@@ -41,7 +41,7 @@ def periods(
     compare_s: float | None,
     unit_s: float = 0.0,
 ) -> tuple[Grid, Grid | None]:
-    """The report's period and the one that it is compared with. With `unit_s` both begin and end on
+    """The report's period and the compared period. With `unit_s` both begin and end on
     multiples of it.
 
     Raises:

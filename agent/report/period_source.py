@@ -215,7 +215,7 @@ class _TierEngines:
 
 
 def gather(source: PeriodSource, request: ReportRequest) -> Observed:
-    """The period and the one before, as a source has them.
+    """The data of the period and of the period before, from one source.
 
     Raises:
         KneewatchError: the source cannot be read.

@@ -335,7 +335,7 @@ class EngineHistory:
     def read(
         cls, history: History, engine: StoredEngine, grid: Grid, window_s: float
     ) -> EngineHistory:
-        """Reads them."""
+        """The engine's signals and counters of a period, read from the store."""
         span = {"from_s": grid.from_s - MARGIN_S, "to_s": grid.to_s + MARGIN_S}
         keys = tuple(dict.fromkeys((*LEVELS, *POINT_SIGNALS)))
         changes = history.configs(engine.id, **span)
@@ -378,7 +378,7 @@ class EngineHistory:
     def incident(
         self, history: History, episode: Episode, document: Mapping[str, Any] | None, tier: str
     ) -> EpisodeObserved:
-        """An incident with what was counted and seen around it."""
+        """The episode with its diagnosis, signals, and counts during it and in the hour before."""
         start_s, until_s = episode.start_s, max(episode.until_s, episode.start_s + 1.0)
         edges_s = np.array([start_s - HOUR_S, start_s, until_s])
         hour_before, during = spans_of(self.signals, self.increases, edges_s)

@@ -32,7 +32,7 @@ _HALF = 1 << 63
 
 
 class DamagedError(KneewatchError):
-    """Stored bytes cannot be decoded: they are not what was written."""
+    """Stored bytes cannot be decoded: the file is damaged."""
 
 
 @contextmanager

@@ -154,7 +154,7 @@ def check(connection: sqlite3.Connection, name: str, *, newest: int = len(MIGRAT
     if version > newest:
         raise StoreError(
             f"{name} was written by a newer kneewatch (its version is {version}, this program "
-            f"knows up to {newest}); upgrade kneewatch, or name another file (--store FILE)"
+            f"supports up to {newest}); upgrade kneewatch, or name another file (--store FILE)"
         )
     return version
 

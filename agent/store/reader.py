@@ -17,7 +17,7 @@ import orjson
 
 from kneewatch.agent.store.chunks import SignalChunk
 from kneewatch.agent.store.columns import PURE_PYTHON, DamagedError, Decoders, floats_from_bytes
-from kneewatch.agent.store.database import SIGNALS, connect_to_read, identity, rows_of
+from kneewatch.agent.store.database import SIGNALS, connect_to_read, identity, is_damage, rows_of
 from kneewatch.agent.store.encoding import (
     CHAIN_MAX_LINKS,
     EngineName,
@@ -373,6 +373,11 @@ class Reader:
                 connection.execute("BEGIN")
                 yield connection
             except sqlite3.Error as error:
+                if is_damage(error):
+                    raise StoreError(
+                        f"{self.path} is damaged: {error}; at its start `kneewatch run` moves a "
+                        "damaged store aside and begins a new one"
+                    ) from error
                 raise StoreError(f"cannot read {self.path}: {error}") from error
             finally:
                 with contextlib.suppress(sqlite3.Error):

@@ -58,7 +58,7 @@ class StoredEngine:
 
     @property
     def key(self) -> EngineKey:
-        """Its identity on metrics pages."""
+        """The engine's identity on metrics pages."""
         return EngineKey(self.model, self.engine, self.replica)
 
 

@@ -37,7 +37,7 @@ from kneewatch.rules.rule import Severity
 METHODS: tuple[Method, ...] = (
     Method(
         "tiers",
-        "A tier is a model on a kind of GPU: the target's label `tier`, or model and GPU as the "
+        "A tier is a model on a kind of GPU: the target's label tier, or model and GPU as the "
         "settings name them. No figure mixes two tiers.",
         ("9.5",),
     ),
@@ -215,7 +215,7 @@ def _unknown(tiers: Sequence[TierObserved]) -> tuple[UnknownSignal, ...]:
     engines: dict[tuple[str, str], list[str]] = {}
     for engine in _engines(tiers):
         for signal, why in engine.unknown.items():
-            engines.setdefault((signal, why), []).append(f"{engine.target} engine {engine.engine}")
+            engines.setdefault((signal, why), []).append(f"{engine.target}, engine {engine.engine}")
     return tuple(
         UnknownSignal(signal, why, tuple(sorted(names)))
         for (signal, why), names in sorted(engines.items())

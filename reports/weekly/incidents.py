@@ -28,7 +28,7 @@ from kneewatch.rules.rule import Severity
 
 
 def title(cause: str) -> str:
-    """A cause in a few words."""
+    """The title of a cause."""
     return BY_ID[cause].title if cause in BY_ID else cause.replace("_", " ")
 
 
@@ -330,7 +330,7 @@ def _badness(observed: EpisodeObserved) -> tuple[Severity, bool, float]:
 
 
 def _span_s(together: Sequence[EpisodeObserved]) -> tuple[float, float]:
-    """The first start and the last time at which any of them was seen."""
+    """When the first engine's episode started, and when any was last seen; unix seconds."""
     episodes_seen = [row.episode for row in together]
     first_s = min(episode.start_s for episode in episodes_seen)
     return first_s, max(episode.last_s for episode in episodes_seen)
@@ -409,7 +409,7 @@ def cost(observed: EpisodeObserved, budget_s: float | None) -> IncidentCost:
 
 
 def _added(costs: Sequence[IncidentCost]) -> IncidentCost:
-    """The costs of several engines; None where none of them has one."""
+    """The sum of several engines' costs; None where no engine has a value."""
 
     def total(values: Iterable[float | None]) -> float | None:
         numbers = [value for value in values if value is not None]

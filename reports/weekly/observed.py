@@ -230,7 +230,7 @@ class Held:
 
     @property
     def until_s(self) -> float:
-        """Its end, or when it was last seen."""
+        """The end; while it is open, when it was last seen."""
         return self.last_s if self.end_s is None else self.end_s
 
 
@@ -251,7 +251,7 @@ class Episode:
 
     @property
     def until_s(self) -> float:
-        """Its end, or when it was last seen."""
+        """The end; while it is open, when it was last seen."""
         return self.last_s if self.end_s is None else self.end_s
 
 

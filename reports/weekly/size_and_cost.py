@@ -146,7 +146,8 @@ def sized(
     need = need_of(work, knee, answer, stated.safety)
     gpus_each, needed = stated.gpus or launched.gpus, need.replicas(replicas)
     kv_peak = now.value(m.KV_PEAK) if now is not None else None
-    capacity = _capacity_tokens(now, launched)
+    exported = m.level("kv_capacity_tokens")(now.whole) if now is not None else None
+    capacity = launched.capacity_tokens or exported
     verdict, doubts = verdict_of(need, replicas, worst)
     return TierSize(
         tier=tier.id,
@@ -169,14 +170,18 @@ def sized(
         options=_options(answer),
         levers=levers(answer, needed, gpus_each, recommended),
         doubts=doubts,
-        notes=(*problem, *_other_capacity(answer, capacity), *(answer.notes if answer else ())),
+        notes=(
+            *problem,
+            *_other_capacity(answer, exported or capacity),
+            *(answer.notes if answer else ()),
+        ),
         missing=_missing(launched, need),
     )
 
 
 def replicas_present(engines: Sequence[EngineObserved]) -> int:
-    """The engines alive at once at the end of the period: their mean number over PRESENT_S, without
-    the time in which none was.
+    """Replicas at the end of the period: the mean number of engines that ran at the same time, over
+    those of the last PRESENT_S seconds in which at least one ran.
 
     In a rollout an old pod and the one that replaces it count as one replica.
     """
@@ -220,12 +225,6 @@ def _answer(
         return size(question), ()
     except SizingError as error:
         return None, (f"sizing failed: {error}",)
-
-
-def _capacity_tokens(now: TierPeriod | None, launched: Deployment) -> float | None:
-    """The capacity of one engine's KV cache in tokens, as it exports it."""
-    seen = m.level("kv_capacity_tokens")(now.whole) if now is not None else None
-    return seen or launched.capacity_tokens
 
 
 def _other_capacity(answer: Size | None, capacity: float | None) -> tuple[str, ...]:
@@ -300,7 +299,7 @@ def _unpriced(question: Question) -> Question:
 def _missing(launched: Deployment, need: Need) -> str:
     lacking: list[str] = []
     if need.usable_per_s is None:
-        lacking.append("capacity of one engine unknown: too few different loads so far")
+        lacking.append("the loads so far are too alike to learn the capacity of one engine")
     if launched.setup is None and not launched.misfit:
         lacking.append(NOT_STATED)
     return "; ".join(lacking)

@@ -117,7 +117,7 @@ def _coarse(tally: Tally | None) -> str:
     inside = [f"P{percent}" for percent in m.PERCENTS if below >= percent / 100]
     if not inside or not 0 < lowest_s < math.inf:
         return ""
-    return f"{', '.join(inside)}: below {duration(lowest_s)}, the lowest bucket"
+    return f"{', '.join(inside)}: anywhere below {duration(lowest_s)}, the lowest bucket"
 
 
 def _budget(stated: TierStated, whole: Span) -> ErrorBudget:
@@ -262,7 +262,7 @@ def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
 
 
 def _per_s(engines: Sequence[EngineObserved], together: TierTotals) -> list[float | None]:
-    """The tier's requests/s in each minute; None if unknown for all engines."""
+    """Requests/s of the tier in each minute; None where no engine has a value."""
     all_minutes = (*(engine.minutes for engine in engines), together.minutes)
     columns = [minutes for minutes in all_minutes if minutes]
     rates: list[float | None] = []
@@ -318,11 +318,14 @@ def _archetype(inputs: float | None, outputs: float | None) -> tuple[str, str]:
         (True, True): "agentic",
     }[long_in, long_out]
     why = (
-        f"mean prompt {inputs:.0f} tokens ({'long' if long_in else 'short'}, limit "
-        f"{LONG_INPUT_TOKENS:.0f}), mean output {outputs:.0f} ({'long' if long_out else 'short'}, "
-        f"limit {LONG_OUTPUT_TOKENS:.0f})"
+        f"mean prompt {inputs:,.0f} tokens ({_long(long_in, LONG_INPUT_TOKENS)}), mean output "
+        f"{outputs:,.0f} tokens ({_long(long_out, LONG_OUTPUT_TOKENS)})"
     )
     return kind, why
+
+
+def _long(long: bool, limit_tokens: float) -> str:
+    return f"long: {limit_tokens:,.0f} or more" if long else f"short: under {limit_tokens:,.0f}"
 
 
 def _drift(

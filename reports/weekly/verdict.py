@@ -41,7 +41,7 @@ class TierSections:
 
     @property
     def watched(self) -> bool:
-        """Whether it was watched in this period at all."""
+        """Whether the tier was watched in this period at all."""
         return any(engine.watched_ratio > 0 for engine in self.tier.engines)
 
 
@@ -123,7 +123,10 @@ def _size(size: TierSize) -> str:
     if not present:
         return f"unknown: {NOT_WATCHED}"
     if needed is None:
-        return "unknown: " + (size.missing or "no request was served")
+        why = size.missing or "no request was served"
+        if size.verdict == "too small":
+            return f"too small: incidents of too little capacity; replicas needed unknown: {why}"
+        return f"unknown: {why}"
     doubt = size.doubts[0] if size.doubts else ""
     if size.verdict not in ("right", "too small", "too large"):
         return f"unknown: {doubt or 'too little data'}"

@@ -309,15 +309,11 @@ class _ReplayWindow:
                 intervals.append(interval)
                 continue
             last_s = self.stretch.to_s if self.cut else interval.last_s
-            goes_on = last_s >= until_s - 2 * self.stretch_step_s
-            intervals.append(
-                replace(
-                    interval,
-                    last_s=last_s,
-                    end_s=None if goes_on else last_s,
-                    ended="" if goes_on else "ended",
-                )
-            )
+            if last_s >= until_s - 2 * self.stretch_step_s:
+                # The steps are too coarse to tell whether it ended before the period did.
+                intervals.append(replace(interval, last_s=until_s))
+            else:
+                intervals.append(replace(interval, last_s=last_s, end_s=last_s, ended="ended"))
         return intervals
 
     @property

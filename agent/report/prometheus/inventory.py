@@ -48,12 +48,12 @@ class TierEngine:
 
     @property
     def target(self) -> str:
-        """Its replica, which the report lists as the target."""
+        """The engine's replica, which the report lists as the target."""
         return self.member.replica
 
     @property
     def engine(self) -> str:
-        """Its number in the replica."""
+        """The engine's number in its replica."""
         return self.member.engine or self.member.labels.get("engine", "0")
 
 

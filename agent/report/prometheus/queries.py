@@ -64,7 +64,7 @@ class Steps:
 
     @property
     def last_s(self) -> float:
-        """The last time."""
+        """Time of the last step, in unix seconds."""
         return self.first_s + (self.count - 1) * self.step_s
 
     @property

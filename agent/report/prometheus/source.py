@@ -208,7 +208,7 @@ def _gpus(fleet: FleetEngines, now: PeriodData) -> str:
 
 
 def _summed(now: PeriodData) -> list[str]:
-    """Whether counters and histograms come from recording rules or from raw series."""
+    """A note on where counters and histograms come from: recording rules or raw series."""
     hours = len(now.grid.slots)
     if not now.summed:
         return [

@@ -80,17 +80,6 @@ OUTCOMES: Mapping[str, tuple[str, str]] = {
 """Outcomes of recommendations: the health state and the words of each."""
 
 
-ENDINGS = {
-    "restarted": "ended by a restart",
-    "unwatched": "ended while not watched",
-}
-
-
-def ending(how: str, *, goes_on: bool) -> str:
-    """How an incident ended."""
-    return "ongoing at the end of the period" if goes_on else ENDINGS.get(how, "ended")
-
-
 def with_unit(value: float | None, unit: str) -> str:
     """A value with its unit; `unknown` for None."""
     if value is None or not math.isfinite(value):
@@ -127,6 +116,14 @@ _FORMATTERS: Mapping[str, Callable[[float], str]] = {
     "gpu_hours": lambda value: f"{number(value)} GPU-hours",
     "factor": lambda value: f"{number(value)}x",
 }
+
+
+def request_count(value: float | None) -> str:
+    """A count of requests without a fraction, which shares of histogram buckets and extrapolated
+    increases have: 9 requests."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return plural(round(value), "request") if value >= 0.5 or value == 0 else "under 1 request"
 
 
 def bare(value: float | None, unit: str) -> str:
@@ -226,6 +223,11 @@ def as_sentence(text: str) -> str:
     return begun if not begun or begun.endswith((".", "!", "?")) else f"{begun}."
 
 
+def has_number(text: str) -> bool:
+    """Whether a sentence states its number itself, so that it is not shown a second time."""
+    return any(letter.isdecimal() for letter in text)
+
+
 def size_name(verdict: str) -> str:
     """The verdict on a size, as a heading."""
     return SIZES.get(verdict, SIZES["unknown"])
@@ -264,12 +266,20 @@ def followed(record: TrackRecord) -> str:
     total = f"{plural(record.made, 'recommendation')} made"
     if record.unknown and record.unknown == record.made:
         return f"{total}. Whether they were applied is unknown: only kneewatch run tracks them."
-    unknown = f" {record.unknown} unknown." if record.unknown else ""
-    return (
-        f"{total}, {record.applied} applied. Of those measured, {record.kept} worked as predicted, "
-        f"{record.missed} helped less, {record.worsened} made things worse. {record.open} open, "
-        f"{record.lapsed} lapsed.{unknown}"
+    counts = (
+        (record.kept, "worked as predicted"),
+        (record.missed, "helped less than predicted"),
+        (record.worsened, "made things worse"),
+        (
+            record.applied - record.kept - record.missed - record.worsened,
+            "applied and not measured yet",
+        ),
+        (record.open, "not applied yet"),
+        (record.lapsed, "never applied and no longer recommended"),
+        (record.unknown, "unknown"),
     )
+    outcomes = ", ".join(f"{count} {outcome}" for count, outcome in counts if count > 0)
+    return f"{total}: {outcomes}." if outcomes else f"{total}."
 
 
 # --- Moments and stretches of time in the report's time zone --------------------------------------
@@ -307,7 +317,7 @@ class Calendar:
         return datetime.fromtimestamp(t_s, self._zone)
 
     def day(self, t_s: float) -> str:
-        """Mon 9 Nov."""
+        """A day: Mon 9 Nov."""
         local = self.local(t_s)
         return f"{WEEKDAYS[local.weekday()]} {local.day} {MONTHS[local.month - 1]}"
 
@@ -318,15 +328,15 @@ class Calendar:
         return f"{clock} {local.tzname()}" if self.shifts else clock
 
     def moment(self, t_s: float, *, seconds: bool = False) -> str:
-        """Mon 9 Nov, 14:03."""
+        """A time with its day: Mon 9 Nov, 14:03."""
         return f"{self.day(t_s)}, {self.clock(t_s, seconds=seconds)}"
 
     def dated(self, t_s: float) -> str:
-        """Mon 9 Nov 2026, 14:03."""
+        """A time with its day and year: Mon 9 Nov 2026, 14:03."""
         return f"{self.day(t_s)} {self.local(t_s).year}, {self.clock(t_s)}"
 
     def stretch(self, start_s: float, end_s: float) -> str:
-        """Mon 9 Nov, 14:03 to 14:41; both days where they differ."""
+        """A time range: Mon 9 Nov, 14:03 to 14:41; both days where they differ."""
         seconds = end_s - start_s < TO_THE_SECOND_S
         same = self.local(start_s).date() == self.local(end_s).date()
         end = self.clock(end_s, seconds=seconds) if same else self.moment(end_s, seconds=seconds)
@@ -334,19 +344,25 @@ class Calendar:
 
     def days(self, period: Period) -> str:
         """A period by its days if it starts and ends at midnight, else by its times."""
-        first, end = self.local(period.from_s), self.local(period.to_s)
-        if not first.time() == end.time() == MIDNIGHT:
-            return f"{self.moment(period.from_s)} to {self.moment(period.to_s)}"
-        last_s = period.to_s - 1.0
-        if self.local(last_s).date() == first.date():
-            return self.day(period.from_s)
-        return f"{self.day(period.from_s)} to {self.day(last_s)}"
+        if not self._of_whole_days(period):
+            return self.stretch(period.from_s, period.to_s)
+        return " to ".join(dict.fromkeys(map(self.day, (period.from_s, period.to_s - 1.0))))
 
     @property
     def title(self) -> str:
-        """The period with its year or years."""
-        years = {self.local(t_s).year for t_s in (self.period.from_s, self.period.to_s - 1.0)}
-        return f"{self.days(self.period)} {'/'.join(map(str, sorted(years)))}"
+        """The period with its year: Mon 9 Nov to Sun 15 Nov 2026."""
+        from_s, to_s = self.period.from_s, self.period.to_s
+        first, last = self.local(from_s), self.local(to_s - 1.0)
+        if not self._of_whole_days(self.period):
+            same_day = first.date() == last.date()
+            return f"{self.dated(from_s)} to {self.clock(to_s) if same_day else self.dated(to_s)}"
+        if first.year == last.year:
+            return f"{self.days(self.period)} {last.year}"
+        return f"{self.day(from_s)} {first.year} to {self.day(to_s - 1.0)} {last.year}"
+
+    def _of_whole_days(self, period: Period) -> bool:
+        """Whether a period begins and ends at midnight."""
+        return {self.local(t_s).time() for t_s in (period.from_s, period.to_s)} == {MIDNIGHT}
 
     @property
     def length(self) -> str:

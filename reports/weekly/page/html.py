@@ -19,8 +19,9 @@ from markupsafe import Markup
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.reports.formatting import duration, number, percent, plural, quantity, span
 from kneewatch.reports.templates import environment, palette
+from kneewatch.reports.weekly.figures import UnknownSignal
 from kneewatch.reports.weekly.page import charts, formatting, incident_chart, svg
-from kneewatch.reports.weekly.page.formatting import RANKS, Calendar, bare, ending, health, lasted
+from kneewatch.reports.weekly.page.formatting import RANKS, Calendar, bare, health, lasted
 from kneewatch.reports.weekly.page.incident_chart import Strip, strip
 from kneewatch.reports.weekly.report import Incident, Tier, Verdict, WeeklyReport
 from kneewatch.reports.weekly.tier_sections import (
@@ -139,7 +140,7 @@ class TierPart:
 
     @property
     def watched(self) -> bool:
-        """Whether it was watched in this period; other tiers appear only in the verdict."""
+        """Whether the tier was watched in this period; other tiers appear only in the verdict."""
         return bool(self.tier.engines)
 
     @property
@@ -232,15 +233,55 @@ def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPar
                 incident=incident,
                 stretch=calendar.stretch(incident.start_s, end_s),
                 length=lasted(incident.start_s, end_s),
-                ending=ending(incident.ended, goes_on=incident.end_s is None),
+                ending=_ending(incident, calendar),
                 strip=strip(incident, calendar) if at in drawn else None,
             )
         )
     return parts
 
 
+NEEDS = re.compile(r"on the page \((needs .+)\)$")
+"""What the server must use so that it exports a signal's metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownGroup:
+    """Signals without data for the same reason, on the same engines."""
+
+    why: str
+    engines: tuple[str, ...]
+    signals: tuple[str, ...]
+
+
+def unknown_groups(unknown: Sequence[UnknownSignal]) -> list[UnknownGroup]:
+    """The signals without data by reason and engines; one reason for all metrics of a feature."""
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for row in unknown:
+        needs = NEEDS.search(row.why)
+        groups.setdefault((needs[1] if needs else row.why, row.engines), []).append(row.signal)
+    return [UnknownGroup(why, engines, tuple(keys)) for (why, engines), keys in groups.items()]
+
+
+ENDINGS = {
+    "restarted": "ended by a restart",
+    "unwatched": "ended while not watched",
+}
+DATA_ENDS_S = 300.0
+"""An incident without an end whose last scrape is this long before the period's end was not seen to
+go on: its data ended."""
+
+
+def _ending(incident: Incident, calendar: Calendar) -> str:
+    """How an incident ended."""
+    if incident.end_s is not None:
+        return ENDINGS.get(incident.ended, "ended")
+    if calendar.period.to_s - incident.last_s <= DATA_ENDS_S:
+        return "ongoing at the end of the period"
+    return f"no data after {calendar.moment(incident.last_s)}; still active then"
+
+
 def methods(report: WeeklyReport) -> list[How]:
-    """How the tables' figures are computed, without repeats."""
+    """How each row of the tables is computed; rows with the same text appear once."""
     methods: dict[How, None] = {}
     for tables in report.tables:
         for row in (*tables.monitoring, *tables.kv):
@@ -305,10 +346,11 @@ FILTERS: dict[str, Any] = {
         function.__name__: function
         for function in (
             formatting.arrow, formatting.as_sentence, formatting.bare, formatting.change,
-            formatting.flag, formatting.health, formatting.outcome, formatting.points,
-            formatting.saved, formatting.sentence, formatting.share, formatting.size_name,
-            formatting.size_state, formatting.size_verdict, formatting.spread, formatting.stamp,
-            formatting.state, formatting.tone, formatting.with_unit,
+            formatting.flag, formatting.has_number, formatting.health, formatting.outcome,
+            formatting.points, formatting.request_count, formatting.saved, formatting.sentence,
+            formatting.share, formatting.size_name, formatting.size_state,
+            formatting.size_verdict, formatting.spread, formatting.stamp, formatting.state,
+            formatting.tone, formatting.with_unit,
         )
     },
 }  # fmt: skip
@@ -322,6 +364,7 @@ GLOBALS: dict[str, Any] = {
     "plural": plural,
     "chart_sizes": charts,
     "svg": svg,
+    "unknown_groups": unknown_groups,
 }
 
 

@@ -259,10 +259,10 @@ def _ticks(reach: Reach, calendar: Calendar) -> list[tuple[float, str]]:
 
 
 def _alternative_text(incident: Incident, calendar: Calendar) -> str:
+    begun = [(span.start_s, f"stage {span.number} ({span.name})") for span in incident.stages]
+    begun += [(span.start_s, span.id) for span in incident.causes]
     spans = [
-        f"stage {span.number} ({span.name}) from {calendar.clock(span.start_s, seconds=True)}"
-        for span in incident.stages
-    ] + [
-        f"{span.id} from {calendar.clock(span.start_s, seconds=True)}" for span in incident.causes
-    ]  # fmt: skip
+        f"{name} from {calendar.clock(start_s, seconds=True)}"
+        for start_s, name in sorted(begun, key=lambda span: span[0])
+    ]
     return f"{incident.title}: {'; '.join(spans)}." if spans else incident.title

@@ -34,12 +34,12 @@ class Node:
 
     @property
     def classes(self) -> frozenset[str]:
-        """Its CSS classes."""
+        """The element's CSS classes."""
         return frozenset(self.attributes.get("class", "").split())
 
     @property
     def is_left_out(self) -> bool:
-        """Whether the Markdown has nothing of it."""
+        """Whether the element is left out of the Markdown."""
         return self.tag in LEFT_OUT or not self.classes.isdisjoint(LEFT_OUT_CLASSES)
 
     def elements(self, *tags: str) -> Iterator[Node]:

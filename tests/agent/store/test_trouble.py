@@ -406,3 +406,18 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path, name: str) -> None:
         Reader(path)
     assert path.is_dir() or path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["file"], "nothing is left beside it"
+
+
+def test_a_reader_calls_a_damaged_store_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = opened(path)
+    store.put(numbered(0))
+    store.close(5.0)
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"x" * (path.stat().st_size - 4096))
+    with (
+        closing(Reader(path)) as reader,
+        pytest.raises(StoreError, match=r"is damaged: .* moves a damaged store aside"),
+    ):
+        reader.engines()

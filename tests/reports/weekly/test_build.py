@@ -356,7 +356,7 @@ def test_a_tier_that_vanished_says_so_and_nothing_of_money_or_size() -> None:
 def test_times_within_the_lowest_bucket_are_not_told_as_known() -> None:
     report = made(observed(tier("t", [engine("a")], stated=STATED)))
     by_name = {one.name: one for one in report.slo[0].latencies}
-    assert by_name["itl"].missing == "P50, P95, P99: below 100 ms, the lowest bucket"
+    assert by_name["itl"].missing == "P50, P95, P99: anywhere below 100 ms, the lowest bucket"
     assert by_name["e2e"].missing == ""
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.reports.weekly.figures import Period, Trend
-from kneewatch.reports.weekly.page.html import render
+from kneewatch.reports.weekly.page.formatting import Calendar
+from kneewatch.reports.weekly.page.html import incident_parts, render
 from kneewatch.reports.weekly.report import WeeklyReport
 from kneewatch.reports.weekly.tier_sections import TableRow
 from tests.reports.triage.html_tree import Node, tree
@@ -62,7 +63,7 @@ def test_figures_that_are_not_known_are_named_in_the_verdict() -> None:
     report = made.one()
     report = replace(report, verdicts=(replace(report.verdicts[0], trends=(unknown,)),))
     (line,) = section(page(report), "verdict").every("tr", css="trends")
-    assert line.text == "Unknown: requests in time"
+    assert line.text == "unknown: requests in time"
 
 
 def test_the_worst_tier_stands_first() -> None:
@@ -103,7 +104,7 @@ def test_an_incident_is_told_in_full(fleet: Node) -> None:
         "1,204 requestsat least 2,061,000 tokens3,110 requests420 requests"
     )
     assert "Applied: worked as predicted" in cascade.one(css="advice").text
-    assert "ongoing at the end of the period" in queue.text
+    assert "no data after Thu 12 Nov, 14:51; still active then" in queue.text
     assert "No change was recommended." in queue.text
     assert "unknown" in queue.one("table", css="cost").text
     steps = list(cascade.one("figure", css="strip").every("rect"))
@@ -224,7 +225,10 @@ def test_figures_of_a_tier_are_those_of_the_model(fleet: Node) -> None:
     assert "121 GPU-hours, 242 USD" in money
     assert "costs 8,760 USD" in money
     track = section(fleet, "track-record").text
-    assert "6 recommendations made, 4 applied." in track
+    assert (
+        "6 recommendations made: 1 worked as predicted, 1 helped less than predicted, "
+        "1 made things worse, 1 applied and not measured yet, 1 not applied yet"
+    ) in track
     assert "\N{MINUS SIGN}4%" in track
     quality = section(fleet, "data-quality").text
     assert "Sun 15 Nov, 02:00 to 03:30" in quality
@@ -250,8 +254,33 @@ def test_another_period_than_a_week_is_not_called_one() -> None:
     day = Period(made.FROM_S, made.FROM_S + made.DAY_S, made.DAY_S, 1)
     report = replace(made.one(), period=day, compared=None)
     root = page(report)
-    assert root.one("h1").text == "Health report"
-    assert root.one("p", css="when").text == "Mon 9 Nov 2026 (Europe/Berlin time)"
+    assert root.one("h1").text == "Health report, Mon 9 Nov 2026 (Europe/Berlin time)"
     assert "compared with" not in root.one("header").text
     assert "This period" in section(root, "tables").text
     assert "week" not in section(root, "tables").one("thead").text
+
+
+@pytest.mark.parametrize(
+    ("ended", "open_at_s", "ending"),
+    [
+        ("restarted", None, "ended by a restart"),
+        ("", made.TO_S - 10, "ongoing at the end of the period"),
+        ("", made.TO_S - made.DAY_S, "no data after Sun 15 Nov, 00:00; still active then"),
+    ],
+)
+def test_an_incident_whose_data_ended_is_not_called_ongoing(
+    ended: str, open_at_s: float | None, ending: str
+) -> None:
+    report = made.fleet()
+    incident = report.incidents[0]
+    changed = replace(
+        incident,
+        ended=ended,
+        end_s=incident.end_s if open_at_s is None else None,
+        last_s=open_at_s or incident.last_s,
+    )
+    period = Period(made.FROM_S, made.TO_S, 7 * made.DAY_S, 7)
+    (part,) = incident_parts(
+        replace(report, incidents=(changed,)), Calendar("Europe/Berlin", period)
+    )
+    assert part.ending == ending
