@@ -18,7 +18,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -113,6 +113,10 @@ def own_text_parts() -> Mapping[str, type]:
     return {"minimax_m3_text": minimax.MiniMaxM3TextConfig}
 
 
+def _run_here(inspection: Callable[[], Foreign]) -> Foreign:
+    return inspection()
+
+
 def record(path: Path) -> None:
     """Rewrite the file's figures."""
     import_module("transformers")
@@ -121,7 +125,7 @@ def record(path: Path) -> None:
     triton: Foreign = import_module("vllm.triton_utils").triton
     triton.set_allocator = mock.Mock()
     registry: Foreign = import_module("vllm.model_executor.models.registry")
-    registry._run_in_subprocess = lambda inspected: inspected()
+    registry._run_in_subprocess = _run_here
     # Which kernels would run does not matter where none does.
     kernels: Foreign = import_module("vllm.model_executor.layers.fused_moe.oracle.unquantized")
     for kernel in kernels.backend_to_kernel_cls(kernels.UnquantizedMoeBackend.CPU):
