@@ -200,7 +200,7 @@ class TierMoney:
 class TableRow:
     """A row of the guide's table 9.3 or 7.7 for one tier.
 
-    `figures` are its values, one or two (P50 and P99). `band` is the target as text; `low` and
+    `figures` are one to three values, such as P50 and P99. `band` is the target as text; `low` and
     `high` are its bounds, if numeric, in the unit of the last figure. `state` is ok, info, warning,
     critical, unknown (`missing`: what is missing, `enable`: how to enable it), trend (no bound) or
     off (the feature in `missing` is not in use). `advice`: what to do if the state is not ok.

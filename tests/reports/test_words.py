@@ -95,6 +95,7 @@ def test_span(seconds: float, shown: str) -> None:
         ("ttft_p99_s", 2.46, "2.5 s"),
         ("ttft_p99_s", None, "-"),
         ("kv_usage_ratio", 0.5, "50%"),
+        ("kv_demand_ratio", 1.73, "173%"),
         ("ttft_p99_drift_ratio", 3.25, "3.25"),
         ("preemption_ratio_per_s", 0.241, "24%/s"),
         ("prompt_tokens_per_s", 2350.2, "2,350/s"),
