@@ -484,7 +484,9 @@ class NvmlCollector:
             try:
                 device = self._devices.get(index) or self._find(nvml, index)
                 if device is None:
-                    notes.append(_closed(index))
+                    # A container that was given some of the GPUs counts all of them.
+                    denied = f"this process has no access to GPU {index}"
+                    notes.append(GpuNote(denied, index=str(index)))
                     continue
                 readings += device.read(now_s)
                 notes += device.notes
@@ -568,11 +570,6 @@ class NvmlCollector:
             self._layout = Layout(tuple(series), {})
         gpus = self._resolver.resolve(self._layout)
         return GpuPage(Page(self._layout, values), gpus, notes, "given by NVML")
-
-
-def _closed(index: int) -> GpuNote:
-    # A container that was given some of the GPUs counts all of them.
-    return GpuNote(f"this process has no access to GPU {index}", index=str(index))
 
 
 def _address(handle: Handle) -> int | None:

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from operator import attrgetter
 from typing import Any, Literal
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.samples import Layout, Series
+
+BY_NAMESPACE = attrgetter("namespace", "pod", "container")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +231,7 @@ def _gpu(rows: Sequence[Mapping[str, str]], fields: Sequence[_Found], exported: 
     return GpuFields(
         key=GpuKey(said(_UUID), said(_INDEX), said(_MODEL), said(_HOST), said(_MIG)),
         fields=_fields(fields),
-        workloads=tuple(sorted((w for w in workloads if w.pod), key=_workload_order)),
+        workloads=tuple(sorted((w for w in workloads if w.pod), key=BY_NAMESPACE)),
     )
 
 
@@ -261,7 +264,3 @@ def _order(key: GpuKey) -> tuple[str, int, str, str, int, str]:
         int(key.mig) if key.mig.isdecimal() else -1,
         key.mig,
     )
-
-
-def _workload_order(workload: Workload) -> tuple[str, str, str]:
-    return workload.namespace, workload.pod, workload.container

@@ -338,13 +338,9 @@ def _replica_labels(
         for name, labels in rows:
             values = (labels.get(label, "") for label in ("model_name", "engine", *chosen))
             groups.setdefault((name, *values), set()).add(labels.get(candidate, ""))
-        if _any_split(groups.values()):
+        if any(len(values) > 1 for values in groups.values()):
             chosen.append(candidate)
     return tuple(chosen)
-
-
-def _any_split(groups: Iterable[set[str]]) -> bool:
-    return any(len(values) > 1 for values in groups)
 
 
 def _most_said_first(part: _Partial) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from kneewatch.collector.names.dcgm_fields import Field, field_table
-from kneewatch.collector.signals.expr import BitShare, Dialect, Expr
+from kneewatch.collector.signals.expr import BitShare, Dialect
 from kneewatch.collector.signals.gpu import DEV, PROF, health_signals
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
 from kneewatch.diagnose.gpu import ENERGY, LOADS, OF_AN_INSTANCE, POWER, XID
@@ -64,7 +64,8 @@ def gpu_records(plan: Plan) -> tuple[Record, ...]:
     compiled = {key: expr.promql(dialect) for key, expr in signals.items()}
     queries = {key: query for key, query in compiled.items() if query is not None}
     shares = {key: expr for key, expr in signals.items() if isinstance(expr, BitShare)}
-    fields = dict.fromkeys((*_fields(queries.values()), *_masks(signals.values()), *SHOWN))
+    masks = [expr.metric for expr in signals.values() if isinstance(expr, BitShare)]
+    fields = dict.fromkeys((*_fields(queries.values()), *masks, *SHOWN))
     window = duration(plan.range_s)
     return (
         *(Record(recorded(name), _cleaned(plan, name)) for name in fields),
@@ -122,10 +123,6 @@ def spellings(name: str) -> list[tuple[str, float]]:
 def _fields(queries: Iterable[str]) -> Iterator[str]:
     for query in queries:
         yield from re.findall(rf"{PREFIX}(DCGM_\w+)", query)
-
-
-def _masks(exprs: Iterable[Expr]) -> Iterator[str]:
-    return (expr.metric for expr in exprs if isinstance(expr, BitShare))
 
 
 def _bit(key: str) -> str:

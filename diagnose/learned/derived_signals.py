@@ -317,7 +317,9 @@ class Progress:
         in_flight = running + (values.get("waiting") or 0.0) >= 1
         asked = in_flight or _unanswered(values)
         if not asked or generated is None or generated > 0 or (answered or 0.0) > 0:
-            if self._silent_s and _gained(history, _first_tokens(history)):
+            if self._silent_s and _gained(
+                history, history.columns.counter_columns(TTFT, part="count")
+            ):
                 self._longest_pause_s = max(self._longest_pause_s, self._silent_s)
             self._filled = self._held = usage
             self._token_s, self._silent_s = history.times[-1], 0.0
@@ -340,11 +342,6 @@ class Progress:
             SPEED_MARGIN * taken_tokens * _prefill_s_per_token(history),
         )
         return min(explained_s, LONGEST_PREFILL_S)
-
-
-def _first_tokens(history: History) -> Sequence[int]:
-    """The columns that count first tokens."""
-    return history.columns.counter_columns(TTFT, part="count")
 
 
 def _longest_s(history: History, metric: str) -> float:
