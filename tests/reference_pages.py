@@ -14,6 +14,7 @@ from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.dashboards.prometheus.alerts import alert_name, expressible
 from kneewatch.dashboards.prometheus.causes import cause_name, cause_queries, left_out
+from kneewatch.dashboards.prometheus.recording_rules import FOUND
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.causes import availability
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW, chance
@@ -509,8 +510,10 @@ def rule_in_promql(rule: Rule) -> str:
     """Whether the exported rules have a rule, or what they lack."""
     _, lacking = expressible(Plan())
     for other, signal in lacking:
+        if other.id == rule.id and signal in FOUND:
+            return f"the exported alert `{alert_name(rule.id)}`, with `--gpu-join` only."
         if other.id == rule.id:
-            return f"no exported alert: PromQL has no `{signal}`."
+            return f"no exported alert: only the daemon computes `{signal}`."
     return f"the exported alert `{alert_name(rule.id)}`."
 
 
