@@ -45,19 +45,22 @@ def _installed(requirement: str) -> Path | None:
 
 
 _ESTIMATE = """
-import importlib.util, json, logging, pathlib, sys
+import importlib.util, json, logging, pathlib, sys, tempfile
 logging.disable(logging.CRITICAL)
 from aiconfigurator.cli.api import cli_estimate
 package = pathlib.Path(importlib.util.find_spec("aiconfigurator_core").origin).parent
 for line in sys.stdin:
     asked, found = json.loads(line), None
+    config = asked.pop("config")
     name = asked["model_path"].replace("/", "--") + "_config.json"
-    if (package / "model_configs" / name).exists():
-        try:
-            made = cli_estimate(**asked, backend_name="vllm")
-            found = [made.tokens_per_second, made.tpot / 1e3, made.ttft / 1e3]
-        except Exception:
-            pass
+    if not (package / "model_configs" / name).exists():
+        asked["model_path"] = tempfile.mkdtemp()
+        pathlib.Path(asked["model_path"], "config.json").write_text(json.dumps(config))
+    try:
+        made = cli_estimate(**asked, backend_name="vllm")
+        found = [made.tokens_per_second, made.tpot / 1e3, made.ttft / 1e3]
+    except Exception:
+        pass
     print(json.dumps(found), flush=True)
 """
 
@@ -66,8 +69,11 @@ def aiconfigurator_estimates(
     asked: Sequence[Mapping[str, object]],
 ) -> list[tuple[float, float, float] | None]:
     """AIConfigurator's output tokens/s, TPOT and TTFT in seconds for each set of arguments of its
-    `cli_estimate`; None where it has no configuration or no measured tables for a model. Empty
-    where it cannot be installed (0.9 GB)."""
+    `cli_estimate`; None where it does not support a model or has no measured tables for it.
+
+    `config` among them is read where it has no configuration of its own. Empty where it cannot be
+    installed (0.9 GB).
+    """
     if _installed(AICONFIGURATOR) is None:
         return []
     made = subprocess.run(
@@ -76,7 +82,7 @@ def aiconfigurator_estimates(
         capture_output=True,
         text=True,
         check=False,
-        timeout=900,
+        timeout=1800,
     )
     rows = [json.loads(line) for line in made.stdout.splitlines() if line.startswith(("[", "null"))]
     return [row and tuple(row) for row in rows]

@@ -33,6 +33,7 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Effi
 from tests.bursts import Burst
 from tests.peers import aiconfigurator_estimates
 
+CATALOGUE = Path(__file__).parents[1] / "diagnose" / "catalogue" / "models.json"
 POINTS = Path(__file__).parent / "fixtures" / "kvtruth" / "throughput.jsonl"
 Figures = npt.NDArray[np.float64]
 ASSUMED_ACCEPTANCE = 0.8
@@ -436,7 +437,7 @@ SYSTEMS = {"h100-sxm": "h100_sxm", "h200": "h200_sxm", "a100-80gb": "a100_sxm"}
 
 
 def beside_aiconfigurator() -> str:
-    """Its errors beside ours, over the runs in a steady state whose model it knows.
+    """Its errors beside ours, over the runs in a steady state that it can estimate.
 
     It is given the requests in flight as its batch.
     """
@@ -444,7 +445,7 @@ def beside_aiconfigurator() -> str:
     made = aiconfigurator_estimates([_asked(point) for point in chosen])
     both = [(point, peer) for point, peer in zip(chosen, made, strict=False) if peer is not None]
     if not both:
-        return "aiconfigurator: not installed, or it knows none of the models"
+        return "aiconfigurator: not installed, or it can estimate none of the models"
     ours = errors([point for point, _ in both])
     theirs = [
         Estimate(
@@ -465,7 +466,7 @@ def beside_aiconfigurator() -> str:
     ]
     return "\n".join(
         [
-            "the runs in a steady state whose model aiconfigurator has measured tables for",
+            "the runs in a steady state whose model aiconfigurator can estimate",
             *rows,
             _line("kneewatch", ours),
             _line("aiconfigurator", theirs),
@@ -488,6 +489,7 @@ def _nearer(ours: Sequence[Estimate], theirs: Sequence[Estimate]) -> str:
 def _asked(point: Point) -> dict[str, object]:
     mixture = bool(known(point.model).experts.count)
     return {
+        "config": _configuration(point.model),
         "model_path": point.model,
         "system_name": SYSTEMS[point.gpu],
         "isl": round(point.input_tokens),
@@ -498,6 +500,22 @@ def _asked(point: Point) -> dict[str, object]:
         "ctx_tokens": point.max_num_batched_tokens or 8192,
         **({"moe_tp_size": point.tensor_parallel, "moe_ep_size": 1} if mixture else {}),
     }
+
+
+def _configuration(name: str) -> dict[str, object]:
+    """The catalogue's fields of a model as the file that its publisher has."""
+    entries = json.loads(CATALOGUE.read_text("utf-8"))
+    entry = entries[known(name).id]
+    entry = {**entries.get(entry.get("base"), {}), **entry}
+    fields: dict[str, object] = {"hidden_act": "silu", **entry["config"]}
+    outer = {"architectures": [entry.get("architecture") or "LlamaForCausalLM"]}
+    interval = fields.get("full_attention_interval")
+    if not isinstance(interval, int):
+        return {**outer, **fields}
+    layers = range(1, known(name).depth + 1)
+    kinds = ["linear_attention" if layer % interval else "full_attention" for layer in layers]
+    text = {**fields, "layer_types": kinds, "layer_types_count": None}
+    return {**outer, "model_type": fields["model_type"], "text_config": text}
 
 
 def _kind(point: Point) -> str:
