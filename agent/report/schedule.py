@@ -336,7 +336,7 @@ FOLDER = "reports"
 LIMIT_S = 1800.0
 """A report process that takes longer is killed."""
 
-SAID_MOST = 2000
+ERROR_CHARS_MAX = 2000
 
 
 def folder_of(settings: Settings, store: Path) -> Path:
@@ -413,7 +413,7 @@ class ReportJob:
         if timed_out:
             log.error("report timed out limit_s=%s", self._limit_s)
         elif process.returncode != 0:
-            message = err.decode("utf-8", "replace").strip()[-SAID_MOST:]
+            message = err.decode("utf-8", "replace").strip()[-ERROR_CHARS_MAX:]
             log.error("report failed status=%s error=%s", process.returncode, message)
         else:
             self._log_result(orjson.loads(out))

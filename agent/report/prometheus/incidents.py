@@ -283,7 +283,7 @@ class _ReplayWindow:
     """A time window of one engine to replay, and the replay once it was read."""
 
     engine: TierEngine
-    stretch: SuspectSpan
+    span: SuspectSpan
     from_s: float
     to_s: float
     replay: Replay | None = None
@@ -291,25 +291,23 @@ class _ReplayWindow:
     @property
     def cut(self) -> bool:
         """Whether the trouble lasts longer than the replayed window."""
-        return self.stretch.to_s > self.to_s
+        return self.span.to_s > self.to_s
 
     def held(self, until_s: float) -> list[Held]:
         """Its intervals; those still open at the window's end last until the span ends."""
         if self.replay is None:
-            cause = CAUSES.get(self.stretch.why)
+            cause = CAUSES.get(self.span.why)
             if cause is None:
                 return []
-            end_s = min(self.stretch.to_s, until_s)
-            return [
-                Held("cause", cause, Severity.WARNING, self.stretch.from_s, end_s, end_s, "ended")
-            ]
+            end_s = min(self.span.to_s, until_s)
+            return [Held("cause", cause, Severity.WARNING, self.span.from_s, end_s, end_s, "ended")]
         intervals: list[Held] = []
         for interval in self.replay.held:
             if interval.end_s is not None:
                 intervals.append(interval)
                 continue
-            last_s = self.stretch.to_s if self.cut else interval.last_s
-            if last_s >= until_s - 2 * self.stretch_step_s:
+            last_s = self.span.to_s if self.cut else interval.last_s
+            if last_s >= until_s - 2 * self.span_step_s:
                 # The steps are too coarse to tell whether it ended before the period did.
                 intervals.append(replace(interval, last_s=until_s))
             else:
@@ -317,9 +315,9 @@ class _ReplayWindow:
         return intervals
 
     @property
-    def stretch_step_s(self) -> float:
+    def span_step_s(self) -> float:
         """Resolution of the span's end in seconds."""
-        return (self.stretch.to_s - self.stretch.from_s) / max(self.stretch.steps, 1)
+        return (self.span.to_s - self.span.from_s) / max(self.span.steps, 1)
 
 
 class IncidentSearch:
@@ -350,7 +348,7 @@ class IncidentSearch:
     def look(self, progress: QueryProgress) -> None:
         """Replay the worst windows; counts queries in `progress`."""
         windows = [window for engine in self._fleet.members for window in self._windows(engine)]
-        worst = worst_spans([window.stretch for window in windows], most=REPLAYED_MOST)
+        worst = worst_spans([window.span for window in windows], most=REPLAYED_MOST)
         chosen = [windows[at] for at in worst]
         rest = [windows[at] for at in sorted({*range(len(windows))} - {*worst})]
         progress.more(len(chosen))
@@ -358,7 +356,7 @@ class IncidentSearch:
             read = list(pool.map(partial(self._read, progress), chosen))
         self.replayed = sum(window.replay is not None for window in read)
         self.unread = len(read) - self.replayed
-        self.left_out = sum(window.stretch.why not in CAUSES for window in rest)
+        self.left_out = sum(window.span.why not in CAUSES for window in rest)
         self.coarse = len(rest) - self.left_out
         for window in (*read, *rest):
             self._by_key.setdefault(window.engine.key, []).append(window)
@@ -386,11 +384,11 @@ class IncidentSearch:
         return [
             _ReplayWindow(
                 engine,
-                stretch,
-                stretch.from_s - BEFORE_S,
-                min(stretch.to_s + AFTER_S, stretch.from_s + REPLAYED_S, self._now.grid.to_s),
+                span,
+                span.from_s - BEFORE_S,
+                min(span.to_s + AFTER_S, span.from_s + REPLAYED_S, self._now.grid.to_s),
             )
-            for stretch in suspect_spans(values, self._now.at, scrapes)
+            for span in suspect_spans(values, self._now.at, scrapes)
         ]
 
     def _read(self, progress: QueryProgress, window: _ReplayWindow) -> _ReplayWindow:

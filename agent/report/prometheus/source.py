@@ -123,7 +123,7 @@ METHODS: tuple[Method, ...] = (
 # --- Notices and notes of a report from Prometheus ------------------------------------------------
 
 
-SAID_MOST = 4
+PROBLEMS_SHOWN_MAX = 4
 
 
 def notices_of(problems: QueryProblems, left_out: int) -> tuple[str, ...]:
@@ -131,11 +131,11 @@ def notices_of(problems: QueryProblems, left_out: int) -> tuple[str, ...]:
     signs of trouble were left out."""
     notices: list[str] = []
     if problems.warnings:
-        shown = "; ".join([*problems.warnings][:SAID_MOST])
+        shown = "; ".join([*problems.warnings][:PROBLEMS_SHOWN_MAX])
         notices.append(f"the server reports partial answers: {shown}")
     if problems.failed:
         shown = "; ".join(
-            f"{name}: {error}" for name, error in [*problems.failed.items()][:SAID_MOST]
+            f"{name}: {error}" for name, error in [*problems.failed.items()][:PROBLEMS_SHOWN_MAX]
         )
         queries = plural(len(problems.failed), "query", "queries")
         notices.append(f"{queries} failed, and their figures are unknown: {shown}")
