@@ -64,7 +64,7 @@ def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
         lines[shown:] = [f"and {len(lines) - shown} more lines (--format json)"]
     lines += _rules(diagnosis)
     if settings:
-        lines.append(f"settings that would add signals: {', '.join(settings)}")
+        lines.append(f"set these for more signals: {', '.join(settings)}")
     unused = not_in_use(diagnosis)
     if unused:
         lines.append(f"not in use on this server: {', '.join(unused)}")

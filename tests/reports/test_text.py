@@ -255,7 +255,7 @@ def test_names_of_other_machines_steer_nothing(render: Callable[[Diagnosis], str
 def test_gaps_of_a_real_server_are_grouped() -> None:
     told = gaps(diagnoses(CAPTURES / "healthy_light.jsonl.gz")[-1])
     assert "gpu_*: no GPU source" in told
-    assert "settings that would add signals: slo.ttft_p99_s, gpus, peak.flop_per_s, " in (
+    assert "set these for more signals: slo.ttft_p99_s, gpus, peak.flop_per_s, " in (
         "\n".join(told)
     )
     (unused,) = [line for line in told if line.startswith("not in use on this server: ")]
