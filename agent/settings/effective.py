@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -222,7 +222,7 @@ def load(
 
 
 @contextmanager
-def _noting(wrong: list[str]) -> Iterator[None]:
+def _noting(wrong: list[str]) -> Generator[None]:
     """Add the messages of a SettingsError to `wrong` instead of raising it."""
     try:
         yield
