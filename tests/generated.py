@@ -49,7 +49,7 @@ def rules_page() -> str:
         ttft_p99_s=1.0, itl_p99_s=1.0, benchmark_ttft_p99_s=1.0, benchmark_gpu_ratio=0.7
     )
     rules = table(
-        ("rule", "signal", "state from", "held for", "says", "guide"),
+        ("rule", "signal", "out of bounds", "held for", "meaning and advice", "guide"),
         (rule_row(rule, stated=rule in stated) for rule in (*RULES, *stated)),
     )
     rows = table(
@@ -60,10 +60,10 @@ def rules_page() -> str:
         ),
     )
     return (
-        f"{HEAD}\n# Rules\n\nDurations are stated for a window of 60 s and stretch with it. A "
-        "state ends once the value has been back inside its bound, by a tenth of it, for a while.\n"
-        "Until then it is reported at `info`, with the worst value that it had.\n"
-        f"Thresholds are settings: `[rules.KV-EVICT]` `warning = 0.1`.\n\n{rules}\n\n"
+        f"{HEAD}\n# Rules\n\nDurations are for a window of 60 s and scale with it. A finding "
+        "clears once its value has been back inside the bound, by a tenth of it, for a while.\n"
+        "Until then it is reported at `info`, with the last value out of bounds. Thresholds are "
+        f"settings, such as `warning = 0.1` in `[rules.KV-EVICT]`.\n\n{rules}\n\n"
         f"# The guide's tables, row by row\n\n{rows}\n"
     )
 
