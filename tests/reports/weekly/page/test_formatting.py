@@ -10,9 +10,12 @@ import pytest
 
 from kneewatch.diagnose.learned.knee import Range
 from kneewatch.reports.formatting import plural
-from kneewatch.reports.weekly.figures import FlagChange, Period, Trend
+from kneewatch.reports.weekly import guide_tables
+from kneewatch.reports.weekly.figures import FlagChange, Period, Trend, UnknownSignal
 from kneewatch.reports.weekly.page import formatting
 from kneewatch.reports.weekly.page.formatting import Calendar, size_verdict, stamp
+from kneewatch.reports.weekly.page.html import unknown_groups
+from kneewatch.rules.library import RULES
 
 
 @pytest.mark.parametrize(
@@ -140,3 +143,31 @@ def test_an_hour_that_is_there_twice_is_told_apart() -> None:
     twice = at(2026, 10, 25, 2, 30)
     assert week.clock(twice) == "02:30 CEST"
     assert week.clock(twice + 3600) == "02:30 CET"
+
+
+def test_signals_without_data_are_grouped_by_what_the_server_needs() -> None:
+    engines = ("a, engine 0",)
+    lora = "is not on the page (needs --enable-lora)"
+    groups = unknown_groups(
+        [
+            UnknownSignal("lora_max", f"lora_requests_info {lora}", engines),
+            UnknownSignal("lora_running", f"running_adapters {lora}", engines),
+            UnknownSignal("gpu_*", "no GPU source", engines),
+            UnknownSignal("lora_waiting", f"lora_requests_info {lora}", ("b, engine 0",)),
+        ]
+    )
+    assert [(group.why, group.signals) for group in groups] == [
+        ("needs --enable-lora", ("lora_max", "lora_running")),
+        ("no GPU source", ("gpu_*",)),
+        ("needs --enable-lora", ("lora_waiting",)),
+    ]
+
+
+def test_both_tables_have_one_target_for_the_eviction_rate() -> None:
+    bands = {
+        spec.band
+        for table in guide_tables.rows(1, {rule.id: rule for rule in RULES})
+        for spec in table
+        if spec.row.subject in ("KV cache eviction rate", "Eviction rate")
+    }
+    assert bands == {"below 5% of running requests/s"}
