@@ -365,8 +365,9 @@ def _price(answer: Size) -> list[str]:
     if per_year is None:
         return []
     replicas = answer.question.replicas if fleet is None else fleet.deployed_instances
+    purpose = "" if fleet is None else " for the peak"
     parts = [
-        f"{counted(replicas, 'replica')}, {counted(answer.gpus, 'GPU')}: "
+        f"{counted(replicas, 'replica')}, {counted(answer.gpus, 'GPU')}{purpose}: "
         f"{figure(round(per_year.usd_per_year))} USD a year"
     ]
     if per_token is not None:
@@ -471,12 +472,15 @@ def _step(step: Step, *, width: int) -> list[str]:
 
 def _fewest(answer: Size) -> list[str]:
     fewest = answer.fewest
-    if fewest is None:
+    if fewest is None or answer.memory.setup.available_kv_bytes is not None:
         return []
     if fewest.expected is None:
         return ["Fewest GPUs for one replica: more than 32"]
     spread = fewest.spread
-    layout = "" if spread is None else f" (TP {spread.tensor} x PP {spread.pipeline})"
+    layout = ""
+    if spread is not None:
+        engines = f" x DP {spread.data}" if spread.data > 1 else ""
+        layout = f" (TP {spread.tensor} x PP {spread.pipeline}{engines})"
     bounds = f"{fewest.low or 'more than 32'} to {fewest.high or 'more than 32'}"
     uncertain = "" if fewest.low == fewest.high else f", {bounds} within the overhead estimate"
     return [f"Fewest GPUs for one replica: {fewest.expected}{layout}{uncertain}"]
@@ -486,10 +490,10 @@ def _speed(answer: Size) -> list[str]:
     speed = answer.performance
     if speed is None:
         return []
-    question = answer.question
+    concurrency = answer.question.concurrency_per_engine
     return [
-        f"Predicted, not measured, for one engine at {figure(question.concurrency_per_engine)} "
-        "requests in flight: "
+        f"Predicted, not measured, for one engine at {figure(concurrency)} "
+        f"request{'' if concurrency == 1 else 's'} in flight: "
         f"TTFT {seconds(speed.ttft_s)}, ITL {seconds(speed.itl_s)}, "
         f"{figure(speed.decode_tokens_per_s)} output tokens/s and "
         f"{figure(speed.requests_per_s)} requests/s; bound by {speed.bound_by}",
@@ -501,7 +505,7 @@ def _usable(answer: Size) -> list[str]:
     """What a replica serves at the load that decides the fleet, where the prediction is of another
     load."""
     step = answer.usable_step
-    if step is None or answer.question.concurrency is not None:
+    if step is None or (answer.question.concurrency is not None and not answer.missed):
         return []
     replicas = "" if answer.fleet is None else f"; {answer.fleet.deployed_instances} replicas"
     served = f"{step.values} = {step.result}{replicas}"

@@ -325,7 +325,7 @@ def scale_up_ratio(
             formula="1 - lead time x growth / capacity",
             values=f"1 - {lead} x {figure(growth_per_s_per_s)} requests/s² / "
             f"{figure(capacity)} requests/s",
-            result=f"{order_at:.0%} of capacity",
+            result=f"{order_at:.1%} of capacity",
             source="guide 9.2",
         ),
     )

@@ -570,7 +570,7 @@ def _exchange(answer: Size) -> tuple[Step, ...]:
             formula="MoE layers x tokens x experts per token x hidden x 2 B x 2 ways x (1 - "
             "1/GPUs)",
             values=f"{experts.layers} x {figure(tokens)} x {experts.per_token} x "
-            f"{setup.model.hidden_size} x 2 x 2 x (1 - 1/{gpus})",
+            f"{setup.model.hidden_size:,} x 2 x 2 x (1 - 1/{gpus})",
             result=f"{gigabytes(sent_bytes)}, {seconds(each_s)} over "
             f"{loaded[0].link}, not in the predicted step",
             source="guide 5.4",

@@ -208,6 +208,19 @@ def test_what_a_replica_serves_within_the_targets_is_said_beside_the_replicas() 
     assert "Predicted usable" not in alone
 
 
+def test_stated_replicas_are_told_from_those_of_the_peak() -> None:
+    peak = ("--gpus", "8", "--peak-rps", "40", "--usable-rps", "6")
+    text = " ".join(size(*LLAMA, "--tp", "4", "--max-model-len", "8192", *peak).stdout.split())
+    assert "on 2 replicas, each 4 x NVIDIA H100" in text
+    assert "10 replicas, 40 GPUs for the peak: " in text
+    assert "the peak can grow by 50%" in text
+
+
+def test_a_stated_kv_cache_has_no_other_estimate_beside_it() -> None:
+    done = size(*LLAMA, "--tp", "4", "--max-model-len", "8192", "--available-kv-gib", "30")
+    assert "Fewest GPUs" not in done.stdout
+
+
 def test_gpus_beyond_one_replica_make_more_of_them() -> None:
     _, found = document(*LLAMA, "--tp", "4", "--gpus", "8", "--max-model-len", "8192")
     assert found["inputs"]["replicas"] == 2

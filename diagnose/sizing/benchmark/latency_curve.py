@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from typing import Any, Literal
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
-from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +401,8 @@ def _runs(benchmark: Benchmark) -> Iterator[RedFlag]:
         yield RedFlag(
             "few_requests",
             f"{len(few)} of {len(benchmark.points)} runs have fewer than {MIN_REQUESTS} requests "
-            f"(the smallest {min(few)}): P99 rests on the slowest {max(1, min(few) // 100)}",
+            f"(the smallest {min(few)}): P99 rests on the "
+            f"slowest {counted(max(1, min(few) // 100), 'request')}",
         )
     failed = [f"{point.concurrency:g}" for point in benchmark.points if point.failed]
     if failed:
@@ -435,8 +436,8 @@ def _law(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
     if unchecked:
         yield RedFlag(
             "littles_law_unchecked",
-            f"Little's law was not checked at {', '.join(unchecked)} in flight: the benchmark has "
-            "neither mean latency nor medians with tokens/s",
+            f"Little's law was not checked at {', '.join(unchecked)} in flight: it needs the mean "
+            "latency, or the medians of TTFT and ITL with output tokens/s",
         )
 
 

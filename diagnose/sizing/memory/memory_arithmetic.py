@@ -62,13 +62,13 @@ def beside_steps(answer: Memory) -> Iterator[Step]:
         )
     if setup.adapters is not None or setup.draft is not None:
         own = (answer.weights_bytes or 0.0) - answer.adapter_bytes - answer.draft_bytes
-        parts = [own]
-        parts += [answer.adapter_bytes] if setup.adapters is not None else []
-        parts += [answer.draft_bytes] if setup.draft is not None else []
+        parts = {"weights": own}
+        parts |= {"adapters": answer.adapter_bytes} if setup.adapters is not None else {}
+        parts |= {"draft": answer.draft_bytes} if setup.draft is not None else {}
         yield Step(
             "Loaded on each GPU",
-            "weights + adapters + draft",
-            " + ".join(gib(part) for part in parts),
+            " + ".join(parts),
+            " + ".join(gib(part_bytes) for part_bytes in parts.values()),
             gib(answer.weights_bytes or 0.0),
             'vLLM\'s line "Model loading took"',
         )
@@ -169,9 +169,7 @@ def _available(answer: Memory) -> Step:
     setup, free, taken = answer.setup, answer.available_bytes, answer.overhead
     memory_bytes = setup.gpu.memory_bytes if setup.gpu is not None else 0
     overhead = gib(taken.expected_bytes) if taken is not None else ""
-    loaded = "weights"
-    if answer.adapter_bytes or answer.draft_bytes:
-        loaded = "weights, adapters and draft"
+    loaded = "loaded" if answer.adapter_bytes or answer.draft_bytes else "weights"
     return Step(
         "Available KV cache on each GPU",
         f"utilization x memory - {loaded} - overhead",
@@ -262,7 +260,7 @@ def _pool(answer: Memory) -> tuple[Step, ...]:
             "available KV cache / (page x layers per group)",
             f"{gib(answer.available_bytes.expected)} / ({figure(layout.page_bytes)} B x "
             f"{layout.group_layers})",
-            f"{blocks:,} blocks of {block_tokens} tokens, one of them reserved by vLLM"
+            f"{blocks:,} blocks of {block_tokens:,} tokens, one of them reserved by vLLM"
             if blocks
             else "0 blocks",
             _POOL_SOURCE,

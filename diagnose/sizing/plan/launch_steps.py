@@ -416,7 +416,7 @@ def _speculation(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
         Step(
             title="Usable RPS with speculation",
             formula="within the targets, without and with speculation",
-            values=f"{figure(before)}/s, {figure(after)}/s",
+            values=f"{figure(before)} and {figure(after)} requests/s",
             result="on" if taken else "off: no gain at this concurrency",
             source="roofline",
         )
