@@ -47,7 +47,7 @@ scrape_configs:
 
 
 def dcgm_files() -> dict[str, str]:
-    """The files by name."""
+    """The files of `export dcgm`: their text by file name."""
     return {FIELDS_FILE: _fields(), SCRAPE_FILE: SCRAPE}
 
 

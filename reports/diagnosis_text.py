@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from kneewatch.collector.signals.expr import Gauge
+from kneewatch.collector.signals.gpu import GPU_SIGNALS
+from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.server_facts import (
@@ -41,6 +44,11 @@ from kneewatch.reports.formatting import (
 from kneewatch.rules.rule import Finding
 
 EVIDENCE_SHOWN = 3
+GAUGES = frozenset(
+    signal.key for signal in (*VLLM_SIGNALS, *GPU_SIGNALS) if isinstance(signal.expr, Gauge)
+)
+"""Signals that are read at a moment; the others are measured over the window."""
+
 AGAINST_SHOWN = 2
 
 Number = tuple[str, str, Callable[[float], str]]
@@ -157,7 +165,7 @@ def quiet_notes(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def brief_words(diagnosis: Diagnosis, width: int) -> str:
-    """The same numbers in short form, as many as fit the width."""
+    """The numbers of `now_words` in short form; those that exceed the width are left out."""
     line = ""
     for _, words in _numbers(diagnosis, BRIEF_NUMBERS):
         longer = f"{line}, {words}" if line else words
@@ -182,29 +190,30 @@ def notable(diagnosis: Diagnosis, *states: str) -> list[Finding]:
     ]
 
 
-def finding_words(finding: Finding, t_s: float) -> str:
-    """A finding in a line: rule id, summary, value. `t_s` is the time of the diagnosis."""
+def finding_words(finding: Finding, diagnosis: Diagnosis) -> str:
+    """A finding of a diagnosis in a line: rule id, summary, value."""
     rule = finding.rule
     if finding.clearing is not None:
-        return f"{rule.id}: {clearing_words(finding, t_s)}"
+        return f"{rule.id}: {clearing_words(finding, diagnosis)}"
     return f"{rule.id}: {rule.summary} ({rule.signal} {quantity(rule.signal, finding.value)})"
 
 
-def clearing_words(finding: Finding, t_s: float) -> str:
+def clearing_words(finding: Finding, diagnosis: Diagnosis) -> str:
     """The value that was out of bounds and since when it is back; empty for other findings."""
-    rule, clearing = finding.rule, finding.clearing
+    rule, clearing, t_s = finding.rule, finding.clearing, diagnosis.t_s
     if clearing is None:
         return ""
     was = f"{rule.signal} was {quantity(rule.signal, clearing.was)}"
     was += f" until {moment(clearing.since_s, t_s)}"
-    if finding.note:
-        return f"{was}, now {quantity(rule.signal, finding.value)} and {finding.note}"
-    if finding.value is None:
+    if finding.value is None and not finding.note:
         return f"{was}, no value since"
+    newest = "now" if rule.signal in GAUGES else f"in the last {span(diagnosis.window_s)}"
+    value = f"{quantity(rule.signal, finding.value)} {newest}"
+    if finding.note:
+        return f"{was}, {value} and {finding.note}"
     side, lasted_s = "above" if rule.below else "below", t_s - clearing.since_s
     how_long = f" for {span(lasted_s)}" if lasted_s >= 1 else ""
-    now = quantity(rule.signal, finding.value)
-    return f"{was}, back {side} its threshold{how_long} (now {now})"
+    return f"{was}, back {side} its threshold{how_long} ({value})"
 
 
 def evidence_lines(cause: Cause) -> tuple[list[str], list[str]]:
@@ -256,7 +265,7 @@ def _body(diagnosis: Diagnosis, style: Style) -> list[str]:
     lines = [_verdict(diagnosis, style), *fold(stage_words(diagnosis))]
     if now := now_words(diagnosis):
         lines += fold(f"now: {now}")
-    if diagnosis.symptoms:
+    if diagnosis.symptoms and diagnosis.severity:
         lines += fold(f"symptoms: {'; '.join(f'{s} {SYMPTOMS[s]}' for s in diagnosis.symptoms)}")
     for place, cause in enumerate(diagnosis.causes, 1):
         lines += ["", *_cause(place, cause, diagnosis, style)]
@@ -264,13 +273,13 @@ def _body(diagnosis: Diagnosis, style: Style) -> list[str]:
     if worse:
         lines += ["", "also out of bounds:"]
     for finding in worse:
-        line = finding_words(finding, diagnosis.t_s)
+        line = finding_words(finding, diagnosis)
         lines += fold(f"{line}; {finding.state}. {finding.rule.advice}", indent=3)
     notes = notable(diagnosis, "info")
     if notes:
         lines += ["", "notes:"]
     for finding in notes:
-        lines += fold(finding_words(finding, diagnosis.t_s), indent=3)
+        lines += fold(finding_words(finding, diagnosis), indent=3)
     return lines
 
 
@@ -324,10 +333,10 @@ def unless_words(cause: Cause) -> str:
 
 
 def summary_words(cause: Cause, t_s: float) -> str:
-    """A cause's summary; while it clears, what it was and how long ago it was last seen."""
+    """A cause's summary; while it ends, what it was and how long ago it was last detected."""
     ago_s = t_s - cause.seen_s
     if ago_s > 0:
-        return f"Clearing, last seen {span(ago_s)} ago. It was: {cause.summary}"
+        return f"Ending: last detected {span(ago_s)} ago. It was: {cause.summary}"
     return cause.summary
 
 
@@ -372,14 +381,14 @@ def _markdown(diagnosis: Diagnosis, docs_url: str, *, footers: bool) -> str:
     ]
     if now := now_words(diagnosis):
         lines.append(f"Now: {now}.")
-    if diagnosis.symptoms:
+    if diagnosis.symptoms and diagnosis.severity:
         lines += ["", *(f"- {symptom}: {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)]
     for place, cause in enumerate(diagnosis.causes, 1):
         lines += ["", *_markdown_cause(place, cause, diagnosis, docs_url)]
     findings = notable(diagnosis, "warning", "critical") + notable(diagnosis, "info")
     if findings:
         lines += ["", "### Also out of bounds", ""]
-        lines += [_also(finding, diagnosis.t_s) for finding in findings]
+        lines += [_also(finding, diagnosis) for finding in findings]
     if not footers:
         return "\n".join(lines)
     basis = latency_basis(diagnosis)
@@ -391,9 +400,9 @@ def _markdown(diagnosis: Diagnosis, docs_url: str, *, footers: bool) -> str:
     return "\n".join(lines)
 
 
-def _also(finding: Finding, t_s: float) -> str:
+def _also(finding: Finding, diagnosis: Diagnosis) -> str:
     advised = "" if finding.clearing else f" {finding.rule.advice}"
-    return f"- {escaped(finding_words(finding, t_s))}; {finding.state}.{advised}"
+    return f"- {escaped(finding_words(finding, diagnosis))}; {finding.state}.{advised}"
 
 
 def _markdown_cause(place: int, cause: Cause, diagnosis: Diagnosis, docs_url: str) -> list[str]:

@@ -502,8 +502,8 @@ def _speed(answer: Size) -> list[str]:
 
 
 def _usable(answer: Size) -> list[str]:
-    """What a replica serves at the load that decides the fleet, where the prediction is of another
-    load."""
+    """The load that a replica serves within the targets; empty if the predicted speed is already
+    that at this load."""
     step = answer.usable_step
     if step is None or (answer.question.concurrency is not None and not answer.missed):
         return []

@@ -30,7 +30,7 @@ LINK = re.compile(r'(<a href="[^":#]*?)\.md(#[^"]*)?"')
 
 
 def add_docs(app: FastAPI) -> None:
-    """Add the endpoints."""
+    """Add the endpoints under `/docs` to an app."""
 
     async def document() -> Response:
         return Response(orjson.dumps(app.openapi()), media_type=MEDIA_TYPES[JSON])

@@ -14,7 +14,7 @@ from kneewatch.agent.store.records import Interval, Series, StoredEngine
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.intervals import UNWATCHED
-from kneewatch.reports.formatting import moment, span
+from kneewatch.reports.formatting import clock, date, moment, span
 from kneewatch.reports.triage.view_model import RANKS
 
 log = logging.getLogger(__name__)
@@ -151,6 +151,14 @@ class History:
             raise Problem(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the history cannot be read; see kneewatch's log"
             ) from exc
+
+
+def history_reach(engines: Sequence[StoredEngine]) -> str:
+    """When the history of these engines begins and ends, in words."""
+    first_s = min(engine.first_s for engine in engines)
+    last_s = max(engine.last_s for engine in engines)
+    begins, ends = (f"{date(t_s)} {clock(t_s)} UTC" for t_s in (first_s, last_s))
+    return f"the history begins at {begins} and ends at {ends}"
 
 
 def interval_document(row: EngineInterval) -> dict[str, Any]:

@@ -13,7 +13,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from kneewatch.agent.api.parameters import TRIAGE_FORMS, moment
-from kneewatch.agent.api.past import EngineInterval, History, PastDiagnoses, interval_document
+from kneewatch.agent.api.past import (
+    EngineInterval,
+    History,
+    PastDiagnoses,
+    history_reach,
+    interval_document,
+)
 from kneewatch.agent.api.responses import (
     HTML,
     JSON,
@@ -27,9 +33,9 @@ from kneewatch.agent.api.responses import (
 )
 from kneewatch.agent.api.service import Service, worst_first
 from kneewatch.agent.api.triage_rendering import HINT, Moment, RenderCache, body, head, past
+from kneewatch.agent.store.records import StoredEngine
 from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, with_docs
-from kneewatch.reports.formatting import clock, date
 
 SCHEMA = "kneewatch.triage/1"
 FLEET_NOTICE = "only a fleet is watched; its diagnosis is at /api/v1/fleet"
@@ -139,7 +145,7 @@ class Triage:
         then = self._history.diagnoses(engines, request.at_s)
         notices = [*then.notices(), *notices]
         if not then.documents and not intervals:
-            raise _nothing_then([engine.first_s for engine in engines], then, notices)
+            raise _nothing_then(engines, then, notices)
         return _past_response(request, then.documents, notices, intervals, self._docs_url)
 
 
@@ -235,15 +241,15 @@ def redirect(path: str, request: Request, names: Sequence[str], *, target: str =
     return RedirectResponse(f"{path}{suffix}", HTTPStatus.TEMPORARY_REDIRECT)
 
 
-def _nothing_then(firsts: Sequence[float], then: PastDiagnoses, notices: Sequence[str]) -> Problem:
-    if not firsts:
+def _nothing_then(
+    engines: Sequence[StoredEngine], then: PastDiagnoses, notices: Sequence[str]
+) -> Problem:
+    if not engines:
         return Problem(HTTPStatus.NOT_FOUND, "; ".join(["nothing is stored yet", *notices]))
-    first_s = min(firsts)
-    begins = f"the history begins at {date(first_s)} {clock(first_s)} UTC"
     if then.damaged:
-        lines = [*notices, begins]
+        lines = [*notices, history_reach(engines)]
     elif notices:
-        lines = ["no data at that moment", begins, *notices]
+        lines = ["no data at that moment", history_reach(engines), *notices]
     else:
-        lines = ["nothing was watched at that moment", f"{begins}"]
+        lines = ["nothing was watched at that moment", history_reach(engines)]
     return Problem(HTTPStatus.NOT_FOUND, "; ".join(lines))

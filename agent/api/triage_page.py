@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kneewatch.agent.api.parameters import moment
-from kneewatch.agent.api.past import History
+from kneewatch.agent.api.past import History, history_reach
 from kneewatch.agent.api.responses import Problem, no_such_target
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.store.records import Interval, StoredEngine
@@ -152,7 +152,7 @@ class Views:
         for name in self._names(request, past):
             then = [diagnosis for diagnosis in diagnoses or () if diagnosis.target == name]
             if not then:
-                why = DAMAGED if name in past.damaged else NOT_THEN
+                why = DAMAGED if name in past.damaged else past.nothing_then(name)
                 views.append(self._without(name, NO_PAST if diagnoses is None else why))
                 continue
             state, last_s = self._service.board.get(name), max(diagnosis.t_s for diagnosis in then)
@@ -208,6 +208,11 @@ class _Past:
             return [diagnosis_of(document) for document in then.documents]
         except (Problem, DocumentError):
             return None
+
+    def nothing_then(self, target: str) -> str:
+        """Why a target has no diagnosis at the requested moment, with the reach of its history."""
+        engines = [engine for engine in self._engines if engine.target == target]
+        return f"{NOT_THEN}; {history_reach(engines)}" if engines else NOT_THEN
 
     def engine(self, diagnosis: Diagnosis) -> EngineView:
         """The view of an engine: its intervals and, on the page of one target, its series."""

@@ -199,8 +199,8 @@ def is_local(host: str) -> bool:
 
 
 def running_server(host: str, port: int) -> tuple[psutil.Process | None, bool]:
-    """The vLLM process that listens on the port of this node, else the newest that was started for
-    this port, None without one; and whether it listens.
+    """The vLLM process that listens on the port of this node, and True. If none listens: the newest
+    one that was started for this port, or None, and False.
 
     Raises:
         psutil.Error: the node's processes cannot be listed.

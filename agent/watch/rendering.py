@@ -459,7 +459,7 @@ def _rest(diagnosis: Diagnosis, frame: Frame) -> list[Line]:
         lines += [(), ((head, ""),)] if findings else []
         for finding in findings:
             lines += _fold(
-                frame, f"{finding_words(finding, diagnosis.t_s)}. {finding.rule.advice}", indent=3
+                frame, f"{finding_words(finding, diagnosis)}. {finding.rule.advice}", indent=3
             )
     if diagnosis.symptoms:
         symptoms = "; ".join(f"{symptom} {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)

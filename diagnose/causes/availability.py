@@ -310,7 +310,7 @@ def engine_restarted(facts: Facts) -> Cause | None:
 def _ended(process: ReplacedProcess) -> str:
     """What was seen of a process before it was replaced, and how long it had run."""
     ran = "" if process.uptime_s is None else f" after {process.uptime_s / 60:.0f} min"
-    how = "broke off" if process.broke_off else "ended without requests"
+    how = "ended under load" if process.broke_off else "ended without requests"
     return f"a process {how}{ran}; its last page: {process.last_page}"
 
 

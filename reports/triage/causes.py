@@ -245,7 +245,7 @@ class Reasons:
         return [
             FindingView(
                 finding,
-                clearing_words(finding, self.diagnosis.t_s) or finding.rule.summary,
+                clearing_words(finding, self.diagnosis) or finding.rule.summary,
                 "" if finding.clearing else quantity(finding.rule.signal, finding.value),
                 self._finding_chart(finding),
             )

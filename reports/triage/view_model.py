@@ -258,7 +258,7 @@ def _without_cause(diagnosis: Diagnosis) -> str:
         return f"The KV cascade is at stage {diagnosis.stage.number} ({diagnosis.stage.name})."
     if clearing:
         worst = max(clearing, key=lambda finding: finding.held)
-        return f"No problem now: {clearing_words(worst, diagnosis.t_s)}."
+        return f"No problem now: {clearing_words(worst, diagnosis)}."
     return "No problem found."
 
 

@@ -53,7 +53,10 @@ def test_a_slow_crash_loop_is_told_from_deployments(
     assert (told.severity if told else None) == severity
     if told is not None:
         assert f"{count} times in 60 minutes" in told.summary
-        assert "broke off after 10 min; its last page: 8 running, KV 99%" in told.evidence[1].text
+        assert (
+            "ended under load after 10 min; its last page: 8 running, KV 99%"
+            in told.evidence[1].text
+        )
 
 
 def test_a_single_restart_is_forgotten_after_a_minute() -> None:

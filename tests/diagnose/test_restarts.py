@@ -150,6 +150,6 @@ def test_what_the_old_process_showed_last_is_told() -> None:
     old = bodies("kv_pressure_cascade")[44:50]
     told = target.one(*old, restarted(old[-1], start_s=1_799_000_000.0))
     (cause,) = (c for c in told.causes if c.id == "engine_restarted")
-    assert "broke off" in cause.evidence[1].text
+    assert "ended under load" in cause.evidence[1].text
     assert "running" in cause.evidence[1].text
     assert "KV" in cause.evidence[1].text

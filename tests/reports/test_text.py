@@ -57,7 +57,7 @@ def test_a_cause_that_stands_now_says_nothing_of_its_age() -> None:
         for told in (as_text, as_markdown):
             said = told(changed(SICK, causes=[standing]))
             assert PRESSURE.summary in said
-            assert "last seen" not in said
+            assert "last detected" not in said
 
 
 @pytest.mark.parametrize("told", [as_text, as_markdown])
@@ -66,7 +66,7 @@ def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(
 ) -> None:
     lingering = replace(PRESSURE, seen_s=NOW_S - 8)
     said = told(changed(SICK, causes=[lingering]))
-    assert f"Clearing, last seen 8 s ago. It was: {PRESSURE.summary}" in said
+    assert f"Ending: last detected 8 s ago. It was: {PRESSURE.summary}" in said
     assert "if it returns, do first:" in said.lower().replace("*", "")
     assert "if it returns" not in told(SICK).lower()
 
@@ -184,11 +184,11 @@ def test_findings_that_no_cause_speaks_of() -> None:
 @pytest.mark.parametrize(
     ("now", "more", "said"),
     [
-        pytest.param(0.0, {}, "back below its threshold for 9 s (now 0%/s)", id="inside"),
+        pytest.param(0.0, {}, "its threshold for 9 s (0%/s in the last 60 s)", id="inside"),
         pytest.param(None, {}, "no value since", id="nothing observed"),
         pytest.param(
             0.3, {"note": "not judged: cascade_stage is below 2"},
-            "now 30%/s and not judged: cascade_stage is below 2", id="not judged",
+            "30%/s in the last 60 s and not judged: cascade_stage is below 2", id="not judged",
         ),
     ],
 )  # fmt: skip

@@ -102,7 +102,10 @@ def test_before_the_history_is_404_and_says_where_it_begins(service: Service) ->
         other = client.get(f"{TRIAGE}/r9?at=-1h")
         unknown = client.get(f"{TRIAGE}/nope?at=-1h")
     assert missing.status_code == other.status_code == unknown.status_code == 404
-    assert "the history begins at 2026-11-20 23:06:40 UTC" in missing.json()["detail"]
+    assert missing.json()["detail"] == (
+        "nothing was watched at that moment; the history begins at 2026-11-20 23:06:40 UTC and "
+        "ends at 2026-11-21 00:06:40 UTC"
+    )
     assert other.json()["detail"] == "nothing is stored yet"
     assert "no such target" in unknown.json()["detail"]
 

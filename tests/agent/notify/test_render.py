@@ -64,7 +64,7 @@ def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(tmp_path: Path) 
     lingering = replace(PRESSURE, seen_s=NOW_S - 8)
     message = events.message(began(tmp_path, causes=[lingering]), receiver="x", base="")
     text = formats.text(message)
-    assert f"Clearing, last seen 8 s ago. It was: {PRESSURE.summary}" in text
+    assert f"Ending: last detected 8 s ago. It was: {PRESSURE.summary}" in text
     assert "  if it returns, do first: " in text
 
 

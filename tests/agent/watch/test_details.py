@@ -76,7 +76,7 @@ def test_what_to_do_comes_before_why() -> None:
 
 def test_a_cause_that_only_lingers_says_of_when_its_numbers_are() -> None:
     lingering = changed(SICK, causes=[replace(PRESSURE, seen_s=SICK.t_s - 8)])
-    assert f"   Clearing, last seen 8 s ago. It was: {PRESSURE.summary}" in told(lingering)
+    assert f"   Ending: last detected 8 s ago. It was: {PRESSURE.summary}" in told(lingering)
     assert "   if it returns, do first: Give the KV cache more room" in told(lingering)
     assert "last seen" not in told(SICK)
 

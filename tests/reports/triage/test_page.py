@@ -433,7 +433,7 @@ def test_a_cause_and_a_health_word_of_another_version_are_shown() -> None:
 def test_a_cause_that_only_lingers_says_of_when_its_numbers_are() -> None:
     lingering = changed(SICK, causes=[replace(PRESSURE, seen_s=SICK.t_s - 8)])
     root = page(alone(EngineView(lingering)))
-    words = f"Clearing, last seen 8 s ago. It was: {PRESSURE.summary}"
+    words = f"Ending: last detected 8 s ago. It was: {PRESSURE.summary}"
     assert root.one("h1").text == words
     assert f"1. {words}" in root.text
     assert root.one(css="first").one("h2").text == "If it returns, do first"
