@@ -45,7 +45,7 @@ class LatentAttention:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether it attends to chosen tokens only."""
+        """Whether its attention reads selected tokens only."""
         return self.index_dim > 0 or self.shares_index
 
 

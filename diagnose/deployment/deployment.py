@@ -319,8 +319,9 @@ def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
 
 
 def _as_reported(setup: Setup, reported: Reported, *, kv_is_fixed: bool) -> Setup:
-    """The launch with the server's own figures in place of predicted ones. `kv_is_fixed`: the user
-    set the bytes of the KV cache, so that they do not show what else the GPU's memory is used for.
+    """The launch with the figures that the server reports instead of predicted ones.
+
+    `kv_is_fixed`: the user set the size of the KV cache, so it does not reveal the overhead.
 
     Raises:
         SizingError: the launch cannot be sized.

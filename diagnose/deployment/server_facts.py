@@ -517,10 +517,9 @@ NO_STATE = ServerState()
 class CanaryState:
     """The newest canary requests of a target.
 
-    `latency_s` is how long the newest took; None where it had no answer. `failures` counts those in
-    a row that the server did not answer, the first of them sent at `since_s`; `error` is of the
-    newest. `refused` says why the server did not accept the newest request, or why none was
-    sent: then nothing new is known.
+    `latency_s` is the latency of the newest; None if it had no answer. `failures` counts the
+    latest unanswered requests in a row, the first of them sent at `since_s`; `error` is that of
+    the newest. `refused` says why the newest was rejected or not sent; the rest is then unchanged.
     """
 
     latency_s: float | None = None

@@ -195,10 +195,10 @@ class LogFact:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the server did not start, or `served`, why it died.
+    """Why the server did not start or, if `served`, why it died.
 
-    `line` proves it; `details` has its numbers and words by name. `kind` is "error" where the
-    line is none that is known.
+    `line` is the proof; `details` has its numbers and words by name. `kind` is "error" for an
+    unknown line.
     """
 
     kind: str

@@ -118,9 +118,8 @@ def _load_ratio(context: LeverContext) -> float | None:
 def backlog_drain(context: LeverContext, replicas: int) -> tuple[float, str] | None:
     """Seconds in which this many replicas drain the present queue, and a sentence about it.
 
-    None where requests are served before a queue forms, or where the cause is not one of rates.
-    The backlog is no demand: it is there once, and sizing for it grows with every minute that the
-    overload lasts.
+    None without a queue, without spare capacity, or under KV pressure. The backlog does not count
+    as demand: it must be served once, and it grows with every minute of the overload.
     """
     demand, now = context.demand, context.server.replicas
     queued = demand.waiting * now

@@ -134,7 +134,7 @@ class Advised:
 
 
 class RecommendationTracker:
-    """The changes recommended for one engine, and those that a restart showed as followed."""
+    """The changes recommended for one engine, and those that were found applied after a restart."""
 
     def __init__(self) -> None:
         self._advised: dict[str, Advised] = {}

@@ -109,7 +109,7 @@ def prefill_decode_ratio(
     prefill_tokens_per_s_per_gpu: float,
     decode_tokens_per_s_per_gpu: float,
 ) -> PrefillDecodeRatio:
-    """Prefill GPUs to decode GPUs for the workload; rates are of one GPU, each phase alone.
+    """The ratio of prefill GPUs to decode GPUs, from the rates of one GPU in each phase alone.
 
     The peak cancels in the ratio and counts only for the pools' sizes. Source: guide 6.5.
     """

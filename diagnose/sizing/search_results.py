@@ -112,9 +112,9 @@ class Candidate:
     """A configuration that meets the targets.
 
     `concurrency`, `requests_per_s`, the latencies and `kv_usage_ratio` are of one replica with as
-    many requests in flight as the targets allow; `binding` is what allows no more. `gpus` and
-    `usd_per_hour` are of all replicas; `usd_per_million_output_tokens` is at that load times the
-    question's utilization.
+    many requests in flight as the targets allow; `binding` is the limit that stops there. `gpus`
+    and `usd_per_hour` cover all replicas; `usd_per_million_output_tokens` assumes that load times
+    the question's utilization.
     """
 
     setup: Setup
@@ -133,7 +133,7 @@ class Candidate:
 
     @property
     def gpu(self) -> Gpu:
-        """What it runs on."""
+        """The GPU of the launch."""
         return gpu_of(self.setup)
 
     @property
@@ -266,7 +266,7 @@ def winner_steps(result: SearchResult) -> tuple[Step, ...]:
 
 
 def explain(result: SearchResult) -> tuple[str, ...]:
-    """The search in lines: the cheapest, the next ones, the cost on each GPU, why others fail."""
+    """The result as lines: the best configurations, the cost on each GPU, and why others fail."""
     order = "hour" if result.ranked_by == BY_HOUR else "token"
     ending = f"; the cheapest per {order}:" if result.best else ""
     lines = [

@@ -287,13 +287,11 @@ class Utilization:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The answer. `performance` of one engine and `fleet` are None where too little is stated.
+    """The answer; `performance` (of one engine) and `fleet` are None where inputs are missing.
 
-    `loaded` is what the prediction was made of.
-
-    `usable_requests_per_s` is of one replica, `usable_source` how it is known and
-    `usable_step` its arithmetic, where it is predicted; `missed` says which targets the load
-    breaks.
+    `loaded` holds the inputs of the prediction. `usable_requests_per_s` is that of one replica,
+    `usable_source` says whether it is stated or predicted, and `usable_step` is the arithmetic of
+    a predicted one. `missed` lists the targets that the load breaks.
     """
 
     question: Question

@@ -133,7 +133,7 @@ TAIL_RATIO = 2.0
 class Knee:
     """Where latency begins to rise faster than throughput: between `safe` and `past`.
 
-    `past` is None where the sweep ended before the knee. `basis` says how it was seen.
+    `past` is None where the sweep ended before the knee. `basis` says how it was found.
     """
 
     safe: BenchmarkPoint
@@ -231,7 +231,7 @@ Verdict = Literal["consistent", "mismatch", "impossible"]
 
 @dataclass(frozen=True, slots=True)
 class LittleGap:
-    """Little's ceiling against what was measured; `gap_ratio` is ceiling / measured."""
+    """Requests/s by Little's law against those measured; `gap_ratio` is their quotient."""
 
     ceiling_requests_per_s: float
     gap_ratio: float

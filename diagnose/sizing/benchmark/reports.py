@@ -213,7 +213,7 @@ def _guidellm_point(origin: str, benchmark: object, notes: list[str]) -> Benchma
 
 
 def _guidellm_concurrency(benchmark: object) -> dict[str, float]:
-    """Streams of a concurrent run, where its version keeps them; else the mean in flight."""
+    """Streams of a concurrent run if the report has them, else the mean requests in flight."""
     for where in ("config", "args"):
         kind = _inside(benchmark, where, "strategy", "type_")
         if kind == "synchronous":

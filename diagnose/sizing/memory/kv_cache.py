@@ -471,7 +471,7 @@ def _one_group(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
 
 
 def _merged(layers: Sequence[Layers], settings: KvSettings) -> list[Layers]:
-    """The layers, with kinds combined that are the same on one GPU after their heads are split."""
+    """The layers, with kinds combined that become equal on one GPU once the heads are split."""
     merged: dict[tuple[object, ...], Layers] = {}
     for part in layers:
         kind = part.kind

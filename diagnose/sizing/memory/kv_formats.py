@@ -149,7 +149,7 @@ def kv_format(kv_cache_dtype: str) -> KvFormat:
 
 
 def kernel_missing(kind: KvFormat, gpu: Gpu) -> str | None:
-    """Why no attention kernel of vLLM 0.32 keeps that format on that GPU; None where one does.
+    """Why no attention kernel of vLLM 0.32 supports the format on the GPU; None if one does.
 
     NVFP4 has kernels for NVIDIA GPUs from Ampere on, its variants for data-centre Blackwell alone.
     Source: vllm/v1/attention/backends/flashinfer.py and mla/flashmla_sparse.py (0.32).

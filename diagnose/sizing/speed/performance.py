@@ -264,10 +264,10 @@ class Load:
 
 @dataclass(slots=True)
 class Cycle:
-    """The steady state: the mean step with `running` decodes, and a prompt's way among them.
+    """The steady state: the mean step with `running` decodes, and how prompts prefill in it.
 
-    `chunks_s` is from a prompt's first step to its first token, `prefill_s` from its arrival;
-    `full` where the token budget keeps prompts out.
+    `chunks_s` are the seconds from a prompt's first step to its first token, `prefill_s` those
+    from its arrival. `full`: the token budget delays new prompts.
     """
 
     running: float

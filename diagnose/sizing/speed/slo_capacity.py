@@ -100,7 +100,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Seconds that must not be exceeded; None: no target."""
+    """The latency targets in seconds; None where there is no target."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
