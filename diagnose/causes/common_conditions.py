@@ -52,17 +52,26 @@ SEATS_ARE_FREE = (
 ).assume(unknown=False)
 """The batch is smaller than it was: --max-num-seqs admits more."""
 
+KV_FREE = 1.0 - KV_USAGE
+HELD_EACH = KV_USAGE / BATCH
+ONE_MORE_FITS = (HELD_EACH <= KV_FREE).assume(unknown=False)
+"""What a running request holds on average is free."""
+
+PINNED = ((BATCH_MOST >= 1.0) & (BATCH >= 0.9 * BATCH_MOST)).assume(unknown=False)
+"""The batch stays at its maximum."""
+
 GIANTS_BLOCK = (GIANT >= GIANT_FROM) & (
-    (KV_USAGE + GIANT >= 0.95) | (STEPS_HAVE_ROOM & SEATS_ARE_FREE)
+    ((GIANT > KV_FREE) & ~(PINNED & (GIANT <= KV_FREE + HELD_EACH)).assume(unknown=False))
+    | (STEPS_HAVE_ROOM & SEATS_ARE_FREE)
 ).assume(unknown=False)
 """Giant prompts do not fit into what is free, and requests behind them wait: vLLM serves in order.
+While the batch stays at its maximum, a giant that fits once a request ends waits for that seat.
 The gauges may not show it: they are of the end of the last step, and a giant holds its blocks from
 the beginning of its long first step on. What waits while seats and steps have room waits for
 blocks."""
 
-HELD_EACH = KV_USAGE / BATCH
-FEW_FILL_THE_CACHE = (HELD_EACH >= GIANT_FROM) & (KV_USAGE + HELD_EACH >= 0.95)
-"""What is free is less than what a running request holds on average: one more does not fit."""
+FEW_FILL_THE_CACHE = ((HELD_EACH >= GIANT_FROM) & (HELD_EACH > KV_FREE)).assume(unknown=False)
+"""Few requests run, and one more does not fit."""
 
 SLOW_PROMPTS = ("prefill_interference", "prefill_bound", "slo_conflict", "past_knee")
 QUEUES = ("queue_saturation", "admission_limit", "past_knee", "prefill_bound")

@@ -7,7 +7,6 @@ from dataclasses import replace
 from kneewatch.diagnose.causes.bottleneck import is_bound
 from kneewatch.diagnose.causes.clients import SOME_GIVEN_UP
 from kneewatch.diagnose.causes.common_conditions import (
-    BATCH,
     BATCH_MOST,
     EVICTING,
     FEW_FILL_THE_CACHE,
@@ -19,6 +18,8 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_P50_S,
     KV_USAGE,
     NOT_EVICTING,
+    ONE_MORE_FITS,
+    PINNED,
     PREFILL_BUSY,
     QUEUE,
     QUEUE_RULES,
@@ -76,9 +77,7 @@ served for a minute."""
 FULL_AT_TIMES = (KV_USAGE >= 0.9) & (Signal("kv_usage_max_ratio") >= 0.97)
 """Usage falls when a long request ends and climbs back to the top: the mean is below 0.95."""
 
-KV_BINDS = (
-    (KV_USAGE >= 0.95) | FULL_AT_TIMES | GIANTS_BLOCK | FEW_FILL_THE_CACHE.assume(unknown=False)
-) & QUEUE_HELD
+KV_BINDS = ((KV_USAGE >= 0.95) | FULL_AT_TIMES | GIANTS_BLOCK | FEW_FILL_THE_CACHE) & QUEUE_HELD
 
 
 def _evicting(facts: Facts) -> str:
@@ -278,9 +277,7 @@ STEPS_ARE_FAST = ((ITL_DRIFT < SLOW_FROM_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_
 )
 KV_HAS_ROOM = KV_USAGE < 0.8
 
-BATCH_LIMIT_BINDS = (
-    (BATCH_MOST >= 1.0) & (BATCH >= 0.9 * BATCH_MOST) & KV_HAS_ROOM & STEPS_ARE_FAST
-).assume(unknown=False)
+BATCH_LIMIT_BINDS = (PINNED & KV_HAS_ROOM & STEPS_ARE_FAST).assume(unknown=False)
 """The batch stays at its maximum with room in the KV cache and fast steps. What was not
 measured does not count: then the cause is queue_saturation."""
 
@@ -386,7 +383,7 @@ QUEUE_SATURATION = CauseRecord(
     means="Requests queue for capacity, and the KV cache is not the limit.",
     forms=(
         _queue(
-            ~BATCH_LIMIT_BINDS & (KV_USAGE < 0.95).assume(unknown=True),
+            ~BATCH_LIMIT_BINDS & (KV_USAGE < 0.95).assume(unknown=True) & ~FEW_FILL_THE_CACHE,
             pinned=False,
             summary="Requests queue for capacity",
             say=_overloaded,
@@ -419,7 +416,7 @@ ADMISSION_LIMIT = replace(
     means="The batch is pinned at max_num_seqs while the KV cache has room and steps are fast.",
     forms=(
         _queue(
-            BATCH_LIMIT_BINDS,
+            BATCH_LIMIT_BINDS & ONE_MORE_FITS,
             pinned=True,
             summary="Batch pinned at its limit with room in the KV cache and fast steps",
             say="Batch pinned at {running_max} requests with room in the KV cache and fast steps: "

@@ -71,7 +71,22 @@ OTHERS: Mapping[str, Situation] = {
         kv_usage_avg_ratio=0.8, prompt_tokens_p99=27_000.0, waiting_by_capacity=3.0
     ),
     "kv_pressure:giants, more room": QUEUED.but(
-        kv_usage_avg_ratio=0.7, prompt_tokens_p99=27_000.0, waiting_by_capacity=3.0
+        kv_usage_avg_ratio=0.75, prompt_tokens_p99=27_000.0, waiting_by_capacity=3.0
+    ),
+    "kv_pressure: not giants for whom a seat is missing": QUEUED.but(
+        kv_usage_avg_ratio=0.2, prompt_tokens_p99=90_000.0, running_avg=1.0, running_max=1.0
+    ),
+    "queue_saturation: not where few fill the cache": QUEUED.but(
+        kv_usage_avg_ratio=0.84, running_avg=3.0, running_max=6.0
+    ),
+    "queue_saturation:few fit": QUEUED.but(
+        kv_usage_avg_ratio=0.5, running_avg=2.0, running_max=4.0
+    ),
+    "admission_limit: not where few fill the cache": QUEUED.but(
+        kv_usage_avg_ratio=0.7, running_avg=2.0, running_max=2.0
+    ),
+    "admission_limit:one seat": QUEUED.but(
+        kv_usage_avg_ratio=0.45, running_avg=1.0, running_max=1.0
     ),
     "kv_pressure:giants between steps": QUEUED.but(
         kv_usage_avg_ratio=0.1, prompt_tokens_p99=50_000.0, iteration_tokens_mean=40.0,
@@ -93,7 +108,13 @@ OTHERS: Mapping[str, Situation] = {
     ),
     "prefix_cache_off:giants queue": replace(
         CONCLUSIVE["prefix_cache_off"].but(
-            waiting_by_capacity=8.0, kv_usage_avg_ratio=0.6, prompt_tokens_p99=40_000.0
+            waiting_by_capacity=8.0, kv_usage_avg_ratio=0.65, prompt_tokens_p99=40_000.0
+        ).lasting(queued=30.0),
+    ),
+    "prefix_cache_off:giants queue, one seat": replace(
+        CONCLUSIVE["prefix_cache_off"].but(
+            waiting_by_capacity=8.0, kv_usage_avg_ratio=0.4, prompt_tokens_p99=90_000.0,
+            running_avg=1.0, running_max=1.0,
         ).lasting(queued=30.0),
     ),
     "prefix_cache_off:giants queue between steps": CONCLUSIVE["prefix_cache_off"].but(

@@ -808,3 +808,31 @@ def test_what_waits_for_the_end_of_a_step_does_not_wait_for_the_api_server(
     values: dict[str, float], *, is_said: bool
 ) -> None:
     assert ("host_contention" in OUTSIDE.but(**values).causes()) == is_said
+
+
+@pytest.mark.parametrize(
+    ("seats", "kv_ratio", "giant_ratio", "cause_id"),
+    [
+        pytest.param(1.0, 0.2, None, "admission_limit", id="one seat, four more fit"),
+        pytest.param(1.0, 0.49, None, "admission_limit", id="one seat, one more fits"),
+        pytest.param(1.0, 0.6, None, "kv_pressure", id="one seat, one more does not fit"),
+        pytest.param(2.0, 0.64, None, "admission_limit", id="two seats, one more fits"),
+        pytest.param(2.0, 0.7, None, "kv_pressure", id="two seats, one more does not fit"),
+        pytest.param(1.0, 0.2, 0.9, "admission_limit", id="one seat, a giant now and then"),
+        pytest.param(1.0, 0.2, 0.79, "admission_limit", id="one seat, the giant fits too"),
+    ],
+)
+def test_the_kv_cache_is_the_limit_of_few_seats_where_one_more_request_does_not_fit(
+    seats: float, kv_ratio: float, giant_ratio: float | None, cause_id: str
+) -> None:
+    values = {
+        "running": seats,
+        "running_avg": seats,
+        "running_max": seats,
+        "kv_usage_ratio": kv_ratio,
+        "kv_usage_avg_ratio": kv_ratio,
+        "kv_usage_max_ratio": kv_ratio,
+        "prompt_p99_kv_share_ratio": giant_ratio,
+    }
+    causes = QUEUED.but(**values).causes()
+    assert {"kv_pressure", "admission_limit", "queue_saturation"} & set(causes) == {cause_id}
