@@ -18,7 +18,9 @@ from typing import Any, Protocol, cast
 
 from apscheduler.executors import base  # type: ignore[import-untyped]
 from apscheduler.jobstores.base import JobLookupError  # type: ignore[import-untyped]
-from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
+    BackgroundScheduler,
+)
 from apscheduler.triggers.base import BaseTrigger  # type: ignore[import-untyped]
 
 IDLE_S = 30.0
