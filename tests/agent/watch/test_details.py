@@ -76,9 +76,11 @@ def test_what_to_do_comes_before_why() -> None:
 
 def test_a_cause_that_only_lingers_says_of_when_its_numbers_are() -> None:
     lingering = changed(SICK, causes=[replace(PRESSURE, seen_s=SICK.t_s - 8)])
-    assert f"   Ending: last detected 8 s ago. It was: {PRESSURE.summary}" in told(lingering)
+    assert f"   Ending: last detected 8 s ago. It was: {PRESSURE.summary}" in told(
+        lingering, width=100
+    )
     assert "   if it returns, do first: Give the KV cache more room" in told(lingering)
-    assert "last seen" not in told(SICK)
+    assert "last detected" not in told(SICK)
 
 
 def test_without_a_recommendation_the_lever() -> None:
