@@ -161,6 +161,9 @@ def test_status(start: Start, fetcher: Fetch, status: str, kind: str, hint: str)
     assert hint in problem.hint
 
 
+UNSIZED = b"HTTP/1.0 200 OK\r\n\r\n"
+
+
 @pytest.mark.parametrize(
     ("data", "kind", "said"),
     [
@@ -176,12 +179,12 @@ def test_status(start: Start, fetcher: Fetch, status: str, kind: str, hint: str)
         pytest.param(answer()[:-9], "truncated", "9 are missing", id="cut"),
         pytest.param(chunked(PAGE, end=False), "truncated", "midway", id="cut after a chunk"),
         pytest.param(chunked(PAGE)[:-30], "truncated", "midway", id="cut in a chunk"),
-        pytest.param(b"HTTP/1.0 200 OK\r\n\r\na 1\nb", "truncated", "last line", id="cut line"),
+        pytest.param(UNSIZED + b"a 1\nb", "truncated", "last line", id="cut line"),
+        pytest.param(UNSIZED + b"<html>login", "not_metrics", "web page", id="html, no length"),
+        pytest.param(UNSIZED, "not_metrics", "empty", id="empty, no length"),
         pytest.param(answer(b"a 1\n" * 30_000), "too_large", "announces", id="too large"),
         pytest.param(chunked(*[b"a 1\n"] * 30_000), "too_large", "as sent", id="large chunks"),
-        pytest.param(
-            b"HTTP/1.0 200 OK\r\n\r\n" + b"a 1\n" * 30_000, "too_large", "as sent", id="no length"
-        ),
+        pytest.param(UNSIZED + b"a 1\n" * 30_000, "too_large", "as sent", id="no length"),
         pytest.param(b"SSH-2.0-OpenSSH_9.2\r\n", "not_metrics", "not HTTP", id="ssh"),
         pytest.param(b"\x15\x03\x01\x00\x02\x02\x46", "tls", "speaks TLS", id="tls alert"),
         pytest.param(b"HTTP/1.1 2x0 OK\r\n\r\n", "not_metrics", "not HTTP", id="status"),
