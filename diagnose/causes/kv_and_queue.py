@@ -146,7 +146,7 @@ KV_PRESSURE = CauseRecord(
                 ),
             ),
             levels=(
-                Level(Severity.CRITICAL, (EVICTING & (SEVERITY >= 3.0)) | (NOT_EVICTING & SUFFERS)),
+                Level(Severity.CRITICAL, (EVICTING & (SEVERITY >= 3.0)) | (QUEUE_HELD & SUFFERS)),
                 Level(Severity.WARNING, (EVICTING & (SEVERITY >= 2.0)) | NOT_EVICTING),
                 Level(Severity.INFO),
             ),

@@ -46,12 +46,13 @@ FETCHING = Held("fetching", WAITING >= 1.0, Number(10.0))
 HELD_BACK = (
     DEFERRED_HELD
     & (DEFERRED_AVG >= (0.5 * BATCH).at_least(2.0))
-    & Signal("external_hit_ratio").known
+    & (Signal("external_hit_ratio") > 0.0)
     & ~WAITING.known
     & ~Exposed("lora_requests_info", "lora_max")
 )
-"""Requests are held back for half as long as others are served, or longer, on a server whose
-prompts are looked up in another tier, and vLLM does not say for what (before 0.32)."""
+"""Requests are held back for half as long as others are served, or longer, on a server that finds
+prompts in another tier, and vLLM does not say for what (before 0.32). A connector that is never hit
+holds nobody back: they wait for a grammar, for instance."""
 
 LONG, SLOWER = SHARE >= 0.3, DRIFT >= 3.0
 HERE = FETCHING & (ARRIVED > 0.5 * WAITING)

@@ -129,6 +129,9 @@ OTHERS: Mapping[str, Situation] = {
     "kv_pressure:full, target": replace(
         QUEUED.but(kv_usage_avg_ratio=0.97, completed_per_s=2.0), targets=SLOW
     ),
+    "kv_pressure:evicting, a long wait": replace(
+        KV.but(waiting_by_capacity=30.0, expected_wait_s=90.0).lasting(queued=30.0), stage=3
+    ),
     "kv_pressure:stalls": KV.but(
         preemption_ratio_per_s=0.06, kv_usage_avg_ratio=0.8, itl_stall_time_ratio=0.025,
         waiting_by_capacity=1.2,

@@ -575,6 +575,40 @@ def test_slow_transfers_show_in_four_ways(
     assert "kv_transfer_slow" in CALM.but(**values).lasting(**streaks_s).causes()
 
 
+@pytest.mark.parametrize(
+    ("external_hit_ratio", "is_said"),
+    [
+        pytest.param(0.3, True, id="prompts are found in another tier"),
+        pytest.param(0.0, False, id="a connector that is never hit"),
+        pytest.param(None, False, id="no look-up in the window"),
+    ],
+)
+def test_held_back_requests_wait_for_kv_only_where_some_is_found_elsewhere(
+    external_hit_ratio: float | None, *, is_said: bool
+) -> None:
+    held_back = CALM.but(
+        waiting_deferred=15.0, waiting_deferred_avg=15.0, running_avg=10.0,
+        external_hit_ratio=external_hit_ratio,
+    ).lasting(deferred=30.0)  # fmt: skip
+    assert ("kv_transfer_slow" in held_back.causes()) == is_said
+
+
+@pytest.mark.parametrize(
+    ("expected_wait_s", "queued_s", "severity"),
+    [
+        pytest.param(90.0, 30.0, Severity.CRITICAL, id="clients wait a minute"),
+        pytest.param(90.0, 5.0, Severity.WARNING, id="a queue of 5 s"),
+        pytest.param(6.0, 30.0, Severity.WARNING, id="a short wait"),
+    ],
+)
+def test_a_long_wait_is_critical_beside_preemptions_too(
+    expected_wait_s: float, queued_s: float, severity: Severity
+) -> None:
+    few_evicted = KV.but(waiting_by_capacity=30.0, expected_wait_s=expected_wait_s)
+    few_evicted = replace(few_evicted, stage=3).lasting(queued=queued_s)
+    assert few_evicted.causes()["kv_pressure"].severity == severity
+
+
 def test_past_the_knee_without_a_target_is_a_note() -> None:
     knee = replace(KNEE, targets=Targets()).but(queue_share_ratio=0.3, waiting_avg=3.0)
     assert knee.causes()["past_knee"].severity == Severity.INFO

@@ -63,7 +63,7 @@ def starved_streams(at_s: float) -> Load:
 def waits_for_the_prefill_side(at_s: float) -> Load:
     """A decode server with vLLM 0.26: requests whose KV does not come pile up beside those that
     run."""
-    healthy = replace(CHAT, running=20.0, generated_per_s=900.0, fetched_per_s=400.0)
+    healthy = replace(CHAT, running=20.0, generated_per_s=900.0, tier_lookups_per_s=400.0)
     if at_s < BEGINS_S:
         return healthy
     return replace(healthy, deferred=0.3 * (at_s - BEGINS_S), running=12.0, generated_per_s=540.0)

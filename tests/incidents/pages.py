@@ -23,9 +23,9 @@ class Load:
     ended at their limit; of the prompts, `giant_share` had `giant_tokens`; every answer had
     `answer_tokens`. `resident_bytes` is the memory of the process that serves the page. Of the four
     tokens of a draft `accepted_per_draft` were accepted. Every step had `step_tokens`. Of the
-    prompt tokens that were looked up in the prefix cache, `hit_ratio` were found; `fetched_per_s`
-    tokens were found in another tier. `adapters` are the LoRA adapters in the one slot, and those
-    that wait for it. None leaves a metric out.
+    prompt tokens that were looked up in the prefix cache, `hit_ratio` were found; of
+    `tier_lookups_per_s` tokens that were looked up in another tier, `tier_hit_ratio`. `adapters`
+    are the LoRA adapters in the one slot, and those that wait for it. None leaves a metric out.
     """
 
     running: float = 0.0
@@ -57,7 +57,8 @@ class Load:
     steps_per_s: float = 0.0
     step_tokens: float | None = None
     hit_ratio: float | None = None
-    fetched_per_s: float | None = None
+    tier_lookups_per_s: float | None = None
+    tier_hit_ratio: float = 1.0
     adapters: tuple[str, str] | None = None
     resident_bytes: float | None = None
     drafts_per_s: float | None = None
@@ -131,7 +132,10 @@ def _rates(load: Load) -> dict[str, float]:
             rates[f"vllm:spec_decode_num_{name}_total{{{LABELS}}}"] = per_s
     tiers = {
         "prefix_cache": (load.prompt_per_s, load.hit_ratio),
-        "external_prefix_cache": (load.fetched_per_s or 0.0, load.fetched_per_s and 1.0),
+        "external_prefix_cache": (
+            load.tier_lookups_per_s or 0.0,
+            None if load.tier_lookups_per_s is None else load.tier_hit_ratio,
+        ),
     }
     for tier, (queried_per_s, hit_ratio) in tiers.items():
         if hit_ratio is not None:

@@ -7,6 +7,7 @@ from tests.incidents import (
     lost_memory,
     overload,
     prefix_cache,
+    second_held_out,
     slow_decay,
     slow_server,
     without_progress,
@@ -21,6 +22,7 @@ INCIDENTS: tuple[Incident, ...] = (
     *slow_decay.INCIDENTS,
     *slow_server.INCIDENTS,
     *held_out.INCIDENTS,
+    *second_held_out.INCIDENTS,
 )
 
 
