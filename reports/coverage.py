@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from kneewatch.collector.signals.gpu import GPU_SIGNALS, RECOMMENDED
 from kneewatch.collector.signals.signal import Signal
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
+from kneewatch.collector.signals.vllm import HOST, ONE_ENGINE, VLLM_SIGNALS, configured
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import NO_STAGE, Diagnosis
 
@@ -19,6 +19,8 @@ FEATURES = {
     "a KV connector": "KV connector",
     "vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens": "admission control",
     RECOMMENDED: "DCGM's recommended fields",
+    ONE_ENGINE: "HTTP request counts (single-engine endpoints only)",
+    HOST[0].needs: "process memory (single-engine endpoints only)",
 }
 """Names of optional features, by the `needs` text of their signals; others use the text itself."""
 
@@ -77,7 +79,7 @@ def not_in_use(diagnosis: Diagnosis) -> list[str]:
     settled = diagnosis.values.get(ALWAYS_ON) is not None
     features: dict[str, list[str]] = {}
     for signal in OPTIONAL.values():
-        if signal.key in diagnosis.values:
+        if signal.needs and signal.key in diagnosis.values:
             features.setdefault(feature(signal), []).append(signal.key)
     return [
         name

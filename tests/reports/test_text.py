@@ -12,7 +12,7 @@ import pytest
 
 from kneewatch.diagnose.causes.evidence import Counterfactual
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.reports.coverage import gaps, not_in_use
+from kneewatch.reports.coverage import OPTIONAL, gaps, not_in_use
 from kneewatch.reports.diagnosis_text import (
     COLOURS,
     Style,
@@ -266,6 +266,18 @@ def test_gaps_of_a_real_server_are_grouped() -> None:
     }
     assert len(told) <= 5
     assert "XFER" not in "\n".join(told), "a rule of a feature that is not in use is not missed"
+
+
+def test_features_of_a_page_without_them_have_names() -> None:
+    bare = changed(
+        SICK,
+        values=dict.fromkeys(OPTIONAL),
+        unknown=[f"{key}: its metric is not on the page" for key in OPTIONAL],
+    )
+    unused = not_in_use(bare)
+    assert {"LoRA", "HTTP request counts (single-engine endpoints only)"} <= set(unused)
+    assert all(unused)
+    assert not [name for name in unused if ":" in name], "a name, not a reason"
 
 
 @pytest.mark.parametrize(
