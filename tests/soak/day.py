@@ -117,10 +117,13 @@ def node(path: Path) -> Generator[Node]:
     """A node whose history is at `path`."""
     clock = Clock()
     with servers(turn=TARGETS, gpu=1) as urls:
-        made = settings(interval_s=INTERVAL_S, gpu_metrics=urls["gpu"][0])
-        specs, board = argument_specs(urls["turn"], made), Board()
+        daemon_settings = settings(interval_s=INTERVAL_S, gpu_metrics=urls["gpu"][0])
+        specs, board = argument_specs(urls["turn"], daemon_settings), Board()
         specs.sort(key=lambda spec: phase_ratio(spec.name, PHASES))
-        gpus, bases = GpuSources(specs, made, monotonic=clock), TargetProfiles().of(specs)
+        gpus, bases = (
+            GpuSources(specs, daemon_settings, monotonic=clock),
+            TargetProfiles().of(specs),
+        )
         store = Store.open(path, retention=Retention(), clock=clock)
         sinks = Sinks(board, store, None, gpus)
         watches = [TargetWatch(spec, bases[spec.name], sinks, wall=clock) for spec in specs]
@@ -141,11 +144,11 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true")
     args = parser.parse_args()
     began_s, ended, first = time.monotonic(), list[Hour](), None
-    with tempfile.TemporaryDirectory() as folder, node(Path(folder) / "day.db") as made:
+    with tempfile.TemporaryDirectory() as folder, node(Path(folder) / "day.db") as day_node:
         if args.trace:
             tracemalloc.start()
         for number in range(args.hours):
-            ended.append(made.hour(number))
+            ended.append(day_node.hour(number))
             print(f"hour {number + 1}: {ended[-1]}", flush=True)
             if args.trace and first is None:
                 first = tracemalloc.take_snapshot()

@@ -33,9 +33,9 @@ def main() -> None:
     tried = [fault for fault in FAULTS if fault.__name__ in wanted]
     broken = 0
     for fault in tried:
-        told = fault()
-        print(told, flush=True)
-        broken += not told.kept
+        outcome = fault()
+        print(outcome, flush=True)
+        broken += not outcome.kept
     if broken or not tried:
         sys.exit(f"not as promised: {broken} of {len(tried)}")
 

@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--warm", type=float, default=75.0)
     parser.add_argument("--cpu", type=int)
     args = parser.parse_args()
-    found = footprint(
+    usage = footprint(
         args.targets,
         interval_s=args.interval,
         for_s=args.for_s,
@@ -123,18 +123,18 @@ def main() -> None:
         cpu=args.cpu,
     )
     print(f"{args.targets} engines and a GPU page at {args.interval:g} s for {args.for_s:g} s")
-    print(f"kneewatch: {found.ours}; history {found.store_bytes / MIB:.1f} MiB")
-    print(f"Prometheus: {found.peer or 'is not installed'}")
-    print(found.cycles)
+    print(f"kneewatch: {usage.ours}; history {usage.store_bytes / MIB:.1f} MiB")
+    print(f"Prometheus: {usage.peer or 'is not installed'}")
+    print(usage.cycles)
     many = args.targets >= MANY
     most_cpu_ratio = MANY_CPU_RATIO if many else FEW_CPU_RATIO
     most_bytes = MANY_BYTES if many else FEW_BYTES
     broken = [
         what
         for what, kept in (
-            (f"{100 * most_cpu_ratio:.0f} % of one core", found.ours.cpu_ratio <= most_cpu_ratio),
-            (f"{most_bytes / MIB:.0f} MiB", found.ours.peak_bytes <= most_bytes),
-            ("cycles on time", found.cycles.on_time),
+            (f"{100 * most_cpu_ratio:.0f} % of one core", usage.ours.cpu_ratio <= most_cpu_ratio),
+            (f"{most_bytes / MIB:.0f} MiB", usage.ours.peak_bytes <= most_bytes),
+            ("cycles on time", usage.cycles.on_time),
         )
         if not kept
     ]

@@ -54,8 +54,8 @@ class Growing:
     def page(self, step: int) -> bytes:
         """The page of a step from 0 on."""
         turn, at = divmod(step, len(self._bodies))
-        made = self._made.get(at)
-        if made is None or made[0] != turn:
-            made = turn, raised(self._bodies[at], self._gained, turn).encode()
-            self._made[at] = made
-        return made[1]
+        turn_and_page = self._made.get(at)
+        if turn_and_page is None or turn_and_page[0] != turn:
+            turn_and_page = turn, raised(self._bodies[at], self._gained, turn).encode()
+            self._made[at] = turn_and_page
+        return turn_and_page[1]

@@ -69,8 +69,8 @@ def clock_set() -> Told:
         servers(live=TARGETS) as urls,
     ):
         wall = Clock(patch)
-        path, made = Path(name) / "kneewatch.db", settings(interval_s=INTERVAL_S)
-        specs = argument_specs(urls["live"], made)
+        path, daemon_settings = Path(name) / "kneewatch.db", settings(interval_s=INTERVAL_S)
+        specs = argument_specs(urls["live"], daemon_settings)
         store = Store.open(path, retention=Retention(), clock=wall)
         noted, board, clockwork = Noted(store), Board(), DueQueue(wall=wall)
         fleet = TargetJobs(clockwork, Sinks(board, noted), wall=wall)
@@ -81,10 +81,12 @@ def clock_set() -> Told:
             wait(clockwork, SPAN_S)
         clockwork.stop()
         time.sleep(INTERVAL_S)
-        unknown = sum(one.health == "unknown" for s in board.states() for one in s.diagnoses)
+        unknown = sum(
+            diagnosis.health == "unknown" for s in board.states() for diagnosis in s.diagnoses
+        )
         store.close(30.0)
         with closing(Reader(path)) as reader:
-            stored = {one: len(reader.scrapes(one, **EVER).times) for one in urls["live"]}
+            stored = {target: len(reader.scrapes(target, **EVER).times) for target in urls["live"]}
     put = {name: len(came_s) for name, came_s in noted.came_s.items()}
     worst_s = max(map(worst_wait_s, noted.came_s.values()))
     lines = (

@@ -83,13 +83,13 @@ def not_writable(what: str, ill: Callable[[int, Path], AbstractContextManager[No
             after_s, to_s = time.monotonic() - healed_s, time.time() - INTERVAL_S
             daemon.end()
             traces = daemon.log.count("Traceback")
-        found = cycles_of(store, urls["live"], from_s=from_s, to_s=to_s)
+        cycles = cycles_of(store, urls["live"], from_s=from_s, to_s=to_s)
     lines = (
         f"the daemon said {len(said)} times: {said[0] if said else 'nothing'}",
         f"meanwhile the API answered for {answered} targets",
-        f"written again {after_s:.0f} s after it could be; in the history then: {found}",
+        f"written again {after_s:.0f} s after it could be; in the history then: {cycles}",
     )
-    kept = bool(said) and answered == TARGETS and not found.missed and not traces
+    kept = bool(said) and answered == TARGETS and not cycles.missed and not traces
     return Told(f"{what} for {DURING_S:.0f} s", lines, kept)
 
 
@@ -149,26 +149,26 @@ def two_lives(*, running: bool) -> Flipped:
             if life == 1 and not running:
                 flip(store, seed=1)
         from_s, to_s = flipped_s + INTERVAL_S, flipped_s + BEFORE_S - INTERVAL_S
-        found = cycles_of(store, urls["live"], from_s=from_s, to_s=to_s)
+        cycles = cycles_of(store, urls["live"], from_s=from_s, to_s=to_s)
         aside = sum(file.name[-1].isdigit() for file in folder.glob("*.corrupt-*"))
-        return Flipped(tuple(logs), answered, aside, found)
+        return Flipped(tuple(logs), answered, aside, cycles)
 
 
 def flipped(*, running: bool) -> Told:
     """A history with bytes flipped under a running daemon, or between two."""
-    found = two_lives(running=running)
-    log = "".join(found.logs)
+    lives = two_lives(running=running)
+    log = "".join(lives.logs)
     said = [line.partition("msg=")[2] for line in log.splitlines() if ANEW in line]
     lines = (
         f"a daemon said {len(said)} times: {said[0] if said else 'nothing'}",
-        f"files kept aside by the end of the next daemon: {found.aside}",
-        f"the API answered for {found.answered} targets",
-        f"cycles of the {BEFORE_S:.0f} s after it that the new history has: {found.cycles}",
+        f"files kept aside by the end of the next daemon: {lives.aside}",
+        f"the API answered for {lives.answered} targets",
+        f"cycles of the {BEFORE_S:.0f} s after it that the new history has: {lives.cycles}",
     )
     when = "under a running daemon" if running else "before a start"
     # A running daemon may have the damaged pages in memory; then the next start comes across them.
-    kept = found.answered == TARGETS and "Traceback" not in log and found.aside == 1
-    whole = running or not found.cycles.missed
+    kept = lives.answered == TARGETS and "Traceback" not in log and lives.aside == 1
+    whole = running or not lives.cycles.missed
     return Told(f"{FLIPPED} bytes of the history flipped {when}", lines, kept and whole)
 
 

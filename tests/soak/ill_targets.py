@@ -65,7 +65,7 @@ def beside(
             cpu_ratio = (cpu_s(pid) - used_s) / for_s
             peak, running, said = peak_bytes(pid), threads(pid), daemon.diagnoses()
             stopped_s = daemon.end()
-        found = punctual(
+        well_paced = punctual(
             store,
             urls["live"],
             interval_s=interval_s,
@@ -74,18 +74,18 @@ def beside(
             targets=sum(map(len, urls.values())),
         )
         words = {kind: _said(store, urls[kind], said) for kind in ill}
-        return Beside(found, words, peak, running, cpu_ratio, stopped_s, daemon.log)
+        return Beside(well_paced, words, peak, running, cpu_ratio, stopped_s, daemon.log)
 
 
-def told(what: str, found: Beside) -> Told:
+def told(what: str, outcome: Beside) -> Told:
     """The same in words."""
     lines = (
-        f"healthy targets: {found.well}",
-        *(f"{kind}: {words}" for kind, words in found.ill.items()),
-        f"memory {found.peak_bytes / MIB:.0f} MiB at most, {found.threads} threads, "
-        f"{100 * found.cpu_ratio:.1f} % of one core, stopped in {found.stopped_s:.1f} s",
+        f"healthy targets: {outcome.well}",
+        *(f"{kind}: {words}" for kind, words in outcome.ill.items()),
+        f"memory {outcome.peak_bytes / MIB:.0f} MiB at most, {outcome.threads} threads, "
+        f"{100 * outcome.cpu_ratio:.1f} % of one core, stopped in {outcome.stopped_s:.1f} s",
     )
-    kept = found.well.on_time and found.stopped_s < STOP_S and "Traceback" not in found.log
+    kept = outcome.well.on_time and outcome.stopped_s < STOP_S and "Traceback" not in outcome.log
     return Told(what, lines, kept)
 
 

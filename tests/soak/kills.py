@@ -69,9 +69,17 @@ def scrapes_in(store: Path, names: Sequence[str]) -> Times:
         for name in names:
             scrapes = reader.scrapes(name, **EVER)
             times[name] = [t for at, t in enumerate(scrapes.times) if at not in scrapes.failed]
-            signals = [reader.signals(one.id, [SIGNAL], **EVER) for one in reader.engines(name)]
-            told = sum(not math.isnan(value) for one in signals for value in one.values[SIGNAL])
-            assert told == len(times[name]), f"{name}: {told} of {len(times[name])} cycles whole"
+            signals = [
+                reader.signals(engine.id, [SIGNAL], **EVER) for engine in reader.engines(name)
+            ]
+            whole_cycles = sum(
+                not math.isnan(value)
+                for engine_signals in signals
+                for value in engine_signals.values[SIGNAL]
+            )
+            assert whole_cycles == len(times[name]), (
+                f"{name}: {whole_cycles} of {len(times[name])} cycles whole"
+            )
     return times
 
 
@@ -121,12 +129,13 @@ def wait_for_pages(names: Sequence[str], given: Mapping[str, int]) -> None:
 def kill_often(folder: Path, times: int, *, interval: str = INTERVAL, seed: int = 1) -> list[Left]:
     """So many daemons, one after the other on one history."""
     rng, left = random.Random(seed), list[Left]()
-    found: Times = {}
+    scrape_times: Times = {}
     with servers(turn=TARGETS) as urls:
         for turn in range(times):
-            found, one = kill_once(folder, urls["turn"], found, rng.uniform(*ALIVE_S),
-                                   interval=interval, starting=turn % 4 == 1)  # fmt: skip
-            left.append(one)
+            scrape_times, loss = kill_once(
+                folder, urls["turn"], scrape_times, rng.uniform(*ALIVE_S),
+                interval=interval, starting=turn % 4 == 1)  # fmt: skip
+            left.append(loss)
     return left
 
 
@@ -138,10 +147,10 @@ def main() -> None:
         left = kill_often(Path(folder), times)
     print(f"kills: {times} in {time.monotonic() - began_s:.0f} s; the history opened and was whole")
     print(f"cycles in the history: {left[-1].cycles}")
-    print(f"cycles missing of a target after a kill: {max(one.missing for one in left)} at most")
-    print(f"kills that cost a running cycle: {sum(one.missing > 0 for one in left)}")
+    print(f"cycles missing of a target after a kill: {max(loss.missing for loss in left)} at most")
+    print(f"kills that cost a running cycle: {sum(loss.missing > 0 for loss in left)}")
     print(f"cycles that had been there and were not any more: {sum(o.forgotten for o in left)}")
-    if any(one.missing > 1 or one.forgotten for one in left):
+    if any(loss.missing > 1 or loss.forgotten for loss in left):
         sys.exit("more than the running cycle was lost")
 
 

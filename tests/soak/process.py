@@ -17,9 +17,9 @@ def cpu_s(pid: int) -> float:
 
 
 def _status(pid: int, key: str) -> int:
-    found = re.search(rf"(?m)^{key}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None, key
-    return int(found[1])
+    match = re.search(rf"(?m)^{key}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert match is not None, key
+    return int(match[1])
 
 
 def rss_bytes(pid: int) -> int:

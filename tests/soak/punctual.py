@@ -68,6 +68,6 @@ def punctual(
             due += len(slots)
             missed += len(slots - {int(at) for at in on_grid})
             after_s += [(at % 1.0 - EARLY_RATIO) * interval_s for at in on_grid]
-    late = sum(one > LATE_RATIO * interval_s for one in after_s)
+    late = sum(delay_s > LATE_RATIO * interval_s for delay_s in after_s)
     middle_s = statistics.median(after_s) if after_s else 0.0
     return Punctual(due, missed, late, failed, middle_s, max(after_s, default=0.0))

@@ -25,8 +25,8 @@ def daemon_rows() -> Iterator[Row]:
 def footprint_rows(targets: int, *, interval_s: float, cpu: int | None = None) -> Iterator[Row]:
     """The share of a core and the memory, a Prometheus scraping the same pages beside us. The ratio
     is that of CPU time."""
-    found = footprint(targets, interval_s=interval_s, for_s=SPAN_S, warm_s=WARM_S, cpu=cpu)
-    ours, peer, cycles = found.ours, found.peer, found.cycles
+    usage = footprint(targets, interval_s=interval_s, for_s=SPAN_S, warm_s=WARM_S, cpu=cpu)
+    ours, peer, cycles = usage.ours, usage.peer, usage.cycles
     yield (
         f"daemon, {targets} engines and GPUs at {interval_s:.0f} s",
         f"{100 * ours.cpu_ratio:.1f} %, {ours.peak_bytes / MIB:.0f} MiB",
@@ -38,8 +38,8 @@ def footprint_rows(targets: int, *, interval_s: float, cpu: int | None = None) -
 
 def triage_rows() -> Iterator[Row]:
     """How long answers take at 100 requests a second, and what that does to the cycles."""
-    found = asked(per_s=100.0, for_s=60.0)
-    cycles, middle_s = found.cycles, statistics.median(found.took_s)
+    answers = asked(per_s=100.0, for_s=60.0)
+    cycles, middle_s = answers.cycles, statistics.median(answers.took_s)
     yield "triage, 100 requests/s, P50", f"{1e3 * middle_s:.1f} ms", "", ""
-    yield "triage, 100 requests/s, P99", f"{1e3 * found.p99_s:.1f} ms", "", ""
+    yield "triage, 100 requests/s, P99", f"{1e3 * answers.p99_s:.1f} ms", "", ""
     yield "cycles missed or late", f"{cycles.missed + cycles.late} of {cycles.due}", "", ""

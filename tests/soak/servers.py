@@ -177,8 +177,8 @@ async def serve(kinds: Mapping[str, int]) -> None:
     for kind, count in kinds.items():
         for pages in pages_of(kind, count):
             own = [0]
-            made = partial(ILL.get(kind, Well), partial(own.__getitem__, 0), pages)
-            server = await loop.create_server(made, "127.0.0.1", 0, backlog=64)
+            new_protocol = partial(ILL.get(kind, Well), partial(own.__getitem__, 0), pages)
+            server = await loop.create_server(new_protocol, "127.0.0.1", 0, backlog=64)
             own[0] = server.sockets[0].getsockname()[1]
             ports.setdefault(kind, []).append(own[0])
     print(json.dumps(ports), flush=True)

@@ -20,24 +20,24 @@ HUGE_BYTES = 600 * MIB
 def test_a_kill_costs_at_most_the_running_cycle(tmp_path: Path) -> None:
     # A busy machine must not take longer for a cycle than the time to the next.
     left = kill_often(tmp_path, KILLS, interval="1s")
-    assert [one.forgotten for one in left] == [0] * KILLS
-    assert max(one.missing for one in left) <= 1
+    assert [loss.forgotten for loss in left] == [0] * KILLS
+    assert max(loss.missing for loss in left) <= 1
     assert left[-1].cycles > 0, "they scraped before they were killed"
 
 
 def test_hanging_targets_and_a_page_of_30_mb_delay_no_other() -> None:
-    found = beside(well=5, hang=5, huge=1, interval_s=2.0, warm_s=2.0, for_s=6.5)
-    assert found.well.due >= 5
-    assert found.well.missed < found.well.due, "they are scraped beside those that hang"
-    assert found.well.failed == 0
-    assert found.ill["huge"].startswith("a page ")
-    assert found.peak_bytes < HUGE_BYTES
-    assert "Traceback" not in found.log
+    outcome = beside(well=5, hang=5, huge=1, interval_s=2.0, warm_s=2.0, for_s=6.5)
+    assert outcome.well.due >= 5
+    assert outcome.well.missed < outcome.well.due, "they are scraped beside those that hang"
+    assert outcome.well.failed == 0
+    assert outcome.ill["huge"].startswith("a page ")
+    assert outcome.peak_bytes < HUGE_BYTES
+    assert "Traceback" not in outcome.log
 
 
 def test_answers_come_while_targets_are_scraped() -> None:
-    found = asked(per_s=50.0, for_s=2.0, warm_s=0.5)
-    assert len(found.took_s) == 100
+    answers = asked(per_s=50.0, for_s=2.0, warm_s=0.5)
+    assert len(answers.took_s) == 100
 
 
 @pytest.mark.parametrize("name", sorted(set(RECORDINGS)))
@@ -45,9 +45,9 @@ def test_a_recording_goes_on_from_turn_to_turn(name: str) -> None:
     growing = Growing(name)
     before: dict[str, float] = {}
     for step in range(0, 260, 13):
-        found = counters(growing.page(step).decode())
-        assert all(found.get(series, 0.0) >= value - 1e-6 for series, value in before.items())
-        before = found
+        values = counters(growing.page(step).decode())
+        assert all(values.get(series, 0.0) >= value - 1e-6 for series, value in before.items())
+        before = values
 
 
 def test_growing_pages_are_made_once_a_turn() -> None:

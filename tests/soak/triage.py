@@ -56,11 +56,13 @@ def p99(values: Sequence[float]) -> float:
 
 def paths(names: Sequence[str], *, past: bool) -> list[str]:
     """What is asked for, in turn."""
-    made: list[str] = []
+    plain_paths: list[str] = []
     for name in names:
-        one = f"{ALL}/{quote(name, safe='')}?format=json"
-        made += [f"{ALL}?format={form}" for form in ("json", "text", "markdown")] + [one]
-    return [path + (PAST if past and at % 2 else "") for at, path in enumerate(made)]
+        target_path = f"{ALL}/{quote(name, safe='')}?format=json"
+        plain_paths += [f"{ALL}?format={form}" for form in ("json", "text", "markdown")] + [
+            target_path
+        ]
+    return [path + (PAST if past and at % 2 else "") for at, path in enumerate(plain_paths)]
 
 
 def asked(*, per_s: float, for_s: float, warm_s: float = WARM_S, past: bool = False) -> Asked:
@@ -93,15 +95,16 @@ def main() -> None:
     parser.add_argument("--for", type=float, default=60.0, dest="for_s")
     parser.add_argument("--past", action="store_true")
     args = parser.parse_args()
-    found = asked(per_s=args.per_s, for_s=args.for_s, past=args.past)
+    answers = asked(per_s=args.per_s, for_s=args.for_s, past=args.past)
     print(
-        f"{len(found.took_s)} requests at {args.per_s:g} a second: "
-        f"P50 {1000 * statistics.median(found.took_s):.1f} ms, P99 {1000 * found.p99_s:.1f} ms, "
-        f"at most {1000 * max(found.took_s):.1f} ms; {100 * found.cpu_ratio:.1f} % of one core"
+        f"{len(answers.took_s)} requests at {args.per_s:g} a second: "
+        f"P50 {1000 * statistics.median(answers.took_s):.1f} ms, "
+        f"P99 {1000 * answers.p99_s:.1f} ms, "
+        f"at most {1000 * max(answers.took_s):.1f} ms; {100 * answers.cpu_ratio:.1f} % of one core"
     )
-    print(f"the asking process itself was late by {1000 * p99(found.asked_late_s):.1f} ms (P99)")
-    print(found.cycles)
-    if found.p99_s > WANTED_P99_S or not found.cycles.on_time:
+    print(f"the asking process itself was late by {1000 * p99(answers.asked_late_s):.1f} ms (P99)")
+    print(answers.cycles)
+    if answers.p99_s > WANTED_P99_S or not answers.cycles.on_time:
         sys.exit(f"not kept: P99 {1000 * WANTED_P99_S:.0f} ms, all cycles on time")
 
 
