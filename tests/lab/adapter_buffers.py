@@ -96,11 +96,11 @@ def _case(entries: Any, name: str, tensor: int) -> dict[str, Any]:  # noqa: ANN4
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps({**config, "architectures": [listed]}))
         try:
-            found = _built(folder, tensor)
+            buffers = _built(folder, tensor)
         except (ArithmeticError, AssertionError, ValueError) as refused:
             print(name, tensor, type(refused).__name__, str(refused)[:80], file=sys.stderr)
             return {}
-    return {"model": name, "tensor_parallel": tensor, **found}
+    return {"model": name, "tensor_parallel": tensor, **buffers}
 
 
 def _built(folder: str, tensor: int) -> dict[str, int]:
@@ -109,16 +109,22 @@ def _built(folder: str, tensor: int) -> dict[str, int]:
         model=folder, skip_tokenizer_init=True, enforce_eager=True, load_format="dummy",
         dtype="bfloat16", max_model_len=1024, enable_lora=True, max_loras=SLOTS, max_lora_rank=RANK,
     )  # fmt: skip
-    made = arguments.create_engine_config()
-    made.parallel_config.tensor_parallel_size = tensor
+    engine_config = arguments.create_engine_config()
+    engine_config.parallel_config.tensor_parallel_size = tensor
     _pretend_ranks(tensor)
-    with config.set_current_vllm_config(made), torch.device("meta"):
+    with config.set_current_vllm_config(engine_config), torch.device("meta"):
         torch.set_default_dtype(torch.bfloat16)
         loader = import_module("vllm.model_executor.model_loader.utils")
-        model = loader.initialize_model(vllm_config=made)
+        model = loader.initialize_model(vllm_config=engine_config)
         weights = sum(each.numel() * each.element_size() for each in model.parameters())
         manager = import_module("vllm.lora.model_manager").LoRAModelManager(
-            model, 8, 1024, model.config.vocab_size, made.lora_config, torch.device("meta"), made
+            model,
+            8,
+            1024,
+            model.config.vocab_size,
+            engine_config.lora_config,
+            torch.device("meta"),
+            engine_config,
         )
     taken = sum(
         each.numel() * each.element_size()
@@ -153,10 +159,10 @@ def _pretend_ranks(tensor: int) -> None:
         )  # fmt: skip
 
 
-def _lines(found: dict[str, Any]) -> str:
+def _lines(document: dict[str, Any]) -> str:
     """The record as JSON, a case a line, so that a change can be read."""
-    head = {key: value for key, value in found.items() if key != "cases"}
-    cases = ",\n".join(json.dumps(case) for case in found["cases"])
+    head = {key: value for key, value in document.items() if key != "cases"}
+    cases = ",\n".join(json.dumps(case) for case in document["cases"])
     return f'{json.dumps(head)[:-1]}, "cases": [\n{cases}\n]}}\n'
 
 

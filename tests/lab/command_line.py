@@ -17,24 +17,24 @@ def edited(flags: Sequence[str], changes: Sequence[Mapping[str, Any]]) -> list[s
         ChangeError: it is no flag of the server, or the command line does not have what the
             change says it has.
     """
-    made = list(flags)
+    edited_flags = list(flags)
     for change in changes:
         flag, before, after = change["flag"], change["from"], change["to"]
         if not flag.startswith("--"):
             raise ChangeError(f"{flag} is no flag of vllm serve")
-        given = _given(made, flag)
+        given = _given(edited_flags, flag)
         if given is not None and before is not None and not _same(given, before):
             raise ChangeError(f"{flag} is {given!r} on the command line, not {before!r}")
         if given is None and after is None:
             raise ChangeError(f"{flag} is to be dropped and not on the command line")
-        made = _without(made, flag)
+        edited_flags = _without(edited_flags, flag)
         if after is True:
-            made = [*_without(made, opposite(flag)), flag]
+            edited_flags = [*_without(edited_flags, opposite(flag)), flag]
         elif after is False:
-            made = [*made, opposite(flag)]
+            edited_flags = [*edited_flags, opposite(flag)]
         elif after is not None:
-            made += [flag, str(after)]
-    return made
+            edited_flags += [flag, str(after)]
+    return edited_flags
 
 
 def opposite(flag: str) -> str:

@@ -137,21 +137,21 @@ SHOWN: Mapping[str, str] = {
 """What is shown though nothing was said of it: a cure can hurt elsewhere."""
 
 
-def compared(made: Mapping[str, Any], before: Run, after: Run) -> list[Row]:
+def compared(recommendation: Mapping[str, Any], before: Run, after: Run) -> list[Row]:
     """A row for each number that the recommendation predicts and that can be measured."""
-    predicted: Mapping[str, float] = made["predicted"]
+    predicted: Mapping[str, float] = recommendation["predicted"]
     rows = [
         Row(
-            what=told.what,
-            before=told.measure(before),
+            what=quantity.what,
+            before=quantity.measure(before),
             predicted=predicted[key],
-            measured=told.measure(after),
-            near=told.near,
+            measured=quantity.measure(after),
+            near=quantity.near,
         )
-        for key, told in MEASURED.items()
+        for key, quantity in MEASURED.items()
         if key in predicted and (key != "draft_tokens" or predicted[key] == 0)
     ]
-    rows += [*_running(predicted, before, after), *_promised(made, before, after)]
+    rows += [*_running(predicted, before, after), *_promised(recommendation, before, after)]
     return rows + [
         Row(what=what, before=before.signal(key), predicted=None, measured=after.signal(key))
         for what, key in SHOWN.items()
@@ -172,10 +172,10 @@ def _running(predicted: Mapping[str, float], before: Run, after: Run) -> Iterato
         )
 
 
-def _promised(made: Mapping[str, Any], before: Run, after: Run) -> Iterator[Row]:
+def _promised(recommendation: Mapping[str, Any], before: Run, after: Run) -> Iterator[Row]:
     """What a recommendation says by relation: it does not know the number beforehand."""
     hits = after.signal("prefix_hit_ratio") or 0.0
-    if made["id"] == "prefix-caching":
+    if recommendation["id"] == "prefix-caching":
         yield Row(
             what="prefix hit ratio",
             before=before.signal("prefix_hit_ratio"),
@@ -193,7 +193,9 @@ def _promised(made: Mapping[str, Any], before: Run, after: Run) -> Iterator[Row]
                 measured=after.signal("prefill_mean_s"),
                 near=0.005,
             )
-    faster, then = (made[when].get("speedup_at_most_ratio") for when in ("before", "predicted"))
+    faster, then = (
+        recommendation[when].get("speedup_at_most_ratio") for when in ("before", "predicted")
+    )
     tpot_s = before.signal("tpot_mean_s")
     if faster and then and tpot_s is not None:
         yield Row(

@@ -61,11 +61,11 @@ def drive(server: Server, lab: Path) -> list[str]:
         said = say(server.url)
         (lab / f"{step.name}.json").write_text(said.stdout, encoding="utf-8")
         seen = load.seen(from_s=said.from_s, to_s=said.to_s)
-        found = wrong(step, said, seen)
-        print(row(step, said, seen, right=not found), flush=True)
+        mistakes = wrong(step, said, seen)
+        print(row(step, said, seen, right=not mistakes), flush=True)
         if step.as_text:
-            found += told_as_text(step, server.url)
-        complaints += [f"{step.name}: {complaint}" for complaint in found]
+            mistakes += told_as_text(step, server.url)
+        complaints += [f"{step.name}: {complaint}" for complaint in mistakes]
     complaints += [f"a request failed: {failure}" for failure in load.failures[:3]]
     return complaints + told_when_killed(server)
 

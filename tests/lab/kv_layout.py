@@ -60,18 +60,19 @@ def _outcome(census: Sequence[LayerFacts], name: str, stated: Mapping[str, Any])
     stages = _stages(layer_specs(config, census, case), case["pipeline_parallel"])
     free_bytes = int(case["available_gib"] * GIB)
     try:
-        found = utils.get_kv_cache_configs(config, stages, [free_bytes] * len(stages))
+        cache_configs = utils.get_kv_cache_configs(config, stages, [free_bytes] * len(stages))
     except (NotImplementedError, ValueError) as refused:
         return {"census": name, "settings": stated, "refused": type(refused).__name__}
-    groups = found[0].kv_cache_groups
+    groups = cache_configs[0].kv_cache_groups
     layout = config.cache_config.get_resolved_kv_cache_layout()
-    tokens, requests = utils.get_kv_cache_capacity(config, found[0])
+    tokens, requests = utils.get_kv_cache_capacity(config, cache_configs[0])
     return {
         "census": name,
         "settings": stated,
-        "blocks": found[0].num_blocks,
+        "blocks": cache_configs[0].num_blocks,
         "block_bytes": max(
-            utils._get_kv_cache_bytes_per_block(stage.kv_cache_groups, layout) for stage in found
+            utils._get_kv_cache_bytes_per_block(stage.kv_cache_groups, layout)
+            for stage in cache_configs
         ),
         "block_tokens": sorted(_tokens(group) for group in groups if _tokens(group)),
         "groups": len(groups),
@@ -183,22 +184,25 @@ def _stages(specs: Mapping[str, Any], stages: int) -> list[dict[str, Any]]:
     """The layers of each pipeline stage, split as vLLM splits them."""
     pp_indices = import_module("vllm.distributed.utils").get_pp_indices
     layers = list(dict.fromkeys(name.rsplit(".", 1)[0] for name in specs))
-    found: list[dict[str, Any]] = []
+    stage_specs: list[dict[str, Any]] = []
     for rank in range(stages):
         first, last = pp_indices(len(layers), rank, stages)
         mine = set(layers[first:last])
-        found.append({n: spec for n, spec in specs.items() if n.rsplit(".", 1)[0] in mine})
-    return found
+        stage_specs.append({n: spec for n, spec in specs.items() if n.rsplit(".", 1)[0] in mine})
+    return stage_specs
 
 
-def _lines(found: Mapping[str, Any]) -> str:
+def _lines(document: Mapping[str, Any]) -> str:
     """The record as JSON, a census or a case a line, so that a change can be read."""
-    parts = [f'"vllm": {json.dumps(found["vllm"])}', f'"defaults": {json.dumps(found["defaults"])}']
+    parts = [
+        f'"vllm": {json.dumps(document["vllm"])}',
+        f'"defaults": {json.dumps(document["defaults"])}',
+    ]
     census = [
-        f"{json.dumps(name)}: {json.dumps(facts)}" for name, facts in found["censuses"].items()
+        f"{json.dumps(name)}: {json.dumps(facts)}" for name, facts in document["censuses"].items()
     ]
     parts.append('"censuses": {\n' + ",\n".join(census) + "\n}")
-    cases = [json.dumps(case) for case in found["cases"]]
+    cases = [json.dumps(case) for case in document["cases"]]
     parts.append('"cases": [\n' + ",\n".join(cases) + "\n]")
     return "{" + ",\n".join(parts) + "}\n"
 

@@ -47,8 +47,8 @@ def packing(case: Mapping[str, Any]) -> type:
     module, name = next(
         place for prefix, *place in _BACKENDS if case["kv_cache_dtype"].startswith(prefix)
     )
-    found: type = getattr(import_module(module), name)
-    return found
+    packing_type: type = getattr(import_module(module), name)
+    return packing_type
 
 
 def backend(case: Mapping[str, Any]) -> type:
@@ -76,7 +76,7 @@ def layer_specs(
         for kind, layer in enumerate(census)
         for index in range(layer["count"])
     )
-    found: dict[str, Any] = {}
+    spec_of_part: dict[str, Any] = {}
     deepest = max(layer["count"] for layer in census)
     for place, kind, index in placed:
         own = plain if str(index) in spared else case
@@ -84,8 +84,8 @@ def layer_specs(
         several = any(layer["kind"] == "states" for layer in census)
         layer_name = f"{int(place * deepest)}" if several else f"{kind}.{index}"
         for part, spec in enumerate(specs_of(config, census[kind], own)):
-            found[f"{layer_name}.{kind}-{part}"] = spec
-    return found
+            spec_of_part[f"{layer_name}.{kind}-{part}"] = spec
+    return spec_of_part
 
 
 def specs_of(config: Foreign, layer: LayerFacts, case: Mapping[str, Any]) -> list[Any]:
@@ -115,9 +115,11 @@ def specs_of(config: Foreign, layer: LayerFacts, case: Mapping[str, Any]) -> lis
     if kind == "full":
         return [packed(specs.FullAttentionSpec(block_size=block, **shape), case)]
     shape["sliding_window"] = layer["window_tokens"]
-    one = packed(specs.SlidingWindowSpec(block_size=1, **shape), case).page_size_bytes
+    token_bytes = packed(specs.SlidingWindowSpec(block_size=1, **shape), case).page_size_bytes
     fits = import_module("vllm.model_executor.layers.attention.attention")
-    tokens = fits._largest_kernel_block_within(backend(case), one, one * block, block)
+    tokens = fits._largest_kernel_block_within(
+        backend(case), token_bytes, token_bytes * block, block
+    )
     return [packed(specs.SlidingWindowSpec(block_size=tokens, **shape), case)]
 
 
@@ -175,10 +177,10 @@ def _latent_specs(
     if quantizes(case):
         common = import_module("vllm.model_executor.layers.attention.mla_attention")
         latent = common.MLACommonBackend.customize_spec(latent)
-    found = [latent]
+    latent_specs = [latent]
     if layer["index_dim"]:
         # 8-bit keys and a scale of 4 bytes.
         index = {"head_size": layer["index_dim"] + 4, "dtype": import_module("torch").uint8}
         role = specs.SparseCacheRole.INDEXER
-        found.append(specs.MLAAttentionSpec(**row, **index, cache_role=role))
-    return found
+        latent_specs.append(specs.MLAAttentionSpec(**row, **index, cache_role=role))
+    return latent_specs

@@ -146,23 +146,23 @@ class Load:
         return {"allowed_token_ids": [*range(len(SPECIAL), len(SPECIAL) + words)]}
 
     def _follow(self, sent_s: float, counts: Iterable[int]) -> None:
-        patience_s, last_s, told = self._shape.hangs_up_after_s, sent_s, 0
+        patience_s, last_s, tokens_received = self._shape.hangs_up_after_s, sent_s, 0
         for tokens in counts:
-            now_s, new = time.time(), tokens - told
+            now_s, new = time.time(), tokens - tokens_received
             if patience_s is not None and now_s - sent_s > patience_s:
                 raise TimeoutError
             if not new:
                 continue
-            if told:
+            if tokens_received:
                 self._later.append(Arrival(now_s, now_s - last_s, new))
             else:
                 self._first.append(Arrival(now_s, now_s - sent_s, 1))
                 if new > 1:  # tokens that came along with the first: no wait between them
                     self._later.append(Arrival(now_s, 0.0, new - 1))
-            last_s, told = now_s, tokens
+            last_s, tokens_received = now_s, tokens
         wanted = self._shape.output_tokens
-        if told != wanted:
-            raise ValueError(f"the stream ended after {told} of {wanted} tokens")
+        if tokens_received != wanted:
+            raise ValueError(f"the stream ended after {tokens_received} of {wanted} tokens")
 
 
 def word(source: random.Random, words: int) -> int:

@@ -74,20 +74,20 @@ def closed_loop(fault: Fault, lab: Path) -> list[str]:
             *complaints,
             f"said {', '.join(causes) or 'no cause'}: {before.said.stderr.strip()}",
         ]
-    made, skipped = followed(before.said.recommendations, fault)
+    recommendation, skipped = followed(before.said.recommendations, fault)
     for line in skipped:
         print(f"Skipped: {line}.")
-    if made is None:
+    if recommendation is None:
         return [*complaints, "no recommendation that can be followed"]
     try:
-        flags = edited(fault.flags, made["changes"])
+        flags = edited(fault.flags, recommendation["changes"])
     except ChangeError as exc:
-        return [*complaints, f"{made['id']}: {exc}"]
+        return [*complaints, f"{recommendation['id']}: {exc}"]
     print(f"With `{shlex.join(fault.flags)}` the first cause is {fault.cause}.")
-    print(f"Followed: {made['id']}. {made['summary']}")
+    print(f"Followed: {recommendation['id']}. {recommendation['summary']}")
     print(f"Restarted with `{shlex.join(flags)}`.\n", flush=True)
     after = measured(fault, flags, lab, "after")
-    rows = compared(made, before, after)
+    rows = compared(recommendation, before, after)
     print("\n".join(table(rows)), flush=True)
     left = [f"{cause} ({severity})" for cause, severity in after.said.causes]
     print(f"\nAfter it: {after.said.short}; causes: {', '.join(left) or 'none'}.", flush=True)
@@ -96,12 +96,12 @@ def closed_loop(fault: Fault, lab: Path) -> list[str]:
 
 def wrong(fault: Fault, after: Run, rows: Sequence[Row]) -> list[str]:
     """What is wrong after the change: the cause is still named, a prediction misleads."""
-    found = [f"{row.what}: {row.verdict}" for row in rows if row.gross]
+    complaints = [f"{row.what}: {row.verdict}" for row in rows if row.gross]
     if not after.said.document:
         return [f"no JSON document, exit {after.said.status}: {after.said.stderr.strip()}"]
     if fault.cause in [cause for cause, _ in after.said.causes]:
-        found.append("the cause is still named")
-    return found
+        complaints.append("the cause is still named")
+    return complaints
 
 
 def followed(
@@ -109,11 +109,11 @@ def followed(
 ) -> tuple[Mapping[str, Any] | None, list[str]]:
     """The first recommendation that a CPU can follow, and why those before it were not."""
     skipped: list[str] = []
-    for made in recommendations:
-        reason = fault.skipped.get(made["id"])
+    for recommendation in recommendations:
+        reason = fault.skipped.get(recommendation["id"])
         if reason is None:
-            return made, skipped
-        skipped.append(f"{made['id']}, as {reason}")
+            return recommendation, skipped
+        skipped.append(f"{recommendation['id']}, as {reason}")
     return None, skipped
 
 

@@ -51,24 +51,24 @@ def wrong(step: Step, said: Said, seen: Seen) -> list[str]:
         return [f"no JSON document, exit {said.status}: {said.stderr.strip()!r}"]
     health, stage = said.document["health"], said.stage
     first = said.causes[0][0] if said.causes else None
-    found: list[str] = []
+    complaints: list[str] = []
     if said.status != (1 if step.first_cause else 0):
-        found.append(f"exit {said.status}")
+        complaints.append(f"exit {said.status}")
     if health not in (PAGED if step.first_cause else QUIET):
-        found.append(f"health {health}")
+        complaints.append(f"health {health}")
     if stage is None or stage < step.stage_from or (stage > 0 and not step.first_cause):
-        found.append(f"stage {stage}")
+        complaints.append(f"stage {stage}")
     if step.first_cause and first != step.first_cause:
-        found.append(f"first cause {first}")
+        complaints.append(f"first cause {first}")
     if not step.first_cause:
         named = [c for c, severity in said.causes if severity != "info" or not step.notes]
-        found += [f"cause {cause}" for cause in named]
-    return found + latencies_apart(step, said, seen)
+        complaints += [f"cause {cause}" for cause in named]
+    return complaints + latencies_apart(step, said, seen)
 
 
 def latencies_apart(step: Step, said: Said, seen: Seen) -> list[str]:
     """Means that are not what the client saw in the same span of time."""
-    found: list[str] = []
+    complaints: list[str] = []
     for key, client_s, near_s in (
         ("ttft_mean_s", seen.ttft_mean_s, TTFT_APART_S),
         ("itl_mean_s", seen.itl_mean_s, 0.0),
@@ -76,25 +76,25 @@ def latencies_apart(step: Step, said: Said, seen: Seen) -> list[str]:
         server_s = said.signal(key)
         if client_s is None or server_s is None:
             if step.workers or client_s != server_s:
-                found.append(f"{key} is {server_s}, the client saw {client_s}")
+                complaints.append(f"{key} is {server_s}, the client saw {client_s}")
         elif abs(server_s - client_s) > max(APART_RATIO * client_s, near_s):
-            found.append(f"{key} is {server_s:.4f}, the client saw {client_s:.4f}")
-    return found
+            complaints.append(f"{key} is {server_s:.4f}, the client saw {client_s:.4f}")
+    return complaints
 
 
 def wrong_text(step: Step, url: str, status: int, stdout: str) -> list[str]:
     """What is wrong with the report for people on a server in trouble."""
     first, second = [*stdout.splitlines(), "", ""][:2]
-    found: list[str] = []
+    complaints: list[str] = []
     if status != 1:
-        found.append(f"text: exit {status}")
+        complaints.append(f"text: exit {status}")
     if not first.startswith(("WARNING", "CRITICAL")):
-        found.append(f"text: the verdict does not come first: {first!r}")
+        complaints.append(f"text: the verdict does not come first: {first!r}")
     if url not in first or step.first_cause not in first.split():
-        found.append(f"text: not both target and {step.first_cause} beside it: {first!r}")
+        complaints.append(f"text: not both target and {step.first_cause} beside it: {first!r}")
     if not second.startswith("KV cascade: stage "):
-        found.append(f"text: the stage does not follow: {second!r}")
-    return found
+        complaints.append(f"text: the stage does not follow: {second!r}")
+    return complaints
 
 
 def wrong_when_killed(status: int, stdout: str, stderr: str) -> list[str]:

@@ -17,7 +17,7 @@ def change(flag: str, before: object, after: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("flag_change", "expected"),
     [
         pytest.param(
             change("--max-num-seqs", 128, 22),
@@ -51,8 +51,8 @@ def change(flag: str, before: object, after: object) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_change_made(made: dict[str, Any], expected: list[str]) -> None:
-    assert edited(FLAGS, [made]) == expected
+def test_a_change_made(flag_change: dict[str, Any], expected: list[str]) -> None:
+    assert edited(FLAGS, [flag_change]) == expected
 
 
 def test_a_json_value_is_one_word() -> None:
@@ -71,13 +71,13 @@ def test_changes_are_made_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("flag_change", "words"),
     [
         pytest.param(change("replicas", 1, 2), "replicas is no flag", id="no flag"),
         pytest.param(change("--max-num-seqs", 64, 32), "'128' on the command line", id="untrue"),
         pytest.param(change("--quantization", "fp8", None), "not on the", id="not there"),
     ],
 )
-def test_a_change_that_cannot_be_made(made: dict[str, Any], words: str) -> None:
+def test_a_change_that_cannot_be_made(flag_change: dict[str, Any], words: str) -> None:
     with pytest.raises(ChangeError, match=words):
-        edited(FLAGS, [made])
+        edited(FLAGS, [flag_change])

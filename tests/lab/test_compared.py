@@ -52,50 +52,50 @@ def test_verdict(
     assert row.gross is verdict.startswith(("GROSSLY", "NOT"))
 
 
-def rows(made: dict[str, Any], before: Run, after: Run) -> dict[str, Row]:
+def rows(recommendation: dict[str, Any], before: Run, after: Run) -> dict[str, Row]:
     """The rows by what they are about."""
-    return {row.what: row for row in compared(made, before, after)}
+    return {row.what: row for row in compared(recommendation, before, after)}
 
 
 def test_room_for_all_who_waited() -> None:
-    made = recommended("kv-blocks", {"max_concurrency": 40, "kv_usage_ratio": 0.8})
+    recommendation = recommended("kv-blocks", {"max_concurrency": 40, "kv_usage_ratio": 0.8})
     before = run(running_avg=20.0, waiting_avg=10.0, kv_usage_avg_ratio=1.0)
     after = run(running_avg=30.0, waiting_avg=0.0, kv_usage_avg_ratio=0.75)
-    told = rows(made, before, after)
-    assert told["running, mean"].predicted == 30  # 20 + 10 of at most 40
-    assert told["requests that fit at once"].measured == pytest.approx(40)  # 30 / 0.75
-    assert told["KV usage, mean"].right
+    row_of = rows(recommendation, before, after)
+    assert row_of["running, mean"].predicted == 30  # 20 + 10 of at most 40
+    assert row_of["requests that fit at once"].measured == pytest.approx(40)  # 30 / 0.75
+    assert row_of["KV usage, mean"].right
 
 
 def test_seats_limit_what_fits() -> None:
-    made = recommended("max-num-seqs-down", {"max_concurrency": 18})
+    recommendation = recommended("max-num-seqs-down", {"max_concurrency": 18})
     before = run(running_avg=20.0, waiting_avg=10.0, kv_usage_avg_ratio=1.0)
-    told = rows(made, before, run(seats=18, running_avg=18.0, kv_usage_avg_ratio=0.9))
-    assert told["requests that fit at once"].measured == 18  # not 18 / 0.9
-    assert told["running, mean"].predicted == 18
+    row_of = rows(recommendation, before, run(seats=18, running_avg=18.0, kv_usage_avg_ratio=0.9))
+    assert row_of["requests that fit at once"].measured == 18  # not 18 / 0.9
+    assert row_of["running, mean"].predicted == 18
 
 
 def test_prefill_falls_to_a_step_by_the_hits() -> None:
     before = run(prefill_mean_s=0.31, itl_p50_s=0.01)
     after = run(prefill_mean_s=0.04, prefix_hit_ratio=0.9)
-    told = rows(recommended("prefix-caching", {}), before, after)
+    row_of = rows(recommended("prefix-caching", {}), before, after)
     # 0.01 + (0.31 - 0.01) x (1 - 0.9)
-    assert told["prefill, mean, s (by the hits)"].predicted == pytest.approx(0.04)
-    assert told["prefix hit ratio"].right
+    assert row_of["prefill, mean, s (by the hits)"].predicted == pytest.approx(0.04)
+    assert row_of["prefix hit ratio"].right
 
 
 def test_without_speculation_tokens_come_no_slower_than_it_was_worth() -> None:
-    made = recommended(
+    recommendation = recommended(
         "spec-off",
         {"draft_tokens": 0, "speedup_at_most_ratio": 1.0},
         speedup_at_most_ratio=1.2,
     )
     before = run(tpot_mean_s=0.010, spec_draft_tokens_per_s=500.0)
-    told = rows(made, before, run(tpot_mean_s=0.013))
-    assert told["TPOT, mean, s"].predicted == pytest.approx(0.012)  # 0.010 x 1.2
-    assert told["TPOT, mean, s"].right  # 8 % more
-    assert told["drafted tokens per s"].right
-    assert not rows(made, before, run(tpot_mean_s=0.015))["TPOT, mean, s"].right
+    row_of = rows(recommendation, before, run(tpot_mean_s=0.013))
+    assert row_of["TPOT, mean, s"].predicted == pytest.approx(0.012)  # 0.010 x 1.2
+    assert row_of["TPOT, mean, s"].right  # 8 % more
+    assert row_of["drafted tokens per s"].right
+    assert not rows(recommendation, before, run(tpot_mean_s=0.015))["TPOT, mean, s"].right
 
 
 def test_a_cause_that_is_still_named_is_wrong() -> None:
@@ -107,8 +107,8 @@ def test_a_cause_that_is_still_named_is_wrong() -> None:
 
 def test_what_a_cpu_cannot_follow_is_skipped() -> None:
     first, second = recommended("kv-fp8", {}), recommended("max-num-seqs-down", {})
-    made, skipped = followed([first, second], FAULTS[0])
-    assert made is second
+    recommendation, skipped = followed([first, second], FAULTS[0])
+    assert recommendation is second
     assert skipped == ["kv-fp8, as the CPU backend has no FP8 KV cache"]
     assert followed([first], FAULTS[0])[0] is None
 
