@@ -39,7 +39,7 @@ def test_an_hour_is_its_median_where_enough_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weeks", "told"),
+    ("weeks", "expected"),
     [
         pytest.param([4.0], None, id="one week is no habit"),
         pytest.param([4.0, 4.4], 4.2, id="two alike"),
@@ -49,15 +49,15 @@ def test_an_hour_is_its_median_where_enough_is_known() -> None:
         pytest.param([0.0, 0.0, 0.0], 0.0, id="nothing, always"),
     ],
 )
-def test_what_is_usual(weeks: list[float], told: float | None) -> None:
-    assert usual([{"ttft_p99_s": value} for value in weeks]).get("ttft_p99_s") == told
+def test_what_is_usual(weeks: list[float], expected: float | None) -> None:
+    assert usual([{"ttft_p99_s": value} for value in weeks]).get("ttft_p99_s") == expected
 
 
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=WEEKS))
 def test_it_lies_among_its_weeks(weeks: list[float]) -> None:
-    found = usual_of(weeks)
-    assert min(weeks) <= found.median <= max(weeks)
-    assert 0 <= found.deviation <= max(weeks) - min(weeks)
+    usual_value = usual_of(weeks)
+    assert min(weeks) <= usual_value.median <= max(weeks)
+    assert 0 <= usual_value.deviation <= max(weeks) - min(weeks)
 
 
 def test_monday_morning_is_held_against_mondays() -> None:

@@ -42,15 +42,15 @@ def test_a_rule_flips_at_its_threshold_once_it_was_crossed_for_long_enough(
     at, over = bound.threshold, beyond(rule, bound)
     calm, judge = Judge(rule), Judge(rule)
     for t_s in (0.0, rule.for_s, 10 * rule.for_s + 1):
-        found = calm.at(t_s, at)
-        assert found.severity <= milder(rule, bound)
+        finding = calm.at(t_s, at)
+        assert finding.severity <= milder(rule, bound)
     if rule.for_s:
         assert judge.at(0.0, over).state == "ok"
         assert judge.at(rule.for_s - 0.5, over).state == "ok"
-    found = judge.at(rule.for_s, over)
-    assert (found.state, found.severity) == (bound.severity.word, bound.severity)
-    assert found.value == over
-    assert found.since_s == START_S
+    finding = judge.at(rule.for_s, over)
+    assert (finding.state, finding.severity) == (bound.severity.word, bound.severity)
+    assert finding.value == over
+    assert finding.since_s == START_S
 
 
 @BY_BOUND
@@ -124,8 +124,8 @@ def test_a_rule_is_not_judged_where_a_guard_does_not_hold(rule: Rule, *, unknown
         outside = math.nextafter(guard.value, math.inf if guard.below else -math.inf)
         judge, over = Judge(rule), beyond(rule, rule.bounds[-1])
         for t_s in (0.0, rule.for_s, 3 * rule.for_s + 1):
-            found = judge.at(t_s, over, **{guard.signal: None if unknown else outside})
-            assert found.state == "ok"
+            finding = judge.at(t_s, over, **{guard.signal: None if unknown else outside})
+            assert finding.state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_a_state_grows_worse_and_better_step_by_step_and_keeps_its_beginning() -
 def test_a_state_that_only_its_clear_time_holds_is_told_as_over() -> None:
     judge = Judge(steps((Severity.WARNING, 10.0), (Severity.CRITICAL, 20.0)))
     judge.at(0.0, 50.0)
-    told = judge.at(10.0, 50.0)
-    assert (told.severity, told.clearing) == (Severity.CRITICAL, None)
+    finding = judge.at(10.0, 50.0)
+    assert (finding.severity, finding.clearing) == (Severity.CRITICAL, None)
     milder = judge.at(12.0, 15.0)
     assert (milder.severity, milder.clearing) == (Severity.CRITICAL, None), "still out of bounds"
     for t_s in (14.0, 23.0):
