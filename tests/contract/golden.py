@@ -59,11 +59,11 @@ class Judge:
 def tracked(record: CauseRecord, cause: Cause) -> list[int | None]:
     """Seconds after which a cause is reported while it is concluded, and gone once it is not."""
     tracker = CauseTracker(scale=1.0, records={record.id: record})
-    told = next((t for t in range(TRACKED_S) if tracker.update(t, [cause])), None)
-    if told is None:
+    shown_s = next((t for t in range(TRACKED_S) if tracker.update(t, [cause])), None)
+    if shown_s is None:
         return [None, None]
-    gone = next((t for t in range(TRACKED_S) if not tracker.update(told + t, [])), None)
-    return [told, gone]
+    gone = next((t for t in range(TRACKED_S) if not tracker.update(shown_s + t, [])), None)
+    return [shown_s, gone]
 
 
 def computed() -> dict[str, dict[str, Any]]:
@@ -92,9 +92,9 @@ def stored(change: Change) -> dict[str, Any]:
 def read() -> dict[str, Stored]:
     """The stored rows, by situation."""
     store: dict[str, Stored] = {}
-    for name, told in json.loads(STORE.read_text()).items():
-        rows = [(Change(**change), tuple(verdict)) for change, *verdict in told["rows"]]
-        store[name] = Stored(told["tracked"], [(change, facts, verdict) for change, verdict in rows
+    for name, entry in json.loads(STORE.read_text()).items():
+        rows = [(Change(**change), tuple(verdict)) for change, *verdict in entry["rows"]]
+        store[name] = Stored(entry["tracked"], [(change, facts, verdict) for change, verdict in rows
                              for facts in [change.on(SITUATIONS[name]).facts()]])  # fmt: skip
     return store
 
@@ -113,10 +113,10 @@ def differs(record: CauseRecord, name: str, store: Stored) -> str:
 def main() -> None:
     """Rewrite the store."""
     lines = [
-        f'  {json.dumps(name)}: {{"tracked": {json.dumps(told["tracked"])}, "rows": [\n    '
-        + ",\n    ".join(json.dumps(row) for row in told["rows"])
+        f'  {json.dumps(name)}: {{"tracked": {json.dumps(entry["tracked"])}, "rows": [\n    '
+        + ",\n    ".join(json.dumps(row) for row in entry["rows"])
         + "\n  ]}"
-        for name, told in computed().items()
+        for name, entry in computed().items()
     ]
     STORE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

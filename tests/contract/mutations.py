@@ -37,8 +37,8 @@ class Mutation:
 
     def mutant(self) -> CauseRecord:
         """The record with the other number."""
-        made: CauseRecord = put(self.record, self.number, Number(self.number.value * self.factor))
-        return made
+        other: CauseRecord = put(self.record, self.number, Number(self.number.value * self.factor))
+        return other
 
 
 def numbers(root: object, place: str = "") -> Iterator[tuple[str, Number]]:
@@ -68,10 +68,10 @@ def put(root: Any, old: Number, new: Number) -> Any:  # noqa: ANN401 - any part 
     if not is_dataclass(root) or isinstance(root, type):
         return root
     parts = {each.name: getattr(root, each.name) for each in fields(root)}
-    made = {name: put(part, old, new) for name, part in parts.items()}
-    same = all(made[name] is parts[name] for name in parts if not isinstance(parts[name], tuple))
+    filled = {name: put(part, old, new) for name, part in parts.items()}
+    same = all(filled[name] is parts[name] for name in parts if not isinstance(parts[name], tuple))
     tuples = (name for name in parts if isinstance(parts[name], tuple))
-    return root if same and all(made[n] == parts[n] for n in tuples) else replace(root, **made)
+    return root if same and all(filled[n] == parts[n] for n in tuples) else replace(root, **filled)
 
 
 def mutations() -> Iterator[Mutation]:

@@ -48,8 +48,8 @@ class Told:
 
 def visible(facts: Facts, keys: frozenset[str]) -> Facts:
     """The facts without what only the sidecar can read."""
-    known = {key: value for key, value in facts.values.items() if key in {*keys, "lora_max"}}
-    return replace(facts, values=known, knee=None, endless=None, lengths=None, adapters=())
+    values = {key: value for key, value in facts.values.items() if key in {*keys, "lora_max"}}
+    return replace(facts, values=values, knee=None, endless=None, lengths=None, adapters=())
 
 
 def consistent(record: CauseRecord, facts: Facts) -> bool:
@@ -122,13 +122,13 @@ def series_of(record: CauseRecord, facts: Facts, instance: str) -> Iterator[tupl
 
 def rows_of(record: CauseRecord) -> Mapping[Targets, dict[str, Facts]]:
     """Every stored fact around the record, by target and instance; those that are the same once."""
-    found: dict[Targets, dict[str, Facts]] = defaultdict(dict)
+    by_targets: dict[Targets, dict[str, Facts]] = defaultdict(dict)
     for name, stored in golden.read().items():
         if name.partition(":")[0] == record.id:
             for at, (change, facts, _) in enumerate(stored.rows):
                 label = re.sub("[^a-zA-Z0-9_=.]", "_", f"{name}_{at}_{change.label}")
-                found[facts.targets][label] = facts
-    return found
+                by_targets[facts.targets][label] = facts
+    return by_targets
 
 
 def of_prometheus(
@@ -150,8 +150,8 @@ def of_prometheus(
     # Facts whose series of these metrics are the same make one instance.
     alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
     series_by_instance: dict[str, dict[Series, str]] = {}
-    for instance, known in facts.items():
-        series = {key: values for key, values in series_of(record, known, instance)
+    for instance, instance_facts in facts.items():
+        series = {key: values for key, values in series_of(record, instance_facts, instance)
                   if key.name in metrics}  # fmt: skip
         content = tuple(sorted(f"{key.name} {key.labels[1:]} {values}"
                                for key, values in series.items()))  # fmt: skip
