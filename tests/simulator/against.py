@@ -34,35 +34,36 @@ class Compared:
 
 def compared(seed: int) -> list[Compared]:
     """Every settled phase under load of every recording that is played."""
-    found = list[Compared]()
+    comparisons = list[Compared]()
     for played in RECORDINGS:
         rows = scrapes(CAPTURES / f"{played.name}.jsonl.gz")
-        made = simulated(played, rows, Random(seed))
+        played_rows = simulated(played, rows, Random(seed))
         for label, phase in phases_of(played.name).items():
             if label in ("fresh", "after_load", "draining"):
                 continue
-            both = figures(settled(rows, phase)), figures(settled(made, phase))
-            found.append(Compared(played.name, label, *both))
-    return found
+            both = figures(settled(rows, phase)), figures(settled(played_rows, phase))
+            comparisons.append(Compared(played.name, label, *both))
+    return comparisons
 
 
-def errors(found: Sequence[Compared]) -> dict[str, list[float]]:
+def errors(comparisons: Sequence[Compared]) -> dict[str, list[float]]:
     """Errors by signal: of ratios the difference, of all else the relative one.
 
     Where both say that there is next to nothing (`NOTHING`), nothing is compared.
     """
-    made: defaultdict[str, list[float]] = defaultdict(list)
-    for one in found:
+    by_signal: defaultdict[str, list[float]] = defaultdict(list)
+    for comparison in comparisons:
         for signal in SIGNALS:
-            was, got = getattr(one.measured, signal), getattr(one.simulated, signal)
+            was, got = getattr(comparison.measured, signal), getattr(comparison.simulated, signal)
             if was is None or got is None or max(was, got) < NOTHING.get(signal, 0.0):
                 continue
-            made[signal].append(got - was if signal.endswith("_ratio") else got / was - 1 if was
-                                else math.inf)  # fmt: skip
-    return dict(made)
+            by_signal[signal].append(
+                got - was if signal.endswith("_ratio") else got / was - 1 if was else math.inf
+            )
+    return dict(by_signal)
 
 
-SIGNALS = tuple(one.name for one in fields(Figures) if one.name != "acceptance_ratio")
+SIGNALS = tuple(field.name for field in fields(Figures) if field.name != "acceptance_ratio")
 NOTHING = {
     "running": 0.5,
     "waiting": 1.0,
@@ -72,7 +73,7 @@ NOTHING = {
 }
 
 
-def table(found: Sequence[Compared]) -> str:
+def table(comparisons: Sequence[Compared]) -> str:
     """A row per phase, measured before simulated."""
     heads = (
         "KV",
@@ -86,16 +87,19 @@ def table(found: Sequence[Compared]) -> str:
         "done/s",
     )
     lines = [f"{'recording':26}{'phase':18}" + "".join(f"{head:>15}" for head in heads)]
-    for one in found:
+    for comparison in comparisons:
         cells = [
             f"{_shown(was)}/{_shown(got)}"
             for was, got, signal in zip(
-                astuple(one.measured), astuple(one.simulated), fields(Figures), strict=True
+                astuple(comparison.measured),
+                astuple(comparison.simulated),
+                fields(Figures),
+                strict=True,
             )
             if signal.name in SIGNALS
         ]
         row = "".join(f"{cell:>15}" for cell in cells)
-        lines.append(f"{one.recording:26}{one.phase:18}{row}")
+        lines.append(f"{comparison.recording:26}{comparison.phase:18}{row}")
     return "\n".join(lines)
 
 
@@ -103,11 +107,11 @@ def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def summary(found: Sequence[Compared]) -> str:
+def summary(comparisons: Sequence[Compared]) -> str:
     """For each signal the phases compared, and the median and worst error."""
     lines = [f"{'signal':20}{'phases':>8}{'median |error|':>16}{'90 %':>8}{'worst':>8}"]
-    for signal, made in errors(found).items():
-        size = sorted(abs(one) for one in made)
+    for signal, signal_errors in errors(comparisons).items():
+        size = sorted(abs(error) for error in signal_errors)
         unit = "" if signal.endswith("_ratio") else " (relative)"
         at = (len(size) // 2, min(len(size) - 1, int(0.9 * len(size))), -1)
         median, most, worst = (f"{size[place]:.2f}" for place in at)
@@ -119,9 +123,9 @@ def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    found = compared(parser.parse_args().seed)
-    print(table(found), "\n")
-    print(summary(found))
+    comparisons = compared(parser.parse_args().seed)
+    print(table(comparisons), "\n")
+    print(summary(comparisons))
 
 
 if __name__ == "__main__":

@@ -77,11 +77,11 @@ class Case:
     def also(self) -> frozenset[str]:
         """Causes that are as true: what follows, and what is planted and need not be told."""
         planted = self.faults if self.trouble is None else (self.trouble, *self.faults)
-        return frozenset(one.cause for one in planted).union(*(one.also for one in planted))
+        return frozenset(each.cause for each in planted).union(*(each.also for each in planted))
 
     def setting(self) -> Setting:
         """What the server is started with."""
-        made = Setting(
+        case_setting = Setting(
             hardware=_hardware(self.machine),
             launch=Launch(
                 num_gpu_blocks=_hardware(self.machine).blocks(),
@@ -91,10 +91,10 @@ class Case:
             fuller_gpu_page=self.machine in FULLER,
         )
         for fault in self.faults if self.trouble is None else (self.trouble, *self.faults):
-            fault.start(made)
-        if made.launch.num_speculative_tokens:
-            made.form = WITH_SPECULATION
-        return made
+            fault.start(case_setting)
+        if case_setting.launch.num_speculative_tokens:
+            case_setting.form = WITH_SPECULATION
+        return case_setting
 
     def stripped(self, entry: Entry) -> Entry:
         """The entry as kneewatch gets to see it."""
@@ -110,14 +110,14 @@ def _hardware(machine: str) -> Hardware:
 
 def fault(cause: str) -> Fault:
     """The first fault with that cause."""
-    return next(one for one in FAULTS if one.cause == cause)
+    return next(candidate for candidate in FAULTS if candidate.cause == cause)
 
 
 def lacking(*families: str) -> Strip:
     """Takes families off a page, with their HELP and TYPE."""
     names = "|".join(families)
-    found = re.compile(rf"(?m)^(?:# \w+ )?vllm:(?:{names})(?:_\w+)?(?:{{.*}})? .*\n")
-    return partial(found.sub, "")
+    pattern = re.compile(rf"(?m)^(?:# \w+ )?vllm:(?:{names})(?:_\w+)?(?:{{.*}})? .*\n")
+    return partial(pattern.sub, "")
 
 
 def _one(
@@ -146,8 +146,8 @@ def _one(
 def cases() -> Iterator[Case]:
     """Every case, in the order of the tables."""
     for machine in MACHINES:
-        for one in FAULTS:
-            yield _one("one fault", one, machine)
+        for planted_fault in FAULTS:
+            yield _one("one fault", planted_fault, machine)
     for first, second in PAIRS:
         for machine in ("8B on H100", "70B FP8 on B200"):
             both = fault(first), fault(second)
@@ -192,6 +192,6 @@ def _lacking() -> Iterator[Case]:
                    strip=lacking(*families), name=f"{cause} without {families[0]}")  # fmt: skip
     for cause in ("gpu_throttled", "kv_pressure"):
         # Without the GPUs' page nobody can tell a slow GPU: silence is right, a guess is not.
-        told = frozenset({cause}) - {"gpu_throttled"}
-        yield _one("missing metrics", fault(cause), "8B on H100", wanted=told, gpu_page=False,
-                   name=f"{cause} without a GPU page")  # fmt: skip
+        wanted_causes = frozenset({cause}) - {"gpu_throttled"}
+        yield _one("missing metrics", fault(cause), "8B on H100", wanted=wanted_causes,
+                   gpu_page=False, name=f"{cause} without a GPU page")  # fmt: skip

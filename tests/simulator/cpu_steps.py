@@ -69,8 +69,10 @@ def fitted() -> CpuSteps:
                 continue
             left.append(_equation(stretch))
             right.append(1.0)
-    found, *_ = np.linalg.lstsq(np.array(left), np.array(right), rcond=None)
-    base_s, token_s, context_token_s = (max(0.0, float(one)) for one in found)
+    coefficients, *_ = np.linalg.lstsq(np.array(left), np.array(right), rcond=None)
+    base_s, token_s, context_token_s = (
+        max(0.0, float(coefficient)) for coefficient in coefficients
+    )
     return CpuSteps(base_s, token_s, context_token_s)
 
 

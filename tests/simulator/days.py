@@ -66,20 +66,20 @@ def busy_at(t_s: float, rng_phase: float) -> float:
 
 def bursts(rng: Random, for_s: float) -> list[tuple[float, float, float]]:
     """Bursts: from, to, and how much more comes; about one in half an hour."""
-    made, at_s = list[tuple[float, float, float]](), 0.0
+    bursts_s, at_s = list[tuple[float, float, float]](), 0.0
     while at_s < for_s:
         at_s += rng.expovariate(1 / 1800)
         lasts_s = rng.uniform(40, 240)
-        made.append((at_s, at_s + lasts_s, rng.uniform(1.3, 1.8)))
-    return made
+        bursts_s.append((at_s, at_s + lasts_s, rng.uniform(1.3, 1.8)))
+    return bursts_s
 
 
 def setting_of(change: Change, machine: str) -> Setting:
     """What a trace's server is started with."""
-    found = hardware(*MACHINES[machine])
+    device = hardware(*MACHINES[machine])
     setting = Setting(
-        hardware=found,
-        launch=Launch(num_gpu_blocks=found.blocks(), max_num_batched_tokens=chunk_tokens(found)),
+        hardware=device,
+        launch=Launch(num_gpu_blocks=device.blocks(), max_num_batched_tokens=chunk_tokens(device)),
     )
     change(setting)
     return setting

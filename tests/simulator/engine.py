@@ -55,12 +55,19 @@ class Engine:
     def held_blocks(self) -> float:
         """Blocks that live requests hold, added up one by one."""
         requests = self.scheduler.running.values()
-        shared = {id(one.prefix): one.prefix.blocks for one in requests if one.prefix is not None}
+        shared = {
+            id(request.prefix): request.prefix.blocks
+            for request in requests
+            if request.prefix is not None
+        }
         grown = (
-            sum(one.per_turn * (self._turn - one.turn) for one in self._decoding.values())
+            sum(
+                request.per_turn * (self._turn - request.turn)
+                for request in self._decoding.values()
+            )
             / self.launch.block_size
         )
-        return sum(one.held for one in requests) + sum(shared.values()) + grown
+        return sum(request.held for request in requests) + sum(shared.values()) + grown
 
     def _arrive(self) -> None:
         while self.source.next_s() <= self.now_s:
@@ -90,7 +97,7 @@ class Engine:
             self.now_s = max(self.now_s + 0.01, min(until_s, self.source.next_s()))
             return
         prompt = sum(tokens for _, tokens in chunks)
-        pairs = sum(tokens * (one.computed - tokens / 2) for one, tokens in chunks)
+        pairs = sum(tokens * (chunked.computed - tokens / 2) for chunked, tokens in chunks)
         decodes = len(self._decoding)
         work = Work(decodes, self._context, prompt, pairs, verified)
         step_s = self.steps.step_s(work)
@@ -135,7 +142,7 @@ class Engine:
                 self._throw_out(victim)
                 if victim is request:
                     return chunks, True
-                chunks = [(one, part) for one, part in chunks if one is not victim]
+                chunks = [(chunked, part) for chunked, part in chunks if chunked is not victim]
             budget -= tokens
             chunks.append((request, tokens))
         return chunks, False

@@ -61,7 +61,7 @@ class Hardware:
     @property
     def kv_bytes_per_token(self) -> float:
         """KV bytes of a token on one GPU, windows as if they held everything."""
-        windows = sum(one.kv_bytes_per_token for one in self.costs.windows)
+        windows = sum(window.kv_bytes_per_token for window in self.costs.windows)
         return self.costs.kv_bytes_per_token + windows
 
     def blocks(self, block_size: int = 16) -> int:
@@ -71,9 +71,9 @@ class Hardware:
         return int(left / (self.kv_bytes_per_token * block_size))
 
 
-def chunk_tokens(found: Hardware) -> int:
+def chunk_tokens(device: Hardware) -> int:
     """A token budget with which a step full of a prompt is short: what a tuned server has."""
-    steps, budget = GpuSteps(found), 4096
+    steps, budget = GpuSteps(device), 4096
     while budget > 256 and steps.step_s(Work(24, 24e3, budget, budget * 1000.0, 1)) > CHUNK_S:
         budget //= 2
     return budget
@@ -81,8 +81,13 @@ def chunk_tokens(found: Hardware) -> int:
 
 def hardware(model_id: str, gpu_id: str, tensor_parallel: int = 1) -> Hardware:
     """A model of the catalogue on GPUs of the catalogue."""
-    found, one = model(model_id), gpu(gpu_id)
-    return Hardware(found, one, tensor_parallel, costs(found, one, tensor_parallel=tensor_parallel))
+    served_model, card = model(model_id), gpu(gpu_id)
+    return Hardware(
+        served_model,
+        card,
+        tensor_parallel,
+        costs(served_model, card, tensor_parallel=tensor_parallel),
+    )
 
 
 @dataclass(slots=True)
@@ -192,16 +197,16 @@ class Exporter:
         self._last, self._last_s = replace(busy), now_s
         fields = {name: min(1.0, ratio) for name, ratio in ratios.items()}
         self._physics(fields, over_s)
-        made = list[str]()
+        lines = list[str]()
         for name, value in fields.items():
             kind = "counter" if name.endswith(COUNTED) else "gauge"
-            made.append(f"# HELP DCGM_FI_{name} {name}.\n# TYPE DCGM_FI_{name} {kind}\n")
+            lines.append(f"# HELP DCGM_FI_{name} {name}.\n# TYPE DCGM_FI_{name} {kind}\n")
             for at in range(self._steps.hardware.tensor_parallel):
                 labels = LABELS.format(
                     at=at, host="node-1", bus=0x53 + at, name=self._steps.hardware.gpu.names[0]
                 )
-                made.append(f"DCGM_FI_{name}{{{labels}}} {value:.10g}\n")
-        return "".join(made)
+                lines.append(f"DCGM_FI_{name}{{{labels}}} {value:.10g}\n")
+        return "".join(lines)
 
     def _physics(self, fields: dict[str, float], over_s: float) -> None:
         hardware, health = self._steps.hardware, self._steps.health

@@ -53,19 +53,22 @@ class PageWriter:
     def samples(self) -> list[float]:
         """The values of the page's samples, in its order; adapters are left out."""
         values = _values(self._engine)
-        return [values.get(one, 0.0) if isinstance(one, str) else one for one in self._samples]
+        return [
+            values.get(sample, 0.0) if isinstance(sample, str) else sample
+            for sample in self._samples
+        ]
 
     def page(self) -> str:
         """The page now."""
         values = _values(self._engine)
         engine = self._engine
-        made = [
+        lines = [
             line if isinstance(line, str) else line[0] + _number(values.get(line[1], 0.0)) + "\n"
             for line in self._lines
         ]
         if engine.launch.max_loras:
-            made.extend(_adapter_lines(engine))
-        return "".join(made)
+            lines.extend(_adapter_lines(engine))
+        return "".join(lines)
 
 
 Line = str | tuple[str, str]
@@ -81,12 +84,12 @@ def _form(name: str) -> tuple[str, ...]:
 def _lines(form: tuple[str, ...], engine: Shown, model: str, started_s: float) -> Iterator[Line]:
     widened, config_seen = set[str](), False
     for text in form:
-        found = None if text.startswith("#") else SAMPLE.match(text)
-        if found is None:
+        match = None if text.startswith("#") else SAMPLE.match(text)
+        if match is None:
             if "lora_requests_info" not in text:
                 yield text + "\n"
             continue
-        prefix, name, labels, value = found[1] or "", found[2], found[3] or "", found[4]
+        prefix, name, labels, value = match[1] or "", match[2], match[3] or "", match[4]
         if name == "lora_requests_info":
             continue
         if name == "cache_config_info":

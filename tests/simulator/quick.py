@@ -80,25 +80,25 @@ class QuickEngine:
                 self.now_s = min(until_s, self._next_s)
         self._arrive(until_s)
         books, capacity = self.scheduler, self.launch.num_gpu_blocks * self.launch.block_size
-        shared = sum(self._prefix_tokens(one.request) for one in self._prefixes().values())
+        shared = sum(self._prefix_tokens(active.request) for active in self._prefixes().values())
         books.usage_ratio = min(1.0, (self._held + self._context_grown() + shared) / capacity)
         self.overfull |= books.usage_ratio > FULL_RATIO
         books.waiting = range(len(self._pending))
         books.running = range(len(self._ends))
         books.longest_wait_s = until_s - self._pending[0][0] if self._pending else 0.0
         if self.launch.max_loras:
-            names = sorted({one.request.adapter for _, _, one in self._ends})
+            names = sorted({active.request.adapter for _, _, active in self._ends})
             self.adapters_seen = {",".join(names): self.now_s}
 
     def _prefixes(self) -> dict[int, Active]:
         return {
-            id(one.request.prefix): one
-            for _, _, one in self._ends
-            if one.request.prefix is not None
+            id(active.request.prefix): active
+            for _, _, active in self._ends
+            if active.request.prefix is not None
         }
 
     def _context_grown(self) -> float:
-        return sum((self._turn - one.began) * one.pace for *_, one in self._ends)
+        return sum((self._turn - active.began) * active.pace for *_, active in self._ends)
 
     def _arrive(self, until_s: float) -> None:
         while self._next_s <= until_s:
@@ -106,8 +106,8 @@ class QuickEngine:
                 self._rate = self._rate_at(self._next_s)
                 self._rate_until_s = self._next_s + RATE_HELD_S
             if self._rate:
-                one = self._pool[int(self._rng.random() * POOL)]
-                self._pending.append((self._next_s, one))
+                request = self._pool[int(self._rng.random() * POOL)]
+                self._pending.append((self._next_s, request))
             self._next_s += self._gap_s()
 
     def _gap_s(self) -> float:
@@ -162,14 +162,14 @@ class QuickEngine:
         size = self.launch.block_size
         return request.prefix_tokens // size * size
 
-    def _start(self, one: Active) -> None:
-        request, pace = one.request, one.pace
+    def _start(self, active: Active) -> None:
+        request, pace = active.request, active.pace
         self._entered += 1
-        end = self._turn + (one.output_tokens - 1) / pace
-        heapq.heappush(self._ends, (end, self._entered, one))
+        end = self._turn + (active.output_tokens - 1) / pace
+        heapq.heappush(self._ends, (end, self._entered, active))
         self._context += request.prompt_tokens
         self._pace += pace
-        for at, ratio in enumerate(one.accepted):
+        for at, ratio in enumerate(active.accepted):
             self._accepted[at] += ratio
         self._held += request.prompt_tokens - self._prefix_tokens(request)
         self._end()
@@ -222,18 +222,18 @@ class QuickEngine:
     def _end(self) -> None:
         """End what has all its tokens."""
         while self._ends and self._ends[0][0] <= self._turn:
-            _, _, one = heapq.heappop(self._ends)
-            request, pace = one.request, one.pace
-            grown = pace * (self._turn - one.began)
+            _, _, active = heapq.heappop(self._ends)
+            request, pace = active.request, active.pace
+            grown = pace * (self._turn - active.began)
             self._context -= request.prompt_tokens + grown
             self._pace -= pace
-            for at, ratio in enumerate(one.accepted):
+            for at, ratio in enumerate(active.accepted):
                 self._accepted[at] -= ratio
             self._held -= request.prompt_tokens - self._prefix_tokens(request)
-            over = 1 + grown - one.output_tokens
+            over = 1 + grown - active.output_tokens
             self.counters.counts["generation_tokens_total"] -= over
-            if not one.hung_up:  # vLLM counts nothing of a request whose client went away
-                self._ended.observe(one, self.now_s, self.steps.request_s)
+            if not active.hung_up:  # vLLM counts nothing of a request whose client went away
+                self._ended.observe(active, self.now_s, self.steps.request_s)
         if not self._ends:
             self._context = self._pace = self._held = 0.0
             self._accepted = [0.0] * self._drafted

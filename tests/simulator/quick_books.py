@@ -72,21 +72,21 @@ class Ended:
         self._counts = counters.counts
         self._histograms = tuple(counters.histograms[name] for name in OF_ENDED)
 
-    def observe(self, one: Active, now_s: float, request_s: float) -> None:
+    def observe(self, active: Active, now_s: float, request_s: float) -> None:
         """Count a request; `request_s` was spent outside the engine."""
-        request, decode_s = one.request, now_s - one.first_s
+        request, decode_s = active.request, now_s - active.first_s
         reason = "length" if request.capped else "stop"
         self._counts[f"request_success_total|finished_reason={reason}"] += 1
         length = request.output_tokens
         values = (
-            one.scheduled_s - one.arrived_s,
-            one.first_s - one.scheduled_s,
+            active.scheduled_s - active.arrived_s,
+            active.first_s - active.scheduled_s,
             decode_s,
-            now_s - one.scheduled_s,
-            now_s - one.arrived_s + request_s,
+            now_s - active.scheduled_s,
+            now_s - active.arrived_s + request_s,
             decode_s / max(1, length - 1),
             request.prompt_tokens,
-            one.fresh,
+            active.fresh,
             *(length, length, length, 0, 1),
         )
         for histogram, value in zip(self._histograms, values, strict=True):

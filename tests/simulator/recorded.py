@@ -40,20 +40,20 @@ class Figures:
 
 def values_of(body: str) -> Values:
     """The values on a page; buckets and times of creation are left out."""
-    found: Values = {}
+    values: Values = {}
     for name, labels, value in SERIES.findall(body):
         if name.endswith(("_bucket", "_created", "_info")):
             continue
         pairs = [part.split("=", 1) for part in labels.split(",")]
         rest = "".join(f"|{k}={v[1:-1]}" for k, v in pairs if k not in OWN_LABELS)
-        found[name + rest] = float(value)
-    return found
+        values[name + rest] = float(value)
+    return values
 
 
 def scrapes(capture: Path) -> list[Scrape]:
     """All pages of a capture that could be had."""
     entries = CaptureReader(capture)
-    return [Scrape(one.t_s, values_of(one.body)) for one in entries if one.body is not None]
+    return [Scrape(entry.t_s, values_of(entry.body)) for entry in entries if entry.body is not None]
 
 
 def finished(values: Values) -> float:
@@ -67,7 +67,7 @@ def figures(stretch: Sequence[Scrape]) -> Figures:
     over_s = last.t_s - first.t_s
 
     def mean(name: str) -> float:
-        return sum(one.values.get(name, 0.0) for one in stretch) / len(stretch)
+        return sum(scrape.values.get(name, 0.0) for scrape in stretch) / len(stretch)
 
     def gained(name: str) -> float:
         return last.values.get(name, 0.0) - first.values.get(name, 0.0)

@@ -47,7 +47,10 @@ COMMON = Launch(
 
 
 def _plain(prompt: int | tuple[int, int], output: int | tuple[int, int]) -> Kind:
-    drawn = [fixed(one) if isinstance(one, int) else between(*one) for one in (prompt, output)]
+    drawn = [
+        fixed(tokens) if isinstance(tokens, int) else between(*tokens)
+        for tokens in (prompt, output)
+    ]
     return Kind(prompt=drawn[0], output=drawn[1])
 
 
@@ -169,10 +172,10 @@ class Again:
         self._at = 0
 
     def _spread(self, rows: Sequence[Scrape]) -> Iterator[float]:
-        for one, two in pairwise(rows):
-            count = _begun(two) - _begun(one)
+        for earlier, later in pairwise(rows):
+            count = _begun(later) - _begun(earlier)
             for _ in range(max(0, round(count))):
-                yield self._rng.uniform(one.t_s, two.t_s) - rows[0].t_s
+                yield self._rng.uniform(earlier.t_s, later.t_s) - rows[0].t_s
 
     def next_s(self) -> float:
         """When the next one comes."""
@@ -229,17 +232,17 @@ def simulated(played: Played, rows: list[Scrape], rng: Random) -> list[Scrape]:
         from_s, to_s, _ = phases[label]
         source = Merged(load, Regular(more, from_s - start_s, to_s - start_s, every_s, rng))
     engine = Engine(played.launch, played.steps(cpu()), source, rng)
-    made = list[Scrape]()
+    scrapes = list[Scrape]()
     for row in rows:
         engine.run(row.t_s - start_s)
-        made.append(Scrape(row.t_s, page_values(engine)))
+        scrapes.append(Scrape(row.t_s, page_values(engine)))
         for label, (from_s, to_s, _) in phases.items():
             if from_s - EVERY_S / 2 <= row.t_s < to_s:
                 load.kind = kinds.get(label, load.kind)
                 # Beside a closed loop's clients nothing must be in flight when they are counted.
                 if isinstance(load, Closed) and (not played.every or label != played.every[0]):
                     load.resize(clients(rows, phases[label]), engine.now_s)
-    return made
+    return scrapes
 
 
 def clients(rows: list[Scrape], phase: tuple[float, float, float]) -> int:

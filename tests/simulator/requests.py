@@ -166,7 +166,7 @@ class Merged:
 
     def take(self) -> Request:
         """The next one."""
-        source = min(self._sources, key=lambda one: one.next_s())
+        source = min(self._sources, key=lambda candidate: candidate.next_s())
         request = source.take()
         self._of[id(request)] = source
         return request

@@ -226,14 +226,14 @@ def signals(served: Sequence[Served] | deque[Served], span_s: float) -> dict[str
     prompts = sum(row.prompt_tokens for row in served)
     hits = sum(row.hit_tokens for row in served)
     prefill_s = sum(row.computed_tokens / PREFILL_TOKENS_PER_S for row in served)
-    found = {
+    values = {
         "arrival_per_s": len(served) / span_s,
         "prefix_query_per_s": prompts / span_s,
         "computed_prompt_tokens_per_s": (prompts - hits) / span_s,
         "generation_tokens_per_s": sum(row.answer_tokens for row in served) / span_s,
     }
     if not prompts:
-        return found
+        return values
     ttft = buckets(TTFT_LE, [row.ttft_s for row in served])
     computed = buckets(TOKENS_LE, [row.computed_tokens for row in served])
     lengths = buckets(TOKENS_LE, [row.prompt_tokens for row in served])
@@ -244,8 +244,8 @@ def signals(served: Sequence[Served] | deque[Served], span_s: float) -> dict[str
         "prefill_tokens_p90": computed.quantile(0.9),
         "prompt_tokens_p50": lengths.quantile(0.5),
     }
-    found |= {"prefix_hit_ratio": hits / prompts, "prefill_mean_s": prefill_s / len(served)}
-    return found | {key: value for key, value in quantiles.items() if value is not None}
+    values |= {"prefix_hit_ratio": hits / prompts, "prefill_mean_s": prefill_s / len(served)}
+    return values | {key: value for key, value in quantiles.items() if value is not None}
 
 
 def buckets(edges: Sequence[float], values: Sequence[float]) -> Buckets:
@@ -422,18 +422,18 @@ SIZES = ((2, LARGE), (4, SMALL))
 
 def cases(sizes: Sequence[tuple[int, int]] = SIZES) -> list[RoutedCase]:
     """Every workload with every change and with unknown pasts, on pools of these sizes."""
-    found: list[RoutedCase] = []
+    all_cases: list[RoutedCase] = []
     for workload in WORKLOADS:
         good = "prefix" if workload.documents else "sticky"
         for replicas, capacity in sizes:
-            found += [
+            all_cases += [
                 RoutedCase(
                     workload, replicas, "modulo" if name == "rehash" else good, capacity, name
                 )
                 for name in CHANGES
             ]
-            found += [
+            all_cases += [
                 RoutedCase(workload, replicas, router, capacity, young=young)
                 for router, young in ((good, True), ("round robin", True), ("round robin", False))
             ]
-    return found
+    return all_cases

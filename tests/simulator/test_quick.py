@@ -45,9 +45,9 @@ def values(engine: Shown, run: Callable[[float], None], form: str) -> Iterator[d
     for turn in range(1, SCRAPES + 1):
         run(SCRAPE_S * turn)
         entry = Entry(START_S + SCRAPE_S * turn, writer.page(), status=200)
-        for told in stream.replay(entry):
+        for diagnosis in stream.replay(entry):
             if turn > SETTLED:
-                yield {key: one for key, one in told.values.items() if one is not None}
+                yield {key: value for key, value in diagnosis.values.items() if value is not None}
 
 
 def quick_of(setting: Setting, seed: int) -> QuickEngine:
@@ -66,8 +66,8 @@ def test_it_says_what_the_detailed_engine_says(kind: str) -> None:
     ours = list(values(quick, quick.run, setting.form))
     theirs = list(values(server.engine, server.engine.run, setting.form))
     for key, most in RATIOS.items():
-        found, wanted = (median(one.get(key, 0.0) for one in rows) for rows in (ours, theirs))
-        assert found == pytest.approx(wanted, rel=most), key
+        simulated, wanted = (median(row.get(key, 0.0) for row in rows) for rows in (ours, theirs))
+        assert simulated == pytest.approx(wanted, rel=most), key
     assert not quick.overfull
 
 
@@ -102,14 +102,18 @@ def test_its_pages_are_what_their_text_says(kind: str) -> None:
     page = pages.page()
     text = PageWriter(engine, model="served", form=setting.form).page()
     read = PageParser(Limits()).parse(text)
-    assert [one.name for one in page.layout.series] == [one.name for one in read.layout.series]
+    assert [series.name for series in page.layout.series] == [
+        series.name for series in read.layout.series
+    ]
     assert page.values == read.values
 
 
 def test_the_same_stretch_is_judged_alike_whoever_counts_it() -> None:
-    given = [replace(one, lasts_s=300.0) for one in parts(1, 0.3)]
-    assert len({(one.kind, one.machine) for one in given}) == 4
-    made = list(traces(given))
-    assert [one.name for one in made] == [f"{one.kind} on {one.machine}" for one in given]
-    assert all(one.busy_ratio > 0.3 for one in made)
-    assert list(traces(given)) == made
+    given = [replace(part, lasts_s=300.0) for part in parts(1, 0.3)]
+    assert len({(part.kind, part.machine) for part in given}) == 4
+    watched_traces = list(traces(given))
+    assert [trace.name for trace in watched_traces] == [
+        f"{part.kind} on {part.machine}" for part in given
+    ]
+    assert all(trace.busy_ratio > 0.3 for trace in watched_traces)
+    assert list(traces(given)) == watched_traces

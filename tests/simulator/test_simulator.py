@@ -55,7 +55,7 @@ def test_every_signal_of_the_recordings_is_compared(errors: dict[str, list[float
 
 @pytest.mark.parametrize("signal", MEDIAN_MOST)
 def test_the_simulator_is_near_the_recordings(errors: dict[str, list[float]], signal: str) -> None:
-    sizes = sorted(abs(one) for one in errors[signal])
+    sizes = sorted(abs(error) for error in errors[signal])
     assert sizes[len(sizes) // 2] <= MEDIAN_MOST[signal]
     assert sizes[-1] <= WORST_MOST.get(signal, math.inf)
 

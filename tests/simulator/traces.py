@@ -91,12 +91,12 @@ def watch(part: Part) -> Trace:
     rng = Random(f"{part.seed} {part.kind} {part.machine} {part.from_s}")
     books = _Books()
     pages = _detailed if part.detailed else _quick
-    told, warned = counted(pages(setting, part, rng, books))
+    paged, warned = counted(pages(setting, part, rng, books))
     return Trace(
         f"{part.kind} on {part.machine}",
         part.from_s,
         part.lasts_s / 3600,
-        told,
+        paged,
         warned,
         books.queued / books.scrapes,
         books.preemptions,
@@ -191,11 +191,11 @@ def counted(said: Iterator[Sequence[Diagnosis]]) -> tuple[Counter[str], Counter[
     seen_s: dict[tuple[str, Severity], float] = {}
     for diagnosis in chain.from_iterable(said):
         for cause in diagnosis.causes:
-            for severity, made in ((Severity.CRITICAL, pages), (Severity.WARNING, warnings)):
+            for severity, counts in ((Severity.CRITICAL, pages), (Severity.WARNING, warnings)):
                 if cause.severity < severity or (cause.id, severity) == TRUE_WARNING:
                     continue
                 last_s = seen_s.get((cause.id, severity), -math.inf)
-                made[cause.id] += diagnosis.t_s - last_s > APART_S
+                counts[cause.id] += diagnosis.t_s - last_s > APART_S
                 seen_s[cause.id, severity] = diagnosis.t_s
     return pages, warnings
 
@@ -222,35 +222,35 @@ def traces(given: Sequence[Part], *, jobs: int = 1) -> Iterator[Trace]:
 def report(seed: int, weeks: float, *, detailed: bool = False, jobs: int = 1) -> str:
     """A line for each kind, what was paged, and the rate with its bound."""
     given = list(parts(seed, weeks, detailed=detailed))
-    made = list[Trace]()
-    for one in traces(given, jobs=jobs):
-        made.append(one)
-        if len(made) % TOLD_EVERY == 0:
-            so_far = f"{len(made)} of {len(given)} half-days watched"
-            print(f"{so_far}; {_false_words(made)}", file=stderr, flush=True)
+    watched_traces = list[Trace]()
+    for trace in traces(given, jobs=jobs):
+        watched_traces.append(trace)
+        if len(watched_traces) % TOLD_EVERY == 0:
+            so_far = f"{len(watched_traces)} of {len(given)} half-days watched"
+            print(f"{so_far}; {_false_words(watched_traces)}", file=stderr, flush=True)
     lines = [f"{'healthy busy trace':14}{'hours':>7}{'busy':>6}{'peak KV':>9}{'queued':>8}"
              f"{'preempted':>11}  pages; warnings"]  # fmt: skip
     for kind, _ in KINDS:
-        rows = [one for one in made if one.name.startswith(kind)]
+        rows = [trace for trace in watched_traces if trace.name.startswith(kind)]
         if not rows:
             continue
         pages, warned = Counter[str](), Counter[str]()
-        for one in rows:
-            pages.update(one.pages)
-            warned.update(one.warnings)
-        hours = sum(one.hours for one in rows)
+        for trace in rows:
+            pages.update(trace.pages)
+            warned.update(trace.warnings)
+        hours = sum(trace.hours for trace in rows)
         lines.append(
-            f"{kind:18}{hours:>7.0f}{sum(one.busy_ratio for one in rows) / len(rows):>6.2f}"
-            f"{max(one.peak_kv_ratio for one in rows):>9.2f}"
-            f"{sum(one.queued_ratio for one in rows) / len(rows):>8.3f}"
-            f"{sum(one.preemptions for one in rows):>11.0f}  {_told(pages)}; {_told(warned)}"
+            f"{kind:18}{hours:>7.0f}{sum(trace.busy_ratio for trace in rows) / len(rows):>6.2f}"
+            f"{max(trace.peak_kv_ratio for trace in rows):>9.2f}"
+            f"{sum(trace.queued_ratio for trace in rows) / len(rows):>8.3f}"
+            f"{sum(trace.preemptions for trace in rows):>11.0f}  {_told(pages)}; {_told(warned)}"
         )
-    sound = _sound(made)
+    sound = _sound(watched_traces)
     lines.append(
         f"left out, for requests were preempted or waited for more than {WAITS_S:.0f} s: "
-        f"{len(made) - len(sound)} of {len(made)}"
+        f"{len(watched_traces) - len(sound)} of {len(watched_traces)}"
     )
-    watched = max(sum(one.hours for one in sound), 1.0) * 3600 / WEEK_S
+    watched = max(sum(trace.hours for trace in sound), 1.0) * 3600 / WEEK_S
     for word, attribute in (("pages (critical)", "pages"), ("warnings", "warnings")):
         count = _count(sound, attribute)
         lines.append(
@@ -260,18 +260,22 @@ def report(seed: int, weeks: float, *, detailed: bool = False, jobs: int = 1) ->
     return "\n".join(lines)
 
 
-def _sound(made: Sequence[Trace]) -> list[Trace]:
+def _sound(watched_traces: Sequence[Trace]) -> list[Trace]:
     """Those without a burst that cache or GPUs could not take: what was told of such a one was
     true."""
-    return [one for one in made if not one.preemptions and one.longest_wait_s <= WAITS_S]
+    return [
+        trace
+        for trace in watched_traces
+        if not trace.preemptions and trace.longest_wait_s <= WAITS_S
+    ]
 
 
-def _count(made: Sequence[Trace], attribute: str) -> int:
-    return sum(sum(getattr(one, attribute).values()) for one in made)
+def _count(watched_traces: Sequence[Trace], attribute: str) -> int:
+    return sum(sum(getattr(trace, attribute).values()) for trace in watched_traces)
 
 
-def _false_words(made: Sequence[Trace]) -> str:
-    sound = _sound(made)
+def _false_words(watched_traces: Sequence[Trace]) -> str:
+    sound = _sound(watched_traces)
     return f"{_count(sound, 'pages')} false pages, {_count(sound, 'warnings')} false warnings"
 
 
