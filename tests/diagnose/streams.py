@@ -27,16 +27,16 @@ class Target:
 
     def take(self, *bodies: str, every_s: float = INTERVAL_S) -> list[Diagnosis]:
         """What is said after the last of these pages."""
-        told: list[Diagnosis] = []
+        diagnoses: list[Diagnosis] = []
         for body in bodies:
             self.now_s += every_s
-            told = self.stream.take(self.now_s, body, "")
-        return told
+            diagnoses = self.stream.take(self.now_s, body, "")
+        return diagnoses
 
     def one(self, *bodies: str, every_s: float = INTERVAL_S) -> Diagnosis:
         """What is said of the only engine after the last of these pages."""
-        (told,) = self.take(*bodies, every_s=every_s)
-        return told
+        (diagnosis,) = self.take(*bodies, every_s=every_s)
+        return diagnosis
 
 
 def bodies(capture: str) -> list[str]:
@@ -55,7 +55,7 @@ def cause_ids(diagnosis: Diagnosis) -> list[str]:
     return [cause.id for cause in diagnosis.causes]
 
 
-def alarming(told: Iterable[Diagnosis]) -> list[tuple[float, str, Sequence[str]]]:
+def alarming(diagnoses: Iterable[Diagnosis]) -> list[tuple[float, str, Sequence[str]]]:
     """Diagnoses at warning or worse, with what they say: empty where all is well."""
     return [
         (
@@ -66,7 +66,7 @@ def alarming(told: Iterable[Diagnosis]) -> list[tuple[float, str, Sequence[str]]
                 *(f.rule.id for f in diagnosis.findings if f.severity >= Severity.WARNING),
             ],
         )
-        for diagnosis in told
+        for diagnosis in diagnoses
         if diagnosis.severity >= Severity.WARNING or diagnosis.health in ("warning", "critical")
     ]
 

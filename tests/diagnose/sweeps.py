@@ -22,14 +22,14 @@ def sweep(
     200 tokens. TTFT P99 is 1.2 s at the most, 2.4 s beyond."""
     points: list[BenchmarkPoint] = []
     for load in loads:
-        made = tensor_parallel * per_gpu * min(load, 64.0) / 64.0
+        tokens_per_s = tensor_parallel * per_gpu * min(load, 64.0) / 64.0
         points.append(
             BenchmarkPoint(
                 concurrency=tensor_parallel * load,
-                requests_per_s=made / (tokens_per_request or 200.0),
+                requests_per_s=tokens_per_s / (tokens_per_request or 200.0),
                 ttft_p99_s=2.4 if load > 64 else 0.2 + load / 64,
                 itl_p99_s=0.02 + load / 2000,
-                output_tokens_per_s=None if tokens_per_request is None else made,
+                output_tokens_per_s=None if tokens_per_request is None else tokens_per_s,
             )
         )
     return Sweep(tensor_parallel, ordered(points))

@@ -31,19 +31,21 @@ def judged() -> Judged:
 
 def faulty(judged: Judged) -> list[Verdict]:
     """Verdicts on the phases with a fault."""
-    return [found for found in judged[0] if found.phase.first_causes]
+    return [verdict for verdict in judged[0] if verdict.phase.first_causes]
 
 
-def named(found: Verdict) -> str:
+def named(verdict: Verdict) -> str:
     """A verdict in words, for a test that fails."""
-    return f"{found.phase.capture.name} {found.phase.name}: {found.share:.2f} {found.stages}"
+    return (
+        f"{verdict.phase.capture.name} {verdict.phase.name}: {verdict.share:.2f} {verdict.stages}"
+    )
 
 
 def test_the_recordings_have_what_they_are_judged_by() -> None:
     every = list(phases())
     states = {phase.state for phase in every}
-    made = {phase.state for scenario in SCENARIOS for phase in scenario.phases}
-    assert set(FIRST_CAUSES) <= states | made
+    real_states = {phase.state for scenario in SCENARIOS for phase in scenario.phases}
+    assert set(FIRST_CAUSES) <= states | real_states
     assert not states & NOT_JUDGED
     assert {phase.capture for phase in every} <= set(CAPTURES.glob("*.jsonl.gz"))
     assert len([phase for phase in every if phase.first_causes]) >= 14
@@ -51,54 +53,58 @@ def test_the_recordings_have_what_they_are_judged_by() -> None:
 
 
 def test_nine_of_ten_faulty_phases_are_told_right(judged: Judged) -> None:
-    wrong = [named(found) for found in faulty(judged) if not found.right]
+    wrong = [named(verdict) for verdict in faulty(judged) if not verdict.right]
     assert len(wrong) <= (1 - RIGHT_SHARE) * len(faulty(judged)), wrong
 
 
 def test_every_kind_of_fault_is_told_right_somewhere(judged: Judged) -> None:
-    right = {found.phase.state for found in faulty(judged) if found.right}
+    right = {verdict.phase.state for verdict in faulty(judged) if verdict.right}
     recorded = {phase.state for phase in phases() if phase.first_causes}
     assert right == recorded
 
 
 def test_no_quiet_phase_has_a_page(judged: Judged) -> None:
-    quiet = [found for found in judged[0] if not found.phase.first_causes]
-    assert sum(bool(found.judged) for found in quiet) >= 15
-    assert [named(found) for found in quiet if not found.right] == []
+    quiet = [verdict for verdict in judged[0] if not verdict.phase.first_causes]
+    assert sum(bool(verdict.judged) for verdict in quiet) >= 15
+    assert [named(verdict) for verdict in quiet if not verdict.right] == []
 
 
 def test_the_right_cause_comes_soon(judged: Judged) -> None:
     late = [
-        named(found)
-        for found in faulty(judged)
-        if found.delay_s is None or found.delay_s > DELAY_MAX_S
+        named(verdict)
+        for verdict in faulty(judged)
+        if verdict.delay_s is None or verdict.delay_s > DELAY_MAX_S
     ]
     assert late == []
 
 
 @pytest.mark.parametrize("capture", PREEMPTING)
 def test_stage_two_comes_with_the_first_counted_preemption(judged: Judged, capture: str) -> None:
-    told = [d for d in judged[1][CAPTURES / f"{capture}.jsonl.gz"] if d.stage is not None]
-    counted = next(n for n, d in enumerate(told) if (d.values.get("preemption_per_s") or 0) > 0)
-    staged = next(n for n, d in enumerate(told) if stage_of(d) >= 2)
+    diagnoses = [d for d in judged[1][CAPTURES / f"{capture}.jsonl.gz"] if d.stage is not None]
+    counted = next(
+        n for n, d in enumerate(diagnoses) if (d.values.get("preemption_per_s") or 0) > 0
+    )
+    staged = next(n for n, d in enumerate(diagnoses) if stage_of(d) >= 2)
     assert 0 <= staged - counted <= 2
 
 
 @pytest.mark.parametrize("capture", PREEMPTING)
 def test_stage_zero_comes_soon_after_the_load(judged: Judged, capture: str) -> None:
-    told = judged[1][CAPTURES / f"{capture}.jsonl.gz"]
-    last = max(n for n, d in enumerate(told) if stage_of(d) >= 2)
-    loaded = max(n for n, d in enumerate(told[: last + 1]) if (d.values.get("waiting") or 0) > 0)
-    calm = next(d for d in told[last:] if stage_of(d) == 0)
-    assert calm.t_s - told[loaded].t_s <= CALM_AFTER_S
-    assert {stage_of(d) for d in told if d.t_s > calm.t_s} <= {0, 1}
+    diagnoses = judged[1][CAPTURES / f"{capture}.jsonl.gz"]
+    last = max(n for n, d in enumerate(diagnoses) if stage_of(d) >= 2)
+    loaded = max(
+        n for n, d in enumerate(diagnoses[: last + 1]) if (d.values.get("waiting") or 0) > 0
+    )
+    calm = next(d for d in diagnoses[last:] if stage_of(d) == 0)
+    assert calm.t_s - diagnoses[loaded].t_s <= CALM_AFTER_S
+    assert {stage_of(d) for d in diagnoses if d.t_s > calm.t_s} <= {0, 1}
 
 
 def test_no_stage_above_filling_where_nothing_is_preempted(judged: Judged) -> None:
     staged = {
         path.name
-        for path, told in judged[1].items()
-        for diagnosis in told
+        for path, diagnoses in judged[1].items()
+        for diagnosis in diagnoses
         if stage_of(diagnosis) >= 2
     }
     assert staged == {f"{capture}.jsonl.gz" for capture in PREEMPTING}
@@ -106,9 +112,9 @@ def test_no_stage_above_filling_where_nothing_is_preempted(judged: Judged) -> No
 
 def test_what_is_told_with_confidence_is_right(judged: Judged) -> None:
     sure = [
-        first_cause(diagnosis) in found.phase.first_causes
-        for found in judged[0]
-        for diagnosis in found.judged
+        first_cause(diagnosis) in verdict.phase.first_causes
+        for verdict in judged[0]
+        for diagnosis in verdict.judged
         if diagnosis.causes
         and diagnosis.causes[0].id != "engine_restarted"
         and diagnosis.causes[0].confidence >= SURE_FROM
@@ -118,18 +124,18 @@ def test_what_is_told_with_confidence_is_right(judged: Judged) -> None:
 
 
 def test_causes_do_not_flap_while_a_fault_lasts(judged: Judged) -> None:
-    for found in faulty(judged):
+    for verdict in faulty(judged):
         begun = [
-            not found.phase.first_causes.isdisjoint(cause.id for cause in diagnosis.causes)
-            for diagnosis in found.judged
+            not verdict.phase.first_causes.isdisjoint(cause.id for cause in diagnosis.causes)
+            for diagnosis in verdict.judged
         ]
         steps = list(pairwise(begun[begun.index(True) :]))
         ends = sum(was and not now for was, now in steps)
-        assert ends <= 1, named(found)
+        assert ends <= 1, named(verdict)
 
 
 def test_incidents_made_on_a_real_vllm_are_reported_right() -> None:
     verdicts, _ = judge(LAB)
-    name = {found.phase: found.phase.capture.name.partition(".")[0] for found in verdicts}
+    name = {verdict.phase: verdict.phase.capture.name.partition(".")[0] for verdict in verdicts}
     assert [(name[v.phase], v.phase.name) for v in verdicts if not v.right] == []
     assert len(verdicts) == 30

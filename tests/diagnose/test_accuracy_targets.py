@@ -97,12 +97,12 @@ def test_a_missed_target_may_stand_above_a_note() -> None:
     note = scrapes("client_errors", ttft_p99_s=1.5, severity=Severity.INFO)
     late = scrapes("prefill_bound", ttft_p99_s=1.5)
     both = [
-        replace(one, causes=[*one.causes, *other.causes])
-        for one, other in zip(late, note, strict=True)
+        replace(missed, causes=[*missed.causes, *other.causes])
+        for missed, other in zip(late, note, strict=True)
     ]
     assert verdict(refused, both, targets=TARGETS).right
     assert not verdict(refused, late, targets=TARGETS).right, "the note is missing"
-    met = [replace(one, values={"ttft_p99_s": 0.2}) for one in both]
+    met = [replace(combined, values={"ttft_p99_s": 0.2}) for combined in both]
     assert not verdict(refused, met, targets=TARGETS).right, "no target is missed"
 
 

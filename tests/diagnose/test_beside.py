@@ -24,14 +24,14 @@ FEW = CALM[:3]
 def told_of(*engines: Sequence[str], models: Sequence[str] = ("tiny", "tiny")) -> list[Diagnosis]:
     """What is said of engines that share the pages of one server, by their number."""
     target = Target(window_s=15.0)
-    told: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     for pages in zip(*engines, strict=True):
         body = "".join(
             engine_only(labelled(page, engine=str(at), model_name=model))
             for at, (page, model) in enumerate(zip(pages, models, strict=True))
         )
-        told = target.take(body)
-    return sorted(told, key=lambda one: one.engine)
+        diagnoses = target.take(body)
+    return sorted(diagnoses, key=lambda diagnosis: diagnosis.engine)
 
 
 def test_an_engine_that_carries_far_more_than_the_other_is_told() -> None:
@@ -48,14 +48,14 @@ def test_an_engine_that_carries_far_more_than_the_other_is_told() -> None:
 def test_load_that_piles_up_on_two_ranks_of_eight_asks_for_no_replicas() -> None:
     full = bodies("kv_pressure_cascade")[44:66]
     quiet = bodies("healthy_light")[8:30]
-    told = told_of(full, full, *[quiet] * 6, models=("tiny",) * 8)
-    for one in told[:2]:
-        assert one.causes[0].id == "replica_imbalance", cause_ids(one)
-        assert "kv_pressure" in one.causes[0].explains
-        assert one.causes[0].severity == Severity.CRITICAL
-        changed = {change.flag for each in one.recommendations for change in each.changes}
+    diagnoses = told_of(full, full, *[quiet] * 6, models=("tiny",) * 8)
+    for diagnosis in diagnoses[:2]:
+        assert diagnosis.causes[0].id == "replica_imbalance", cause_ids(diagnosis)
+        assert "kv_pressure" in diagnosis.causes[0].explains
+        assert diagnosis.causes[0].severity == Severity.CRITICAL
+        changed = {change.flag for each in diagnosis.recommendations for change in each.changes}
         assert "replicas" not in changed
-    assert all("replica_imbalance" not in cause_ids(one) for one in told[2:])
+    assert all("replica_imbalance" not in cause_ids(diagnosis) for diagnosis in diagnoses[2:])
 
 
 def test_the_order_of_the_engines_changes_nothing() -> None:
@@ -75,8 +75,8 @@ def test_the_order_of_the_engines_changes_nothing() -> None:
 def test_alike_and_unlike_engines_are_not_told(
     engines: Sequence[Sequence[str]], models: Sequence[str]
 ) -> None:
-    for one in told_of(*engines, models=models):
-        assert "replica_imbalance" not in cause_ids(one)
+    for diagnosis in told_of(*engines, models=models):
+        assert "replica_imbalance" not in cause_ids(diagnosis)
 
 
 def with_blocks(pages: Sequence[str], blocks: int) -> list[str]:
@@ -90,8 +90,8 @@ def with_blocks(pages: Sequence[str], blocks: int) -> list[str]:
 
 def test_engines_whose_pools_are_summed_have_their_share() -> None:
     """512 blocks on the row of each of two engines are 256 of 32 tokens for one."""
-    for one in told_of(with_blocks(FEW, 512), with_blocks(FEW, 512)):
-        assert one.values["kv_capacity_tokens"] == 256 * 32
+    for diagnosis in told_of(with_blocks(FEW, 512), with_blocks(FEW, 512)):
+        assert diagnosis.values["kv_capacity_tokens"] == 256 * 32
 
 
 def test_a_real_page_of_two_engines_shows_the_pool_of_each() -> None:
@@ -99,10 +99,9 @@ def test_a_real_page_of_two_engines_shows_the_pool_of_each() -> None:
     body = gzip.decompress((PAGES / "two-engines-vllm-0.32.0.txt.gz").read_bytes()).decode()
     assert body.count('num_gpu_blocks="320"') == 2
     target = Target(window_s=15.0)
-    told = target.take(body, body)
-    assert [(one.engine, one.values["kv_capacity_tokens"]) for one in told] == [
-        ("0", 5120.0), ("1", 5120.0),
-    ]  # fmt: skip
+    diagnoses = target.take(body, body)
+    sizes = [(diagnosis.engine, diagnosis.values["kv_capacity_tokens"]) for diagnosis in diagnoses]
+    assert sizes == [("0", 5120.0), ("1", 5120.0)]
     for engine in target.stream.monitor.engines:
         server = deployment(engine.config)
         assert (server.blocks, server.blocks_override, server.capacity_tokens) == (160, 160, 5088)

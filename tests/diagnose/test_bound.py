@@ -22,8 +22,8 @@ RESTING = {
 
 
 def bound(situation: Situation) -> str:
-    found = bound_of(situation.facts())
-    return found.kind if found else ""
+    step_bound = bound_of(situation.facts())
+    return step_bound.kind if step_bound else ""
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_slow_decode_is_surer_where_memory_is_short_and_its_lever_follows() -> N
     assert "Quantize" in memory.lever
     assert "compute is the limit" in compute.lever
     assert "host" in host.lever
-    assert [one.signal for one in host.against] == ["gpu_engine_active_ratio"]
+    assert [evidence.signal for evidence in host.against] == ["gpu_engine_active_ratio"]
 
 
 def test_slow_prefill_is_surer_where_arithmetic_is_short() -> None:

@@ -59,12 +59,12 @@ def said(**load: float) -> Diagnosis:
 
 def test_nobody_is_answered_and_the_verdict_says_so() -> None:
     # A real server of six seats whose clients hang up after 2 s: 737 calls, none finished.
-    told = said(accepted_per_s=9.2, finished_per_s=0.0, first_tokens_per_s=4.6, waiting=14.0)
-    head = told.causes[0]
+    diagnosis = said(accepted_per_s=9.2, finished_per_s=0.0, first_tokens_per_s=4.6, waiting=14.0)
+    head = diagnosis.causes[0]
     assert {"queue_saturation", "clients_give_up"} <= {head.id, *head.explains}
     assert head.severity == Severity.CRITICAL
     assert "clients give up 100% of the calls" in head.summary
-    (replicas,) = [r for r in told.recommendations if r.id == "replicas"]
+    (replicas,) = [r for r in diagnosis.recommendations if r.id == "replicas"]
     # 9.2 accepted for 4.6 that get a first token, and the safety factor of 1.3: 2.6.
     assert [(c.before, c.after) for c in replicas.changes] == [(1, 3)]
 
@@ -82,19 +82,21 @@ def test_nobody_is_answered_and_the_verdict_says_so() -> None:
 def test_severity_follows_the_share_that_is_given_up(
     finished_per_s: float, severity: Severity
 ) -> None:
-    told = said(accepted_per_s=10.0, finished_per_s=finished_per_s, first_tokens_per_s=10.0)
-    by_id = {cause.id: cause.severity for cause in told.causes}
+    diagnosis = said(accepted_per_s=10.0, finished_per_s=finished_per_s, first_tokens_per_s=10.0)
+    by_id = {cause.id: cause.severity for cause in diagnosis.causes}
     assert by_id.get("clients_give_up", Severity.OK) == severity
 
 
 def test_a_third_of_the_calls_is_refused_as_wrong() -> None:
-    told = said(accepted_per_s=2.0, finished_per_s=2.0, first_tokens_per_s=2.0, refused_per_s=1.0)
-    cause = next(cause for cause in told.causes if cause.id == "client_errors")
+    diagnosis = said(
+        accepted_per_s=2.0, finished_per_s=2.0, first_tokens_per_s=2.0, refused_per_s=1.0
+    )
+    cause = next(cause for cause in diagnosis.causes if cause.id == "client_errors")
     assert cause.severity == Severity.INFO
     assert "33% of the calls are refused" in cause.summary
 
 
 def test_calls_of_several_engines_are_nobodys() -> None:
-    told = said(accepted_per_s=9.2, finished_per_s=0.0, first_tokens_per_s=4.6, engines=2)
-    assert told.values["given_up_ratio"] is None
-    assert "clients_give_up" not in {cause.id for cause in told.causes}
+    diagnosis = said(accepted_per_s=9.2, finished_per_s=0.0, first_tokens_per_s=4.6, engines=2)
+    assert diagnosis.values["given_up_ratio"] is None
+    assert "clients_give_up" not in {cause.id for cause in diagnosis.causes}

@@ -119,8 +119,8 @@ def test_what_is_told_as_evidence_is_true() -> None:
     small = CONCLUSIVE["spec_decode_poor"].but(running_avg=2.0).causes()["spec_decode_poor"]
     assert not [e for e in small.evidence if "verification costs grow" in e.text]
     quick = CONCLUSIVE["queue_saturation"].but(itl_mean_drift_ratio=1.0, running_max=20.0)
-    told = [e.text for e in quick.causes()["queue_saturation"].evidence]
-    assert not [text for text in told if "steps are slow" in text]
+    texts = [e.text for e in quick.causes()["queue_saturation"].evidence]
+    assert not [text for text in texts if "steps are slow" in text]
 
 
 # The arithmetic
@@ -200,10 +200,10 @@ def test_the_worst_comes_first_and_of_equals_the_surest() -> None:
 @pytest.mark.parametrize("head", list(EXPLAINS))
 def test_what_follows_from_a_cause_is_told_with_it(head: str) -> None:
     others = [cause(other, Severity.WARNING, 0.95) for other in EXPLAINS[head]]
-    told = ranked([*others, cause(head, Severity.CRITICAL, 0.6)])
-    assert told[0].id == head
-    assert set(told[0].explains) == set(EXPLAINS[head])
-    assert [c.id for c in told] == [head]
+    causes = ranked([*others, cause(head, Severity.CRITICAL, 0.6)])
+    assert causes[0].id == head
+    assert set(causes[0].explains) == set(EXPLAINS[head])
+    assert [c.id for c in causes] == [head]
 
 
 LOST_PREFIX = cause("prefix_reuse_lost", Severity.WARNING)
@@ -268,7 +268,7 @@ def test_who_explains_more_is_reported_worst_first() -> None:
 
 
 def test_an_explained_cause_explains_nothing_itself() -> None:
-    told = ranked(
+    causes = ranked(
         [
             cause("prefix_churn", Severity.CRITICAL),
             cause("queue_saturation", Severity.WARNING, 0.99),
@@ -276,8 +276,8 @@ def test_an_explained_cause_explains_nothing_itself() -> None:
             cause("past_knee", Severity.WARNING, 0.7),
         ]
     )
-    assert [c.id for c in told] == ["prefix_churn", "spec_decode_poor"]
-    assert set(told[0].explains) == {"queue_saturation", "past_knee"}
+    assert [c.id for c in causes] == ["prefix_churn", "spec_decode_poor"]
+    assert set(causes[0].explains) == {"queue_saturation", "past_knee"}
 
 
 def test_what_explains_nothing_that_is_there_says_nothing() -> None:

@@ -22,18 +22,18 @@ from tests.recordings import CAPTURES, WINDOW_S
 
 def concluded(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Facts, Cause]]:
     """Each cause that a recording shows, with the facts of its scrape."""
-    found: list[tuple[Facts, Cause]] = []
+    conclusions: list[tuple[Facts, Cause]] = []
 
     def noting(facts: Facts) -> list[Cause]:
         causes = conclude(facts)
-        found.extend((facts, cause) for cause in causes)
+        conclusions.extend((facts, cause) for cause in causes)
         return causes
 
     monkeypatch.setattr(engine, "conclude", noting)
     stream = TargetStream(name, Profile(window_s=WINDOW_S), Limits())
     for entry in CaptureReader(CAPTURES / f"{name}.jsonl.gz"):
         stream.replay(entry)
-    return found
+    return conclusions
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_turning_point_turns(
     assert rows
     for facts, cause in rows:
         record = BY_ID[cause_id]
-        points = {one.signal: one for one in counterfactuals(record.stands, facts, cause)}
+        points = {turn.signal: turn for turn in counterfactuals(record.stands, facts, cause)}
         point = points[signal]
         for share, stands in ((0.0, True), (0.99, True), (1.0, False), (1.01, False)):
             value = point.now + share * (point.at - point.now)
@@ -65,10 +65,14 @@ def test_a_turning_point_turns(
 def test_the_first_cause_of_a_diagnosis_carries_its_turning_points() -> None:
     stream = TargetStream("spec", Profile(window_s=WINDOW_S), Limits())
     entries = CaptureReader(CAPTURES / "spec_bad.jsonl.gz")
-    told = [one for entry in entries for one in stream.replay(entry) if one.causes]
-    assert told
-    assert all(one.causes[0].unless[0].signal == "spec_acceptance_ratio" for one in told)
-    assert all(not cause.unless for one in told for cause in one.causes[1:])
+    diagnoses = [
+        diagnosis for entry in entries for diagnosis in stream.replay(entry) if diagnosis.causes
+    ]
+    assert diagnoses
+    assert all(
+        diagnosis.causes[0].unless[0].signal == "spec_acceptance_ratio" for diagnosis in diagnoses
+    )
+    assert all(not cause.unless for diagnosis in diagnoses for cause in diagnosis.causes[1:])
 
 
 def stands_at(facts: Facts, cause_id: str, signal: str, value: float) -> bool:
@@ -104,9 +108,9 @@ def test_a_verdict_is_of_one_snapshot(
     monkeypatch.setattr(engine, "conclude", noting)
     stream = TargetStream(recording, Profile(window_s=WINDOW_S), Limits())
     entries = CaptureReader(CAPTURES / f"{recording}.jsonl.gz")
-    told = [diagnosis for entry in entries for diagnosis in stream.replay(entry)]
+    diagnoses = [diagnosis for entry in entries for diagnosis in stream.replay(entry)]
     kept: list[Cause] = []
-    for diagnosis in told:
+    for diagnosis in diagnoses:
         for cause in diagnosis.causes:
             assert cause.since_s <= cause.seen_s <= diagnosis.t_s
             facts, concluded = seen[cause.seen_s]
@@ -170,7 +174,7 @@ def test_a_gpu_has_turning_points(
     facts = replace(CALM, gpus=(well, on_gpu(values))).facts()
     cause = BY_ID[cause_id].examine(facts)
     assert cause is not None
-    points = {one.signal: one for one in counterfactuals(BY_ID[cause_id].stands, facts, cause)}
+    points = {turn.signal: turn for turn in counterfactuals(BY_ID[cause_id].stands, facts, cause)}
     point = points[signal]
     if at is not None:
         assert point.at == pytest.approx(at, rel=0.01)

@@ -32,7 +32,7 @@ def drafting(each: Sequence[float], *, running: float = 4.0, **more: float) -> S
     )
 
 
-def told(situation: Situation) -> Cause | None:
+def draft_cause(situation: Situation) -> Cause | None:
     return situation.causes().get("spec_decode_poor")
 
 
@@ -51,20 +51,20 @@ GOOD, LONG, FLAT, NONE = (0.9, 0.8, 0.7), (0.9, 0.8, 0.05, 0.02), (0.45,) * 4, (
 def test_what_to_do_follows_from_the_positions(
     each: Sequence[float], severity: Severity, lever: str
 ) -> None:
-    cause = told(drafting(each))
+    cause = draft_cause(drafting(each))
     assert cause is not None
     assert cause.severity == severity
     assert cause.lever.startswith(lever) or lever in cause.lever
     shares = ", ".join(f"{100 * share:.0f}%" for share in each)
-    assert f"accepted by position: {shares}" in [one.text for one in cause.evidence]
+    assert f"accepted by position: {shares}" in [evidence.text for evidence in cause.evidence]
 
 
 def test_what_is_accepted_well_is_kept() -> None:
-    assert told(drafting(GOOD)) is None
+    assert draft_cause(drafting(GOOD)) is None
 
 
 def test_the_same_acceptance_no_longer_pays_in_a_large_batch() -> None:
-    small, large = told(drafting(FLAT)), told(drafting(FLAT, running=256.0))
+    small, large = draft_cause(drafting(FLAT)), draft_cause(drafting(FLAT, running=256.0))
     assert small is not None
     assert large is not None
     assert (small.severity, large.severity) == (Severity.INFO, Severity.WARNING)
@@ -75,7 +75,7 @@ def test_the_same_acceptance_no_longer_pays_in_a_large_batch() -> None:
     [((0.5, 0.2, 0.0), "1.31x"), ((0.5, 0.1, 0.05, 0.05), "1.21x"), ((0.8, 0.4, 0.1), "1.77x")],
 )
 def test_an_estimated_gain_is_never_told_as_a_loss(each: Sequence[float], speedup: str) -> None:
-    cause = told(drafting(each))
+    cause = draft_cause(drafting(each))
     assert cause is not None
     assert cause.severity == Severity.INFO
     assert speedup in cause.summary
@@ -84,18 +84,18 @@ def test_an_estimated_gain_is_never_told_as_a_loss(each: Sequence[float], speedu
 
 def test_a_compute_bound_gpu_asks_for_the_guides_sixty_per_cent() -> None:
     each = (0.7, 0.55, 0.4)
-    assert told(drafting(each)) is None
-    bound = told(drafting(each, **COMPUTE))
+    assert draft_cause(drafting(each)) is None
+    bound = draft_cause(drafting(each, **COMPUTE))
     assert bound is not None
     assert bound.severity == Severity.WARNING
     assert bound.evidence[0].threshold == 0.6
-    assert any("compute-bound" in one.text for one in bound.evidence)
-    assert told(drafting((0.8, 0.7, 0.6), **COMPUTE)) is None
+    assert any("compute-bound" in evidence.text for evidence in bound.evidence)
+    assert draft_cause(drafting((0.8, 0.7, 0.6), **COMPUTE)) is None
 
 
 def test_a_fall_in_the_newest_part_is_not_excused_by_the_drafts_before_it() -> None:
     fallen = CALM.but(**{key: value for key, value in drafting(GOOD).values.items() if value})
-    cause = told(Situation(values=fallen.values, recent={"spec_acceptance_ratio": 0.1}))
+    cause = draft_cause(Situation(values=fallen.values, recent={"spec_acceptance_ratio": 0.1}))
     assert cause is not None
     assert cause.severity == Severity.WARNING
 
@@ -103,7 +103,8 @@ def test_a_fall_in_the_newest_part_is_not_excused_by_the_drafts_before_it() -> N
 def test_half_a_window_from_before_a_fall_is_no_excuse() -> None:
     falling = drafting((0.46,) * 4, arrival_per_s=2.0)
     fell, steady = (
-        told(replace(falling, recent={"spec_acceptance_ratio": recent})) for recent in (0.1, 0.42)
+        draft_cause(replace(falling, recent={"spec_acceptance_ratio": recent}))
+        for recent in (0.1, 0.42)
     )
     assert fell is not None
     assert steady is not None
@@ -132,9 +133,9 @@ def test_without_counts_by_position_each_token_has_one_chance() -> None:
     ],
 )
 def test_the_measured_batch_decides_with_a_stated_gpu(running: float, lever: str) -> None:
-    made = advised("spec_decode_poor", situation=drafting(FLAT, running=running), stated=LLAMA)
-    assert list(made) == [lever]
-    assert f"at the present batch of {running:.0f}" in made[lever].summary
+    levers = advised("spec_decode_poor", situation=drafting(FLAT, running=running), stated=LLAMA)
+    assert list(levers) == [lever]
+    assert f"at the present batch of {running:.0f}" in levers[lever].summary
 
 
 NGRAMS = parse_launch(
@@ -152,15 +153,15 @@ NGRAMS = parse_launch(
 )
 def test_a_best_case_of_a_few_per_cent_is_no_gain(stated: Stated, first: float, lever: str) -> None:
     poor = drafting((first, 0.01, 0.0, 0.0), running=2.0)
-    made = advised("spec_decode_poor", situation=poor, stated=replace(stated, launch=NGRAMS))
-    assert list(made) == [lever]
+    levers = advised("spec_decode_poor", situation=poor, stated=replace(stated, launch=NGRAMS))
+    assert list(levers) == [lever]
 
 
 @pytest.mark.parametrize(("running", "tokens"), [(2.0, 3), (192.0, 1)])
 def test_a_larger_batch_wants_a_shorter_draft(running: float, tokens: int) -> None:
     each = (0.85, 0.6, 0.3, 0.05, 0.0)
-    made = advised("spec_decode_poor", situation=drafting(each, running=running), stated=LLAMA)
-    ((_, to),) = changes(made["spec-shorter"]).values()
+    levers = advised("spec_decode_poor", situation=drafting(each, running=running), stated=LLAMA)
+    ((_, to),) = changes(levers["spec-shorter"]).values()
     assert to == tokens
 
 

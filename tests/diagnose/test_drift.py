@@ -35,7 +35,7 @@ KINDS: dict[str, Draw] = {
 def sample(draw: Draw, dice: random.Random, count: int, *, each: int) -> Buckets:
     """So many independent requests, each seen `each` times."""
     values = [draw(dice) for _ in range(count)]
-    return {edge: float(each * sum(one <= edge for one in values)) for edge in EDGES}
+    return {edge: float(each * sum(value <= edge for value in values)) for edge in EDGES}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,13 +46,13 @@ def test_what_has_not_changed_is_called_a_change_no_oftener_than_stated(
     dice, rate, tries = random.Random(20), 0.1, 400
     each, alarms = int(ALIKE), 0
     for _ in range(tries):
-        found = drift(
+        change = drift(
             sample(KINDS[kind], dice, before, each=each),
             sample(KINDS[kind], dice, now, each=each),
             false_alarm=rate,
         )
-        assert found is not None
-        alarms += abs(found.shift_ratio) > found.chance_ratio
+        assert change is not None
+        alarms += abs(change.shift_ratio) > change.chance_ratio
     # Three standard deviations of a count whose rate is exactly the stated one.
     assert alarms <= rate * tries + 3 * sqrt(rate * (1 - rate) * tries)
 
@@ -60,9 +60,9 @@ def test_what_has_not_changed_is_called_a_change_no_oftener_than_stated(
 def test_the_band_is_no_wider_than_its_reason() -> None:
     """A bound that nothing passes would keep any rate: this is the one that is derived."""
     whole = {1.0: 5000.0, inf: 10_000.0}
-    found = drift(whole, whole, false_alarm=0.01)
-    assert found is not None
-    assert found.chance_ratio == pytest.approx(2 * sqrt(log(400) / (2 * 10_000 / ALIKE)))
+    change = drift(whole, whole, false_alarm=0.01)
+    assert change is not None
+    assert change.chance_ratio == pytest.approx(2 * sqrt(log(400) / (2 * 10_000 / ALIKE)))
 
 
 @pytest.mark.parametrize("longer", [True, False])
@@ -70,24 +70,24 @@ def test_another_workload_is_seen_with_its_direction(longer: bool) -> None:
     dice = random.Random(7)
     usual = sample(KINDS["spread over decades"], dice, 1500, each=10)
     other = sample(lambda d: d.lognormvariate(7.2 if longer else 4.8, 1.0), dice, 1500, each=10)
-    found = drift(usual, other)
-    assert found is not None
-    assert found.real
-    assert (found.shift_ratio > 0) == longer
+    change = drift(usual, other)
+    assert change is not None
+    assert change.real
+    assert (change.shift_ratio > 0) == longer
 
 
 def test_a_small_shift_is_none_however_sure() -> None:
     before, now = {100.0: 5e8, inf: 1e9}, {100.0: 4.5e8, inf: 1e9}
-    found = drift(before, now)
-    assert found is not None
-    assert found.chance_ratio < 0.05 < SHIFT_MIN
-    assert not found.real
+    change = drift(before, now)
+    assert change is not None
+    assert change.chance_ratio < 0.05 < SHIFT_MIN
+    assert not change.real
 
 
 def test_few_requests_tell_nothing() -> None:
-    found = drift({100.0: 20.0, inf: 20.0}, {100.0: 0.0, inf: 20.0})
-    assert found is not None
-    assert not found.real
+    change = drift({100.0: 20.0, inf: 20.0}, {100.0: 0.0, inf: 20.0})
+    assert change is not None
+    assert not change.real
 
 
 @pytest.mark.parametrize(
@@ -111,17 +111,17 @@ def test_the_same_is_no_drift(steps: list[float]) -> None:
         total += step
         buckets[float(at)] = total
     buckets[inf] = total + 1
-    found = drift(buckets, buckets)
-    assert found is not None
-    assert found.shift_ratio == 0
+    change = drift(buckets, buckets)
+    assert change is not None
+    assert change.shift_ratio == 0
 
 
 def percentiles(draw: Draw) -> tuple[Point, ...]:
     """P50, P95 and P99 of a kind, as of a hundred thousand."""
     dice = random.Random(3)
-    known = sorted(draw(dice) for _ in range(100_000))
-    found = [(ratio, known[round(ratio * len(known)) - 1]) for ratio in (0.5, 0.95, 0.99)]
-    return tuple(Point(ratio, tokens, tokens) for ratio, tokens in found)
+    drawn = sorted(draw(dice) for _ in range(100_000))
+    quantiles = [(ratio, drawn[round(ratio * len(drawn)) - 1]) for ratio in (0.5, 0.95, 0.99)]
+    return tuple(Point(ratio, tokens, tokens) for ratio, tokens in quantiles)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,17 +133,17 @@ def test_what_is_as_stated_is_called_a_departure_no_oftener_than_stated(kind: st
     edges = sorted({*EDGES, *(point.most for point in points), *(p.least - 1e-9 for p in points)})
     for _ in range(tries):
         values = [KINDS[kind](dice) for _ in range(60)]
-        buckets = {edge: ALIKE * sum(one <= edge for one in values) for edge in edges}
-        found = departure(points, buckets, false_alarm=rate)
-        assert found is not None
-        alarms += abs(found.shift_ratio) > found.chance_ratio
+        buckets = {edge: ALIKE * sum(value <= edge for value in values) for edge in edges}
+        departed = departure(points, buckets, false_alarm=rate)
+        assert departed is not None
+        alarms += abs(departed.shift_ratio) > departed.chance_ratio
     assert alarms <= rate * tries + 3 * sqrt(rate * (1 - rate) * tries)
 
 
 def test_the_band_of_one_sample_is_no_wider_than_its_reason() -> None:
-    found = departure([Point(0.5, 1.0, 1.0)], {1.0: 5000.0, inf: 10_000.0}, false_alarm=0.01)
-    assert found is not None
-    assert found.chance_ratio == pytest.approx(sqrt(log(200) / (2 * 10_000 / ALIKE)))
+    departed = departure([Point(0.5, 1.0, 1.0)], {1.0: 5000.0, inf: 10_000.0}, false_alarm=0.01)
+    assert departed is not None
+    assert departed.chance_ratio == pytest.approx(sqrt(log(200) / (2 * 10_000 / ALIKE)))
 
 
 STATED = (Point(0.5, 500.0, 500.0), Point(0.95, 2000.0, 2000.0), Point(0.99, 5000.0, 5000.0))
@@ -168,36 +168,36 @@ def test_departures_of_many_requests(
     count = 1e6
     buckets: dict[float, float] = {}
     for edge in EDGES:
-        known = [share for at, share in shares.items() if at <= edge]
-        buckets[edge] = count * (1.0 if edge == inf else max(known, default=0.0))
-    found = departure(STATED, buckets)
-    assert found is not None
-    assert found.real == (shift is not None)
+        shares_below = [share for at, share in shares.items() if at <= edge]
+        buckets[edge] = count * (1.0 if edge == inf else max(shares_below, default=0.0))
+    departed = departure(STATED, buckets)
+    assert departed is not None
+    assert departed.real == (shift is not None)
     if shift is not None:
-        assert found.shift_ratio == pytest.approx(shift)
-        assert found.point.ratio == ratio
-        assert found.least_ratio == (SHIFT_MIN if ratio == 0.5 else TAIL_SHIFT_MIN)
+        assert departed.shift_ratio == pytest.approx(shift)
+        assert departed.point.ratio == ratio
+        assert departed.least_ratio == (SHIFT_MIN if ratio == 0.5 else TAIL_SHIFT_MIN)
 
 
 def test_between_two_bounds_nothing_is_counted() -> None:
     """All are 700 long: 600 is stated, and so may 900 be, for all that 500 and 1000 tell."""
     buckets = {edge: 1e6 * (edge >= 700) for edge in EDGES}
     for tokens in (600.0, 900.0):
-        found = departure([Point(0.5, tokens, tokens)], buckets)
-        assert found is not None
-        assert found.shift_ratio == 0
+        departed = departure([Point(0.5, tokens, tokens)], buckets)
+        assert departed is not None
+        assert departed.shift_ratio == 0
     for tokens, longer in ((400.0, True), (1100.0, False)):
-        found = departure([Point(0.5, tokens, tokens)], buckets)
-        assert found is not None
-        assert found.real
-        assert (found.shift_ratio > 0) == longer
+        departed = departure([Point(0.5, tokens, tokens)], buckets)
+        assert departed is not None
+        assert departed.real
+        assert (departed.shift_ratio > 0) == longer
 
 
 def test_requests_that_are_all_of_the_stated_length_are_as_stated() -> None:
     points = [Point(ratio, 500.0, 500.0) for ratio in (0.5, 0.95, 0.99)]
-    found = departure(points, {edge: 1e6 * (edge >= 500) for edge in EDGES})
-    assert found is not None
-    assert found.shift_ratio == 0
+    departed = departure(points, {edge: 1e6 * (edge >= 500) for edge in EDGES})
+    assert departed is not None
+    assert departed.shift_ratio == 0
 
 
 @pytest.mark.parametrize(
@@ -226,16 +226,16 @@ def test_departures_are_within_what_can_be(
         buckets[edge] = total
     low, middle, high = sorted(stated)
     points = [Point(0.5, low, low), Point(0.95, middle, middle), Point(0.99, middle, high)]
-    found = departure(points, buckets)
-    assert (found is None) == (total == 0)
-    if found is None:
+    departed = departure(points, buckets)
+    assert (departed is None) == (total == 0)
+    if departed is None:
         return
-    ratio = found.point.ratio
-    assert ratio - 1 - 1e-12 <= found.shift_ratio <= ratio + 1e-12
-    assert 0 <= found.seen_ratio <= 1
+    ratio = departed.point.ratio
+    assert ratio - 1 - 1e-12 <= departed.shift_ratio <= ratio + 1e-12
+    assert 0 <= departed.seen_ratio <= 1
     more = departure(points, {**buckets, inf: buckets[inf] + longer})
     assert more is not None
-    assert more.shift_ratio >= min(found.shift_ratio, 0.0) - 1e-12
+    assert more.shift_ratio >= min(departed.shift_ratio, 0.0) - 1e-12
 
 
 def test_a_rate_is_called_more_no_oftener_than_stated() -> None:

@@ -28,9 +28,9 @@ RESTARTS = [
 @pytest.mark.parametrize(("ago_s", "severity"), RESTARTS)
 def test_a_crash_loop_is_more_than_a_restart(ago_s: tuple[float, ...], severity: Severity) -> None:
     facts = replace(CALM, restarts=tuple(ReplacedProcess(NOW_S - ago) for ago in ago_s)).facts()
-    told = observer.engine_restarted(facts)
-    assert told is not None
-    assert told.severity == severity
+    cause = observer.engine_restarted(facts)
+    assert cause is not None
+    assert cause.severity == severity
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_a_slow_crash_loop_is_told_from_deployments(
         ReplacedProcess(NOW_S - 100 - 640 * at, 600.0, "8 running, KV 99%", broke_off)
         for at in reversed(range(count))
     ]
-    told = observer.engine_restarted(replace(CALM, restarts=tuple(ends)).facts())
-    assert (told.severity if told else None) == severity
-    if told is not None:
-        assert f"{count} times in 60 minutes" in told.summary
+    cause = observer.engine_restarted(replace(CALM, restarts=tuple(ends)).facts())
+    assert (cause.severity if cause else None) == severity
+    if cause is not None:
+        assert f"{count} times in 60 minutes" in cause.summary
         assert (
             "ended under load after 10 min; its last page: 8 running, KV 99%"
-            in told.evidence[1].text
+            in cause.evidence[1].text
         )
 
 
@@ -78,9 +78,9 @@ def test_a_stall_is_half_a_minute_whoever_watches(
     scale: float, stalled_s: float, severity: Severity
 ) -> None:
     still = replace(STILL, scale=scale).lasting(stalled=stalled_s)
-    told = BY_ID["engine_stalled"].examine(still.facts())
-    assert told is not None
-    assert told.severity == severity
+    cause = BY_ID["engine_stalled"].examine(still.facts())
+    assert cause is not None
+    assert cause.severity == severity
 
 
 @pytest.mark.parametrize(

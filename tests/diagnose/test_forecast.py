@@ -32,11 +32,11 @@ def test_a_straight_climb_is_foreseen_exactly(slope_per_s: float) -> None:
 
 def test_it_counts_down_between_samples() -> None:
     forecaster = climb(5e-4)
-    one = forecaster.update(600.0, 0.7)
+    forecast = forecaster.update(600.0, 0.7)
     other = forecaster.update(610.0, 0.705)
-    assert one is not None
+    assert forecast is not None
     assert other is not None
-    assert other.expected_s == pytest.approx(one.expected_s - 10, abs=1)
+    assert other.expected_s == pytest.approx(forecast.expected_s - 10, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_demand(values: dict[str, float], demand: float | None) -> None:
 @pytest.mark.parametrize("usage", [0.0, 0.5, 0.95])
 def test_no_trend_is_silence(usage: float) -> None:
     forecaster = Forecaster(window_s=60.0)
-    told = [forecaster.update(5.0 * tick, usage) for tick in range(400)]
-    assert told == [None] * 400
+    forecasts = [forecaster.update(5.0 * tick, usage) for tick in range(400)]
+    assert forecasts == [None] * 400
 
 
 def test_a_climb_that_has_ended_is_silence() -> None:
     forecaster = climb(5e-4)
-    told = [forecaster.update(600.0 + 5 * tick, 0.7) for tick in range(31)]
-    assert told[-1] is None
+    forecasts = [forecaster.update(600.0 + 5 * tick, 0.7) for tick in range(31)]
+    assert forecasts[-1] is None
 
 
 def climbing(
@@ -75,21 +75,21 @@ def climbing(
 ) -> dict[str, float | None]:
     """The forecast's signals after ten minutes in which mean KV usage climbed from 0.4; `flows`:
     arrivals and completions in the last window."""
-    forecaster, told = KvForecaster(window_s=60.0), dict[str, float | None]()
+    forecaster, values = KvForecaster(window_s=60.0), dict[str, float | None]()
     for tick in range(121):
         mean = 0.4 + (to - 0.4) * tick / 120
         usage = {"kv_usage_avg_ratio": mean, "kv_usage_max_ratio": mean * peak_to_mean}
-        told = forecaster.update(5.0 * tick, {**usage, **(flows or {}), "running_avg": 10.0})
-    return told
+        values = forecaster.update(5.0 * tick, {**usage, **(flows or {}), "running_avg": 10.0})
+    return values
 
 
 def test_the_cache_is_exhausted_when_its_peaks_are() -> None:
     # From 0.4 to 0.7 in 600 s: the mean would take another 600 s, peaks of 1.25 times 200 s.
     assert climbing(1.0, to=0.7)["kv_exhausted_in_s"] == pytest.approx(600, rel=0.05)
-    told = climbing(1.25, to=0.7)
-    assert told["kv_exhausted_in_s"] == pytest.approx(200, rel=0.05)
-    assert told["kv_peak_demand_ratio"] == pytest.approx(0.875)
-    assert told["kv_demand_ahead_ratio"] == pytest.approx(0.875 + 300 * 0.3 * 1.25 / 600, 0.05)
+    values = climbing(1.25, to=0.7)
+    assert values["kv_exhausted_in_s"] == pytest.approx(200, rel=0.05)
+    assert values["kv_peak_demand_ratio"] == pytest.approx(0.875)
+    assert values["kv_demand_ahead_ratio"] == pytest.approx(0.875 + 300 * 0.3 * 1.25 / 600, 0.05)
 
 
 def test_demand_beyond_capacity_needs_no_forecast() -> None:
@@ -154,11 +154,13 @@ def test_a_restart_forgets_the_trend() -> None:
 
 def test_slow_ramps_leave_time_to_scale() -> None:
     runs = [run(ramp(2.0, 9.0, 1200.0), for_s=3600, seed=seed) for seed in range(6)]
-    leads = [one.lead_s for one in runs if one.lead_s is not None]
+    leads = [slow_run.lead_s for slow_run in runs if slow_run.lead_s is not None]
     assert len(leads) == 6
     assert median(leads) >= 120
 
 
 def test_a_steady_load_is_hardly_ever_alarming() -> None:
     runs = [run(steady(2.0), for_s=2 * 3600, seed=seed) for seed in range(3)]
-    assert sum(one.alarmed_s for one in runs) <= 0.01 * sum(one.lasted_s for one in runs)
+    assert sum(steady_run.alarmed_s for steady_run in runs) <= 0.01 * sum(
+        steady_run.lasted_s for steady_run in runs
+    )

@@ -50,15 +50,15 @@ def read(*pages: Mapping[str, At], choose: Callable[[GpuBinding], GpuChoice] = w
     GpuReading
 ):  # fmt: skip
     """What is read of pages 15 s apart, the energy counted on."""
-    monitor, made = GpuMonitor(window_s=60, choose=choose), Pages()
+    monitor, page_maker = GpuMonitor(window_s=60, choose=choose), Pages()
     start_s = NOW_S - 15 * (len(pages) - 1)
     for at, page in enumerate(pages):
         fed = {who: {"DEV_TOTAL_ENERGY_CONSUMPTION": at, **own} for who, own in page.items()}
-        monitor.take(start_s + 15 * at, made(body(fed)))
+        monitor.take(start_s + 15 * at, page_maker(body(fed)))
     return monitor.reading(NOW_S)
 
 
-def told(reading: GpuReading, situation: Situation = CALM) -> dict[str, Cause]:
+def causes_of(reading: GpuReading, situation: Situation = CALM) -> dict[str, Cause]:
     """What is concluded of an engine with these GPUs."""
     gpus, lost = tuple(reading.states), tuple(reading.lost)
     beside = replace(situation, gpus=gpus, gpus_guessed=reading.guess, gpus_lost=lost)
@@ -68,7 +68,7 @@ def told(reading: GpuReading, situation: Situation = CALM) -> dict[str, Cause]:
 @LABEL_SETS
 def test_a_healthy_busy_gpu_is_no_cause(who: str) -> None:
     page: Mapping[str, At] = {who: {}}
-    assert told(read(*[page] * 6)) == {}
+    assert causes_of(read(*[page] * 6)) == {}
 
 
 @LABEL_SETS
@@ -83,14 +83,14 @@ def test_blank_fields_are_unknown_and_no_cause(who: str) -> None:
         float(BLANK),
     )
     reading = read(*[{who: blank}] * 4)
-    assert told(reading) == {}
+    assert causes_of(reading) == {}
     assert reading.values["gpu_xid_last"] is None
-    assert told(read(*[{who: {**blank, "DEV_ROW_REMAP_FAILURE": BLANK_32}}] * 4)) == {}
+    assert causes_of(read(*[{who: {**blank, "DEV_ROW_REMAP_FAILURE": BLANK_32}}] * 4)) == {}
 
 
 @LABEL_SETS
 def test_an_xid_that_comes_is_a_fault_with_its_meaning_and_its_node(who: str) -> None:
-    cause = told(read({who: {}}, {who: {}}, {who: {"DEV_XID_ERRORS": 79}}))["gpu_fault"]
+    cause = causes_of(read({who: {}}, {who: {}}, {who: {"DEV_XID_ERRORS": 79}}))["gpu_fault"]
     assert cause.severity == Severity.CRITICAL
     assert "fallen off the bus (XID 79)" in cause.summary
     assert "hardware fault" in cause.summary
@@ -100,7 +100,7 @@ def test_an_xid_that_comes_is_a_fault_with_its_meaning_and_its_node(who: str) ->
 
 
 def test_an_xid_that_stood_before_the_watch_is_no_page_for_tonight() -> None:
-    cause = told(read(*[{H100: {"DEV_XID_ERRORS": 95}}] * 4))["gpu_fault"]
+    cause = causes_of(read(*[{H100: {"DEV_XID_ERRORS": 95}}] * 4))["gpu_fault"]
     assert (cause.severity, cause.apart) == (Severity.WARNING, True)
     assert "since before this watch" in cause.summary
 
@@ -111,13 +111,13 @@ EIGHT: Mapping[str, At] = {labels(index): {} for index in range(8)}
 
 
 def test_a_gpu_that_works_after_an_xid_that_halts_it_has_an_old_mark() -> None:
-    sticky = told(read(*[{H100: {"DEV_XID_ERRORS": 79}}] * 4))["gpu_fault"]
+    sticky = causes_of(read(*[{H100: {"DEV_XID_ERRORS": 79}}] * 4))["gpu_fault"]
     assert (sticky.severity, sticky.apart) == (Severity.INFO, True)
     assert "it works again" in sticky.summary
     assert "reboot" not in sticky.lever
     came: list[Mapping[str, At]] = [{H100: {}}, {H100: {"DEV_XID_ERRORS": 79}}]
-    assert told(read(*came))["gpu_fault"].severity == Severity.CRITICAL
-    assert told(read(*came, came[-1]))["gpu_fault"].severity == Severity.INFO
+    assert causes_of(read(*came))["gpu_fault"].severity == Severity.CRITICAL
+    assert causes_of(read(*came, came[-1]))["gpu_fault"].severity == Severity.INFO
 
 
 @pytest.mark.parametrize("before", [0, 3])
@@ -126,14 +126,14 @@ def test_a_gpu_that_is_off_the_bus_is_dead_though_the_code_is_older_than_the_wat
 ) -> None:
     pages: list[Mapping[str, At]] = [{H100: {"DEV_XID_ERRORS": 79}}] * before
     pages += [{H100: OFF_THE_BUS}] * 3
-    cause = told(read(*pages))["gpu_fault"]
+    cause = causes_of(read(*pages))["gpu_fault"]
     assert (cause.severity, cause.apart) == (Severity.CRITICAL, False)
     assert "reboot" in cause.lever
 
 
 def test_a_dead_gpu_of_eight_that_may_be_the_servers_is_a_warning() -> None:
     page = {**EIGHT, labels(3): OFF_THE_BUS}
-    cause = told(read(EIGHT, EIGHT, page, page))["gpu_fault"]
+    cause = causes_of(read(EIGHT, EIGHT, page, page))["gpu_fault"]
     assert (cause.severity, cause.apart) == (Severity.WARNING, True)
     assert cause.summary.startswith("GPU 3 of gpu-node-1")
 
@@ -141,16 +141,16 @@ def test_a_dead_gpu_of_eight_that_may_be_the_servers_is_a_warning() -> None:
 def test_a_dead_gpu_of_a_page_that_one_pod_has_is_critical() -> None:
     pod: dict[str, At] = {labels(index, pod="vllm-0"): {} for index in range(8)}
     page = {**pod, labels(3, pod="vllm-0"): OFF_THE_BUS}
-    assert told(read(pod, pod, page, page))["gpu_fault"].severity == Severity.CRITICAL
+    assert causes_of(read(pod, pod, page, page))["gpu_fault"].severity == Severity.CRITICAL
     assert read({**EIGHT, labels(0, pod="vllm-0"): {}}).guess
 
 
 def test_a_gpu_that_leaves_the_page_is_lost() -> None:
     seven = {who: own for who, own in EIGHT.items() if who != labels(3)}
-    assert told(read(EIGHT, EIGHT, seven)) == {}, "one reading may lack it"
-    cause = told(read(EIGHT, EIGHT, seven, seven))["gpu_fault"]
+    assert causes_of(read(EIGHT, EIGHT, seven)) == {}, "one reading may lack it"
+    cause = causes_of(read(EIGHT, EIGHT, seven, seven))["gpu_fault"]
     assert cause.summary.startswith("GPU 3 of gpu-node-1 is missing from the GPU page")
-    assert told(read(EIGHT, seven, seven, EIGHT)) == {}
+    assert causes_of(read(EIGHT, seven, seven, EIGHT)) == {}
 
 
 @pytest.mark.parametrize(("tensor_parallel", "guessed"), [(8, False), (4, True), (None, True)])
@@ -170,7 +170,7 @@ def test_gpus_are_no_guess_where_the_server_has_as_many(
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 69, 999])
 def test_what_a_program_did_to_itself_is_no_fault_of_the_gpu(code: int) -> None:
-    assert told(read({H100: {}}, {H100: {"DEV_XID_ERRORS": code}})) == {}
+    assert causes_of(read({H100: {}}, {H100: {"DEV_XID_ERRORS": code}})) == {}
 
 
 def test_an_xid_hidden_by_the_next_one_is_remembered_for_ten_minutes() -> None:
@@ -178,24 +178,24 @@ def test_an_xid_hidden_by_the_next_one_is_remembered_for_ten_minutes() -> None:
         later = [{H100: {"DEV_XID_ERRORS": 45.0}}] * after
         return [{H100: {}}, {H100: {"DEV_XID_ERRORS": 48.0}}, *later]
 
-    assert "XID 48" in told(read(*pages(39)))["gpu_fault"].summary
-    assert told(read(*pages(41))) == {}
+    assert "XID 48" in causes_of(read(*pages(39)))["gpu_fault"].summary
+    assert causes_of(read(*pages(41))) == {}
 
 
 def test_an_exporter_that_began_anew_ends_the_fault() -> None:
     pages = [{H100: {"DEV_XID_ERRORS": code}} for code in (0.0, 48.0, 0.0)]
-    assert told(read(*pages)) == {}
+    assert causes_of(read(*pages)) == {}
 
 
 @pytest.mark.parametrize("name", ["EXP_XID_ERRORS_COUNT", "EXP_XID_ERRORS_TOTAL"])
 def test_xids_counted_by_number_are_seen_though_the_gauge_shows_another(name: str) -> None:
-    monitor, made = GpuMonitor(window_s=60), Pages()
+    monitor, page_maker = GpuMonitor(window_s=60), Pages()
     for at in range(4):
         text = body({H100: {"DEV_XID_ERRORS": 43, "DEV_TOTAL_ENERGY_CONSUMPTION": at}})
         count = at if name.endswith("TOTAL") else int(at == 3)
         lines = "".join(f'DCGM_{name}{{{H100},xid="{xid}"}} {count}\n' for xid in (43, 119))
-        monitor.take(NOW_S - 45 + 15 * at, made(text + lines))
-    cause = told(monitor.reading(NOW_S))["gpu_fault"]
+        monitor.take(NOW_S - 45 + 15 * at, page_maker(text + lines))
+    cause = causes_of(monitor.reading(NOW_S))["gpu_fault"]
     assert "XID 119" in cause.summary
     assert len(cause.evidence) == 1
 
@@ -230,7 +230,7 @@ def rising(field: str, per_page: float) -> list[Mapping[str, At]]:
 def test_faults_by_counters_and_flags(
     pages: list[Mapping[str, At]], severity: Severity, *, apart: bool
 ) -> None:
-    cause = told(read(*pages))["gpu_fault"]
+    cause = causes_of(read(*pages))["gpu_fault"]
     assert (cause.severity, cause.apart) == (severity, apart)
 
 
@@ -245,7 +245,7 @@ def test_faults_by_counters_and_flags(
     ],
 )
 def test_what_every_gpu_does_is_no_fault(pages: list[Mapping[str, At]]) -> None:
-    assert told(read(*pages)) == {}
+    assert causes_of(read(*pages)) == {}
 
 
 SLOW_PAGE: At = {"DEV_SM_CLOCK": 990, "DEV_MAX_SM_CLOCK": 1980, "DEV_GPU_TEMP": 88}
@@ -267,11 +267,11 @@ def test_clocks_held_down_are_told_with_the_reason(
 ) -> None:
     page = {who: {**SLOW_PAGE, "DEV_CLOCKS_EVENT_REASONS": bits}}
     reading = read(*[page] * 5)
-    cause = told(reading)["gpu_throttled"]
+    cause = causes_of(reading)["gpu_throttled"]
     assert said in cause.summary
     assert "50% of its clock" in cause.summary
     assert cause.severity == severity, "what somebody may have set is a note"
-    slower = told(reading, CALM.but(itl_mean_drift_ratio=1.5))["gpu_throttled"]
+    slower = causes_of(reading, CALM.but(itl_mean_drift_ratio=1.5))["gpu_throttled"]
     assert slower.severity == Severity.WARNING
     assert slower.lever.startswith("On" if severity == Severity.INFO else "Drain")
 
@@ -308,12 +308,12 @@ L4 = labels(0).replace("NVIDIA H100 80GB HBM3", "NVIDIA L4")
 def test_the_power_limit_that_a_board_came_with_is_no_fault(
     who: str, own: At, *, throttled: bool
 ) -> None:
-    assert ("gpu_throttled" in told(read(*[{who: own}] * 5))) == throttled
+    assert ("gpu_throttled" in causes_of(read(*[{who: own}] * 5))) == throttled
 
 
 def test_counted_seconds_serve_where_there_are_no_bits() -> None:
     pages = [{H100: {**SLOW_PAGE, "DEV_THERMAL_VIOLATION": 9e9 * at}} for at in range(5)]
-    cause = told(read(*pages))["gpu_throttled"]
+    cause = causes_of(read(*pages))["gpu_throttled"]
     assert "by heat" in cause.summary
     assert next(e.value for e in cause.evidence if "thermal" in e.signal) == pytest.approx(0.6)
 
@@ -337,16 +337,18 @@ def test_the_names_of_newer_exporters_say_the_same() -> None:
         }
         for at in range(5)
     ]
-    found = told(read(*pages))
-    assert "throttled to 50% of its clock by heat" in found["gpu_throttled"].summary
-    assert "NVLink error (NETIR) (XID 149)" in found["gpu_fault"].summary
+    causes = causes_of(read(*pages))
+    assert "throttled to 50% of its clock by heat" in causes["gpu_throttled"].summary
+    assert "NVLink error (NETIR) (XID 149)" in causes["gpu_fault"].summary
 
 
 def test_the_default_fields_alone_show_low_clocks() -> None:
-    cause = told(read(*[{H100: {"DEV_SM_CLOCK": 1005}}] * 5))["gpu_throttled"]
+    cause = causes_of(read(*[{H100: {"DEV_SM_CLOCK": 1005}}] * 5))["gpu_throttled"]
     assert "51% of its clock for an unknown reason" in cause.summary
     unknown = H100.replace("NVIDIA H100 80GB HBM3", "NVIDIA X1")
-    assert told(read(*[{unknown: {"DEV_SM_CLOCK": 1005}}] * 5)) == {}, "nothing says what is full"
+    assert causes_of(read(*[{unknown: {"DEV_SM_CLOCK": 1005}}] * 5)) == {}, (
+        "nothing says what is full"
+    )
 
 
 @pytest.mark.parametrize(
@@ -361,11 +363,11 @@ def test_one_of_eight_is_found_by_its_peers(clock: float, *, throttled: bool) ->
     def mine(binding: GpuBinding) -> GpuChoice:
         return GpuChoice(binding.gpus, "by index")
 
-    found = told(read(*[page] * 5, choose=mine))
-    assert ("gpu_throttled" in found) == throttled
+    causes = causes_of(read(*[page] * 5, choose=mine))
+    assert ("gpu_throttled" in causes) == throttled
     share = f"throttled to {100 * clock / 1755:.0f}%"
-    said = [cause.summary for cause in found.values()]
-    assert all(one.startswith(f"GPU 5 of gpu-node-1 is {share}") for one in said)
+    said = [cause.summary for cause in causes.values()]
+    assert all(summary.startswith(f"GPU 5 of gpu-node-1 is {share}") for summary in said)
 
 
 @pytest.mark.parametrize(
@@ -384,18 +386,18 @@ def test_one_of_eight_is_found_by_its_peers(clock: float, *, throttled: bool) ->
 )
 def test_what_a_healthy_gpu_does_is_no_throttling(own: At) -> None:
     page = {H100: {"DEV_MAX_SM_CLOCK": 1980, **own}}
-    assert told(read(*[page] * 5)) == {}
+    assert causes_of(read(*[page] * 5)) == {}
 
 
 def test_a_moment_of_low_clocks_is_no_throttling() -> None:
     pages = [{H100: {"DEV_SM_CLOCK": clock}} for clock in (1755, 900, 900, 1755, 900)]
-    assert told(read(*pages)) == {}
+    assert causes_of(read(*pages)) == {}
 
 
 def test_heat_without_loss_is_a_note() -> None:
     page = {H100: {**SLOW_PAGE, "DEV_SM_CLOCK": 1900, "DEV_CLOCKS_EVENT_REASONS": HEAT}}
     slower = CALM.but(itl_mean_drift_ratio=1.2)
-    note = told(read(*[page] * 5), slower)["gpu_throttled"]
+    note = causes_of(read(*[page] * 5), slower)["gpu_throttled"]
     assert (note.severity, note.apart) == (Severity.INFO, True), "it explains no queue"
 
 
@@ -405,27 +407,29 @@ def test_of_gpus_that_may_be_anothers_nothing_pages() -> None:
         labels(1): {**SLOW_PAGE, "DEV_CLOCKS_EVENT_REASONS": HEAT},
     }
     later = {**page, labels(0): {"DEV_XID_ERRORS": 79}}
-    found = told(read(page, page, page, later))
-    assert {cause.severity for cause in found.values()} == {Severity.INFO}
-    assert set(found) == {"gpu_fault", "gpu_throttled"}
-    assert any("guess" in against.text for against in found["gpu_fault"].against)
+    causes = causes_of(read(page, page, page, later))
+    assert {cause.severity for cause in causes.values()} == {Severity.INFO}
+    assert set(causes) == {"gpu_fault", "gpu_throttled"}
+    assert any("guess" in against.text for against in causes["gpu_fault"].against)
 
 
 def test_of_gpus_that_may_be_anothers_nothing_follows() -> None:
     dead = replace(on_gpu(HOT, XidSeen(79, NOW_S - 5)), is_awake=True)
     causes = replace(QUEUED, gpus=(dead,), gpus_guessed=True).causes()
     assert (causes["gpu_fault"].apart, causes["gpu_throttled"].apart) == (True, True)
-    told = ranked(list(causes.values()))
-    assert [(c.id, c.severity) for c in told[:1]] == [("queue_saturation", Severity.WARNING)]
-    assert {c.severity for c in told[1:]} == {Severity.INFO}
+    ranked_causes = ranked(list(causes.values()))
+    assert [(c.id, c.severity) for c in ranked_causes[:1]] == [
+        ("queue_saturation", Severity.WARNING)
+    ]
+    assert {c.severity for c in ranked_causes[1:]} == {Severity.INFO}
 
 
 def test_a_gpu_that_no_longer_answers_is_a_fault() -> None:
-    monitor, made = GpuMonitor(window_s=60), Pages()
+    monitor, page_maker = GpuMonitor(window_s=60), Pages()
     note = GpuNote("GPU 1 (GPU-b) has fallen off the bus (XID 79 in the kernel log)", "GPU-b", "1",
                    lost=True)  # fmt: skip
-    monitor.take(NOW_S, made(body({H100: {}}), note))
-    cause = told(monitor.reading(NOW_S))["gpu_fault"]
+    monitor.take(NOW_S, page_maker(body({H100: {}}), note))
+    cause = causes_of(monitor.reading(NOW_S))["gpu_fault"]
     assert cause.severity == Severity.CRITICAL
     assert "GPU 1 (GPU-b) has fallen off the bus" in cause.summary
 
@@ -473,21 +477,21 @@ def replayed(*, gpu: At | None) -> set[str]:
     """The first causes at warning or worse over the recorded cascade, its GPU as told from when
     the first request is preempted; as healthy before."""
     monitor = TargetMonitor("tiny", Profile(window_s=20.0))
-    gpus, parser, made = GpuMonitor(window_s=20.0), PageParser(), Pages()
-    found: set[str] = set()
+    gpus, parser, page_maker = GpuMonitor(window_s=20.0), PageParser(), Pages()
+    first_ids: set[str] = set()
     hot = False
     for at, entry in enumerate(CaptureReader(CAPTURES / "kv_pressure_cascade.jsonl.gz")):
         if entry.body is None:
             continue
         own: At = gpu if hot and gpu else {}
         energy = {"DEV_TOTAL_ENERGY_CONSUMPTION": at, "DEV_FB_USED": 79_000, "DEV_FB_FREE": 500}
-        gpus.take(entry.t_s, made(body({H100: {**energy, **own}})))
-        told = monitor.page(entry.t_s, parser.parse(entry.body), gpus.reading(entry.t_s))
-        for one in told:
-            hot = hot or bool(one.values.get("preemption_per_s"))
-            if one.causes and one.causes[0].severity >= Severity.WARNING:
-                found.add(one.causes[0].id)
-    return found
+        gpus.take(entry.t_s, page_maker(body({H100: {**energy, **own}})))
+        diagnoses = monitor.page(entry.t_s, parser.parse(entry.body), gpus.reading(entry.t_s))
+        for diagnosis in diagnoses:
+            hot = hot or bool(diagnosis.values.get("preemption_per_s"))
+            if diagnosis.causes and diagnosis.causes[0].severity >= Severity.WARNING:
+                first_ids.add(diagnosis.causes[0].id)
+    return first_ids
 
 
 def test_on_a_recorded_cascade_a_hot_gpu_is_told_and_a_full_one_is_not() -> None:
@@ -497,11 +501,11 @@ def test_on_a_recorded_cascade_a_hot_gpu_is_told_and_a_full_one_is_not() -> None
 
 
 def test_gpus_that_are_all_gone_are_a_fault_until_one_answers_again() -> None:
-    monitor, made = GpuMonitor(window_s=60), Pages()
-    monitor.take(NOW_S - 60, made(body({H100: {}})))
+    monitor, page_maker = GpuMonitor(window_s=60), Pages()
+    monitor.take(NOW_S - 60, page_maker(body({H100: {}})))
     monitor.failed("GPU 0 has fallen off the bus", lost=True)
-    assert told(monitor.reading(NOW_S))["gpu_fault"].severity == Severity.CRITICAL
+    assert causes_of(monitor.reading(NOW_S))["gpu_fault"].severity == Severity.CRITICAL
     monitor.failed("http://node:9400/metrics: connection refused")
-    assert told(monitor.reading(NOW_S)) == {}, "a source that is down says nothing of a GPU"
-    monitor.take(NOW_S, made(body({H100: {}})))
-    assert told(monitor.reading(NOW_S)) == {}
+    assert causes_of(monitor.reading(NOW_S)) == {}, "a source that is down says nothing of a GPU"
+    monitor.take(NOW_S, page_maker(body({H100: {}})))
+    assert causes_of(monitor.reading(NOW_S)) == {}

@@ -25,9 +25,9 @@ def energy(joules: float, count: int = 1) -> str:
 
 
 def test_one_gpu_is_no_guess_and_several_are() -> None:
-    one = watched(GpuMonitor(window_s=60), [node(1)])
-    assert (one.guess, one.joined) == (False, "the page's only GPU")
-    assert not [line for line in one.unknown if line.startswith("gpu_*")]
+    reading = watched(GpuMonitor(window_s=60), [node(1)])
+    assert (reading.guess, reading.joined) == (False, "the page's only GPU")
+    assert not [line for line in reading.unknown if line.startswith("gpu_*")]
     several = watched(GpuMonitor(window_s=60), [node(4)])
     assert several.guess
     assert "guess" in several.joined
@@ -90,10 +90,10 @@ def test_a_page_without_energy_is_not_called_stuck() -> None:
 
 def test_one_stuck_gpu_of_several_is_not_a_stuck_page() -> None:
     def page(at: int) -> str:
-        one, other = labels(0), labels(1)
+        first, other = labels(0), labels(1)
         return body(
             {
-                one: {"DEV_TOTAL_ENERGY_CONSUMPTION": 7},
+                first: {"DEV_TOTAL_ENERGY_CONSUMPTION": 7},
                 other: {"DEV_TOTAL_ENERGY_CONSUMPTION": at + 1},
             }
         )

@@ -15,8 +15,8 @@ from tests.recordings import CAPTURES, diagnoses
 @pytest.fixture(scope="module")
 def said() -> Diagnosis:
     """A diagnosis with a rule over its bound."""
-    told = diagnoses(CAPTURES / "kv_pressure_cascade.jsonl.gz")
-    return max(told, key=lambda one: max(f.severity for f in one.findings))
+    all_diagnoses = diagnoses(CAPTURES / "kv_pressure_cascade.jsonl.gz")
+    return max(all_diagnoses, key=lambda diagnosis: max(f.severity for f in diagnosis.findings))
 
 
 def note() -> Cause:
@@ -24,9 +24,9 @@ def note() -> Cause:
     return Cause("tp_overhead", 0.9, Severity.INFO, "The split costs half.", (), (), (), "Less.")
 
 
-def quiet(found: Diagnosis) -> list[Finding]:
+def quiet(diagnosis: Diagnosis) -> list[Finding]:
     """Its findings that are no trouble."""
-    return [finding for finding in found.findings if finding.severity < Severity.WARNING]
+    return [finding for finding in diagnosis.findings if finding.severity < Severity.WARNING]
 
 
 def test_the_first_cause_is_the_headline(said: Diagnosis) -> None:

@@ -12,7 +12,7 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import Learned
 from kneewatch.rules.baseline import ITL, LENGTHS, LOAD, PREFIX, TRACKED, TTFT
-from tests.diagnose.test_knee import made
+from tests.diagnose.test_knee import loaded
 from tests.recordings import WINDOW_S, Phase, phases
 
 LAUNCH = {"num_gpu_blocks": "1000", "block_size": "16", "enable_prefix_caching": "True"}
@@ -21,33 +21,33 @@ LOADS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 def learned() -> Learned:
     """An engine whose knee is known."""
-    one = Learned(Profile())
-    one.set_launch(LAUNCH)
+    server = Learned(Profile())
+    server.set_launch(LAUNCH)
     for turn, load in enumerate(3 * LOADS, 1):
-        one.knee.update(60.0 * turn, made(load, knee_at=8.0))
-    return one
+        server.knee.update(60.0 * turn, loaded(load, knee_at=8.0))
+    return server
 
 
-def known(one: Learned) -> bool:
+def knows_a_knee(server: Learned) -> bool:
     """Whether its knee is known."""
-    return one.knee.update(10_000.0, {}) is not None
+    return server.knee.update(10_000.0, {}) is not None
 
 
 def test_a_server_that_comes_back_as_it_was_has_the_same_knee() -> None:
-    one = learned()
-    one.reset()
-    one.set_launch({**LAUNCH, "num_gpu_blocks": "1010"})
-    one.set_launch({})  # a page that tells no configuration
-    one.set_launch(LAUNCH)
-    assert known(one)
+    server = learned()
+    server.reset()
+    server.set_launch({**LAUNCH, "num_gpu_blocks": "1010"})
+    server.set_launch({})  # a page that tells no configuration
+    server.set_launch(LAUNCH)
+    assert knows_a_knee(server)
 
 
 def test_a_server_that_was_launched_otherwise_has_another_knee() -> None:
     for other in ({"num_gpu_blocks": "2000"}, {"enable_prefix_caching": "False"}):
-        one = learned()
-        one.set_launch({**LAUNCH, **other})
-        assert not known(one)
-        assert not one.knee.history_requested, "the history of this launch is to be read"
+        server = learned()
+        server.set_launch({**LAUNCH, **other})
+        assert not knows_a_knee(server)
+        assert not server.knee.history_requested, "the history of this launch is to be read"
 
 
 QUEUE = (TTFT, ITL, LOAD)

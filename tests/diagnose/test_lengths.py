@@ -30,7 +30,7 @@ class Counted(Window):
 
     def __init__(self, lengths: Sequence[float], now_s: float = 0.0) -> None:
         super().__init__(History(keep_s=WINDOW_S), now_s=now_s, range_s=WINDOW_S)
-        rates = tuple(sum(one <= edge for one in lengths) / WINDOW_S for edge in EDGES)
+        rates = tuple(sum(length <= edge for length in lengths) / WINDOW_S for edge in EDGES)
         self._buckets[METRICS[ANSWERS]] = Buckets.of(EDGES, rates)
 
 
@@ -49,7 +49,7 @@ def drawn(dice: random.Random, count: int, *, capped_ratio: float = 0.0) -> list
     ]
 
 
-def found(lengths: OutputLengths, answers: Sequence[float]) -> Drift | None:
+def length_drift(lengths: OutputLengths, answers: Sequence[float]) -> Drift | None:
     return lengths.drift(History(keep_s=WINDOW_S), Counted(answers))
 
 
@@ -57,10 +57,10 @@ def test_few_answers_that_are_plainly_longer_are_told_by_the_window_alone() -> N
     """The longest window holds those of before as well, and says so only minutes later."""
     dice = random.Random(3)
     lengths = learned([drawn(dice, 50) for _ in range(5)])
-    far = found(lengths, [1024.0] * 45)
+    far = length_drift(lengths, [1024.0] * 45)
     assert far is not None
     assert far.real
-    near = found(lengths, drawn(dice, 45))
+    near = length_drift(lengths, drawn(dice, 45))
     assert near is not None
     assert not near.real
 
@@ -69,33 +69,33 @@ def test_the_same_answers_are_called_longer_no_oftener_than_stated() -> None:
     dice, tries, alarms = random.Random(7), 1000, 0
     lengths = learned([drawn(dice, 200) for _ in range(5)])
     for _ in range(tries):
-        one = found(lengths, drawn(dice, 200))
-        assert one is not None
-        alarms += abs(one.shift_ratio) > one.chance_ratio
+        drift = length_drift(lengths, drawn(dice, 200))
+        assert drift is not None
+        alarms += abs(drift.shift_ratio) > drift.chance_ratio
     assert alarms <= 4, "one in a thousand is stated; five come by a chance of 0.4 %"
 
 
 def test_half_of_them_at_the_cap_are_longer() -> None:
     dice = random.Random(7)
     lengths = learned([drawn(dice, 200) for _ in range(3)])
-    told = found(lengths, drawn(dice, 200, capped_ratio=0.5))
-    assert told is not None
-    assert told.real
-    assert told.shift_ratio > 0.3
+    drift = length_drift(lengths, drawn(dice, 200, capped_ratio=0.5))
+    assert drift is not None
+    assert drift.real
+    assert drift.shift_ratio > 0.3
 
 
 def test_too_few_quiet_answers_say_nothing() -> None:
     dice = random.Random(7)
-    assert found(learned([]), drawn(dice, 300)) is None
+    assert length_drift(learned([]), drawn(dice, 300)) is None
     few = learned([drawn(dice, int(ANSWERS_MIN) - 1)])
-    assert found(few, drawn(dice, 300)) is None
+    assert length_drift(few, drawn(dice, 300)) is None
 
 
 def test_neighbouring_windows_count_once() -> None:
     lengths = OutputLengths(window_s=WINDOW_S, longest_s=5 * WINDOW_S)
     for turn in range(5):
         lengths.learn(5.0 * turn, Counted([100.0] * 30))
-    assert found(lengths, [100.0] * 300) is None, "thirty answers, five times seen"
+    assert length_drift(lengths, [100.0] * 300) is None, "thirty answers, five times seen"
 
 
 @pytest.mark.parametrize(

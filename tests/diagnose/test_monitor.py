@@ -62,10 +62,10 @@ def test_engines_and_models_of_one_page_are_kept_apart() -> None:
             )
         return body
 
-    told = target.take(page(0), page(30), page(60))
-    by_engine = {(d.model, d.engine): d for d in told}
+    all_diagnoses = target.take(page(0), page(30), page(60))
+    by_engine = {(d.model, d.engine): d for d in all_diagnoses}
     assert set(by_engine) == {("tiny", "0"), *others}
-    assert {d.target for d in told} == {"tiny"}
+    assert {d.target for d in all_diagnoses} == {"tiny"}
     for key, factor in {("tiny", "0"): 1.0, **others}.items():
         values = by_engine[key].values
         assert values["running"] == factor
@@ -78,9 +78,11 @@ def test_what_is_wrong_with_one_engine_is_not_said_of_another() -> None:
     sick, well = bodies("kv_pressure_cascade"), bodies("healthy_light")
     seen: dict[str, set[str]] = {"0": set(), "1": set()}
     for mine, other in zip(sick, well, strict=False):
-        for told in target.take(mine + engine_only(labelled(other, engine="1"))):
-            seen[told.engine] |= {name for c in told.causes for name in (c.id, *c.explains)}
-            assert told.engine == "0" or alarming([told]) == []
+        for diagnosis in target.take(mine + engine_only(labelled(other, engine="1"))):
+            seen[diagnosis.engine] |= {
+                name for c in diagnosis.causes for name in (c.id, *c.explains)
+            }
+            assert diagnosis.engine == "0" or alarming([diagnosis]) == []
     assert "kv_pressure" in seen["0"]
     assert "kv_pressure" not in seen["1"]
 
@@ -109,8 +111,8 @@ def test_an_engine_that_vanishes_is_missed_and_not_forgotten_soon() -> None:
 def test_another_model_in_an_engines_place_replaced_it() -> None:
     target = Target(window_s=15.0)
     target.take(FIRST, NEXT)
-    told = [target.take(labelled(grown(NEXT, 1 + n / 9), model_name="other")) for n in range(5)]
-    for here, gone in told:
+    pairs = [target.take(labelled(grown(NEXT, 1 + n / 9), model_name="other")) for n in range(5)]
+    for here, gone in pairs:
         assert (here.model, gone.model) == ("other", "tiny")
         (note,) = gone.causes
         assert (note.id, note.severity) == ("metrics_missing", Severity.INFO)
@@ -124,8 +126,8 @@ def test_another_model_in_an_engines_place_replaced_it() -> None:
 def test_a_page_whose_engines_are_all_new_replaced_the_old_ones() -> None:
     target = Target(window_s=15.0)
     target.take(FIRST, NEXT)
-    told = target.take(*[labelled(NEXT, model_name="other", engine="7")] * 4)
-    assert (told[-1].model, told[-1].severity) == ("tiny", Severity.INFO)
+    all_diagnoses = target.take(*[labelled(NEXT, model_name="other", engine="7")] * 4)
+    assert (all_diagnoses[-1].model, all_diagnoses[-1].severity) == ("tiny", Severity.INFO)
 
 
 def test_an_engine_that_died_beside_others_is_critical_in_true_words() -> None:
@@ -133,10 +135,10 @@ def test_an_engine_that_died_beside_others_is_critical_in_true_words() -> None:
     second, third = (engine_only(labelled(NEXT, engine=number)) for number in "12")
     other = engine_only(labelled(NEXT, engine="2", model_name="beside"))
     target.take(*[NEXT + second + third + other] * 2)
-    told = [target.take(NEXT + second + other) for _ in range(3)]
-    severities = [found[-1].causes[0].severity for found in told]
+    by_scrape = [target.take(NEXT + second + other) for _ in range(3)]
+    severities = [all_diagnoses[-1].causes[0].severity for all_diagnoses in by_scrape]
     assert severities == [Severity.INFO, Severity.WARNING, Severity.CRITICAL]
-    dead = told[-1][-1]
+    dead = by_scrape[-1][-1]
     assert (dead.model, dead.engine) == ("tiny", "2")
     assert "no longer on the page" in dead.causes[0].summary
     assert "missing from 3 scrapes" in dead.causes[0].summary
@@ -151,7 +153,7 @@ def test_labels_that_change_with_every_scrape_do_not_take_all_memory() -> None:
             for n in range(300)
         )
 
-    told = [target.take(page(n)) for n in range(4)]
+    by_scrape = [target.take(page(n)) for n in range(4)]
     engines = target.stream.monitor.engines
     assert len(engines) == ENGINES_MAX
     kept = {engine.key.model for engine in engines}
@@ -159,8 +161,8 @@ def test_labels_that_change_with_every_scrape_do_not_take_all_memory() -> None:
     assert "m0" not in kept, "those that left first go first"
     lines = [
         line
-        for found in told
-        for d in found
+        for all_diagnoses in by_scrape
+        for d in all_diagnoses
         for line in d.unknown
         if "the others are ignored" in line
     ]
@@ -174,9 +176,9 @@ def test_of_a_page_with_too_many_engines_known_ones_are_judged() -> None:
     many = "".join(
         f'vllm:num_requests_running{{engine="{n}",model_name="a"}} 1\n' for n in range(ENGINES_MAX)
     )
-    told = target.take(many + NEXT)
-    assert len(told) == ENGINES_MAX
-    assert "tiny" in {d.model for d in told}
+    all_diagnoses = target.take(many + NEXT)
+    assert len(all_diagnoses) == ENGINES_MAX
+    assert "tiny" in {d.model for d in all_diagnoses}
 
 
 # What cannot be judged
@@ -194,13 +196,13 @@ def test_a_stage_that_cannot_be_judged_is_unknown_and_says_why(
             return without(body, *lost)
         return with_values(body, {f"{name}(?:_total)?": value for name in lost})
 
-    told = Target().one(page(FIRST), page(NEXT), page(NEXT))
-    assert told.was_read
-    assert told.stage is None
-    assert told.values["cascade_stage"] is None
-    (line,) = (line for line in told.unknown if line.startswith("cascade_stage: "))
-    assert line.removeprefix("cascade_stage: ") == told.stage_unknown
-    assert "it needs" in told.stage_unknown
+    diagnosis = Target().one(page(FIRST), page(NEXT), page(NEXT))
+    assert diagnosis.was_read
+    assert diagnosis.stage is None
+    assert diagnosis.values["cascade_stage"] is None
+    (line,) = (line for line in diagnosis.unknown if line.startswith("cascade_stage: "))
+    assert line.removeprefix("cascade_stage: ") == diagnosis.stage_unknown
+    assert "it needs" in diagnosis.stage_unknown
     assert Target().one(page(FIRST), FIRST, NEXT).stage is not None
 
 
@@ -217,7 +219,12 @@ def test_the_first_scrape_has_no_stage() -> None:
 def test_evictions_that_were_seen_are_a_stage_whatever_else_is_missing() -> None:
     target = Target(window_s=15.0)
     blind = [without(body, "kv_cache_usage_perc") for body in bodies("kv_pressure_cascade")]
-    stages = [told.stage.number for body in blind for told in target.take(body) if told.stage]
+    stages = [
+        diagnosis.stage.number
+        for body in blind
+        for diagnosis in target.take(body)
+        if diagnosis.stage
+    ]
     assert 3 in stages
     assert min(stages) >= 2
 
@@ -230,9 +237,9 @@ def test_a_page_that_says_nothing_of_load_and_cache_is_as_bad_as_an_empty_one(
     body = (
         without(NEXT, *GAUGES) if value is None else with_values(NEXT, dict.fromkeys(GAUGES, value))
     )
-    told = [target.one(body) for _ in range(4)]
-    assert [d.health for d in told] == ["warning", "warning", "critical", "critical"]
-    assert told[-1].severity == Severity.CRITICAL
+    all_diagnoses = [target.one(body) for _ in range(4)]
+    assert [d.health for d in all_diagnoses] == ["warning", "warning", "critical", "critical"]
+    assert all_diagnoses[-1].severity == Severity.CRITICAL
     assert target.one(*[NEXT] * 10).health == "ok"
     assert target.one(body).health == "warning", "it begins anew"
 
@@ -250,19 +257,19 @@ def test_a_page_that_says_nothing_of_load_and_cache_is_as_bad_as_an_empty_one(
 def test_a_value_that_cannot_be_is_unknown_and_named(
     metric: str, signal: str, value: float, words: str
 ) -> None:
-    told = Target().one(FIRST, *[with_values(NEXT, {metric: value})] * 12)
-    assert cause_ids(told) == ["metrics_missing"]
-    assert told.causes[0].summary.startswith(words)
-    assert "not on the page" not in told.causes[0].evidence[0].text
-    assert not told.recommendations
-    assert any(line.startswith(f"{signal}: {words}") for line in told.unknown)
-    assert told.values[signal] is None
-    assert all(math.isfinite(number) for number in told.values.values() if number is not None)
+    diagnosis = Target().one(FIRST, *[with_values(NEXT, {metric: value})] * 12)
+    assert cause_ids(diagnosis) == ["metrics_missing"]
+    assert diagnosis.causes[0].summary.startswith(words)
+    assert "not on the page" not in diagnosis.causes[0].evidence[0].text
+    assert not diagnosis.recommendations
+    assert any(line.startswith(f"{signal}: {words}") for line in diagnosis.unknown)
+    assert diagnosis.values[signal] is None
+    assert all(math.isfinite(number) for number in diagnosis.values.values() if number is not None)
 
 
 def test_a_share_a_little_above_one_is_full() -> None:
-    told = Target().one(FIRST, with_values(NEXT, {"kv_cache_usage_perc": 1.0000001}))
-    assert told.values["kv_usage_ratio"] == pytest.approx(1.0)
+    diagnosis = Target().one(FIRST, with_values(NEXT, {"kv_cache_usage_perc": 1.0000001}))
+    assert diagnosis.values["kv_usage_ratio"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("value", [math.inf, -7.0, math.nan])
@@ -280,9 +287,9 @@ def test_an_engine_that_no_request_has_reached_yet_is_unknown_and_pages_nobody()
     """Several API servers show load and cache from the first request on."""
     fresh = without(multiprocess(grown(FIRST, 0.0)), *GAUGES)
     target = Target()
-    told = [target.one(fresh) for _ in range(6)]
-    assert [d.health for d in told] == ["unknown"] * 6
-    assert {(c.id, c.severity) for d in told for c in d.causes} == {
+    all_diagnoses = [target.one(fresh) for _ in range(6)]
+    assert [d.health for d in all_diagnoses] == ["unknown"] * 6
+    assert {(c.id, c.severity) for d in all_diagnoses for c in d.causes} == {
         ("metrics_missing", Severity.INFO)
     }
     assert target.one(*[counted(multiprocess(FIRST), 100.0 * n) for n in range(9)]).health == "ok"
@@ -306,15 +313,15 @@ STANDS_IN = {"request_success": ("e2e_request_latency_seconds",)}
 @pytest.mark.parametrize("family", CORE_FAMILIES)
 def test_a_page_without_a_core_metric_is_not_healthy(family: str) -> None:
     lacking, instead = Target(), STANDS_IN.get(family, ())
-    for told in (
+    for diagnosis in (
         lacking.one(without(FIRST, family, *instead)),
         lacking.one(without(NEXT, family, *instead)),
     ):
-        assert told.health in ("unknown", "warning")
-        (cause,) = (c for c in told.causes if c.id == "metrics_missing")
+        assert diagnosis.health in ("unknown", "warning")
+        (cause,) = (c for c in diagnosis.causes if c.id == "metrics_missing")
         assert family in cause.summary
         assert cause.evidence
-        assert any(family in line for line in told.unknown)
+        assert any(family in line for line in diagnosis.unknown)
 
 
 @pytest.mark.parametrize("family", CORE_FAMILIES)
@@ -333,19 +340,19 @@ def test_a_core_metric_that_goes_away_is_missed_at_once(family: str) -> None:
 @pytest.mark.parametrize("gauge", GAUGES)
 def test_a_gauge_that_is_no_number_is_unknown_not_ok(gauge: str) -> None:
     broken = Target()
-    told = broken.one(FIRST, NEXT, with_values(NEXT, {gauge: math.nan}))
-    assert told.health in ("unknown", "warning")
-    assert "metrics_missing" in cause_ids(told)
-    assert any(gauge in line for line in told.unknown)
+    diagnosis = broken.one(FIRST, NEXT, with_values(NEXT, {gauge: math.nan}))
+    assert diagnosis.health in ("unknown", "warning")
+    assert "metrics_missing" in cause_ids(diagnosis)
+    assert any(gauge in line for line in diagnosis.unknown)
     (key,) = (s.key for s in VLLM_SIGNALS if s.core and getattr(s.expr, "metric", "") == gauge)
-    assert told.values[key] is None
+    assert diagnosis.values[key] is None
     healed = broken.one(*[NEXT] * 10)
     assert not any(gauge in line for line in healed.unknown)
 
 
 def test_a_finding_on_a_metric_that_went_away_is_unknown() -> None:
-    told = Target().one(FIRST, NEXT, without(NEXT, "kv_cache_usage_perc"))
-    (full,) = (f for f in told.findings if f.rule.id == "KV-FULL")
+    diagnosis = Target().one(FIRST, NEXT, without(NEXT, "kv_cache_usage_perc"))
+    (full,) = (f for f in diagnosis.findings if f.rule.id == "KV-FULL")
     assert (full.state, full.missing) == ("unknown", ("kv_cache_usage_perc",))
 
 
@@ -362,10 +369,10 @@ def test_a_finding_on_a_metric_that_went_away_is_unknown() -> None:
 )
 def test_a_page_without_vllm_is_never_healthy(body: str) -> None:
     target = Target()
-    told = [target.one(body) for _ in range(4)]
-    assert [d.health for d in told] == ["unknown", "warning", "critical", "critical"]
-    assert {cause_ids(d)[0] for d in told} == {"metrics_missing"}
-    assert all(d.stage is None and d.unknown for d in told)
+    all_diagnoses = [target.one(body) for _ in range(4)]
+    assert [d.health for d in all_diagnoses] == ["unknown", "warning", "critical", "critical"]
+    assert {cause_ids(d)[0] for d in all_diagnoses} == {"metrics_missing"}
+    assert all(d.stage is None and d.unknown for d in all_diagnoses)
     healthy = target.one(FIRST, NEXT)
     assert healthy.health == "ok"
 
@@ -383,22 +390,22 @@ def test_a_failed_first_scrape_says_so_and_the_next_page_is_read() -> None:
     assert (cause.id, cause.severity, cause.since_s) == ("target_down", Severity.INFO, START_S - 2)
     assert "connection refused" in cause.summary
     assert cause.lever == "Is it running?"
-    told = target.one(FIRST, NEXT)
-    assert (told.health, told.engine) == ("ok", "0")
-    assert cause_ids(told) == []
+    diagnosis = target.one(FIRST, NEXT)
+    assert (diagnosis.health, diagnosis.engine) == ("ok", "0")
+    assert cause_ids(diagnosis) == []
 
 
 def test_a_target_that_stays_down_grows_worse_and_begins_anew_once_it_was_up() -> None:
     monitor = TargetMonitor("tiny", Profile())
     error = CollectError("timed out", kind="timeout")
-    told = [monitor.failed(START_S + n, error)[0] for n in range(5)]
-    assert [d.health for d in told] == ["unknown", "warning", *["critical"] * 3]
-    assert [d.causes[0].severity for d in told] == [
+    all_diagnoses = [monitor.failed(START_S + n, error)[0] for n in range(5)]
+    assert [d.health for d in all_diagnoses] == ["unknown", "warning", *["critical"] * 3]
+    assert [d.causes[0].severity for d in all_diagnoses] == [
         *(Severity.INFO, Severity.WARNING), *[Severity.CRITICAL] * 3
     ]  # fmt: skip
-    confidences = [d.causes[0].confidence for d in told]
+    confidences = [d.causes[0].confidence for d in all_diagnoses]
     assert confidences == sorted(confidences)
-    assert {d.causes[0].since_s for d in told} == {START_S}
+    assert {d.causes[0].since_s for d in all_diagnoses} == {START_S}
     target = Target()
     target.stream.monitor.failed(START_S - 20, error)
     target.stream.monitor.failed(START_S - 10, error)
@@ -449,22 +456,22 @@ def test_a_server_that_broke_or_had_requests_is_down_at_once() -> None:
 def test_every_engine_of_a_target_that_is_down_is_told_of() -> None:
     target = Target()
     target.take(FIRST + engine_only(labelled(FIRST, engine="1")))
-    told = target.stream.take(START_S + 2, "", "", status=503)
-    assert [(d.engine, cause_ids(d)) for d in told] == [
+    all_diagnoses = target.stream.take(START_S + 2, "", "", status=503)
+    assert [(d.engine, cause_ids(d)) for d in all_diagnoses] == [
         *(("0", ["target_down"]), ("1", ["target_down"]))
     ]
-    assert all("503" in d.causes[0].summary for d in told)
+    assert all("503" in d.causes[0].summary for d in all_diagnoses)
 
 
 # Quiet servers
 
 
 def test_an_idle_server_is_healthy() -> None:
-    told = diagnoses(CAPTURES / "idle.jsonl.gz", window_s=60.0)
-    assert {d.health for d in told[1:]} == {"ok"}
-    assert told[0].health in ("ok", "unknown")
-    assert {d.stage.number for d in told if d.stage} == {0}
-    assert not any(d.causes or d.symptoms for d in told)
+    all_diagnoses = diagnoses(CAPTURES / "idle.jsonl.gz", window_s=60.0)
+    assert {d.health for d in all_diagnoses[1:]} == {"ok"}
+    assert all_diagnoses[0].health in ("ok", "unknown")
+    assert {d.stage.number for d in all_diagnoses if d.stage} == {0}
+    assert not any(d.causes or d.symptoms for d in all_diagnoses)
 
 
 @pytest.mark.parametrize("window_s", [15.0, 60.0, 300.0])
@@ -476,31 +483,31 @@ def test_an_idle_server_is_healthy() -> None:
     ],
 )
 def test_nothing_is_paged_where_nothing_is_wrong(capture: str, window_s: float) -> None:
-    told = diagnoses(CAPTURES / f"{capture}.jsonl.gz", window_s=window_s)
-    assert len(told) > 25
-    assert alarming(told) == []
+    all_diagnoses = diagnoses(CAPTURES / f"{capture}.jsonl.gz", window_s=window_s)
+    assert len(all_diagnoses) > 25
+    assert alarming(all_diagnoses) == []
 
 
 @pytest.mark.parametrize("version", ["0.8.5", "0.10.0", "0.11.2", "0.14.0", "0.17.0", "0.20.2"])
 def test_two_scrapes_of_an_old_server_give_signals(version: str) -> None:
     fresh = with_values(recorded(f"{version}-rendered"), {"num_requests_running": 4})
     target = Target()
-    told = target.one(fresh, counted(fresh, 10), counted(fresh, 20))
+    diagnosis = target.one(fresh, counted(fresh, 10), counted(fresh, 20))
     core = [signal.key for signal in VLLM_SIGNALS if signal.core]
-    assert not [key for key in core if told.values[key] is None]
-    assert told.values["running"] == 4
-    assert told.values["generation_tokens_per_s"] == pytest.approx(5.0)
-    assert (told.values["ttft_p99_s"] or 0) > 0
-    assert (told.values["itl_p99_s"] or 0) > 0
+    assert not [key for key in core if diagnosis.values[key] is None]
+    assert diagnosis.values["running"] == 4
+    assert diagnosis.values["generation_tokens_per_s"] == pytest.approx(5.0)
+    assert (diagnosis.values["ttft_p99_s"] or 0) > 0
+    assert (diagnosis.values["itl_p99_s"] or 0) > 0
     on_page = "cache_config_info{" in fresh
-    assert told.values["kv_capacity_tokens"] == (140 * 32 if on_page else None)
-    assert told.health == "ok"
+    assert diagnosis.values["kv_capacity_tokens"] == (140 * 32 if on_page else None)
+    assert diagnosis.health == "ok"
 
 
 def test_without_a_gpu_source_gpu_signals_are_said_to_be_unknown() -> None:
-    told = Target().one(FIRST, NEXT)
-    assert "gpu_*: no GPU source" in told.unknown
-    assert {f.state for f in told.findings if f.rule.signal.startswith("gpu_")} == {"unknown"}
+    diagnosis = Target().one(FIRST, NEXT)
+    assert "gpu_*: no GPU source" in diagnosis.unknown
+    assert {f.state for f in diagnosis.findings if f.rule.signal.startswith("gpu_")} == {"unknown"}
 
 
 # Long stretches
@@ -510,11 +517,11 @@ def test_an_engine_that_stands_still_is_told_after_half_a_minute() -> None:
     target = Target()
     stuck = with_values(NEXT, {"num_requests_running": 3})
     target.one(FIRST, stuck)
-    told = [target.one(stuck) for _ in range(20)]
-    begun_s = told[0].t_s
-    for diagnosis in told:
+    all_diagnoses = [target.one(stuck) for _ in range(20)]
+    begun_s = all_diagnoses[0].t_s
+    for diagnosis in all_diagnoses:
         assert ("engine_stalled" in cause_ids(diagnosis)) == (diagnosis.t_s - begun_s >= 30)
-    assert told[-1].health == "critical"
+    assert all_diagnoses[-1].health == "critical"
     calm = target.one(*(counted(stuck, n) for n in range(1, 20)))
     assert "engine_stalled" not in cause_ids(calm)
     assert calm.health == "ok"
@@ -525,9 +532,9 @@ def test_token_counters_that_went_away_are_no_stall() -> None:
     running = with_values(NEXT, {"num_requests_running": 3})
     target.one(FIRST, running)
     blind = without(running, "generation_tokens", "prompt_tokens", "request_success")
-    told = [target.one(blind) for _ in range(30)]
-    assert not [d for d in told if "engine_stalled" in cause_ids(d)]
-    assert "metrics_missing" in cause_ids(told[-1])
+    all_diagnoses = [target.one(blind) for _ in range(30)]
+    assert not [d for d in all_diagnoses if "engine_stalled" in cause_ids(d)]
+    assert "metrics_missing" in cause_ids(all_diagnoses[-1])
 
 
 def test_an_idle_server_is_underused_only_after_hours() -> None:

@@ -148,8 +148,8 @@ def test_after_a_clock_set_back_faults_are_told_as_soon_as_ever() -> None:
 def test_what_the_old_process_showed_last_is_told() -> None:
     target = Target()
     old = bodies("kv_pressure_cascade")[44:50]
-    told = target.one(*old, restarted(old[-1], start_s=1_799_000_000.0))
-    (cause,) = (c for c in told.causes if c.id == "engine_restarted")
+    diagnosis = target.one(*old, restarted(old[-1], start_s=1_799_000_000.0))
+    (cause,) = (c for c in diagnosis.causes if c.id == "engine_restarted")
     assert "ended under load" in cause.evidence[1].text
     assert "running" in cause.evidence[1].text
     assert "KV" in cause.evidence[1].text

@@ -34,14 +34,18 @@ def test_blocks_that_go_when_they_would_be_used_again_speak_for_churn() -> None:
     far = cause(CHURN.but(kv_reuse_gap_s=1.0, kv_idle_before_evict_s=60.0), "prefix_churn")
     assert near.confidence > plain > far.confidence
     assert near.evidence[-1].text == "blocks are reused after 6.0 s and evicted after 8.0 s unused"
-    assert [one.signal for one in far.against] == ["kv_reuse_gap_s"]
+    assert [evidence.signal for evidence in far.against] == ["kv_reuse_gap_s"]
     assert cause(CHURN.but(kv_reuse_gap_s=6.0), "prefix_churn").confidence == plain, "no evictions"
 
 
 def test_gaps_are_read_off_a_recorded_page() -> None:
     assert any("kv_block_reuse_gap_seconds" in body for body in bodies("prefix_churn")[:60])
-    told = diagnoses(CAPTURES / "prefix_churn.jsonl.gz")
-    gaps = [gap for one in told if (gap := one.values.get("kv_reuse_gap_s")) is not None]
+    all_diagnoses = diagnoses(CAPTURES / "prefix_churn.jsonl.gz")
+    gaps = [
+        gap
+        for diagnosis in all_diagnoses
+        if (gap := diagnosis.values.get("kv_reuse_gap_s")) is not None
+    ]
     assert gaps
     assert 1 < min(gaps) < max(gaps) < 30
 
@@ -62,8 +66,8 @@ def test_a_tier_that_has_what_the_gpu_missed_speaks_against(cause_id: str) -> No
 def test_a_fresh_loss_is_not_laid_to_another_tier() -> None:
     lost = {"prefix_hit_ratio": 0.0, "prefix_hit_tokens_mean": 0.0}
     half = LOST.but(prefix_hit_ratio=0.44, prefix_hit_tokens_mean=90.0, prefix_saved_ratio=0.44)
-    told = cause(replace(half, recent=lost), "prefix_reuse_lost")
-    assert "prefix_saved_ratio" not in [one.signal for one in told.against]
+    lost_cause = cause(replace(half, recent=lost), "prefix_reuse_lost")
+    assert "prefix_saved_ratio" not in [evidence.signal for evidence in lost_cause.against]
 
 
 FEW_HITS = replace(
@@ -173,27 +177,27 @@ UNSHARED = replace(
 
 
 def test_what_old_hits_would_save_in_ttft_is_measured() -> None:
-    told = advised("prefix_reuse_lost", situation=UNSHARED)["prompt-order"]
-    assert told.before["ttft_s"] == 0.5
+    advice = advised("prefix_reuse_lost", situation=UNSHARED)["prompt-order"]
+    assert advice.before["ttft_s"] == 0.5
     # A quarter of the prefill is left: 0.3 s less.
-    assert told.predicted["prefill_mean_s"] == pytest.approx(0.1)
-    assert told.predicted["ttft_s"] == pytest.approx(0.2)
-    assert "USD" not in told.summary
+    assert advice.predicted["prefill_mean_s"] == pytest.approx(0.1)
+    assert advice.predicted["ttft_s"] == pytest.approx(0.2)
+    assert "USD" not in advice.summary
 
 
 def test_what_old_hits_would_save_in_money_follows_from_model_and_gpu() -> None:
-    told = advised(
+    levers = advised(
         "prefix_reuse_lost", situation=UNSHARED, stated=replace(LLAMA, usd_per_gpu_hour=4.0)
     )
-    summary = told["prompt-order"].summary
+    summary = levers["prompt-order"].summary
     # 6,000 tokens/s of 2 x 7.0e9 FLOP over 989e12 x 0.365: 23.3 % of a GPU of 4 USD.
     assert "Restoring it would free 23% of the GPU time, 0.93 USD/h per replica." in summary
-    assert told["prefix-routing"].predicted["prefix_hit_ratio"] == 0.8
+    assert levers["prefix-routing"].predicted["prefix_hit_ratio"] == 0.8
 
 
 def test_a_router_without_a_better_time_to_point_at_promises_nothing() -> None:
-    told = advised("prefix_reuse_lost", situation=replace(UNSHARED, quiet={}), stated=LLAMA)
-    assert told["prefix-routing"].predicted == {}
+    levers = advised("prefix_reuse_lost", situation=replace(UNSHARED, quiet={}), stated=LLAMA)
+    assert levers["prefix-routing"].predicted == {}
 
 
 @pytest.mark.parametrize(
@@ -209,8 +213,15 @@ def test_known_reuse_makes_a_ratio_that_never_changed_a_finding(
     profile = Profile(window_s=WINDOW_S, expected_prefix_hit_ratio=expected_ratio)
     stream = TargetStream("page", profile, Limits())
     recording = CaptureReader(CAPTURES / "long_prompt_prefill_heavy.jsonl.gz")
-    told = [found for entry in recording for found in stream.replay(entry)]
-    said = [c.severity for one in told for c in one.causes if c.id == "prefix_reuse_lost"]
+    all_diagnoses = [diagnosis for entry in recording for diagnosis in stream.replay(entry)]
+    said = [
+        c.severity
+        for diagnosis in all_diagnoses
+        for c in diagnosis.causes
+        if c.id == "prefix_reuse_lost"
+    ]
     assert max(said) == severity
-    found = [f for one in told for f in one.findings if f.rule.id == "PREFIX-HIT"]
-    assert any(f.severity for f in found) == (expected_ratio is not None)
+    findings = [
+        f for diagnosis in all_diagnoses for f in diagnosis.findings if f.rule.id == "PREFIX-HIT"
+    ]
+    assert any(f.severity for f in findings) == (expected_ratio is not None)

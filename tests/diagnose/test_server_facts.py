@@ -145,8 +145,8 @@ def test_secrets_of_a_command_line_are_no_facts() -> None:
 def test_a_path_needs_the_configuration_beside_it() -> None:
     path = server(model_path="/models/mine")
     assert merged(NOTHING, path)[1].model is None
-    found = SourceReading("config.json", 7.0, model=model(LLAMA))
-    facts, stated = merged(NOTHING, path, found)
+    config_reading = SourceReading("config.json", 7.0, model=model(LLAMA))
+    facts, stated = merged(NOTHING, path, config_reading)
     assert stated.model == model(LLAMA)
     assert next(fact.source for fact in facts.facts if fact.name == "model") == "config.json"
 

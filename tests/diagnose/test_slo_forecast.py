@@ -21,7 +21,7 @@ def idle(**but: float | None) -> Values:
     return {**values, "ttft_mean_s": 0.05, "ttft_p99_s": 0.1, **but}
 
 
-def told(
+def foreseen(
     at: Callable[[float], Values], *, target_s: float | None = TARGET_S, seats: float | None = None
 ) -> list[float | None]:
     """What is foreseen at each scrape of ten minutes."""
@@ -37,30 +37,32 @@ def slower(t_s: float) -> Values:
 def test_the_inverse_of_latency_is_followed_to_the_target() -> None:
     # The mean is at target / ln 100 once 1 - t / 1200 is 0.05 ln 100 / 2: 1062 s.
     breaks_s = 1200 * (1 - 0.05 * log(100) / TARGET_S)
-    left = told(lambda t: slower(min(1.7 * t, 1000.0)))
-    at = next(n for n, one in enumerate(left) if one is not None)
+    left = foreseen(lambda t: slower(min(1.7 * t, 1000.0)))
+    at = next(n for n, left_s in enumerate(left) if left_s is not None)
     assert left[at] == pytest.approx(breaks_s / 1.7 - 5 * at, rel=0.1)
     assert 5 * at < 480, "the target breaks at 625 s"
 
 
 def test_seats_run_out_for_one_in_a_hundred_first() -> None:
-    climbing = told(lambda t: idle(running_avg=20 + t / 20), seats=64)
+    climbing = foreseen(lambda t: idle(running_avg=20 + t / 20), seats=64)
     # 49 in flight and 2.33 times 7 more are 65.
     assert climbing[-1] is not None
     assert climbing[-1] < 20
-    assert told(lambda t: idle(running_avg=20 + t / 20))[-1] is None, "seats are not known"
+    assert foreseen(lambda t: idle(running_avg=20 + t / 20))[-1] is None, "seats are not known"
 
 
 def test_the_time_for_prompts_runs_out_before_latency_shows_it() -> None:
     # Arrivals climb to what fills the GPUs' time (1 / 0.6 s) within 800 s; TTFT stands still.
-    climbing = told(lambda t: idle(arrival_per_s=(0.4 + 0.6 * t / 800) / 0.6, prefill_mean_s=0.6))
+    climbing = foreseen(
+        lambda t: idle(arrival_per_s=(0.4 + 0.6 * t / 800) / 0.6, prefill_mean_s=0.6)
+    )
     assert climbing[60] == pytest.approx(500, rel=0.1)
-    assert told(lambda t: idle(arrival_per_s=1.0, prefill_mean_s=0.6))[-1] is None, "it stays"
-    assert told(lambda t: idle(arrival_per_s=1 + t / 800))[-1] is None, "their time is unknown"
+    assert foreseen(lambda t: idle(arrival_per_s=1.0, prefill_mean_s=0.6))[-1] is None, "it stays"
+    assert foreseen(lambda t: idle(arrival_per_s=1 + t / 800))[-1] is None, "their time is unknown"
 
 
 def test_kv_runs_out() -> None:
-    climbing = told(lambda t: idle(running_avg=100.0, kv_usage_avg_ratio=0.3 + t / 1500))
+    climbing = foreseen(lambda t: idle(running_avg=100.0, kv_usage_avg_ratio=0.3 + t / 1500))
     assert climbing[60] == pytest.approx((1 / 1.233 - 0.5) * 1500, rel=0.1)
 
 
@@ -75,15 +77,17 @@ def test_kv_runs_out() -> None:
     ],
 )
 def test_no_trend_is_silence(values: Values) -> None:
-    assert set(told(lambda _t: values, seats=64)) == {None}
+    assert set(foreseen(lambda _t: values, seats=64)) == {None}
 
 
 def test_without_a_target_there_is_nothing_to_break() -> None:
-    assert set(told(slower, target_s=None)) == {None}
+    assert set(foreseen(slower, target_s=None)) == {None}
 
 
 def test_a_broken_target_is_not_foreseen() -> None:
-    left = told(lambda t: {**slower(1.7 * min(t, 600.0)), "ttft_p99_s": 3.0 if t > 500 else 0.2})
+    left = foreseen(
+        lambda t: {**slower(1.7 * min(t, 600.0)), "ttft_p99_s": 3.0 if t > 500 else 0.2}
+    )
     assert left[100] is not None
     assert set(left[101:]) == {None}
 
@@ -91,14 +95,14 @@ def test_a_broken_target_is_not_foreseen() -> None:
 def test_a_dip_does_not_end_a_forecast_and_an_end_does() -> None:
     forecaster = SloForecaster(window_s=60.0, ttft_p99_s=TARGET_S)
     left = [forecaster.update(t, slower(1.7 * min(t, 530.0))) for t in range(0, 801, 5)]
-    stood = [one["slo_breaks_in_s"] is not None for one in left]
+    stood = [values["slo_breaks_in_s"] is not None for values in left]
     assert all(stood[94:106])
     assert not any(stood[-10:]), "what has ended is forgotten"
     forecaster = SloForecaster(window_s=60.0, ttft_p99_s=TARGET_S)
     for t in range(0, 531, 5):
         forecaster.update(t, slower(1.7 * t))
     dips = [forecaster.update(t, slower(1.7 * 400)) for t in range(535, 561, 5)]
-    assert [one["slo_breaks_in_s"] for one in dips if one["slo_breaks_in_s"] is None] == []
+    assert [values["slo_breaks_in_s"] for values in dips if values["slo_breaks_in_s"] is None] == []
     forecaster.forget()
     assert forecaster.update(565, slower(1.7 * 565))["slo_breaks_in_s"] is None
 
@@ -117,5 +121,5 @@ def test_slow_ramps_leave_time_to_scale() -> None:
         for kind in kinds()
         for seed in range(2)
     ]
-    assert [made for made in runs if made.exhausted_s is None] == []
-    assert median(made.lead_s or 0.0 for made in runs) >= 120
+    assert [ramp for ramp in runs if ramp.exhausted_s is None] == []
+    assert median(ramp.lead_s or 0.0 for ramp in runs) >= 120

@@ -57,7 +57,7 @@ def test_a_smaller_share_is_surer() -> None:
         replace(CALM, split=split_of({1: 1000.0, 4: tokens}, tensor_parallel=4))
         for tokens in (740.0, 600.0, 300.0)
     ]
-    confidences = [one.causes()["tp_overhead"].confidence for one in shares]
+    confidences = [situation.causes()["tp_overhead"].confidence for situation in shares]
     assert confidences == sorted(set(confidences))
 
 
@@ -79,27 +79,28 @@ def test_a_smaller_share_is_surer() -> None:
 )  # fmt: skip
 def test_what_a_queued_server_gives_is_evidence(situation: Situation, side: str) -> None:
     cause = situation.causes()["tp_overhead"]
-    told = {
+    sides = {
         name
         for name, seen in (("evidence", cause.evidence), ("against", cause.against))
-        if any(one.signal == "generation_tokens_per_s" for one in seen)
+        if any(evidence.signal == "generation_tokens_per_s" for evidence in seen)
     }
-    assert told == ({side} if side else set())
+    assert sides == ({side} if side else set())
 
 
 def test_a_server_that_gives_what_fewer_gpus_gave_is_doubted() -> None:
     sure, doubted = (
-        BUSY.but(generation_tokens_per_s=made).causes()["tp_overhead"] for made in (2000.0, 3800.0)
+        BUSY.but(generation_tokens_per_s=tokens_per_s).causes()["tp_overhead"]
+        for tokens_per_s in (2000.0, 3800.0)
     )
     assert doubted.confidence < SPLIT.causes()["tp_overhead"].confidence < sure.confidence
 
 
 def test_a_profile_says_why_its_sweeps_say_nothing() -> None:
-    told = Profile(stated=Stated(sweeps=SWEEPS)).unstated()
-    assert told["tp_overhead"] == "degree not stated (tensor_parallel)"
+    reasons = Profile(stated=Stated(sweeps=SWEEPS)).unstated()
+    assert reasons["tp_overhead"] == "degree not stated (tensor_parallel)"
     unlike = (sweep(1, 1000, tokens_per_request=50), sweep(4, 500))
-    told = Profile(stated=Stated(sweeps=unlike, tensor_parallel=4)).unstated()
-    assert "different requests" in told["tp_overhead"]
+    reasons = Profile(stated=Stated(sweeps=unlike, tensor_parallel=4)).unstated()
+    assert "different requests" in reasons["tp_overhead"]
     assert "tp_overhead" not in Profile().unstated()
     for degree in (1, 4):
         stated = Stated(sweeps=SWEEPS, tensor_parallel=degree)
@@ -131,18 +132,20 @@ LIGHT = replace(SPLIT, targets=Targets(ttft_p99_s=2.0)).but(
 
 def test_fewer_gpus_each_and_more_replicas() -> None:
     """Two replicas on four GPUs make eight on one; 2 x 2,000 / 1,000 = 4 would give as much."""
-    made = advised("tp_overhead", situation=LIGHT, stated=ON_FOUR)["tensor-parallel-down"]
-    assert changes(made) == {"--tensor-parallel-size": (4, 1), "replicas": (2, 8)}
-    assert (made.before["tokens_per_s_per_gpu"], made.predicted["tokens_per_s_per_gpu"]) == (
+    advice = advised("tp_overhead", situation=LIGHT, stated=ON_FOUR)["tensor-parallel-down"]
+    assert changes(advice) == {"--tensor-parallel-size": (4, 1), "replicas": (2, 8)}
+    assert (advice.before["tokens_per_s_per_gpu"], advice.predicted["tokens_per_s_per_gpu"]) == (
         500,
         1000,
     )
-    assert made.cost_usd_per_hour == 0
+    assert advice.cost_usd_per_hour == 0
     price = LLAMA.gpu.usd_per_hour if LLAMA.gpu else 0.0
-    assert made.predicted["usd_per_million_tokens_at_limit"] == pytest.approx(price / 3.6, rel=5e-4)
-    assert "4 would match the present throughput" in made.summary
-    assert made.predicted["kv_capacity_tokens"] < made.before["kv_capacity_tokens"] / 4
-    assert made.predicted["kv_demand_ratio"] < 0.9
+    assert advice.predicted["usd_per_million_tokens_at_limit"] == pytest.approx(
+        price / 3.6, rel=5e-4
+    )
+    assert "4 would match the present throughput" in advice.summary
+    assert advice.predicted["kv_capacity_tokens"] < advice.before["kv_capacity_tokens"] / 4
+    assert advice.predicted["kv_demand_ratio"] < 0.9
 
 
 @pytest.mark.parametrize(
@@ -167,8 +170,8 @@ def test_no_smaller_degree_that_may_do_harm(situation: Situation, stated: Stated
 def test_no_smaller_degree_beside_weights_that_leave_no_room_for_a_fixed_cache() -> None:
     """A cache of a size in bytes fits by its own account; the weights of 70B beside it do not."""
     page = {**PAGE, "kv_cache_memory_bytes": str(10 << 30)}
-    told = advised("tp_overhead", situation=LIGHT, stated=ON_FOUR, page=page)
-    assert "tensor-parallel-down" in told
+    levers = advised("tp_overhead", situation=LIGHT, stated=ON_FOUR, page=page)
+    assert "tensor-parallel-down" in levers
     large = replace(ON_FOUR, model=model("meta-llama/Llama-3.3-70B-Instruct"))
     assert advised("tp_overhead", situation=LIGHT, stated=large, page=page) == {}
 
@@ -191,9 +194,9 @@ def fleet_on(
 
 
 def test_a_fleet_without_smaller_degrees_is_held_against_the_sweeps() -> None:
-    found = fleet_on(4)
-    assert causes(found) == {"tp_overhead": ("a", "b")}
-    (cause,) = [one.cause for one in found.causes]
+    diagnosis = fleet_on(4)
+    assert causes(diagnosis) == {"tp_overhead": ("a", "b")}
+    (cause,) = [fleet_cause.cause for fleet_cause in diagnosis.causes]
     assert cause.severity == Severity.INFO
     assert "In the benchmark" in cause.summary
     assert causes(fleet_on(4, sweeps=())) == {}
@@ -202,7 +205,8 @@ def test_a_fleet_without_smaller_degrees_is_held_against_the_sweeps() -> None:
 def test_a_fleet_that_gives_as_much_as_the_smaller_degree_is_doubted() -> None:
     queued = {"waiting": 6.0, "waiting_by_capacity": 6.0, "output_tokens_mean": 200.0}
     (sure,), (doubted,) = (
-        fleet_on(4, {**queued, "generation_tokens_per_s": made}).causes for made in (2000.0, 3800.0)
+        fleet_on(4, {**queued, "generation_tokens_per_s": tokens_per_s}).causes
+        for tokens_per_s in (2000.0, 3800.0)
     )
     assert doubted.cause.confidence < sure.cause.confidence
     assert doubted.cause.against
@@ -210,9 +214,9 @@ def test_a_fleet_that_gives_as_much_as_the_smaller_degree_is_doubted() -> None:
 
 @pytest.mark.parametrize(("gpus", "why"), [(1, None), (2, "no sweep of TP 2 is given")])
 def test_other_degrees_of_a_fleet(gpus: int, why: str | None) -> None:
-    found = fleet_on(gpus)
-    assert causes(found) == {}
-    assert [note for note in found.notes if note.startswith("tp_overhead")] == (
+    diagnosis = fleet_on(gpus)
+    assert causes(diagnosis) == {}
+    assert [note for note in diagnosis.notes if note.startswith("tp_overhead")] == (
         [f"tp_overhead: {why}"] if why else []
     )
 
@@ -235,12 +239,12 @@ def test_live_servers_come_before_the_sweeps() -> None:
 def test_sweeps_are_of_one_model_on_one_kind_of_gpu() -> None:
     rows: list[Row] = [(pod("a", tier="H100"), {}), (pod("b", tier="L40S"), {})]
     gpus = {"a": {"gpus": 4.0}, "b": {"gpus": 4.0}}
-    found = verdict(*rows, gpus=gpus, profile=Profile(stated=Stated(sweeps=SWEEPS)))
-    assert "tp_overhead" not in causes(found)
-    assert any("several models or GPU types" in note for note in found.notes)
+    diagnosis = verdict(*rows, gpus=gpus, profile=Profile(stated=Stated(sweeps=SWEEPS)))
+    assert "tp_overhead" not in causes(diagnosis)
+    assert any("several models or GPU types" in note for note in diagnosis.notes)
 
 
 def test_gpus_that_nobody_counts_are_asked_for() -> None:
     profile = Profile(stated=Stated(sweeps=SWEEPS))
-    found = verdict((pod("a"), {}), profile=profile)
-    assert any("--tensor-parallel" in note for note in found.notes)
+    diagnosis = verdict((pod("a"), {}), profile=profile)
+    assert any("--tensor-parallel" in note for note in diagnosis.notes)

@@ -50,43 +50,48 @@ SESSION = "\n[session]\ncalls = 5\nadded_tokens = 100\n"
 
 
 def watch(
-    requests: Requests, *, minutes: int, each: int, known: Stated | None = None
+    requests: Requests, *, minutes: int, each: int, statement: Stated | None = None
 ) -> list[Diagnosis]:
     """What is said each minute, with so many requests in each."""
-    profile = Profile(stated=known or Stated(workload=stated()))
+    profile = Profile(stated=statement or Stated(workload=stated()))
     stream = TargetStream("tiny", profile, Limits())
-    told: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     for minute in range(minutes):
-        told += stream.take(START_S + minute * MINUTE_S, requests.page(each), "")
-    return told
+        diagnoses += stream.take(START_S + minute * MINUTE_S, requests.page(each), "")
+    return diagnoses
 
 
-def drifts(told: list[Diagnosis]) -> list[Cause]:
+def drifts(diagnoses: list[Diagnosis]) -> list[Cause]:
     """What is said of the workload."""
-    return [cause for one in told for cause in one.causes if cause.id == "workload_drift"]
+    return [
+        cause
+        for diagnosis in diagnoses
+        for cause in diagnosis.causes
+        if cause.id == "workload_drift"
+    ]
 
 
 def test_requests_as_stated_say_nothing() -> None:
-    known = Stated(workload=stated(), replicas=2)
-    told = watch(Requests(), minutes=70, each=240, known=known)
-    assert drifts(told) == []
-    assert told[-1].values[RATE] == pytest.approx(4 / 5, rel=0.01), "4 a second of half of 10"
-    assert told[-1].values[SHIFTS[PROMPTS]] == pytest.approx(0, abs=0.05)
+    statement = Stated(workload=stated(), replicas=2)
+    diagnoses = watch(Requests(), minutes=70, each=240, statement=statement)
+    assert drifts(diagnoses) == []
+    assert diagnoses[-1].values[RATE] == pytest.approx(4 / 5, rel=0.01), "4 a second of half of 10"
+    assert diagnoses[-1].values[SHIFTS[PROMPTS]] == pytest.approx(0, abs=0.05)
 
 
 def test_without_a_profile_nothing_is_said_and_nothing_is_lacking() -> None:
     requests = Requests(prompts=lambda dice: 9 * prompt(dice))
-    told = watch(requests, minutes=8, each=240, known=Stated(replicas=1))
-    assert drifts(told) == []
+    diagnoses = watch(requests, minutes=8, each=240, statement=Stated(replicas=1))
+    assert drifts(diagnoses) == []
     ours = {RATE, *SHIFTS.values()}
-    assert not ours & set(told[-1].values)
-    assert not [line for line in told[-1].unknown if line.partition(":")[0] in ours]
+    assert not ours & set(diagnoses[-1].values)
+    assert not [line for line in diagnoses[-1].unknown if line.partition(":")[0] in ours]
 
 
 def test_longer_prompts_are_told_with_what_was_stated() -> None:
     longer = Requests(prompts=lambda dice: as_stated(dice, 2500.0, 9000.0))
-    told = watch(longer, minutes=40, each=60)
-    (cause, *_) = drifts(told)
+    diagnoses = watch(longer, minutes=40, each=60)
+    (cause, *_) = drifts(diagnoses)
     assert cause.severity == Severity.INFO
     assert cause.guide == ("9.1",)
     assert "prompts are longer" in cause.summary
@@ -95,7 +100,7 @@ def test_longer_prompts_are_told_with_what_was_stated() -> None:
     assert evidence.signal == SHIFTS[PROMPTS]
     assert "above its P50 of 1000" in evidence.text
     assert "chance explains at most" in evidence.text
-    last = drifts(told)[-1]
+    last = drifts(diagnoses)[-1]
     assert "kneewatch size --plan base.toml" in last.lever
     assert "input_p50_tokens = 2" in last.lever
     assert "output_p50_tokens" not in last.lever
@@ -103,8 +108,8 @@ def test_longer_prompts_are_told_with_what_was_stated() -> None:
 
 
 def test_shorter_answers_are_told() -> None:
-    told = watch(Requests(answers=lambda dice: 0.1 * answer(dice)), minutes=20, each=120)
-    assert "answers are shorter" in drifts(told)[-1].summary
+    diagnoses = watch(Requests(answers=lambda dice: 0.1 * answer(dice)), minutes=20, each=120)
+    assert "answers are shorter" in drifts(diagnoses)[-1].summary
 
 
 def test_few_requests_are_no_workload() -> None:
@@ -116,48 +121,50 @@ def test_an_hour_is_looked_at_and_no_more() -> None:
     """A night of other requests is over an hour later."""
     night = Requests(prompts=lambda dice: 9 * prompt(dice))
     profile = Profile(stated=Stated(workload=stated()))
-    stream, told = TargetStream("tiny", profile, Limits()), list[Diagnosis]()
+    stream, diagnoses = TargetStream("tiny", profile, Limits()), list[Diagnosis]()
     for minute in range(140):
         if minute == 40:
             night.draws[PROMPTS] = prompt
-        told += stream.take(START_S + minute * MINUTE_S, night.page(60), "")
-    assert drifts(told[35:40])
-    assert drifts(told[-30:]) == []
+        diagnoses += stream.take(START_S + minute * MINUTE_S, night.page(60), "")
+    assert drifts(diagnoses[35:40])
+    assert drifts(diagnoses[-30:]) == []
 
 
 def test_a_rate_held_above_its_share_of_the_peak_is_told() -> None:
-    known = Stated(workload=stated(), replicas=4)
-    told = watch(Requests(), minutes=15, each=300, known=known)
-    cause = drifts(told)[-1]
+    statement = Stated(workload=stated(), replicas=4)
+    diagnoses = watch(Requests(), minutes=15, each=300, statement=statement)
+    cause = drifts(diagnoses)[-1]
     assert "arrivals are 2.0x its peak" in cause.summary
-    assert RATE not in told[4].values, "four minutes are not held yet"
-    assert RATE in told[5].values
-    assert [one.signal for one in cause.evidence] == [RATE]
+    assert RATE not in diagnoses[4].values, "four minutes are not held yet"
+    assert RATE in diagnoses[5].values
+    assert [evidence.signal for evidence in cause.evidence] == [RATE]
     assert "this engine's share of the peak in base.toml is 2.5" in cause.evidence[0].text
-    assert drifts(watch(Requests(), minutes=65, each=177, known=known)) == [], "within the safety"
+    assert drifts(watch(Requests(), minutes=65, each=177, statement=statement)) == [], (
+        "within the safety"
+    )
 
 
 def test_a_share_is_by_data_parallel_engines_too() -> None:
     launch = parse_launch("vllm serve m --data-parallel-size 2", origin="")
-    known = Stated(workload=stated(), replicas=2, launch=launch)
-    told = watch(Requests(), minutes=8, each=150, known=known)
-    assert told[-1].values[RATE] == pytest.approx(1.0)
+    statement = Stated(workload=stated(), replicas=2, launch=launch)
+    diagnoses = watch(Requests(), minutes=8, each=150, statement=statement)
+    assert diagnoses[-1].values[RATE] == pytest.approx(1.0)
 
 
 def test_engines_of_one_page_share_the_peak_whatever_the_launch_says() -> None:
     requests = Requests()
     stream = TargetStream("tiny", Profile(stated=Stated(workload=stated(), replicas=2)), Limits())
-    told = list[Diagnosis]()
+    diagnoses = list[Diagnosis]()
     for minute in range(8):
         page = requests.page(150)
         both = "".join(engine_only(labelled(page, engine=name)) for name in ("0", "1"))
-        told += stream.take(START_S + minute * MINUTE_S, both, "")
-    assert [one.values[RATE] for one in told[-2:]] == pytest.approx([1.0, 1.0])
+        diagnoses += stream.take(START_S + minute * MINUTE_S, both, "")
+    assert [diagnosis.values[RATE] for diagnosis in diagnoses[-2:]] == pytest.approx([1.0, 1.0])
 
 
 def test_what_a_rate_needs_is_said_where_it_is_lacking() -> None:
-    told = watch(Requests(), minutes=2, each=60)
-    (line,) = [one for one in told[-1].unknown if one.startswith(RATE)]
+    diagnoses = watch(Requests(), minutes=2, each=60)
+    (line,) = [reason for reason in diagnoses[-1].unknown if reason.startswith(RATE)]
     assert line.endswith("set replicas")
 
 
@@ -165,10 +172,10 @@ def test_a_new_process_begins_anew() -> None:
     profile = Profile(stated=Stated(workload=stated()))
     stream = TargetStream("tiny", profile, Limits())
     before, after = Requests(prompts=lambda dice: 9 * prompt(dice)), Requests()
-    told = list[Diagnosis]()
+    diagnoses = list[Diagnosis]()
     for minute in range(20):
-        told += stream.take(START_S + minute * MINUTE_S, before.page(120), "")
-    assert drifts(told)
+        diagnoses += stream.take(START_S + minute * MINUTE_S, before.page(120), "")
+    assert drifts(diagnoses)
     again = list[Diagnosis]()
     for minute in range(20, 60):
         page = restarted(after.page(120))
@@ -177,14 +184,14 @@ def test_a_new_process_begins_anew() -> None:
 
 
 def test_a_clock_that_is_set_back_begins_anew() -> None:
-    known = Stated(workload=stated(), replicas=4)
-    stream, requests = TargetStream("tiny", Profile(stated=known), Limits()), Requests()
-    told = [
-        one
+    statement = Stated(workload=stated(), replicas=4)
+    stream, requests = TargetStream("tiny", Profile(stated=statement), Limits()), Requests()
+    diagnoses = [
+        diagnosis
         for minute in (*range(10), *range(-120, -110))
-        for one in stream.take(START_S + minute * MINUTE_S, requests.page(150), "")
+        for diagnosis in stream.take(START_S + minute * MINUTE_S, requests.page(150), "")
     ]
-    assert told[-1].values[RATE] == pytest.approx(1.0)
+    assert diagnoses[-1].values[RATE] == pytest.approx(1.0)
 
 
 def test_lengths_of_tiers() -> None:
@@ -201,10 +208,10 @@ def test_lengths_of_tiers() -> None:
 
 
 def test_a_tier_that_is_not_named_is_asked_for() -> None:
-    known = Stated(workload=stated(PROFILE + OWN))
-    lines = Profile(stated=known).unstated()
+    statement = Stated(workload=stated(PROFILE + OWN))
+    lines = Profile(stated=statement).unstated()
     assert "set model or gpu" in lines[SHIFTS[PROMPTS]]
-    named = replace(known, model=model("meta-llama/Llama-3.1-8B-Instruct"), gpu=gpu("l40s"))
+    named = replace(statement, model=model("meta-llama/Llama-3.1-8B-Instruct"), gpu=gpu("l40s"))
     assert SHIFTS[PROMPTS] not in Profile(stated=named).unstated()
 
 
@@ -214,15 +221,15 @@ def test_a_session_is_between_its_first_call_and_its_last() -> None:
     assert [point.least for point in points] == [1000, 4000, 8000]
     (grown,) = {point.most - point.least for point in points}
     assert grown == pytest.approx(4 * (100 + 233), abs=10), "four answers and what was added"
-    assert [one.most - one.least for one in workload.lengths(None, None)[ANSWERS]] == [0, 0, 0]
-    known = Stated(workload=workload)
+    assert [band.most - band.least for band in workload.lengths(None, None)[ANSWERS]] == [0, 0, 0]
+    statement = Stated(workload=workload)
 
     def call(dice: random.Random) -> float:
         return prompt(dice) + dice.randrange(5) * grown / 4
 
-    assert drifts(watch(Requests(prompts=call), minutes=30, each=120, known=known)) == []
+    assert drifts(watch(Requests(prompts=call), minutes=30, each=120, statement=statement)) == []
     longer = Requests(prompts=lambda dice: 4 * call(dice))
-    lever = drifts(watch(longer, minutes=30, each=120, known=known))[-1].lever
+    lever = drifts(watch(longer, minutes=30, each=120, statement=statement))[-1].lever
     assert "a session's first call" in lever
     assert "input_p50_tokens" not in lever
 
@@ -248,14 +255,14 @@ def test_the_cause_has_turning_points() -> None:
 def test_a_drift_does_not_keep_quiet_times_from_being_learned() -> None:
     requests = Requests(prompts=lambda dice: 9 * prompt(dice))
     stream = TargetStream("tiny", Profile(stated=Stated(workload=stated())), Limits())
-    told, capped = list[Diagnosis](), 0.0
+    diagnoses, capped = list[Diagnosis](), 0.0
     for minute in range(40):
         capped += 0.0 if minute < 10 else 12.0
         page = _finished(requests.page(80), length=capped, stop=80.0 * (minute + 1) - capped)
-        told += stream.take(START_S + minute * MINUTE_S, page, "")
-    assert len(drifts(told)) > 30
-    assert told[12].values["finished_length_drift_points"] == pytest.approx(0.15)
-    assert told[-1].values["finished_length_drift_points"] == pytest.approx(0, abs=0.01)
+        diagnoses += stream.take(START_S + minute * MINUTE_S, page, "")
+    assert len(drifts(diagnoses)) > 30
+    assert diagnoses[12].values["finished_length_drift_points"] == pytest.approx(0.15)
+    assert diagnoses[-1].values["finished_length_drift_points"] == pytest.approx(0, abs=0.01)
 
 
 ENDLESS = Departure(0.6, Point(0.99, 900.0, 1800.0), 2000.0, 0.61, 0.15)
@@ -296,19 +303,21 @@ def test_a_rambling_hides_the_drift_that_it_makes() -> None:
     drifted = replace(RAMBLING, workload=CONCLUSIVE["workload_drift"].workload)
     both = drifted.but(**{SHIFTS[PROMPTS]: 0.4}).causes()
     assert set(both) == {"runaway_generation", "workload_drift"}
-    (told,) = ranked(list(both.values()))
-    assert told.explains == ("workload_drift",)
+    (cause,) = ranked(list(both.values()))
+    assert cause.explains == ("workload_drift",)
 
 
 def test_rambling_is_told_from_pages() -> None:
     requests = Requests(answers=lambda dice: 5000.0 if dice.random() < 0.6 else answer(dice))
     profile = Profile(stated=Stated(workload=stated()))
     stream = TargetStream("tiny", profile, Limits())
-    told = list[Diagnosis]()
+    diagnoses = list[Diagnosis]()
     for turn in range(20):
         page = _finished(requests.page(20), length=12.0 * turn, stop=8.0 * turn)
-        told += stream.take(START_S + 10 * turn, page, "")
-    (cause, *_) = [c for one in told for c in one.causes if c.id == "runaway_generation"]
+        diagnoses += stream.take(START_S + 10 * turn, page, "")
+    (cause, *_) = [
+        c for diagnosis in diagnoses for c in diagnosis.causes if c.id == "runaway_generation"
+    ]
     assert "exceed twice the stated P99" in cause.summary
 
 
@@ -316,6 +325,6 @@ def _finished(body: str, *, length: float, stop: float) -> str:
     """The page with so many requests finished at their limit, and by themselves."""
     for reason, count in (("length", length), ("stop", stop)):
         named = rf'(?m)^(vllm:request_success_total{{.*finished_reason="{reason}".*}}) \S+$'
-        body, found = re.subn(named, rf"\g<1> {count}", body)
-        assert found
+        body, replaced = re.subn(named, rf"\g<1> {count}", body)
+        assert replaced
     return body

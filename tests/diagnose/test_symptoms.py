@@ -105,6 +105,6 @@ def test_symptoms_show(situation: Situation, expected: list[str]) -> None:
 def test_a_symptom_shows_though_its_cause_is_folded_into_another() -> None:
     evicting = CONCLUSIVE["kv_pressure"]
     both = {**evicting.causes(), **CONCLUSIVE["past_knee"].causes()}
-    told = ranked(list(both.values()))
-    assert [cause.id for cause in told] == ["kv_pressure"]
-    assert symptoms(evicting.facts(), told) == ["S8"]
+    causes = ranked(list(both.values()))
+    assert [cause.id for cause in causes] == ["kv_pressure"]
+    assert symptoms(evicting.facts(), causes) == ["S8"]

@@ -36,8 +36,8 @@ def test_a_cause_that_pauses_is_told_throughout_and_ends_in_the_end(cause_id: st
     for at in range(40):
         # Three scrapes of each nine for two minutes, then none.
         there = at % 9 < 3 and at < 24
-        told = tracker.update(NOW_S + SCRAPE_S * at, [cause] if there else [])
-        shown.append(bool(told))
+        causes = tracker.update(NOW_S + SCRAPE_S * at, [cause] if there else [])
+        shown.append(bool(causes))
     assert all(shown[1:24])
     assert not any(shown[30:])
 

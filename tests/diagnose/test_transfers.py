@@ -49,7 +49,7 @@ def test_kv_that_has_arrived_does_not_wait_for_the_path() -> None:
     late = slow(FETCHING.but(kv_fetch_arrived=7.0, kv_transfer_mean_s=0.1))
     assert late is not None
     assert late.lever == DECODE_POOL
-    assert [one.signal for one in late.against] == ["kv_fetch_arrived"]
+    assert [evidence.signal for evidence in late.against] == ["kv_fetch_arrived"]
 
 
 def test_a_full_decode_pool_is_told_from_a_slow_path() -> None:
@@ -67,7 +67,7 @@ def test_kv_that_expires_on_the_prefill_side_blames_the_decode_pool() -> None:
     cause = slow(CALM.but(kv_transfer_mean_s=0.07, kv_expired_per_s=0.1))
     assert cause is not None
     assert cause.lever == DECODE_POOL
-    assert any("KV of 6.0 requests/min expired" in one.text for one in cause.evidence)
+    assert any("KV of 6.0 requests/min expired" in evidence.text for evidence in cause.evidence)
 
 
 CONNECTED = """\
@@ -90,7 +90,7 @@ vllm:{name}_num_kv_expired_reqs_total{{engine="0",model_name="tiny"}} 0
 @pytest.mark.parametrize("name", ["nixl", "mooncake"])
 def test_both_connectors_give_the_same_signals(name: str) -> None:
     target, pages = Target(window_s=20.0), bodies("healthy_light")[:12]
-    told = target.one(
+    diagnosis = target.one(
         *(
             page
             + CONNECTED.format(
@@ -99,10 +99,10 @@ def test_both_connectors_give_the_same_signals(name: str) -> None:
             for at, page in enumerate(pages)
         )
     )
-    assert told.values["kv_transfer_mean_s"] == pytest.approx(0.04)
-    assert told.values["kv_transfer_bytes_per_s"] == pytest.approx(2e9)
-    assert told.values["kv_expired_per_s"] == 0
-    assert "XFER-FAIL" in {f.rule.id for f in told.findings if f.severity}
+    assert diagnosis.values["kv_transfer_mean_s"] == pytest.approx(0.04)
+    assert diagnosis.values["kv_transfer_bytes_per_s"] == pytest.approx(2e9)
+    assert diagnosis.values["kv_expired_per_s"] == 0
+    assert "XFER-FAIL" in {f.rule.id for f in diagnosis.findings if f.severity}
 
 
 OFFLOADED = """# TYPE vllm:kv_offload_load_bytes_total counter
@@ -118,16 +118,16 @@ vllm:kv_offload_load_size_count{{engine="0",model_name="tiny"}} {count}
 
 def test_loads_from_an_offload_tier_are_transfers_too() -> None:
     target, pages = Target(window_s=20.0), bodies("healthy_light")[:12]
-    told = target.one(
+    diagnosis = target.one(
         *(
             page + OFFLOADED.format(count=10 * at, seconds=0.4 * at, moved=8e8 * at)
             for at, page in enumerate(pages)
         )
     )
-    assert told.values["kv_transfer_mean_s"] == pytest.approx(0.04)
-    assert told.values["kv_transfer_bytes_per_s"] == pytest.approx(2e9)
-    assert told.values["kv_transfer_busy_ratio"] == pytest.approx(0.4 / INTERVAL_S)
-    assert told.values["kv_transfer_p95_s"] is None, "no histogram tells of single loads"
+    assert diagnosis.values["kv_transfer_mean_s"] == pytest.approx(0.04)
+    assert diagnosis.values["kv_transfer_bytes_per_s"] == pytest.approx(2e9)
+    assert diagnosis.values["kv_transfer_busy_ratio"] == pytest.approx(0.4 / INTERVAL_S)
+    assert diagnosis.values["kv_transfer_p95_s"] is None, "no histogram tells of single loads"
 
 
 PREFIXES = ("kv_transfer", "lmcache_")
@@ -182,7 +182,7 @@ def retrieving(target: Target, **slow: float) -> Diagnosis:
 
 
 def test_retrieves_from_lmcache_are_transfers_of_the_only_engine() -> None:
-    told = retrieving(Target(window_s=20.0), retrieve_s=0.4, missed=640)
+    diagnosis = retrieving(Target(window_s=20.0), retrieve_s=0.4, missed=640)
     wanted = {
         "kv_transfer_mean_s": 0.4,
         "kv_transfer_busy_ratio": 2 * 10 * 0.4 / INTERVAL_S,
@@ -194,18 +194,18 @@ def test_retrieves_from_lmcache_are_transfers_of_the_only_engine() -> None:
         "lmcache_failed_per_s": 0.0,
         "lmcache_healthy": 1.0,
     }
-    assert {key: told.values[key] for key in wanted} == pytest.approx(wanted)
-    assert 0.25 < (told.values["kv_transfer_p95_s"] or 0.0) <= 0.5
+    assert {key: diagnosis.values[key] for key in wanted} == pytest.approx(wanted)
+    assert 0.25 < (diagnosis.values["kv_transfer_p95_s"] or 0.0) <= 0.5
 
 
-def told_slow(told: Diagnosis) -> Cause | None:
-    return next((cause for cause in told.causes if cause.id == "kv_transfer_slow"), None)
+def told_slow(diagnosis: Diagnosis) -> Cause | None:
+    return next((cause for cause in diagnosis.causes if cause.id == "kv_transfer_slow"), None)
 
 
 def test_slow_retrieves_are_laid_to_lmcache_and_fast_ones_to_nobody() -> None:
     cause = told_slow(retrieving(Target(window_s=20.0), retrieve_s=0.4, healthy=0))
     assert cause is not None
-    texts = [one.text for one in cause.evidence]
+    texts = [evidence.text for evidence in cause.evidence]
     assert any(text.startswith("a retrieve from LMCache takes") for text in texts)
     assert "a retrieve moves 640 tokens/s on each GPU" in texts
     assert "LMCache reports itself unhealthy" in texts
@@ -214,12 +214,12 @@ def test_slow_retrieves_are_laid_to_lmcache_and_fast_ones_to_nobody() -> None:
 
 
 def test_reads_that_fail_are_laid_to_lmcache() -> None:
-    told = retrieving(Target(window_s=20.0), retrieve_s=0.001, failed=1)
-    assert told.values["kv_transfer_failed_per_s"] == pytest.approx(1 / INTERVAL_S)
-    assert "XFER-FAIL" in {f.rule.id for f in told.findings if f.severity}
-    cause = told_slow(told)
+    diagnosis = retrieving(Target(window_s=20.0), retrieve_s=0.001, failed=1)
+    assert diagnosis.values["kv_transfer_failed_per_s"] == pytest.approx(1 / INTERVAL_S)
+    assert "XFER-FAIL" in {f.rule.id for f in diagnosis.findings if f.severity}
+    cause = told_slow(diagnosis)
     assert cause is not None
-    assert "reads from LMCache's storage fail" in [one.text for one in cause.evidence]
+    assert "reads from LMCache's storage fail" in [evidence.text for evidence in cause.evidence]
     assert cause.lever == LMCACHE_PATH
 
 
@@ -227,7 +227,7 @@ def test_of_nixl_and_lmcache_the_slower_one_is_told() -> None:
     pages, nixl = bodies("healthy_light")[:12], {"name": "nixl", "moved": 0, "failed": 0}
     cases = ((10, 10, 0.4, 0.4), (10, 10, 0.01, 0.04), (0, 10, 0.4, 0.4), (10, 0, 0.4, 0.04))
     for transfers, retrieves, retrieve_s, told_s in cases:
-        told = Target(window_s=20.0).one(
+        diagnosis = Target(window_s=20.0).one(
             *(
                 page
                 + CONNECTED.format(count=transfers * at, seconds=0.04 * transfers * at, **nixl)
@@ -235,7 +235,7 @@ def test_of_nixl_and_lmcache_the_slower_one_is_told() -> None:
                 for at, page in enumerate(pages)
             )
         )
-        assert told.values["kv_transfer_mean_s"] == pytest.approx(told_s)
+        assert diagnosis.values["kv_transfer_mean_s"] == pytest.approx(told_s)
 
 
 def test_of_several_engines_lmcache_is_nobodys_and_that_is_said() -> None:
@@ -244,12 +244,12 @@ def test_of_several_engines_lmcache_is_nobodys_and_that_is_said() -> None:
         *(page + lmcache(retrieves=10 * at, retrieve_s=0.4) for at, page in enumerate(pages[:8]))
     )
     assert len(engines) == 2
-    for told in engines:
-        assert told.values["lmcache_retrieve_mean_s"] is None
-        assert told.values["kv_transfer_mean_s"] is None
-        (line,) = (line for line in told.unknown if line.startswith("lmcache_retrieve_mean_s"))
+    for diagnosis in engines:
+        assert diagnosis.values["lmcache_retrieve_mean_s"] is None
+        assert diagnosis.values["kv_transfer_mean_s"] is None
+        (line,) = (line for line in diagnosis.unknown if line.startswith("lmcache_retrieve_mean_s"))
         assert "LMCache (single-engine endpoints only)" in line
-        assert told_slow(told) is None
+        assert told_slow(diagnosis) is None
 
 
 @pytest.mark.parametrize("capture", ["prefix_churn", "restart_mid_run"])
@@ -258,32 +258,32 @@ def test_lmcache_beside_vllm_changes_no_other_signal(capture: str) -> None:
     alone, beside = Target(), Target()
     for at, page in enumerate(bodies(capture)[:80:2]):
         more = lmcache(retrieves=10 * (at % 20), retrieve_s=0.4, failed=at % 20)
-        one, other = alone.take(page), beside.take(page + more)
-        assert len(one) == len(other)
-        for told, with_more in zip(one, other, strict=True):
+        bare, other = alone.take(page), beside.take(page + more)
+        assert len(bare) == len(other)
+        for diagnosis, with_more in zip(bare, other, strict=True):
             rest = {
                 key: value
                 for key, value in with_more.values.items()
                 if not key.startswith(("lmcache_", "kv_transfer_"))
             }
-            assert rest == {key: told.values[key] for key in rest}
+            assert rest == {key: diagnosis.values[key] for key in rest}
 
 
 def test_no_connector_makes_no_signal() -> None:
-    known = {signal.key for signal in VLLM_SIGNALS if signal.key.startswith(PREFIXES)}
-    told = Target().one(*bodies("healthy_light")[:5])
-    assert known
-    assert [key for key in known if told.values[key] is not None] == []
+    keys = {signal.key for signal in VLLM_SIGNALS if signal.key.startswith(PREFIXES)}
+    diagnosis = Target().one(*bodies("healthy_light")[:5])
+    assert keys
+    assert [key for key in keys if diagnosis.values[key] is not None] == []
 
 
 def test_adapters_that_take_turns_are_named() -> None:
     texts = [
-        one.text
-        for told in diagnoses(CAPTURES / "lora_thrash.jsonl.gz")
-        for cause in told.causes
+        evidence.text
+        for diagnosis in diagnoses(CAPTURES / "lora_thrash.jsonl.gz")
+        for cause in diagnosis.causes
         if cause.id == "adapter_thrash"
-        for one in cause.evidence
-        if one.signal == "lora_turns"
+        for evidence in cause.evidence
+        if evidence.signal == "lora_turns"
     ]
     assert texts
     last = texts[-1]
@@ -300,7 +300,7 @@ def turns_told(times: int, ran: Callable[[float], dict[str, float]]) -> str:
         page.replace('reason="deferred"} 0.0', 'reason="deferred"} 3.0')
         for page in bodies("healthy_light")[30 : 30 + times]
     ]
-    start_s, told = target.now_s, None
+    start_s, diagnosis = target.now_s, None
     for at, page in enumerate(pages):
         seen |= {names: start_s + since_s for names, since_s in ran(2.0 * at).items()}
         lines = "".join(
@@ -308,10 +308,10 @@ def turns_told(times: int, ran: Callable[[float], dict[str, float]]) -> str:
             f'waiting_lora_adapters=""}} {t_s}\n'
             for names, t_s in seen.items()
         )
-        told = target.one(f"{page}# TYPE vllm:lora_requests_info gauge\n{lines}")
-    assert told is not None
-    (cause,) = (one for one in told.causes if one.id == "adapter_thrash")
-    return next(one.text for one in cause.evidence if one.signal == "lora_turns")
+        diagnosis = target.one(f"{page}# TYPE vllm:lora_requests_info gauge\n{lines}")
+    assert diagnosis is not None
+    (cause,) = (candidate for candidate in diagnosis.causes if candidate.id == "adapter_thrash")
+    return next(evidence.text for evidence in cause.evidence if evidence.signal == "lora_turns")
 
 
 def test_turns_between_two_scrapes_are_counted() -> None:

@@ -93,6 +93,6 @@ def _with_lengths(body: str, metric: str, counts: Counter[float]) -> str:
         return f"{line[1]} {sum(count for le, count in counts.items() if le <= float(line[2]))}"
 
     named = rf'(?m)^(vllm:{metric}_bucket{{.*le="([^"]+)".*}}) \S+$'
-    body, found = re.subn(named, counted, body)
-    assert found == len(BOUNDS)
+    body, replaced = re.subn(named, counted, body)
+    assert replaced == len(BOUNDS)
     return with_values(body, {f"{metric}_count": counts.total()})

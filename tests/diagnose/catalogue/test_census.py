@@ -233,9 +233,9 @@ SLIDING_4096 = SlidingAttention(8, 128, 128, 4096)
 )
 def test_sliding_layers(fields: dict[str, Any], sliding: int) -> None:
     document = llama(**{"sliding_window": 4096, **fields})
-    found = [c for kind, c in kept(document).items() if isinstance(kind, SlidingAttention)]
+    sliding_counts = [c for kind, c in kept(document).items() if isinstance(kind, SlidingAttention)]
 
-    assert sum(found) == sliding
+    assert sum(sliding_counts) == sliding
 
 
 @pytest.mark.parametrize(
@@ -292,12 +292,12 @@ def test_older_names_of_the_same_fields() -> None:
         "n_positions": 1024,
         "vocab_size": 50257,
     }
-    found = model_from_config("gpt2", gpt2)
+    parsed = model_from_config("gpt2", gpt2)
 
-    assert found.layers == model("openai-community/gpt2").layers
-    assert found.parameters == model("openai-community/gpt2").parameters
-    assert (found.depth, found.hidden_size, found.attention_heads) == (12, 768, 12)
-    assert found.max_context_tokens == 1024
+    assert parsed.layers == model("openai-community/gpt2").layers
+    assert parsed.parameters == model("openai-community/gpt2").parameters
+    assert (parsed.depth, parsed.hidden_size, parsed.attention_heads) == (12, 768, 12)
+    assert parsed.max_context_tokens == 1024
 
 
 def test_dbrx_keeps_its_fields_in_parts() -> None:
@@ -311,11 +311,11 @@ def test_dbrx_keeps_its_fields_in_parts() -> None:
         "attn_config": {"kv_n_heads": 8},
         "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
     }
-    found = model_from_config("dbrx", document)
+    parsed = model_from_config("dbrx", document)
     listed = model("databricks/dbrx-instruct")
 
-    assert (found.layers, found.parameters) == (listed.layers, listed.parameters)
-    assert (found.experts.count, found.experts.per_token) == (16, 4)
+    assert (parsed.layers, parsed.parameters) == (listed.layers, listed.parameters)
+    assert (parsed.experts.count, parsed.experts.per_token) == (16, 4)
 
 
 def without_sources() -> dict[str, Any]:
@@ -406,10 +406,10 @@ def test_what_is_not_modelled_is_refused_by_name(document: dict[str, Any], named
 
 
 def test_novel_family_of_the_usual_kind_is_taken_and_said() -> None:
-    found = model_from_config("m", llama(model_type="novel"))
+    parsed = model_from_config("m", llama(model_type="novel"))
 
-    assert found.layers == model_from_config("m", llama()).layers
-    assert any("novel is not in the catalogue" in note for note in found.notes)
+    assert parsed.layers == model_from_config("m", llama()).layers
+    assert any("novel is not in the catalogue" in note for note in parsed.notes)
 
 
 _LIST = Path(__file__).parents[2] / "fixtures" / "models" / "architectures.json"

@@ -44,18 +44,18 @@ def test_nested_part_is_completed_by_its_class() -> None:
             "patch_size": 14,
         },
     }
-    found = model_from_config("gemma", document)
+    parsed = model_from_config("gemma", document)
     listed = model("google/gemma-3-4b-it")
 
-    assert {layers.kind: layers.count for layers in found.layers} == {
+    assert {layers.kind: layers.count for layers in parsed.layers} == {
         SlidingAttention(4, 256, 256, 1024): 29,
         FullAttention(4, 256, 256): 5,
     }
-    assert found.parameters is not None
+    assert parsed.parameters is not None
     assert listed.parameters is not None
-    assert found.parameters.total == pytest.approx(listed.parameters.total, rel=0.01)
-    assert found.parameters.head == 0
-    assert found.multimodal
+    assert parsed.parameters.total == pytest.approx(listed.parameters.total, rel=0.01)
+    assert parsed.parameters.head == 0
+    assert parsed.multimodal
 
 
 def test_text_part_of_a_part() -> None:
@@ -66,9 +66,9 @@ def test_text_part_of_a_part() -> None:
 
 def test_null_in_the_file_counts_before_a_default() -> None:
     text = {"model_type": "mistral", "vocab_size": 32064, "sliding_window": None}
-    found = model_from_config("llava", {"model_type": "llava_next", "text_config": text})
+    parsed = model_from_config("llava", {"model_type": "llava_next", "text_config": text})
 
-    assert [layers.kind for layers in found.layers] == [FullAttention(8, 128, 128)]
+    assert [layers.kind for layers in parsed.layers] == [FullAttention(8, 128, 128)]
 
 
 def test_top_level_file_is_not_completed_where_it_must_speak() -> None:
@@ -78,10 +78,10 @@ def test_top_level_file_is_not_completed_where_it_must_speak() -> None:
 
 
 def test_without_hidden_size_the_weights_must_be_stated() -> None:
-    found = model_from_config("m", llama(hidden_size=..., head_dim=128))
+    parsed = model_from_config("m", llama(hidden_size=..., head_dim=128))
 
-    assert found.parameters is None
-    assert any("--weights-gib" in note for note in found.notes)
+    assert parsed.parameters is None
+    assert any("--weights-gib" in note for note in parsed.notes)
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,10 @@ _KEYS = sorted(
 def test_any_object_gives_a_model_or_says_what_is_wrong(
     seed: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    found = taken({**seed, **changes})
+    parsed = taken({**seed, **changes})
 
-    assert found is None or len({part.kind for part in found.layers}) == len(found.layers) > 0
-    assert found is None or found.parameters is None or found.parameters.total >= 0
+    assert parsed is None or len({part.kind for part in parsed.layers}) == len(parsed.layers) > 0
+    assert parsed is None or parsed.parameters is None or parsed.parameters.total >= 0
 
 
 @examples(100)

@@ -20,10 +20,10 @@ ATTENTION = 2 * 4096 * 4096 + 2 * 4096 * 1024
 NORMS = 2 * 4096
 
 
-def total(known: Model) -> float:
+def total(draft: Model) -> float:
     """Its parameters."""
-    assert known.parameters is not None
-    return known.parameters.total
+    assert draft.parameters is not None
+    return draft.parameters.total
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def total(known: Model) -> float:
     ],
 )
 def test_a_heads_parameters(changed: dict[str, Any], expected: float) -> None:
-    found = model_from_config("head", HEAD | changed)
+    parsed = model_from_config("head", HEAD | changed)
 
-    assert total(found) == expected
-    assert found.target_hidden_size == 4096
-    assert found.layers == (Layers(FullAttention(8, 128, 128), 1),)
+    assert total(parsed) == expected
+    assert parsed.target_hidden_size == 4096
+    assert parsed.layers == (Layers(FullAttention(8, 128, 128), 1),)
 
 
 def test_a_published_head_weighs_what_its_file_does() -> None:
@@ -74,11 +74,11 @@ def test_a_published_head_weighs_what_its_file_does() -> None:
     ],
 )
 def test_own_prediction_layers(name: str, billions: float) -> None:
-    found = model(name).own_draft
-    assert found is not None
-    assert total(found) == pytest.approx(billions * 1e9, rel=0.01)
-    assert sum(part.count for part in found.layers) == 1
-    assert found.own_draft is None
+    own_draft = model(name).own_draft
+    assert own_draft is not None
+    assert total(own_draft) == pytest.approx(billions * 1e9, rel=0.01)
+    assert sum(part.count for part in own_draft.layers) == 1
+    assert own_draft.own_draft is None
 
 
 @pytest.mark.parametrize(

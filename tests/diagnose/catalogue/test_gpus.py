@@ -31,7 +31,7 @@ WANTED = (
 )
 PACKAGED = resources.files("kneewatch.diagnose.catalogue").joinpath("gpus.toml").read_text("utf-8")
 
-every_gpu = pytest.mark.parametrize("one", gpus().values(), ids=lambda one: one.id)
+every_gpu = pytest.mark.parametrize("card", gpus().values(), ids=lambda card: card.id)
 
 
 # --- The packaged figures ---
@@ -39,34 +39,34 @@ every_gpu = pytest.mark.parametrize("one", gpus().values(), ids=lambda one: one.
 
 def test_the_wanted_gpus_are_there() -> None:
     assert set(WANTED) <= gpus().keys()
-    assert [known.id for known in gpus().values()] == list(gpus())
+    assert [card.id for card in gpus().values()] == list(gpus())
 
 
 @every_gpu
-def test_a_gpu_says_where_its_figures_are_from(one: Gpu) -> None:
-    for told in (one.source, one.memory_source, one.price_source):
-        assert len(told) > 8
-    assert any(vague in one.price_source for vague in ("rounded", "estimate"))
+def test_a_gpu_says_where_its_figures_are_from(card: Gpu) -> None:
+    for source in (card.source, card.memory_source, card.price_source):
+        assert len(source) > 8
+    assert any(vague in card.price_source for vague in ("rounded", "estimate"))
 
 
 @every_gpu
-def test_a_gpu_is_plausible(one: Gpu) -> None:
-    assert 0.9 < one.memory_bytes / one.memory_sold_bytes <= 1
-    assert 25 < one.bf16_flop_per_s / one.memory_bandwidth_bytes_per_s < 500
-    assert one.pcie_bytes_per_s in (32e9, 64e9, 128e9)
-    assert 50 < one.power_watts <= 1400
-    assert 0.1 < one.usd_per_hour < 20
-    assert (one.compute_capability is None) == (one.vendor == "amd")
-    assert one.nvlink_gpus in ((1,) if one.nvlink_bytes_per_s is None else (2, 4, 8, 72))
+def test_a_gpu_is_plausible(card: Gpu) -> None:
+    assert 0.9 < card.memory_bytes / card.memory_sold_bytes <= 1
+    assert 25 < card.bf16_flop_per_s / card.memory_bandwidth_bytes_per_s < 500
+    assert card.pcie_bytes_per_s in (32e9, 64e9, 128e9)
+    assert 50 < card.power_watts <= 1400
+    assert 0.1 < card.usd_per_hour < 20
+    assert (card.compute_capability is None) == (card.vendor == "amd")
+    assert card.nvlink_gpus in ((1,) if card.nvlink_bytes_per_s is None else (2, 4, 8, 72))
 
 
 @every_gpu
-def test_half_the_bits_double_the_rate(one: Gpu) -> None:
-    if one.fp8_flop_per_s is not None:
-        assert one.fp8_flop_per_s / one.bf16_flop_per_s == pytest.approx(2, rel=0.02)
-    if one.fp4_flop_per_s is not None:
-        assert one.fp8_flop_per_s is not None
-        assert 1.99 < one.fp4_flop_per_s / one.fp8_flop_per_s < 4.01
+def test_half_the_bits_double_the_rate(card: Gpu) -> None:
+    if card.fp8_flop_per_s is not None:
+        assert card.fp8_flop_per_s / card.bf16_flop_per_s == pytest.approx(2, rel=0.02)
+    if card.fp4_flop_per_s is not None:
+        assert card.fp8_flop_per_s is not None
+        assert 1.99 < card.fp4_flop_per_s / card.fp8_flop_per_s < 4.01
 
 
 @pytest.mark.parametrize(
@@ -80,18 +80,18 @@ def test_half_the_bits_double_the_rate(one: Gpu) -> None:
     ],
 )
 def test_an_architecture_computes_in(architecture: str, dtypes: tuple[Dtype, ...]) -> None:
-    found = [one for one in gpus().values() if one.architecture == architecture]
-    assert found
-    for one in found:
+    cards = [card for card in gpus().values() if card.architecture == architecture]
+    assert cards
+    for card in cards:
         for dtype in get_args(Dtype):
-            assert (one.flop_per_s(dtype) is None) == (dtype not in dtypes)
+            assert (card.flop_per_s(dtype) is None) == (dtype not in dtypes)
 
 
 def test_blackwell_computes_in_fp4() -> None:
-    for one in gpus().values():
-        if one.architecture == "blackwell":
-            assert one.fp8_flop_per_s is not None
-            assert one.fp4_flop_per_s is not None
+    for card in gpus().values():
+        if card.architecture == "blackwell":
+            assert card.fp8_flop_per_s is not None
+            assert card.fp4_flop_per_s is not None
 
 
 @pytest.mark.parametrize(
@@ -145,15 +145,15 @@ def test_figures_of_the_data_sheets(
     nvlink: float | None,
     nvlink_gpus: int,
 ) -> None:
-    one = gpu(gpu_id)
-    assert one.memory_bandwidth_bytes_per_s == pytest.approx(bytes_per_s, rel=0.01)
-    assert one.flop_per_s("bf16") == one.flop_per_s("fp16")
-    assert one.flop_per_s("bf16") == pytest.approx(bf16_flop_per_s, rel=0.01)
+    card = gpu(gpu_id)
+    assert card.memory_bandwidth_bytes_per_s == pytest.approx(bytes_per_s, rel=0.01)
+    assert card.flop_per_s("bf16") == card.flop_per_s("fp16")
+    assert card.flop_per_s("bf16") == pytest.approx(bf16_flop_per_s, rel=0.01)
     if fp8_flop_per_s is None:
-        assert one.flop_per_s("fp8") is None
+        assert card.flop_per_s("fp8") is None
     else:
-        assert one.flop_per_s("fp8") == pytest.approx(fp8_flop_per_s, rel=0.01)
-    assert (one.nvlink_bytes_per_s, one.nvlink_gpus) == (nvlink, nvlink_gpus)
+        assert card.flop_per_s("fp8") == pytest.approx(fp8_flop_per_s, rel=0.01)
+    assert (card.nvlink_bytes_per_s, card.nvlink_gpus) == (nvlink, nvlink_gpus)
 
 
 def test_the_way_to_the_cpu_is_pcie_unless_the_cpu_is_on_the_module() -> None:
@@ -262,14 +262,14 @@ def test_what_is_not_a_whole_known_gpu_is_not_recognised(name: str) -> None:
 
 @given(st.text())
 def test_any_text_is_recognised_or_not(name: str) -> None:
-    found = recognise(name)
-    assert found is None or found.names
+    recognised = recognise(name)
+    assert recognised is None or recognised.names
 
 
 def test_all_names_are_recognised_and_none_with_a_slice() -> None:
-    for one in gpus().values():
-        for name in one.names:
-            assert recognise(name) is one
+    for card in gpus().values():
+        for name in card.names:
+            assert recognise(name) is card
             assert recognise(f"{name} MIG 1g.10gb") is None
 
 
@@ -277,10 +277,10 @@ def test_all_names_are_recognised_and_none_with_a_slice() -> None:
 
 
 @every_gpu
-def test_a_gpu_has_values_of_the_right_kind(one: Gpu) -> None:
+def test_a_gpu_has_values_of_the_right_kind(card: Gpu) -> None:
     hints = get_type_hints(Gpu)
-    for field in dataclasses.fields(one):
-        value = getattr(one, field.name)
+    for field in dataclasses.fields(card):
+        value = getattr(card, field.name)
         if value is None:
             assert field.default is None, field.name
         elif hints[field.name] in (str, str | None):
@@ -295,14 +295,14 @@ def test_a_gpu_has_values_of_the_right_kind(one: Gpu) -> None:
 
 
 @every_gpu
-def test_a_gpu_is_consistent(one: Gpu) -> None:
-    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", one.id)
-    assert one.segment in ("data-centre", "workstation")
-    assert (one.nvlink_gpus > 1) == (one.nvlink_bytes_per_s is not None)
+def test_a_gpu_is_consistent(card: Gpu) -> None:
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", card.id)
+    assert card.segment in ("data-centre", "workstation")
+    assert (card.nvlink_gpus > 1) == (card.nvlink_bytes_per_s is not None)
 
 
 def test_no_two_gpus_have_the_same_name() -> None:
-    names = [(plain_name(name), one.id) for one in gpus().values() for name in one.names]
+    names = [(plain_name(name), card.id) for card in gpus().values() for name in card.names]
     assert len(dict(names)) == len(set(names))
 
 

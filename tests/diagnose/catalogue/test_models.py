@@ -41,28 +41,28 @@ def published(name: str) -> float | None:
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_entry_is_whole_and_meets_its_published_total(name: str) -> None:
-    found = model(name)
+    entry = model(name)
 
-    assert found.id == name
-    assert found.source
-    assert found.quantization in SCHEMES
-    assert found.layers
+    assert entry.id == name
+    assert entry.source
+    assert entry.quantization in SCHEMES
+    assert entry.layers
     # A layer may both attend and recur, and may do neither.
-    assert 0 < found.depth <= 200
+    assert 0 < entry.depth <= 200
     total = published(name)
     if total is None or name in EXCEPTIONS:
         return
-    assert found.parameters is not None
-    assert found.parameters.total == pytest.approx(total, rel=0.01)
+    assert entry.parameters is not None
+    assert entry.parameters.total == pytest.approx(total, rel=0.01)
 
 
 @pytest.mark.parametrize("name", EXCEPTIONS)
 def test_exceptions_are_still_needed(name: str) -> None:
-    found, total = model(name).parameters, published(name)
+    counts, total = model(name).parameters, published(name)
 
-    assert found is not None
+    assert counts is not None
     assert total is not None
-    assert 0.01 < abs(found.total / total - 1) < 0.03
+    assert 0.01 < abs(counts.total / total - 1) < 0.03
 
 
 def test_file_has_one_model_a_line_with_its_source() -> None:
@@ -123,10 +123,10 @@ def test_prediction_layers_of_a_configuration_are_not_counted_but_known() -> Non
 
 
 def test_cross_attention_says_which_engine_it_is_true_of() -> None:
-    found = model("meta-llama/Llama-3.2-11B-Vision")
+    entry = model("meta-llama/Llama-3.2-11B-Vision")
 
-    assert sum(layers.count for layers in found.layers) == 40
-    assert any("V0" in note for note in found.notes)
+    assert sum(layers.count for layers in entry.layers) == 40
+    assert any("V0" in note for note in entry.notes)
 
 
 def test_configuration_in_the_catalogue_and_in_a_file_agree() -> None:

@@ -28,9 +28,9 @@ COUNTED: dict[str, int] = json.loads(_FIXTURE.read_text("utf-8"))["parameters"]
 
 def parameters(document: dict[str, Any]) -> Parameters:
     """The parameters of a configuration."""
-    found = model_from_config("m", document).parameters
-    assert found is not None
-    return found
+    counts = model_from_config("m", document).parameters
+    assert counts is not None
+    return counts
 
 
 @pytest.mark.parametrize("name", sorted(COUNTED))
@@ -57,14 +57,14 @@ def test_every_family_of_the_catalogue_that_has_a_class_is_counted() -> None:
 
 
 def test_dense_decoder_by_hand() -> None:
-    found = parameters(llama())
+    counts = parameters(llama())
 
-    assert found.attention == 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
-    assert found.kv == 32 * 2 * 4096 * 1024
-    assert found.mlp == 32 * 3 * 4096 * 14336
-    assert found.embedding == found.head == 128256 * 4096
-    assert (found.experts, found.replicated, found.vision) == (0, 0, 0)
-    assert found.total == pytest.approx(8030261248, rel=1e-4)
+    assert counts.attention == 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
+    assert counts.kv == 32 * 2 * 4096 * 1024
+    assert counts.mlp == 32 * 3 * 4096 * 14336
+    assert counts.embedding == counts.head == 128256 * 4096
+    assert (counts.experts, counts.replicated, counts.vision) == (0, 0, 0)
+    assert counts.total == pytest.approx(8030261248, rel=1e-4)
 
 
 def test_tied_head_is_not_counted_twice() -> None:
@@ -75,14 +75,14 @@ def test_tied_head_is_not_counted_twice() -> None:
 
 
 def test_latent_attention_by_hand() -> None:
-    found = parameters(DEEPSEEK_V3)
+    counts = parameters(DEEPSEEK_V3)
 
     split = 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
-    assert found.attention == 61 * split
-    assert found.replicated == 61 * 7168 * (1536 + 512 + 64)
-    assert found.experts == 58 * 256 * 3 * 7168 * 2048
-    assert found.mlp == 58 * 3 * 7168 * 2048 + 3 * 3 * 7168 * 18432
-    assert found.total == pytest.approx(671.03e9, rel=1e-3)
+    assert counts.attention == 61 * split
+    assert counts.replicated == 61 * 7168 * (1536 + 512 + 64)
+    assert counts.experts == 58 * 256 * 3 * 7168 * 2048
+    assert counts.mlp == 58 * 3 * 7168 * 2048 + 3 * 3 * 7168 * 18432
+    assert counts.total == pytest.approx(671.03e9, rel=1e-3)
 
 
 def test_layers_that_read_an_earlier_cache_have_no_keys_or_values() -> None:
@@ -142,7 +142,7 @@ def test_experts(document: dict[str, Any], expected: Experts) -> None:
 
 def test_layers_that_are_an_mlp_alone() -> None:
     blocks = ["mamba", "mlp", "attention", "mlp"]
-    found = parameters(
+    counts = parameters(
         llama(
             model_type="nemotron_h",
             num_hidden_layers=4,
@@ -155,7 +155,7 @@ def test_layers_that_are_an_mlp_alone() -> None:
         )
     )
 
-    assert found.mlp == 2 * 2 * 4096 * 14336
+    assert counts.mlp == 2 * 2 * 4096 * 14336
 
 
 def test_output_gate_as_the_file_has_it() -> None:
@@ -177,10 +177,10 @@ def test_adjusted_width() -> None:
     ],
 )
 def test_weights_of_uneven_layers_are_not_guessed(document: dict[str, Any]) -> None:
-    found = model_from_config("m", document)
+    parsed = model_from_config("m", document)
 
-    assert found.parameters is None
-    assert any("--weights-gib" in note for note in found.notes)
+    assert parsed.parameters is None
+    assert any("--weights-gib" in note for note in parsed.notes)
 
 
 @pytest.mark.parametrize(
@@ -248,12 +248,12 @@ def test_weights_of_uneven_layers_are_not_guessed(document: dict[str, Any]) -> N
 def test_vision_tower_by_its_configuration(
     tower: dict[str, Any], published: float, band: float
 ) -> None:
-    found = model_from_config("m", {"text_config": llama(), "vision_config": tower})
+    parsed = model_from_config("m", {"text_config": llama(), "vision_config": tower})
 
-    assert found.parameters is not None
-    assert found.parameters.vision == pytest.approx(published, rel=band)
-    assert found.multimodal
-    assert any("estimated from its configuration" in note for note in found.notes)
+    assert parsed.parameters is not None
+    assert parsed.parameters.vision == pytest.approx(published, rel=band)
+    assert parsed.multimodal
+    assert any("estimated from its configuration" in note for note in parsed.notes)
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ def test_vision_tower_by_its_configuration(
     ],
 )
 def test_tower_of_other_fields_is_said_not_to_be_counted(outer: dict[str, Any]) -> None:
-    found = model_from_config("m", {"text_config": llama(), **outer})
+    parsed = model_from_config("m", {"text_config": llama(), **outer})
 
-    assert found.multimodal
-    assert cast("Parameters", found.parameters).vision == 0
-    assert any("exclude vision and audio towers" in note for note in found.notes)
+    assert parsed.multimodal
+    assert cast("Parameters", parsed.parameters).vision == 0
+    assert any("exclude vision and audio towers" in note for note in parsed.notes)

@@ -123,7 +123,7 @@ def test_wrong_types_are_named(section: object) -> None:
 def test_aliases_lead_to_schemes() -> None:
     assert scheme("W4A16").id == "int4"
     assert scheme("modelopt_fp4").id == "nvfp4"
-    assert all(scheme(name) is found for name, found in SCHEMES.items())
+    assert all(scheme(name) is entry for name, entry in SCHEMES.items())
     with pytest.raises(SizingError, match="unknown quantization 'fp3'") as caught:
         scheme("fp3")
     assert caught.value.name == "quantization"

@@ -22,7 +22,7 @@ def read(text: str) -> StartupLog:
 
 
 def values(text: str) -> dict[str, object]:
-    return {fact: found.value for fact, found in read(text).facts.items()}
+    return {fact: log_fact.value for fact, log_fact in read(text).facts.items()}
 
 
 def start(*lines: str, version: str = "0.11.0") -> str:
@@ -142,7 +142,7 @@ ERROR = "(EngineCore_DP0 pid=7) ERROR 10-08 20:33:48 [core.py:708] "
 )
 def test_facts_by_version(text: str, expected: dict[str, object]) -> None:
     reader = read(text)
-    assert {fact: found.value for fact, found in reader.facts.items()} == expected
+    assert {fact: log_fact.value for fact, log_fact in reader.facts.items()} == expected
     assert (reader.phase, reader.failure) == ("serving", None)
 
 
@@ -383,7 +383,9 @@ def test_an_engine_that_goes_on_did_not_die() -> None:
 def test_a_new_start_forgets_the_one_before() -> None:
     reader = read(logs.KV_TOO_SMALL + start(version="0.12.0"))
     assert reader.failure is None
-    assert {fact: found.value for fact, found in reader.facts.items()} == {"version": "0.12.0"}
+    assert {fact: log_fact.value for fact, log_fact in reader.facts.items()} == {
+        "version": "0.12.0"
+    }
     again = read(logs.V0_19 + logs.KV_TOO_SMALL)
     assert again.failure is not None
     assert again.facts["version"].value == "0.11.0"
@@ -477,8 +479,8 @@ def test_no_bytes_make_it_fail(pieces: list[bytes]) -> None:
         reader.feed(piece)
     reader.close()
     assert len(reader.facts) < 40
-    assert all(found.line.isprintable() for found in reader.facts.values())
-    assert all(len(found.line) <= log.SHOWN_CHARACTERS for found in reader.facts.values())
+    assert all(log_fact.line.isprintable() for log_fact in reader.facts.values())
+    assert all(len(log_fact.line) <= log.SHOWN_CHARACTERS for log_fact in reader.facts.values())
     assert reader.failure is None or reader.failure.line.isprintable()
     assert reader.version is None or len(reader.version) == 3
     assert isinstance(reader.not_logged, list)

@@ -139,6 +139,6 @@ def fleet(count: int, **more: str) -> list[Row]:
     return [(pod(f"r{at}", **more), {}) for at in range(count)]
 
 
-def causes(found: FleetDiagnosis) -> dict[str, tuple[str, ...]]:
+def causes(diagnosis: FleetDiagnosis) -> dict[str, tuple[str, ...]]:
     """The replicas of each cause."""
-    return {one.cause.id: one.replicas for one in found.causes}
+    return {fleet_cause.cause.id: fleet_cause.replicas for fleet_cause in diagnosis.causes}

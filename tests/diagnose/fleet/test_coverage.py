@@ -47,10 +47,10 @@ def test_a_rule_that_needs_a_past_is_judged_by_its_alert() -> None:
 
 
 def test_an_alert_that_fires_is_a_finding() -> None:
-    found = verdict((pod("a"), {"ttft_p99_p50_drift_ratio": 3.0}), (pod("b"), {}))
-    first = next(engine for engine in found.engines if engine.member.labels["pod"] == "a")
+    diagnosis = verdict((pod("a"), {"ttft_p99_p50_drift_ratio": 3.0}), (pod("b"), {}))
+    first = next(engine for engine in diagnosis.engines if engine.member.labels["pod"] == "a")
     observed = replace(
-        found.observed,
+        diagnosis.observed,
         recorded=RECORDED,
         alerts={first.member.key: {"TTFT-TAIL": Severity.INFO}},
     )

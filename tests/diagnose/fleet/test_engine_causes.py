@@ -49,30 +49,30 @@ def held(rows: list[Row], streaks_s: Mapping[str, float]) -> FleetDiagnosis:
 
 
 def test_an_overloaded_pool_is_one_cause_with_all_its_replicas() -> None:
-    found = held(pool(8, OVERLOADED), QUEUED)
-    assert sorted(causes(found)["queue_saturation"]) == [f"r{at}" for at in range(8)]
-    first = found.causes[0].cause
+    diagnosis = held(pool(8, OVERLOADED), QUEUED)
+    assert sorted(causes(diagnosis)["queue_saturation"]) == [f"r{at}" for at in range(8)]
+    first = diagnosis.causes[0].cause
     assert first.id == "queue_saturation"
     assert first.severity == Severity.CRITICAL, "each request waits for over a minute"
     assert first.summary.startswith(
         "8 of 8 engines, worst r0: Requests queue for capacity: 230 requests"
     )
-    assert found.health == "critical"
+    assert diagnosis.health == "critical"
 
 
 def test_trouble_comes_first_and_a_healthy_pool_is_a_line() -> None:
     first = [(pod(f"a{at}", namespace="alpha"), OVERLOADED) for at in range(8)]
     well: list[Row] = [(pod(f"b{at}", namespace="beta"), {}) for at in range(4)]
     second = [(pod(f"c{at}", namespace="gamma"), OVERLOADED) for at in range(3)]
-    found = held([*first, *well, *second], QUEUED)
-    lines = text(found, Style()).splitlines()
+    diagnosis = held([*first, *well, *second], QUEUED)
+    lines = text(diagnosis, Style()).splitlines()
     assert lines[4].startswith("1. queue_saturation (critical")
     assert sum("do first: Add replicas" in line for line in lines) == 1, "the same advice once"
     assert sum(line.startswith("ok: beta/m: 4 replicas") for line in lines) == 1
     assert not any(line.startswith("CRITICAL a") for line in lines), "named by the cause"
-    advised = {one.pool: one.made.changes[0].after for one in found.advice}
+    advised = {advice.pool: advice.made.changes[0].after for advice in diagnosis.advice}
     assert advised == {"alpha/m": 11, "gamma/m": 4}, "also without a past"
-    kv = found.advice[0].made.predicted["kv_demand_ratio"]
+    kv = diagnosis.advice[0].made.predicted["kv_demand_ratio"]
     assert kv < 0.5, "the queue is no part of what runs at once"
 
 
@@ -81,10 +81,10 @@ def test_a_queue_of_one_moment_is_no_cause() -> None:
 
 
 def test_a_stuck_replica_is_critical_among_healthy_ones() -> None:
-    found = held([*fleet(7), (pod("stuck"), STUCK)], STALLED)
-    assert causes(found)["engine_stalled"] == ("stuck",)
-    assert found.health == "critical"
-    engine = next(e for e in found.engines if e.member.labels["pod"] == "stuck")
+    diagnosis = held([*fleet(7), (pod("stuck"), STUCK)], STALLED)
+    assert causes(diagnosis)["engine_stalled"] == ("stuck",)
+    assert diagnosis.health == "critical"
+    engine = next(e for e in diagnosis.engines if e.member.labels["pod"] == "stuck")
     assert engine.health == "critical"
     assert [cause.id for cause in engine.causes] == ["engine_stalled"]
 
@@ -97,13 +97,13 @@ def test_what_follows_from_a_full_cache_is_told_under_it() -> None:
         "preemption_per_s": 4.0,
         "preemption_ratio_per_s": 0.2,
     }
-    found = held(pool(4, full), QUEUED)
-    assert sorted(causes(found)) == ["kv_pressure"]
+    diagnosis = held(pool(4, full), QUEUED)
+    assert sorted(causes(diagnosis)) == ["kv_pressure"]
 
 
 def test_a_queue_on_the_one_replica_that_gets_the_requests_follows_from_the_imbalance() -> None:
-    found = held([*fleet(3), (pod("hot"), OVERLOADED)], QUEUED)
-    (head,) = (c for c in found.causes if c.cause.severity >= Severity.WARNING)
+    diagnosis = held([*fleet(3), (pod("hot"), OVERLOADED)], QUEUED)
+    (head,) = (c for c in diagnosis.causes if c.cause.severity >= Severity.WARNING)
     assert (head.cause.id, head.replicas) == ("replica_imbalance", ("hot",))
     assert "queue_saturation" in head.cause.explains
     assert head.cause.severity == Severity.CRITICAL, "as bad as the queue that it makes"
@@ -112,8 +112,8 @@ def test_a_queue_on_the_one_replica_that_gets_the_requests_follows_from_the_imba
 @pytest.mark.parametrize("lacking", ["expected_wait_s", "running_max", "itl_mean_s"])
 def test_a_claim_needs_its_measurement(lacking: str) -> None:
     own = {key: value for key, value in OVERLOADED.items() if key != lacking}
-    found = held(pool(4, own), QUEUED)
-    assert "admission_limit" not in causes(found), "nothing says that the GPU has room"
+    diagnosis = held(pool(4, own), QUEUED)
+    assert "admission_limit" not in causes(diagnosis), "nothing says that the GPU has room"
 
 
 def test_judged_and_left_out_are_all_causes() -> None:

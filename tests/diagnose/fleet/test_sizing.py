@@ -47,23 +47,23 @@ def rows(count: int, **more: float) -> list[Row]:
 def sized(
     most: Peak | None, *engines: Row, count: int = 10, profile: Profile = KNOWN, gone: int = 0
 ) -> tuple[FleetDiagnosis, TierSize]:
-    found = verdict(
+    diagnosis = verdict(
         *(engines or rows(count)),
         peaks={} if most is None else {GROUP: most},
         profile=profile,
         gone=[Gone(f"gone{at}", "prod/m", Why.DOWN) for at in range(gone)],
     )
-    (size,) = found.sizes
-    return found, size
+    (size,) = diagnosis.sizes
+    return diagnosis, size
 
 
 def test_a_quiet_week_lets_replicas_go_with_the_saving_in_money() -> None:
-    found, size = sized(peak(100.0))
+    diagnosis, size = sized(peak(100.0))
     assert (size.present, size.needed) == (10, 2)
-    (made,) = [one.made for one in found.advice]
-    assert made.id == "fewer-replicas"
-    assert made.cost_usd_per_hour == pytest.approx(-8 * 3.0), "8 H100 at the catalogue's price"
-    assert "50%" in made.summary
+    (lever,) = [advice.made for advice in diagnosis.advice]
+    assert lever.id == "fewer-replicas"
+    assert lever.cost_usd_per_hour == pytest.approx(-8 * 3.0), "8 H100 at the catalogue's price"
+    assert "50%" in lever.summary
 
 
 def test_a_peak_of_most_of_the_tier_keeps_it() -> None:
@@ -73,10 +73,10 @@ def test_a_peak_of_most_of_the_tier_keeps_it() -> None:
 
 
 def test_a_peak_beyond_the_tier_wants_more() -> None:
-    found, size = sized(peak(2000.0))
+    diagnosis, size = sized(peak(2000.0))
     # 2,000 x 2,500 tokens on 10 x 400,000, and 30 % on top.
     assert size.needed == 17
-    assert found.advice[0].made.cost_usd_per_hour == pytest.approx(7 * 3.0)
+    assert diagnosis.advice[0].made.cost_usd_per_hour == pytest.approx(7 * 3.0)
 
 
 def test_a_tier_that_presses_its_cache_wants_more_without_any_peak_beyond() -> None:
@@ -98,31 +98,31 @@ def overloaded(waiting: float, growth_per_s: float) -> list[Row]:
 
 @pytest.mark.parametrize("waiting", [20.0, 230.0, 2300.0])
 def test_a_backlog_is_no_demand(waiting: float) -> None:
-    found, size = sized(peak(208.0), *overloaded(waiting, 0.24))
+    diagnosis, size = sized(peak(208.0), *overloaded(waiting, 0.24))
     # 6 % more arrive than are served: 8 x 1.06 = 8.48, and with the safety factor of 1.3 11.02.
     assert size.needed == 12
-    (made,) = [one.made for one in found.advice if one.made.id == "replicas"]
-    assert "it needs 9, or 12 with a safety factor of 1.3" in made.summary
+    (lever,) = [advice.made for advice in diagnosis.advice if advice.made.id == "replicas"]
+    assert "it needs 9, or 12 with a safety factor of 1.3" in lever.summary
     spare_per_s = 12 * 4.0 - 8 * 4.24
-    assert made.predicted["backlog_drain_s"] == pytest.approx(8 * waiting / spare_per_s, rel=1e-3)
+    assert lever.predicted["backlog_drain_s"] == pytest.approx(8 * waiting / spare_per_s, rel=1e-3)
 
 
 def test_a_long_backlog_names_what_would_drain_it_sooner() -> None:
-    found, _ = sized(peak(208.0), *overloaded(2300.0, 0.24))
-    (made,) = [one.made for one in found.advice if one.made.id == "replicas"]
+    diagnosis, _ = sized(peak(208.0), *overloaded(2300.0, 0.24))
+    (lever,) = [advice.made for advice in diagnosis.advice if advice.made.id == "replicas"]
     # 18,400 requests in 300 s are 61.3/s, 14.1/s are spare: 12 more replicas of 4/s.
     assert (
         "A queue of 18,400 requests drains in about 22 min; with 12 more replicas until then"
-        in made.summary
+        in lever.summary
     )
 
 
 def test_one_hot_replica_is_no_reason_for_more() -> None:
     hot = (pod("hot"), {**SIZED, "waiting": 10.0, "running": 40.0, "running_avg": 40.0,
                         "preemption_per_s": 3.0, "arrival_per_s": 9.0})  # fmt: skip
-    found, size = sized(peak(1000.0), *rows(9), hot)
+    diagnosis, size = sized(peak(1000.0), *rows(9), hot)
     assert size.needed == 10
-    assert all(one.made.id != "replicas" for one in found.advice)
+    assert all(advice.made.id != "replicas" for advice in diagnosis.advice)
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,10 @@ def test_while_a_replica_is_down_nobody_is_told_to_scale_to_the_others() -> None
 
 
 def test_no_fewer_where_nothing_says_what_itl_would_be() -> None:
-    found, size = sized(peak(100.0), profile=Profile())
+    diagnosis, size = sized(peak(100.0), profile=Profile())
     assert size.needed == 10
     assert "ITL" in size.why
-    assert not found.advice
+    assert not diagnosis.advice
 
 
 def test_at_night_nobody_is_sent_home() -> None:
@@ -168,14 +168,14 @@ def test_at_night_nobody_is_sent_home() -> None:
     "blind", [{"warnings": ["a shard is down"]}, {"failed": {"running": "timeout"}}]
 )
 def test_a_partial_answer_gives_no_number(blind: dict[str, list[str]]) -> None:
-    found = verdict(*rows(10), peaks={GROUP: peak(100.0)}, profile=KNOWN, **blind)  # type: ignore[arg-type]
-    assert [one.needed for one in found.sizes] == [None]
-    assert not found.advice
+    diagnosis = verdict(*rows(10), peaks={GROUP: peak(100.0)}, profile=KNOWN, **blind)  # type: ignore[arg-type]
+    assert [pool_size.needed for pool_size in diagnosis.sizes] == [None]
+    assert not diagnosis.advice
 
 
 def test_an_engine_that_cannot_be_read_gives_no_number() -> None:
-    found = verdict(*rows(10), lacking=("kv_usage_ratio",), peaks={GROUP: peak(100.0)})
-    assert found.sizes[0].needed is None
+    diagnosis = verdict(*rows(10), lacking=("kv_usage_ratio",), peaks={GROUP: peak(100.0)})
+    assert diagnosis.sizes[0].needed is None
 
 
 def test_without_a_past_nothing_is_said() -> None:
@@ -186,7 +186,7 @@ def test_without_a_past_nothing_is_said() -> None:
 def of_engines(most: float, engines: int) -> tuple[FleetDiagnosis, TierSize]:
     """Ten replicas of so many engines on two GPUs each, as DCGM counts them, at so many requests
     an engine."""
-    found = verdict(
+    diagnosis = verdict(
         *(
             (pod(f"r{at}", engine=str(engine)), SIZED)
             for at in range(10)
@@ -196,22 +196,22 @@ def of_engines(most: float, engines: int) -> tuple[FleetDiagnosis, TierSize]:
         profile=Profile(stated=replace(KNOWN.stated, tensor_parallel=None)),
         gpus={f"r{at}": {"gpus": 2.0 * engines} for at in range(10)},
     )
-    (size,) = found.sizes
-    return found, size
+    (size,) = diagnosis.sizes
+    return diagnosis, size
 
 
 @pytest.mark.parametrize(("most", "needed"), [(10.0, 2), (100.0, 10), (200.0, 17)])
 def test_data_parallel_engines_are_counted_in_replicas(most: float, needed: int) -> None:
-    (plain, one), (found, four) = of_engines(most, 1), of_engines(most, 4)
+    (plain, single), (packed, four) = of_engines(most, 1), of_engines(most, 4)
     assert (four.present, four.needed, four.gpus_each) == (10, needed, 8)
-    assert (one.needed, one.gpus_each) == (needed, 2)
-    assert four.used_ratio == pytest.approx(one.used_ratio)
+    assert (single.needed, single.gpus_each) == (needed, 2)
+    assert four.used_ratio == pytest.approx(single.used_ratio)
     assert four.usd_per_hour == pytest.approx(10 * 8 * 3.0)
-    for alone, made in zip(plain.advice, found.advice, strict=True):
-        assert made.made.cost_usd_per_hour == pytest.approx((needed - 10) * 8 * 3.0)
-        assert made.made.predicted["usd_per_hour"] == pytest.approx(needed * 8 * 3.0)
+    for alone, advice in zip(plain.advice, packed.advice, strict=True):
+        assert advice.made.cost_usd_per_hour == pytest.approx((needed - 10) * 8 * 3.0)
+        assert advice.made.predicted["usd_per_hour"] == pytest.approx(needed * 8 * 3.0)
         key = "usd_per_million_tokens"
-        assert made.made.before[key] == pytest.approx(alone.made.before[key])
+        assert advice.made.before[key] == pytest.approx(alone.made.before[key])
 
 
 def test_one_is_one_in_words() -> None:
@@ -243,11 +243,11 @@ def test_routing_is_advised_with_what_it_would_save() -> None:
         "prefill_tokens_p90": 1450.0,
         "computed_prompt_tokens_per_s": 2100.0,
     }
-    found, _ = sized(peak(1000.0), *rows(10, **diluted))
-    (made,) = [one.made for one in found.advice]
-    assert made.id == "prefix-routing"
-    assert made.predicted["prefix_hit_ratio"] == pytest.approx(0.96)
-    assert made.predicted["computed_prompt_tokens_per_s"] == pytest.approx(2100 * 0.04 / 0.7)
+    diagnosis, _ = sized(peak(1000.0), *rows(10, **diluted))
+    (lever,) = [advice.made for advice in diagnosis.advice]
+    assert lever.id == "prefix-routing"
+    assert lever.predicted["prefix_hit_ratio"] == pytest.approx(0.96)
+    assert lever.predicted["computed_prompt_tokens_per_s"] == pytest.approx(2100 * 0.04 / 0.7)
 
 
 def disaggregated(
@@ -266,13 +266,13 @@ def disaggregated(
 
 @pytest.mark.parametrize("engines", [1, 4])
 def test_pools_of_a_disaggregated_fleet_are_split_by_their_work(engines: int) -> None:
-    found = disaggregated(4, 4, busy=0.3, held_ratio=0.9, engines=engines)
-    (made,) = [one.made for one in found.advice]
-    assert made.id == "pd-ratio"
+    diagnosis = disaggregated(4, 4, busy=0.3, held_ratio=0.9, engines=engines)
+    (lever,) = [advice.made for advice in diagnosis.advice]
+    assert lever.id == "pd-ratio"
     # 4 x 0.3 of prefill and 4 x 0.9 of decode: 1:3.
-    assert [(one.before, one.after) for one in made.changes] == [(4, 2), (4, 6)]
-    assert "1:3" in made.summary
-    assert "replica_imbalance" not in {one.cause.id for one in found.causes}
+    assert [(change.before, change.after) for change in lever.changes] == [(4, 2), (4, 6)]
+    assert "1:3" in lever.summary
+    assert "replica_imbalance" not in {fleet_cause.cause.id for fleet_cause in diagnosis.causes}
 
 
 @pytest.mark.parametrize(
@@ -284,21 +284,21 @@ def test_a_split_that_suits_the_work_is_left_alone(busy: float, held_ratio: floa
 
 
 def test_the_split_is_told_beside_what_the_work_asks_for() -> None:
-    found = disaggregated(2, 6, busy=0.6, held_ratio=0.6)
-    (split,) = found.splits
+    diagnosis = disaggregated(2, 6, busy=0.6, held_ratio=0.6)
+    (split,) = diagnosis.splits
     assert (split.prefill, split.decode, split.needed) == (2, 6, "1:3")
     assert split.used == pytest.approx((0.6, 0.6), rel=0.02)
     assert "2:6 prefill:decode replicas, the load needs 1:3" in " ".join(
-        text(found, Style()).split()
+        text(diagnosis, Style()).split()
     )
-    (told,) = document(found)["splits"]
-    assert (told["prefill_replicas"], told["needed"]) == (2, "1:3")
+    (split_document,) = document(diagnosis)["splits"]
+    assert (split_document["prefill_replicas"], split_document["needed"]) == (2, "1:3")
     assert verdict(*rows(4)).splits == (), "nobody says who prefills"
 
 
 def test_a_peak_counts_what_was_seen() -> None:
-    found = peak_of([(0.0, 1.0), (300.0, 5.0), (600.0, float("nan"))], span_s=900.0, steps=4)
-    assert found == Peak(5.0, 300.0, 3.0, 900.0, 0.5)
+    seen_peak = peak_of([(0.0, 1.0), (300.0, 5.0), (600.0, float("nan"))], span_s=900.0, steps=4)
+    assert seen_peak == Peak(5.0, 300.0, 3.0, 900.0, 0.5)
     assert peak_of([(0.0, float("nan"))], span_s=900.0, steps=4) is None
 
 
@@ -308,8 +308,8 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 OF_0_26 = "registry.example/vllm-openai:v0.26.0"
 
 
-def server_values(found: FleetDiagnosis) -> dict[str, tuple[object, str]]:
-    (server,) = found.servers
+def server_values(diagnosis: FleetDiagnosis) -> dict[str, tuple[object, str]]:
+    (server,) = diagnosis.servers
     return {fact.name: (fact.value, fact.source) for fact in server.facts}
 
 
@@ -320,14 +320,14 @@ def known_fleet(images: dict[str, str], profile: Profile | None = None) -> Fleet
 
 
 def test_images_gpus_and_model_name_are_facts_with_their_sources() -> None:
-    found = known_fleet({"r0": OF_0_26, "r1": OF_0_26})
-    values = server_values(found)
+    diagnosis = known_fleet({"r0": OF_0_26, "r1": OF_0_26})
+    values = server_values(diagnosis)
     assert values["vllm_version"] == ("0.26.0", "pod")
     assert values["image"] == (OF_0_26, "pod")
     assert values["model"] == (LLAMA, "page")
     assert values["gpu"] == ("h100-sxm", "gpus")
     assert values["tensor_parallel"] == (2, "gpus")
-    server = document(found)["tiers"][0]["server"]
+    server = document(diagnosis)["tiers"][0]["server"]
     assert {fact["age_s"] for fact in server["facts"]} == {0.0}
     assert "launch" in {missing["name"] for missing in server["unknown"]}
     assert f"server: vLLM 0.26.0, {LLAMA}, h100-sxm, TP 2; from: pod, page, gpus" in " ".join(
@@ -352,14 +352,16 @@ def test_images_gpus_and_model_name_are_facts_with_their_sources() -> None:
     ids=["a rollout", "one pod is unknown", "one tag names no release", "no kube-state-metrics"],
 )
 def test_a_version_of_some_replicas_is_none_of_the_tier(images: dict[str, str], note: str) -> None:
-    found = known_fleet(images)
-    assert "vllm_version" not in server_values(found)
-    rolling = [line for line in found.notes if "different versions of vLLM" in line]
+    diagnosis = known_fleet(images)
+    assert "vllm_version" not in server_values(diagnosis)
+    rolling = [line for line in diagnosis.notes if "different versions of vLLM" in line]
     assert [note in line for line in rolling] == ([True] if note else [])
 
 
 def test_a_setting_wins_over_the_image_and_both_are_named() -> None:
     stated = Profile(stated=Stated(version=(0, 30, 0)))
-    found = known_fleet({"r0": OF_0_26, "r1": OF_0_26}, stated)
-    assert server_values(found)["vllm_version"] == ("0.30.0", "setting")
-    assert any("0.30.0 from setting is used, not 0.26.0 from pod" in line for line in found.notes)
+    diagnosis = known_fleet({"r0": OF_0_26, "r1": OF_0_26}, stated)
+    assert server_values(diagnosis)["vllm_version"] == ("0.30.0", "setting")
+    assert any(
+        "0.30.0 from setting is used, not 0.26.0 from pod" in line for line in diagnosis.notes
+    )

@@ -42,14 +42,14 @@ def test_requests_as_stated() -> None:
 
 
 def test_longer_prompts_than_stated() -> None:
-    found = drifted(LONGER)
-    assert causes(found) == {"workload_drift": ("r0", "r1", "r2")}
-    cause = found.causes[0].cause
+    diagnosis = drifted(LONGER)
+    assert causes(diagnosis) == {"workload_drift": ("r0", "r1", "r2")}
+    cause = diagnosis.causes[0].cause
     assert cause.summary == "Against the profile base.toml: prompts are longer."
     (evidence,) = cause.evidence
     assert evidence.signal == "prompt_tokens_shift_ratio"
     assert "90% of prompts in the last hour are above 1000 tokens" in evidence.text
-    assert found.health == "info"
+    assert diagnosis.health == "info"
 
 
 def test_which_of_the_two_says_it_is_told() -> None:
@@ -65,14 +65,15 @@ def test_which_of_the_two_says_it_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "told"), [pytest.param(6e4, True, id="above"), pytest.param(4e4, False, id="safe")]
+    ("requests", "expected"),
+    [pytest.param(6e4, True, id="above"), pytest.param(4e4, False, id="safe")],
 )
-def test_more_requests_than_the_peak(requests: float, told: bool) -> None:
+def test_more_requests_than_the_peak(requests: float, expected: bool) -> None:
     """Ten a second are planned for: 36,000 an hour."""
-    found = drifted({1000.0: 0.5 * requests, inf: requests})
-    assert ("workload_drift" in causes(found)) == told
-    if told:
-        assert "arrivals are 1.7x its peak" in found.causes[0].cause.summary
+    diagnosis = drifted({1000.0: 0.5 * requests, inf: requests})
+    assert ("workload_drift" in causes(diagnosis)) == expected
+    if expected:
+        assert "arrivals are 1.7x its peak" in diagnosis.causes[0].cause.summary
 
 
 def served(name: str, model: str) -> Row:
@@ -80,26 +81,28 @@ def served(name: str, model: str) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "expected"),
     [pytest.param(LARGE, True, id="the profile's"), pytest.param(SMALL, False, id="another")],
 )
-def test_of_several_pools_those_that_serve_its_model(model: str, told: bool) -> None:
+def test_of_several_pools_those_that_serve_its_model(model: str, expected: bool) -> None:
     rows = [served("a", LARGE), served("b", SMALL)]
-    found = drifted(LONGER, *rows, group=(f"prod/{model}", "", ""))
-    assert ("workload_drift" in causes(found)) == told
+    diagnosis = drifted(LONGER, *rows, group=(f"prod/{model}", "", ""))
+    assert ("workload_drift" in causes(diagnosis)) == expected
 
 
 def test_a_profile_that_is_of_no_pool_is_noted() -> None:
     rows = [served("a", "x"), served("b", "y")]
-    found = drifted(LONGER, *rows, group=("prod/x", "", ""))
-    assert "workload_drift" not in causes(found)
-    assert any("no pool serves a model of the profile base.toml" in note for note in found.notes)
+    diagnosis = drifted(LONGER, *rows, group=("prod/x", "", ""))
+    assert "workload_drift" not in causes(diagnosis)
+    assert any(
+        "no pool serves a model of the profile base.toml" in note for note in diagnosis.notes
+    )
     assert not any("base.toml" in note for note in drifted(FITS).notes)
 
 
 def test_a_prefill_server_answers_with_one_token() -> None:
     rows: list[Row] = [(pod("p", role="prefill"), {}), (pod("d", role="decode"), {})]
     short: Buckets = {1.0: 1e4, inf: 1e4}
-    for role, told in (("prefill", False), ("decode", True)):
-        found = drifted(short, *rows, group=("prod/m", "", role), signal=ANSWERS)
-        assert ("workload_drift" in causes(found)) == told
+    for role, expected in (("prefill", False), ("decode", True)):
+        diagnosis = drifted(short, *rows, group=("prod/m", "", role), signal=ANSWERS)
+        assert ("workload_drift" in causes(diagnosis)) == expected

@@ -77,11 +77,11 @@ def advised(
     """What is recommended, by id, in its order."""
     config = {**page, **labels}
     facts = replace(situation, config=config).facts()
-    made = recommend(facts, causes, deployment(config, stated))
-    assert len({one.id for one in made}) == len(made)
-    return {one.id: one for one in made}
+    recommendations = recommend(facts, causes, deployment(config, stated))
+    assert len({advice.id for advice in recommendations}) == len(recommendations)
+    return {advice.id: advice for advice in recommendations}
 
 
-def changes(made: Recommendation) -> dict[str, tuple[object, object]]:
+def changes(advice: Recommendation) -> dict[str, tuple[object, object]]:
     """Before and after, by flag."""
-    return {change.flag: (change.before, change.after) for change in made.changes}
+    return {change.flag: (change.before, change.after) for change in advice.changes}

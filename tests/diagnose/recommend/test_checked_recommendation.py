@@ -80,26 +80,26 @@ def test_what_always_holds(
     targets: Targets,
 ) -> None:
     situation = Situation(values={**FULL.values, **values}, targets=targets)
-    made = advised(cause_id, situation=situation, page=page, stated=stated)
+    levers = advised(cause_id, situation=situation, page=page, stated=stated)
     server = deployment(page, stated)
-    assert len(made) <= MOST
-    for told in made.values():
-        assert told.cause == cause_id
-        assert told.summary
-        assert told.checks
-        assert told.verify
-        for change in told.changes:
+    assert len(levers) <= MOST
+    for recommendation in levers.values():
+        assert recommendation.cause == cause_id
+        assert recommendation.summary
+        assert recommendation.checks
+        assert recommendation.verify
+        for change in recommendation.changes:
             assert change.before != change.after or change.after is None
             assert supports_flag(change.flag, version=server.version, config=page)
             now = server.in_force(change.flag)
             assert now is None or change.after != now
-        ratio = told.predicted.get("kv_demand_ratio", 0.0)
+        ratio = recommendation.predicted.get("kv_demand_ratio", 0.0)
         if ratio > 1:
-            assert "Not enough alone" in told.summary
-            assert told.predicted.get("preemption_per_s") is None
-        assert told.predicted.get("kv_usage_ratio", 0.0) <= 1
-        if "gpu-memory-utilization" in made:
-            ((change),) = made["gpu-memory-utilization"].changes
+            assert "Not enough alone" in recommendation.summary
+            assert recommendation.predicted.get("preemption_per_s") is None
+        assert recommendation.predicted.get("kv_usage_ratio", 0.0) <= 1
+        if "gpu-memory-utilization" in levers:
+            ((change),) = levers["gpu-memory-utilization"].changes
             assert isinstance(change.after, float)
             assert isinstance(change.before, float)
             assert change.before < change.after <= 0.95
@@ -112,25 +112,27 @@ def lever_context(situation: Situation = FULL, stated: Stated = LLAMA) -> LeverC
 
 def test_a_target_that_is_met_is_not_given_up() -> None:
     meets = replace(FULL.but(itl_p99_s=0.04), targets=Targets(itl_p99_s=0.05))
-    made = advice(
+    recommendation = advice(
         lever_context(meets), "x", [("--max-num-seqs", 8, 16)], "s",
         before={"itl_s": 0.02}, predicted={"itl_s": 0.03},
     )  # fmt: skip
-    assert checked_recommendation(made, lever_context(meets)) is None  # 0.04 x 1.5 = 0.06
-    assert checked_recommendation(made, lever_context()) is not None  # no target
+    assert checked_recommendation(recommendation, lever_context(meets)) is None  # 0.04 x 1.5 = 0.06
+    assert checked_recommendation(recommendation, lever_context()) is not None  # no target
 
 
 def test_a_value_in_force_is_not_recommended() -> None:
     stated = replace(LLAMA, replicas=4)
     for before, after in ((3, 4), (4, 4)):
-        made = advice(lever_context(stated=stated), "x", [("replicas", before, after)], "s")
-        assert checked_recommendation(made, lever_context(stated=stated)) is None
-    made = advice(lever_context(stated=stated), "x", [("replicas", 4, 5)], "s")
-    assert checked_recommendation(made, lever_context(stated=stated)) == made
+        recommendation = advice(
+            lever_context(stated=stated), "x", [("replicas", before, after)], "s"
+        )
+        assert checked_recommendation(recommendation, lever_context(stated=stated)) is None
+    recommendation = advice(lever_context(stated=stated), "x", [("replicas", 4, 5)], "s")
+    assert checked_recommendation(recommendation, lever_context(stated=stated)) == recommendation
 
 
 @pytest.mark.parametrize(
-    ("flag", "version", "known"),
+    ("flag", "version", "supported"),
     [
         ("--max-num-queued-reqs", (0, 28, 0), False),
         ("--max-num-queued-reqs", (0, 29, 0), True),
@@ -142,8 +144,10 @@ def test_a_value_in_force_is_not_recommended() -> None:
         ("replicas", None, True),
     ],
 )
-def test_flags_by_version(flag: str, version: tuple[int, int, int] | None, *, known: bool) -> None:
-    assert supports_flag(flag, version=version, config={}) is known
+def test_flags_by_version(
+    flag: str, version: tuple[int, int, int] | None, *, supported: bool
+) -> None:
+    assert supports_flag(flag, version=version, config={}) is supported
 
 
 def test_a_label_on_the_page_vouches_for_its_flag() -> None:

@@ -76,17 +76,17 @@ def test_no_end_of_preemption_is_promised_where_the_peak_does_not_fit() -> None:
     assert calm.predicted["preemption_per_s"] == 0
     # The same mean, with tails so long that a peak takes 3 x 1,838 x sqrt(160): 69,700 tokens more.
     wild = FULL.but(prompt_tokens_p95=4200.0)
-    told = advised("kv_pressure", situation=wild)["kv-fp8"]
-    assert told.predicted["kv_usage_ratio"] == pytest.approx(0.8, abs=0.001)
-    assert "preemption_per_s" not in told.predicted
+    advice = advised("kv_pressure", situation=wild)["kv-fp8"]
+    assert advice.predicted["kv_usage_ratio"] == pytest.approx(0.8, abs=0.001)
+    assert "preemption_per_s" not in advice.predicted
 
 
 def test_an_override_is_raised_to_the_peak() -> None:
     wild = FULL.but(prompt_tokens_p95=4200.0)
-    told = advised("kv_pressure", situation=wild, num_gpu_blocks_override="10001")["kv-blocks"]
+    advice = advised("kv_pressure", situation=wild, num_gpu_blocks_override="10001")["kv-blocks"]
     # (160 x 1,600 + 69,700) / 16 = 20,360 blocks, in round numbers.
-    assert changes(told) == {"--num-gpu-blocks-override": (10_001, 20_480)}
-    assert told.predicted["preemption_per_s"] == 0
+    assert changes(advice) == {"--num-gpu-blocks-override": (10_001, 20_480)}
+    assert advice.predicted["preemption_per_s"] == 0
 
 
 def test_the_load_ahead_is_the_present_one_grown_at_its_trend() -> None:

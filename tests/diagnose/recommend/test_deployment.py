@@ -45,8 +45,8 @@ def test_the_command_line_fills_what_the_page_lacks() -> None:
 
 def test_defaults_count_only_where_the_whole_command_line_is_known() -> None:
     launch = parse_launch("vllm serve m", origin="f")
-    known = Stated(launch=launch, gpu=LLAMA.gpu, version=(0, 32, 0))
-    assert deployment(PAGE, known).max_num_seqs == 1024
+    stated = Stated(launch=launch, gpu=LLAMA.gpu, version=(0, 32, 0))
+    assert deployment(PAGE, stated).max_num_seqs == 1024
     assert deployment(PAGE, Stated(gpu=LLAMA.gpu, version=(0, 32, 0))).max_num_seqs is None
 
 

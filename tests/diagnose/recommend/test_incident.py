@@ -27,16 +27,16 @@ OVERRIDE = {**PAGE, "num_gpu_blocks_override": "10001"}
 PEAK = FULL.but(waiting=200.0, waiting_avg=200.0, waiting_by_capacity=200.0)
 
 
-def sizes(told: tuple[Recommendation, ...]) -> dict[str, Any]:
-    return {one.id: one.changes[0].after for one in told if one.changes}
+def sizes(recommendations: tuple[Recommendation, ...]) -> dict[str, Any]:
+    return {advice.id: advice.changes[0].after for advice in recommendations if advice.changes}
 
 
 def test_sizes_do_not_follow_the_drain_down() -> None:
     adviser, pressure = Adviser(), [cause("kv_pressure")]
-    facts = [replace(one, config=OVERRIDE).facts() for one in (FULL, PEAK, FULL)]
+    facts = [replace(situation, config=OVERRIDE).facts() for situation in (FULL, PEAK, FULL)]
     first, peak, drained = (
-        sizes(adviser.advise(replace(one, now_s=NOW_S + at), pressure))
-        for at, one in enumerate(facts)
+        sizes(adviser.advise(replace(snapshot, now_s=NOW_S + at), pressure))
+        for at, snapshot in enumerate(facts)
     )
     assert first["kv-blocks"] < peak["kv-blocks"]
     assert first["replicas"] < peak["replicas"]
@@ -48,7 +48,7 @@ def test_sizes_do_not_follow_the_drain_down() -> None:
 
 def test_a_restart_forgets_the_peak() -> None:
     adviser, pressure = Adviser(), [cause("kv_pressure")]
-    full, peak = (replace(one, config=OVERRIDE).facts() for one in (FULL, PEAK))
+    full, peak = (replace(situation, config=OVERRIDE).facts() for situation in (FULL, PEAK))
     adviser.advise(peak, pressure)
     adviser.restarted()
     again = sizes(adviser.advise(replace(full, now_s=NOW_S + 60), pressure))
@@ -59,13 +59,15 @@ def test_a_budget_does_not_swing_back() -> None:
     adviser = Adviser(Stated(launch=parse_launch("vllm serve m --max-num-seqs 64", origin="f")))
     slow = CALM.but(prefill_p99_s=4.0, prompt_tokens_p99=6000.0)
     quick = CALM.but(prefill_p99_s=2.0, prompt_tokens_p99=6000.0)
-    told = [
+    advised_sizes = [
         sizes(
-            adviser.advise(replace(one.facts(), now_s=NOW_S + at), [cause("prefill_interference")])
+            adviser.advise(
+                replace(situation.facts(), now_s=NOW_S + at), [cause("prefill_interference")]
+            )
         )
-        for at, one in ((0, quick), (100, slow), (200, quick))
+        for at, situation in ((0, quick), (100, slow), (200, quick))
     ]
-    assert [one["max-num-batched-tokens"] for one in told] == [512, 256, 256]
+    assert [by_lever["max-num-batched-tokens"] for by_lever in advised_sizes] == [512, 256, 256]
 
 
 HOSTILE = st.sampled_from(
@@ -91,30 +93,30 @@ AMOUNTS = st.sampled_from(
     cause_id=st.sampled_from(ADVISED),
     running=st.sampled_from([0.0, 8.0, 1e17, 1e308]),
     adapters=st.sampled_from([2.0, 1e6, 1e17]),
-    known=st.booleans(),
+    is_stated=st.booleans(),
 )
 def test_hostile_pages_and_launches(
     page: dict[str, str], flags: dict[str, str], more: str, cause_id: str, running: float, *,
-    adapters: float, known: bool,
+    adapters: float, is_stated: bool,
 ) -> None:  # fmt: skip
     line = "vllm serve m --enable-lora " + " ".join(
         f"{flag} {value}" for flag, value in flags.items()
     )
     launch = parse_launch(f"{line} {more}", origin="f")
-    stated = replace(LLAMA if known else Stated(version=(0, 32, 0)), launch=launch)
+    stated = replace(LLAMA if is_stated else Stated(version=(0, 32, 0)), launch=launch)
     situation = FULL.but(
         running=running, running_max=running, lora_max=adapters, waiting_deferred_avg=3.0,
         spec_acceptance_ratio=0.1, spec_accepted_per_draft_tokens=0.4, prefill_p99_s=2.0,
     )  # fmt: skip
     situation = replace(situation, targets=Targets(2.0, 0.1))
-    made = advised(cause_id, situation=situation, page=page, stated=stated)
-    told = document(replace(SICK, recommendations=tuple(made.values())))
-    assert orjson.dumps(told)
+    levers = advised(cause_id, situation=situation, page=page, stated=stated)
+    diagnosis_document = document(replace(SICK, recommendations=tuple(levers.values())))
+    assert orjson.dumps(diagnosis_document)
     server = deployment(page, stated)
-    for one in made.values():
-        assert starts({c.flag: c.after for c in one.changes}, server.in_force)
-    if made:
-        assert next(iter(made)) != "queue-limit"
+    for advice in levers.values():
+        assert starts({c.flag: c.after for c in advice.changes}, server.in_force)
+    if levers:
+        assert next(iter(levers)) != "queue-limit"
 
 
 def starts(to: dict[str, Any], in_force: Callable[[str], object]) -> bool:
@@ -156,24 +158,24 @@ def test_seats_stay_within_the_budget() -> None:
     )  # fmt: skip
     line = "vllm serve m --max-num-seqs 8 --max-num-batched-tokens 16"
     stated = Stated(launch=parse_launch(line, origin="f"))
-    told = advised("admission_limit", situation=pinned, stated=stated)["max-num-seqs-up"]
-    assert changes(told) == {"--max-num-seqs": (8, 16)}
+    advice = advised("admission_limit", situation=pinned, stated=stated)["max-num-seqs-up"]
+    assert changes(advice) == {"--max-num-seqs": (8, 16)}
 
 
 def test_an_unknown_launch_gets_no_small_budget() -> None:
     long = CALM.but(prefill_p99_s=20.0, prompt_tokens_p99=6000.0)
-    made = advised("prefill_interference", situation=long, stated=Stated(version=(0, 32, 0)))
-    assert next(iter(made)) != "max-num-batched-tokens"
-    budget = made["max-num-batched-tokens"].changes[0].after
+    levers = advised("prefill_interference", situation=long, stated=Stated(version=(0, 32, 0)))
+    assert next(iter(levers)) != "max-num-batched-tokens"
+    budget = levers["max-num-batched-tokens"].changes[0].after
     assert isinstance(budget, int)
     assert budget >= 1024  # the default seats
-    assert "launch command" in made["max-num-batched-tokens"].checks[0]
+    assert "launch command" in levers["max-num-batched-tokens"].checks[0]
 
 
 def test_nothing_to_split_no_budget() -> None:
     short = CALM.but(prefill_p99_s=0.3, prompt_tokens_p99=200.0)
-    made = advised("prefill_interference", situation=short, stated=Stated(version=(0, 32, 0)))
-    assert not {"max-num-batched-tokens", "long-prefill-threshold"} & made.keys()
+    levers = advised("prefill_interference", situation=short, stated=Stated(version=(0, 32, 0)))
+    assert not {"max-num-batched-tokens", "long-prefill-threshold"} & levers.keys()
 
 
 def test_speculation_that_pays_is_kept() -> None:
@@ -185,16 +187,18 @@ def test_speculation_that_pays_is_kept() -> None:
 
 def test_documents_of_all_causes_keep_the_schema() -> None:
     for cause_id in ADVISED:
-        made = advised(cause_id, situation=FULL, stated=LLAMA)
-        told = document(replace(SICK, recommendations=tuple(made.values())))
-        assert problems(told) == []
+        levers = advised(cause_id, situation=FULL, stated=LLAMA)
+        diagnosis_document = document(replace(SICK, recommendations=tuple(levers.values())))
+        assert problems(diagnosis_document) == []
 
 
 def test_what_comes_first_suffices() -> None:
     many = FULL.but(waiting=160.0, waiting_avg=160.0, waiting_by_capacity=160.0)
     stated = replace(LLAMA, replicas=None)
-    made = advised("kv_pressure", situation=many, stated=stated, gpu_memory_utilization="0.9")
-    enough = [one for one in made.values() if one.predicted.get("preemption_per_s") == 0]
-    assert next(iter(made.values())) in enough
-    free = [one for one in enough if one.cost_usd_per_hour == 0 and "down" not in one.id]
-    assert not free or next(iter(made.values())) in free
+    levers = advised("kv_pressure", situation=many, stated=stated, gpu_memory_utilization="0.9")
+    enough = [advice for advice in levers.values() if advice.predicted.get("preemption_per_s") == 0]
+    assert next(iter(levers.values())) in enough
+    free = [
+        advice for advice in enough if advice.cost_usd_per_hour == 0 and "down" not in advice.id
+    ]
+    assert not free or next(iter(levers.values())) in free

@@ -21,21 +21,21 @@ def launched(line: str) -> Stated:
 
 
 def test_kv_pressure_in_the_guides_order() -> None:
-    made = advised("kv_pressure")
+    levers = advised("kv_pressure")
     # What suffices comes first, and of that what is free.
-    assert list(made) == ["kv-fp8", "replicas", "gpu-memory-utilization", "max-num-seqs-down"]
+    assert list(levers) == ["kv-fp8", "replicas", "gpu-memory-utilization", "max-num-seqs-down"]
 
 
 def test_fp8_holds_twice_the_blocks() -> None:
-    told = advised("kv_pressure")["kv-fp8"]
-    assert changes(told) == {"--kv-cache-dtype": ("auto", "fp8")}
-    assert told.before["kv_blocks"] == 10_001
-    assert told.predicted["kv_blocks"] == 20_002
-    assert told.predicted["kv_capacity_tokens"] == 20_001 * 16
-    assert told.before["kv_demand_ratio"] == pytest.approx(1.6)
-    assert told.predicted["kv_usage_ratio"] == pytest.approx(0.8, abs=0.001)
-    assert told.predicted["preemption_per_s"] == 0
-    assert told.predicted["max_concurrency"] == 200  # 320,016 / 1,600
+    advice = advised("kv_pressure")["kv-fp8"]
+    assert changes(advice) == {"--kv-cache-dtype": ("auto", "fp8")}
+    assert advice.before["kv_blocks"] == 10_001
+    assert advice.predicted["kv_blocks"] == 20_002
+    assert advice.predicted["kv_capacity_tokens"] == 20_001 * 16
+    assert advice.before["kv_demand_ratio"] == pytest.approx(1.6)
+    assert advice.predicted["kv_usage_ratio"] == pytest.approx(0.8, abs=0.001)
+    assert advice.predicted["preemption_per_s"] == 0
+    assert advice.predicted["max_concurrency"] == 200  # 320,016 / 1,600
 
 
 def test_fp8_without_a_number_of_blocks() -> None:
@@ -60,17 +60,17 @@ def test_no_fp8_on_versions_that_ignore_it() -> None:
 
 
 def test_utilization_without_a_gpu_is_a_step_and_a_lower_bound() -> None:
-    told = advised("kv_pressure")["gpu-memory-utilization"]
-    assert changes(told) == {"--gpu-memory-utilization": (0.9, 0.92)}
-    assert told.predicted["kv_capacity_ratio"] == pytest.approx(0.92 / 0.9, rel=5e-4)
-    assert "at least" in told.summary
+    advice = advised("kv_pressure")["gpu-memory-utilization"]
+    assert changes(advice) == {"--gpu-memory-utilization": (0.9, 0.92)}
+    assert advice.predicted["kv_capacity_ratio"] == pytest.approx(0.92 / 0.9, rel=5e-4)
+    assert "at least" in advice.summary
 
 
 def test_utilization_on_a_known_gpu_counts_bytes() -> None:
-    told = advised("kv_pressure", stated=LLAMA)["gpu-memory-utilization"]
-    assert changes(told)["--gpu-memory-utilization"] == (0.9, 0.95)
+    advice = advised("kv_pressure", stated=LLAMA)["gpu-memory-utilization"]
+    assert changes(advice)["--gpu-memory-utilization"] == (0.9, 0.95)
     gained = 0.05 * gpu("h100-sxm").memory_bytes // (16 * 131_072)
-    assert told.predicted["kv_blocks"] == pytest.approx(10_001 + gained, abs=1)
+    assert advice.predicted["kv_blocks"] == pytest.approx(10_001 + gained, abs=1)
 
 
 def test_utilization_is_not_raised_above_the_guides_limit() -> None:
@@ -78,43 +78,43 @@ def test_utilization_is_not_raised_above_the_guides_limit() -> None:
 
 
 def test_an_override_of_the_blocks_is_what_binds() -> None:
-    made = advised("kv_pressure", num_gpu_blocks_override="10001")
-    assert next(iter(made)) == "kv-blocks"
-    assert "gpu-memory-utilization" not in made
+    levers = advised("kv_pressure", num_gpu_blocks_override="10001")
+    assert next(iter(levers)) == "kv-blocks"
+    assert "gpu-memory-utilization" not in levers
     # 1.6 times what there is, at a usage of 0.8: twice the 10,000 blocks.
-    ((_, blocks),) = changes(made["kv-blocks"]).values()
+    ((_, blocks),) = changes(levers["kv-blocks"]).values()
     assert isinstance(blocks, int)
     assert 20_001 <= blocks <= 20_001 * 1.15
-    assert changes(made["kv-fp8"])["--num-gpu-blocks-override"] == (10_001, 20_002)
+    assert changes(levers["kv-fp8"])["--num-gpu-blocks-override"] == (10_001, 20_002)
 
 
 def test_an_override_is_not_raised_beyond_the_memory() -> None:
     # Llama 3.1 8B on an H100 leaves some 30,000 blocks; 12 times the load wants many more.
     many = FULL.but(waiting=1800.0, waiting_avg=1800.0, waiting_by_capacity=1800.0)
-    told = advised("kv_pressure", situation=many, stated=LLAMA, num_gpu_blocks_override="10001")
-    ((_, blocks),) = changes(told["kv-blocks"]).values()
+    levers = advised("kv_pressure", situation=many, stated=LLAMA, num_gpu_blocks_override="10001")
+    ((_, blocks),) = changes(levers["kv-blocks"]).values()
     assert isinstance(blocks, int)
     assert 20_000 < blocks < 32_000
-    assert "Not enough alone" in told["kv-blocks"].summary
+    assert "Not enough alone" in levers["kv-blocks"].summary
 
 
 def test_fixed_bytes_are_what_binds() -> None:
-    made = advised("kv_pressure", kv_cache_memory_bytes=str(4 * 2**30))
-    assert next(iter(made)) == "kv-memory-bytes"
-    assert changes(made["kv-memory-bytes"]) == {
+    levers = advised("kv_pressure", kv_cache_memory_bytes=str(4 * 2**30))
+    assert next(iter(levers)) == "kv-memory-bytes"
+    assert changes(levers["kv-memory-bytes"]) == {
         "--kv-cache-memory-bytes": (4 * 2**30, 8 * 2**30)  # 1.6 / 0.8 = 2 times
     }
-    assert "gpu-memory-utilization" not in made
+    assert "gpu-memory-utilization" not in levers
 
 
 def test_fewer_sequences_with_the_wait_that_follows() -> None:
-    told = advised("kv_pressure")["max-num-seqs-down"]
+    advice = advised("kv_pressure")["max-num-seqs-down"]
     # 0.9 x 160,000 / 1,600 = 90, rounded down to 88; 72 wait, and 3,000 tokens a second are 3.8
     # requests of 784.
-    assert changes(told) == {"--max-num-seqs": (None, 88)}
-    assert told.predicted["waiting"] == 72
-    assert told.predicted["queue_wait_s"] == pytest.approx(72 / (3000 / 784), rel=5e-4)
-    assert told.predicted["kv_usage_ratio"] == pytest.approx(0.88)
+    assert changes(advice) == {"--max-num-seqs": (None, 88)}
+    assert advice.predicted["waiting"] == 72
+    assert advice.predicted["queue_wait_s"] == pytest.approx(72 / (3000 / 784), rel=5e-4)
+    assert advice.predicted["kv_usage_ratio"] == pytest.approx(0.88)
 
 
 def test_fewer_sequences_never_means_more() -> None:
@@ -122,53 +122,53 @@ def test_fewer_sequences_never_means_more() -> None:
 
 
 def test_replicas_with_the_guides_safety() -> None:
-    told = advised("kv_pressure", stated=LLAMA)["replicas"]
+    advice = advised("kv_pressure", stated=LLAMA)["replicas"]
     # Two replicas at 1.6 of capacity each: 3.2 x 1.3 = 4.16, so five.
-    assert changes(told) == {"replicas": (2, 5)}
+    assert changes(advice) == {"replicas": (2, 5)}
     price = gpu("h100-sxm").usd_per_hour
-    assert told.cost_usd_per_hour == pytest.approx(3 * price)
-    assert told.before["usd_per_hour"] == pytest.approx(2 * price)
-    assert told.predicted["usd_per_hour"] == pytest.approx(5 * price)
-    assert told.predicted["kv_usage_ratio"] == pytest.approx(1.6 * 2 / 5)
+    assert advice.cost_usd_per_hour == pytest.approx(3 * price)
+    assert advice.before["usd_per_hour"] == pytest.approx(2 * price)
+    assert advice.predicted["usd_per_hour"] == pytest.approx(5 * price)
+    assert advice.predicted["kv_usage_ratio"] == pytest.approx(1.6 * 2 / 5)
 
 
 def test_what_is_not_stated_is_said_not_invented() -> None:
-    told = advised("kv_pressure")["replicas"]
-    assert told.cost_usd_per_hour is None
-    assert not {"ttft_s", "itl_s"} & told.predicted.keys()
-    assert any("kneewatch's model" in line for line in told.unknown)
-    assert any("usd_per_gpu_hour" in line for line in told.unknown)
+    advice = advised("kv_pressure")["replicas"]
+    assert advice.cost_usd_per_hour is None
+    assert not {"ttft_s", "itl_s"} & advice.predicted.keys()
+    assert any("kneewatch's model" in line for line in advice.unknown)
+    assert any("usd_per_gpu_hour" in line for line in advice.unknown)
 
 
 def test_latency_where_model_and_gpu_are_stated() -> None:
     situation = FULL.but(itl_mean_s=0.02)
-    told = advised("kv_pressure", situation=situation, stated=LLAMA)["replicas"]
-    assert 0 < told.predicted["itl_s"] < 0.02  # fewer requests on each
-    assert told.predicted["ttft_s"] < 3.0
-    assert [words.partition(":")[0] for words in told.unknown] == ["MFU and MBU of this server"]
+    advice = advised("kv_pressure", situation=situation, stated=LLAMA)["replicas"]
+    assert 0 < advice.predicted["itl_s"] < 0.02  # fewer requests on each
+    assert advice.predicted["ttft_s"] < 3.0
+    assert [words.partition(":")[0] for words in advice.unknown] == ["MFU and MBU of this server"]
 
 
 def test_tensor_parallel_where_it_can_be_computed() -> None:
-    told = advised("kv_pressure", stated=LLAMA)["tensor-parallel"]
-    assert changes(told) == {"--tensor-parallel-size": (1, 2)}
-    assert told.predicted["kv_capacity_ratio"] > 2
-    assert told.cost_usd_per_hour == pytest.approx(2 * gpu("h100-sxm").usd_per_hour)
+    advice = advised("kv_pressure", stated=LLAMA)["tensor-parallel"]
+    assert changes(advice) == {"--tensor-parallel-size": (1, 2)}
+    assert advice.predicted["kv_capacity_ratio"] > 2
+    assert advice.cost_usd_per_hour == pytest.approx(2 * gpu("h100-sxm").usd_per_hour)
 
 
 def test_tensor_parallel_does_not_help_against_an_override() -> None:
-    made = advised("kv_pressure", stated=LLAMA, num_gpu_blocks_override="10001")
-    assert "tensor-parallel" not in made
+    levers = advised("kv_pressure", stated=LLAMA, num_gpu_blocks_override="10001")
+    assert "tensor-parallel" not in levers
 
 
 def test_queue_replicas_by_rates() -> None:
     queued = CALM.but(waiting_avg=60.0, waiting=60.0, waiting_by_capacity=60.0).but(
         completed_per_s=8.0, waiting_slope_per_s=6.0
     )
-    told = advised("queue_saturation", situation=queued)["replicas"]
+    advice = advised("queue_saturation", situation=queued)["replicas"]
     # 8 served, 6 more a second queue up: 14 / 8 x 1.3 = 2.3. The 60 that are queued are no demand.
-    assert changes(told) == {"replicas": (1, 3)}
-    assert told.predicted["load_ratio"] == pytest.approx(14 / 8 / 3, rel=1e-3)
-    assert told.predicted["backlog_drain_s"] == pytest.approx(60 / (3 * 8 - 14), rel=1e-3)
+    assert changes(advice) == {"replicas": (1, 3)}
+    assert advice.predicted["load_ratio"] == pytest.approx(14 / 8 / 3, rel=1e-3)
+    assert advice.predicted["backlog_drain_s"] == pytest.approx(60 / (3 * 8 - 14), rel=1e-3)
 
 
 PINNED = CALM.but(
@@ -179,24 +179,24 @@ PINNED = CALM.but(
 
 
 def test_admission_limit_raises_the_seats() -> None:
-    told = advised("admission_limit", situation=PINNED)["max-num-seqs-up"]
-    assert changes(told) == {"--max-num-seqs": (8, 32)}  # four times at once, no more
-    assert told.predicted["served_per_s_at_most"] == 32
-    assert (told.before["waiting"], told.predicted["waiting"]) == (60, 0)
+    advice = advised("admission_limit", situation=PINNED)["max-num-seqs-up"]
+    assert changes(advice) == {"--max-num-seqs": (8, 32)}  # four times at once, no more
+    assert advice.predicted["served_per_s_at_most"] == 32
+    assert (advice.before["waiting"], advice.predicted["waiting"]) == (60, 0)
 
 
 def test_seats_stop_where_the_kv_cache_is_full() -> None:
     situation = PINNED.but(prompt_tokens_mean=8000.0)
-    told = advised("admission_limit", situation=situation)["max-num-seqs-up"]
+    advice = advised("admission_limit", situation=situation)["max-num-seqs-up"]
     # 0.8 x 160,000 / (8,000 + 192 + 8) = 15.6
-    assert changes(told) == {"--max-num-seqs": (8, 15)}
-    assert told.predicted["kv_usage_ratio"] <= 0.8
+    assert changes(advice) == {"--max-num-seqs": (8, 15)}
+    assert advice.predicted["kv_usage_ratio"] <= 0.8
 
 
 def test_seats_stop_where_itl_would_miss_its_target() -> None:
     slow = replace(PINNED.but(itl_p99_s=0.08), targets=Targets(itl_p99_s=0.1))
-    told = advised("admission_limit", situation=slow)["max-num-seqs-up"]
-    assert changes(told) == {"--max-num-seqs": (8, 10)}  # 8 x 0.1 / 0.08
+    advice = advised("admission_limit", situation=slow)["max-num-seqs-up"]
+    assert changes(advice) == {"--max-num-seqs": (8, 10)}  # 8 x 0.1 / 0.08
 
 
 def test_no_more_seats_where_the_gpu_is_busy() -> None:
@@ -212,26 +212,29 @@ def test_a_queue_limit_only_where_the_version_knows_it() -> None:
     stated = replace(new, launch=launched("--max-num-seqs 8").launch)
     old = replace(stated, version=(0, 28, 0))
     assert "queue-limit" not in advised("queue_saturation", situation=slow, stated=old)
-    told = advised("queue_saturation", situation=slow, stated=stated)
+    levers = advised("queue_saturation", situation=slow, stated=stated)
     # vLLM counts what runs too: 8 seats, and 0.85 x 2 x 8 in the queue.
-    assert changes(told["queue-limit"]) == {"--max-num-queued-reqs": (None, 8 + 13)}
-    assert "HTTP 503" in told["queue-limit"].checks[0]
-    assert list(told)[-1] == "queue-limit"
+    assert changes(levers["queue-limit"]) == {"--max-num-queued-reqs": (None, 8 + 13)}
+    assert "HTTP 503" in levers["queue-limit"].checks[0]
+    assert list(levers)[-1] == "queue-limit"
     ranks = replace(new, launch=launched("--max-num-seqs 8 -dp 2").launch)
-    told = advised("queue_saturation", situation=slow, stated=ranks)
-    assert changes(told["queue-limit"]) == {"--max-num-queued-reqs": (None, 2 * 8 + 26)}
+    levers = advised("queue_saturation", situation=slow, stated=ranks)
+    assert changes(levers["queue-limit"]) == {"--max-num-queued-reqs": (None, 2 * 8 + 26)}
 
 
 def test_a_queue_limit_never_comes_first() -> None:
     slow = replace(PINNED, targets=Targets(ttft_p99_s=2.0))
     stated = replace(launched("--max-num-seqs 8"), version=(0, 32, 0))
-    made = advised("admission_limit", "queue_saturation", situation=slow, stated=stated)
-    assert [one.cause for one in made.values() if one.id == "queue-limit"] == ["admission_limit"]
-    assert list(made)[-1] == "queue-limit"
+    levers = advised("admission_limit", "queue_saturation", situation=slow, stated=stated)
+    assert [advice.cause for advice in levers.values() if advice.id == "queue-limit"] == [
+        "admission_limit"
+    ]
+    assert list(levers)[-1] == "queue-limit"
     wide = PINNED.but(running=88.0, running_avg=88.0, running_max=88.0)
-    told = advised("past_knee", "queue_saturation", situation=wide, stated=stated)
-    assert "queue-limit" not in told or any(
-        one.cause == "queue_saturation" and one.id != "queue-limit" for one in told.values()
+    levers_beside_knee = advised("past_knee", "queue_saturation", situation=wide, stated=stated)
+    assert "queue-limit" not in levers_beside_knee or any(
+        advice.cause == "queue_saturation" and advice.id != "queue-limit"
+        for advice in levers_beside_knee.values()
     )
 
 
@@ -252,12 +255,12 @@ LONG = CALM.but(prefill_p99_s=2.0, prompt_tokens_p99=6000.0, itl_stall_per_s=1.0
 
 def test_a_budget_by_the_prefill_rate() -> None:
     stated = launched("--max-num-seqs 64")
-    made = advised("prefill_interference", situation=LONG, stated=stated)
-    told = made["max-num-batched-tokens"]
+    levers = advised("prefill_interference", situation=LONG, stated=stated)
+    advice = levers["max-num-batched-tokens"]
     # 3,000 tokens a second, and 0.02 s for the streams: 540 in 0.2 s, 512 as a power of two.
-    assert changes(told) == {"--max-num-batched-tokens": (None, 512)}
-    assert told.predicted["longest_step_s"] == pytest.approx(512 / 3000 + 0.02, rel=5e-4)
-    assert told.predicted["itl_stall_per_s"] == told.predicted["itl_stall_time_ratio"] == 0
+    assert changes(advice) == {"--max-num-batched-tokens": (None, 512)}
+    assert advice.predicted["longest_step_s"] == pytest.approx(512 / 3000 + 0.02, rel=5e-4)
+    assert advice.predicted["itl_stall_per_s"] == advice.predicted["itl_stall_time_ratio"] == 0
 
 
 def test_the_last_chunk_of_a_long_prompt_is_the_longest() -> None:
@@ -267,25 +270,29 @@ def test_the_last_chunk_of_a_long_prompt_is_the_longest() -> None:
     assert ratio == pytest.approx(1.53, abs=0.01)
     long = LONG.but(prompt_tokens_p99=60_000.0, prefill_p99_s=20.0)
     stated = replace(LLAMA, launch=launched("--max-num-seqs 64").launch)
-    told = advised("prefill_interference", situation=long, stated=stated)["max-num-batched-tokens"]
-    assert changes(told) == {"--max-num-batched-tokens": (8192, 256)}  # 0.18 s at 1,960 a second
+    advice = advised("prefill_interference", situation=long, stated=stated)[
+        "max-num-batched-tokens"
+    ]
+    assert changes(advice) == {"--max-num-batched-tokens": (8192, 256)}  # 0.18 s at 1,960 a second
     step_s = 256 * 20 / 60_000 * ratio + 0.02
-    assert told.predicted["longest_step_s"] == pytest.approx(step_s, rel=0.01)
+    assert advice.predicted["longest_step_s"] == pytest.approx(step_s, rel=0.01)
 
 
 def test_steps_of_half_a_second_do_not_end_the_pauses() -> None:
     # 300 tokens a second: the smallest budget, 256 tokens, still takes 0.85 s.
     slow = LONG.but(prefill_p99_s=20.0)
     stated = launched("--max-num-seqs 64")
-    told = advised("prefill_interference", situation=slow, stated=stated)["max-num-batched-tokens"]
-    assert told.predicted == {"longest_step_s": pytest.approx(256 / 300 + 0.02, rel=5e-4)}
+    advice = advised("prefill_interference", situation=slow, stated=stated)[
+        "max-num-batched-tokens"
+    ]
+    assert advice.predicted == {"longest_step_s": pytest.approx(256 / 300 + 0.02, rel=5e-4)}
 
 
 def test_chunked_prefill_that_the_launch_switches_off() -> None:
     line = "--no-enable-chunked-prefill --max-num-batched-tokens 8192 --max-num-seqs"
     stated = launched(f"{line} 64")
-    made = advised("prefill_interference", situation=LONG, stated=stated)
-    assert changes(made["chunked-prefill"]) == {
+    levers = advised("prefill_interference", situation=LONG, stated=stated)
+    assert changes(levers["chunked-prefill"]) == {
         "--no-enable-chunked-prefill": (True, None),
         "--max-num-batched-tokens": (8192, 512),
     }
@@ -293,19 +300,19 @@ def test_chunked_prefill_that_the_launch_switches_off() -> None:
     # vLLM refuses a budget below its seats.
     assert changes(wide["chunked-prefill"])["--max-num-batched-tokens"] == (8192, 600)
     # Without chunks a smaller budget alone would refuse the longest prompts.
-    assert "max-num-batched-tokens" not in made
-    assert "long-prefill-threshold" not in made
+    assert "max-num-batched-tokens" not in levers
+    assert "long-prefill-threshold" not in levers
 
 
 def test_chunked_prefill_is_the_default() -> None:
-    made = advised("prefill_interference", situation=LONG, stated=launched("--enforce-eager"))
-    assert "chunked-prefill" not in made
+    levers = advised("prefill_interference", situation=LONG, stated=launched("--enforce-eager"))
+    assert "chunked-prefill" not in levers
 
 
 def test_a_budget_that_is_in_force_is_not_recommended() -> None:
     stated = launched("--max-num-batched-tokens 512")
-    made = advised("prefill_interference", situation=LONG, stated=stated)
-    assert "max-num-batched-tokens" not in made
+    levers = advised("prefill_interference", situation=LONG, stated=stated)
+    assert "max-num-batched-tokens" not in levers
 
 
 SPECULATING = CALM.but(
@@ -319,53 +326,53 @@ SPECULATING = CALM.but(
 
 
 def test_a_shorter_draft_by_what_each_position_gives() -> None:
-    made = advised("spec_decode_poor", situation=SPECULATING)
-    assert list(made) == ["spec-shorter"]  # as it is it pays as well: 2.8 / 1.4
-    told = made["spec-shorter"]
-    assert changes(told) == {"--speculative-config.num_speculative_tokens": (4, 2)}
-    assert told.predicted["spec_acceptance_ratio"] == pytest.approx(0.85)  # (0.9 + 0.8) / 2
-    assert told.predicted["speedup_at_most_ratio"] == pytest.approx(2.7 / 1.2)
+    levers = advised("spec_decode_poor", situation=SPECULATING)
+    assert list(levers) == ["spec-shorter"]  # as it is it pays as well: 2.8 / 1.4
+    advice = levers["spec-shorter"]
+    assert changes(advice) == {"--speculative-config.num_speculative_tokens": (4, 2)}
+    assert advice.predicted["spec_acceptance_ratio"] == pytest.approx(0.85)  # (0.9 + 0.8) / 2
+    assert advice.predicted["speedup_at_most_ratio"] == pytest.approx(2.7 / 1.2)
 
 
 def test_speculation_off_where_nothing_is_accepted() -> None:
     poor = CALM.but(spec_acceptance_ratio=0.01, spec_accepted_per_draft_tokens=0.04)
-    made = advised("spec_decode_poor", situation=poor)
-    assert list(made) == ["spec-off"]
-    assert changes(made["spec-off"]) == {
+    levers = advised("spec_decode_poor", situation=poor)
+    assert list(levers) == ["spec-off"]
+    assert changes(levers["spec-off"]) == {
         "--speculative-config": (None, None)  # what nobody wrote is not shown
     }
-    assert made["spec-off"].before["speedup_at_most_ratio"] < 1
+    assert levers["spec-off"].before["speedup_at_most_ratio"] < 1
 
 
 def test_adapter_slots_and_their_place_in_memory() -> None:
     thrash = CALM.but(lora_max=2.0, waiting_deferred_avg=3.2)
-    made = advised("adapter_thrash", situation=thrash, stated=launched("--max-cpu-loras 4"))
-    assert changes(made["max-loras"]) == {"--max-loras": (2, 6), "--max-cpu-loras": (4, 6)}
+    levers = advised("adapter_thrash", situation=thrash, stated=launched("--max-cpu-loras 4"))
+    assert changes(levers["max-loras"]) == {"--max-loras": (2, 6), "--max-cpu-loras": (4, 6)}
 
 
 def test_an_output_limit_from_quiet_times() -> None:
-    told = advised("runaway_generation", situation=CALM.but(output_tokens_p99=4000.0))
+    levers = advised("runaway_generation", situation=CALM.but(output_tokens_p99=4000.0))
     # 3 x 200 tokens, in steps of 64
-    assert changes(told["output-cap"]) == {
+    assert changes(levers["output-cap"]) == {
         "--override-generation-config": (None, '{"max_new_tokens": 640}')
     }
 
 
 def test_a_request_that_can_never_fit() -> None:
-    told = advised("engine_stalled", situation=FULL, stated=launched("--max-model-len 200000"))
-    assert changes(told["max-model-len"]) == {"--max-model-len": (200_000, 143_872)}
+    levers = advised("engine_stalled", situation=FULL, stated=launched("--max-model-len 200000"))
+    assert changes(levers["max-model-len"]) == {"--max-model-len": (200_000, 143_872)}
 
 
 def test_a_utilization_that_no_server_has_is_not_raised() -> None:
-    told = advised("kv_pressure", situation=FULL, gpu_memory_utilization="5e-324")
-    assert "gpu-memory-utilization" not in told
+    levers = advised("kv_pressure", situation=FULL, gpu_memory_utilization="5e-324")
+    assert "gpu-memory-utilization" not in levers
 
 
 def test_scaling_down_needs_the_weekly_peak() -> None:
     assert advised("underused", situation=CALM) == {}
-    told = advised("kv_overprovisioned", situation=CALM, stated=Stated(replicas=4))
-    assert told["fewer-replicas"].changes == ()
-    assert "weekly peak" in told["fewer-replicas"].summary
+    levers = advised("kv_overprovisioned", situation=CALM, stated=Stated(replicas=4))
+    assert levers["fewer-replicas"].changes == ()
+    assert "weekly peak" in levers["fewer-replicas"].summary
 
 
 @pytest.mark.parametrize("cause_id", ["engine_restarted", "target_down", "metrics_missing"])
@@ -379,5 +386,5 @@ def test_every_lever_is_one_of_some_cause() -> None:
 
 
 def test_a_lever_is_told_once() -> None:
-    made = advised("kv_pressure", "prefix_churn", "past_knee")
-    assert made["kv-fp8"].cause == "kv_pressure"
+    levers = advised("kv_pressure", "prefix_churn", "past_knee")
+    assert levers["kv-fp8"].cause == "kv_pressure"

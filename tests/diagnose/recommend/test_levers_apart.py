@@ -27,12 +27,12 @@ def launched(flags: str, stated: Stated = LLAMA) -> Stated:
 
 
 def test_prompts_in_their_old_order_compute_as_little_as_before() -> None:
-    told = advised("prefix_reuse_lost", situation=UNSHARED)["prompt-order"]
+    advice = advised("prefix_reuse_lost", situation=UNSHARED)["prompt-order"]
 
-    assert changes(told) == {"prompt": (None, "shared part first")}
-    assert told.predicted["prefix_hit_ratio"] == 0.8
+    assert changes(advice) == {"prompt": (None, "shared part first")}
+    assert advice.predicted["prefix_hit_ratio"] == 0.8
     # 20 % are computed in place of 80 %.
-    assert told.predicted["computed_prompt_tokens_per_s"] == pytest.approx(8000 / 4)
+    assert advice.predicted["computed_prompt_tokens_per_s"] == pytest.approx(8000 / 4)
 
 
 @pytest.mark.parametrize(
@@ -63,19 +63,19 @@ SLOW = replace(
 
 
 def test_a_slow_transfer_is_held_against_the_fabric() -> None:
-    told = advised("kv_transfer_slow", situation=SLOW, stated=LLAMA)["kv-transfer-path"]
+    advice = advised("kv_transfer_slow", situation=SLOW, stated=LLAMA)["kv-transfer-path"]
 
-    assert told.changes == ()
+    assert advice.changes == ()
     # 8,000 tokens of 131,072 bytes over 50 GB/s.
-    assert "0.98 GiB per GPU should take 21.0 ms at 400 Gbit/s" in told.summary
-    assert any("falls towards 0.05 s" in line for line in told.verify)
+    assert "0.98 GiB per GPU should take 21.0 ms at 400 Gbit/s" in advice.summary
+    assert any("falls towards 0.05 s" in line for line in advice.verify)
 
 
 def test_a_slow_transfer_without_a_model_says_where_to_look() -> None:
-    told = advised("kv_transfer_slow", situation=SLOW)["kv-transfer-path"]
+    advice = advised("kv_transfer_slow", situation=SLOW)["kv-transfer-path"]
 
-    assert "Gbit/s" not in told.summary
-    assert any("RDMA" in line for line in told.checks)
+    assert "Gbit/s" not in advice.summary
+    assert any("RDMA" in line for line in advice.checks)
 
 
 def test_transfers_that_are_not_counted_have_no_advice() -> None:
@@ -86,11 +86,11 @@ THRASH = CALM.but(lora_max=2.0, waiting_deferred_avg=3.2, lora_waiting=30.0, lor
 
 
 def test_slots_grow_four_times_at_most_and_say_that_more_are_wanted() -> None:
-    told = advised("adapter_thrash", situation=THRASH)["max-loras"]
+    advice = advised("adapter_thrash", situation=THRASH)["max-loras"]
 
-    assert changes(told) == {"--max-loras": (2, 8)}
-    assert "not enough alone" in told.summary
-    assert told.predicted["waiting_deferred"] == pytest.approx(3.2 * (1 - 6 / 30))
+    assert changes(advice) == {"--max-loras": (2, 8)}
+    assert "not enough alone" in advice.summary
+    assert advice.predicted["waiting_deferred"] == pytest.approx(3.2 * (1 - 6 / 30))
 
 
 def with_adapters(situation: Situation, flags: str) -> Recommendation | None:
@@ -99,13 +99,13 @@ def with_adapters(situation: Situation, flags: str) -> Recommendation | None:
 
 
 def test_slots_take_their_memory_from_the_cache() -> None:
-    told = with_adapters(THRASH, "--enable-lora --max-loras 2 --max-lora-rank 64")
-    assert told is not None
-    assert changes(told)["--max-loras"] == (2, 8)
+    advice = with_adapters(THRASH, "--enable-lora --max-loras 2 --max-lora-rank 64")
+    assert advice is not None
+    assert changes(advice)["--max-loras"] == (2, 8)
     assert LLAMA.model is not None
     taken = adapter_bytes(LLAMA.model, Adapters(6, 64), Parallel())
 
-    lost = told.before["kv_capacity_tokens"] - told.predicted["kv_capacity_tokens"]
+    lost = advice.before["kv_capacity_tokens"] - advice.predicted["kv_capacity_tokens"]
     # The page's 160,000 tokens stand for all that the sizing math finds free.
     assert 0 < lost < taken / 131_072
 
@@ -117,15 +117,15 @@ def test_fewer_slots_where_the_load_needs_the_cache() -> None:
         kv_usage_ratio=0.7, kv_usage_avg_ratio=0.7, kv_usage_max_ratio=0.72,
     )  # fmt: skip
     roomy = with_adapters(THRASH, "--enable-lora --max-loras 2 --max-lora-rank 512")
-    told = with_adapters(tight, "--enable-lora --max-loras 2 --max-lora-rank 512")
+    advice = with_adapters(tight, "--enable-lora --max-loras 2 --max-lora-rank 512")
     assert roomy is not None
-    assert told is not None
-    (_, most), (_, to) = changes(roomy)["--max-loras"], changes(told)["--max-loras"]
+    assert advice is not None
+    (_, most), (_, to) = changes(roomy)["--max-loras"], changes(advice)["--max-loras"]
     assert isinstance(most, int)
     assert isinstance(to, int)
 
     assert 2 < to < most
-    assert told.predicted["kv_demand_ratio"] <= 0.9
+    assert advice.predicted["kv_demand_ratio"] <= 0.9
 
 
 def test_no_slots_where_the_cache_is_short_already() -> None:
@@ -134,8 +134,8 @@ def test_no_slots_where_the_cache_is_short_already() -> None:
 
 
 def test_adapters_are_routed_where_there_are_replicas() -> None:
-    made = advised("adapter_thrash", situation=THRASH, stated=Stated(replicas=3))
-    assert changes(made["adapter-routing"]) == {"router": ("any replica", "by adapter")}
+    levers = advised("adapter_thrash", situation=THRASH, stated=Stated(replicas=3))
+    assert changes(levers["adapter-routing"]) == {"router": ("any replica", "by adapter")}
     assert "adapter-routing" not in advised("adapter_thrash", situation=THRASH)
 
 
@@ -146,27 +146,27 @@ LONG = CALM.but(
 
 
 def test_long_prompts_are_held_to_a_threshold_where_the_budget_must_stay() -> None:
-    made = advised("prefill_interference", situation=LONG, stated=launched("--max-num-seqs 512"))
-    (flag,) = changes(made["long-prefill-threshold"]).items()
+    levers = advised("prefill_interference", situation=LONG, stated=launched("--max-num-seqs 512"))
+    (flag,) = changes(levers["long-prefill-threshold"]).items()
     name, (before, after) = flag
 
     assert name == "--long-prefill-token-threshold"
     assert before is None
     assert isinstance(after, int)
-    assert made["long-prefill-threshold"].predicted["longest_step_s"] < 0.5
+    assert levers["long-prefill-threshold"].predicted["longest_step_s"] < 0.5
 
 
 def test_prefill_and_decode_apart_comes_last_and_has_no_price() -> None:
-    made = advised("prefill_interference", situation=LONG, stated=launched("--max-num-seqs 64"))
-    assert list(made)[-1] == "pd-disaggregation"
-    assert made["pd-disaggregation"].cost_usd_per_hour is None
+    levers = advised("prefill_interference", situation=LONG, stated=launched("--max-num-seqs 64"))
+    assert list(levers)[-1] == "pd-disaggregation"
+    assert levers["pd-disaggregation"].cost_usd_per_hour is None
 
 
 def test_fp8_weights_free_room_and_are_not_made_twice() -> None:
-    made = advised("decode_bound", situation=FULL.but(itl_mean_s=0.02), stated=LLAMA)
-    assert changes(made["fp8-weights"]) == {"--quantization": (None, "fp8")}
-    assert made["fp8-weights"].predicted["kv_capacity_tokens"] > 160_000
-    assert made["fp8-weights"].predicted["itl_s"] < 0.02
+    levers = advised("decode_bound", situation=FULL.but(itl_mean_s=0.02), stated=LLAMA)
+    assert changes(levers["fp8-weights"]) == {"--quantization": (None, "fp8")}
+    assert levers["fp8-weights"].predicted["kv_capacity_tokens"] > 160_000
+    assert levers["fp8-weights"].predicted["itl_s"] < 0.02
 
     again = advised("decode_bound", situation=FULL, stated=launched("--quantization fp8"))
     assert "fp8-weights" not in again
@@ -185,10 +185,10 @@ A100 = replace(LLAMA, gpu=gpu("a100-80gb"))
 def test_a_gpu_without_fp8_gets_another_quantization(
     activity: dict[str, float], lever: str, checkpoint: str
 ) -> None:
-    made = advised("decode_bound", situation=FULL.but(itl_mean_s=0.02, **activity), stated=A100)
-    assert changes(made[lever]) == {"checkpoint": ("16-bit", checkpoint)}
-    assert made[lever].predicted["kv_capacity_tokens"] > 160_000
-    assert not {"fp8-weights", "awq-weights", "int8-weights"} - {lever} & set(made)
+    levers = advised("decode_bound", situation=FULL.but(itl_mean_s=0.02, **activity), stated=A100)
+    assert changes(levers[lever]) == {"checkpoint": ("16-bit", checkpoint)}
+    assert levers[lever].predicted["kv_capacity_tokens"] > 160_000
+    assert not {"fp8-weights", "awq-weights", "int8-weights"} - {lever} & set(levers)
 
 
 @pytest.mark.parametrize("cause", ["queue_saturation", "past_knee", "decode_bound", "slo_conflict"])
@@ -203,9 +203,9 @@ def test_unknown_weights_are_no_reason_to_put_replicas_last() -> None:
 
 
 def test_weights_are_quantized_only_for_a_gpu_that_is_known() -> None:
-    made = advised("queue_saturation", situation=FULL)
-    assert "replicas" in made
-    assert not {"fp8-weights", "awq-weights", "int8-weights"} & set(made)
+    levers = advised("queue_saturation", situation=FULL)
+    assert "replicas" in levers
+    assert not {"fp8-weights", "awq-weights", "int8-weights"} & set(levers)
 
 
 @pytest.mark.parametrize("cause", ["prefill_bound", "slo_conflict"])
@@ -236,47 +236,47 @@ def test_two_that_suffice_together_come_first() -> None:
     # 280 requests of 1,600 tokens: 2.8 times the cache; FP8 doubles it, a second replica too.
     heavy = FULL.but(waiting=180.0, waiting_avg=180.0, waiting_by_capacity=180.0)
     stated = launched("--max-num-seqs 1000", Stated(version=(0, 32, 0), replicas=1))
-    made = advised(
+    levers = advised(
         "kv_pressure",
         situation=heavy,
         stated=stated,
         page={**PAGE, "gpu_memory_utilization": "0.95"},
     )
-    first = next(iter(made.values()))
+    first = next(iter(levers.values()))
 
     assert first.predicted["preemption_per_s"] == 0
-    for one in made.values():
-        if "+" in one.id:
-            assert len(one.changes) == 2
-            assert one.predicted["preemption_per_s"] == 0
-            assert "Neither is enough alone" in one.summary
+    for advice in levers.values():
+        if "+" in advice.id:
+            assert len(advice.changes) == 2
+            assert advice.predicted["preemption_per_s"] == 0
+            assert "Neither is enough alone" in advice.summary
 
 
 def test_the_price_of_a_token_counts_only_what_is_asked_for() -> None:
     stated = replace(LLAMA, usd_per_gpu_hour=4.0, replicas=1)
     queue = FULL.but(waiting_slope_per_s=0.0, completed_per_s=4.0)
-    told = advised("queue_saturation", situation=queue, stated=stated)["replicas"]
-    (_, total) = changes(told)["replicas"]
+    advice = advised("queue_saturation", situation=queue, stated=stated)["replicas"]
+    (_, total) = changes(advice)["replicas"]
     assert isinstance(total, int)
 
     # 3,000 tokens a second are made and no more arrive: more replicas make each dearer.
-    assert told.predicted["usd_per_million_tokens"] == pytest.approx(
+    assert advice.predicted["usd_per_million_tokens"] == pytest.approx(
         4.0 * total / (3000 * 3600) * 1e6, rel=1e-3
     )
-    assert told.cost_usd_per_hour == 4.0 * (total - 1)
+    assert advice.cost_usd_per_hour == 4.0 * (total - 1)
 
 
 def test_a_price_that_cannot_be_known_is_given_from_below() -> None:
     stated = replace(LLAMA, usd_per_gpu_hour=4.0, replicas=1)
     silent = FULL.but(completed_per_s=0.0, arrival_per_s=0.0, itl_mean_s=None)
-    told = advised("kv_pressure", situation=silent, stated=stated)["replicas"]
+    advice = advised("kv_pressure", situation=silent, stated=stated)["replicas"]
 
-    assert "usd_per_million_tokens" not in told.predicted
-    assert told.predicted["usd_per_million_tokens_at_least"] > 0
+    assert "usd_per_million_tokens" not in advice.predicted
+    assert advice.predicted["usd_per_million_tokens_at_least"] > 0
 
 
 def test_a_target_that_holds_is_held_by_every_lever() -> None:
     met = replace(FULL.but(itl_mean_s=0.02, itl_p99_s=0.03), targets=Targets(None, 0.031))
-    for made in advised("admission_limit", situation=met, stated=LLAMA).values():
-        then_s = made.predicted.get("itl_s")
+    for advice in advised("admission_limit", situation=met, stated=LLAMA).values():
+        then_s = advice.predicted.get("itl_s")
         assert then_s is None or 0.03 * then_s / 0.02 <= 0.031

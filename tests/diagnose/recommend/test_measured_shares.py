@@ -47,48 +47,50 @@ def at(situation: Situation, **shares: float) -> Performance:
 
 def seen(situation: Situation, **shares: float) -> Situation:
     """The page of that server: its ITL, and the work that vLLM counts."""
-    found, values = at(situation, **shares), situation.values
-    reading = found.decode_step.memory_s * KNOWN.bandwidth_bytes_per_s
+    speed, values = at(situation, **shares), situation.values
+    reading = speed.decode_step.memory_s * KNOWN.bandwidth_bytes_per_s
     inputs, outputs = values["prompt_tokens_mean"] or 0.0, values["output_tokens_mean"] or 0.0
     flop = (inputs + outputs) * KNOWN.body_flop_per_token + outputs * KNOWN.head_flop_per_token
     flop += (inputs**2 / 2 + outputs * (inputs + outputs / 2)) * KNOWN.flop_per_pair
     return situation.but(
         preemption_per_s=0.0,
-        itl_mean_s=found.itl_s,
-        memory_bytes_per_s=reading * shares.get("mbu_ratio", DEFAULT.mbu_ratio) / found.itl_s,
-        flop_per_s=found.requests_per_s * flop,
+        itl_mean_s=speed.itl_s,
+        memory_bytes_per_s=reading * shares.get("mbu_ratio", DEFAULT.mbu_ratio) / speed.itl_s,
+        flop_per_s=speed.requests_per_s * flop,
     )
 
 
-def told(situation: Situation) -> Recommendation:
+def advised_replicas(situation: Situation) -> Recommendation:
     """A recommendation with predicted latencies."""
-    made = advised("decode_bound", situation=situation, stated=LLAMA)["replicas"]
-    assert "itl_s" in made.predicted
-    return made
+    advice = advised("decode_bound", situation=situation, stated=LLAMA)["replicas"]
+    assert "itl_s" in advice.predicted
+    return advice
 
 
 def test_the_share_of_the_bandwidth_is_found_where_reading_binds() -> None:
-    made = told(seen(DECODES, mbu_ratio=0.6))
+    advice = advised_replicas(seen(DECODES, mbu_ratio=0.6))
 
-    assert "Speed predicted with the measured MBU of 60% from the step times of" in made.summary
-    assert not any("MBU" in words for words in made.unknown)
+    assert "Speed predicted with the measured MBU of 60% from the step times of" in advice.summary
+    assert not any("MBU" in words for words in advice.unknown)
     # Half of the requests on each of twice the replicas.
-    replicas = made.changes[0].after
+    replicas = advice.changes[0].after
     assert isinstance(replicas, int)
     half = replace(DECODES, values={**DECODES.values, "running_avg": 100.0 * 2 / replicas})
-    assert made.predicted["itl_s"] == pytest.approx(at(half, mbu_ratio=0.6).itl_s, rel=0.02)
+    assert advice.predicted["itl_s"] == pytest.approx(at(half, mbu_ratio=0.6).itl_s, rel=0.02)
 
 
 def test_with_the_default_the_same_server_would_be_told_otherwise() -> None:
     page = seen(DECODES, mbu_ratio=0.4)
     blind = page.but(memory_bytes_per_s=None, flop_per_s=None)
 
-    assert told(page).predicted["itl_s"] != pytest.approx(told(blind).predicted["itl_s"], rel=1e-3)
-    assert any("--enable-mfu-metrics" in words for words in told(blind).unknown)
+    assert advised_replicas(page).predicted["itl_s"] != pytest.approx(
+        advised_replicas(blind).predicted["itl_s"], rel=1e-3
+    )
+    assert any("--enable-mfu-metrics" in words for words in advised_replicas(blind).unknown)
 
 
 def test_the_share_of_the_compute_peak_is_found_where_prompts_bind() -> None:
-    assert "the measured MFU of 25%" in told(seen(PROMPTS, mfu_ratio=0.25)).summary
+    assert "the measured MFU of 25%" in advised_replicas(seen(PROMPTS, mfu_ratio=0.25)).summary
 
 
 @pytest.mark.parametrize(
@@ -118,11 +120,11 @@ def test_the_share_of_the_compute_peak_is_found_where_prompts_bind() -> None:
 def test_what_shows_no_share_leaves_the_default_and_says_so(
     changed: dict[str, float], why: str
 ) -> None:
-    made = told(seen(DECODES, mbu_ratio=0.6).but(**changed))
+    advice = advised_replicas(seen(DECODES, mbu_ratio=0.6).but(**changed))
 
-    assert "measured" not in made.summary
-    assert "Speed predicted from the step times" in made.summary
-    assert [words for words in made.unknown if why in words]
+    assert "measured" not in advice.summary
+    assert "Speed predicted from the step times" in advice.summary
+    assert [words for words in advice.unknown if why in words]
 
 
 def test_the_age_and_the_factors_of_the_step_times_are_said() -> None:
@@ -131,28 +133,28 @@ def test_the_age_and_the_factors_of_the_step_times_are_said() -> None:
     slower = page.but(itl_mean_s=1.3 * (page.values["itl_mean_s"] or 0.0))
     short_window = replace(slower, scale=1 / 3)
 
-    assert "step times of the last 60 s: decode" in told(slower).summary
-    assert "step times of the last 20 s: decode" in told(short_window).summary
-    assert told(slower).summary != told(page).summary
+    assert "step times of the last 60 s: decode" in advised_replicas(slower).summary
+    assert "step times of the last 20 s: decode" in advised_replicas(short_window).summary
+    assert advised_replicas(slower).summary != advised_replicas(page).summary
 
 
 def test_the_wait_of_preempted_requests_is_no_step_time() -> None:
     """vLLM counts it as ITL; what a step takes is seen by the tokens that come out."""
     page = seen(DECODES, mbu_ratio=0.6)
     itl_s, running = page.values["itl_mean_s"] or 0.0, page.values["running_avg"] or 0.0
-    made = {"preemption_per_s": 4.0, "generation_tokens_per_s": running / itl_s}
+    preempting = {"preemption_per_s": 4.0, "generation_tokens_per_s": running / itl_s}
     waits = page.but(itl_mean_s=1.4 * itl_s)
 
-    usual_s = told(page).predicted["itl_s"]
-    assert told(waits.but(**made)).predicted["itl_s"] == pytest.approx(usual_s)
-    assert told(waits).predicted["itl_s"] > 1.2 * usual_s
+    usual_s = advised_replicas(page).predicted["itl_s"]
+    assert advised_replicas(waits.but(**preempting)).predicted["itl_s"] == pytest.approx(usual_s)
+    assert advised_replicas(waits).predicted["itl_s"] > 1.2 * usual_s
 
 
 def test_without_a_prediction_nothing_is_said_of_shares() -> None:
-    made = advised("decode_bound", situation=seen(DECODES, mbu_ratio=0.6), page=PAGE)["replicas"]
+    advice = advised("decode_bound", situation=seen(DECODES, mbu_ratio=0.6), page=PAGE)["replicas"]
 
-    assert "Speed predicted" not in made.summary
-    assert not any("MBU" in words for words in made.unknown)
+    assert "Speed predicted" not in advice.summary
+    assert not any("MBU" in words for words in advice.unknown)
 
 
 CHAT = Load(input_tokens=1000, output_tokens=250, concurrency=32)
@@ -184,18 +186,18 @@ def test_published_servers_at_another_load() -> None:
     requests, as a change of the replicas' number makes it."""
     errors: list[tuple[float, float]] = []
     blind: list[float] = []
-    for one, other in permutations(filter(throughput.steady, throughput.trusted()), 2):
-        if not _same_server(one, other):
+    for first, other in permutations(filter(throughput.steady, throughput.trusted()), 2):
+        if not _same_server(first, other):
             continue
-        known = throughput.point_costs(one)
-        loads = [throughput.load(point, point.in_flight or 1.0) for point in (one, other)]
+        server_costs = throughput.point_costs(first)
+        loads = [throughput.load(point, point.in_flight or 1.0) for point in (first, other)]
         # Their clients measured TTFT, which has more in it than the prefill.
-        prefill_s = (one.ttft_s or 0.0) - DEFAULT.request_s - one.tpot_s / 2
-        own = calibrated(known, loads[0], DEFAULT, itl_s=one.tpot_s, prefill_s=prefill_s)
+        prefill_s = (first.ttft_s or 0.0) - DEFAULT.request_s - first.tpot_s / 2
+        own = calibrated(server_costs, loads[0], DEFAULT, itl_s=first.tpot_s, prefill_s=prefill_s)
         assert own is not None
-        made = performance(known, loads[1], own)
-        errors.append((made.itl_s / other.tpot_s - 1, made.ttft_s / (other.ttft_s or 1.0) - 1))
-        blind.append(performance(known, loads[1]).ttft_s / (other.ttft_s or 1.0) - 1)
+        speed = performance(server_costs, loads[1], own)
+        errors.append((speed.itl_s / other.tpot_s - 1, speed.ttft_s / (other.ttft_s or 1.0) - 1))
+        blind.append(performance(server_costs, loads[1]).ttft_s / (other.ttft_s or 1.0) - 1)
     itl, ttft = (list(column) for column in zip(*errors, strict=True))
     assert len(errors) >= 20
     assert sum(abs(error) <= 0.25 for error in itl) >= 0.9 * len(itl)
@@ -203,14 +205,14 @@ def test_published_servers_at_another_load() -> None:
     assert throughput.median_error_ratio(ttft) < throughput.median_error_ratio(blind)
 
 
-def _same_server(one: throughput.Point, other: throughput.Point) -> bool:
+def _same_server(first: throughput.Point, other: throughput.Point) -> bool:
     """Two loads of one launch, without drafts: the same source's page, other requests in flight."""
     launch = attrgetter("model", "gpu", "tensor_parallel", "vllm_version", "max_num_seqs")
-    lower, higher = sorted(point.in_flight or 0.0 for point in (one, other))
+    lower, higher = sorted(point.in_flight or 0.0 for point in (first, other))
     return (
-        launch(one) == launch(other)
-        and not (one.drafts or other.drafts)
-        and not (one.is_short_closed_loop or other.is_short_closed_loop)
-        and max(one.input_tokens, other.input_tokens) < 1000
+        launch(first) == launch(other)
+        and not (first.drafts or other.drafts)
+        and not (first.is_short_closed_loop or other.is_short_closed_loop)
+        and max(first.input_tokens, other.input_tokens) < 1000
         and 1.1 * lower <= higher <= 3 * lower
     )

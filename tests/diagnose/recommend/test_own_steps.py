@@ -64,7 +64,7 @@ BUSY = FULL.but(
 )
 
 
-def told(situation: Situation, lever: str = "max-num-seqs-down") -> Recommendation:
+def recommended(situation: Situation, lever: str = "max-num-seqs-down") -> Recommendation:
     """What is recommended against KV pressure, with nothing stated."""
     return advised("kv_pressure", situation=situation)[lever]
 
@@ -73,7 +73,7 @@ def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
     curve = learned(
         *[page(load, input_tokens=tokens) for load in LOADS for tokens in (600.0, INPUT)]
     )
-    advice = told(replace(BUSY, curve=curve))
+    advice = recommended(replace(BUSY, curve=curve))
 
     seats = advice.changes[0].after
     assert isinstance(seats, int)
@@ -93,11 +93,11 @@ def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
 
 def test_a_machine_that_has_slowed_down_stays_slow() -> None:
     curve = learned(*map(page, LOADS))
-    usual = told(replace(BUSY, curve=curve)).predicted
+    usual = recommended(replace(BUSY, curve=curve)).predicted
     now_s = 1.5 * itl_s(100.0)
     slowed = BUSY.but(itl_mean_s=now_s, generation_tokens_per_s=100.0 / now_s)
 
-    after = told(replace(slowed, curve=curve)).predicted
+    after = recommended(replace(slowed, curve=curve)).predicted
     assert after["itl_s"] == pytest.approx(1.5 * usual["itl_s"], rel=0.01)
     assert after["ttft_s"] > 1.4 * usual["ttft_s"]
 
@@ -117,7 +117,7 @@ def test_a_machine_that_has_slowed_down_stays_slow() -> None:
 def test_nothing_is_predicted_for_a_batch_that_never_ran(
     loads: tuple[float, ...], why: str
 ) -> None:
-    advice = told(replace(BUSY, curve=learned(*map(page, loads))))
+    advice = recommended(replace(BUSY, curve=learned(*map(page, loads))))
 
     assert f"TTFT and ITL after the change ({why})" in advice.unknown
     assert not advice.predicted.keys() & {"ttft_s", "itl_s"}
@@ -137,7 +137,7 @@ def test_waits_of_preempted_requests_are_in_no_step() -> None:
 
 
 def test_steps_of_another_kind_are_not_predicted_from_the_present_ones() -> None:
-    advice = told(replace(BUSY, curve=learned(*map(page, LOADS))), "kv-fp8")
+    advice = recommended(replace(BUSY, curve=learned(*map(page, LOADS))), "kv-fp8")
     assert "itl_s" not in advice.predicted
 
 

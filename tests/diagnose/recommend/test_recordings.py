@@ -26,46 +26,46 @@ FIRST = {
 
 
 @cache
-def told(name: str) -> list[Diagnosis]:
+def diagnoses_of(name: str) -> list[Diagnosis]:
     return diagnoses(CAPTURES / f"{name}.jsonl.gz")
 
 
 def against(diagnosis: Diagnosis, cause_id: str) -> list[Recommendation]:
-    return [made for made in diagnosis.recommendations if made.cause == cause_id]
+    return [advice for advice in diagnosis.recommendations if advice.cause == cause_id]
 
 
 @pytest.mark.parametrize("name", FIRST)
 def test_the_first_lever(name: str) -> None:
     cause_id, lever = FIRST[name]
-    found = [d for d in told(name) if any(cause.id == cause_id for cause in d.causes)]
-    found = [diagnosis for diagnosis in found if against(diagnosis, cause_id)]
-    assert found
-    for diagnosis in found:
+    blaming = [d for d in diagnoses_of(name) if any(cause.id == cause_id for cause in d.causes)]
+    blaming = [diagnosis for diagnosis in blaming if against(diagnosis, cause_id)]
+    assert blaming
+    for diagnosis in blaming:
         assert against(diagnosis, cause_id)[0].id == lever
 
 
 @pytest.mark.parametrize("name", FIRST)
 def test_documents_keep_the_schema(name: str) -> None:
-    for diagnosis in told(name):
+    for diagnosis in diagnoses_of(name):
         assert problems(document(diagnosis)) == []
         causes = {cause.id for cause in diagnosis.causes}
-        made = [(one.id, one.cause) for one in diagnosis.recommendations]
-        assert {cause for _, cause in made} <= causes & set(ADVISED)
-        assert len(set(made)) == len(made)
+        pairs = [(advice.id, advice.cause) for advice in diagnosis.recommendations]
+        assert {cause for _, cause in pairs} <= causes & set(ADVISED)
+        assert len(set(pairs)) == len(pairs)
         assert all(len(against(diagnosis, cause)) <= MOST for cause in causes)
 
 
 def test_kv_pressure_in_the_cascade() -> None:
     evicting = [
         diagnosis
-        for diagnosis in told("kv_pressure_cascade")
+        for diagnosis in diagnoses_of("kv_pressure_cascade")
         if diagnosis.stage is not None and diagnosis.stage.number >= 2 and diagnosis.causes
     ]
     assert len(evicting) > 20
     for diagnosis in evicting:
-        made = {one.id: one for one in diagnosis.recommendations}
-        assert {"kv-blocks", "kv-fp8", "replicas"} <= made.keys()
-        fp8 = made["kv-fp8"]
+        levers = {advice.id: advice for advice in diagnosis.recommendations}
+        assert {"kv-blocks", "kv-fp8", "replicas"} <= levers.keys()
+        fp8 = levers["kv-fp8"]
         # 160 blocks of 32 tokens; the same bytes in FP8 are 320, of which vLLM keeps one.
         assert changes(fp8) == {
             "--kv-cache-dtype": ("auto", "fp8"),
@@ -73,28 +73,30 @@ def test_kv_pressure_in_the_cascade() -> None:
         }
         assert fp8.before["kv_capacity_tokens"] == 159 * 32
         assert fp8.predicted["kv_capacity_tokens"] == 319 * 32
-        blocks = made["kv-blocks"]
+        blocks = levers["kv-blocks"]
         assert blocks.predicted["kv_usage_ratio"] <= 0.9
         assert blocks.predicted["preemption_per_s"] == 0
         assert blocks.before["kv_demand_ratio"] > blocks.predicted["kv_demand_ratio"]
         # The memory utilization decides nothing on a server with an override.
-        assert "gpu-memory-utilization" not in made
+        assert "gpu-memory-utilization" not in levers
 
 
 def test_prefix_caching_is_switched_on_by_dropping_its_flag() -> None:
-    (made,) = {one.changes for d in told("prefix_off") for one in d.recommendations}
-    (change,) = made
+    (advised_changes,) = {
+        advice.changes for d in diagnoses_of("prefix_off") for advice in d.recommendations
+    }
+    (change,) = advised_changes
     assert (change.flag, change.before, change.after) == ("--no-enable-prefix-caching", True, None)
 
 
 def test_more_adapters_and_less_speculation() -> None:
-    slots = [one for d in told("lora_thrash") for one in d.recommendations]
-    assert all(change.before == 1 for one in slots for change in one.changes)
-    assert max(one.predicted["lora_max"] for one in slots) == 4
-    off = [one for d in told("spec_bad") for one in d.recommendations]
-    assert {one.before["draft_tokens"] for one in off if one.before} == {4}
+    slots = [advice for d in diagnoses_of("lora_thrash") for advice in d.recommendations]
+    assert all(change.before == 1 for advice in slots for change in advice.changes)
+    assert max(advice.predicted["lora_max"] for advice in slots) == 4
+    off = [advice for d in diagnoses_of("spec_bad") for advice in d.recommendations]
+    assert {advice.before["draft_tokens"] for advice in off if advice.before} == {4}
 
 
 @pytest.mark.parametrize("name", ["healthy_light", "idle", "itl_smooth_chunked", "spec_good"])
 def test_nothing_to_change_on_a_healthy_server(name: str) -> None:
-    assert not any(diagnosis.recommendations for diagnosis in told(name))
+    assert not any(diagnosis.recommendations for diagnosis in diagnoses_of(name))

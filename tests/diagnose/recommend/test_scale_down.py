@@ -24,40 +24,44 @@ QUIET = FULL.but(
 FLEET = replace(LLAMA, replicas=8)
 
 
-def told(
+def scaled_down(
     peak: float | None, *, stated: Stated = FLEET, situation: Situation = QUIET
 ) -> Recommendation:
     """What is said of the replicas with such a peak within the week."""
     facts = replace(situation, config=PAGE).facts()
-    made = recommend(facts, ["underused"], deployment(PAGE, stated), weekly_peak_requests=peak)
-    (one,) = made
-    assert one.id == "fewer-replicas"
-    return one
+    recommendations = recommend(
+        facts, ["underused"], deployment(PAGE, stated), weekly_peak_requests=peak
+    )
+    (advice,) = recommendations
+    assert advice.id == "fewer-replicas"
+    return advice
 
 
 def test_nothing_is_advised_without_a_week() -> None:
-    assert told(None).changes == ()
-    assert "weekly peak" in told(None).summary
+    assert scaled_down(None).changes == ()
+    assert "weekly peak" in scaled_down(None).summary
 
 
 def test_the_peak_is_carried_with_half_as_much_again() -> None:
-    made = told(20.0)
-    (before, after) = changes(made)["replicas"]
+    advice = scaled_down(20.0)
+    (before, after) = changes(advice)["replicas"]
     assert before == 8
     assert isinstance(after, int)
     # 20 requests of 1,600 tokens and their spread take a quarter of 160,000.
     assert 8 * 0.20 * 1.5 < after < 8 * 0.32 * 1.5 + 1
-    assert made.predicted["kv_usage_ratio"] * 1.3 <= 1.0
-    assert made.predicted["preemption_per_s"] == 0
-    assert made.cost_usd_per_hour == pytest.approx((after - 8) * made.before["usd_per_hour"] / 8)
-    assert "50% headroom" in made.summary
+    assert advice.predicted["kv_usage_ratio"] * 1.3 <= 1.0
+    assert advice.predicted["preemption_per_s"] == 0
+    assert advice.cost_usd_per_hour == pytest.approx(
+        (after - 8) * advice.before["usd_per_hour"] / 8
+    )
+    assert "50% headroom" in advice.summary
 
 
 @pytest.mark.parametrize("peak", [1.0, 5.0, 20.0, 40.0, 60.0, 80.0, 100.0, 1e6])
 def test_never_more_load_than_the_headroom_leaves(peak: float) -> None:
-    made = told(peak)
-    if made.changes:
-        (before, after) = changes(made)["replicas"]
+    advice = scaled_down(peak)
+    if advice.changes:
+        (before, after) = changes(advice)["replicas"]
         assert isinstance(after, int)
         assert isinstance(before, int)
         assert 2 <= after < before
@@ -66,28 +70,28 @@ def test_never_more_load_than_the_headroom_leaves(peak: float) -> None:
 
 
 def test_a_busy_week_keeps_them_all() -> None:
-    made = told(90.0)
-    assert made.changes == ()
-    assert "are needed for 50% headroom" in made.summary
+    advice = scaled_down(90.0)
+    assert advice.changes == ()
+    assert "are needed for 50% headroom" in advice.summary
 
 
 def test_fewer_seats_than_kv_binds() -> None:
     launch = replace(FLEET, launch=None)
-    roomy, tight = told(20.0, stated=launch), told(20.0)
+    roomy, tight = scaled_down(20.0, stated=launch), scaled_down(20.0)
     assert changes(roomy) == changes(tight)
 
 
 def test_without_a_roofline_none_are_advised_away() -> None:
-    made = told(20.0, stated=Stated(replicas=8))
-    assert made.changes == ()
-    assert "ITL" in made.summary
+    advice = scaled_down(20.0, stated=Stated(replicas=8))
+    assert advice.changes == ()
+    assert "ITL" in advice.summary
 
 
 def test_a_target_that_the_rest_would_miss_keeps_them() -> None:
     tight = replace(QUIET, targets=Targets(itl_p99_s=0.0121))
-    assert told(40.0, situation=tight).changes == ()
+    assert scaled_down(40.0, situation=tight).changes == ()
     loose = replace(QUIET, targets=Targets(itl_p99_s=0.5))
-    assert told(40.0, situation=loose).changes != ()
+    assert scaled_down(40.0, situation=loose).changes != ()
 
 
 def test_an_adviser_advises_none_away_until_the_week_is_filled_in() -> None:

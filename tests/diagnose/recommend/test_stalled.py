@@ -27,16 +27,16 @@ def hanging() -> list[Diagnosis]:
     for entry in entries:
         stream.replay(entry)
     last = entries[-1]
-    told: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     for step in range(1, int(HANGS_S / STEP_S) + 1):
-        told += stream.replay(replace(last, t_s=last.t_s + step * STEP_S))
-    return told
+        diagnoses += stream.replay(replace(last, t_s=last.t_s + step * STEP_S))
+    return diagnoses
 
 
 def test_scaling_out_is_never_the_advice_while_no_token_comes_out() -> None:
-    told = hanging()
-    assert told[0].values["waiting"], "there is a queue"
-    after = [diagnosis for diagnosis in told if (diagnosis.values["stalled_s"] or 0) >= 10]
+    diagnoses = hanging()
+    assert diagnoses[0].values["waiting"], "there is a queue"
+    after = [diagnosis for diagnosis in diagnoses if (diagnosis.values["stalled_s"] or 0) >= 10]
     assert len(after) >= 10
     for diagnosis in after:
         flags = {c.flag for r in diagnosis.recommendations for c in r.changes}

@@ -24,7 +24,7 @@ PINNED = FULL.but(
 )  # fmt: skip
 
 
-def made(flag: str, before: Value, after: Value) -> Recommendation:
+def recommended(flag: str, before: Value, after: Value) -> Recommendation:
     change = Change(flag, before, after)
     return Recommendation(
         id="x", cause="kv_pressure", changes=(change,), summary="", predicted={},
@@ -34,7 +34,7 @@ def made(flag: str, before: Value, after: Value) -> Recommendation:
 
 def followed(flag: str, before: Value, after: Value, **labels: str) -> RecommendationTracker:
     tracker = RecommendationTracker()
-    tracker.advised(NOW_S, [made(flag, before, after)], requests=100.0)
+    tracker.advised(NOW_S, [recommended(flag, before, after)], requests=100.0)
     tracker.restarted(NOW_S + 60, labels)
     return tracker
 
@@ -58,7 +58,7 @@ def test_what_was_followed_is_not_reversed(
     flag: str, before: Value, after: Value, labels: dict[str, str]
 ) -> None:
     tracker = followed(flag, before, after, **labels)
-    back, on = made(flag, after, before), made(flag, before, after)
+    back, on = recommended(flag, after, before), recommended(flag, before, after)
     assert not allowed(tracker, back, at_s=NOW_S + 600)
     assert allowed(tracker, on, at_s=NOW_S + 600)
     assert allowed(tracker, back, at_s=NOW_S + 61 + HELD_S)
@@ -67,30 +67,32 @@ def test_what_was_followed_is_not_reversed(
 
 def test_what_was_not_followed_may_be_said_again() -> None:
     tracker = followed("--num-gpu-blocks-override", 160, 960, num_gpu_blocks_override="160")
-    assert allowed(tracker, made("--num-gpu-blocks-override", 960, 160), at_s=NOW_S + 600)
+    assert allowed(tracker, recommended("--num-gpu-blocks-override", 960, 160), at_s=NOW_S + 600)
 
 
 def test_a_crash_without_a_change_is_no_answer() -> None:
-    for flag, known in (("--max-num-batched-tokens", False), ("--max-num-seqs", True)):
+    for flag, refused in (("--max-num-batched-tokens", False), ("--max-num-seqs", True)):
         tracker = RecommendationTracker()
-        tracker.advised(NOW_S, [made(flag, 128, 64)], requests=100.0)
+        tracker.advised(NOW_S, [recommended(flag, 128, 64)], requests=100.0)
         tracker.restarted(NOW_S + 60, PAGE, before=PAGE)
-        assert allowed(tracker, made(flag, 64, 128), at_s=NOW_S + 90) is not known
+        assert allowed(tracker, recommended(flag, 64, 128), at_s=NOW_S + 90) is not refused
         # A batch above the seats that were advised: nobody set them.
-        back = [made(flag, 64, 128)]
+        back = [recommended(flag, 64, 128)]
         assert tracker.allowed(NOW_S + 90, back, requests=100.0, running=100.0)
 
 
 def test_both_names_of_a_switch_are_one() -> None:
     tracker = followed("--no-enable-prefix-caching", True, None, enable_prefix_caching="True")
-    assert not allowed(tracker, made("--enable-prefix-caching", True, False), at_s=NOW_S + 90)
+    assert not allowed(
+        tracker, recommended("--enable-prefix-caching", True, False), at_s=NOW_S + 90
+    )
 
 
 def test_a_restart_long_after_is_no_answer() -> None:
     tracker = RecommendationTracker()
-    tracker.advised(NOW_S, [made("--max-num-seqs", 128, 64)], requests=100.0)
+    tracker.advised(NOW_S, [recommended("--max-num-seqs", 128, 64)], requests=100.0)
     tracker.restarted(NOW_S + REMEMBERED_S + 1, {})
-    assert allowed(tracker, made("--max-num-seqs", 64, 128), at_s=NOW_S + REMEMBERED_S + 2)
+    assert allowed(tracker, recommended("--max-num-seqs", 64, 128), at_s=NOW_S + REMEMBERED_S + 2)
 
 
 def at(situation: Situation, seconds: float, **labels: str) -> Facts:
@@ -98,8 +100,8 @@ def at(situation: Situation, seconds: float, **labels: str) -> Facts:
     return replace(facts, now_s=NOW_S + seconds)
 
 
-def ids(told: tuple[Recommendation, ...]) -> list[str]:
-    return [one.id for one in told]
+def ids(recommendations: tuple[Recommendation, ...]) -> list[str]:
+    return [advice.id for advice in recommendations]
 
 
 def test_seats_that_were_lowered_are_not_raised_after_the_restart() -> None:
@@ -107,8 +109,8 @@ def test_seats_that_were_lowered_are_not_raised_after_the_restart() -> None:
     assert "max-num-seqs-down" in ids(adviser.advise(at(FULL, 0), PRESSURE))
     adviser.restarted()
     limited = [cause("admission_limit")]
-    told = adviser.advise(at(PINNED, 60), limited)
-    assert "max-num-seqs-up" not in ids(told)
+    recommendations = adviser.advise(at(PINNED, 60), limited)
+    assert "max-num-seqs-up" not in ids(recommendations)
     assert "max-num-seqs-up" in ids(Adviser().advise(at(PINNED, 60), limited))
 
 

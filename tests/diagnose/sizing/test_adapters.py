@@ -42,18 +42,18 @@ LLAMA = Setup(
 @pytest.mark.parametrize("case", CASES)
 def test_buffers_are_those_of_vllm(case: Mapping[str, Any]) -> None:
     asked = Adapters(RECORDED["max_loras"], RECORDED["max_lora_rank"])
-    found = adapter_bytes(model(case["model"]), asked, Parallel(case["tensor_parallel"]))
+    buffer_bytes = adapter_bytes(model(case["model"]), asked, Parallel(case["tensor_parallel"]))
 
     near = 0.02 if case["model"] in RECURRENT else 0.005
-    assert found == pytest.approx(case["adapter_bytes"], rel=near)
+    assert buffer_bytes == pytest.approx(case["adapter_bytes"], rel=near)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_that_vllm_makes_room_for(case: Mapping[str, Any]) -> None:
-    known = model(case["model"])
-    found = weights_per_gpu(known, scheme("bf16"), Parallel(case["tensor_parallel"]))
+    base_model = model(case["model"])
+    weights = weights_per_gpu(base_model, scheme("bf16"), Parallel(case["tensor_parallel"]))
 
-    assert found.total_bytes == pytest.approx(case["weights_bytes"], rel=0.007)
+    assert weights.total_bytes == pytest.approx(case["weights_bytes"], rel=0.007)
 
 
 def test_one_adapter_of_a_dense_model_is_the_guides_sum() -> None:
@@ -64,11 +64,11 @@ def test_one_adapter_of_a_dense_model_is_the_guides_sum() -> None:
     ]  # fmt: skip
     tables = [(vocab, hidden), (hidden, vocab)]
 
-    found = adapter_bytes(LLAMA.model, Adapters(1, 16), Parallel())
+    buffer_bytes = adapter_bytes(LLAMA.model, Adapters(1, 16), Parallel())
 
-    assert found == lora_adapter_bytes(rank=16, matrices=layer, layers=32) + lora_adapter_bytes(
-        rank=16, matrices=tables, layers=1
-    )
+    assert buffer_bytes == lora_adapter_bytes(
+        rank=16, matrices=layer, layers=32
+    ) + lora_adapter_bytes(rank=16, matrices=tables, layers=1)
 
 
 @pytest.mark.parametrize(
@@ -81,22 +81,26 @@ def test_one_adapter_of_a_dense_model_is_the_guides_sum() -> None:
     ],
 )
 def test_the_errata_of_adapters(name: str, slots: int, tensor: int, expected_gb: float) -> None:
-    found = adapter_bytes(model(name), Adapters(slots, 16), Parallel(tensor))
-    assert found / 1e9 == pytest.approx(expected_gb, rel=0.005)
+    buffer_bytes = adapter_bytes(model(name), Adapters(slots, 16), Parallel(tensor))
+    assert buffer_bytes / 1e9 == pytest.approx(expected_gb, rel=0.005)
 
 
 def test_a_buffer_grows_with_slots_and_rank_and_shrinks_with_stages() -> None:
-    one = adapter_bytes(LLAMA.model, Adapters(1, 8), Parallel())
+    slot_bytes = adapter_bytes(LLAMA.model, Adapters(1, 8), Parallel())
 
-    assert adapter_bytes(LLAMA.model, Adapters(4, 8), Parallel()) == 4 * one
-    assert adapter_bytes(LLAMA.model, Adapters(1, 64), Parallel()) == 8 * one
-    assert one / 2 < adapter_bytes(LLAMA.model, Adapters(1, 8), Parallel(pipeline=2)) < one
+    assert adapter_bytes(LLAMA.model, Adapters(4, 8), Parallel()) == 4 * slot_bytes
+    assert adapter_bytes(LLAMA.model, Adapters(1, 64), Parallel()) == 8 * slot_bytes
+    assert (
+        slot_bytes / 2
+        < adapter_bytes(LLAMA.model, Adapters(1, 8), Parallel(pipeline=2))
+        < slot_bytes
+    )
 
 
 def test_experts_that_are_dealt_out_take_their_adapters_along() -> None:
-    known, asked = model("Qwen/Qwen3-30B-A3B"), Adapters(4, 16)
-    split = adapter_bytes(known, asked, Parallel(4))
-    dealt = adapter_bytes(known, asked, Parallel(4, experts=True))
+    base_model, asked = model("Qwen/Qwen3-30B-A3B"), Adapters(4, 16)
+    split = adapter_bytes(base_model, asked, Parallel(4))
+    dealt = adapter_bytes(base_model, asked, Parallel(4, experts=True))
 
     # Split, each rank keeps the inputs' factors of all experts; dealt out, all of a quarter.
     assert dealt < split / 2
@@ -135,7 +139,7 @@ def test_the_arithmetic_adds_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "flag", "told"),
+    ("name", "asked", "flag", "message"),
     [
         pytest.param("Qwen/Qwen3-8B", Adapters(0), "max_loras", "above 0", id="none"),
         pytest.param("Qwen/Qwen3-8B", Adapters(10**9), "max_loras", "4096", id="absurd"),
@@ -145,9 +149,9 @@ def test_the_arithmetic_adds_up() -> None:
         ),
     ],
 )
-def test_what_vllm_refuses(name: str, asked: Adapters, flag: str, told: str) -> None:
+def test_what_vllm_refuses(name: str, asked: Adapters, flag: str, message: str) -> None:
     setup = Setup(model=model(name), gpu=gpu("h200"), max_model_len=4096, adapters=asked)
 
-    with pytest.raises(SizingError, match=told) as refused:
+    with pytest.raises(SizingError, match=message) as refused:
         memory(setup)
     assert refused.value.name == flag

@@ -164,9 +164,9 @@ def test_what_sizing_has_no_use_for_is_left_alone(name: str) -> None:
 
 def test_itl_is_preferred_to_tpot_and_the_measured_rate_to_the_offered() -> None:
     text = "concurrency,request_rate,rps,ttft_p99_ms,tpot_p99_ms,itl_p99_ms\n8,99,3,300,11,20\n"
-    found = read_benchmark(text)
-    assert (found.points[0].requests_per_s, found.points[0].itl_p99_s) == (3, 0.02)
-    assert found.notes == ()
+    benchmark = read_benchmark(text)
+    assert (benchmark.points[0].requests_per_s, benchmark.points[0].itl_p99_s) == (3, 0.02)
+    assert benchmark.notes == ()
     (note,) = read_benchmark("c,rps,ttft_p99_ms,tpot_p99_ms\n8,3,300,11\n").notes
     assert "'tpot_p99_ms'" in note
 
@@ -240,17 +240,17 @@ def test_several_results_in_a_row(join: str) -> None:
 
 
 def test_an_open_loop_run_gets_its_concurrency_from_littles_law() -> None:
-    found = read_benchmark(json.dumps(VLLM | {"max_concurrency": None}))
-    assert found.points[0].concurrency == pytest.approx(12 * (1.02 + 199 * 0.015))
-    assert any("Little's law" in note for note in found.notes)
+    benchmark = read_benchmark(json.dumps(VLLM | {"max_concurrency": None}))
+    assert benchmark.points[0].concurrency == pytest.approx(12 * (1.02 + 199 * 0.015))
+    assert any("Little's law" in note for note in benchmark.notes)
     bare = VLLM | {"max_concurrency": None, "mean_tpot_ms": None}
     with pytest.raises(SizingError, match="neither a concurrency nor a mean latency"):
         read_benchmark(json.dumps(bare))
 
 
 def test_more_concurrency_than_requests_is_noted() -> None:
-    found = read_benchmark(json.dumps(VLLM | {"max_concurrency": 2000}))
-    assert any("2000 stated, but only 1000 requests were sent" in note for note in found.notes)
+    benchmark = read_benchmark(json.dumps(VLLM | {"max_concurrency": 2000}))
+    assert any("2000 stated, but only 1000 requests were sent" in note for note in benchmark.notes)
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ def test_more_concurrency_than_requests_is_noted() -> None:
 def test_what_production_has_and_the_run_had_not(changed: dict[str, object], expected: str) -> None:
     real = {"request_rate": 5.0, "burstiness": 1.0, "input_lens": [10, 4000]}
     assert read_benchmark(json.dumps(VLLM | real)).notes == ()
-    found = read_benchmark(json.dumps(VLLM | real | changed))
-    assert any(expected in note for note in found.notes)
+    benchmark = read_benchmark(json.dumps(VLLM | real | changed))
+    assert any(expected in note for note in benchmark.notes)
 
 
 @pytest.mark.parametrize(
@@ -279,41 +279,41 @@ def test_what_production_has_and_the_run_had_not(changed: dict[str, object], exp
     ],
 )
 def test_guidellm(strategy: object, expected: float) -> None:
-    found = read_benchmark(json.dumps({"benchmarks": [guidellm_run(strategy)]}))
-    (point,) = found.points
+    benchmark = read_benchmark(json.dumps({"benchmarks": [guidellm_run(strategy)]}))
+    (point,) = benchmark.points
     assert (point.concurrency, point.requests_per_s, point.ttft_p99_s) == (expected, 3, 0.3)
     assert (point.itl_p99_s, point.itl_p50_s, point.latency_mean_s) == (0.02, 0.011, 2.5)
     assert (point.requests, point.failed, point.output_tokens_per_s) == (900, 3, 600)
-    assert "reports ITL as a mean per request" in found.notes[0]
+    assert "reports ITL as a mean per request" in benchmark.notes[0]
 
 
 def test_guidellm_keeps_a_sweep_in_one_file() -> None:
     runs = [guidellm_run({"type_": "concurrent", "streams": n}) for n in (16, 4)]
-    found = read_benchmark(json.dumps({"benchmarks": runs}))
-    assert [p.concurrency for p in found.points] == [4, 16]
-    assert found.points[0].origin == "document 1, benchmark 2"
-    assert len(found.notes) == 1
+    benchmark = read_benchmark(json.dumps({"benchmarks": runs}))
+    assert [p.concurrency for p in benchmark.points] == [4, 16]
+    assert benchmark.points[0].origin == "document 1, benchmark 2"
+    assert len(benchmark.notes) == 1
 
 
 def test_aiperf_json_takes_itl_gap_by_gap() -> None:
     """Of one run, P99 by gaps is 118 ms and by request averages 13 ms: a target means gaps."""
-    found = read_benchmark(json.dumps(AIPERF))
-    (point,) = found.points
+    benchmark = read_benchmark(json.dumps(AIPERF))
+    (point,) = benchmark.points
     assert (point.concurrency, point.requests) == (16, 96)
     assert point.itl_p99_s == pytest.approx(0.117986, rel=1e-4)
     assert point.ttft_p99_s == pytest.approx(0.68762)
     assert point.latency_mean_s == pytest.approx(6.72666)
-    assert "inter_chunk_latency" in found.notes[0]
+    assert "inter_chunk_latency" in benchmark.notes[0]
 
 
 def test_aiperf_json_without_gaps_falls_back_and_says_so() -> None:
     document: dict[str, object] = dict(AIPERF)
     del document["inter_chunk_latency"]
     document["input_config"] = {"loadgen": {"concurrency": 4}}
-    found = read_benchmark(json.dumps(document))
-    assert found.points[0].concurrency == 4
-    assert found.points[0].itl_p99_s == pytest.approx(0.01327247)
-    assert "stalls" in found.notes[0]
+    benchmark = read_benchmark(json.dumps(document))
+    assert benchmark.points[0].concurrency == 4
+    assert benchmark.points[0].itl_p99_s == pytest.approx(0.01327247)
+    assert "stalls" in benchmark.notes[0]
 
 
 def test_aiperf_csv_gives_the_same_point() -> None:

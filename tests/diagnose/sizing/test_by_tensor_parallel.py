@@ -33,13 +33,13 @@ def held(*sweeps: Sweep, tensor_parallel: int = 4, ttft_s: float | None = TTFT_S
     return compared(unit, degrees, tensor_parallel)
 
 
-def changed(one: Sweep, **of_each: float) -> Sweep:
+def changed(swept: Sweep, **of_each: float) -> Sweep:
     """The sweep with each point's values times a factor."""
     points = tuple(
         replace(point, **{key: getattr(point, key) * factor for key, factor in of_each.items()})
-        for point in one.benchmark.points
+        for point in swept.benchmark.points
     )
-    return replace(one, benchmark=Benchmark(points))
+    return replace(swept, benchmark=Benchmark(points))
 
 
 def table(*rows: tuple[float, float, float]) -> Benchmark:
@@ -55,22 +55,22 @@ def table(*rows: tuple[float, float, float]) -> Benchmark:
 @pytest.mark.parametrize("ttft_s", [None, TTFT_S], ids=["no target", "TTFT P99 1.5 s"])
 def test_a_degree_is_held_against_a_gpu_of_the_smaller_one(ttft_s: float | None) -> None:
     """2,000 tokens/s on 4 GPUs against 1,000 on one: a half."""
-    found = held(sweep(1, 1000), sweep(4, 500), ttft_s=ttft_s)
-    assert found.share_ratio == pytest.approx(0.5)
-    assert (found.unit, found.far_below, found.why) == ("tokens", True, "")
-    assert found.wide is not None
-    assert found.wide.point is not None
-    assert found.wide.point.concurrency == 4 * 64
+    comparison = held(sweep(1, 1000), sweep(4, 500), ttft_s=ttft_s)
+    assert comparison.share_ratio == pytest.approx(0.5)
+    assert (comparison.unit, comparison.far_below, comparison.why) == ("tokens", True, "")
+    assert comparison.wide is not None
+    assert comparison.wide.point is not None
+    assert comparison.wide.point.concurrency == 4 * 64
 
 
 def test_of_several_smaller_degrees_the_best_counts() -> None:
-    found = held(sweep(1, 700), sweep(2, 900), sweep(4, 500), sweep(8, 100))
-    assert found.narrow is not None
-    assert found.narrow.tensor_parallel == 2
+    comparison = held(sweep(1, 700), sweep(2, 900), sweep(4, 500), sweep(8, 100))
+    assert comparison.narrow is not None
+    assert comparison.narrow.tensor_parallel == 2
 
 
 @pytest.mark.parametrize(
-    ("found", "why"),
+    ("comparison", "why"),
     [
         pytest.param(held(sweep(1, 900)), "no sweep of TP 4", id="not measured"),
         pytest.param(held(sweep(4, 100), sweep(8, 900)), "no sweep below TP 4", id="no smaller"),
@@ -93,33 +93,33 @@ def test_of_several_smaller_degrees_the_best_counts() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_compared_says_why(found: Comparison, why: str) -> None:
-    assert (found.share_ratio, found.far_below) == (None, False)
-    assert why in found.why
+def test_what_cannot_be_compared_says_why(comparison: Comparison, why: str) -> None:
+    assert (comparison.share_ratio, comparison.far_below) == (None, False)
+    assert why in comparison.why
 
 
 def test_a_gap_at_the_limit_proves_nothing() -> None:
     """Between 64 and 256 in flight TP 4 may carry 900 a GPU: nobody measured it."""
     narrow = Sweep(1, table((8, 500, 0.2), (64, 1000, 1.0), (80, 1000, 2.4)))
     wide = Sweep(4, table((64, 1600, 0.5), (256, 3600, 2.4)))
-    found = held(narrow, wide)
-    assert (found.share_ratio, found.far_below) == (0.4, False)
-    assert "measure in between" in found.why
+    comparison = held(narrow, wide)
+    assert (comparison.share_ratio, comparison.far_below) == (0.4, False)
+    assert "measure in between" in comparison.why
     closer = Sweep(4, table((64, 1600, 0.5), (80, 1700, 2.4)))
     assert held(narrow, closer).far_below
 
 
 def test_one_load_each_is_enough_where_it_is_as_many_a_gpu() -> None:
-    one, four = Sweep(1, table((64, 1000, 1.0))), Sweep(4, table((256, 2000, 1.0)))
-    assert held(one, four, ttft_s=None).share_ratio == 0.5
+    single, four = Sweep(1, table((64, 1000, 1.0))), Sweep(4, table((256, 2000, 1.0)))
+    assert held(single, four, ttft_s=None).share_ratio == 0.5
     same = Sweep(4, table((64, 2000, 1.0)))
-    assert held(one, same, ttft_s=None).share_ratio is None
+    assert held(single, same, ttft_s=None).share_ratio is None
 
 
 def test_requests_count_where_a_sweep_says_no_tokens() -> None:
-    found = held(sweep(1, 1000, tokens_per_request=None), sweep(4, 500))
-    assert found.unit == "requests"
-    assert found.share_ratio == pytest.approx(0.5)
+    comparison = held(sweep(1, 1000, tokens_per_request=None), sweep(4, 500))
+    assert comparison.unit == "requests"
+    assert comparison.share_ratio == pytest.approx(0.5)
 
 
 def test_one_gpu_has_nothing_smaller_and_lacks_nothing() -> None:
@@ -135,20 +135,22 @@ def test_a_target_that_cannot_be_is_refused() -> None:
 def test_another_scale_of_the_same_sweeps_says_the_same(
     narrow: float, wide: float, factor: float
 ) -> None:
-    found = held(sweep(1, narrow), sweep(4, wide))
+    comparison = held(sweep(1, narrow), sweep(4, wide))
     scaled = held(
         *(
-            changed(one, output_tokens_per_s=factor, requests_per_s=factor)
-            for one in (sweep(1, narrow), sweep(4, wide))
+            changed(swept, output_tokens_per_s=factor, requests_per_s=factor)
+            for swept in (sweep(1, narrow), sweep(4, wide))
         )
     )
-    assert scaled.share_ratio == pytest.approx(found.share_ratio)
-    assert found.share_ratio == pytest.approx(wide / narrow)
+    assert scaled.share_ratio == pytest.approx(comparison.share_ratio)
+    assert comparison.share_ratio == pytest.approx(wide / narrow)
 
 
 @given(PER_GPU, PER_GPU, st.floats(1.0, 10.0))
 def test_more_of_the_wide_split_is_never_worse(narrow: float, wide: float, more: float) -> None:
-    less, better = (held(sweep(1, narrow), sweep(4, made)) for made in (wide, wide * more))
+    less, better = (
+        held(sweep(1, narrow), sweep(4, tokens_per_s)) for tokens_per_s in (wide, wide * more)
+    )
     assert less.far_below or not better.far_below
     assert less.share_ratio is not None
     assert better.share_ratio is not None
@@ -166,39 +168,39 @@ def test_degrees_that_give_a_gpu_the_same_are_never_told(
     per_gpu: float, narrow: int, wide: int, ttft_s: float | None, loads: int
 ) -> None:
     """However short either sweep was: what was not measured is not held against it."""
-    found = held(
+    comparison = held(
         sweep(narrow, per_gpu),
         sweep(wide, per_gpu, loads=LOADS[:loads]),
         tensor_parallel=wide,
         ttft_s=ttft_s,
     )
-    assert not found.far_below
-    assert found.share_ratio is None or found.share_ratio >= FAR_BELOW
+    assert not comparison.far_below
+    assert comparison.share_ratio is None or comparison.share_ratio >= FAR_BELOW
 
 
 def test_the_cheapest_degree_gives_most_a_gpu_within_the_targets() -> None:
     """3 USD / (1,000 x 3,600) x 1e6 = 0.833; TP 2 keeps no target, however much it gives."""
     late = changed(sweep(2, 5000), ttft_p99_s=20.0)
-    found = scaling(
+    by_degree = scaling(
         [sweep(4, 500), late, sweep(1, 1000)],
         ttft_p99_s=TTFT_S, itl_p99_s=None, usd_per_gpu_hour=3.0,
     )  # fmt: skip
-    assert [row.degree.tensor_parallel for row in found.rows] == [1, 2, 4]
-    assert [row.usd_per_million_tokens for row in found.rows] == [
+    assert [row.degree.tensor_parallel for row in by_degree.rows] == [1, 2, 4]
+    assert [row.usd_per_million_tokens for row in by_degree.rows] == [
         pytest.approx(0.8333, abs=1e-4), None, pytest.approx(1.6667, abs=1e-4),
     ]  # fmt: skip
-    assert [row.efficiency_ratio for row in found.rows] == [1.0, None, pytest.approx(0.5)]
-    assert found.cheapest == 1
-    assert any("TP 4 has 50% less" in note for note in found.notes)
-    assert any("TP 2 misses a target at its lowest load" in note for note in found.notes)
+    assert [row.efficiency_ratio for row in by_degree.rows] == [1.0, None, pytest.approx(0.5)]
+    assert by_degree.cheapest == 1
+    assert any("TP 4 has 50% less" in note for note in by_degree.notes)
+    assert any("TP 2 misses a target at its lowest load" in note for note in by_degree.notes)
 
 
 def test_no_price_and_no_degree_are_not_made_up() -> None:
-    found = scaling(
+    by_degree = scaling(
         [sweep(1, 1000), sweep(4, 500)], ttft_p99_s=0.1, itl_p99_s=None, usd_per_gpu_hour=None
     )
-    assert found.cheapest is None
-    assert all(row.efficiency_ratio is None for row in found.rows)
+    assert by_degree.cheapest is None
+    assert all(row.efficiency_ratio is None for row in by_degree.rows)
     no_tokens = [sweep(1, 1000, tokens_per_request=None)]
     (row,) = scaling(no_tokens, ttft_p99_s=None, itl_p99_s=None, usd_per_gpu_hour=3.0).rows
     assert row.usd_per_million_tokens is None

@@ -38,8 +38,8 @@ def test_9_2_tokens_really_made_hold_the_utilization_already() -> None:
     24,000/s at 40 % are 9,600/s made: priced with utilization 1 they cost the same; multiplied by
     40 % once more they would cost 2.5 times too much.
     """
-    made = token_cost(gpus=52, usd_per_gpu_hour=2.5, tokens_per_s=9_600)
-    assert made.usd_per_million_tokens == pytest.approx(per_million(0.4))
+    cost = token_cost(gpus=52, usd_per_gpu_hour=2.5, tokens_per_s=9_600)
+    assert cost.usd_per_million_tokens == pytest.approx(per_million(0.4))
     twice = token_cost(gpus=52, usd_per_gpu_hour=2.5, tokens_per_s=9_600, utilization_ratio=0.4)
     assert twice.usd_per_million_tokens == pytest.approx(2.5 * per_million(0.4))
 
@@ -65,9 +65,9 @@ def test_gpu_text_cost_of_a_70b_at_batch_32(
 ) -> None:
     """Its script: FP16 weights split over the GPUs, read once per step at 70 % of bandwidth."""
     weights_bytes_per_gpu = 70e9 * 2 / gpus
-    made = 32 / (weights_bytes_per_gpu / (terabytes_per_s * 1e12 * 0.7))
-    assert made == pytest.approx(tokens_per_s), gpu
-    cost = token_cost(gpus=gpus, usd_per_gpu_hour=usd, tokens_per_s=made)
+    roofline_tokens_per_s = 32 / (weights_bytes_per_gpu / (terabytes_per_s * 1e12 * 0.7))
+    assert roofline_tokens_per_s == pytest.approx(tokens_per_s), gpu
+    cost = token_cost(gpus=gpus, usd_per_gpu_hour=usd, tokens_per_s=roofline_tokens_per_s)
     assert cost.usd_per_million_tokens == pytest.approx(usd_per_million, abs=0.005)
 
 
@@ -126,9 +126,9 @@ MONEY = st.floats(0.01, 1e5)
 
 @given(MONEY, MONEY, MONEY, SHARES, SHARES)
 def test_more_utilization_never_costs_more_per_token(
-    gpus: float, usd: float, tokens_per_s: float, one: float, other: float
+    gpus: float, usd: float, tokens_per_s: float, first: float, other: float
 ) -> None:
-    low, high = sorted((one, other))
+    low, high = sorted((first, other))
     idle, busy = (
         token_cost(gpus=gpus, usd_per_gpu_hour=usd, tokens_per_s=tokens_per_s, utilization_ratio=u)
         for u in (low, high)

@@ -65,10 +65,10 @@ def test_the_last_of_the_stages_holds_all_of_the_draft() -> None:
 
 
 def test_own_prediction_layers_share_the_latent_cache() -> None:
-    known = model("deepseek-ai/DeepSeek-R1")
-    assert known.own_draft is not None
-    plain = Setup(model=known, gpu=gpu("h200"), parallel=Parallel(8), max_model_len=8192)
-    drafted = memory(replace(plain, draft=Draft(known.own_draft, 1)))
+    base_model = model("deepseek-ai/DeepSeek-R1")
+    assert base_model.own_draft is not None
+    plain = Setup(model=base_model, gpu=gpu("h200"), parallel=Parallel(8), max_model_len=8192)
+    drafted = memory(replace(plain, draft=Draft(base_model.own_draft, 1)))
 
     assert drafted.layout.token_bytes == 62 * 576 * 2
     assert 1.4e9 < drafted.draft_bytes < 1.8e9
@@ -86,7 +86,7 @@ def test_a_recurrent_layer_keeps_a_state_for_each_drafted_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft", "flag", "told"),
+    ("draft", "flag", "message"),
     [
         pytest.param(replace(SMALL, tokens=0), "num_speculative_tokens", "above 0", id="none"),
         pytest.param(replace(SMALL, tokens=999), "num_speculative_tokens", "64", id="absurd"),
@@ -96,8 +96,8 @@ def test_a_recurrent_layer_keeps_a_state_for_each_drafted_token() -> None:
         ),
     ],
 )
-def test_what_cannot_draft_is_refused(draft: Draft, flag: str, told: str) -> None:
-    with pytest.raises(SizingError, match=told) as refused:
+def test_what_cannot_draft_is_refused(draft: Draft, flag: str, message: str) -> None:
+    with pytest.raises(SizingError, match=message) as refused:
         memory(replace(LARGE, draft=draft))
     assert refused.value.name == flag
 
@@ -119,9 +119,9 @@ def test_fewest_gpus_skips_what_the_draft_does_not_split_over() -> None:
         LARGE, parallel=Parallel(2), draft=Draft(model("Qwen/Qwen2.5-0.5B-Instruct"), 4)
     )
 
-    found = fewest_gpus(wanted, concurrency=1)
+    fewest = fewest_gpus(wanted, concurrency=1)
 
-    assert found.spread == Parallel(2)
+    assert fewest.spread == Parallel(2)
 
 
 ASKED = Question(

@@ -134,20 +134,20 @@ def test_more_safety_never_takes_fewer_gpus_and_capacity_always_suffices(
 def test_5_3_doubling_the_instances_doubles_what_they_carry(
     peak: float, usable: float, degree: int
 ) -> None:
-    one = size_fleet(
+    base = size_fleet(
         peak_requests_per_s=peak,
         usable_requests_per_s=usable,
         tensor_parallel=degree,
         safety=1,
     )
-    carried = float(one.instances * exact(usable))
+    carried = float(base.instances * exact(usable))
     two = size_fleet(
         peak_requests_per_s=2 * carried,
         usable_requests_per_s=usable,
         tensor_parallel=degree,
         safety=1,
     )
-    assert two.gpus == pytest.approx(2 * one.gpus, abs=degree)
+    assert two.gpus == pytest.approx(2 * base.gpus, abs=degree)
 
 
 # --- 1.3: peak against average

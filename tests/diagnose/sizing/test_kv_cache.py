@@ -122,9 +122,9 @@ def test_context_parallel_ranks_multiply_capacity() -> None:
     """Kimi K2 on H200: 46.8 GiB hold 715,072 tokens, eight ranks eight times as many."""
     layers = (Layers(LatentAttention(512, 64), 61),)
     free_bytes = 46.8 * GIB
-    one = kv_layout(layers, KvSettings(tensor_parallel=8))
+    single = kv_layout(layers, KvSettings(tensor_parallel=8))
     eight = kv_layout(layers, KvSettings(tensor_parallel=8, decode_context_parallel=8))
-    assert one.tokens_of_blocks(free_bytes) == 715_072
+    assert single.tokens_of_blocks(free_bytes) == 715_072
     assert eight.tokens_of_blocks(free_bytes) == 8 * 715_072
 
 
@@ -211,14 +211,14 @@ def test_what_cannot_keep_a_whole_context_is_refused(layers: tuple[Layers, ...])
     [("0.27.1", (1, 64)), ("0.28.0", (2, 64)), ("0.32.0", (2, 128))],
 )
 def test_hybrids_changed_with_the_version(version: str, expected: tuple[int, int]) -> None:
-    found = defaults(parse_version(version), None)
-    assert (found.state_blocks, found.latent_hybrid_tokens) == expected
+    engine_defaults = defaults(parse_version(version), None)
+    assert (engine_defaults.state_blocks, engine_defaults.latent_hybrid_tokens) == expected
 
 
 def test_two_batches_in_flight_cost_capacity() -> None:
-    one = kv_layout(GPT_OSS_120B, KvSettings(in_flight_tokens=8192))
+    single = kv_layout(GPT_OSS_120B, KvSettings(in_flight_tokens=8192))
     two = kv_layout(GPT_OSS_120B, KvSettings(in_flight_tokens=16_384))
-    assert two.concurrency(40 * GIB, 65_536) < one.concurrency(40 * GIB, 65_536)
+    assert two.concurrency(40 * GIB, 65_536) < single.concurrency(40 * GIB, 65_536)
 
 
 @pytest.mark.parametrize(

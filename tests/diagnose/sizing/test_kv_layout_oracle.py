@@ -116,8 +116,8 @@ REFUSED = [case for case in RECORDED["cases"] if "refused" in case]
 
 @pytest.mark.parametrize("case", [case for case in STARTED if exact(case)], ids=title)
 def test_blocks_groups_and_capacity_are_those_of_vllm(case: Facts) -> None:
-    found = figures(case)
-    assert found == {name: case[name] for name in found}
+    computed = figures(case)
+    assert computed == {name: case[name] for name in computed}
     stated = settings_of(case)
     free_bytes = int(stated["available_gib"] * GIB)
     requests = layout_of(case).concurrency(free_bytes, stated["max_model_len"])
@@ -126,9 +126,9 @@ def test_blocks_groups_and_capacity_are_those_of_vllm(case: Facts) -> None:
 
 @pytest.mark.parametrize("case", [case for case in STARTED if not exact(case)], ids=title)
 def test_a_stage_of_unknown_order_is_not_taken_for_smaller(case: Facts) -> None:
-    found = figures(case)
-    assert found["request_blocks"] == case["request_blocks"]
-    assert case["block_bytes"] <= found["block_bytes"] <= case["block_bytes"] * 1.03
+    computed = figures(case)
+    assert computed["request_blocks"] == case["request_blocks"]
+    assert case["block_bytes"] <= computed["block_bytes"] <= case["block_bytes"] * 1.03
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=title)

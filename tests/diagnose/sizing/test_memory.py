@@ -56,8 +56,8 @@ LLAMA_70B = replace(LLAMA_8B, model=model("meta-llama/Llama-3.3-70B-Instruct"))
 def test_weights_are_what_vllm_logged(
     name: str, quantization: str, parallel: Parallel, logged_gib: float
 ) -> None:
-    found = weights_per_gpu(model(name), scheme(quantization), parallel)
-    assert found.total_bytes / GIB == pytest.approx(logged_gib, rel=0.015)
+    weights = weights_per_gpu(model(name), scheme(quantization), parallel)
+    assert weights.total_bytes / GIB == pytest.approx(logged_gib, rel=0.015)
 
 
 def test_llama_4_in_fp8_has_its_routed_experts_alone_in_it() -> None:
@@ -157,7 +157,7 @@ def test_why_vllm_would_not_start(weights_gib: int, why: str) -> None:
 
 
 def test_compressed_attention_holds_more_with_a_smaller_token_budget() -> None:
-    known = replace(
+    setup = replace(
         LLAMA_8B,
         model=model("deepseek-ai/DeepSeek-V4-Flash"),
         gpu=gpu("h200"),
@@ -166,8 +166,8 @@ def test_compressed_attention_holds_more_with_a_smaller_token_budget() -> None:
         parallel=Parallel(tensor=4),
         max_model_len=32_768,
     )
-    usual = memory(known)
-    smaller = memory(replace(known, max_num_batched_tokens=2048))
+    usual = memory(setup)
+    smaller = memory(replace(setup, max_num_batched_tokens=2048))
     assert smaller.concurrency.expected > 1.5 * usual.concurrency.expected
     assert any("--max-num-batched-tokens holds more" in note for note in memory_notes(usual, 1))
     assert not any("compressors" in note for note in memory_notes(memory(LLAMA_8B), 1))
@@ -175,39 +175,39 @@ def test_compressed_attention_holds_more_with_a_smaller_token_budget() -> None:
 
 def test_available_kv_is_what_vllm_logged() -> None:
     """Llama-3.1-8B on an H100 with 0.11: 71.26 - 14.99 - 4.76 - 0.13 = 51.38 GiB."""
-    found = memory(replace(LLAMA_8B, max_model_len=16_000, weights_bytes=14.99 * GIB))
-    assert found.available_bytes.expected / GIB == pytest.approx(51.38, rel=0.005)
-    assert found.available_bytes.low < 51.38 * GIB < found.available_bytes.high
+    budget = memory(replace(LLAMA_8B, max_model_len=16_000, weights_bytes=14.99 * GIB))
+    assert budget.available_bytes.expected / GIB == pytest.approx(51.38, rel=0.005)
+    assert budget.available_bytes.low < 51.38 * GIB < budget.available_bytes.high
 
 
 def test_the_guides_overhead_is_a_fifth_of_the_weights_and_a_share_of_the_card() -> None:
-    found = memory(replace(LLAMA_8B, overhead="guide", weights_bytes=10 * GIB))
+    budget = memory(replace(LLAMA_8B, overhead="guide", weights_bytes=10 * GIB))
     whole = gpu("h100-sxm").memory_bytes
     room = 0.9 * whole - 10 * GIB - 2 * GIB
-    assert found.available_bytes.high == pytest.approx(room - 0.05 * whole)
-    assert found.available_bytes.low == pytest.approx(room - 0.10 * whole)
+    assert budget.available_bytes.high == pytest.approx(room - 0.05 * whole)
+    assert budget.available_bytes.low == pytest.approx(room - 0.10 * whole)
 
 
 def test_stated_kv_bytes_need_no_gpu_and_have_no_band() -> None:
-    found = memory(replace(LLAMA_8B, gpu=None, available_kv_bytes=1e9))
-    assert found.available_bytes.low == found.available_bytes.high == 1e9
-    assert found.overhead is None
+    budget = memory(replace(LLAMA_8B, gpu=None, available_kv_bytes=1e9))
+    assert budget.available_bytes.low == budget.available_bytes.high == 1e9
+    assert budget.overhead is None
 
 
 def test_what_does_not_fit_does_not_start() -> None:
-    found = memory(LLAMA_70B)
-    assert found.available_bytes.expected < 0
-    assert not found.holds_one
-    assert not found.fits()
-    assert found.concurrency.expected == 0
+    budget = memory(LLAMA_70B)
+    assert budget.available_bytes.expected < 0
+    assert not budget.holds_one
+    assert not budget.fits()
+    assert budget.concurrency.expected == 0
 
 
 def test_a_context_beyond_the_cache_does_not_start_whatever_is_asked_for() -> None:
-    found = memory(
+    budget = memory(
         replace(LLAMA_8B, available_kv_bytes=1e9, max_model_len=131_072, context_tokens=100)
     )
-    assert found.concurrency.expected > 50
-    assert not found.fits()
+    assert budget.concurrency.expected > 50
+    assert not budget.fits()
 
 
 @pytest.mark.parametrize(
@@ -223,11 +223,11 @@ def test_a_context_beyond_the_cache_does_not_start_whatever_is_asked_for() -> No
 def test_defaults_follow_version_and_gpu(
     version: str, card: str, expected: tuple[float, int, int]
 ) -> None:
-    found = defaults(parse_version(version), gpu(card))
+    engine_defaults = defaults(parse_version(version), gpu(card))
     assert expected == (
-        found.gpu_memory_utilization,
-        found.max_num_seqs,
-        found.max_num_batched_tokens,
+        engine_defaults.gpu_memory_utilization,
+        engine_defaults.max_num_seqs,
+        engine_defaults.max_num_batched_tokens,
     )
 
 
@@ -239,9 +239,9 @@ def test_a_version_that_is_none_is_refused() -> None:
 
 def test_the_fewest_gpus_start_and_hold_the_load() -> None:
     setup = replace(LLAMA_70B, max_model_len=8192)
-    found = fewest_gpus(setup, concurrency=100)
-    assert found.expected == 8
-    assert found.spread == Parallel(tensor=8)
+    fewest = fewest_gpus(setup, concurrency=100)
+    assert fewest.expected == 8
+    assert fewest.spread == Parallel(tensor=8)
     assert memory(replace(setup, parallel=Parallel(tensor=8))).fits(100)
     assert not memory(replace(setup, parallel=Parallel(tensor=4))).fits(100)
 
@@ -272,11 +272,11 @@ def test_what_cannot_be_names_its_input(change: dict[str, object], name: str) ->
 
 
 def test_the_steps_end_in_the_answer() -> None:
-    found = memory(replace(LLAMA_8B, max_model_len=16_000))
-    lines = [step.line() for step in memory_steps(found)]
+    budget = memory(replace(LLAMA_8B, max_model_len=16_000))
+    lines = [step.line() for step in memory_steps(budget)]
     assert any("32 x 8 x (128 + 128) x 2 = 131,072 B" in line for line in lines)
     assert lines[-1].startswith("Concurrent requests: ")
-    assert f"{found.concurrency.expected:.4g}" in lines[-1]
+    assert f"{budget.concurrency.expected:.4g}" in lines[-1]
 
 
 @given(
@@ -292,18 +292,18 @@ def test_the_budget_closes(utilization: float, tensor: int, context: int) -> Non
         parallel=Parallel(tensor=tensor),
         context_tokens=context,
     )
-    found = memory(setup)
-    assert found.weights_bytes is not None
-    assert found.overhead is not None
-    used = found.weights_bytes + found.overhead.expected_bytes + found.available_bytes.expected
+    budget = memory(setup)
+    assert budget.weights_bytes is not None
+    assert budget.overhead is not None
+    used = budget.weights_bytes + budget.overhead.expected_bytes + budget.available_bytes.expected
     assert used == pytest.approx(utilization * gpu("h100-sxm").memory_bytes)
     low, expected, high = (
-        found.available_bytes.low,
-        found.available_bytes.expected,
-        found.available_bytes.high,
+        budget.available_bytes.low,
+        budget.available_bytes.expected,
+        budget.available_bytes.high,
     )
     assert low <= expected <= high
-    assert found.concurrency.low <= found.concurrency.expected <= found.concurrency.high
+    assert budget.concurrency.low <= budget.concurrency.expected <= budget.concurrency.high
 
 
 def test_a_version_without_a_shared_pool_is_named() -> None:

@@ -51,7 +51,7 @@ GUIDE = ordered(
 NO_MEDIANS = Benchmark(tuple(replace(p, ttft_p50_s=None) for p in GUIDE.points))
 
 
-def found(
+def best_point(
     benchmark: Benchmark, *, ttft_p99_s: float | None = 2.0, itl_p99_s: float | None = None
 ) -> OperatingPoint:
     return operating_point(benchmark=benchmark, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s)
@@ -62,7 +62,7 @@ def kinds(point: OperatingPoint) -> set[str]:
 
 
 def test_figure_8_2_c_max_is_48_and_12_rps_are_usable_of_a_peak_of_18() -> None:
-    point = found(GUIDE)
+    point = best_point(GUIDE)
     assert point.c_max is not None
     assert point.c_max.concurrency == 48
     assert point.usable_requests_per_s == 12
@@ -77,31 +77,31 @@ def test_figure_8_2_c_max_is_48_and_12_rps_are_usable_of_a_peak_of_18() -> None:
 
 def test_the_binding_target_may_be_itl() -> None:
     points = [replace(p, itl_p99_s=0.01 * (i + 1)) for i, p in enumerate(GUIDE.points)]
-    point = found(ordered(points), itl_p99_s=0.03)
+    point = best_point(ordered(points), itl_p99_s=0.03)
     assert point.c_max is not None
     assert point.c_max.concurrency == 16
     assert point.missed == ("ITL P99 40 ms at 32 in flight, target 30 ms",)
-    alone = found(ordered(points), ttft_p99_s=None, itl_p99_s=0.03)
+    alone = best_point(ordered(points), ttft_p99_s=None, itl_p99_s=0.03)
     assert alone.c_max == point.c_max
 
 
 def test_a_target_that_is_met_exactly_is_met() -> None:
-    point = found(GUIDE, ttft_p99_s=1.95)
+    point = best_point(GUIDE, ttft_p99_s=1.95)
     assert point.c_max is not None
     assert point.c_max.concurrency == 48
 
 
 def test_nothing_is_interpolated_or_extrapolated() -> None:
-    point = found(ordered([at(8, 4, 0.5), at(64, 15, 2.5)]))
+    point = best_point(ordered([at(8, 4, 0.5), at(64, 15, 2.5)]))
     assert point.usable_requests_per_s == 4
     assert "wide_bracket" in kinds(point)
-    every = found(ordered(GUIDE.points[:5]))
+    every = best_point(ordered(GUIDE.points[:5]))
     assert (every.usable_requests_per_s, every.is_lower_bound) == (12, True)
     assert "all_meet" in kinds(every)
 
 
 def test_no_point_meets() -> None:
-    point = found(GUIDE, ttft_p99_s=0.1)
+    point = best_point(GUIDE, ttft_p99_s=0.1)
     assert point.c_max is None
     assert point.usable_requests_per_s is None
     assert "none_meet" in kinds(point)
@@ -109,14 +109,14 @@ def test_no_point_meets() -> None:
 
 def test_a_point_that_meets_again_beyond_a_miss_is_noise() -> None:
     points = [at(8, 4, 0.5), at(16, 7, 2.3), at(32, 10, 1.9), at(64, 12, 6), at(128, 12, 20)]
-    point = found(ordered(points))
+    point = best_point(ordered(points))
     assert point.usable_requests_per_s == 4
     assert {"meets_again", "latency_falls"} <= kinds(point)
 
 
 def test_a_cold_first_point_does_not_hide_the_rest() -> None:
     points = [at(1, 0.4, 9.0), *GUIDE.points[1:]]
-    point = found(ordered([replace(p, ttft_p50_s=None) for p in points]))
+    point = best_point(ordered([replace(p, ttft_p50_s=None) for p in points]))
     assert point.usable_requests_per_s == 12
     assert "cold_start" in kinds(point)
 
@@ -124,7 +124,7 @@ def test_a_cold_first_point_does_not_hide_the_rest() -> None:
 @pytest.mark.parametrize("targets", [(None, None), (0, None), (-1, None), (2, 0)])
 def test_a_target_is_needed_and_positive(targets: tuple[float | None, float | None]) -> None:
     with pytest.raises(SizingError) as raised:
-        found(GUIDE, ttft_p99_s=targets[0], itl_p99_s=targets[1])
+        best_point(GUIDE, ttft_p99_s=targets[0], itl_p99_s=targets[1])
     assert raised.value.name in ("ttft_slo", "itl_slo")
 
 
@@ -159,7 +159,7 @@ def test_8_1_without_medians_the_knee_is_where_latency_outruns_throughput() -> N
     assert bend.past is not None
     assert (bend.safe.concurrency, bend.past.concurrency) == (16, 32)
     assert bend.basis == "latency grows faster than throughput"
-    assert "past_knee" in kinds(found(NO_MEDIANS))
+    assert "past_knee" in kinds(best_point(NO_MEDIANS))
 
 
 def test_8_1_a_sweep_that_stops_early_has_no_knee() -> None:
@@ -217,14 +217,14 @@ def test_a_sound_curve_has_no_flag() -> None:
 
 def test_of_repeated_runs_the_worse_counts() -> None:
     points = [at(8, 4, 0.5), at(48, 12, 1.9), at(48, 11, 1.8, 0.03), at(64, 13, 5)]
-    point = found(ordered(points))
+    point = best_point(ordered(points))
     assert point.c_max is not None
     assert (point.usable_requests_per_s, point.c_max.itl_p99_s) == (11, 0.03)
 
 
 def test_more_at_less_concurrency_is_said() -> None:
     points = [at(1, 1, 0.2), at(8, 6, 0.5), at(16, 5, 0.9), at(64, 5, 5)]
-    assert "more_at_less" in kinds(found(ordered(points)))
+    assert "more_at_less" in kinds(best_point(ordered(points)))
 
 
 # --- Little's law, 8.3 and 8.4
@@ -351,7 +351,7 @@ POINTS = st.lists(
 def test_c_max_is_measured_and_keeps_the_targets(
     points: list[BenchmarkPoint], ttft_s: float, itl_s: float
 ) -> None:
-    point = found(ordered(points), ttft_p99_s=ttft_s, itl_p99_s=itl_s)
+    point = best_point(ordered(points), ttft_p99_s=ttft_s, itl_p99_s=itl_s)
     if point.c_max is None:
         assert all(p.ttft_p99_s > ttft_s or p.itl_p99_s > itl_s for p in points)
         return
@@ -369,7 +369,10 @@ def test_a_looser_target_never_lowers_c_max_on_a_monotone_curve(
     rising = Benchmark(
         tuple(replace(p, ttft_p99_s=s) for p, s in zip(curve, latencies, strict=True))
     )
-    tight, loose = found(rising, ttft_p99_s=ttft_s), found(rising, ttft_p99_s=ttft_s + more_s)
+    tight, loose = (
+        best_point(rising, ttft_p99_s=ttft_s),
+        best_point(rising, ttft_p99_s=ttft_s + more_s),
+    )
     if tight.c_max is not None:
         assert loose.c_max is not None
         assert loose.c_max.concurrency >= tight.c_max.concurrency

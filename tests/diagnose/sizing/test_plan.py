@@ -77,12 +77,12 @@ def guides_plan(**options: str) -> Plan:
 
 
 def test_the_guides_fleet_of_52_gpus() -> None:
-    found = guides_plan()
-    curve, fleet = found.step(10), found.step(11)
+    fleet_plan = guides_plan()
+    curve, fleet = fleet_plan.step(10), fleet_plan.step(11)
     assert (curve.output["c_max"], curve.output["usable_requests_per_s"]) == (48, 12)
     assert curve.output["source"] == "measured"
     # Guide 8.3: ceil(120 / 12) = 10 instances x TP 4 x 1.3 = 52 GPUs; 13 whole instances.
-    assert (found.instances, found.gpus) == (13, 52)
+    assert (fleet_plan.instances, fleet_plan.gpus) == (13, 52)
     assert fleet.steps[0].values == "ceil(120 / 12) = ceil(10)"
     # Little: 48 / 2 s = 24 requests/s, twice what was measured.
     little = {step.title: step.result for step in curve.steps}
@@ -96,8 +96,12 @@ def test_the_guides_memory_example_before_and_after_quantization() -> None:
     text = re.sub(r"input_p95_tokens = \d+", "input_p95_tokens = 7500", text)
     text = re.sub(r"input_p99_tokens = \d+", "input_p99_tokens = 8000", text)
     text = re.sub(r"output_p95_tokens = \d+", "output_p95_tokens = 500", text)
-    found = planned(text)
-    before, after, split = found.step(4).output, found.step(5).output, found.step(6).output
+    fleet_plan = planned(text)
+    before, after, split = (
+        fleet_plan.step(4).output,
+        fleet_plan.step(5).output,
+        fleet_plan.step(6).output,
+    )
     # 327,680 bytes a token; the guide's 0.26 MB are too few (docs/errata).
     assert before["kv_bytes"] == pytest.approx(50 * 8000 * 327_680)
     assert before["weights_bytes"] == pytest.approx(141.1e9, rel=0.001)
@@ -147,37 +151,41 @@ def test_cost_is_at_the_average_utilization() -> None:
     ],
 )
 def test_safety_follows_predictability(predictability: str, instances: int) -> None:
-    found = planned(profile_text(traffic=predictability, deployment="usable_requests_per_s = 12"))
-    assert found.instances == instances
-    assert found.step(10).output["source"] == "predicted"
-    assert "usable RPS of one replica: it is stated, not measured" in found.step(11).to_measure
+    fleet_plan = planned(
+        profile_text(traffic=predictability, deployment="usable_requests_per_s = 12")
+    )
+    assert fleet_plan.instances == instances
+    assert fleet_plan.step(10).output["source"] == "predicted"
+    assert "usable RPS of one replica: it is stated, not measured" in fleet_plan.step(11).to_measure
 
 
 def test_without_targets_nothing_is_guessed() -> None:
-    found = planned(profile_text(slo=""))
-    assert found.step(7).output["c_max"] is None
-    assert found.step(10).output["usable_requests_per_s"] is None
-    assert (found.instances, found.gpus) == (None, None)
-    assert any("no TTFT or ITL target" in note for note in found.step(1).notes)
-    assert found.step(12).decision == "no cost: the fleet size is unknown"
-    assert "resize_above_ttft_p99_s" not in found.step(13).output
-    assert "not known" in "\n".join(plan_lines(found))
+    fleet_plan = planned(profile_text(slo=""))
+    assert fleet_plan.step(7).output["c_max"] is None
+    assert fleet_plan.step(10).output["usable_requests_per_s"] is None
+    assert (fleet_plan.instances, fleet_plan.gpus) == (None, None)
+    assert any("no TTFT or ITL target" in note for note in fleet_plan.step(1).notes)
+    assert fleet_plan.step(12).decision == "no cost: the fleet size is unknown"
+    assert "resize_above_ttft_p99_s" not in fleet_plan.step(13).output
+    assert "not known" in "\n".join(plan_lines(fleet_plan))
 
 
 def test_a_measured_baseline_is_not_multiplied_by_a_predicted_gain() -> None:
     text = profile_text(deployment='tensor_parallel = 4\nbaseline_benchmark = "curve.csv"')
-    found = planned(text, {"curve.csv": CURVE})
-    assert found.step(7).output["usable_requests_per_s"] == 12
-    assert found.step(10).output["usable_requests_per_s"] == 12
-    assert any("count once they are measured" in note for note in found.step(10).notes)
+    fleet_plan = planned(text, {"curve.csv": CURVE})
+    assert fleet_plan.step(7).output["usable_requests_per_s"] == 12
+    assert fleet_plan.step(10).output["usable_requests_per_s"] == 12
+    assert any("count once they are measured" in note for note in fleet_plan.step(10).notes)
 
 
 def test_a_prediction_says_so_everywhere() -> None:
-    found = planned(profile_text())
+    fleet_plan = planned(profile_text())
     for number in (7, 10):
-        assert found.step(number).output["source"] == "predicted"
-        assert any("sweep over concurrency" in wanted for wanted in found.step(number).to_measure)
-    assert any("run a benchmark before you buy" in note for note in found.step(11).notes)
+        assert fleet_plan.step(number).output["source"] == "predicted"
+        assert any(
+            "sweep over concurrency" in wanted for wanted in fleet_plan.step(number).to_measure
+        )
+    assert any("run a benchmark before you buy" in note for note in fleet_plan.step(11).notes)
 
 
 def test_the_named_benchmark_must_be_given() -> None:
@@ -191,8 +199,8 @@ def test_usable_rps_is_pencil_arithmetic() -> None:
     """C_max / (TTFT + (outputs - 1) x ITL) is the printed requests/s."""
     step = next(s for s in planned(profile_text()).step(10).steps if "Usable RPS" in s.title)
     numbers = [float(n) for n in re.findall(r"[\d.]+", step.values.replace(",", ""))]
-    in_flight, ttft_s, outputs, one, itl_s = numbers
-    value = in_flight / (ttft_s + (outputs - one) * itl_s)
+    in_flight, ttft_s, outputs, unit, itl_s = numbers
+    value = in_flight / (ttft_s + (outputs - unit) * itl_s)
     assert float(step.result.split()[0]) == pytest.approx(value, rel=0.005)
 
 
@@ -200,11 +208,11 @@ def test_a_batch_runs_at_throughput_and_needs_no_target() -> None:
     text = profile_text(
         traffic='kind = "batch"\nbatch_requests = 360000\nbatch_window_s = 3600', slo=""
     )
-    found = planned(text)
-    assert found.step(1).output["planned_peak_requests_per_s"] == 100
-    assert found.gpus is not None
+    fleet_plan = planned(text)
+    assert fleet_plan.step(1).output["planned_peak_requests_per_s"] == 100
+    assert fleet_plan.gpus is not None
     online = planned(profile_text(slo="ttft_p99_s = 2.0\nitl_p99_s = 0.03"))
-    batch_c, online_c = (p.step(10).output["c_max"] for p in (found, online))
+    batch_c, online_c = (p.step(10).output["c_max"] for p in (fleet_plan, online))
     assert isinstance(batch_c, int | float)
     assert isinstance(online_c, int | float)
     assert batch_c > online_c
@@ -227,33 +235,33 @@ name = "large"
 
 def test_model_tiers_run_steps_4_to_10_each() -> None:
     tiers = ROUTED.format(method="route", small="share_ratio = 0.7", large="share_ratio = 0.3")
-    found = planned(profile_text(more=tiers))
+    fleet_plan = planned(profile_text(more=tiers))
     each = list(range(4, 11))
-    assert [s.number for s in found.steps] == [1, 2, 3, *each, *each, 11, 12, 13]
-    assert found.tiers == ("small", "large")
-    assert found.step(2).output["small.gpu"] == "l40s"
-    output = found.step(11).output
+    assert [s.number for s in fleet_plan.steps] == [1, 2, 3, *each, *each, 11, 12, 13]
+    assert fleet_plan.tiers == ("small", "large")
+    assert fleet_plan.step(2).output["small.gpu"] == "l40s"
+    output = fleet_plan.step(11).output
     assert output["small.planned_peak_requests_per_s"] == pytest.approx(84)
     assert output["large.planned_peak_requests_per_s"] == pytest.approx(36)
     parts = [output["small.gpus"], output["large.gpus"]]
-    assert found.gpus == sum(part for part in parts if isinstance(part, int))
+    assert fleet_plan.gpus == sum(part for part in parts if isinstance(part, int))
 
 
 def test_a_cascade_sizes_the_first_tier_for_everything() -> None:
     tiers = ROUTED.format(method="cascade", small="escalation_ratio = 0.3", large="")
-    found = planned(profile_text(more=tiers))
-    output = found.step(3).output
+    fleet_plan = planned(profile_text(more=tiers))
+    output = fleet_plan.step(3).output
     assert output["small.peak_requests_per_s"] == pytest.approx(120)
     assert output["large.peak_requests_per_s"] == pytest.approx(36)
-    assert any("full answer" in note for note in found.step(3).notes)
+    assert any("full answer" in note for note in fleet_plan.step(3).notes)
 
 
 def test_a_small_fleet_is_not_worth_tiers() -> None:
     tiers = ROUTED.format(method="route", small="share_ratio = 0.7", large="share_ratio = 0.3")
-    found = planned(profile_text(traffic="peak_requests_per_s = 2", more=tiers))
-    assert found.tiers == ()
-    assert found.step(3).decision == "one fleet for all requests"
-    assert any("pays above 8" in note for note in found.step(3).notes)
+    fleet_plan = planned(profile_text(traffic="peak_requests_per_s = 2", more=tiers))
+    assert fleet_plan.tiers == ()
+    assert fleet_plan.step(3).decision == "one fleet for all requests"
+    assert any("pays above 8" in note for note in fleet_plan.step(3).notes)
 
 
 def test_hardware_tiers_have_their_own_lengths_and_precision() -> None:
@@ -275,13 +283,13 @@ output_p50_tokens = 200
 output_p95_tokens = 400
 output_p99_tokens = 600
 """
-    found = planned(profile_text(more=tiers, slo="ttft_p99_s = 20"))
-    assert found.tiers == ("interactive", "long")
-    assert found.step(5, "interactive").output["quantization"] == "fp8"
+    fleet_plan = planned(profile_text(more=tiers, slo="ttft_p99_s = 20"))
+    assert fleet_plan.tiers == ("interactive", "long")
+    assert fleet_plan.step(5, "interactive").output["quantization"] == "fp8"
     # Guide 9.5: no FP8 arithmetic before Hopper and Ada.
-    assert found.step(5, "long").output["quantization"] == "int8"
-    assert any("do not use round robin" in note for note in found.step(3).notes)
-    long_kv = found.step(4, "long").output["kv_bytes_per_request"]
+    assert fleet_plan.step(5, "long").output["quantization"] == "int8"
+    assert any("do not use round robin" in note for note in fleet_plan.step(3).notes)
+    long_kv = fleet_plan.step(4, "long").output["kv_bytes_per_request"]
     assert long_kv == pytest.approx(16400 * 327_680)
 
 
@@ -289,8 +297,8 @@ def test_the_gpu_is_the_one_whose_fleet_costs_least_within_the_targets() -> None
     both = profile_text(deployment='gpus = ["h100-sxm", "h200"]')
     code = both.replace('archetype = "chat"', 'archetype = "code"')
     for text in (both, code):
-        found = planned(text)
-        chosen = str(found.step(2).output["gpu"])
+        fleet_plan = planned(text)
+        chosen = str(fleet_plan.step(2).output["gpu"])
         usd = {
             card: planned(profile_text(deployment=f'gpus = ["{card}"]'))
             .step(12)
@@ -329,29 +337,30 @@ def test_what_cannot_be_sized_is_named(deployment: str, name: str) -> None:
 
 
 def test_prefixes_save_what_was_measured_and_nothing_else() -> None:
-    known = "[prefix]\nshared_tokens = 600\nhit_ratio = 0.5\n"
+    prefix = "[prefix]\nshared_tokens = 600\nhit_ratio = 0.5\n"
     plain, unmeasured, measured = (
         planned(profile_text(more=more)).step(10).output["usable_requests_per_s"]
-        for more in ("", known.replace("hit_ratio = 0.5\n", ""), known)
+        for more in ("", prefix.replace("hit_ratio = 0.5\n", ""), prefix)
     )
     assert isinstance(plain, float)
     assert isinstance(unmeasured, float)
     assert isinstance(measured, float)
     assert measured > plain >= unmeasured
-    output = planned(profile_text(more=known)).step(8).output
+    output = planned(profile_text(more=prefix)).step(8).output
     # 37 whole blocks of 16 in 600 tokens.
     assert output["computed_input_tokens"] == pytest.approx(1000 - 0.5 * 592)
 
 
 def test_a_rank_says_what_adapters_weigh() -> None:
     lora = "[lora]\nadapters = 100\nmax_simultaneous_adapters = 8\nmax_lora_rank = 32\n"
-    found = planned(profile_text(more=lora))
-    known = model(next(iter(found.profile.models)))
-    assert found.step(4).output["adapter_bytes"] == adapter_bytes(
-        known, Adapters(8, 32), Parallel()
+    fleet_plan = planned(profile_text(more=lora))
+    base_model = model(next(iter(fleet_plan.profile.models)))
+    assert fleet_plan.step(4).output["adapter_bytes"] == adapter_bytes(
+        base_model, Adapters(8, 32), Parallel()
     )
     held = [
-        p.step(6).output["kv_available_bytes_per_gpu"] for p in (found, planned(profile_text()))
+        p.step(6).output["kv_available_bytes_per_gpu"]
+        for p in (fleet_plan, planned(profile_text()))
     ]
     assert held[0] != held[1]
 
@@ -423,8 +432,8 @@ def test_every_output_is_finite_and_every_step_has_a_source(example: Plan) -> No
         assert step.decision
         for name, value in step.output.items():
             assert not isinstance(value, float) or math.isfinite(value), name
-        for one in step.steps:
-            assert one.source, one.title
+        for substep in step.steps:
+            assert substep.source, substep.title
 
 
 @examples(25)
@@ -432,9 +441,9 @@ def test_every_output_is_finite_and_every_step_has_a_source(example: Plan) -> No
 def test_more_peak_never_takes_fewer_gpus(peaks: tuple[float, float]) -> None:
     counts: list[int] = []
     for peak in sorted(peaks):
-        found = planned(profile_text(traffic=f"peak_requests_per_s = {peak!r}"))
-        assert found.gpus is not None
-        counts.append(found.gpus)
+        fleet_plan = planned(profile_text(traffic=f"peak_requests_per_s = {peak!r}"))
+        assert fleet_plan.gpus is not None
+        counts.append(fleet_plan.gpus)
     assert counts[0] <= counts[1]
 
 
@@ -458,13 +467,13 @@ def test_a_tighter_target_never_takes_fewer_gpus(targets: tuple[float, float]) -
 def test_every_gpu_gives_a_plan_or_says_why_not(model: str, gpu: str) -> None:
     text = profile_text(deployment=f'model = "{model}"\ngpus = ["{gpu}"]')
     try:
-        found = planned(text)
+        fleet_plan = planned(text)
     except SizingError as error:
         reason = error.name
     else:
         reason = ""
-        assert [step.number for step in found.steps] == list(range(1, 14))
-        json.dumps(plan_document(found), allow_nan=False)
+        assert [step.number for step in fleet_plan.steps] == list(range(1, 14))
+        json.dumps(plan_document(fleet_plan), allow_nan=False)
     assert reason in {"", "gpus", "quantization"}
 
 

@@ -39,10 +39,10 @@ def instance(*, slo: str = "ttft_p99_s = 2.0", tensor: int = 4, **options: str) 
 
 def test_the_ttft_of_a_p99_prompt_adds_its_longer_prefill() -> None:
     served = instance()
-    found = at(served, 16)
+    speed = at(served, 16)
     # P99 input 2,000 tokens, mean 1,000.
-    longer_s = (2000 - 1000) / found.prefill_tokens_per_s
-    assert point(served, 16).ttft_p99_s == pytest.approx(found.ttft_s + longer_s)
+    longer_s = (2000 - 1000) / speed.prefill_tokens_per_s
+    assert point(served, 16).ttft_p99_s == pytest.approx(speed.ttft_s + longer_s)
 
 
 def test_the_itl_p99_is_a_plain_step_until_chunks_are_common() -> None:
@@ -115,8 +115,8 @@ def test_each_tier_is_kept_warm_for_its_own_share() -> None:
         f'[[tiers]]\nname = "{name}"\nshare_ratio = 0.5\nusable_requests_per_s = 12\n'
         for name in ("a", "b")
     )
-    found = plan(read_profile(profile_text(traffic="lowest_requests_per_s = 60", more=tiers)))
-    assert found.step(11).output["a.warm_instances"] == 5
+    fleet_plan = plan(read_profile(profile_text(traffic="lowest_requests_per_s = 60", more=tiers)))
+    assert fleet_plan.step(11).output["a.warm_instances"] == 5
 
 
 def test_the_curve_says_what_stops_it() -> None:

@@ -53,7 +53,7 @@ MIXTURE = "openai/gpt-oss-120b"
 LATENT = "deepseek-ai/DeepSeek-R1"
 
 
-def made(name: str = DENSE, gpu_id: str = "h100-sxm", **given_: object) -> Costs:
+def costs_of(name: str = DENSE, gpu_id: str = "h100-sxm", **given_: object) -> Costs:
     return costs(model(name), gpu(gpu_id), **given_)  # type: ignore[arg-type]
 
 
@@ -69,17 +69,17 @@ LOADS = st.builds(
 )
 COSTS = st.sampled_from(
     [
-        made(SMALL),
-        made(DENSE, tensor_parallel=4),
-        made(DENSE, tensor_parallel=2, pipeline_parallel=2),
-        made(MIXTURE, tensor_parallel=2),
-        made(LATENT, tensor_parallel=8),
+        costs_of(SMALL),
+        costs_of(DENSE, tensor_parallel=4),
+        costs_of(DENSE, tensor_parallel=2, pipeline_parallel=2),
+        costs_of(MIXTURE, tensor_parallel=2),
+        costs_of(LATENT, tensor_parallel=8),
     ]
 )
 
 
 def test_weights_of_70b_are_read_once_a_step_without_the_embedding_table() -> None:
-    cost = made(tensor_parallel=4)
+    cost = costs_of(tensor_parallel=4)
     # 70.55e9 parameters less 128,256 x 8,192 of the table, 2 bytes each, over 4 GPUs
     assert cost.weights_bytes == pytest.approx(2 * (70.55e9 - 128_256 * 8192) / 4, rel=0.001)
 
@@ -98,12 +98,12 @@ def test_weights_of_70b_are_read_once_a_step_without_the_embedding_table() -> No
 def test_kv_bytes_read_per_token(
     name: str, degree: int, element_bytes: float, expected_bytes: float
 ) -> None:
-    cost = made(name, tensor_parallel=degree, kv_bytes_per_element=element_bytes)
+    cost = costs_of(name, tensor_parallel=degree, kv_bytes_per_element=element_bytes)
     assert cost.kv_bytes_per_token == expected_bytes
 
 
 def test_sliding_layers_read_their_window_and_no_more() -> None:
-    cost = made(MIXTURE)
+    cost = costs_of(MIXTURE)
     (window,) = cost.windows
     assert (window.tokens, window.kv_bytes_per_token) == (128, 36_864)
 
@@ -118,7 +118,7 @@ def test_sliding_layers_read_their_window_and_no_more() -> None:
 
 
 def test_an_ideal_decode_step_is_bytes_over_bandwidth() -> None:
-    cost = made(tensor_parallel=4)
+    cost = costs_of(tensor_parallel=4)
     step = step_model(cost, IDEAL, context_tokens=1000, prompt_context_tokens=0).parts(10)
     expected_s = (cost.weights_bytes + 10 * 1000 * 81_920) / 3.35e12
     assert step.memory_s == pytest.approx(expected_s)
@@ -129,7 +129,7 @@ def test_an_ideal_decode_step_is_bytes_over_bandwidth() -> None:
 
 
 def test_an_ideal_prefill_step_is_flop_over_peak() -> None:
-    cost = made(SMALL)
+    cost = costs_of(SMALL)
     step = step_model(cost, IDEAL, context_tokens=1, prompt_context_tokens=4096).parts(0, 8192)
     # 2 x 6.98e9 parameters without tables a token; attention 4 x 32 x 32 x 128 a pair
     body = 2 * (8.030e9 - 2 * 128_256 * 4096) * 8192
@@ -147,64 +147,66 @@ def test_an_ideal_prefill_step_is_flop_over_peak() -> None:
     ],
 )
 def test_a_step_reads_the_experts_that_its_tokens_touch(tokens: int, expected_ratio: float) -> None:
-    cost = made(MIXTURE)
+    cost = costs_of(MIXTURE)
     read = step_model(cost, IDEAL, context_tokens=0, prompt_context_tokens=0)
     touched_s = read.parts(tokens).memory_s - cost.weights_bytes / 3.35e12
     assert touched_s == pytest.approx(expected_ratio * cost.experts_bytes / 3.35e12)
 
 
 def test_one_gpu_has_no_collective() -> None:
-    found = performance(made(SMALL), CHAT)
-    assert found.decode_step.interconnect_s == 0
-    assert found.prefill_step.interconnect_s == 0
+    speed = performance(costs_of(SMALL), CHAT)
+    assert speed.decode_step.interconnect_s == 0
+    assert speed.prefill_step.interconnect_s == 0
 
 
 def test_a_request_alone_is_not_slowed_by_its_own_prompt() -> None:
-    found = performance(made(SMALL), dataclasses.replace(CHAT, concurrency=1))
-    assert found.prefill_step_ratio == 0
-    assert found.itl_s == found.decode_step.total_s
+    speed = performance(costs_of(SMALL), dataclasses.replace(CHAT, concurrency=1))
+    assert speed.prefill_step_ratio == 0
+    assert speed.itl_s == speed.decode_step.total_s
 
 
 def test_pcie_costs_more_than_nvlink() -> None:
-    bridged = made(SMALL, tensor_parallel=2)
+    bridged = costs_of(SMALL, tensor_parallel=2)
     pcie = dataclasses.replace(bridged, link="PCIe", link_bytes_per_s=H100.pcie_bytes_per_s)
-    assert made(SMALL, "l40s", tensor_parallel=2).link == "PCIe"
+    assert costs_of(SMALL, "l40s", tensor_parallel=2).link == "PCIe"
     assert bridged.link == "NVLink"
     assert performance(pcie, CHAT).itl_s > performance(bridged, CHAT).itl_s
 
 
 def test_pipeline_stages_add_throughput_but_no_speed() -> None:
-    alone = performance(made(DENSE, tensor_parallel=4), dataclasses.replace(CHAT, concurrency=1))
-    staged_costs = made(DENSE, tensor_parallel=4, pipeline_parallel=2)
+    alone = performance(
+        costs_of(DENSE, tensor_parallel=4), dataclasses.replace(CHAT, concurrency=1)
+    )
+    staged_costs = costs_of(DENSE, tensor_parallel=4, pipeline_parallel=2)
     staged = performance(staged_costs, dataclasses.replace(CHAT, concurrency=1))
     assert staged.itl_s >= alone.itl_s
     many = dataclasses.replace(CHAT, concurrency=256)
-    unstaged = performance(made(DENSE, tensor_parallel=4), many)
+    unstaged = performance(costs_of(DENSE, tensor_parallel=4), many)
     assert performance(staged_costs, many).requests_per_s > 1.5 * unstaged.requests_per_s
 
 
 def test_drafts_help_when_accepted_and_hurt_when_not() -> None:
-    plain = performance(made(tensor_parallel=4), CHAT)
+    plain = performance(costs_of(tensor_parallel=4), CHAT)
 
     def with_drafts(acceptance_ratio: float) -> float:
         drafting = Drafting(tokens=3, acceptance_ratio=acceptance_ratio, cost_ratio=0.05)
         return performance(
-            made(tensor_parallel=4), dataclasses.replace(CHAT, drafting=drafting)
+            costs_of(tensor_parallel=4), dataclasses.replace(CHAT, drafting=drafting)
         ).itl_s
 
     assert with_drafts(0.8) < plain.itl_s < with_drafts(0.0)
 
 
 def test_weights_in_a_format_that_the_gpu_lacks_are_computed_in_16_bit() -> None:
-    assert made(SMALL, "a100-80gb", quantization="fp8").flop_per_s == gpu("a100-80gb").flop_per_s(
-        "bf16"
-    )
-    assert made(SMALL, quantization="fp8").flop_per_s == H100.fp8_flop_per_s
+    assert costs_of(SMALL, "a100-80gb", quantization="fp8").flop_per_s == gpu(
+        "a100-80gb"
+    ).flop_per_s("bf16")
+    assert costs_of(SMALL, quantization="fp8").flop_per_s == H100.fp8_flop_per_s
 
 
 def test_more_requests_than_places_wait_and_gain_nothing() -> None:
     full = dataclasses.replace(CHAT, concurrency=64, max_running=32)
-    at, beyond = performance(made(SMALL), CHAT), performance(made(SMALL), full)
+    at, beyond = performance(costs_of(SMALL), CHAT), performance(costs_of(SMALL), full)
     assert beyond.queueing
     assert not at.queueing
     assert beyond.requests_per_s == pytest.approx(at.requests_per_s)
@@ -214,15 +216,15 @@ def test_more_requests_than_places_wait_and_gain_nothing() -> None:
 @given(COSTS, LOADS)
 @examples(150)
 def test_results_are_finite_positive_and_obey_littles_law(cost: Costs, load: Load) -> None:
-    found = performance(cost, load)
+    speed = performance(cost, load)
     for field in ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "itl_s"):
-        value = getattr(found, field)
+        value = getattr(speed, field)
         assert math.isfinite(value)
         assert value > 0
-    passed_s = found.ttft_s + (load.output_tokens - 1) * found.itl_s
-    assert found.requests_per_s * passed_s == pytest.approx(load.concurrency, rel=0.01)
-    assert found.running <= min(load.concurrency, load.max_running) * 1.001
-    assert found.binding in {"memory", "compute", "interconnect", "host"}
+    passed_s = speed.ttft_s + (load.output_tokens - 1) * speed.itl_s
+    assert speed.requests_per_s * passed_s == pytest.approx(load.concurrency, rel=0.01)
+    assert speed.running <= min(load.concurrency, load.max_running) * 1.001
+    assert speed.binding in {"memory", "compute", "interconnect", "host"}
 
 
 @given(COSTS, LOADS, st.sampled_from(["bandwidth_bytes_per_s", "flop_per_s", "link_bytes_per_s"]))
@@ -258,7 +260,7 @@ MEAN_CONTEXT_ERROR = 0.02
 
 @given(COSTS, LOADS)
 @example(
-    made(SMALL),
+    costs_of(SMALL),
     Load(
         input_tokens=81_921.0,
         output_tokens=3881.0,
@@ -269,7 +271,7 @@ MEAN_CONTEXT_ERROR = 0.02
     ),
 )
 @example(
-    made(SMALL),
+    costs_of(SMALL),
     Load(
         input_tokens=71_829.0,
         output_tokens=4000.0,
@@ -290,26 +292,26 @@ def test_a_token_beyond_the_budget_costs_a_token_and_not_a_step() -> None:
     load = Load(
         input_tokens=16_384, output_tokens=2946, concurrency=837, max_num_batched_tokens=16_384
     )
-    whole = performance(made(SMALL), load)
-    beyond = performance(made(SMALL), dataclasses.replace(load, input_tokens=16_385))
+    whole = performance(costs_of(SMALL), load)
+    beyond = performance(costs_of(SMALL), dataclasses.replace(load, input_tokens=16_385))
     assert beyond.decode_tokens_per_s == pytest.approx(whole.decode_tokens_per_s, rel=1e-3)
 
 
 def test_the_arithmetic_is_shown() -> None:
-    cost = made(tensor_parallel=4)
-    found = performance(cost, CHAT)
-    steps = performance_steps(cost, CHAT, found)
+    cost = costs_of(tensor_parallel=4)
+    speed = performance(cost, CHAT)
+    steps = performance_steps(cost, CHAT, speed)
     assert [step.title for step in steps] == [
         "Weight reads per step",
         "Decode step",
-        f"Step with {found.chunk_tokens:,.0f} prompt tokens",
+        f"Step with {speed.chunk_tokens:,.0f} prompt tokens",
         "Time per output token",
         "Time to first token",
         "Output tokens per second",
     ]
     assert all(step.source for step in steps)
     assert steps[0].values == "(34.75 GB + 0 GB) / (3.35 TB/s x 0.95)"
-    assert f"{found.itl_s * 1000:.4g} ms" in steps[3].result
+    assert f"{speed.itl_s * 1000:.4g} ms" in steps[3].result
 
 
 @pytest.mark.parametrize(
@@ -325,7 +327,7 @@ def test_the_arithmetic_is_shown() -> None:
 )
 def test_an_absurd_load_names_its_input(field: str, value: float) -> None:
     with pytest.raises(SizingError) as caught:
-        performance(made(SMALL), dataclasses.replace(CHAT, **{field: value}))  # type: ignore[arg-type]
+        performance(costs_of(SMALL), dataclasses.replace(CHAT, **{field: value}))  # type: ignore[arg-type]
     assert caught.value.name == field
 
 
@@ -346,7 +348,7 @@ def test_the_largest_part_of_a_step_binds() -> None:
 
 def test_kernels_that_read_and_kernels_that_compute_follow_one_another() -> None:
     """KV that decodes read is no less because the same step computes a prompt."""
-    ideal = step_model(made(SMALL), IDEAL, context_tokens=4000, prompt_context_tokens=0)
+    ideal = step_model(costs_of(SMALL), IDEAL, context_tokens=4000, prompt_context_tokens=0)
     step = ideal.parts(100, 8192)
     assert step.weights.compute_s > step.weights.read_s
     assert step.attention.read_s > step.attention.compute_s
@@ -355,7 +357,7 @@ def test_kernels_that_read_and_kernels_that_compute_follow_one_another() -> None
 
 def test_each_expert_that_a_step_touches_costs_beside_its_bytes() -> None:
     """Two servers read as much: one large experts, one many small ones."""
-    cost = made(MIXTURE)
+    cost = costs_of(MIXTURE)
     small = dataclasses.replace(cost, experts=4 * cost.experts)
     times_s = [
         step_model(each, DEFAULT, context_tokens=0, prompt_context_tokens=0).total_s(1000)
@@ -366,18 +368,18 @@ def test_each_expert_that_a_step_touches_costs_beside_its_bytes() -> None:
 
 def test_a_configuration_is_little_work() -> None:
     """The search tries ten thousand."""
-    cost = made(MIXTURE, tensor_parallel=2)
+    cost = costs_of(MIXTURE, tensor_parallel=2)
     assert calls(lambda: performance(cost, CHAT)) < 200
 
 
 def test_published_benchmarks() -> None:
     chosen = throughput.trusted()
-    found = throughput.errors(chosen)
+    recorded_errors = throughput.errors(chosen)
     assert len(chosen) == 131
     columns = {
-        "output tokens/s": [error.output_tokens_per_s for error in found],
-        "ITL": [error.tpot_s for error in found],
-        "TTFT": [error.ttft_s for error in found],
+        "output tokens/s": [error.output_tokens_per_s for error in recorded_errors],
+        "ITL": [error.tpot_s for error in recorded_errors],
+        "TTFT": [error.ttft_s for error in recorded_errors],
     }
     most = {"output tokens/s": 0.10, "ITL": 0.20, "TTFT": 0.20}
     for name, errors in columns.items():

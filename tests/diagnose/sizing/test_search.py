@@ -58,8 +58,8 @@ def asked(
     )
 
 
-def rejected(found: SearchResult) -> dict[str, int]:
-    return {each.reason: each.configurations for each in found.rejections}
+def rejected(result: SearchResult) -> dict[str, int]:
+    return {each.reason: each.configurations for each in result.rejections}
 
 
 # --- the highest concurrency at the targets
@@ -80,7 +80,7 @@ def test_one_request_more_would_miss(
     lengths: tuple[float, float],
     name: str,
 ) -> None:
-    known = costs(model(name), gpu("h200"), tensor_parallel=8)
+    server_costs = costs(model(name), gpu("h200"), tensor_parallel=8)
     load = Load(
         input_tokens=lengths[0],
         output_tokens=lengths[1],
@@ -88,15 +88,15 @@ def test_one_request_more_would_miss(
         max_running=limit,
     )
     targets = Targets(ttft_s=ttft_s, itl_s=itl_s)
-    found = capacity(known, load, targets)
+    at_capacity = capacity(server_costs, load, targets)
 
     def keeps(concurrency: int) -> bool:
-        speed = performance(known, replace(load, concurrency=concurrency))
+        speed = performance(server_costs, replace(load, concurrency=concurrency))
         late = targets.strain(speed)[0] > 1
         return not late and (concurrency == 1 or not speed.queueing)
 
-    assert found.concurrency == 0 or keeps(found.concurrency)
-    assert found.concurrency == limit or not keeps(found.concurrency + 1)
+    assert at_capacity.concurrency == 0 or keeps(at_capacity.concurrency)
+    assert at_capacity.concurrency == limit or not keeps(at_capacity.concurrency + 1)
 
 
 # --- the winner
@@ -106,9 +106,9 @@ def test_one_request_more_would_miss(
 @pytest.mark.parametrize("peak", [None, 45.0])
 def test_size_confirms_every_candidate(name: str, peak: float | None) -> None:
     question = asked(name, peak=peak)
-    found = search(question, top=10)
-    assert found.winner is not None
-    for candidate in (*found.best, *found.by_gpu):
+    result = search(question, top=10)
+    assert result.winner is not None
+    for candidate in (*result.best, *result.by_gpu):
         answer = size(question_of(question, candidate))
         assert answer.fits
         assert answer.missed == ()
@@ -159,16 +159,16 @@ def test_nothing_that_size_accepts_is_cheaper(
 
 
 def test_of_equal_cost_the_published_formats_win() -> None:
-    found = search(asked(peak=0.1), Choices(gpu_ids=["h100-sxm"]))
-    assert found.winner is not None
-    assert found.winner.validations == 0
-    assert "more formats whose answer quality must be tested" in "\n".join(explain(found))
+    result = search(asked(peak=0.1), Choices(gpu_ids=["h100-sxm"]))
+    assert result.winner is not None
+    assert result.winner.validations == 0
+    assert "more formats whose answer quality must be tested" in "\n".join(explain(result))
 
 
 def test_without_a_peak_tokens_are_ranked() -> None:
-    found = search(asked(peak=None), top=1000)
-    each = [candidate.usd_per_million_output_tokens for candidate in found.best]
-    assert (found.ranked_by, each) == (BY_TOKENS, sorted(each))
+    result = search(asked(peak=None), top=1000)
+    each = [candidate.usd_per_million_output_tokens for candidate in result.best]
+    assert (result.ranked_by, each) == (BY_TOKENS, sorted(each))
     assert search(asked()).ranked_by == BY_HOUR
 
 
@@ -194,11 +194,12 @@ def test_every_configuration_is_counted_once() -> None:
         kv_cache_dtypes=["auto", "fp8"],
         max_model_lens=[4096, 131072],
     )
-    found = search(asked(LLAMA_70B), choices)
-    assert found.configurations == 2 * 3 * 2 * 2 * 2
-    assert found.meeting == found.configurations - sum(rejected(found).values())
-    assert rejected(found)[rejections.HEADS] == 10  # TP 3: five allowed pairs of formats, 2 lengths
-    assert rejected(found)[rejections.FORMAT] == 18  # A100: FP8 anywhere, TP 1 to 3, 2 lengths
+    result = search(asked(LLAMA_70B), choices)
+    assert result.configurations == 2 * 3 * 2 * 2 * 2
+    assert result.meeting == result.configurations - sum(rejected(result).values())
+    # TP 3: five allowed pairs of formats, 2 lengths.
+    assert rejected(result)[rejections.HEADS] == 10
+    assert rejected(result)[rejections.FORMAT] == 18  # A100: FP8 anywhere, TP 1 to 3, 2 lengths
 
 
 def test_what_is_stated_is_fixed() -> None:
@@ -210,10 +211,10 @@ def test_what_is_stated_is_fixed() -> None:
         kv_cache_dtype="fp8",
         max_model_len=8192,
     )
-    found = search(asked(setup=setup))
-    assert found.winner is not None
-    assert (found.configurations, found.winner.setup.max_model_len) == (1, 8192)
-    assert replace(found.winner.setup, context_tokens=None) == setup
+    result = search(asked(setup=setup))
+    assert result.winner is not None
+    assert (result.configurations, result.winner.setup.max_model_len) == (1, 8192)
+    assert replace(result.winner.setup, context_tokens=None) == setup
 
 
 def test_pipeline_stages_only_where_a_node_is_too_small() -> None:
@@ -225,14 +226,14 @@ def test_pipeline_stages_only_where_a_node_is_too_small() -> None:
 
 
 def test_the_longest_context_that_starts_is_taken() -> None:
-    found = search(asked(LLAMA_8B), Choices(gpu_ids=["l4"], tensor_parallels=[1]), top=9)
+    result = search(asked(LLAMA_8B), Choices(gpu_ids=["l4"], tensor_parallels=[1]), top=9)
     lengths = {
         (candidate.setup.scheme.id, candidate.setup.kv_cache_dtype): candidate.setup.longest_tokens
-        for candidate in found.best
+        for candidate in result.best
     }
     assert lengths["awq", "fp8"] == 131072
     assert lengths["awq", "auto"] == 65536  # 131,072 tokens take 16 GiB
-    assert "needs --max-model-len 65536" in "\n".join(explain(found))
+    assert "needs --max-model-len 65536" in "\n".join(explain(result))
 
 
 def test_a_length_that_takes_every_block_waits_for_ever() -> None:
@@ -250,21 +251,21 @@ def test_context_ranks_leave_the_sizes_that_have_copies() -> None:
     setup = Setup(
         model=model("moonshotai/Kimi-K2-Instruct"), gpu=gpu("b200"), decode_context_parallel=8
     )
-    found = search(asked(setup=setup, peak=None))
-    assert {entry.setup.parallel.tensor for entry in found.best} == {8}
-    assert rejected(found)[rejections.CONTEXT_RANKS]
+    result = search(asked(setup=setup, peak=None))
+    assert {entry.setup.parallel.tensor for entry in result.best} == {8}
+    assert rejected(result)[rejections.CONTEXT_RANKS]
 
 
 def test_v0_has_a_memory_for_every_length() -> None:
     setup = Setup(model=model(LLAMA_8B), version=(0, 7, 3))
     choices = Choices(gpu_ids=["l4"], tensor_parallels=[1], quantizations=["fp8"])
-    found = search(asked(setup=setup), choices, top=9)
+    result = search(asked(setup=setup), choices, top=9)
     # 131,072 tokens and their halves down to 4,096, each with either KV cache.
-    assert found.configurations == 12
-    assert found.launches == found.meeting + sum(
-        count for reason, count in rejected(found).items() if reason == rejections.ITL_MISSED
+    assert result.configurations == 12
+    assert result.launches == result.meeting + sum(
+        count for reason, count in rejected(result).items() if reason == rejections.ITL_MISSED
     )
-    assert len(found.best) <= 2
+    assert len(result.best) <= 2
 
 
 @pytest.mark.parametrize(
@@ -298,17 +299,17 @@ def test_v0_has_a_memory_for_every_length() -> None:
     ],
 )
 def test_why_others_fail(question: Question, choices: Choices, reason: str) -> None:
-    found = search(question, choices)
-    examples = {each.reason: each.example for each in found.rejections}
+    result = search(question, choices)
+    examples = {each.reason: each.example for each in result.rejections}
     assert examples[reason]
-    assert f": {reason} (" in "\n".join(explain(found))
+    assert f": {reason} (" in "\n".join(explain(result))
 
 
 def test_nothing_found_is_an_answer() -> None:
-    found = search(asked(itl_s=1e-4))
-    assert (found.winner, found.best, found.meeting) == (None, (), 0)
-    assert re.match(r"0 of [\d,]+ configurations meet the targets$", explain(found)[0])
-    assert document(found)["best"] == []
+    result = search(asked(itl_s=1e-4))
+    assert (result.winner, result.best, result.meeting) == (None, (), 0)
+    assert re.match(r"0 of [\d,]+ configurations meet the targets$", explain(result)[0])
+    assert document(result)["best"] == []
 
 
 @pytest.mark.parametrize(
@@ -345,30 +346,30 @@ def test_a_runner_up_says_what_it_costs_more_and_why() -> None:
     choices = Choices(
         gpu_ids=["h100-sxm"], tensor_parallels=[1], quantizations=["bf16"], max_model_lens=[8192]
     )
-    found = search(asked(peak=300, itl_s=0.02), choices)
-    first, second = found.best
+    result = search(asked(peak=300, itl_s=0.02), choices)
+    first, second = result.best
     more = second.replicas - first.replicas
     assert more > 0
     assert (
         f"costs {second.gpus / first.gpus - 1:.0%} more: needs {more} more "
         f"replica{'s' if more > 1 else ''} because {second.binding} limits a replica to "
         f"{second.concurrency} concurrent requests"
-    ) in "\n".join(explain(found))
+    ) in "\n".join(explain(result))
 
 
 def test_the_document_is_plain_json() -> None:
-    found = search(asked())
-    told = json.loads(json.dumps(document(found)))
-    assert told["best"][0]["gpus"] == found.best[0].gpus
-    assert told["best"][0]["reason"].startswith("cheapest that meets the targets")
-    assert any("ceil(peak RPS / usable RPS)" in line for line in told["steps"])
+    result = search(asked())
+    result_document = json.loads(json.dumps(document(result)))
+    assert result_document["best"][0]["gpus"] == result.best[0].gpus
+    assert result_document["best"][0]["reason"].startswith("cheapest that meets the targets")
+    assert any("ceil(peak RPS / usable RPS)" in line for line in result_document["steps"])
 
 
 def test_ten_thousand_configurations_are_little_work() -> None:
     question = asked(LLAMA_70B, ttft_s=0.5, itl_s=0.03)
     lengths = [131072 - 8192 * step for step in range(12)]
-    found = search(question, Choices(max_model_lens=lengths))
-    assert found.configurations >= 10_000
+    result = search(question, Choices(max_model_lens=lengths))
+    assert result.configurations >= 10_000
     work = calls(lambda: search(question, Choices(max_model_lens=lengths)))
-    assert work < 100 * found.configurations  # a call is some 0.1 us
-    assert len(gpus()) * 3 > len(found.by_gpu) > 10
+    assert work < 100 * result.configurations  # a call is some 0.1 us
+    assert len(gpus()) * 3 > len(result.by_gpu) > 10

@@ -105,8 +105,8 @@ def test_break_even_acceptance(
 def test_vllms_acceptance_is_lower_than_the_per_token_one() -> None:
     shown = (tokens_per_pass(acceptance_ratio=0.7, draft_tokens=5) - 1) / 5
     assert shown == pytest.approx(0.388, abs=1e-3)
-    found = per_token_acceptance_ratio(accepted_share_ratio=shown, draft_tokens=5)
-    assert found == pytest.approx(0.7)
+    per_token_ratio = per_token_acceptance_ratio(accepted_share_ratio=shown, draft_tokens=5)
+    assert per_token_ratio == pytest.approx(0.7)
 
 
 def test_a_hopeless_draft_is_best_left_out() -> None:
@@ -148,8 +148,10 @@ def test_the_break_even_breaks_even(drafted: int, cost: float, verify: float) ->
 @given(acceptance=ratios, drafted=drafts)
 def test_the_measured_share_gives_the_acceptance_back(acceptance: float, drafted: int) -> None:
     share = (tokens_per_pass(acceptance_ratio=acceptance, draft_tokens=drafted) - 1) / drafted
-    found = per_token_acceptance_ratio(accepted_share_ratio=min(1.0, share), draft_tokens=drafted)
-    assert found == pytest.approx(acceptance, abs=1e-6)
+    per_token_ratio = per_token_acceptance_ratio(
+        accepted_share_ratio=min(1.0, share), draft_tokens=drafted
+    )
+    assert per_token_ratio == pytest.approx(acceptance, abs=1e-6)
 
 
 @given(acceptance=ratios, cost=st.floats(0.001, 1))

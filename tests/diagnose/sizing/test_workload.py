@@ -21,13 +21,13 @@ from kneewatch.diagnose.sizing.plan.workload_steps import session_prefill_tokens
     ],
 )
 def test_archetypes(name: str, slo: str, hardware: str) -> None:
-    found = archetype(name)
-    assert (found.slo, found.hardware) == (slo, hardware)
+    entry = archetype(name)
+    assert (entry.slo, entry.hardware) == (slo, hardware)
 
 
 def test_archetypes_are_four_and_distinct() -> None:
-    assert len({known.id for known in ARCHETYPES}) == len(ARCHETYPES) == 4
-    assert len({known.bottleneck for known in ARCHETYPES}) == 4
+    assert len({entry.id for entry in ARCHETYPES}) == len(ARCHETYPES) == 4
+    assert len({entry.bottleneck for entry in ARCHETYPES}) == 4
 
 
 def test_an_unknown_archetype_lists_the_choices() -> None:
