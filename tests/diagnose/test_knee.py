@@ -53,7 +53,7 @@ def test_c_max_at_a_target_within_one_step() -> None:
     assert 15 <= knee.usable_requests_per_s.expected <= 31
 
 
-def loaded(
+def values_at_load(
     in_flight: float, *, knee_at: float, service_s: float = 1.0, ttft_s: float = 0.1
 ) -> dict[str, float]:
     """A server that slows down in proportion once its batch is past the knee."""
@@ -76,7 +76,7 @@ def learned(loads: list[float], *, knee_at: float, each: int = 4) -> tuple[Curve
     for load in loads:
         for _ in range(each):
             now_s += 60.0
-            learner.learn(now_s, loaded(load, knee_at=knee_at))
+            learner.learn(now_s, values_at_load(load, knee_at=knee_at))
     return learner, now_s
 
 
@@ -124,7 +124,7 @@ def test_a_server_that_changed_moves_its_knee() -> None:
     for load in loads:
         for _ in range(60):
             now_s += 60.0
-            learner.learn(now_s, loaded(load, knee_at=16))
+            learner.learn(now_s, values_at_load(load, knee_at=16))
     knee = learner.knee(now_s, NOTHING)
     assert knee is not None
     assert abs(log2(knee.c_max.expected / 16)) <= 1.0
@@ -152,6 +152,6 @@ def test_a_target_that_no_load_keeps_has_no_c_max() -> None:
 def test_idle_and_unreadable_windows_teach_nothing() -> None:
     learner = CurveLearner(window_s=60.0)
     learner.learn(60.0, {})
-    learner.learn(120.0, {**loaded(8, knee_at=4), "completed_per_s": 0.0})
-    learner.learn(180.0, {**loaded(8, knee_at=4), "e2e_mean_s": None})
+    learner.learn(120.0, {**values_at_load(8, knee_at=4), "completed_per_s": 0.0})
+    learner.learn(180.0, {**values_at_load(8, knee_at=4), "e2e_mean_s": None})
     assert learner.points() == []

@@ -12,7 +12,7 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import Learned
 from kneewatch.rules.baseline import ITL, LENGTHS, LOAD, PREFIX, TRACKED, TTFT
-from tests.diagnose.test_knee import loaded
+from tests.diagnose.test_knee import values_at_load
 from tests.recordings import WINDOW_S, Phase, phases
 
 LAUNCH = {"num_gpu_blocks": "1000", "block_size": "16", "enable_prefix_caching": "True"}
@@ -24,7 +24,7 @@ def learned() -> Learned:
     server = Learned(Profile())
     server.set_launch(LAUNCH)
     for turn, load in enumerate(3 * LOADS, 1):
-        server.knee.update(60.0 * turn, loaded(load, knee_at=8.0))
+        server.knee.update(60.0 * turn, values_at_load(load, knee_at=8.0))
     return server
 
 

@@ -46,14 +46,14 @@ from tests.agent.running import bodies, in_turn
 from tests.agent.store.factories import counted, cycle, diagnosis, written
 from tests.collector.servers import Start
 from tests.diagnose.streams import pages_config
-from tests.diagnose.test_knee import loaded
+from tests.diagnose.test_knee import values_at_load
 from tests.waiting import PATIENCE_S, until
 
 NOW_S = 1_795_420_800.0
 KEY = EngineKey("tiny", "0")
 LAUNCH = {"num_gpu_blocks": "4096", "cache_dtype": "auto"}
 LOADS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-SAID = [loaded(load, knee_at=8.0) for load in LOADS]
+SAID = [values_at_load(load, knee_at=8.0) for load in LOADS]
 PROFILE = Profile()
 CATALOGUE = Catalogue.of(PROFILE)
 Row = tuple[float, Mapping[str, float]]
@@ -66,7 +66,8 @@ def loaded(
     loads = [load for _ in range(rounds) for load in LOADS for _ in range(round(240 / step_s))]
     start_s = end_s - step_s * len(loads)
     return [
-        (start_s + step_s * at, loaded(load, knee_at=knee_at)) for at, load in enumerate(loads, 1)
+        (start_s + step_s * at, values_at_load(load, knee_at=knee_at))
+        for at, load in enumerate(loads, 1)
     ]
 
 
@@ -195,7 +196,7 @@ def test_a_value_a_minute_tells_as_well(tmp_path: Path) -> None:
     old = loaded(NOW_S - 3 * DAY_S)
     clock_s = [old[0][0]]
     store = Store.open(path, retention=Retention(keep_s=DAY_S), clock=lambda: clock_s[0])
-    for one in (*cycles(old), *cycles([(NOW_S - 60.0, loaded(1.0, knee_at=8.0))])):
+    for one in (*cycles(old), *cycles([(NOW_S - 60.0, values_at_load(1.0, knee_at=8.0))])):
         clock_s[0] = one.t_s
         store.put(one)
     store.close(PATIENCE_S)
