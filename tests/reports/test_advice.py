@@ -53,38 +53,41 @@ def test_the_best_in_full_and_the_others_short() -> None:
 
 
 def test_markdown_says_the_same() -> None:
-    told = markdown([ADVISED])
-    assert "**Do first:** --kv-cache-dtype auto -\\> fp8. The same memory" in told
-    assert "**Verify:** preemption_per_s goes to 0" in told
-    assert "**Alternatives:** replicas 1 -\\> 3" in told
+    rendered = markdown([ADVISED])
+    assert "**Do first:** --kv-cache-dtype auto -\\> fp8. The same memory" in rendered
+    assert "**Verify:** preemption_per_s goes to 0" in rendered
+    assert "**Alternatives:** replicas 1 -\\> 3" in rendered
 
 
 def test_one_document_has_one_truth_about_now() -> None:
-    told = 0
+    numbers_checked = 0
     for diagnosis in diagnoses(CAPTURES / "kv_pressure_cascade.jsonl.gz"):
-        for made in document(diagnosis)["recommendations"]:
-            assert not re.search(r"from [0-9.]+ ", " ".join(made["verify"]))
+        for recommendation in document(diagnosis)["recommendations"]:
+            assert not re.search(r"from [0-9.]+ ", " ".join(recommendation["verify"]))
             for key, signal in MEASURED.items():
-                if key in made["before"]:
+                if key in recommendation["before"]:
                     now = diagnosis.values[signal]
-                    assert made["before"][key] == pytest.approx(now, rel=1e-5), (key, made["id"])
-                    told += 1
-    assert told > 100
+                    assert recommendation["before"][key] == pytest.approx(now, rel=1e-5), (
+                        key,
+                        recommendation["id"],
+                    )
+                    numbers_checked += 1
+    assert numbers_checked > 100
 
 
 def test_the_numbers_of_now_are_those_of_the_diagnosis() -> None:
     values = {**SICK.values, "kv_usage_avg_ratio": 0.89, "preemption_per_s": 6.5}
-    told = changed(ADVISED, values=values)
-    (cause,) = told.causes
-    for rendered in (text([told], Style()), markdown([told]).replace("\\", "")):
+    diagnosis = changed(ADVISED, values=values)
+    (cause,) = diagnosis.causes
+    for rendered in (text([diagnosis], Style()), markdown([diagnosis]).replace("\\", "")):
         assert "KV usage 89% -> 80%; preemptions/s 6.5 -> 0" in rendered
-    assert advised(told, cause)[0].changes == ADVISED.recommendations[0].changes
+    assert advised(diagnosis, cause)[0].changes == ADVISED.recommendations[0].changes
 
 
 def test_the_document() -> None:
-    told = document(ADVISED)
-    assert problems(told) == []
-    first, second = told["recommendations"]
+    json_document = document(ADVISED)
+    assert problems(json_document) == []
+    first, second = json_document["recommendations"]
     assert first["changes"] == [{"flag": "--kv-cache-dtype", "from": "auto", "to": "fp8"}]
     assert first["predicted"]["kv_capacity_tokens"] == 10208
     assert second["cost_usd_per_hour"] == 6.0
@@ -95,8 +98,8 @@ def test_the_price_is_told() -> None:
 
 
 def test_advice_without_a_change() -> None:
-    told = rows([replace(FP8, changes=(), predicted={})])
-    assert told[0].startswith("advice: The same memory")
+    lines = rows([replace(FP8, changes=(), predicted={})])
+    assert lines[0].startswith("advice: The same memory")
     assert rows([]) == []
 
 

@@ -58,12 +58,12 @@ PLAIN_COUNTS = re.compile(
 )
 
 
-@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
-def test_a_document_is_as_promised(made: Diagnosis) -> None:
-    told = document(made)
-    assert problems(told) == []
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert told.keys() == set(schema()["required"])
+@pytest.mark.parametrize("diagnosis", MADE.values(), ids=MADE)
+def test_a_document_is_as_promised(diagnosis: Diagnosis) -> None:
+    json_document = document(diagnosis)
+    assert problems(json_document) == []
+    assert json.loads(json.dumps(json_document, allow_nan=False)) == json_document
+    assert json_document.keys() == set(schema()["required"])
 
 
 def test_documents_of_a_recording() -> None:
@@ -73,18 +73,18 @@ def test_documents_of_a_recording() -> None:
 
 def test_no_number_that_json_lacks() -> None:
     evidence = (Evidence("x", math.nan, math.inf, "words"),)
-    made = changed(
+    diagnosis = changed(
         SICK,
         values={"a_s": math.nan, "b_s": math.inf, "c_s": -math.inf, "d_s": 1 / 3},
         causes=[replace(PRESSURE, evidence=evidence)],
         findings=[finding("ERRORS", "ok", math.nan)],
     )
-    told = document(made)
-    json.dumps(told, allow_nan=False)
-    assert told["signals"] == {"a_s": None, "b_s": None, "c_s": None, "d_s": 1 / 3}
-    assert told["causes"][0]["evidence"][0]["value"] is None
-    assert told["causes"][0]["evidence"][0]["threshold"] is None
-    assert told["findings"][0]["value"] is None
+    json_document = document(diagnosis)
+    json.dumps(json_document, allow_nan=False)
+    assert json_document["signals"] == {"a_s": None, "b_s": None, "c_s": None, "d_s": 1 / 3}
+    assert json_document["causes"][0]["evidence"][0]["value"] is None
+    assert json_document["causes"][0]["evidence"][0]["threshold"] is None
+    assert json_document["findings"][0]["value"] is None
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_rounded(value: float | None, shown: float | None) -> None:
 
 
 def test_a_recommendation_as_designed() -> None:
-    told = document(SICK) | {"recommendations": [RECOMMENDATION]}
-    assert problems(told) == []
-    told["recommendations"] = [{**RECOMMENDATION, "cause": "bad_luck"}]
-    assert problems(told)
+    json_document = document(SICK) | {"recommendations": [RECOMMENDATION]}
+    assert problems(json_document) == []
+    json_document["recommendations"] = [{**RECOMMENDATION, "cause": "bad_luck"}]
+    assert problems(json_document)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_the_schema_refuses(key: str, value: object) -> None:
 
 @pytest.mark.parametrize("key", schema()["required"])
 def test_a_key_that_is_missing_is_noticed(key: str) -> None:
-    told = document(SICK)
-    del told[key]
-    assert problems(told) == [f"$: {key!r} is a required property"]
+    json_document = document(SICK)
+    del json_document[key]
+    assert problems(json_document) == [f"$: {key!r} is a required property"]
 
 
 def test_more_keys_are_no_problem() -> None:
@@ -149,9 +149,9 @@ def described(part: object, path: str = "$") -> Iterator[tuple[str, dict[str, An
 
 
 def test_every_key_is_described() -> None:
-    found = dict(described(schema()))
-    assert len(found) > 50
-    for path, node in found.items():
+    node_of_path = dict(described(schema()))
+    assert len(node_of_path) > 50
+    for path, node in node_of_path.items():
         target = node.get("$ref", "").removeprefix("#/$defs/")
         assert "description" in node or "description" in schema()["$defs"].get(target, {}), path
 
@@ -167,11 +167,11 @@ def test_the_schema_knows_every_word() -> None:
     assert set(schema()["properties"]["health"]["enum"]) == {*WORDS.values(), "unknown"}
     assert enum_of("severity") == set(WORDS.values())
     assert set(schema()["properties"]["symptoms"]["items"]["enum"]) == set(SYMPTOMS)
-    causes = {*EXPLAINS, *(c for told in EXPLAINS.values() for c in told)}
+    causes = {*EXPLAINS, *(c for explained in EXPLAINS.values() for c in explained)}
     causes.update(*FIRST_CAUSES.values())
     assert causes <= enum_of("cause_id")
     rule = re.compile(schema()["$defs"]["finding"]["properties"]["rule"]["pattern"])
-    assert all(rule.search(one.id) for one in RULES)
+    assert all(rule.search(library_rule.id) for library_rule in RULES)
 
 
 def test_every_signal_has_a_unit_or_is_a_count() -> None:

@@ -51,14 +51,14 @@ def places(part: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str
             yield from places(inner, (*path, at))
 
 
-def with_value(told: Mapping[str, Any], path: tuple[str | int, ...], value: object) -> Any:  # noqa: ANN401
+def with_value(json_document: Mapping[str, Any], path: tuple[str | int, ...], value: object) -> Any:  # noqa: ANN401
     """A copy of a document with something else at a place."""
-    made = copy.deepcopy(told)
-    part: Any = made
+    changed_document = copy.deepcopy(json_document)
+    part: Any = changed_document
     for key in path[:-1]:
         part = part[key]
     part[path[-1]] = value
-    return made
+    return changed_document
 
 
 FP8 = Recommendation(
@@ -94,66 +94,69 @@ FULL = changed(
 MADE = {"healthy": HEALTHY, "sick": SICK, "unreadable": UNREADABLE, "full": FULL}
 
 
-@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
-def test_there_and_back(made: Diagnosis) -> None:
-    read = diagnosis_of(sent(made))
-    assert read == made
-    assert text([read], Style()) == text([made], Style())
+@pytest.mark.parametrize("diagnosis", MADE.values(), ids=MADE)
+def test_there_and_back(diagnosis: Diagnosis) -> None:
+    read = diagnosis_of(sent(diagnosis))
+    assert read == diagnosis
+    assert text([read], Style()) == text([diagnosis], Style())
 
 
 @pytest.mark.parametrize("capture", sorted(CAPTURES.glob("*.jsonl.gz")), ids=lambda p: p.name)
 def test_recordings_read_back(capture: Any) -> None:  # noqa: ANN401
-    found = diagnoses(capture)
-    for diagnosis in (*found[::EVERY], found[-1]):
-        told = sent(diagnosis)
-        read = diagnosis_of(told)
-        assert document(read) == told
+    recorded = diagnoses(capture)
+    for diagnosis in (*recorded[::EVERY], recorded[-1]):
+        json_document = sent(diagnosis)
+        read = diagnosis_of(json_document)
+        assert document(read) == json_document
         assert text([read], Style()) == text([diagnosis], Style())
         assert markdown([read]) == markdown([diagnosis])
         assert read.severity == diagnosis.severity
 
 
 def test_recommendations_read_back() -> None:
-    found = [d for d in diagnoses(CAPTURES / "kv_pressure_cascade.jsonl.gz") if d.recommendations]
-    assert found
-    for diagnosis in found[::EVERY]:
+    advised = [d for d in diagnoses(CAPTURES / "kv_pressure_cascade.jsonl.gz") if d.recommendations]
+    assert advised
+    for diagnosis in advised[::EVERY]:
         assert list(diagnosis_of(sent(diagnosis)).recommendations) == [
-            with_current_values(made, diagnosis.values) for made in diagnosis.recommendations
+            with_current_values(recommendation, diagnosis.values)
+            for recommendation in diagnosis.recommendations
         ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_rules_are_those_of_the_library(rule: Any) -> None:  # noqa: ANN401
-    made = changed(SICK, findings=[finding(rule.id, "warning", 1.0)])
-    assert diagnosis_of(sent(made)).findings[0].rule == rule
+    diagnosis = changed(SICK, findings=[finding(rule.id, "warning", 1.0)])
+    assert diagnosis_of(sent(diagnosis)).findings[0].rule == rule
 
 
 def test_a_rule_of_a_target_has_the_bounds_that_were_told() -> None:
     (rule,) = slo_rules(ttft_p99_s=2.0, itl_p99_s=None)[:1]
-    made = finding("KV-EVICT", "warning", 3.0)._replace(rule=rule)
-    told = sent(changed(SICK, findings=[made]))
-    assert problems(told) == []
-    read = diagnosis_of(told).findings[0].rule
+    eviction = finding("KV-EVICT", "warning", 3.0)._replace(rule=rule)
+    json_document = sent(changed(SICK, findings=[eviction]))
+    assert problems(json_document) == []
+    read = diagnosis_of(json_document).findings[0].rule
     assert (read.id, read.summary, read.advice) == (rule.id, rule.summary, rule.advice)
-    assert [(one.severity, one.threshold) for one in read.bounds] == [(Severity.WARNING, 2.0)]
-    del told["findings"][0]["bounds"]
-    assert diagnosis_of(told).findings[0].rule.bounds == (), "a document of an older version"
+    assert [(bound.severity, bound.threshold) for bound in read.bounds] == [(Severity.WARNING, 2.0)]
+    del json_document["findings"][0]["bounds"]
+    assert diagnosis_of(json_document).findings[0].rule.bounds == (), (
+        "a document of an older version"
+    )
 
 
 def test_a_state_that_is_clearing_reads_back() -> None:
     over = Clearing(NOW_S - 9, 5.1, Severity.CRITICAL)
     for was in (over, over._replace(was=None)):
-        made = finding("KV-EVICT", "info", 0.0, clearing=was)
-        told = sent(changed(SICK, findings=[made]))
-        assert problems(told) == []
-        assert diagnosis_of(told).findings[0] == made
+        eviction = finding("KV-EVICT", "info", 0.0, clearing=was)
+        json_document = sent(changed(SICK, findings=[eviction]))
+        assert problems(json_document) == []
+        assert diagnosis_of(json_document).findings[0] == eviction
 
 
 def test_another_version_s_rule_is_a_plain_one() -> None:
-    told = sent(FULL)
-    told["findings"][0] |= {"rule": "KV-NEW", "signal": "kv_new_ratio"}
-    told["findings"][1]["signal"] = "other_ratio"
-    new, moved, *_ = diagnosis_of(told).findings
+    json_document = sent(FULL)
+    json_document["findings"][0] |= {"rule": "KV-NEW", "signal": "kv_new_ratio"}
+    json_document["findings"][1]["signal"] = "other_ratio"
+    new, moved, *_ = diagnosis_of(json_document).findings
     assert (new.rule.id, new.rule.signal, new.rule.bounds) == ("KV-NEW", "kv_new_ratio", ())
     assert new.severity == Severity.CRITICAL
     assert (moved.rule.id, moved.rule.signal, moved.rule.bounds) == (
@@ -161,24 +164,24 @@ def test_another_version_s_rule_is_a_plain_one() -> None:
         "other_ratio",
         (),
     )
-    assert "KV-NEW: a rule of another version" in text([diagnosis_of(told)], Style())
+    assert "KV-NEW: a rule of another version" in text([diagnosis_of(json_document)], Style())
 
 
 def test_more_keys_are_passed_over() -> None:
-    told = sent(FULL)
-    more = copy.deepcopy(told)
+    json_document = sent(FULL)
+    more = copy.deepcopy(json_document)
     for path in [(), ("stage",), ("causes", 0), ("causes", 0, "evidence", 0), ("findings", 0)]:
         part: Any = more
         for key in path:
             part = part[key]
         part["added_later"] = {"anything": [1, None]}
-    assert document(diagnosis_of(more)) == told
+    assert document(diagnosis_of(more)) == json_document
 
 
 def test_an_old_document_gets_defaults() -> None:
-    told: dict[str, Any] = {"schema": "kneewatch.diagnosis/1", "t": NOW_S, "target": "a"}
-    told |= {"health": "warning", "causes": [{"id": "kv_pressure", "severity": "warning"}]}
-    read = diagnosis_of(told)
+    json_document: dict[str, Any] = {"schema": "kneewatch.diagnosis/1", "t": NOW_S, "target": "a"}
+    json_document |= {"health": "warning", "causes": [{"id": "kv_pressure", "severity": "warning"}]}
+    read = diagnosis_of(json_document)
     assert (read.engine, read.model, read.tier, read.stage) == ("", "", None, None)
     assert read.causes[0].since_s == NOW_S
     assert read.severity == Severity.WARNING
@@ -235,11 +238,11 @@ def test_a_long_value_is_not_quoted_whole() -> None:
 
 @given(st.data())
 def test_a_strange_value_anywhere_is_told_or_refused(data: st.DataObject) -> None:
-    told = sent(FULL)
-    path = data.draw(st.sampled_from(list(places(told))))
-    made = with_value(told, path, data.draw(JSON))
+    json_document = sent(FULL)
+    path = data.draw(st.sampled_from(list(places(json_document))))
+    changed_document = with_value(json_document, path, data.draw(JSON))
     try:
-        read = diagnosis_of(made)
+        read = diagnosis_of(changed_document)
     except DocumentError:
         return
     text([read], Style())

@@ -54,27 +54,27 @@ TURNING = (
 def test_a_cause_that_stands_now_says_nothing_of_its_age() -> None:
     for seen_s in (NOW_S, math.nan):
         standing = replace(PRESSURE, seen_s=seen_s, unless=TURNING)
-        for told in (as_text, as_markdown):
-            said = told(changed(SICK, causes=[standing]))
+        for render in (as_text, as_markdown):
+            said = render(changed(SICK, causes=[standing]))
             assert PRESSURE.summary in said
             assert "last detected" not in said
 
 
-@pytest.mark.parametrize("told", [as_text, as_markdown])
+@pytest.mark.parametrize("render", [as_text, as_markdown])
 def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(
-    told: Callable[[Diagnosis], str],
+    render: Callable[[Diagnosis], str],
 ) -> None:
     lingering = replace(PRESSURE, seen_s=NOW_S - 8)
-    said = told(changed(SICK, causes=[lingering]))
+    said = render(changed(SICK, causes=[lingering]))
     assert f"Ending: last detected 8 s ago. It was: {PRESSURE.summary}" in said
     assert "if it returns, do first:" in said.lower().replace("*", "")
-    assert "if it returns" not in told(SICK).lower()
+    assert "if it returns" not in render(SICK).lower()
 
 
-@pytest.mark.parametrize("told", [as_text, as_markdown])
-def test_causes_of_another_version_are_told(told: Callable[[Diagnosis], str]) -> None:
+@pytest.mark.parametrize("render", [as_text, as_markdown])
+def test_causes_of_another_version_are_told(render: Callable[[Diagnosis], str]) -> None:
     newer = replace(PRESSURE, id="quite_new", explains=("newer_still",))
-    said = told(changed(SICK, causes=[newer]))
+    said = render(changed(SICK, causes=[newer]))
     assert "quite_new" in said
     assert "newer_still" in said
 
@@ -122,63 +122,65 @@ def test_a_healthy_engine_is_told_in_a_few_lines() -> None:
 
 
 def test_a_page_that_cannot_be_read_says_why_once() -> None:
-    told = text([UNREADABLE], PLAIN)
-    assert told.startswith(
+    rendered = text([UNREADABLE], PLAIN)
+    assert rendered.startswith(
         "CRITICAL  target_down  http://gpu-7:8000 (model llama, engine 0), last tried at "
         "00:06:40 UTC\n"
     )
-    assert told.count("connection refused") == 1
-    assert "KV cascade: unknown, the page could not be read" in told
-    assert told.endswith("could not be judged:\n   everything: the page could not be read")
-    assert "window 0 s" not in told
+    assert rendered.count("connection refused") == 1
+    assert "KV cascade: unknown, the page could not be read" in rendered
+    assert rendered.endswith("could not be judged:\n   everything: the page could not be read")
+    assert "window 0 s" not in rendered
 
 
 def test_a_target_that_was_never_read_has_no_engine() -> None:
-    told = text([changed(UNREADABLE, model="", engine="")], PLAIN)
-    assert told.startswith("CRITICAL  target_down  http://gpu-7:8000, last tried at ")
+    rendered = text([changed(UNREADABLE, model="", engine="")], PLAIN)
+    assert rendered.startswith("CRITICAL  target_down  http://gpu-7:8000, last tried at ")
 
 
 def test_a_forecast() -> None:
     assert HEALTHY.stage is not None
     stage = replace(HEALTHY.stage, number=1, forecast_s=240.0)
-    told = text([changed(HEALTHY, stage=stage)], PLAIN)
-    assert "stage 1 (filling) for 90 s, since 00:05:10 UTC; KV cache full in about 4 min" in told
+    rendered = text([changed(HEALTHY, stage=stage)], PLAIN)
+    assert (
+        "stage 1 (filling) for 90 s, since 00:05:10 UTC; KV cache full in about 4 min" in rendered
+    )
 
 
 def test_a_target_that_will_break() -> None:
     breaks = {"slo_breaks_in_s": 300.0, "slo_breaks_soonest_s": 120.0, "slo_breaks_latest_s": 900.0}
-    told = text([changed(HEALTHY, values={**HEALTHY.values, **breaks})], PLAIN)
+    rendered = text([changed(HEALTHY, values={**HEALTHY.values, **breaks})], PLAIN)
     assert "TTFT P99 passes its target in about 5 min (at least 2 min, at most 15 min)" in flat(
-        told
+        rendered
     )
     breaks = {"slo_breaks_in_s": 0.0}
-    told = text([changed(HEALTHY, values={**HEALTHY.values, **breaks})], PLAIN)
-    assert "TTFT P99 may pass its target at any moment" in flat(told)
+    rendered = text([changed(HEALTHY, values={**HEALTHY.values, **breaks})], PLAIN)
+    assert "TTFT P99 may pass its target at any moment" in flat(rendered)
     assert "target" not in slo_words(HEALTHY)
 
 
-def flat(told: str) -> str:
+def flat(rendered: str) -> str:
     """A text without its line breaks."""
-    return " ".join(told.split())
+    return " ".join(rendered.split())
 
 
 def test_a_note_says_what_it_is_about() -> None:
     note = finding("KV-FULL", "info", 0.93)
-    told = text([changed(HEALTHY, health="info", findings=[note])], PLAIN)
-    assert told.startswith("INFO  http://gpu-7:8000")
-    assert "\nnotes:\n   KV-FULL: KV cache usage is above its target band" in told
-    assert "(kv_usage_avg_ratio 93%)" in told
+    rendered = text([changed(HEALTHY, health="info", findings=[note])], PLAIN)
+    assert rendered.startswith("INFO  http://gpu-7:8000")
+    assert "\nnotes:\n   KV-FULL: KV cache usage is above its target band" in rendered
+    assert "(kv_usage_avg_ratio 93%)" in rendered
 
 
 def test_findings_that_no_cause_speaks_of() -> None:
     findings = [finding("ERRORS", "critical", 0.2), finding("KV-EVICT", "critical", 0.24)]
-    told = text([changed(SICK, findings=findings)], PLAIN)
+    rendered = text([changed(SICK, findings=findings)], PLAIN)
     assert (
         "also out of bounds:\n   ERRORS: Requests end in an error (finished_error_ratio 20%)"
-        in (told)
+        in (rendered)
     )
-    assert "critical. Read vLLM's log." in " ".join(told.split())
-    assert "KV-EVICT" not in told, "the cause says it with its number"
+    assert "critical. Read vLLM's log." in " ".join(rendered.split())
+    assert "KV-EVICT" not in rendered, "the cause says it with its number"
 
 
 @pytest.mark.parametrize(
@@ -196,43 +198,43 @@ def test_what_only_a_clear_time_holds_is_told_as_over(
     now: float | None, more: dict[str, Any], said: str
 ) -> None:
     over = Clearing(NOW_S - 9, 0.41, Severity.CRITICAL)
-    made = finding("KV-EVICT", "info", now, clearing=over, **more)
-    diagnosis = changed(HEALTHY, health="info", findings=[made])
-    for told in (as_text(diagnosis), as_markdown(diagnosis)):
-        whole = " ".join(told.replace("\\", "").split())
+    eviction = finding("KV-EVICT", "info", now, clearing=over, **more)
+    diagnosis = changed(HEALTHY, health="info", findings=[eviction])
+    for rendered in (as_text(diagnosis), as_markdown(diagnosis)):
+        whole = " ".join(rendered.replace("\\", "").split())
         assert "preemption_ratio_per_s was 41%/s until 00:06:31 UTC" in whole
         assert said in whole
-        assert made.rule.summary not in whole, "it is not so now"
-        assert made.rule.advice not in whole
+        assert eviction.rule.summary not in whole, "it is not so now"
+        assert eviction.rule.advice not in whole
         assert "CRITICAL" not in whole.upper()
 
 
 def test_what_keeps_a_rule_quiet_stands_beside_its_number() -> None:
     quiet = finding("KV-EVICT", "ok", 0.14, note="not judged: preempted_in_window is below 3")
     values = {"running": 7.0, "preemption_ratio_per_s": 0.14}
-    told = as_text(changed(HEALTHY, findings=[quiet], values=values))
-    assert "now: 7 running, 14% preempted/s (not judged: preempted_in_window is" in told
+    rendered = as_text(changed(HEALTHY, findings=[quiet], values=values))
+    assert "now: 7 running, 14% preempted/s (not judged: preempted_in_window is" in rendered
 
 
 def test_the_worst_engine_comes_first_and_what_all_lack_is_said_once() -> None:
     unknown = ["gpu_*: no GPU source"]
     engines = [changed(HEALTHY, engine="1", unknown=unknown), changed(SICK, unknown=unknown)]
-    told = text(engines, PLAIN)
-    assert told.index("CRITICAL") < told.index("OK")
-    assert told.count("no GPU source") == 1
+    rendered = text(engines, PLAIN)
+    assert rendered.index("CRITICAL") < rendered.index("OK")
+    assert rendered.count("no GPU source") == 1
     other = text([engines[0], changed(SICK, unknown=["a: b"])], PLAIN)
     assert other.count("could not be judged:") == 2
 
 
 def test_without_footers() -> None:
-    told = text([changed(SICK, unknown=["gpu_*: no GPU source"])], PLAIN, footers=False)
-    assert told.endswith("or add replicas.")
+    rendered = text([changed(SICK, unknown=["gpu_*: no GPU source"])], PLAIN, footers=False)
+    assert rendered.endswith("or add replicas.")
 
 
 @pytest.mark.parametrize("health", COLOURS)
 def test_colour(health: str) -> None:
-    told = text([changed(HEALTHY, health=health)], Style(colour=True))
-    assert told.startswith(f"\x1b[{COLOURS[health]}m{health.upper()}\x1b[0m  ")
+    rendered = text([changed(HEALTHY, health=health)], Style(colour=True))
+    assert rendered.startswith(f"\x1b[{COLOURS[health]}m{health.upper()}\x1b[0m  ")
     assert "\x1b" not in text([changed(HEALTHY, health=health)], PLAIN)
 
 
@@ -248,24 +250,26 @@ def test_lines_of_real_diagnoses_fit(name: str, width: int) -> None:
 @pytest.mark.parametrize("render", [as_text, as_markdown])
 def test_names_of_other_machines_steer_nothing(render: Callable[[Diagnosis], str]) -> None:
     cause = replace(PRESSURE, summary="bad \x1b]0;name\x07")
-    told = render(changed(SICK, target="a\x1b[2J", model="b\rc\u202e", causes=[cause]))
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", told)
+    rendered = render(changed(SICK, target="a\x1b[2J", model="b\rc\u202e", causes=[cause]))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", rendered)
 
 
 def test_gaps_of_a_real_server_are_grouped() -> None:
-    told = gaps(diagnoses(CAPTURES / "healthy_light.jsonl.gz")[-1])
-    assert "gpu_*: no GPU source" in told
+    gap_lines = gaps(diagnoses(CAPTURES / "healthy_light.jsonl.gz")[-1])
+    assert "gpu_*: no GPU source" in gap_lines
     assert "set these for more signals: slo.ttft_p99_s, gpus, peak.flop_per_s, " in (
-        "\n".join(told)
+        "\n".join(gap_lines)
     )
-    (unused,) = [line for line in told if line.startswith("not in use on this server: ")]
+    (unused,) = [line for line in gap_lines if line.startswith("not in use on this server: ")]
     features = unused.partition(": ")[2].split(", ")
     assert set(features) == {
         *("speculation", "LoRA", "KV connector", "LMCache (single-engine endpoints only)"),
         *("--kv-cache-metrics", "--enable-mfu-metrics"),
     }
-    assert len(told) <= 5
-    assert "XFER" not in "\n".join(told), "a rule of a feature that is not in use is not missed"
+    assert len(gap_lines) <= 5
+    assert "XFER" not in "\n".join(gap_lines), (
+        "a rule of a feature that is not in use is not missed"
+    )
 
 
 def test_features_of_a_page_without_them_have_names() -> None:
@@ -285,9 +289,9 @@ def test_features_of_a_page_without_them_have_names() -> None:
     [("lora_thrash", "LoRA"), ("spec_good", "speculation"), ("prefix_churn", "--kv-cache-metrics")],
 )
 def test_a_feature_in_use_is_not_called_unused(name: str, used: str) -> None:
-    found = diagnoses(CAPTURES / f"{name}.jsonl.gz")
+    recorded = diagnoses(CAPTURES / f"{name}.jsonl.gz")
     assert used in not_in_use(diagnoses(CAPTURES / "idle.jsonl.gz")[-1])
-    assert used not in not_in_use(found[len(found) // 2])
+    assert used not in not_in_use(recorded[len(recorded) // 2])
 
 
 def test_features_are_not_called_unused_on_the_first_scrape() -> None:
@@ -313,8 +317,8 @@ def test_gaps_with_the_same_reason_share_a_line() -> None:
 
 
 def test_many_gaps_are_cut() -> None:
-    told = gaps(changed(HEALTHY, unknown=[f"signal_{n}: reason {n}" for n in range(20)]))
-    assert told[5:] == ["signal_5: reason 5", "and 14 more lines (--format json)"]
+    gap_lines = gaps(changed(HEALTHY, unknown=[f"signal_{n}: reason {n}" for n in range(20)]))
+    assert gap_lines[5:] == ["signal_5: reason 5", "and 14 more lines (--format json)"]
 
 
 def test_rules_that_are_not_judged_by_reason() -> None:
@@ -347,18 +351,21 @@ def test_as_many_numbers_as_fit(width: int, shown: str) -> None:
 
 def test_markdown() -> None:
     note = finding("ERRORS", "warning", 0.03)
-    told = markdown([changed(SICK, model="a|b*c", findings=[note], unknown=["gpu_*: no source"])])
-    assert told.startswith("## CRITICAL: http://gpu-7:8000 (model a\\|b\\*c, engine 0)\n")
-    assert (
-        "\n2026-11-21 00:06:40 UTC. KV cascade: stage 3 (queueing) for 40 s, since 00:06:0" in told
+    rendered = markdown(
+        [changed(SICK, model="a|b*c", findings=[note], unknown=["gpu_*: no source"])]
     )
-    assert "\n### 1. `kv_pressure` (critical, confidence 0.97)\n" in told
+    assert rendered.startswith("## CRITICAL: http://gpu-7:8000 (model a\\|b\\*c, engine 0)\n")
+    assert (
+        "\n2026-11-21 00:06:40 UTC. KV cascade: stage 3 (queueing) for 40 s, since 00:06:0"
+        in rendered
+    )
+    assert "\n### 1. `kv_pressure` (critical, confidence 0.97)\n" in rendered
     row = "| the KV cache is 99% full | `kv_usage_avg_ratio` | 99% | 90% |"
-    assert row in told.splitlines()
-    assert "| against: the cache is large | `kv_capacity_tokens` | 5 | - |" in told.splitlines()
-    assert "\n**Do first:** Give the KV cache more room" in told
-    assert "\nExplains: `queue_saturation`." in told
+    assert row in rendered.splitlines()
+    assert "| against: the cache is large | `kv_capacity_tokens` | 5 | - |" in rendered.splitlines()
+    assert "\n**Do first:** Give the KV cache more room" in rendered
+    assert "\nExplains: `queue_saturation`." in rendered
     seen = "- ERRORS: Requests end in an error (finished_error_ratio 3%); warning. Read vLLM's log."
-    assert f"\n### Also out of bounds\n\n{seen}" in told
-    assert "\n- gpu_\\*: no source" in told
+    assert f"\n### Also out of bounds\n\n{seen}" in rendered
+    assert "\n- gpu_\\*: no source" in rendered
     assert "Could not be judged" not in markdown([SICK], footers=False)

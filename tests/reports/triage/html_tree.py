@@ -128,13 +128,15 @@ def _nesting(root: Node) -> Iterator[str]:
 
 def _ids(root: Node) -> Iterator[str]:
     seen = [node.attributes["id"] for node in root.every() if "id" in node.attributes]
-    yield from (f"id {one} twice" for one in set(seen) if seen.count(one) > 1)
-    yield from (f"id {one!r} is no word" for one in seen if not re.fullmatch(r"[\w-]+", one))
+    yield from (f"id {node_id} twice" for node_id in set(seen) if seen.count(node_id) > 1)
+    yield from (
+        f"id {node_id!r} is no word" for node_id in seen if not re.fullmatch(r"[\w-]+", node_id)
+    )
     for node in root.every():
         for name in REFERENCES:
-            for one in node.attributes.get(name, "").split():
-                if one not in seen:
-                    yield f"{name}={one} leads nowhere"
+            for target_id in node.attributes.get(name, "").split():
+                if target_id not in seen:
+                    yield f"{name}={target_id} leads nowhere"
         link = node.attributes.get("href", "")
         if link.startswith("#") and link[1:] not in seen:
             yield f"href={link} leads nowhere"

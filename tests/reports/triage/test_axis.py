@@ -46,8 +46,8 @@ def test_a_mark_at_the_end_is_none() -> None:
 
 def seen_for(seconds: float, *, asked_s: float = 10_800.0) -> Axis:
     engine = EngineView(HEALTHY, [IntervalView("health", "ok", "ok", NOW_S - seconds, None)])
-    made = views.view(views.target("t", engine), back_s=asked_s)
-    return axis_of(replace(made, now_s=NOW_S, since_s=NOW_S - asked_s, until_s=NOW_S))
+    view = views.view(views.target("t", engine), back_s=asked_s)
+    return axis_of(replace(view, now_s=NOW_S, since_s=NOW_S - asked_s, until_s=NOW_S))
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,10 @@ def still(view: TriageView) -> TriageView:
 
 def cascade_at(place: int) -> TriageView:
     """The cascade at one of its scrapes, followed quickly."""
-    made = views.view(
+    view = views.view(
         views.target("cascade", views.engine(views.recorded("kv_pressure_cascade")[:place]))
     )
-    return replace(made, refresh_s=QUICK_S)
+    return replace(view, refresh_s=QUICK_S)
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -96,7 +96,7 @@ def test_a_page_fits_and_asks_nobody_else(browser: Browser, tmp_path: Path, name
 
 def test_what_a_screen_reader_is_told(browser: Browser) -> None:
     with looking(browser, still(views.cascade())) as (page, _, _):
-        told = page.locator("body").aria_snapshot()
+        snapshot = page.locator("body").aria_snapshot()
         for line in (
             '- link "Skip to the verdict"',
             "- banner:",
@@ -116,7 +116,7 @@ def test_what_a_screen_reader_is_told(browser: Browser) -> None:
             '- region "Not judged, and why":',
             "- contentinfo:",
         ):
-            assert line in told, line
+            assert line in snapshot, line
         status = page.get_by_role("status").filter(has_text="CRITICAL: kv_pressure on")
         expect(status).to_have_count(1)
 
@@ -333,15 +333,19 @@ def test_a_name_without_a_blank_breaks_no_layout(browser: Browser) -> None:
     cause = replace(PRESSURE, id=long, summary=long)
     engine = EngineView(changed(HEALTHY, health="critical", model=long, causes=[cause]))
     target = views.target(long, engine, labels={long: long})
-    for one in (True, False):
-        with looking(browser, still(views.view(target, single=one)), width=360) as (page, _, _):
+    for single in (True, False):
+        with looking(browser, still(views.view(target, single=single)), width=360) as (page, _, _):
             assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
 def test_no_number_is_broken_where_there_is_little_room(browser: Browser) -> None:
     numbers = dict.fromkeys(("usd_per_million_tokens_at_least", "kv_capacity_tokens"), 12_256_512.0)
-    made = replace(FP8, before=numbers, predicted={key: 2 * now for key, now in numbers.items()})
-    view = views.view(views.target("a", EngineView(changed(SICK, recommendations=(made,)))))
+    recommendation = replace(
+        FP8, before=numbers, predicted={key: 2 * now for key, now in numbers.items()}
+    )
+    view = views.view(
+        views.target("a", EngineView(changed(SICK, recommendations=(recommendation,))))
+    )
     with looking(browser, still(view), width=360) as (page, _, _):
         broken = page.evaluate(
             """[...document.querySelectorAll('.numbers td')].filter(td => {

@@ -13,11 +13,11 @@ from kneewatch.reports.triage.causes import ChangeView, change_view, command
 
 
 def made(*changes: Change, **fields: object) -> ChangeView:
-    told: dict[str, object] = {
+    all_fields: dict[str, object] = {
         "id": "x", "cause": "kv_pressure", "changes": changes, "summary": "s", "predicted": {},
         "cost_usd_per_hour": 0.0, "checks": (), "risk": "", "verify": (), "guide": (), **fields,
     }  # fmt: skip
-    return change_view(Recommendation(**told))  # type: ignore[arg-type]
+    return change_view(Recommendation(**all_fields))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -34,24 +34,24 @@ def made(*changes: Change, **fields: object) -> ChangeView:
     ],
 )
 def test_a_change(change: Change, typed: str, instead: str, besides: tuple[str, ...]) -> None:
-    found = made(change)
-    assert (found.command, found.instead, found.besides) == (typed, instead, besides)
+    view = made(change)
+    assert (view.command, view.instead, view.besides) == (typed, instead, besides)
 
 
 def test_changes_that_belong_together_are_typed_together() -> None:
-    found = made(Change("--a", 1, 2), Change("--b", None, None), Change("--c", None, "x y"))
-    assert found.command == "--a 2 --c 'x y'"
-    assert found.besides == ("drop --b",)
-    assert found.title == "--a 1 → 2, drop --b, --c → x y"
+    view = made(Change("--a", 1, 2), Change("--b", None, None), Change("--c", None, "x y"))
+    assert view.command == "--a 2 --c 'x y'"
+    assert view.besides == ("drop --b",)
+    assert view.title == "--a 1 → 2, drop --b, --c → x y"
 
 
 def test_numbers_that_move() -> None:
-    found = made(
+    view = made(
         Change("--a", 1, 2),
         before={"kv_usage_ratio": 0.98, "waiting": 3.0, "itl_s": 0.02},
         predicted={"kv_usage_ratio": 0.74, "waiting": 3.0, "ttft_s": 0.5},
     )
-    assert [(row.label, row.before, row.after) for row in found.numbers] == [
+    assert [(row.label, row.before, row.after) for row in view.numbers] == [
         ("KV usage", "98%", "74%"),
         ("TTFT", "-", "500 ms"),
     ]

@@ -16,7 +16,7 @@ AXIS = Axis(1000.0, 1100.0)
 
 def made(key: str, values: list[float], *bounds: float, moment_s: float = 1100.0) -> Chart:
     times = [1000.0 + 100 * n / max(1, len(values) - 1) for n in range(len(values))]
-    found = chart(
+    drawn = chart(
         key,
         SeriesView(times, values),
         AXIS,
@@ -24,20 +24,20 @@ def made(key: str, values: list[float], *bounds: float, moment_s: float = 1100.0
         held=(1050.0, None),
         moment_s=moment_s,
     )
-    assert found is not None
-    return found
+    assert drawn is not None
+    return drawn
 
 
 def test_a_chart() -> None:
-    found = made("ttft_p99_s", [0.0, 1.0, 2.0], 0.5)
-    assert found.top == "2.5 s"
-    assert found.line == "M0,100.0L500,60.0L1000,20.0"
-    assert found.area == "M0,100.0L500,60.0L1000,20.0L1000,100.0L0,100.0Z"
-    assert [(bound.y, bound.words) for bound in found.bounds] == [(80.0, "bound 500 ms")]
-    assert found.held == (50.0, 50.0)
-    assert found.last == pytest.approx((100.0, 20.0))
-    assert found.moment_x is None
-    assert found.desc == (
+    drawn = made("ttft_p99_s", [0.0, 1.0, 2.0], 0.5)
+    assert drawn.top == "2.5 s"
+    assert drawn.line == "M0,100.0L500,60.0L1000,20.0"
+    assert drawn.area == "M0,100.0L500,60.0L1000,20.0L1000,100.0L0,100.0Z"
+    assert [(bound.y, bound.words) for bound in drawn.bounds] == [(80.0, "bound 500 ms")]
+    assert drawn.held == (50.0, 50.0)
+    assert drawn.last == pytest.approx((100.0, 20.0))
+    assert drawn.moment_x is None
+    assert drawn.desc == (
         "From 0 ms to 2.0 s in 100 s to 00:18:20 UTC; 2.0 s at 00:18:20 UTC; bound 500 ms."
     )
 
@@ -51,14 +51,14 @@ def test_a_lone_point_is_a_dot() -> None:
 
 
 def test_a_bound_above_all_values_is_inside_the_chart() -> None:
-    found = made("running", [1.0, 2.0], 100.0)
-    assert 0 < found.bounds[0].y < 20
+    drawn = made("running", [1.0, 2.0], 100.0)
+    assert 0 < drawn.bounds[0].y < 20
 
 
 def test_a_past_moment_has_its_mark_and_its_value() -> None:
-    found = made("running", [1.0, 2.0, 3.0, 4.0, 5.0], moment_s=1060.0)
-    assert found.moment_x == 60.0
-    assert found.last[0] == 50.0, "the newest value known at that moment"
+    drawn = made("running", [1.0, 2.0, 3.0, 4.0, 5.0], moment_s=1060.0)
+    assert drawn.moment_x == 60.0
+    assert drawn.last[0] == 50.0, "the newest value known at that moment"
 
 
 def test_nothing_known_is_no_chart() -> None:
@@ -73,9 +73,9 @@ def test_a_signal_that_is_always_zero_has_no_made_up_scale() -> None:
 
 
 def test_values_below_zero_are_drawn() -> None:
-    found = made("waiting_slope_per_s", [-1.0, 1.0])
-    assert found.line == "M0,100.0L1000,9.1"
-    assert found.area == "M0,100.0L1000,9.1L1000,54.5L0,54.5Z", "from nothing"
+    drawn = made("waiting_slope_per_s", [-1.0, 1.0])
+    assert drawn.line == "M0,100.0L1000,9.1"
+    assert drawn.area == "M0,100.0L1000,9.1L1000,54.5L0,54.5Z", "from nothing"
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_round_numbers(value: float, key: str, top: float) -> None:
     st.lists(st.floats(-1e9, 1e9), max_size=3),
 )
 def test_everything_lies_inside(values: list[float], bounds: list[float]) -> None:
-    found = made("running", values, *bounds)
-    assert all(-0.1 <= bound.y <= 100.1 for bound in found.bounds)
-    pairs = found.line.replace("M", "L").replace("h0", "").split("L")
+    drawn = made("running", values, *bounds)
+    assert all(-0.1 <= bound.y <= 100.1 for bound in drawn.bounds)
+    pairs = drawn.line.replace("M", "L").replace("h0", "").split("L")
     heights = [float(pair.split(",")[1]) for pair in pairs if pair.strip()]
     assert all(-0.1 <= height <= 100.1 for height in heights)

@@ -34,13 +34,13 @@ PAIRS = [
 def scheme(*, dark: bool) -> dict[str, str]:
     """The colours by role; the dark scheme overrides the light one."""
     light, _, rest = palette().partition("@media screen and (prefers-color-scheme: dark)")
-    found = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light))
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light))
     if dark:
         inside = rest[: rest.index("\n}\n")]
         overridden = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", inside))
-        assert set(overridden) == set(found), "every colour has its dark counterpart"
-        found |= overridden
-    return found
+        assert set(overridden) == set(colours), "every colour has its dark counterpart"
+        colours |= overridden
+    return colours
 
 
 def luminance(colour: str) -> float:
@@ -50,9 +50,9 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(colour: str, other: str) -> float:
     """The contrast ratio of two colours, 1 to 21."""
-    low, high = sorted((luminance(one), luminance(other)))
+    low, high = sorted((luminance(colour), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
@@ -72,9 +72,9 @@ def test_the_arithmetic() -> None:
 def test_contrast(dark: bool) -> None:
     colours = scheme(dark=dark)
     low = {
-        (one, other): round(contrast(colours[one], colours[other]), 2)
-        for one, other, least in PAIRS
-        if contrast(colours[one], colours[other]) < least
+        (colour, other): round(contrast(colours[colour], colours[other]), 2)
+        for colour, other, least in PAIRS
+        if contrast(colours[colour], colours[other]) < least
     }
     assert low == {}
 

@@ -21,18 +21,18 @@ def made(*intervals: IntervalView, moment_s: float = 1000.0) -> Lanes:
 
 
 def test_a_cascade_climbs_the_lanes() -> None:
-    found = made(stage(0, 0, 400), stage(2, 400, 700, "info"), stage(3, 700, None, "critical"))
-    told = [(lane.name, lane.current, [(b.x, b.width, b.kind) for b in lane.bars])
-            for lane in found.stages]  # fmt: skip
-    assert told == [
+    drawn = made(stage(0, 0, 400), stage(2, 400, 700, "info"), stage(3, 700, None, "critical"))
+    shown = [(lane.name, lane.current, [(b.x, b.width, b.kind) for b in lane.bars])
+            for lane in drawn.stages]  # fmt: skip
+    assert shown == [
         ("4 collapsing", False, []),
         ("3 queueing", True, [(70.0, 30.0, "critical")]),
         ("2 evicting", False, [(40.0, 30.0, "info")]),
         ("1 filling", False, []),
         ("0 steady", False, [(0.0, 40.0, "ok")]),
     ]
-    assert found.gaps == ()
-    assert found.desc == (
+    assert drawn.gaps == ()
+    assert drawn.desc == (
         "stage 0 (steady) 00:00:00 UTC to 00:06:40 UTC, 7 min; "
         "stage 2 (evicting) 00:06:40 UTC to 00:11:40 UTC, 5 min; "
         "stage 3 (queueing) since 00:11:40 UTC."
@@ -40,47 +40,47 @@ def test_a_cascade_climbs_the_lanes() -> None:
 
 
 def test_what_is_current_is_what_holds_at_the_moment_shown() -> None:
-    found = made(stage(0, 0, 400), stage(3, 400, None), moment_s=200.0)
-    assert [lane.name for lane in found.stages if lane.current] == ["0 steady"]
+    drawn = made(stage(0, 0, 400), stage(3, 400, None), moment_s=200.0)
+    assert [lane.name for lane in drawn.stages if lane.current] == ["0 steady"]
 
 
 def test_gaps_are_told_apart() -> None:
     health = IntervalView("health", "critical", "critical", 300, 600)
     down = IntervalView("cause", "target_down", "critical", 304, 500)
-    found = made(stage(0, 100, 300), health, down, stage(0, 600, None))
-    assert [(gap.kind, gap.x, gap.width, gap.words) for gap in found.gaps] == [
+    drawn = made(stage(0, 100, 300), health, down, stage(0, 600, None))
+    assert [(gap.kind, gap.x, gap.width, gap.words) for gap in drawn.gaps] == [
         ("unseen", 0.0, 10.0, "not watched"),
         ("unread", 30.0, 20.5, "the page could not be read"),
         ("unjudged", 50.5, 9.5, "the stage could not be judged"),
     ]
-    assert found.desc.endswith("3 gaps in which the stage is unknown.")
+    assert drawn.desc.endswith("3 gaps in which the stage is unknown.")
 
 
 def test_a_page_that_was_read_is_not_told_as_unreadable() -> None:
     health = IntervalView("health", "unknown", "unknown", 300, 600)
     lacks = IntervalView("cause", "metrics_missing", "warning", 300, 600)
-    found = made(stage(0, 0, 300), health, lacks, stage(0, 600, None))
-    assert [gap.words for gap in found.gaps] == ["the stage could not be judged"]
+    drawn = made(stage(0, 0, 300), health, lacks, stage(0, 600, None))
+    assert [gap.words for gap in drawn.gaps] == ["the stage could not be judged"]
 
 
 def test_nothing_known() -> None:
-    found = made()
-    assert found.desc == "The stage is unknown in this time range."
-    assert [(gap.kind, gap.width) for gap in found.gaps] == [("unseen", 100.0)]
+    drawn = made()
+    assert drawn.desc == "The stage is unknown in this time range."
+    assert [(gap.kind, gap.width) for gap in drawn.gaps] == [("unseen", 100.0)]
 
 
 def test_what_lies_outside_is_left_out() -> None:
-    found = made(stage(4, -200, -100), stage(0, 1100, None), stage(1, -50, 100))
-    assert [len(lane.bars) for lane in found.stages] == [0, 0, 0, 1, 0]
+    drawn = made(stage(4, -200, -100), stage(0, 1100, None), stage(1, -50, 100))
+    assert [len(lane.bars) for lane in drawn.stages] == [0, 0, 0, 1, 0]
 
 
 def test_causes_newest_first_and_the_rest_counted() -> None:
     causes = [IntervalView("cause", f"c{n}", "warning", 50.0 * n, 50.0 * n + 20) for n in range(11)]
-    found = made(*causes)
-    assert [lane.name for lane in found.causes] == [
+    drawn = made(*causes)
+    assert [lane.name for lane in drawn.causes] == [
         f"c{n}" for n in range(10, 10 - CAUSE_LANES, -1)
     ]
-    assert found.more_causes == 11 - CAUSE_LANES
+    assert drawn.more_causes == 11 - CAUSE_LANES
 
 
 def test_a_flapping_stage_is_drawn_as_few_bars_of_the_worst_severity() -> None:
@@ -98,14 +98,14 @@ def test_a_flapping_stage_is_drawn_as_few_bars_of_the_worst_severity() -> None:
 )
 def test_bars_and_gaps_lie_on_the_axis(rows: list[tuple[int, float, float | None]]) -> None:
     intervals = [stage(n, start, None if d is None else start + d) for n, start, d in rows]
-    found = made(*intervals)
-    for lane in found.stages:
+    drawn = made(*intervals)
+    for lane in drawn.stages:
         assert all(b.x >= 0 and b.x + b.width <= 100 + 1e-9 for b in lane.bars)
         for before, after in zip(lane.bars, lane.bars[1:], strict=False):
             assert after.x - before.x - before.width >= NEAR - 1e-9
-    for gap in found.gaps:
+    for gap in drawn.gaps:
         middle_s = 10 * (gap.x + gap.width / 2)
         assert not any(
-            one.start_s < middle_s < (one.end_s if one.end_s is not None else 1e9)
-            for one in intervals
+            interval.start_s < middle_s < (interval.end_s if interval.end_s is not None else 1e9)
+            for interval in intervals
         )

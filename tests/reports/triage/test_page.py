@@ -141,11 +141,11 @@ def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Nod
     assert rows[0] == ["number", "now", "after"]
     assert ["KV tokens", "5,088", "36,832"] in rows
     assert ["preemptions/s", "4.29", "0"] in rows
-    told = change.text
-    assert "Then verify num_gpu_blocks in vllm:cache_config_info is about 1152" in told
-    assert "Risk vLLM runs out of memory at start if the blocks do not fit." in told
-    assert "Cost no change in price; needs a restart" in told
-    assert "Unknown TTFT and ITL after the change (not measured beyond " in told
+    words = change.text
+    assert "Then verify num_gpu_blocks in vllm:cache_config_info is about 1152" in words
+    assert "Risk vLLM runs out of memory at start if the blocks do not fit." in words
+    assert "Cost no change in price; needs a restart" in words
+    assert "Unknown TTFT and ITL after the change (not measured beyond " in words
     others = [node.one("summary").text for node in cascade.every("details", css="change")]
     assert others[0] == (
         "or --kv-cache-dtype auto → fp8, --num-gpu-blocks-override 160 → 320 (not enough alone)"
@@ -195,15 +195,15 @@ def test_old_numbers_are_not_called_healthy() -> None:
 
 
 def test_old_numbers_of_a_sick_engine_stay_critical_and_are_called_old() -> None:
-    made = views.cascade()
-    root = page(replace(made, now_s=made.now_s + 100))
+    view = views.cascade()
+    root = page(replace(view, now_s=view.now_s + 100))
     assert root.one(css="word").text == "CRITICAL"
     assert root.one(css="late").text.startswith("No scrape for 101 s")
 
 
 def test_a_past_moment_is_marked_and_leads_back() -> None:
-    made = views.past()
-    root = page(made)
+    view = views.past()
+    root = page(view)
     banner = root.one("aside", css="banner")
     assert banner.text == ("Past state: 2026-11-21 00:03:39 UTC, 60 min ago. Back to now")
     assert banner.one("a").attributes["href"] == "?target=kv_pressure_cascade"
@@ -221,8 +221,8 @@ def test_a_past_moment_is_marked_and_leads_back() -> None:
 
 
 def test_a_past_moment_at_which_nothing_was_watched() -> None:
-    made = alone(error="not watched at that moment")
-    root = page(replace(made, now_s=NOW_S + 60, at_s=NOW_S, since_s=NOW_S - 600, until_s=NOW_S))
+    view = alone(error="not watched at that moment")
+    root = page(replace(view, now_s=NOW_S + 60, at_s=NOW_S, since_s=NOW_S - 600, until_s=NOW_S))
     assert root.one(css="word").text == "UNKNOWN"
     assert root.one("h1").text == "Not watched at that moment."
     assert root.one("form"), "another moment can be asked for"
@@ -272,43 +272,43 @@ def test_findings_that_no_cause_tells() -> None:
     findings = [finding("ERRORS", "critical", 0.2), finding("KV-FULL", "info", 0.93)]
     root = page(alone(EngineView(changed(HEALTHY, health="critical", findings=findings))))
     assert root.one("h1").text == "Requests end in an error."
-    told = [node.text for node in root.every("li", css="finding")]
-    assert told[0].startswith("critical Requests end in an error: 20% ERRORS finished_error_ratio")
-    assert "Read vLLM's log." in told[0]
-    assert told[1].startswith("info KV cache usage is above its target band: 93%")
+    lines = [node.text for node in root.every("li", css="finding")]
+    assert lines[0].startswith("critical Requests end in an error: 20% ERRORS finished_error_ratio")
+    assert "Read vLLM's log." in lines[0]
+    assert lines[1].startswith("info KV cache usage is above its target band: 93%")
 
 
 @pytest.mark.parametrize("percent", [50, 99])
 def test_a_target_is_drawn_where_its_rule_is_out_of_bounds(percent: int) -> None:
     rules = {rule.id: rule for rule in slo_rules(ttft_p99_s=2.0, itl_p99_s=None)}
-    found = list(views.until("kv_pressure_cascade", 100))
+    recorded = list(views.until("kv_pressure_cascade", 100))
     rule = rules[f"TTFT-P{percent}"]
-    made = Finding(rule, "critical", Severity.CRITICAL, 5.1, found[-1].t_s - 20)
-    found[-1] = changed(found[-1], causes=[], recommendations=(), findings=[made])
-    read = diagnosis_of(document(found[-1]))
-    shown = replace(views.engine(found), diagnosis=read)
+    out_of_bounds = Finding(rule, "critical", Severity.CRITICAL, 5.1, recorded[-1].t_s - 20)
+    recorded[-1] = changed(recorded[-1], causes=[], recommendations=(), findings=[out_of_bounds])
+    read = diagnosis_of(document(recorded[-1]))
+    shown = replace(views.engine(recorded), diagnosis=read)
     item = page(alone(shown)).one("li", css="finding")
     assert [line.attributes["class"] for line in item.every("line", css="bound")] == ["bound"]
     assert " 2.0 s" in item.one("p", css="bounds").text
 
 
 def test_what_is_over_is_told_as_over_and_its_stretch_ends() -> None:
-    found = list(views.until("kv_pressure_cascade", 100))
-    t_s = found[-1].t_s
+    recorded = list(views.until("kv_pressure_cascade", 100))
+    t_s = recorded[-1].t_s
     over = finding("KV-EVICT", "info", 0.0, clearing=Clearing(t_s - 9, 0.4, Severity.CRITICAL))
     over = over._replace(since_s=t_s - 40)
     drawn = [over, over._replace(clearing=None)]
     widths: list[float] = []
-    for one in drawn:
-        found[-1] = changed(
-            found[-1], health="info", causes=[], recommendations=(), findings=[one],
+    for shown_finding in drawn:
+        recorded[-1] = changed(
+            recorded[-1], health="info", causes=[], recommendations=(), findings=[shown_finding],
             stage=HEALTHY.stage,
         )  # fmt: skip
-        root = page(alone(views.engine(found)))
+        root = page(alone(views.engine(recorded)))
         item = root.one("li", css="finding")
         widths.append(float(item.one("rect", css="held").attributes["width"].rstrip("%")))
-        assert ("was 40%/s until" in item.text) == (one is over)
-        assert (over.rule.summary in root.text) == (one is not over)
+        assert ("was 40%/s until" in item.text) == (shown_finding is over)
+        assert (over.rule.summary in root.text) == (shown_finding is not over)
     assert widths[0] < widths[1] * 0.9
 
 
@@ -323,11 +323,11 @@ def test_what_keeps_a_rule_quiet_stands_by_its_vital_sign() -> None:
 
 def test_evidence_that_weighs_something_else_has_no_bound_in_the_signals_chart() -> None:
     """A cause may weigh the growth of a signal: its bound is none of the signal's."""
-    found = list(views.until("kv_pressure_cascade", 100))
+    recorded = list(views.until("kv_pressure_cascade", 100))
     growth = Evidence("running", 2.5, 1.5, "the batch has grown")
-    cause = replace(PRESSURE, evidence=(growth,), against=(), since_s=found[-1].t_s - 9)
-    found[-1] = changed(found[-1], causes=[cause], recommendations=())
-    item = page(alone(views.engine(found))).one("li", css="evidence")
+    cause = replace(PRESSURE, evidence=(growth,), against=(), since_s=recorded[-1].t_s - 9)
+    recorded[-1] = changed(recorded[-1], causes=[cause], recommendations=())
+    item = page(alone(views.engine(recorded))).one("li", css="evidence")
     assert item.one("svg", css="chart")
     assert not list(item.every("line", css="bound"))
     assert item.one(css="signal").text == "running"
@@ -355,9 +355,9 @@ def hostile() -> TriageView:
         explains=(HOSTILE,),
         guide=(HOSTILE,),
     )
-    made = views.recorded("kv_pressure_cascade")[70]
-    told = replace(
-        made.recommendations[0],
+    diagnosis = views.recorded("kv_pressure_cascade")[70]
+    recommendation = replace(
+        diagnosis.recommendations[0],
         cause=HOSTILE,
         id=HOSTILE,
         summary=HOSTILE,
@@ -373,7 +373,7 @@ def hostile() -> TriageView:
         model=HOSTILE,
         engine=HOSTILE,
         causes=[cause],
-        recommendations=(told, told),
+        recommendations=(recommendation, recommendation),
         symptoms=[HOSTILE],
         unknown=[f"x: {HOSTILE}"],
         judged_against=HOSTILE,
@@ -399,9 +399,9 @@ def hostile() -> TriageView:
     return replace(made_view, version=HOSTILE, since=HOSTILE, notices=(HOSTILE,))
 
 
-@pytest.mark.parametrize("one", [True, False])
-def test_what_comes_from_elsewhere_stays_text(one: bool) -> None:
-    html = render(replace(hostile(), single=one))
+@pytest.mark.parametrize("single", [True, False])
+def test_what_comes_from_elsewhere_stays_text(single: bool) -> None:
+    html = render(replace(hostile(), single=single))
     html.encode()
     root = tree(html)
     assert [node.attributes for node in root.every("script")] == [

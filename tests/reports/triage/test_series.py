@@ -20,13 +20,13 @@ def drawn(times: Sequence[float], values: Sequence[float]) -> list[list[Point]]:
     return lines(series, since_s=0.0, until_s=1e9)
 
 
-def moments(found: list[list[Point]]) -> list[list[float]]:
-    return [[point.t_s for point in line] for line in found]
+def moments(drawn_lines: list[list[Point]]) -> list[list[float]]:
+    return [[point.t_s for point in line] for line in drawn_lines]
 
 
 def test_what_is_not_known_breaks_the_line() -> None:
-    found = drawn([0, 1, 2, 3, 4, 5], [1, 1, nan, 1, inf, 1])
-    assert moments(found) == [[0, 1], [3], [5]]
+    drawn_lines = drawn([0, 1, 2, 3, 4, 5], [1, 1, nan, 1, inf, 1])
+    assert moments(drawn_lines) == [[0, 1], [3], [5]]
 
 
 def test_a_gap_in_time_breaks_the_line_and_a_change_of_pace_does_not() -> None:
@@ -60,14 +60,16 @@ def test_a_long_outage_breaks_a_thinned_line() -> None:
 
 @given(VALUES, st.floats(0.5, 120))
 def test_extremes_are_kept_and_nothing_is_made_up(values: list[float], step_s: float) -> None:
-    found = drawn([step_s * n for n in range(len(values))], values)
-    known = [value for value in values if not isnan(value)]
-    points = [point for line in found for point in line]
+    drawn_lines = drawn([step_s * n for n in range(len(values))], values)
+    numbers = [value for value in values if not isnan(value)]
+    points = [point for line in drawn_lines for point in line]
     assert all(isfinite(point.least) and point.least <= point.most for point in points)
-    assert all(line for line in found)
-    assert [t for line in moments(found) for t in line] == sorted(point.t_s for point in points)
-    if known:
-        assert min(point.least for point in points) == min(known)
-        assert max(point.most for point in points) == max(known)
+    assert all(line for line in drawn_lines)
+    assert [t for line in moments(drawn_lines) for t in line] == sorted(
+        point.t_s for point in points
+    )
+    if numbers:
+        assert min(point.least for point in points) == min(numbers)
+        assert max(point.most for point in points) == max(numbers)
     else:
         assert points == []

@@ -21,9 +21,9 @@ from tests.reports.triage import views
 
 
 def stands(*engines: EngineView, later_s: float = 0.0, **fields: object) -> list[Standing]:
-    made = views.view(views.target("t", *engines, **fields))
-    made = replace(made, now_s=made.now_s + later_s)
-    return standings(made.targets[0], made)
+    view = views.view(views.target("t", *engines, **fields))
+    view = replace(view, now_s=view.now_s + later_s)
+    return standings(view.targets[0], view)
 
 
 def test_every_state_has_a_rank_and_a_colour() -> None:
@@ -32,27 +32,27 @@ def test_every_state_has_a_rank_and_a_colour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("health", "later_s", "told"),
+    ("health", "later_s", "shown_health"),
     [
         ("ok", 0.0, "ok"), ("ok", 10.0, "ok"), ("ok", 16.0, "unknown"), ("info", 16.0, "unknown"),
         ("unknown", 0.0, "unknown"), ("warning", 99.0, "warning"), ("critical", 99.0, "critical"),
         ("splendid", 0.0, "unknown"),
     ],
 )  # fmt: skip
-def test_old_numbers_say_nothing_good(health: str, later_s: float, told: str) -> None:
-    (found,) = stands(EngineView(changed(HEALTHY, health=health)), later_s=later_s)
-    assert found.health == told
+def test_old_numbers_say_nothing_good(health: str, later_s: float, shown_health: str) -> None:
+    (standing,) = stands(EngineView(changed(HEALTHY, health=health)), later_s=later_s)
+    assert standing.health == shown_health
 
 
 def test_a_slow_pace_is_not_late() -> None:
-    (found,) = stands(EngineView(HEALTHY), later_s=100.0, interval_s=60.0)
-    assert not found.late
+    (standing,) = stands(EngineView(HEALTHY), later_s=100.0, interval_s=60.0)
+    assert not standing.late
 
 
 def test_engines_worst_first() -> None:
-    found = stands(EngineView(HEALTHY), EngineView(SICK))
-    assert [one.health for one in found] == ["critical", "ok"]
-    assert tally(found) == [("critical", 1), ("ok", 1)]
+    engine_standings = stands(EngineView(HEALTHY), EngineView(SICK))
+    assert [standing.health for standing in engine_standings] == ["critical", "ok"]
+    assert tally(engine_standings) == [("critical", 1), ("ok", 1)]
 
 
 def test_headlines() -> None:
@@ -76,10 +76,10 @@ def test_headlines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), [("", ""), (" ab ", "Ab."), ("ab?", "Ab?"), ("Ab.", "Ab."), ("é", "É.")]
+    ("words", "expected"), [("", ""), (" ab ", "Ab."), ("ab?", "Ab?"), ("Ab.", "Ab."), ("é", "É.")]
 )
-def test_sentence(words: str, told: str) -> None:
-    assert sentence(words) == told
+def test_sentence(words: str, expected: str) -> None:
+    assert sentence(words) == expected
 
 
 def test_a_state_that_is_over_is_no_headline() -> None:

@@ -18,24 +18,24 @@ def made(*engines: list[tuple[str, float, float | None]]) -> Strip:
 
 
 def test_the_worst_engine_is_seen() -> None:
-    found = made([("ok", 0, None)], [("ok", 0, 600), ("critical", 600, 900), ("ok", 900, None)])
-    assert dict(found.paths) == {
+    drawn = made([("ok", 0, None)], [("ok", 0, 600), ("critical", 600, 900), ("ok", 900, None)])
+    assert dict(drawn.paths) == {
         "ok": "M0 19h60v5h-60zM90 19h30v5h-30z",
         "critical": "M60 0h30v24h-30z",
     }
-    assert found.desc == "25% critical, 75% ok."
+    assert drawn.desc == "25% critical, 75% ok."
 
 
 def test_what_was_not_watched_is_neither_fine_nor_bad() -> None:
-    found = made([("ok", 600, None)])
-    assert found.desc == "50% ok, 50% not watched."
+    drawn = made([("ok", 600, None)])
+    assert drawn.desc == "50% ok, 50% not watched."
     assert made().desc == "100% not watched."
 
 
 def test_a_short_outage_is_seen_and_a_first_scrape_hides_nothing() -> None:
-    found = made([("unknown", 0, 2), ("ok", 2, 700), ("critical", 700, 701), ("ok", 701, None)])
-    assert dict(found.paths)["critical"] == "M70 0h1v24h-1z"
-    assert "unknown" not in dict(found.paths)
+    drawn = made([("unknown", 0, 2), ("ok", 2, 700), ("critical", 700, 701), ("ok", 701, None)])
+    assert dict(drawn.paths)["critical"] == "M70 0h1v24h-1z"
+    assert "unknown" not in dict(drawn.paths)
     assert "unknown" in dict(made([("ok", 0, 600), ("unknown", 600, None)]).paths)
 
 
@@ -44,5 +44,5 @@ def test_a_strange_health_word_is_unknown() -> None:
 
 
 def test_thousands_of_intervals_stay_light() -> None:
-    found = made([("ok" if n % 2 else "critical", n / 4, n / 4 + 0.25) for n in range(4800)])
-    assert sum(len(path) for _, path in found.paths) < 30 * COLUMNS
+    drawn = made([("ok" if n % 2 else "critical", n / 4, n / 4 + 0.25) for n in range(4800)])
+    assert sum(len(path) for _, path in drawn.paths) < 30 * COLUMNS

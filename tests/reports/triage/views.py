@@ -33,34 +33,34 @@ def recorded(name: str) -> tuple[Diagnosis, ...]:
 
 def until(name: str, seconds: float) -> list[Diagnosis]:
     """The diagnoses of a recording's first seconds."""
-    found = recorded(name)
-    return [one for one in found if one.t_s <= found[0].t_s + seconds]
+    recording = recorded(name)
+    return [diagnosis for diagnosis in recording if diagnosis.t_s <= recording[0].t_s + seconds]
 
 
-def intervals(found: Sequence[Diagnosis]) -> list[IntervalView]:
+def intervals(recording: Sequence[Diagnosis]) -> list[IntervalView]:
     """The stages, causes and healths of diagnoses as stretches of time."""
     done: list[IntervalView] = []
     open_: dict[tuple[str, str], IntervalView] = {}
-    for one in found:
-        now = {("health", one.health): one.health}
-        if one.stage is not None:
-            now["stage", str(one.stage.number)] = one.stage.severity.word
-        now |= {("cause", cause.id): cause.severity.word for cause in one.causes}
+    for diagnosis in recording:
+        now = {("health", diagnosis.health): diagnosis.health}
+        if diagnosis.stage is not None:
+            now["stage", str(diagnosis.stage.number)] = diagnosis.stage.severity.word
+        now |= {("cause", cause.id): cause.severity.word for cause in diagnosis.causes}
         for key in [key for key in open_ if key not in now]:
-            done.append(replace(open_.pop(key), end_s=one.t_s))
+            done.append(replace(open_.pop(key), end_s=diagnosis.t_s))
         for (kind, what), word in now.items():
-            known = open_.get((kind, what))
-            if known is None:
-                open_[kind, what] = IntervalView(kind, what, word, one.t_s, None)
-            elif WORST.get(word, Severity.OK) > WORST.get(known.severity, Severity.OK):
-                open_[kind, what] = replace(known, severity=word)
+            open_interval = open_.get((kind, what))
+            if open_interval is None:
+                open_[kind, what] = IntervalView(kind, what, word, diagnosis.t_s, None)
+            elif WORST.get(word, Severity.OK) > WORST.get(open_interval.severity, Severity.OK):
+                open_[kind, what] = replace(open_interval, severity=word)
     return [*done, *open_.values()]
 
 
-def series(found: Sequence[Diagnosis], keys: Iterable[str]) -> dict[str, SeriesView]:
+def series(recording: Sequence[Diagnosis], keys: Iterable[str]) -> dict[str, SeriesView]:
     """Signals of diagnoses over time."""
-    times = [one.t_s for one in found]
-    values = {key: [one.values.get(key) for one in found] for key in keys}
+    times = [diagnosis.t_s for diagnosis in recording]
+    values = {key: [diagnosis.values.get(key) for diagnosis in recording] for key in keys}
     return {
         key: SeriesView(times, [math.nan if value is None else value for value in row])
         for key, row in values.items()
@@ -68,15 +68,15 @@ def series(found: Sequence[Diagnosis], keys: Iterable[str]) -> dict[str, SeriesV
     }
 
 
-def engine(found: Sequence[Diagnosis]) -> EngineView:
+def engine(recording: Sequence[Diagnosis]) -> EngineView:
     """An engine as of its last diagnosis."""
-    return EngineView(found[-1], intervals(found), series(found, cited(found[-1])))
+    return EngineView(recording[-1], intervals(recording), series(recording, cited(recording[-1])))
 
 
 def target(name: str, *engines: EngineView, **fields: object) -> TargetView:
     """A target with these engines."""
     last_s = engines[0].diagnosis.t_s if engines else None
-    made = TargetView(
+    target_view = TargetView(
         name=name,
         url=f"http://{name}:8000/metrics",
         labels={"tier": "h100", "zone": "b"},
@@ -85,7 +85,7 @@ def target(name: str, *engines: EngineView, **fields: object) -> TargetView:
         last_s=last_s,
         sources=(SourceView("vllm", last_s or 0.0, success=True),),
     )
-    return replace(made, **fields)  # type: ignore[arg-type]
+    return replace(target_view, **fields)  # type: ignore[arg-type]
 
 
 def view(*targets: TargetView, single: bool | None = None, back_s: float = 240.0) -> TriageView:
@@ -105,9 +105,11 @@ def view(*targets: TargetView, single: bool | None = None, back_s: float = 240.0
 
 def cascade() -> TriageView:
     """A real server in stage 3."""
-    found = recorded("kv_pressure_cascade")
-    worst = max(range(len(found)), key=lambda n: (found[n].severity, found[n].values["waiting"]))
-    return view(target("kv_pressure_cascade", engine(found[: worst + 1])))
+    recording = recorded("kv_pressure_cascade")
+    worst = max(
+        range(len(recording)), key=lambda n: (recording[n].severity, recording[n].values["waiting"])
+    )
+    return view(target("kv_pressure_cascade", engine(recording[: worst + 1])))
 
 
 def healthy() -> TriageView:
@@ -117,23 +119,25 @@ def healthy() -> TriageView:
 
 def unreadable() -> TriageView:
     """A real server that has just died."""
-    found = recorded("restart_mid_run")
-    down = max(n for n, one in enumerate(found) if not one.was_read)
-    return view(target("restart_mid_run", engine(found[: down + 1])))
+    recording = recorded("restart_mid_run")
+    down = max(n for n, diagnosis in enumerate(recording) if not diagnosis.was_read)
+    return view(target("restart_mid_run", engine(recording[: down + 1])))
 
 
 def late() -> TriageView:
     """A healthy server of which nothing was heard for two minutes."""
-    made = healthy()
-    return replace(made, now_s=made.now_s + 120, until_s=made.until_s + 120)
+    healthy_view = healthy()
+    return replace(healthy_view, now_s=healthy_view.now_s + 120, until_s=healthy_view.until_s + 120)
 
 
 def past() -> TriageView:
     """The cascade, seen an hour later, with what came after it."""
-    found = recorded("kv_pressure_cascade")
+    recording = recorded("kv_pressure_cascade")
     shown = cascade().targets[0].engines[0]
     at_s = shown.diagnosis.t_s + 0.5
-    later = EngineView(shown.diagnosis, intervals(found), series(found, cited(shown.diagnosis)))
+    later = EngineView(
+        shown.diagnosis, intervals(recording), series(recording, cited(shown.diagnosis))
+    )
     return replace(
         view(target("kv_pressure_cascade", later)),
         now_s=at_s + 3600,
@@ -143,21 +147,21 @@ def past() -> TriageView:
     )
 
 
-def shifted(one: EngineView, by_s: float, **fields: Any) -> EngineView:  # noqa: ANN401
+def shifted(engine_view: EngineView, by_s: float, **fields: Any) -> EngineView:  # noqa: ANN401
     """The same engine at another time, under another name."""
-    found = one.diagnosis
-    stage = found.stage and replace(found.stage, since_s=found.stage.since_s + by_s)
-    causes = [replace(cause, since_s=cause.since_s + by_s) for cause in found.causes]
+    diagnosis = engine_view.diagnosis
+    stage = diagnosis.stage and replace(diagnosis.stage, since_s=diagnosis.stage.since_s + by_s)
+    causes = [replace(cause, since_s=cause.since_s + by_s) for cause in diagnosis.causes]
     moved = [
         replace(i, start_s=i.start_s + by_s, end_s=None if i.end_s is None else i.end_s + by_s)
-        for i in one.intervals
+        for i in engine_view.intervals
     ]
     return EngineView(
-        replace(found, t_s=found.t_s + by_s, stage=stage, causes=causes, **fields),
+        replace(diagnosis, t_s=diagnosis.t_s + by_s, stage=stage, causes=causes, **fields),
         moved,
         {
             key: SeriesView([t + by_s for t in drawn.times], drawn.values)
-            for key, drawn in one.series.items()
+            for key, drawn in engine_view.series.items()
         },
     )
 
@@ -171,8 +175,11 @@ def fleet(count: int = 8) -> TriageView:
     engines += [calm] * (count - len(engines) - 1)
     now_s = calm.diagnosis.t_s
     targets = [
-        target(f"vllm-{place}", shifted(one, now_s - one.diagnosis.t_s, target=f"vllm-{place}"))
-        for place, one in enumerate(engines)
+        target(
+            f"vllm-{place}",
+            shifted(engine_view, now_s - engine_view.diagnosis.t_s, target=f"vllm-{place}"),
+        )
+        for place, engine_view in enumerate(engines)
     ]
     unseen = TargetView("vllm-new", "http://vllm-new:8000/metrics", {}, (), 5.0, None)
     return view(*targets, unseen, single=False)

@@ -104,17 +104,17 @@ def span(
 
 def points(most: float = 32.0) -> list[Point]:
     """Windows at loads up to so many requests in flight, later the more there are."""
-    found: list[Point] = []
+    all_points: list[Point] = []
     load = 1.0
     while load <= most:
         served = 4.0 * load / (1 + load / 12)
-        found += [
+        all_points += [
             Point(TO_S - 3600.0 + at, load, served, 150 * served, load / served / 150,
                   0.1 + 0.02 * load * load / 8, 0.02)
             for at in range(4)
         ]  # fmt: skip
         load *= 2
-    return found
+    return all_points
 
 
 def engine(
@@ -149,5 +149,5 @@ def tier(
 
 def observed(*tiers: TierObserved, **more: object) -> Observed:
     """A week, compared with the one before."""
-    made = Observed(grid=WEEK, before_grid=BEFORE, source="a test", tiers=tiers)
-    return replace(made, **more)  # type: ignore[arg-type]
+    observations = Observed(grid=WEEK, before_grid=BEFORE, source="a test", tiers=tiers)
+    return replace(observations, **more)  # type: ignore[arg-type]

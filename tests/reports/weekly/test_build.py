@@ -66,18 +66,22 @@ def made(of: Observed) -> WeeklyReport:
 
 def row(rows: tuple[TableRow, ...], subject: str) -> TableRow:
     """A row of a table."""
-    return next(one for one in rows if one.subject == subject)
+    return next(table_row for table_row in rows if table_row.subject == subject)
 
 
 def test_every_row_of_both_tables_is_there() -> None:
     (tables,) = made(observed(tier("t", [engine("a")]))).tables
-    assert [one.subject for one in tables.monitoring] == [one.subject for one in MONITORING]
-    assert [one.subject for one in tables.kv] == [one.subject for one in KV_TABLE]
-    for one in (*tables.monitoring, *tables.kv):
-        known = one.figures[0].value is not None
-        assert known == (one.state not in ("unknown", "off"))
-        assert known or (one.missing and one.enable), one.subject
-        assert (one.spark is not None) == known
+    assert [table_row.subject for table_row in tables.monitoring] == [
+        table_row.subject for table_row in MONITORING
+    ]
+    assert [table_row.subject for table_row in tables.kv] == [
+        table_row.subject for table_row in KV_TABLE
+    ]
+    for table_row in (*tables.monitoring, *tables.kv):
+        has_value = table_row.figures[0].value is not None
+        assert has_value == (table_row.state not in ("unknown", "off"))
+        assert has_value or (table_row.missing and table_row.enable), table_row.subject
+        assert (table_row.spark is not None) == has_value
 
 
 def test_figures_are_sums_over_time_and_engines() -> None:
@@ -106,26 +110,31 @@ def test_tiers_are_never_blended() -> None:
     slow = engine("slow", late_ratio=1.0)
     report = made(observed(tier("fast", [engine("a")], stated=STATED),
                            tier("slow", [slow], stated=STATED)))  # fmt: skip
-    fast_p99, slow_p99 = (one.latencies[0].p99.value for one in report.slo)
+    fast_p99, slow_p99 = (slo.latencies[0].p99.value for slo in report.slo)
     assert fast_p99 is not None
     assert slow_p99 is not None
     assert fast_p99 < 0.5
     assert slow_p99 > 2.5
-    assert [one.budget.bad_ratio for one in report.slo] == [0.0, 1.0]
+    assert [slo.budget.bad_ratio for slo in report.slo] == [0.0, 1.0]
 
 
 def test_the_hottest_engine_is_not_hidden_by_the_mean() -> None:
     hot = engine("hot")
     spans = [
-        replace(one, levels={**one.levels, name: level(value, one.watched_s)})
-        for one, (name, value) in zip(
+        replace(slot_span, levels={**slot_span.levels, name: level(value, slot_span.watched_s)})
+        for slot_span, (name, value) in zip(
             hot.spans,
             [(m.KV_USAGE + SERVING, 0.97 if at == 30 else 0.2) for at in range(len(hot.spans))],
             strict=True,
         )
     ]
-    cool = [replace(one, levels={**one.levels, m.KV_USAGE + SERVING: level(0.2, one.watched_s)})
-            for one in engine("cool").spans]  # fmt: skip
+    cool = [
+        replace(
+            slot_span,
+            levels={**slot_span.levels, m.KV_USAGE + SERVING: level(0.2, slot_span.watched_s)},
+        )
+        for slot_span in engine("cool").spans
+    ]
     engines = [replace(hot, spans=spans), replace(engine("cool"), spans=cool)]
     report = made(observed(tier("t", engines)))
     usage = row(report.tables[0].kv, "KV cache utilization")
@@ -175,8 +184,8 @@ def test_last_week_is_compared_and_arrows_are_told() -> None:
 def test_an_engine_that_came_in_midweek() -> None:
     whole = engine("a", busy=lambda _slot: 1.0)
     late = engine("b", busy=lambda _slot: 1.0)
-    half = [Span() if slot.day < 4 else one
-            for slot, one in zip(WEEK.slots, late.spans, strict=True)]  # fmt: skip
+    half = [Span() if slot.day < 4 else slot_span
+            for slot, slot_span in zip(WEEK.slots, late.spans, strict=True)]  # fmt: skip
     late = replace(late, spans=half, first_s=WEEK.day_starts_s[4],
                    minutes=[math.nan] * (4 * 1440) + list(late.minutes[4 * 1440:]))  # fmt: skip
     report = made(observed(tier("t", [whole, late], stated=STATED)))
@@ -213,15 +222,15 @@ def test_an_empty_week_says_so() -> None:
         report = made(of)
         assert EMPTY in report.notices
         assert report.severity == "ok"
-        assert all(one.health == "unknown" for one in report.verdicts)
+        assert all(verdict.health == "unknown" for verdict in report.verdicts)
         json.loads(render_json(report))
 
 
 def test_a_partial_week_says_so() -> None:
-    one = engine("a")
+    engine_week = engine("a")
     spans = [Span() if slot.day > 3 else was
-             for slot, was in zip(WEEK.slots, one.spans, strict=True)]  # fmt: skip
-    report = made(observed(tier("t", [replace(one, spans=spans)])))
+             for slot, was in zip(WEEK.slots, engine_week.spans, strict=True)]  # fmt: skip
+    report = made(observed(tier("t", [replace(engine_week, spans=spans)])))
     assert any("only 57%" in notice for notice in report.notices), report.notices
 
 
@@ -283,13 +292,13 @@ def test_an_incident_with_its_cost_and_advice() -> None:
             recommended=[recommended("kv_pressure")],
         )
     )
-    (one,) = report.incidents
-    assert one.late_s == start_s + 30
-    assert one.cost.preemptions == pytest.approx(1800)
-    assert one.cost.recomputed_tokens == pytest.approx(1800 * 400)
-    assert one.cost.late_requests == pytest.approx(1800)
-    assert one.cost.lost_requests is None
-    assert [advice.fate for advice in one.advice] == ["open"]
+    (incident,) = report.incidents
+    assert incident.late_s == start_s + 30
+    assert incident.cost.preemptions == pytest.approx(1800)
+    assert incident.cost.recomputed_tokens == pytest.approx(1800 * 400)
+    assert incident.cost.late_requests == pytest.approx(1800)
+    assert incident.cost.lost_requests is None
+    assert [advice.fate for advice in incident.advice] == ["open"]
     assert report.severity == "critical"
     verdict = report.verdicts[0]
     assert verdict.health == "critical"
@@ -313,7 +322,9 @@ def test_what_replicas_have_of_one_cause_at_the_same_time_is_one_incident() -> N
             episodes=[first, replace(worst, target="b"), replace(later, target="b"), stall],
         )
     )
-    both, stalled, again = sorted(report.incidents, key=lambda one: (one.start_s, -one.last_s))
+    both, stalled, again = sorted(
+        report.incidents, key=lambda incident: (incident.start_s, -incident.last_s)
+    )
     assert (both.target, both.severity, both.replicas) == ("b", "critical", ("a", "b"))
     assert (both.start_s, both.end_s) == (start_s, start_s + 700)
     assert both.where == "2 of 4 replicas, worst b"
@@ -329,7 +340,7 @@ def test_of_a_change_that_is_told_again_the_newest_or_the_followed_one_counts() 
                     document={**first.document, "summary": "larger"})  # fmt: skip
     other = replace(first, document={**first.document, "id": "replicas", "summary": "more"})
 
-    def told(*made_of: Recommended) -> list[str]:
+    def counted_ids(*made_of: Recommended) -> list[str]:
         report = made(
             observed(
                 tier("t", [engine("a")], stated=STATED),
@@ -340,9 +351,9 @@ def test_of_a_change_that_is_told_again_the_newest_or_the_followed_one_counts() 
         assert len(report.track_record.rows) == len(made_of), "all of them are on record"
         return [advice.summary for advice in report.incidents[0].advice]
 
-    assert told(first, other, again) == ["larger", "more"]
+    assert counted_ids(first, other, again) == ["larger", "more"]
     kept = replace(first, outcome="kept", document={**first.document, "summary": "done"})
-    assert told(kept, again) == ["done"]
+    assert counted_ids(kept, again) == ["done"]
 
 
 def test_a_tier_that_vanished_says_so_and_nothing_of_money_or_size() -> None:
@@ -355,7 +366,7 @@ def test_a_tier_that_vanished_says_so_and_nothing_of_money_or_size() -> None:
 
 def test_times_within_the_lowest_bucket_are_not_told_as_known() -> None:
     report = made(observed(tier("t", [engine("a")], stated=STATED)))
-    by_name = {one.name: one for one in report.slo[0].latencies}
+    by_name = {latency.name: latency for latency in report.slo[0].latencies}
     assert by_name["itl"].missing == "P50, P95, P99: anywhere below 100 ms, the lowest bucket"
     assert by_name["e2e"].missing == ""
 
@@ -372,7 +383,7 @@ def test_the_track_record() -> None:
     rows = [recommended("kv_pressure", fate) for fate in ("kept", "missed", "open", "lapsed")]
     record = made(observed(tier("t", [engine("a")]), recommended=rows)).track_record
     assert (record.made, record.applied, record.kept, record.missed) == (4, 2, 1, 1)
-    missed = next(one for one in record.rows if one.advice.fate == "missed")
+    missed = next(record_row for record_row in record.rows if record_row.advice.fate == "missed")
     assert missed.comparisons[0].off_ratio == pytest.approx(0.5)
 
 
@@ -408,14 +419,14 @@ def test_incidents_of_too_little_capacity_are_a_doubt() -> None:
 
 
 def test_a_stated_model_and_gpu_give_memory_options_and_levers() -> None:
-    known = Stated(
+    model_and_gpu = Stated(
         model=named_model("meta-llama/Llama-3.1-8B"), gpu=gpu("h100-sxm"), tensor_parallel=1,
         version=(0, 32, 0),
     )  # fmt: skip
-    one = replace(engine("a"), config={"num_gpu_blocks": "26000", "block_size": "16",
+    engine_week = replace(engine("a"), config={"num_gpu_blocks": "26000", "block_size": "16",
                   "gpu_memory_utilization": "0.92", "cache_dtype": "auto"})  # fmt: skip
-    stated = replace(STATED, stated=known, gpus=1)
-    report = made(observed(tier("t", [one], stated=stated), recommended=[recommended("x")]))
+    stated = replace(STATED, stated=model_and_gpu, gpus=1)
+    report = made(observed(tier("t", [engine_week], stated=stated), recommended=[recommended("x")]))
     (size,) = report.sizes
     assert not size.relative
     assert sum(part.bytes for part in size.memory) == pytest.approx(size.gpu_memory_bytes)
@@ -439,7 +450,7 @@ def test_the_workload_against_the_one_that_was_sized_for() -> None:
                                peak_requests_per_s=1.9)  # fmt: skip
     stated = replace(STATED, workload=sized_for)
     (work,) = made(observed(tier("t", [engine("a")], stated=stated))).workloads
-    assert {one.name: one.state for one in work.drift} == {
+    assert {drift.name: drift.state for drift in work.drift} == {
         "mean prompt": "ok", "mean output": "warning", "peak requests": "ok",
     }  # fmt: skip
     assert work.archetype == "chat"
@@ -456,7 +467,7 @@ def test_the_benchmark_is_held_against_production() -> None:
 
 
 def test_buckets_that_changed_with_a_version_are_said() -> None:
-    one, other = engine("a"), engine("b")
+    first_engine, other = engine("a"), engine("b")
     first = other.spans[0]
     ttft = first.tallies["time_to_first_token_seconds"]
     kept = (1, 3, 7)
@@ -464,7 +475,7 @@ def test_buckets_that_changed_with_a_version_are_said() -> None:
                      counts=tuple(ttft.counts[at] for at in kept))  # fmt: skip
     changed = replace(first, tallies={**first.tallies, "time_to_first_token_seconds": coarse})
     other = replace(other, spans=[changed, *other.spans[1:]])
-    report = made(observed(tier("t", [one, other])))
+    report = made(observed(tier("t", [first_engine, other])))
     assert any("3 bounds" in note for note in report.data_quality.notes)
     assert report.slo[0].latencies[0].observations == pytest.approx(4.0 * 168 * HOUR_S)
 

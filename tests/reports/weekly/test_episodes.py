@@ -26,7 +26,7 @@ def told(*held: Held) -> list[Episode]:
 
 
 def test_a_cascade_has_its_stages_and_what_follows_from_it() -> None:
-    (one,) = told(
+    (episode,) = told(
         stage(0, 0, 900, Severity.OK),
         stage(1, 900, 1000, INFO),
         stage(2, 1000, 1060, WARNING),
@@ -37,70 +37,79 @@ def test_a_cascade_has_its_stages_and_what_follows_from_it() -> None:
         cause("kv_pressure", 1010, 1240, CRITICAL),
         cause("past_knee", 1245, 1290),
     )
-    assert (one.kind, one.cause, one.severity) == ("cascade", "kv_pressure", CRITICAL)
-    assert [held.id for held in one.stages] == ["1", "2", "3", "2"]
-    assert [held.id for held in one.causes] == ["queue_saturation", "kv_pressure", "past_knee"]
-    assert (one.start_s, one.end_s) == (980, 1290)
+    assert (episode.kind, episode.cause, episode.severity) == ("cascade", "kv_pressure", CRITICAL)
+    assert [held.id for held in episode.stages] == ["1", "2", "3", "2"]
+    assert [held.id for held in episode.causes] == ["queue_saturation", "kv_pressure", "past_knee"]
+    assert (episode.start_s, episode.end_s) == (980, 1290)
 
 
 def test_what_comes_first_may_still_follow_from_it() -> None:
-    (one,) = told(cause("past_knee", 100, 110), cause("queue_saturation", 110, 900))
-    assert one.cause == "queue_saturation"
-    assert one.start_s == 100
+    (episode,) = told(cause("past_knee", 100, 110), cause("queue_saturation", 110, 900))
+    assert episode.cause == "queue_saturation"
+    assert episode.start_s == 100
 
 
 def test_a_worse_symptom_is_told_with_its_cause() -> None:
-    (one,) = told(cause("prefix_reuse_lost", 0, 900), cause("slo_conflict", 30, 890, CRITICAL))
-    assert (one.cause, one.severity) == ("prefix_reuse_lost", CRITICAL)
+    (episode,) = told(cause("prefix_reuse_lost", 0, 900), cause("slo_conflict", 30, 890, CRITICAL))
+    assert (episode.cause, episode.severity) == ("prefix_reuse_lost", CRITICAL)
 
 
 def test_a_note_hides_nothing() -> None:
-    (one,) = told(cause("prefix_reuse_lost", 0, 900, INFO), cause("slo_conflict", 30, 890))
-    assert one.cause == "slo_conflict"
+    (episode,) = told(cause("prefix_reuse_lost", 0, 900, INFO), cause("slo_conflict", 30, 890))
+    assert episode.cause == "slo_conflict"
 
 
 def test_unrelated_causes_are_incidents_of_their_own() -> None:
-    found = told(cause("spec_decode_poor", 0, 9000), cause("target_down", 3000, 3100, CRITICAL))
-    assert [one.cause for one in found] == ["spec_decode_poor", "target_down"]
+    all_episodes = told(
+        cause("spec_decode_poor", 0, 9000), cause("target_down", 3000, 3100, CRITICAL)
+    )
+    assert [episode.cause for episode in all_episodes] == ["spec_decode_poor", "target_down"]
 
 
 def test_repeats_are_one_incident_until_a_quarter_of_an_hour_apart() -> None:
     first, again = cause("spec_decode_poor", 0, 100), cause("spec_decode_poor", 1000, 1100)
-    (one,) = told(first, again)
-    assert (one.start_s, one.end_s, len(one.causes)) == (0, 1100, 2)
+    (episode,) = told(first, again)
+    assert (episode.start_s, episode.end_s, len(episode.causes)) == (0, 1100, 2)
     assert len(told(first, cause("spec_decode_poor", 1001, 1100))) == 2
 
 
 def test_two_cascades_far_apart_are_two() -> None:
-    found = told(
+    all_episodes = told(
         stage(2, 0, 100), stage(0, 100, 5000, Severity.OK), stage(2, 5000, 5100),
         cause("kv_pressure", 0, 110), cause("kv_pressure", 5000, 5110),
     )  # fmt: skip
-    assert [(one.start_s, one.end_s) for one in found] == [(0, 110), (5000, 5110)]
+    assert [(episode.start_s, episode.end_s) for episode in all_episodes] == [
+        (0, 110),
+        (5000, 5110),
+    ]
 
 
 def test_notes_are_none_but_restarts() -> None:
-    found = told(
+    all_episodes = told(
         cause("underused", 0, 9000, INFO),
         cause("engine_restarted", 500, 560, INFO),
         stage(2, 8000, 8010, INFO),
     )
-    assert [one.cause for one in found] == ["engine_restarted"]
+    assert [episode.cause for episode in all_episodes] == ["engine_restarted"]
 
 
 def test_an_outage_is_told_with_the_restart_that_ends_it() -> None:
-    (one,) = told(cause("target_down", 0, 240, CRITICAL), cause("engine_restarted", 240, 300, INFO))
-    assert one.cause == "target_down"
-    assert one.severity == CRITICAL
+    (episode,) = told(
+        cause("target_down", 0, 240, CRITICAL), cause("engine_restarted", 240, 300, INFO)
+    )
+    assert episode.cause == "target_down"
+    assert episode.severity == CRITICAL
 
 
 def test_what_goes_on_has_no_end() -> None:
-    (one,) = told(cause("spec_decode_poor", 0, None))
-    assert one.end_s is None
-    assert one.until_s == 10.0
+    (episode,) = told(cause("spec_decode_poor", 0, None))
+    assert episode.end_s is None
+    assert episode.until_s == 10.0
 
 
 def test_what_is_outside_is_not_told() -> None:
     held = [cause("spec_decode_poor", 0, 100), cause("target_down", 900, 950)]
-    assert [one.cause for one in episodes(held, from_s=500.0, to_s=1000.0)] == ["target_down"]
+    assert [episode.cause for episode in episodes(held, from_s=500.0, to_s=1000.0)] == [
+        "target_down"
+    ]
     assert not episodes(held, from_s=200.0, to_s=900.0)

@@ -30,32 +30,32 @@ def local(text: str, zone: ZoneInfo = BERLIN) -> float:
 def test_a_week_of_the_calendar(monday: str, hours: int) -> None:
     to_s = local(monday)
     from_s = earlier(to_s, 7 * DAY_S, BERLIN)
-    made = grid(from_s, to_s, "Europe/Berlin")
+    calendar_grid = grid(from_s, to_s, "Europe/Berlin")
     assert datetime.fromtimestamp(from_s, BERLIN).strftime("%a %H:%M") == "Mon 00:00"
-    assert len(made.slots) == hours
+    assert len(calendar_grid.slots) == hours
     assert to_s - from_s == hours * HOUR_S
-    assert made.days == 7
-    assert [slot.weekday for slot in made.slots if slot.hour == 12] == list(range(7))
-    sunday = [slot for slot in made.slots if slot.day == 6]
+    assert calendar_grid.days == 7
+    assert [slot.weekday for slot in calendar_grid.slots if slot.hour == 12] == list(range(7))
+    sunday = [slot for slot in calendar_grid.slots if slot.day == 6]
     assert len(sunday) == hours - 6 * 24
     assert all(slot.weekday == 6 for slot in sunday)
 
 
 def test_the_hour_that_comes_twice_is_two_slots() -> None:
     to_s = local("2026-10-26T00:00")
-    made = grid(earlier(to_s, 7 * DAY_S, BERLIN), to_s, "Europe/Berlin")
-    twice = [slot for slot in made.slots if slot.weekday == 6 and slot.hour == 2]
+    calendar_grid = grid(earlier(to_s, 7 * DAY_S, BERLIN), to_s, "Europe/Berlin")
+    twice = [slot for slot in calendar_grid.slots if slot.weekday == 6 and slot.hour == 2]
     assert len(twice) == 2
     assert twice[0].end_s == twice[1].start_s
 
 
 def test_half_hour_zones_have_their_own_full_hours() -> None:
     to_s = datetime(2026, 11, 16, 12, 10, tzinfo=UTC).timestamp()
-    made = grid(to_s - DAY_S, to_s, "Asia/Kolkata")
+    calendar_grid = grid(to_s - DAY_S, to_s, "Asia/Kolkata")
     zone = ZoneInfo("Asia/Kolkata")
-    starts = [datetime.fromtimestamp(slot.start_s, zone) for slot in made.slots[1:]]
+    starts = [datetime.fromtimestamp(slot.start_s, zone) for slot in calendar_grid.slots[1:]]
     assert all(start.minute == 0 for start in starts)
-    assert made.slots[0].end_s - made.slots[0].start_s == 20 * 60
+    assert calendar_grid.slots[0].end_s - calendar_grid.slots[0].start_s == 20 * 60
 
 
 def test_parts_of_days_are_plain_seconds() -> None:
@@ -77,15 +77,15 @@ def test_an_empty_period_is_refused() -> None:
     ),
 )
 def test_slots_tile_the_period(from_s: float, length_s: float, zone: str) -> None:
-    made = grid(from_s, from_s + length_s, zone)
-    assert made.slots[0].start_s == from_s
-    assert made.edges_s[-1] == from_s + length_s
-    for slot, following in zip(made.slots, made.slots[1:], strict=False):
+    calendar_grid = grid(from_s, from_s + length_s, zone)
+    assert calendar_grid.slots[0].start_s == from_s
+    assert calendar_grid.edges_s[-1] == from_s + length_s
+    for slot, following in zip(calendar_grid.slots, calendar_grid.slots[1:], strict=False):
         assert slot.end_s == following.start_s
         assert 0 < slot.end_s - slot.start_s <= HOUR_S + 1e-3
         assert following.day in (slot.day, slot.day + 1)
-    assert made.slots[-1].day <= made.days - 1
-    for slot in made.slots:
+    assert calendar_grid.slots[-1].day <= calendar_grid.days - 1
+    for slot in calendar_grid.slots:
         middle = datetime.fromtimestamp((slot.start_s + slot.end_s) / 2, ZoneInfo(zone))
         assert (slot.weekday, slot.hour) == (middle.weekday(), middle.hour)
 

@@ -50,7 +50,7 @@ def test_different_buckets_meet_on_those_that_both_have(
 
 def test_the_percentile_of_a_week_is_no_mean_of_percentiles() -> None:
     quiet, loud = tally(EDGES, [0.05] * 990), tally(EDGES, [4.0] * 10)
-    p99 = [one.quantile(0.99) or 0.0 for one in (quiet, loud)]
+    p99 = [latency.quantile(0.99) or 0.0 for latency in (quiet, loud)]
     together = added([quiet, loud]).quantile(0.99)
     assert together == pytest.approx(0.1)
     assert together != pytest.approx(sum(p99) / 2)

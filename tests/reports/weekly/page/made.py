@@ -36,7 +36,7 @@ def tier(name: str, gpu: str, targets: Sequence[str], *, gpus: int | None) -> Ti
         id=name,
         model=name.partition(" ")[0],
         gpu=gpu,
-        engines=tuple(EngineSpan(one, "0", one, FROM_S, TO_S, 0.998) for one in targets),
+        engines=tuple(EngineSpan(target, "0", target, FROM_S, TO_S, 0.998) for target in targets),
         engines_present=len(targets),
         gpus=gpus,
     )
@@ -95,7 +95,7 @@ def report(
     notices: Sequence[str] = (),
 ) -> WeeklyReport:
     """A report in which every tier has all sections, each its own way."""
-    ids = [one.id for one in tiers]
+    ids = [fleet_tier.id for fleet_tier in tiers]
     return WeeklyReport(
         made_s=TO_S + 6 * 3600,
         version="0.1.0",
@@ -110,14 +110,14 @@ def report(
         tiers=tuple(tiers),
         verdicts=tuple(verdicts),
         incidents=tuple(incidents),
-        tables=tuple(made_service.tables(one, place) for place, one in enumerate(ids)),
-        slo=tuple(made_service.slo(one, FROM_S, place) for place, one in enumerate(ids)),
-        knees=tuple(made_service.knee(one, FROM_S, place) for place, one in enumerate(ids)),
+        tables=tuple(made_service.tables(tier_id, place) for place, tier_id in enumerate(ids)),
+        slo=tuple(made_service.slo(tier_id, FROM_S, place) for place, tier_id in enumerate(ids)),
+        knees=tuple(made_service.knee(tier_id, FROM_S, place) for place, tier_id in enumerate(ids)),
         workloads=tuple(
-            made_planning.workload(one, FROM_S, place) for place, one in enumerate(ids)
+            made_planning.workload(tier_id, FROM_S, place) for place, tier_id in enumerate(ids)
         ),
-        sizes=tuple(made_planning.size(one, place) for place, one in enumerate(ids)),
-        money=tuple(made_planning.money(one, place) for place, one in enumerate(ids)),
+        sizes=tuple(made_planning.size(tier_id, place) for place, tier_id in enumerate(ids)),
+        money=tuple(made_planning.money(tier_id, place) for place, tier_id in enumerate(ids)),
         track_record=track_record or made_trust.nothing_advised(),
         data_quality=data_quality or made_trust.quality((), FROM_S),
     )
@@ -158,14 +158,14 @@ def many(tiers: int, *, engines_each: int = 1, incidents: int = 0) -> WeeklyRepo
         [f"node-{number:02}-{engine}:8000" for engine in range(engines_each)]
         for number in range(tiers)
     ]
-    told = made_incidents.many(names[0], FROM_S, incidents)
+    tier_incidents = made_incidents.many(names[0], FROM_S, incidents)
     return report(
         [
             tier(name, "H100", addresses, gpus=2 * engines_each)
             for name, addresses in zip(names, targets, strict=True)
         ],
         [sick(name) if place % 5 == 0 else calm(name) for place, name in enumerate(names)],
-        incidents=told,
+        incidents=tier_incidents,
         track_record=made_trust.track_record(names[0], FROM_S),
-        data_quality=made_trust.quality([one for some in targets for one in some], FROM_S),
+        data_quality=made_trust.quality([target for some in targets for target in some], FROM_S),
     )

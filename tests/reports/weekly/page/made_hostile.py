@@ -14,8 +14,8 @@ HOSTILE = f"{MARKUP}\n# no heading\x00\x1b[2J\u202etxt.exe\ud800 </style>$x^2$"
 
 def hostile(report: WeeklyReport) -> WeeklyReport:
     """The report with HOSTILE at the end of every text but the time zone's name."""
-    made = cast("WeeklyReport", _tainted(report))
-    return replace(made, timezone=report.timezone)
+    tainted = cast("WeeklyReport", _tainted(report))
+    return replace(tainted, timezone=report.timezone)
 
 
 def _tainted(value: Any) -> Any:  # noqa: ANN401 - whatever a report holds

@@ -104,9 +104,9 @@ def cascade(tier: str, at_s: float) -> Incident:
 
 def queue(tier: str, at_s: float) -> Incident:
     """More requests than the engines serve; nothing was said to do about it, and it goes on."""
-    made = cascade(tier, at_s)
+    cascade_incident = cascade(tier, at_s)
     return replace(
-        made,
+        cascade_incident,
         id="I2",
         kind="cause",
         target="gpu-node-1:8000",
@@ -126,7 +126,7 @@ def queue(tier: str, at_s: float) -> Incident:
                                                   "have served is not known.",)),
         against=(),
         advice=(),
-        lines=made.lines[2:4],
+        lines=cascade_incident.lines[2:4],
     )  # fmt: skip
 
 

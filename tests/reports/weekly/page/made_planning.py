@@ -24,13 +24,16 @@ GIB = 1024.0**3
 def lengths(p50: float, p99: float, *, longer: bool = False) -> Lengths:
     """Lengths of prompts or outputs; `longer` than the week before."""
 
-    def told(name: str, value: float) -> Trend:
+    def length_trend(name: str, value: float) -> Trend:
         if longer:
             return figure(name, "tokens", value, 0.7 * value, "up")
         return figure(name, "tokens", value, value)
 
     return Lengths(
-        told("P50", p50), told("P95", 0.7 * p99), told("P99", p99), told("mean", 1.4 * p50)
+        length_trend("P50", p50),
+        length_trend("P95", 0.7 * p99),
+        length_trend("P99", p99),
+        length_trend("mean", 1.4 * p50),
     )
 
 

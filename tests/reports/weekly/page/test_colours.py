@@ -34,9 +34,9 @@ PAIRS = [
 def test_contrast(dark: bool) -> None:
     colours = scheme(dark=dark)
     low = {
-        (one, other): round(contrast(colours[one], colours[other]), 2)
-        for one, other, least in PAIRS
-        if contrast(colours[one], colours[other]) < least
+        (colour, other): round(contrast(colours[colour], colours[other]), 2)
+        for colour, other, least in PAIRS
+        if contrast(colours[colour], colours[other]) < least
     }
     assert low == {}
 

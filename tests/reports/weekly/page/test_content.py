@@ -96,8 +96,8 @@ def test_an_empty_week_says_so_and_nothing_is_healthy() -> None:
 
 
 def test_an_incident_is_told_in_full(fleet: Node) -> None:
-    told = section(fleet, "incidents")
-    cascade, queue = told.every("article")
+    incidents_section = section(fleet, "incidents")
+    cascade, queue = incidents_section.every("article")
     assert "Tue 10 Nov, 14:06 to 14:44 (38 min), ended" in cascade.text
     assert "Eviction was seen 4 min 12 s before TTFT P99 left its budget of 2 s." in cascade.text
     assert cascade.one("table", css="cost").one("tbody").text == (
@@ -121,8 +121,8 @@ def test_what_else_was_advised_folds() -> None:
     report = replace(report, incidents=(replace(cascade, advice=(*cascade.advice, more)), *others))
     first, *rest = section(page(report), "incidents").one("article").every(css="advice")
     assert not list(first.every("details"))
-    assert all("Risk" in one.one("details").text for one in rest)
-    assert all(one.one("details").attributes["class"] == "behind" for one in rest)
+    assert all("Risk" in incident.one("details").text for incident in rest)
+    assert all(incident.one("details").attributes["class"] == "behind" for incident in rest)
 
 
 def test_a_tier_that_was_not_watched_stands_in_the_verdict_alone() -> None:
@@ -147,9 +147,9 @@ def test_how_to_have_it_is_not_said_twice() -> None:
 
 
 def test_every_incident_is_named_though_only_the_worst_are_told_in_full() -> None:
-    told = section(page(made.many(1, incidents=30)), "incidents")
-    assert len(list(told.one("table", css="index").one("tbody").children)) == 30
-    assert len(list(told.every("article"))) == 20
+    incidents_section = section(page(made.many(1, incidents=30)), "incidents")
+    assert len(list(incidents_section.one("table", css="index").one("tbody").children)) == 30
+    assert len(list(incidents_section.every("article"))) == 20
 
 
 def rows_of(report: WeeklyReport) -> list[TableRow]:
@@ -242,9 +242,9 @@ def test_in_a_crowd_every_tier_stands_in_every_section() -> None:
     root = page(report)
     assert "14 tiers in one file" in root.one("main").text
     for name in ("verdict", "tables", "slo", "knee", "workload", "size", "money"):
-        told = section(root, name)
+        named_section = section(root, name)
         for tier in report.tiers:
-            assert tier.id in told.text, name
+            assert tier.id in named_section.text, name
     assert len(list(section(root, "slo").every("table", css="latencies"))) == 8
     (rest,) = section(root, "slo").every("table", css="rest")
     assert len(rest.one("tbody").children) == 6

@@ -35,7 +35,7 @@ def points_of(drawn: str) -> list[list[tuple[float, float]]]:
     """The points of a path: M, then steps; a dot's step of nothing is left out."""
     runs: list[list[tuple[float, float]]] = []
     for part in drawn.split("M")[1:]:
-        numbers = [float(found) for found in NUMBER.findall(part.replace("h0", ""))]
+        numbers = [float(number) for number in NUMBER.findall(part.replace("h0", ""))]
         x, y = numbers[:2]
         run = [(x, y)]
         for dx, dy in zip(numbers[2::2], numbers[3::2], strict=True):
@@ -49,11 +49,11 @@ def points_of(drawn: str) -> list[list[tuple[float, float]]]:
 def test_a_path_keeps_its_points_without_drift(
     points: list[tuple[float, float]], decimals: int
 ) -> None:
-    (found,) = points_of(run_path(points, decimals=decimals))
+    (path_points,) = points_of(run_path(points, decimals=decimals))
     least = 0.5 * 10**-decimals + 1e-6
-    assert len(found) == len(points)
-    for one, other in zip(found, points, strict=True):
-        assert one == pytest.approx(other, abs=least)
+    assert len(path_points) == len(points)
+    for point, other in zip(path_points, points, strict=True):
+        assert point == pytest.approx(other, abs=least)
 
 
 def test_a_gap_is_a_gap_and_a_lone_point_a_dot() -> None:

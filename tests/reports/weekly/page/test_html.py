@@ -148,14 +148,14 @@ def test_the_same_values_give_the_same_file(pages: dict[str, str]) -> None:
         "render; import sys; sys.stdout.buffer.write(render(made.fleet()).encode())"
     )
     # Another process, whose hashes and object addresses are others.
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script],
         check=True,
         capture_output=True,
         cwd=ROOT,
         env=os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)},
     )
-    assert told.stdout.decode() == pages["fleet"]
+    assert process.stdout.decode() == pages["fleet"]
 
 
 def test_what_came_from_elsewhere_stays_text(pages: dict[str, str]) -> None:
@@ -202,9 +202,9 @@ def charts(root: Node) -> list[Node]:
 
 @pytest.mark.parametrize("name", ["fleet", "many tiers"])
 def test_every_chart_has_a_name_and_tells_what_it_shows(pages: dict[str, str], name: str) -> None:
-    found = charts(tree(pages[name]))
-    assert len(found) > 40
-    for chart in found:
+    chart_nodes = charts(tree(pages[name]))
+    assert len(chart_nodes) > 40
+    for chart in chart_nodes:
         assert chart.attributes["role"] == "img"
         words = " ".join(node.text for node in chart.children if node.tag in ("title", "desc"))
         assert len(words) > 15, words
@@ -227,5 +227,7 @@ def test_no_figure_is_computed_in_a_template() -> None:
     folder = ROOT / "reports" / "weekly" / "page"
     for template in folder.glob("*.j2"):
         for inside in re.findall(r"\{\{(.*?)\}\}", template.read_text(), flags=re.DOTALL):
-            told = re.search(r"\| *(told|bare|percent|share|duration|span|number|spread)\b", inside)
-            assert not (told and re.search(r"[\w)] [-+*/] [\w(]", inside)), inside
+            filter_match = re.search(
+                r"\| *(told|bare|percent|share|duration|span|number|spread)\b", inside
+            )
+            assert not (filter_match and re.search(r"[\w)] [-+*/] [\w(]", inside)), inside

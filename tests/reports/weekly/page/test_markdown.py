@@ -19,13 +19,13 @@ BAR = re.compile(r"(?<!\\)\|")
 
 def tables(document: str) -> list[list[str]]:
     """The lines of each table."""
-    found: list[list[str]] = [[]]
+    table_lines: list[list[str]] = [[]]
     for line in document.splitlines():
         if line.startswith("|"):
-            found[-1].append(line)
-        elif found[-1]:
-            found.append([])
-    return [table for table in found if table]
+            table_lines[-1].append(line)
+        elif table_lines[-1]:
+            table_lines.append([])
+    return [table for table in table_lines if table]
 
 
 @pytest.mark.parametrize("name", REPORTS)
