@@ -28,4 +28,4 @@ def entry(number: int) -> Entry:
 
 
 def times(path: Path) -> list[float]:
-    return [one.t_s for one in CaptureReader(path)]
+    return [page.t_s for page in CaptureReader(path)]

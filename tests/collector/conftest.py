@@ -34,5 +34,5 @@ def fetcher() -> Iterator[Fetch]:
         return fetchers[-1]
 
     yield make
-    for one in fetchers:
-        one.close()
+    for open_fetcher in fetchers:
+        open_fetcher.close()

@@ -31,18 +31,18 @@ def labels(
     exported: bool = False,
 ) -> str:
     """The labels of a GPU. `exported`: as Prometheus leaves them without honorLabels."""
-    made = (
+    text_labels = (
         f'gpu="{index}",UUID="GPU-{host}-{index}",pci_bus_id="00000000:53:00.0",'
         f'device="nvidia{index}",modelName="NVIDIA H100 80GB HBM3",Hostname="{host}"'
     )
     if mig is not None:
-        made += f',GPU_I_PROFILE="1g.10gb",GPU_I_ID="{mig}"'
+        text_labels += f',GPU_I_PROFILE="1g.10gb",GPU_I_ID="{mig}"'
     if exported:
-        made += ',namespace="gpu-operator",pod="nvidia-dcgm-exporter-x2x"'
+        text_labels += ',namespace="gpu-operator",pod="nvidia-dcgm-exporter-x2x"'
     if pod:
         lead = "exported_" if exported else ""
-        made += f',{lead}container="main",{lead}namespace="{namespace}",{lead}pod="{pod}"'
-    return made
+        text_labels += f',{lead}container="main",{lead}namespace="{namespace}",{lead}pod="{pod}"'
+    return text_labels
 
 
 def body(gpus: Mapping[str, Mapping[str, float]]) -> str:

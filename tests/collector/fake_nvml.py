@@ -94,10 +94,10 @@ def address(pointer: C) -> int:
 
 def driver_module(driver: FakeDriver, *, without: tuple[str, ...] = ()) -> ModuleType:
     """A pynvml of its own that has loaded this driver; `without` some of its C functions."""
-    found = importlib.util.find_spec("pynvml")
-    assert found is not None
-    assert found.origin is not None
-    spec = importlib.util.spec_from_file_location("pynvml_of_a_test", found.origin)
+    spec_of_driver = importlib.util.find_spec("pynvml")
+    assert spec_of_driver is not None
+    assert spec_of_driver.origin is not None
+    spec = importlib.util.spec_from_file_location("pynvml_of_a_test", spec_of_driver.origin)
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
@@ -210,8 +210,8 @@ class Library:
         return SUCCESS
 
     @about_gpu
-    def nvmlDeviceGetTemperature(self, _gpu: FakeGpu, _handle: C, _sensor: C, told: C) -> int:
-        told._obj.value = 57
+    def nvmlDeviceGetTemperature(self, _gpu: FakeGpu, _handle: C, _sensor: C, reading: C) -> int:
+        reading._obj.value = 57
         return SUCCESS
 
     @about_gpu
@@ -257,23 +257,27 @@ class Library:
         return SUCCESS
 
     @about_gpu
-    def nvmlDeviceGetPcieThroughput(self, _gpu: FakeGpu, _handle: C, way: C, told: C) -> int:
-        told._obj.value = {0: 1000, 1: 2000}[way.value]
+    def nvmlDeviceGetPcieThroughput(self, _gpu: FakeGpu, _handle: C, way: C, reading: C) -> int:
+        reading._obj.value = {0: 1000, 1: 2000}[way.value]
         return SUCCESS
 
     @about_gpu
     def nvmlDeviceGetFieldValues(self, gpu: FakeGpu, _handle: C, count: C, values: C) -> int:
         for at in range(count.value):
-            one = values._obj[at]
-            known: dict[tuple[int, int], int] = {(key, 0): v for key, v in gpu.values.items()}
-            known |= gpu.link_errors
+            field_value = values._obj[at]
+            value_of_field: dict[tuple[int, int], int] = {
+                (key, 0): v for key, v in gpu.values.items()
+            }
+            value_of_field |= gpu.link_errors
             if gpu.links:
-                known |= {(91, 0): gpu.links, (138, 0xFFFF_FFFF): gpu.linked_kib}
-                known |= {(139, 0xFFFF_FFFF): gpu.linked_kib}
-            value = known.get((one.fieldId, one.scopeId))
-            one.nvmlReturn = gpu.value_error or (NOT_SUPPORTED if value is None else SUCCESS)
-            one.valueType = self.nv.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-            one.value.ullVal = value or 0
+                value_of_field |= {(91, 0): gpu.links, (138, 0xFFFF_FFFF): gpu.linked_kib}
+                value_of_field |= {(139, 0xFFFF_FFFF): gpu.linked_kib}
+            value = value_of_field.get((field_value.fieldId, field_value.scopeId))
+            field_value.nvmlReturn = gpu.value_error or (
+                NOT_SUPPORTED if value is None else SUCCESS
+            )
+            field_value.valueType = self.nv.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+            field_value.value.ullVal = value or 0
         return SUCCESS
 
     @about_gpu
@@ -283,11 +287,11 @@ class Library:
 
     @about_gpu
     def nvmlDeviceGetMigDeviceHandleByIndex(
-        self, gpu: FakeGpu, handle: C, index: C, told: C
+        self, gpu: FakeGpu, handle: C, index: C, instance: C
     ) -> int:
         if index.value >= len(gpu.instances):
             return NOT_FOUND
-        set_pointer(told._obj, address(handle) | (index.value + 1))
+        set_pointer(instance._obj, address(handle) | (index.value + 1))
         return SUCCESS
 
     @about_gpu
@@ -297,8 +301,8 @@ class Library:
         return SUCCESS
 
     @about_gpu
-    def nvmlGpmQueryDeviceSupport(self, gpu: FakeGpu, _handle: C, told: C) -> int:
-        told._obj.isSupportedDevice = int(gpu.gpm is not None)
+    def nvmlGpmQueryDeviceSupport(self, gpu: FakeGpu, _handle: C, support: C) -> int:
+        support._obj.isSupportedDevice = int(gpu.gpm is not None)
         return SUCCESS
 
     def nvmlGpmSampleAlloc(self, sample: C) -> int:
@@ -344,19 +348,19 @@ class Library:
         return SUCCESS
 
     @about_gpu
-    def nvmlDeviceGetSupportedEventTypes(self, _gpu: FakeGpu, _handle: C, told: C) -> int:
-        told._obj.value = 0x1F
+    def nvmlDeviceGetSupportedEventTypes(self, _gpu: FakeGpu, _handle: C, event_types: C) -> int:
+        event_types._obj.value = 0x1F
         return SUCCESS
 
     @about_gpu
     def nvmlDeviceRegisterEvents(self, _gpu: FakeGpu, _handle: C, kinds: C, _events: C) -> int:
         return SUCCESS if kinds.value == self.nv.nvmlEventTypeXidCriticalError else 2
 
-    def nvmlEventSetWait_v2(self, _events: C, told: C, timeout_ms: C) -> int:
+    def nvmlEventSetWait_v2(self, _events: C, event: C, timeout_ms: C) -> int:
         assert timeout_ms.value == 0
         if not self.driver.xids:
             return TIMEOUT
         index, code = self.driver.xids.pop(0)
-        set_pointer(told._obj.device, (index + 1) << 8)
-        told._obj.eventType, told._obj.eventData = self.nv.nvmlEventTypeXidCriticalError, code
+        set_pointer(event._obj.device, (index + 1) << 8)
+        event._obj.eventType, event._obj.eventData = self.nv.nvmlEventTypeXidCriticalError, code
         return SUCCESS

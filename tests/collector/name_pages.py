@@ -46,13 +46,13 @@ def only_engine(binding: Binding) -> EngineBinding:
 
 def kinds(engine: EngineBinding) -> dict[str, str]:
     """The kind of each metric that an engine has."""
-    found = {
+    metrics_of_kind = {
         "gauge": engine.gauges,
         "counter": engine.counters,
         "histogram": engine.histograms,
         "info": engine.infos,
     }
-    return {name: kind for kind, metrics in found.items() for name in metrics}
+    return {name: kind for kind, metrics in metrics_of_kind.items() for name in metrics}
 
 
 def slots(engine: EngineBinding, name: str) -> tuple[Slot | HistogramSlots, ...]:
@@ -65,14 +65,14 @@ def slots(engine: EngineBinding, name: str) -> tuple[Slot | HistogramSlots, ...]
 
 def values(page: Page, engine: EngineBinding, name: str) -> dict[str, float]:
     """A metric's values by the values of its own labels; of a histogram its count."""
-    found: dict[str, float] = {}
+    values_by_name: dict[str, float] = {}
     for slot in slots(engine, name):
         position = slot.count if isinstance(slot, HistogramSlots) else slot.position
         own = ",".join(value for _, value in slot.labels)
         assert position is not None
-        assert own not in found
-        found[own] = page.values[position]
-    return found
+        assert own not in values_by_name
+        values_by_name[own] = page.values[position]
+    return values_by_name
 
 
 def prefixed(body: str, prefix: str) -> str:

@@ -118,14 +118,14 @@ class Comparison:
         # All signals in one query. Each `or` looks at all that stands before it: keep it short.
         groups = [" or ".join(parts[at : at + GROUP]) for at in range(0, len(parts), GROUP)]
         query = " or ".join(f"({group})" for group in groups)
-        found: dict[tuple[str, str, str], float] = {}
+        value_of_sample: dict[tuple[str, str, str], float] = {}
         for answer in self.prometheus.ask(query, t_ms):
             labels = answer.labels
             engine = labels.get("engine", "").strip("[]")  # 0.8 shows the list of engines: [0]
             place = (labels["instance"], engine, labels["signal"])
-            assert place not in found, f"two samples for {place}"
-            found[place] = answer.value
-        return found
+            assert place not in value_of_sample, f"two samples for {place}"
+            value_of_sample[place] = answer.value
+        return value_of_sample
 
     def check(self) -> None:
         """Fail where the two sides disagreed."""

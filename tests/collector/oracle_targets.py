@@ -85,12 +85,14 @@ def spellings(layout: Layout) -> dict[str, str]:
     """The names on a page by canonical names, for `Dialect.names`."""
     table = metric_table()
     prefix = find_prefix({series.name for series in layout.series}, table) or ""
-    found: dict[str, tuple[int, str]] = {}
-    for one in read_names(layout, prefix, table).found:
-        if one.sample.part != "created":
-            spelled = (one.sample.rank, prefix + one.sample.spelling)
-            found[one.sample.metric.name] = min(found.get(one.sample.metric.name, spelled), spelled)
-    return {name: spelling for name, (_, spelling) in found.items()}
+    spelling_of_name: dict[str, tuple[int, str]] = {}
+    for name_read in read_names(layout, prefix, table).found:
+        if name_read.sample.part != "created":
+            spelled = (name_read.sample.rank, prefix + name_read.sample.spelling)
+            spelling_of_name[name_read.sample.metric.name] = min(
+                spelling_of_name.get(name_read.sample.metric.name, spelled), spelled
+            )
+    return {name: spelling for name, (_, spelling) in spelling_of_name.items()}
 
 
 def _grow(values: list[float], engine: EngineBinding, count: int) -> None:

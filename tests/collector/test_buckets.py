@@ -25,37 +25,37 @@ def buckets(draw: st.DrawFn) -> Buckets:
     return Buckets.of((*bounds, INF), tuple(rates))
 
 
-@given(one=buckets(), low=QUANTILES, high=QUANTILES)
-def test_a_higher_quantile_is_never_lower(one: Buckets, low: float, high: float) -> None:
+@given(histogram=buckets(), low=QUANTILES, high=QUANTILES)
+def test_a_higher_quantile_is_never_lower(histogram: Buckets, low: float, high: float) -> None:
     low, high = sorted((low, high))
-    below, above = one.quantile(low), one.quantile(high)
+    below, above = histogram.quantile(low), histogram.quantile(high)
     assert below is not None
     assert above is not None
     assert below <= above * (1 + 1e-12)
 
 
-@given(one=buckets(), q=QUANTILES)
-def test_a_quantile_lies_in_the_bucket_that_holds_its_rank(one: Buckets, q: float) -> None:
-    lifted = [max(one.rates_per_s[: at + 1]) for at in range(len(one.rates_per_s))]
+@given(histogram=buckets(), q=QUANTILES)
+def test_a_quantile_lies_in_the_bucket_that_holds_its_rank(histogram: Buckets, q: float) -> None:
+    lifted = [max(histogram.rates_per_s[: at + 1]) for at in range(len(histogram.rates_per_s))]
     at = min(bisect_left(lifted, q * lifted[-1]), len(lifted) - 1)
-    value = one.quantile(q)
+    value = histogram.quantile(q)
     assert value is not None
     if at == len(lifted) - 1:
-        assert value == one.bounds[-2], "beyond the last finite bound nothing is known"
+        assert value == histogram.bounds[-2], "beyond the last finite bound nothing is known"
     else:
-        low = one.bounds[at - 1] if at else 0.0
-        assert low * (1 - 1e-12) <= value <= one.bounds[at] * (1 + 1e-12)
+        low = histogram.bounds[at - 1] if at else 0.0
+        assert low * (1 - 1e-12) <= value <= histogram.bounds[at] * (1 + 1e-12)
 
 
-@given(one=buckets(), factor=st.floats(0.01, 100), q=QUANTILES)
+@given(histogram=buckets(), factor=st.floats(0.01, 100), q=QUANTILES)
 def test_a_quantile_does_not_depend_on_how_many_there_were(
-    one: Buckets, factor: float, q: float
+    histogram: Buckets, factor: float, q: float
 ) -> None:
-    scaled = Buckets.of(one.bounds, tuple(factor * rate for rate in one.rates_per_s))
-    total = max(one.rates_per_s)
-    edge = any(math.isclose(rate, q * total, rel_tol=1e-9) for rate in one.rates_per_s)
+    scaled = Buckets.of(histogram.bounds, tuple(factor * rate for rate in histogram.rates_per_s))
+    total = max(histogram.rates_per_s)
+    edge = any(math.isclose(rate, q * total, rel_tol=1e-9) for rate in histogram.rates_per_s)
     if not edge:
-        assert scaled.quantile(q) == pytest.approx(one.quantile(q), rel=1e-6, abs=1e-9)
+        assert scaled.quantile(q) == pytest.approx(histogram.quantile(q), rel=1e-6, abs=1e-9)
 
 
 EVEN = Buckets.of((1.0, 2.0, 4.0, INF), (2.0, 4.0, 6.0, 8.0))
@@ -76,16 +76,16 @@ def test_quantiles_worked_by_hand(q: float, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "one",
+    "histogram",
     [
         pytest.param(Buckets.of((1.0, INF), (0.0, 0.0)), id="no observation"),
         pytest.param(Buckets.of((INF,), (3.0,)), id="only the bucket of all"),
         pytest.param(Buckets.of((1.0, 2.0), (1.0, 3.0)), id="no bucket of all"),
     ],
 )
-def test_without_observations_or_bounds_there_is_no_quantile(one: Buckets) -> None:
-    assert one.quantile(0.5) is None
-    assert one.quantile(0.99) is None
+def test_without_observations_or_bounds_there_is_no_quantile(histogram: Buckets) -> None:
+    assert histogram.quantile(0.5) is None
+    assert histogram.quantile(0.99) is None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_above_per_s(bound: float, per_s: float | None) -> None:
     assert EVEN.above_per_s(bound) == per_s
 
 
-@given(one=buckets())
-def test_what_is_above_a_bound_is_never_negative(one: Buckets) -> None:
-    above = [one.above_per_s(bound) for bound in one.bounds]
-    assert all(per_s is not None and 0 <= per_s <= max(one.rates_per_s) for per_s in above)
+@given(histogram=buckets())
+def test_what_is_above_a_bound_is_never_negative(histogram: Buckets) -> None:
+    above = [histogram.above_per_s(bound) for bound in histogram.bounds]
+    assert all(per_s is not None and 0 <= per_s <= max(histogram.rates_per_s) for per_s in above)

@@ -103,7 +103,7 @@ def test_filter_by_time(tmp_path: Path) -> None:
     reordered = b'{"body": "x", "t": 15}\n{"body": "x", "t": 99}\n'
     path.write_bytes(b"".join(line(t) for t in (10, 20.5, 30)) + reordered)
     reader = CaptureReader(path, from_s=11, to_s=20.5)
-    assert [one.t_s for one in reader] == [20.5, 15.0]
+    assert [page.t_s for page in reader] == [20.5, 15.0]
     assert (reader.entries, reader.damaged) == (2, 0)
     assert len(list(CaptureReader(path, from_s=30))) == 2
     with pytest.raises(CaptureError, match=r"its times go from 10\.000 to 99\.000"):

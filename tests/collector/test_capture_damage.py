@@ -60,12 +60,12 @@ def test_kill_loses_nothing_that_was_written(tmp_path: Path, program: str, name:
         last = max([60, *(int(rest) for rest in recorder.stdout if rest.endswith("\n"))])
     assert recorder.returncode == -signal.SIGKILL
     reader = CaptureReader(path)
-    got = [one.t_s for one in reader]
+    got = [page.t_s for page in reader]
     assert got[: last + 1] == [float(number) for number in range(last + 1)]
     assert reader.damaged <= 1
     write(path, entry(10_000_000), entry(10_000_001))
     again = CaptureReader(path)
-    assert [one.t_s for one in again] == [*got, 10_000_000.0, 10_000_001.0]
+    assert [page.t_s for page in again] == [*got, 10_000_000.0, 10_000_001.0]
     assert again.damaged <= 1
 
 
@@ -73,11 +73,11 @@ def test_kill_loses_nothing_that_was_written(tmp_path: Path, program: str, name:
 def test_cut_at_any_byte_and_continued(tmp_path: Path, name: str) -> None:
     three = [Entry(float(number), f"page {number}\n") for number in (1, 2, 3)]
     path = tmp_path / name
-    sizes = [write(path, one).stat().st_size for one in three]
+    sizes = [write(path, page).stat().st_size for page in three]
     whole = path.read_bytes()
     for size in range(sizes[0], sizes[2]):
         path.write_bytes(whole[:size])
-        complete = [one for one, end in zip(three, sizes, strict=True) if end <= size]
+        complete = [page for page, end in zip(three, sizes, strict=True) if end <= size]
         reader = CaptureReader(path)
         got = list(reader)
         # A line is whole before the trailer of its gzip member is, and before its line end.
@@ -101,7 +101,7 @@ def test_cut_stream_of_another_recorder_is_continued(tmp_path: Path) -> None:
     path.write_bytes(b"".join(parts)[:-20])
     write(path, entry(1000))
     reader = CaptureReader(path)
-    assert [one.t_s for one in reader] == [*numbers[:-1], 1000.0]
+    assert [page.t_s for page in reader] == [*numbers[:-1], 1000.0]
     assert reader.damaged == 1
     assert "after line 199: near byte" in reader.first_damage
     assert "cut short" in reader.first_damage
@@ -122,7 +122,7 @@ def test_full_disk_is_said_and_survived(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         writer.write(entry(3))
     reader = CaptureReader(path)
-    assert [one.t_s for one in reader] == [1.0, 3.0]
+    assert [page.t_s for page in reader] == [1.0, 3.0]
     assert reader.damaged == 1
 
 
@@ -181,7 +181,7 @@ def test_damaged_line_is_counted_and_described(tmp_path: Path, bad: bytes, why: 
     path = tmp_path / "a.jsonl"
     path.write_bytes(line(1) + b"\r\n\n" + bad + b"\n" + bad + b"\n" + line(2))
     reader = CaptureReader(path)
-    assert [one.t_s for one in reader] == [1.0, 2.0]
+    assert [page.t_s for page in reader] == [1.0, 2.0]
     assert reader.damaged == 2
     assert reader.first_damage.startswith("line 4: ")
     assert why in reader.first_damage
@@ -209,7 +209,7 @@ def test_line_that_is_too_long_is_passed_over(tmp_path: Path, pack: type[bytes])
     long = b'{"t": 5, "body": "' + bytes([97]) * (64 * 1024 * 1024) + b'"}\n'
     path.write_bytes(pack(line(1)) + pack(long) + pack(line(2)))
     reader = CaptureReader(path)
-    assert [one.t_s for one in reader] == [1.0, 2.0]
+    assert [page.t_s for page in reader] == [1.0, 2.0]
     assert (reader.damaged, "too long" in reader.first_damage) == (1, True)
 
 

@@ -46,8 +46,8 @@ def resolved(body: str) -> tuple[Page, GpuBinding]:
     return page, resolve_gpus(page.layout)
 
 
-def value(page: Page, one: GpuFields, field: str) -> float | None:
-    (slot,) = one.fields[field]
+def value(page: Page, board: GpuFields, field: str) -> float | None:
+    (slot,) = board.fields[field]
     return slot.value(page.values)
 
 
@@ -64,13 +64,13 @@ def test_the_published_h100_page() -> None:
         ("DCGM_FI_DEV_MEMORY_TEMP", H100, BLANK),
     )
     page, binding = resolved(body)
-    (one,) = binding.gpus
+    (board,) = binding.gpus
     uuid = "GPU-c4529c8d-69c4-b61d-e0bc-7b2460096005"
-    assert one.key == GpuKey(uuid, "0", "NVIDIA H100 80GB HBM3", "gpu-node-1")
-    assert one.workloads == (
+    assert board.key == GpuKey(uuid, "0", "NVIDIA H100 80GB HBM3", "gpu-node-1")
+    assert board.workloads == (
         Workload("dynamo-workload", "vllm-agg-0-vllmdecodeworker-s65j5", "main"),
     )
-    assert {field: value(page, one, field) for field in one.fields} == {
+    assert {field: value(page, board, field) for field in board.fields} == {
         "DCGM_FI_DEV_GPU_TEMP": 30,
         "DCGM_FI_DEV_POWER_USAGE": 113.611,
         "DCGM_FI_DEV_SM_CLOCK": 1.98e9,
@@ -118,9 +118,9 @@ def test_a_whole_page_of_newer_names_lacks_nothing() -> None:
     newest = {name.field.name: spelling for spelling, name in TABLE.names.items() if name.rank == 0}
     labels = 'gpu="0",uuid="GPU-0",modelName="NVIDIA B200",hostname="a"'
     _, binding = resolved(page_of(*((newest[name], labels, 1) for name in DEFAULT)))
-    (one,) = binding.gpus
-    assert one.fields.keys() == set(DEFAULT)
-    assert (one.key.uuid, one.key.hostname) == ("GPU-0", "a")
+    (board,) = binding.gpus
+    assert board.fields.keys() == set(DEFAULT)
+    assert (board.key.uuid, board.key.hostname) == ("GPU-0", "a")
 
 
 # Labels
@@ -130,9 +130,9 @@ def test_gpus_are_sorted_by_host_and_number() -> None:
     rows = [("DCGM_FI_DEV_GPU_TEMP", gpu(index), index) for index in (10, 2, 0)]
     rows.append(("DCGM_FI_DEV_GPU_TEMP", gpu(1, host='hostname="node-0"'), 1))
     page, binding = resolved(page_of(*rows))
-    found = [(one.key.hostname, one.key.index) for one in binding.gpus]
-    assert found == [("node-0", "1"), ("node-a", "0"), ("node-a", "2"), ("node-a", "10")]
-    assert [value(page, one, "DCGM_FI_DEV_GPU_TEMP") for one in binding.gpus] == [1, 0, 2, 10]
+    places = [(board.key.hostname, board.key.index) for board in binding.gpus]
+    assert places == [("node-0", "1"), ("node-a", "0"), ("node-a", "2"), ("node-a", "10")]
+    assert [value(page, board, "DCGM_FI_DEV_GPU_TEMP") for board in binding.gpus] == [1, 0, 2, 10]
 
 
 def test_nvlink_series_join_their_gpu_under_other_label_names() -> None:
@@ -147,17 +147,19 @@ def test_nvlink_series_join_their_gpu_under_other_label_names() -> None:
         (name, 'nvlink="9",nvswitch="1",hostname="node-a"', 6),
     ]
     page, binding = resolved(page_of(*rows))
-    (one,) = binding.gpus
-    assert one.key == GpuKey("GPU-0000", "0", "NVIDIA B200", "node-a")
-    found = {dict(slot.labels)["nvlink"]: slot.value(page.values) for slot in one.fields[name]}
-    assert found == {"0": 3, "1": 4, "2": 5}
+    (board,) = binding.gpus
+    assert board.key == GpuKey("GPU-0000", "0", "NVIDIA B200", "node-a")
+    value_of_link = {
+        dict(slot.labels)["nvlink"]: slot.value(page.values) for slot in board.fields[name]
+    }
+    assert value_of_link == {"0": 3, "1": 4, "2": 5}
 
 
 def test_mig_instances_are_kept_apart_from_each_other_and_the_gpu() -> None:
     mig = 'GPU_I_PROFILE="2g.20gb",GPU_I_ID="{}"'
     rows = [("DCGM_FI_DEV_FB_USED", gpu(0, more=mig.format(i)), i) for i in (13, 3, 5)]
     page, binding = resolved(page_of(*rows, ("DCGM_FI_DEV_GPU_TEMP", gpu(0), 60)))
-    assert [one.key.mig for one in binding.gpus] == ["", "3", "5", "13"]
+    assert [board.key.mig for board in binding.gpus] == ["", "3", "5", "13"]
     assert value(page, binding.gpus[1], "DCGM_FI_DEV_FB_USED") == 3 * 2**20
     assert "DCGM_FI_DEV_FB_USED" not in binding.gpus[0].fields
 
@@ -180,9 +182,9 @@ def test_a_gpu_that_pods_share_has_one_value_and_all_pods() -> None:
     page, binding = resolved(
         page_of(*(("DCGM_FI_DEV_GPU_UTIL", gpu(0, more=pod), 40) for pod in pods))
     )
-    (one,) = binding.gpus
-    assert value(page, one, "DCGM_FI_DEV_GPU_UTIL") == pytest.approx(0.4)
-    assert [workload.pod for workload in one.workloads] == ["a", "b"]
+    (board,) = binding.gpus
+    assert value(page, board, "DCGM_FI_DEV_GPU_UTIL") == pytest.approx(0.4)
+    assert [workload.pod for workload in board.workloads] == ["a", "b"]
 
 
 def test_own_labels_of_a_field_are_kept() -> None:
@@ -193,11 +195,11 @@ def test_own_labels_of_a_field_are_kept() -> None:
         ("DCGM_EXP_CLOCK_EVENTS_COUNT", gpu(0, more='clock_event="power_cap"'), 3),
     ]
     page, binding = resolved(page_of(*rows))
-    (one,) = binding.gpus
-    assert dict(one.fields["DCGM_FI_DEV_XID_ERRORS"][0].labels)["err_code"] == "79"
+    (board,) = binding.gpus
+    assert dict(board.fields["DCGM_FI_DEV_XID_ERRORS"][0].labels)["err_code"] == "79"
     events = {
         dict(slot.labels)["clock_event"]: slot.value(page.values)
-        for slot in one.fields["DCGM_EXP_CLOCK_EVENTS_COUNT"]
+        for slot in board.fields["DCGM_EXP_CLOCK_EVENTS_COUNT"]
     }
     assert events == {"sw_thermal": 2, "power_cap": 3}
 
@@ -205,7 +207,7 @@ def test_own_labels_of_a_field_are_kept() -> None:
 def test_gpus_without_uuid_are_known_by_host_and_number() -> None:
     rows = [("DCGM_FI_DEV_GPU_TEMP", f'gpu="0",Hostname="{host}"', 1) for host in "ab"]
     _, binding = resolved(page_of(*rows))
-    assert [one.key.hostname for one in binding.gpus] == ["a", "b"]
+    assert [board.key.hostname for board in binding.gpus] == ["a", "b"]
 
 
 def test_repeated_lines_count_once() -> None:

@@ -152,8 +152,8 @@ def second_page(second: str) -> tuple[Page, Page]:
     ],
 )
 def test_the_layout_stays_the_same_object_while_it_is_the_same(second: str) -> None:
-    one, other = second_page(second)
-    assert other.layout is one.layout
+    first, other = second_page(second)
+    assert other.layout is first.layout
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def test_the_layout_stays_the_same_object_while_it_is_the_same(second: str) -> N
     ],
 )
 def test_a_new_layout_is_a_new_object(second: str) -> None:
-    one, other = second_page(second)
+    first, other = second_page(second)
     fresh = parse(second)
-    assert other.layout is not one.layout
+    assert other.layout is not first.layout
     assert other.layout.series == fresh.layout.series
     assert other.layout.types == fresh.layout.types
     assert other.layout.repeated == fresh.layout.repeated
@@ -182,9 +182,9 @@ def test_a_new_layout_is_a_new_object(second: str) -> None:
 
 def test_a_page_keeps_its_values_when_the_next_is_read() -> None:
     parser = PageParser()
-    one = parser.parse("a 1 1000\nb 2\n")
+    first = parser.parse("a 1 1000\nb 2\n")
     other = parser.parse("a 3\nb 4 2000\n")
-    assert (one.values, one.timestamps_s) == ([1, 2], {0: 1.0})
+    assert (first.values, first.timestamps_s) == ([1, 2], {0: 1.0})
     assert (other.values, other.timestamps_s) == ([3, 4], {1: 2.0})
 
 
@@ -260,8 +260,8 @@ def test_consecutive_recorded_pages_share_their_layout() -> None:
 
 def test_targets_with_the_same_series_share_a_layout_and_no_values() -> None:
     first, second = recorded("vllm-0.32.0-loaded"), recorded("vllm-0.32.0-loaded-next")
-    one, other = PageParser(), PageParser()
-    pages = [one.parse(first), other.parse(second), one.parse(second), other.parse(first)]
+    parser, other = PageParser(), PageParser()
+    pages = [parser.parse(first), other.parse(second), parser.parse(second), other.parse(first)]
     assert len({page.layout for page in pages}) == 1
     assert [page.values for page in pages[:2]] == [page.values for page in (pages[3], pages[2])]
     described = other.parse(first.replace("# HELP vllm:num_requests_running ", "# HELP a "))

@@ -75,9 +75,9 @@ def test_a_sample_line_names_its_series(line: str, name: str, labels: dict[str, 
 
 
 def test_two_spellings_of_a_series_are_equal() -> None:
-    one = only_series('a{b="\\\\",c="2"} 1\n')
+    series = only_series('a{b="\\\\",c="2"} 1\n')
     other = only_series('{ c="2" , "a" , b="\\\\", } 1\n')
-    assert one == other
+    assert series == other
 
 
 # Values

@@ -196,9 +196,9 @@ def test_generated_openmetrics_pages_hold_what_prometheus_client_finds(body: str
     page = parse(body, content_type=OPENMETRICS)
     families = openmetrics_reference(body)
     expected = reference(families)
-    found = samples(page)
-    assert [sample[:3] for sample in found] == [sample[:3] for sample in expected]
-    for ours, theirs in zip(found, expected, strict=True):
+    samples_read = samples(page)
+    assert [sample[:3] for sample in samples_read] == [sample[:3] for sample in expected]
+    for ours, theirs in zip(samples_read, expected, strict=True):
         # Theirs adds up whole seconds and nanoseconds, ours is the nearest float.
         assert ours[3] == (None if theirs[3] is None else pytest.approx(theirs[3], rel=1e-15))
     theirs_exemplars = [sample.exemplar for family in families for sample in family.samples]
@@ -249,8 +249,8 @@ def scrapes(draw: st.DrawFn) -> list[str]:
     return bodies
 
 
-def same_layout(one: Page, other: Page) -> bool:
-    a, b = one.layout, other.layout
+def same_layout(page: Page, other: Page) -> bool:
+    a, b = page.layout, other.layout
     return (a.series, a.types, a.repeated) == (b.series, b.types, b.repeated)
 
 

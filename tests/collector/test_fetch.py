@@ -36,17 +36,17 @@ def test_page_comes_with_what_was_said_about_it(start: Start, fetcher: Fetch) ->
 
 def test_connection_is_kept(start: Start, fetcher: Fetch) -> None:
     server = start(always(answer()))
-    one = fetcher(server.url)
+    page_fetcher = fetcher(server.url)
     for _ in range(5):
-        assert one.get().body == PAGE
+        assert page_fetcher.get().body == PAGE
     assert (server.connections, len(server.requests)) == (1, 5)
 
 
 def test_connection_closed_between_scrapes_is_replaced(start: Start, fetcher: Fetch) -> None:
     server = start(always(answer(), keep=False))
-    one = fetcher(server.url)
+    page_fetcher = fetcher(server.url)
     for _ in range(3):
-        assert one.get().body == PAGE
+        assert page_fetcher.get().body == PAGE
         time.sleep(0.02)
     assert (server.connections, len(server.requests)) == (3, 3)
 
@@ -54,9 +54,9 @@ def test_connection_closed_between_scrapes_is_replaced(start: Start, fetcher: Fe
 @pytest.mark.parametrize("head", ["HTTP/1.0 200 OK", "HTTP/1.1 200 OK\r\nConnection: close"])
 def test_server_may_announce_that_it_closes(start: Start, fetcher: Fetch, head: str) -> None:
     server = start(always(f"{head}\r\n\r\n".encode() + PAGE, keep=False))
-    one = fetcher(server.url)
-    assert one.get().body == PAGE
-    assert one.get().body == PAGE
+    page_fetcher = fetcher(server.url)
+    assert page_fetcher.get().body == PAGE
+    assert page_fetcher.get().body == PAGE
 
 
 def test_kept_connection_closed_as_we_ask_is_retried_once(start: Start, fetcher: Fetch) -> None:
@@ -66,9 +66,9 @@ def test_kept_connection_closed_as_we_ask_is_retried_once(start: Start, fetcher:
         return number != 1
 
     server = start(serve)
-    one = fetcher(server.url)
-    assert one.get().body == PAGE
-    assert one.get().body == PAGE
+    page_fetcher = fetcher(server.url)
+    assert page_fetcher.get().body == PAGE
+    assert page_fetcher.get().body == PAGE
     assert (server.connections, len(server.requests)) == (2, 3)
 
 
@@ -94,9 +94,9 @@ def test_answer_that_began_is_not_asked_for_again(
         return number == 0
 
     server = start(serve)
-    one = fetcher(server.url)
-    one.get()
-    assert failure(one).kind == "truncated"
+    page_fetcher = fetcher(server.url)
+    page_fetcher.get()
+    assert failure(page_fetcher).kind == "truncated"
     assert len(server.requests) == 2
 
 
@@ -117,9 +117,9 @@ def test_stray_answer_is_not_the_next_page(start: Start, fetcher: Fetch) -> None
         sock.sendall(answer(b"stray\n"))
         strayed.release()
 
-    one = fetcher(start(serve).url)
+    page_fetcher = fetcher(start(serve).url)
     for number in range(3):
-        assert one.get().body == b"page %d\n" % number
+        assert page_fetcher.get().body == b"page %d\n" % number
         read.release()
         strayed.acquire()
 
@@ -128,17 +128,17 @@ def test_it_goes_on_after_a_failure(start: Start, fetcher: Fetch) -> None:
     def serve(sock: socket.socket, _request: bytes, number: int) -> None:
         sock.sendall(answer() if number % 2 else answer(status="500 Oh"))
 
-    one = fetcher(start(serve).url)
+    page_fetcher = fetcher(start(serve).url)
     for _ in range(2):
-        assert failure(one).kind == "http_status"
-        assert one.get().body == PAGE
+        assert failure(page_fetcher).kind == "http_status"
+        assert page_fetcher.get().body == PAGE
 
 
 def test_chunks_are_joined(start: Start, fetcher: Fetch) -> None:
     server = start(always(chunked(PAGE[:100], PAGE[100:101], PAGE[101:])))
-    one = fetcher(server.url)
-    assert one.get().body == PAGE
-    assert one.get().body == PAGE
+    page_fetcher = fetcher(server.url)
+    assert page_fetcher.get().body == PAGE
+    assert page_fetcher.get().body == PAGE
     assert server.connections == 1
 
 
@@ -194,25 +194,25 @@ def redirect(location: str, status: str = "307 Temporary Redirect") -> bytes:
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary", "308 Permanent"])
 def test_redirect_is_followed_and_kept(start: Start, fetcher: Fetch, status: str) -> None:
     def serve(sock: socket.socket, request: bytes, _number: int) -> None:
-        found = request.startswith(b"GET /metrics/ ")
-        sock.sendall(answer() if found else redirect("/metrics/", status))
+        at_new_place = request.startswith(b"GET /metrics/ ")
+        sock.sendall(answer() if at_new_place else redirect("/metrics/", status))
 
     server = start(serve)
-    one = fetcher(server.url)
+    page_fetcher = fetcher(server.url)
     for _ in range(3):
-        assert one.get().body == PAGE
+        assert page_fetcher.get().body == PAGE
     assert (server.connections, len(server.requests)) == (1, 4)
 
 
 def test_redirect_survives_a_closed_connection(start: Start, fetcher: Fetch) -> None:
     def serve(sock: socket.socket, request: bytes, _number: int) -> bool:
-        found = request.startswith(b"GET /new ")
-        sock.sendall(answer() if found else redirect("/new"))
+        at_new_place = request.startswith(b"GET /new ")
+        sock.sendall(answer() if at_new_place else redirect("/new"))
         return False
 
-    one = fetcher(start(serve).url)
-    assert one.get().body == PAGE
-    assert one.get().body == PAGE
+    page_fetcher = fetcher(start(serve).url)
+    assert page_fetcher.get().body == PAGE
+    assert page_fetcher.get().body == PAGE
 
 
 def test_redirect_that_ends_the_connection(start: Start, fetcher: Fetch) -> None:
@@ -266,8 +266,8 @@ def test_redirect_elsewhere_is_refused(start: Start, fetcher: Fetch, location: s
 
 
 def sent_header(server: Server, name: str, number: int = -1) -> str | None:
-    found = re.search(rf"(?im)^{name}: (.*)\r$", server.requests[number].decode("latin-1"))
-    return found[1] if found else None
+    match = re.search(rf"(?im)^{name}: (.*)\r$", server.requests[number].decode("latin-1"))
+    return match[1] if match else None
 
 
 def test_bearer_token_of_a_file_is_read_at_each_connection(
@@ -281,13 +281,13 @@ def test_bearer_token_of_a_file_is_read_at_each_connection(
         sock.sendall(answer() if good else answer(b"", status="401 Unauthorized"))
 
     server = start(serve)
-    one = fetcher(server.url, FetchSettings(bearer_token_file=str(token)))
-    one.get()
+    page_fetcher = fetcher(server.url, FetchSettings(bearer_token_file=str(token)))
+    page_fetcher.get()
     token.write_text("second\n")
-    problem = failure(one)
+    problem = failure(page_fetcher)
     assert problem.kind == "auth"
     assert "not accepted" in problem.hint
-    assert one.get().body == PAGE
+    assert page_fetcher.get().body == PAGE
     assert sent_header(server, "Authorization") == "Bearer second"
 
 
@@ -314,12 +314,12 @@ def test_header_values_come_from_text_files_and_environment(
 
 def test_credentials_of_the_url_become_basic_auth(start: Start, fetcher: Fetch) -> None:
     server = start(always(answer(b"", status="403 Forbidden")))
-    one = fetcher(f"http://user:p%40ss:é@127.0.0.1:{server.port}/metrics")
-    problem = failure(one)
+    page_fetcher = fetcher(f"http://user:p%40ss:é@127.0.0.1:{server.port}/metrics")
+    problem = failure(page_fetcher)
     sent = sent_header(server, "Authorization")
     assert sent is not None
     assert base64.b64decode(sent.removeprefix("Basic ")).decode() == "user:p@ss:é"
-    assert "ss" not in f"{problem}{one.url}".replace("http_status", "")
+    assert "ss" not in f"{problem}{page_fetcher.url}".replace("http_status", "")
 
 
 @pytest.mark.parametrize(

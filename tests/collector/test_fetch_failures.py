@@ -217,17 +217,17 @@ def test_answer_is_no_page(start: Start, fetcher: Fetch, data: bytes, kind: str,
 def test_page_of_exactly_the_limit_is_read(start: Start, fetcher: Fetch) -> None:
     for data in (answer(), chunked(PAGE)):
         server = start(always(data))
-        one = fetcher(server.url, FetchSettings(body_limit_bytes=len(PAGE)))
-        assert one.get().body == PAGE
+        page_fetcher = fetcher(server.url, FetchSettings(body_limit_bytes=len(PAGE)))
+        assert page_fetcher.get().body == PAGE
 
 
 KINDS = ("http_status", "not_metrics", "truncated", "too_large", "redirect", "timeout", "tls")
 
 
 def outcome(url: str) -> str:
-    with contextlib.closing(Fetcher(url, QUICK)) as one:
+    with contextlib.closing(Fetcher(url, QUICK)) as page_fetcher:
         try:
-            one.get()
+            page_fetcher.get()
         except CollectError as exc:
             return exc.kind
     return "page"

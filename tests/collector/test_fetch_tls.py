@@ -42,9 +42,9 @@ def test_tls_page_and_kept_connection(
     start: Start, fetcher: Fetch, authority: trustme.CA, ca_file: str
 ) -> None:
     server = start(always(answer()), server_tls(authority.issue_cert("127.0.0.1")))
-    one = fetcher(server.url, FetchSettings(ca_file=ca_file))
+    page_fetcher = fetcher(server.url, FetchSettings(ca_file=ca_file))
     for _ in range(3):
-        assert one.get().body == PAGE
+        assert page_fetcher.get().body == PAGE
     assert (server.connections, len(server.requests)) == (1, 3)
 
 
@@ -52,9 +52,11 @@ def test_tls_connection_closed_between_scrapes(
     start: Start, fetcher: Fetch, authority: trustme.CA, ca_file: str
 ) -> None:
     tls = server_tls(authority.issue_cert("127.0.0.1"))
-    one = fetcher(start(always(answer(), keep=False), tls).url, FetchSettings(ca_file=ca_file))
+    page_fetcher = fetcher(
+        start(always(answer(), keep=False), tls).url, FetchSettings(ca_file=ca_file)
+    )
     for _ in range(3):
-        assert one.get().body == PAGE
+        assert page_fetcher.get().body == PAGE
         time.sleep(0.02)
 
 
@@ -146,10 +148,10 @@ def test_ca_file_that_changes_is_read_again(
     file = tmp_path / "ca.pem"
     trustme.CA().cert_pem.write_to_path(str(file))
     server = start(always(answer()), server_tls(authority.issue_cert("127.0.0.1")))
-    one = fetcher(server.url, FetchSettings(ca_file=str(file)))
-    assert failure(one).kind == "tls"
+    page_fetcher = fetcher(server.url, FetchSettings(ca_file=str(file)))
+    assert failure(page_fetcher).kind == "tls"
     authority.cert_pem.write_to_path(str(file))
-    assert one.get().body == PAGE
+    assert page_fetcher.get().body == PAGE
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_a_renamed_metric_is_found_and_the_new_name_wins(
 )
 def test_a_renamed_histogram_keeps_its_parts_together(page_name: str, stem: str) -> None:
     page, binding = resolved(recorded(page_name))
-    (found,) = only_engine(binding).histograms["inter_token_latency_seconds"]
-    parts = [*found.buckets, found.sum, found.count]
+    (histogram,) = only_engine(binding).histograms["inter_token_latency_seconds"]
+    parts = [*histogram.buckets, histogram.sum, histogram.count]
     names = {page.layout.series[at].name for at in parts if at is not None}
     assert names == {f"{stem}_bucket", f"{stem}_sum", f"{stem}_count"}
 
@@ -206,8 +206,8 @@ def test_of_a_counter_with_and_without_total_only_one_counts() -> None:
     page, binding = resolved(prefixed(both, "ray_vllm_"))
     plain_page, plain = resolved(body)
     for metric in only_engine(plain).counters:
-        found = values(page, only_engine(binding), metric)
-        assert found == values(plain_page, only_engine(plain), metric)
+        metric_values = values(page, only_engine(binding), metric)
+        assert metric_values == values(plain_page, only_engine(plain), metric)
 
 
 def test_a_known_prefix_is_preferred_where_a_page_has_two() -> None:

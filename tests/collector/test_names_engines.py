@@ -35,10 +35,10 @@ def running(body: str, count: int) -> str:
 
 def running_by_engine(body: str) -> dict[tuple[str, str, str], float]:
     page, binding = resolved(body)
-    found = {
+    count_of_engine = {
         engine.key: values(page, engine, "num_requests_running")[""] for engine in binding.engines
     }
-    return {(key.model, key.engine, key.replica): count for key, count in found.items()}
+    return {(key.model, key.engine, key.replica): count for key, count in count_of_engine.items()}
 
 
 def test_engines_of_one_page_are_kept_apart_and_sorted_by_number() -> None:
@@ -107,14 +107,18 @@ def test_a_metric_of_a_model_is_given_to_its_engines_and_named_as_shared() -> No
         for model, n in (("tiny", 5), ("other", 6))
     ]
     page, binding = resolved(rejected.sub("", both + other) + "\n".join(by_model) + "\n")
-    found = {
+    value_of_engine = {
         (engine.key.model, engine.key.engine): (
             values(page, engine, "admission_rejections")["max_num_queued_reqs"],
             "admission_rejections" in engine.shared,
         )
         for engine in binding.engines
     }
-    assert found == {("tiny", "0"): (5, True), ("tiny", "1"): (5, True), ("other", "0"): (6, False)}
+    assert value_of_engine == {
+        ("tiny", "0"): (5, True),
+        ("tiny", "1"): (5, True),
+        ("other", "0"): (6, False),
+    }
 
 
 def test_what_has_no_label_of_an_engine_is_given_to_all() -> None:
@@ -259,7 +263,7 @@ def test_repeated_lines_count_once() -> None:
     page, binding = resolved(recorded(BUSY) + ours)
     assert page.layout.repeated
     engine = only_engine(binding)
-    for metric, found in kinds(engine).items():
-        if found != "histogram":
+    for metric, kind in kinds(engine).items():
+        if kind != "histogram":
             positions = {slot.position for slot in (*engine.gauges.get(metric, ()),)}
             assert not positions & page.layout.repeated

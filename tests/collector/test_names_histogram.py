@@ -84,6 +84,6 @@ def test_histograms_with_own_labels_are_one_for_each() -> None:
         body += f'{name}_bucket{{{labels},le="1"}} 1\n{name}_bucket{{{labels},le="+Inf"}} 2\n'
         body += f"{name}_count{{{labels}}} 2\n{name}_sum{{{labels}}} 3\n"
     _, binding = resolved(body)
-    found = only_engine(binding).histograms["mooncake_store_operation_time_seconds"]
-    assert [dict(one.labels)["status"] for one in found] == ["ok", "failed"]
-    assert all(one.bounds == (1.0, math.inf) for one in found)
+    histograms = only_engine(binding).histograms["mooncake_store_operation_time_seconds"]
+    assert [dict(histogram.labels)["status"] for histogram in histograms] == ["ok", "failed"]
+    assert all(histogram.bounds == (1.0, math.inf) for histogram in histograms)

@@ -66,9 +66,9 @@ def spelling_of(name: str) -> tuple[Metric, Spelling] | None:
 def test_every_name_read_from_vllm_is_in_the_table() -> None:
     order = VERSIONS.index
     for name, kind, engine, first, last in read_lines():
-        found = spelling_of(name)
-        assert found is not None, name
-        metric, spelling = found
+        table_entry = spelling_of(name)
+        assert table_entry is not None, name
+        metric, spelling = table_entry
         assert kind in ("-", "gauge" if metric.kind == "info" else metric.kind), name
         assert spelling.since is not None, name
         assert order(spelling.since) <= order(first), name
@@ -80,10 +80,10 @@ def test_the_table_says_no_more_than_was_read() -> None:
     order = VERSIONS.index
     read: dict[str, tuple[int, int]] = {}
     for name, _, _, first, last in read_lines():
-        found = spelling_of(name)
-        assert found is not None
-        low, high = read.get(found[1].name, (len(VERSIONS), -1))
-        read[found[1].name] = (min(low, order(first)), max(high, order(last)))
+        table_entry = spelling_of(name)
+        assert table_entry is not None
+        low, high = read.get(table_entry[1].name, (len(VERSIONS), -1))
+        read[table_entry[1].name] = (min(low, order(first)), max(high, order(last)))
     for metric in METRICS:
         for spelling in spellings_of(metric):
             if spelling.since is None or spelling.name.startswith(BUILT):

@@ -27,9 +27,13 @@ def test_hopper_tells_everything_that_a_signal_wants() -> None:
     gpu.links, gpu.link_errors = 2, {(163, 0): 5, (163, 1): 6, (161, 1): 1}
     node = Node(gpu)
     taken = node.collect(times=2)
-    (found,) = taken.gpus.gpus
-    assert (found.key.uuid, found.key.index, found.key.model_name) == ("GPU-a", "0", H100)
-    assert told(taken, found) == {
+    (gpu_fields,) = taken.gpus.gpus
+    assert (gpu_fields.key.uuid, gpu_fields.key.index, gpu_fields.key.model_name) == (
+        "GPU-a",
+        "0",
+        H100,
+    )
+    assert told(taken, gpu_fields) == {
         "DEV_SM_CLOCK": 1.755e9,
         "DEV_MEM_CLOCK": 2.619e9,
         "DEV_MAX_SM_CLOCK": 1.98e9,
@@ -72,7 +76,7 @@ def test_hopper_tells_everything_that_a_signal_wants() -> None:
         "DEV_NVLINK_BANDWIDTH_TOTAL": 40 * 2**20,
     }
     assert taken.notes == []
-    present = found.fields.__contains__
+    present = gpu_fields.fields.__contains__
     lacking = [signal.key for signal in GPU_SIGNALS if signal.expr.lacking(present)]
     assert lacking == [], "the signals' fields have the same names from NVML as from DCGM"
 
@@ -102,8 +106,8 @@ def test_ampere_has_no_gpm_and_says_what_that_hides() -> None:
     first = node.collect()
     gpu.linked_kib += 15 * 1024
     taken = node.collect()
-    (found,) = taken.gpus.gpus
-    values = told(taken, found)
+    (gpu_fields,) = taken.gpus.gpus
+    values = told(taken, gpu_fields)
     assert not [name for name in values if name.startswith("PROF_") and "PCIE" not in name]
     assert values["PROF_PCIE_TX_BYTES"] == 1000 * 1024
     assert values["DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL"] == 12

@@ -28,9 +28,9 @@ def test_mig_instances_have_their_memory_and_activity_and_the_board_the_rest() -
     gpu.instances = [FakeInstance("MIG-one", 3), FakeInstance("MIG-two", 5, used_bytes=2 * GIB)]
     node = Node(gpu, hopper("GPU-whole"))
     taken = node.collect(times=2)
-    board, one, two, whole = taken.gpus.gpus
+    board, first, two, whole = taken.gpus.gpus
     assert [
-        (fields.key.uuid, fields.key.index, fields.key.mig) for fields in (board, one, two)
+        (fields.key.uuid, fields.key.index, fields.key.mig) for fields in (board, first, two)
     ] == [
         ("GPU-a", "0", ""),
         ("MIG-one", "0", "3"),
@@ -39,7 +39,7 @@ def test_mig_instances_have_their_memory_and_activity_and_the_board_the_rest() -
     values = told(taken, board)
     assert values["DEV_GPU_TEMP"] == 58
     assert not [name for name in values if name.startswith(("DEV_FB", "PROF", "DEV_GPU_UTIL"))]
-    assert told(taken, one)["DEV_FB_USED"] == 4 * GIB
+    assert told(taken, first)["DEV_FB_USED"] == 4 * GIB
     assert told(taken, two)["DEV_FB_USED"] == 2 * GIB
     assert told(taken, two)["PROF_DRAM_ACTIVE"] == pytest.approx(0.65)
     assert "DCGM_FI_PROF_DRAM_ACTIVE" in whole.fields
@@ -56,9 +56,9 @@ def test_an_instance_that_is_made_anew_is_compared_with_itself_only() -> None:
     held = node.driver.samples
     gpu.instances = [FakeInstance("MIG-new", 3)]
     taken = node.collect()
-    (one,) = [fields for fields in taken.gpus.gpus if fields.key.mig]
-    assert one.key.uuid == "MIG-new"
-    assert "DCGM_FI_PROF_DRAM_ACTIVE" not in one.fields
+    (instance,) = [fields for fields in taken.gpus.gpus if fields.key.mig]
+    assert instance.key.uuid == "MIG-new"
+    assert "DCGM_FI_PROF_DRAM_ACTIVE" not in instance.fields
     assert node.driver.samples == held, "the old one's samples were given back"
     assert "DCGM_FI_PROF_DRAM_ACTIVE" in node.collect().gpus.gpus[1].fields
 

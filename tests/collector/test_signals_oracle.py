@@ -78,8 +78,8 @@ KINDS: dict[str, Expr] = {
 
 @pytest.fixture(scope="module")
 def prometheus() -> Iterator[Prometheus]:
-    with running(require("prometheus")) as one:
-        yield one
+    with running(require("prometheus")) as server:
+        yield server
 
 
 # What was recorded
@@ -163,7 +163,7 @@ def dialect_of(target: Target, range_ms: int) -> Dialect:
 
 
 def test_every_kind_of_expression_on_generated_targets(prometheus: Prometheus) -> None:
-    signals = [Signal(key, one, "", "") for key, one in KINDS.items()]
+    signals = [Signal(key, kind, "", "") for key, kind in KINDS.items()]
     instants_s = (0, 10, 45.5, 60, 95.5, 150, 225, 301.234, 450, 900)
     comparison = compare_generated(prometheus, signals, range(30), instants_s)
     assert set(comparison.valued) == set(KINDS)
@@ -172,7 +172,7 @@ def test_every_kind_of_expression_on_generated_targets(prometheus: Prometheus) -
 
 def test_every_signal_on_generated_targets(prometheus: Prometheus) -> None:
     comparison = compare_generated(prometheus, CATALOGUE, range(100, 108), (30, 150, 333.3))
-    asked = {one.key for one in CATALOGUE if one.expr.promql(Dialect(60.0)) is not None}
+    asked = {signal.key for signal in CATALOGUE if signal.expr.promql(Dialect(60.0)) is not None}
     assert set(comparison.valued) == asked
 
 
@@ -215,43 +215,43 @@ def compare_generated(
 
 def metrics_of(signals: Iterable[Signal]) -> list[str]:
     """The metrics that signals read."""
-    found: dict[str, None] = {}
+    metrics: dict[str, None] = {}
 
     def has(metric: str) -> bool:
-        found[metric] = None
+        metrics[metric] = None
         return False
 
     for signal in signals:
         signal.expr.lacking(has)
-    return list(found)
+    return list(metrics)
 
 
 # What is compared
 
 
 def test_every_kind_of_expression_is_among_those_compared() -> None:
-    known = {
-        one
-        for _, one in inspect.getmembers(expr, inspect.isclass)
-        if dataclasses.is_dataclass(one) and hasattr(one, "promql")
+    compared_kinds = {
+        member
+        for _, member in inspect.getmembers(expr, inspect.isclass)
+        if dataclasses.is_dataclass(member) and hasattr(member, "promql")
     }
-    used = {type(one) for kind in KINDS.values() for one in parts_of(kind)}
-    assert known == used.union(WITHOUT_PROMQL)
+    used = {type(part) for kind in KINDS.values() for part in parts_of(kind)}
+    assert compared_kinds == used.union(WITHOUT_PROMQL)
 
 
 def test_only_what_labels_spell_or_bits_say_has_no_promql() -> None:
     for signal in CATALOGUE:
-        told = signal.expr.promql(Dialect(60.0)) is not None
-        spelled = {type(one) for one in parts_of(signal.expr)}.intersection(WITHOUT_PROMQL)
-        assert told != bool(spelled), signal.key
+        has_promql = signal.expr.promql(Dialect(60.0)) is not None
+        spelled = {type(part) for part in parts_of(signal.expr)}.intersection(WITHOUT_PROMQL)
+        assert has_promql != bool(spelled), signal.key
 
 
-def parts_of(one: Expr) -> Iterator[Expr]:
+def parts_of(expression: Expr) -> Iterator[Expr]:
     """An expression and those it is made of."""
-    yield one
-    assert dataclasses.is_dataclass(one)
-    for field in dataclasses.fields(one):
-        value: object = getattr(one, field.name)
+    yield expression
+    assert dataclasses.is_dataclass(expression)
+    for field in dataclasses.fields(expression):
+        value: object = getattr(expression, field.name)
         for part in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
             if hasattr(part, "promql"):
                 yield from parts_of(cast("Expr", part))

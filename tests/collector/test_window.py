@@ -198,11 +198,11 @@ def test_a_server_without_traffic_has_no_latency(count: int) -> None:
     for number in range(count):
         handmade.take(10.0 * number, {"a": 5.0}, buckets=(1.0, 2.0, 3.0, 4.0))
     window = Window(handmade.history, now_s=10.0 * (count - 1), range_s=60.0)
-    found = window.buckets("histogram")
-    assert found is not None
-    assert set(found.rates_per_s) == {0.0}
-    assert found.quantile(0.5) is None
-    assert found.above_per_s(0.5) == 0.0
+    buckets = window.buckets("histogram")
+    assert buckets is not None
+    assert set(buckets.rates_per_s) == {0.0}
+    assert buckets.quantile(0.5) is None
+    assert buckets.above_per_s(0.5) == 0.0
     assert window.rate("a") == 0.0
 
 

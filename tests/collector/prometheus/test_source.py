@@ -67,9 +67,9 @@ def test_many_queries_at_once_keep_their_keys_and_their_errors(loaded: tuple[str
     bad = answers.pop("bad")
     assert isinstance(bad, CollectError)
     assert "n_total +" in str(bad)
-    for key, found in answers.items():
-        assert isinstance(found, Answer)
-        assert found.samples[0].value == float(key)
+    for key, answer in answers.items():
+        assert isinstance(answer, Answer)
+        assert answer.samples[0].value == float(key)
 
 
 def test_a_range_in_pieces_is_the_whole_range(
@@ -79,9 +79,9 @@ def test_a_range_in_pieces_is_the_whole_range(
     to_s = start_s + STEP_S * (SCRAPES - 1)
     monkeypatch.setattr("kneewatch.collector.prometheus.responses.POINTS_MOST", 7)
     with PrometheusSource(url, QUICK) as source:
-        found = list(source.range("n_total", from_s=start_s, to_s=to_s, step_s=STEP_S))
-    points = [point for piece in found for track in piece.tracks for point in track.points]
-    assert len(found) == math.ceil(SCRAPES / 7)
+        range_pieces = list(source.range("n_total", from_s=start_s, to_s=to_s, step_s=STEP_S))
+    points = [point for piece in range_pieces for track in piece.tracks for point in track.points]
+    assert len(range_pieces) == math.ceil(SCRAPES / 7)
     assert points == [(start_s + STEP_S * at, float(at)) for at in range(SCRAPES)]
 
 
@@ -91,9 +91,11 @@ def test_a_piece_with_more_points_than_prometheus_gives_is_halved(
     url, start_s = loaded
     monkeypatch.setattr("kneewatch.collector.prometheus.responses.POINTS_MOST", 100_000)
     with PrometheusSource(url, QUICK) as source:
-        found = list(source.range("vector(1)", from_s=start_s, to_s=start_s + 14_999, step_s=1.0))
-    assert len(found) == 2
-    assert sum(len(piece.tracks[0].points) for piece in found) == 15_000
+        range_pieces = list(
+            source.range("vector(1)", from_s=start_s, to_s=start_s + 14_999, step_s=1.0)
+        )
+    assert len(range_pieces) == 2
+    assert sum(len(piece.tracks[0].points) for piece in range_pieces) == 15_000
 
 
 def test_the_clock_of_the_same_machine_has_no_skew(loaded: tuple[str, float]) -> None:
@@ -154,18 +156,18 @@ def test_the_pace_is_kept_and_counted() -> None:
 @given(st.integers(0, 500), st.integers(1, 60), st.sampled_from((1.0, 15.0, 0.5)))
 def test_pieces_hold_every_step_once(steps: int, most: int, step_s: float) -> None:
     to_s = 1000 + steps * step_s
-    found = list(pieces(from_s=1000.0, to_s=to_s, step_s=step_s, steps=most))
-    counts = [steps_of(from_s=a, to_s=b, step_s=step_s) for a, b in found]
+    ranges = list(pieces(from_s=1000.0, to_s=to_s, step_s=step_s, steps=most))
+    counts = [steps_of(from_s=a, to_s=b, step_s=step_s) for a, b in ranges]
     assert sum(counts) == steps + 1
     assert max(counts) <= most
-    assert all(b[0] - a[1] == step_s for a, b in itertools.pairwise(found))
+    assert all(b[0] - a[1] == step_s for a, b in itertools.pairwise(ranges))
 
 
 @given(st.integers(1, 500))
 def test_halves_hold_every_step_once(steps: int) -> None:
-    one, other = halves(0.0, float(steps), 1.0)
-    assert (one[0], other[1]) == (0.0, float(steps))
-    assert other[0] - one[1] == 1.0
+    first, other = halves(0.0, float(steps), 1.0)
+    assert (first[0], other[1]) == (0.0, float(steps))
+    assert other[0] - first[1] == 1.0
     assert halves(5.0, 5.0, 1.0) == []
 
 
@@ -196,6 +198,6 @@ def victoria(folder: Path) -> Generator[str]:
 def until(ask: Callable[[], Sequence[Sample]]) -> Sequence[Sample]:
     """What is asked for, once it is there: what was written is searchable a moment later."""
     give_up_s = time.monotonic() + PATIENCE_S
-    while not (found := ask()) and time.monotonic() < give_up_s:
+    while not (answer := ask()) and time.monotonic() < give_up_s:
         time.sleep(0.1)
-    return found
+    return answer
