@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from kneewatch.agent.daemon.scheduler import Job
+from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.store.records import DAY_S, ConfigChange, Series, StoredEngine
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import StoreError

@@ -39,9 +39,9 @@ from kneewatch.agent.daemon.baselines import (
 from kneewatch.agent.daemon.baselines import SEASONS_EVERY_S as SEASONS_EVERY_S
 from kneewatch.agent.daemon.cycle import Sinks
 from kneewatch.agent.daemon.discovery import PODS_EVERY_S, PODS_JOB, Discovery, target_profile
-from kneewatch.agent.daemon.due_queue import DueQueue
 from kneewatch.agent.daemon.gpu_sources import GPU_JOB, GpuSources
-from kneewatch.agent.daemon.scheduler import Scheduler
+from kneewatch.agent.daemon.periodic_jobs import Scheduler
+from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import Parts, Reload, Supervisor, Systemd, TargetJobs
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.replay_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from kneewatch.agent.daemon.scheduler import Job
+from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.kubernetes import Cluster, Pod, Pods, own_namespace, pod_reading
 from kneewatch.agent.settings.effective import Settings, is_pairs, is_texts
 from kneewatch.agent.stated_deployment import stated

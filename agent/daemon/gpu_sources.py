@@ -19,7 +19,7 @@ from kneewatch.agent.daemon.node_gpus import (
     claim_of,
     on_this_node,
 )
-from kneewatch.agent.daemon.scheduler import DaemonPool, Job
+from kneewatch.agent.daemon.periodic_jobs import DaemonPool, Job
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.target_state import SourceState

@@ -29,8 +29,8 @@ from kneewatch.agent.daemon.discovery import (
     TargetProfiles,
     target_profile,
 )
-from kneewatch.agent.daemon.due_queue import DueQueue
-from kneewatch.agent.daemon.scheduler import Scheduler, phase_count, phase_ratio
+from kneewatch.agent.daemon.periodic_jobs import Scheduler, phase_count, phase_ratio
+from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
 from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job

@@ -25,7 +25,7 @@ from kneewatch.agent.daemon import supervisor as process
 from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
 from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.daemon.gpu_sources import GpuSources
-from kneewatch.agent.daemon.scheduler import phase_count, phase_ratio
+from kneewatch.agent.daemon.periodic_jobs import phase_count, phase_ratio
 from kneewatch.agent.store.records import Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.agent.target_state import Board

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from kneewatch.agent.daemon.scheduler import phase_count, phase_ratio
+from kneewatch.agent.daemon.periodic_jobs import phase_count, phase_ratio
 from kneewatch.agent.store.reader import Reader
 
 LATE_RATIO = 0.1

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from kneewatch.agent.daemon import scheduler as module
-from kneewatch.agent.daemon.scheduler import DaemonPool
+from kneewatch.agent.daemon.periodic_jobs import DaemonPool
 from tests.waiting import PATIENCE_S, until
 
 
@@ -70,8 +70,8 @@ def test_work_given_while_a_thread_ends_is_done(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_interpreter_does_not_wait_for_what_hangs() -> None:
     code = (
-        "import time; from kneewatch.agent.daemon.scheduler import DaemonPool; p = DaemonPool();"
-        "p.run(lambda: time.sleep(3600)); p.run(lambda: None); print(p.busy > 0)"
+        "import time; from kneewatch.agent.daemon.periodic_jobs import DaemonPool;"
+        "p = DaemonPool(); p.run(lambda: time.sleep(3600)); p.run(lambda: None); print(p.busy > 0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S

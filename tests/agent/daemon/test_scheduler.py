@@ -15,8 +15,14 @@ from apscheduler.schedulers import base  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.daemon.due_queue import GRACE_RATIO, GRACE_S, QUICK_MAX, DueQueue
-from kneewatch.agent.daemon.scheduler import PHASES_MAX, Grid, Scheduler, phase_count, phase_ratio
+from kneewatch.agent.daemon.periodic_jobs import (
+    PHASES_MAX,
+    Grid,
+    Scheduler,
+    phase_count,
+    phase_ratio,
+)
+from kneewatch.agent.daemon.scrape_queue import GRACE_RATIO, GRACE_S, QUICK_MAX, DueQueue
 from tests.waiting import PATIENCE_S, until
 
 Clockwork: TypeAlias = Scheduler | DueQueue
@@ -165,7 +171,7 @@ def test_a_dropped_job_runs_no_more(clockwork: Clockwork) -> None:
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
-    monkeypatch.setattr("kneewatch.agent.daemon.scheduler.HEARTBEAT_S", 0.5)
+    monkeypatch.setattr("kneewatch.agent.daemon.periodic_jobs.HEARTBEAT_S", 0.5)
     made = Scheduler()
     made.start()
     yield made

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread, local
 
-from kneewatch.agent.daemon.scheduler import STEP_S, Grid, Job, first_run_s, phase_ratio
+from kneewatch.agent.daemon.periodic_jobs import STEP_S, Grid, Job, first_run_s, phase_ratio
 
 log = logging.getLogger(__name__)
 
