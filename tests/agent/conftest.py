@@ -28,9 +28,9 @@ def main(
     def run(*args: object) -> Ended:
         with pytest.raises(SystemExit) as exited:
             cli.main([str(arg) for arg in args])
-        told = capsys.readouterr()
+        printed = capsys.readouterr()
         assert isinstance(exited.value.code, int)
-        return Ended(exited.value.code, told.out, told.err)
+        return Ended(exited.value.code, printed.out, printed.err)
 
     return run
 

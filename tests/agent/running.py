@@ -92,8 +92,8 @@ def capture(name: str) -> Path:
 
 def bodies(name: str, first: int = 0, last: int | None = None) -> list[bytes]:
     """Pages of a recorded capture."""
-    found = [entry.body.encode() for entry in CaptureReader(capture(name)) if entry.body]
-    return found[first:last]
+    pages = [entry.body.encode() for entry in CaptureReader(capture(name)) if entry.body]
+    return pages[first:last]
 
 
 def in_turn(pages: list[bytes]) -> Serve:

@@ -48,8 +48,8 @@ def csv_at(gpus: int) -> str:
 def vllm_at(gpus: int) -> str:
     """What `vllm bench serve` writes of one load, with so many times the load and tokens a GPU."""
     tokens = 2400.0 * gpus / (1 if gpus == 1 else 2)
-    made = {"output_throughput": tokens, "request_throughput": tokens / 200}
-    return json.dumps({**VLLM, **made, "max_concurrency": 48 * gpus})
+    figures = {"output_throughput": tokens, "request_throughput": tokens / 200}
+    return json.dumps({**VLLM, **figures, "max_concurrency": 48 * gpus})
 
 
 def guidellm_at(gpus: int) -> str:
@@ -63,12 +63,12 @@ def guidellm_at(gpus: int) -> str:
 
 def aiperf_at(gpus: int) -> str:
     times = gpus / (1 if gpus == 1 else 2)
-    made: dict[str, object] = {
+    figures: dict[str, object] = {
         "request_throughput": {"unit": "requests/sec", "avg": 2.0 * times},
         "output_token_throughput": {"unit": "tokens/sec", "avg": 1100.0 * times},
         "input_config": {"phases": [{"name": "profiling", "concurrency": 16 * gpus}]},
     }
-    return json.dumps({**AIPERF, **made})
+    return json.dumps({**AIPERF, **figures})
 
 
 def aiperf_csv_at(gpus: int) -> str:
@@ -138,11 +138,11 @@ def test_what_cannot_be_a_sweep_is_named(
 
 def test_a_recording_is_held_against_the_sweeps(main: Main, named: tuple[str, ...]) -> None:
     flags = (HEALTHY, "--tensor-parallel", "4", *named)
-    told = main("replay", *flags)
-    assert told.status == 0, "a note is no finding"
-    assert "tp_overhead (info" in told.out
-    assert "In the benchmark TP 4 reached 500 tokens/s per GPU, TP 1 1,000" in told.out
-    assert "S5 throughput per GPU falls" in told.out
+    ended = main("replay", *flags)
+    assert ended.status == 0, "a note is no finding"
+    assert "tp_overhead (info" in ended.out
+    assert "In the benchmark TP 4 reached 500 tokens/s per GPU, TP 1 1,000" in ended.out
+    assert "S5 throughput per GPU falls" in ended.out
     last = main("replay", *flags, "--format", "json").documents[-1]
     assert last["health"] == "info"
     assert [cause["id"] for cause in last["causes"]] == ["tp_overhead"]
@@ -164,16 +164,16 @@ def test_the_settings_file_names_sweeps(main: Main, tmp_path: Path) -> None:
     assert "tp_overhead" in main("replay", HEALTHY, "--config", path).out
     assert '"4" = "four.csv"' in main("config", "--config", path).out
     path.write_text('[benchmark.by_tensor_parallel]\n4 = "gone.csv"\n')
-    told = main("replay", HEALTHY, "--config", path)
-    assert (told.status, told.out) == (2, "")
+    ended = main("replay", HEALTHY, "--config", path)
+    assert (ended.status, ended.out) == (2, "")
     for said in (str(path), "benchmark.by_tensor_parallel", "TP 4", "gone.csv"):
-        assert said in told.err
+        assert said in ended.err
 
 
 def test_a_degree_that_is_given_twice_is_refused(main: Main, named: tuple[str, ...]) -> None:
-    told = main("replay", HEALTHY, *named, FLAG, "4=other.csv")
-    assert told.status == 2
-    assert f"{FLAG}: 4 is given twice" in told.err
+    ended = main("replay", HEALTHY, *named, FLAG, "4=other.csv")
+    assert ended.status == 2
+    assert f"{FLAG}: 4 is given twice" in ended.err
 
 
 def test_a_size_compares_the_degrees(main: Main, named: tuple[str, ...]) -> None:
@@ -182,13 +182,16 @@ def test_a_size_compares_the_degrees(main: Main, named: tuple[str, ...]) -> None
         "size", "--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "l40s", "--tp", "4",
         "--ttft-slo", "1s", "--usd-per-gpu-hour", "3", *named,
     )  # fmt: skip
-    told = json.loads(main(*flags, "--format", "json").out)
-    jsonschema.validate(told, SIZE_SCHEMA)
-    found = told["benchmark_by_tensor_parallel"]
-    assert found["cheapest_tensor_parallel"] == 1
-    assert [row["usd_per_million_output_tokens"] for row in found["degrees"]] == [0.8333, 1.6667]
-    assert [row["scaling_efficiency_ratio"] for row in found["degrees"]] == [1.0, 0.5]
-    assert told["inputs"]["usable_requests_per_s"] == 10
+    document = json.loads(main(*flags, "--format", "json").out)
+    jsonschema.validate(document, SIZE_SCHEMA)
+    by_degree = document["benchmark_by_tensor_parallel"]
+    assert by_degree["cheapest_tensor_parallel"] == 1
+    assert [row["usd_per_million_output_tokens"] for row in by_degree["degrees"]] == [
+        0.8333,
+        1.6667,
+    ]
+    assert [row["scaling_efficiency_ratio"] for row in by_degree["degrees"]] == [1.0, 0.5]
+    assert document["inputs"]["usable_requests_per_s"] == 10
     text = main(*flags).out
     assert "cheapest: TP 1" in text
     assert "TP 4 has 50% less throughput per GPU than TP 1" in text
@@ -206,6 +209,6 @@ def test_what_a_size_cannot_do_with_sweeps(
     more: tuple[str, ...], says: str, main: Main, named: tuple[str, ...]
 ) -> None:
     flags = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "l40s")
-    told = main("size", *flags, *named, *more, "--input-tokens", "100", "--output-tokens", "10")
-    assert told.status == 2
-    assert says in told.err
+    ended = main("size", *flags, *named, *more, "--input-tokens", "100", "--output-tokens", "10")
+    assert ended.status == 2
+    assert says in ended.err

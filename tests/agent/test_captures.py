@@ -74,7 +74,9 @@ def test_what_is_made_of_a_page_has_no_cycles() -> None:
         for entry in entries[:20]:
             stream.replay(entry)
         gc.collect()
-        told = [document(diagnosis) for entry in entries[20:] for diagnosis in stream.replay(entry)]
-        assert len(told) == len(entries) - 20
-        assert gc.collect() <= len(told), "nothing that grows by the page"
+        documents = [
+            document(diagnosis) for entry in entries[20:] for diagnosis in stream.replay(entry)
+        ]
+        assert len(documents) == len(entries) - 20
+        assert gc.collect() <= len(documents), "nothing that grows by the page"
     assert gc.get_threshold() == usual

@@ -71,19 +71,19 @@ def test_every_line_of_a_replay(main: Main, captures: list[Path]) -> None:
 
 
 def test_a_cascade_is_told(main: Main) -> None:
-    told = main("replay", CASCADE, *JSON)
-    assert (told.status, told.err) == (1, "")
-    worst = max(told.documents, key=lambda document: document["stage"]["number"] or 0)
+    ended = main("replay", CASCADE, *JSON)
+    assert (ended.status, ended.err) == (1, "")
+    worst = max(ended.documents, key=lambda document: document["stage"]["number"] or 0)
     assert worst["stage"]["number"] >= 3
     assert worst["causes"][0]["id"] == "kv_pressure"
-    assert told.documents[-1]["causes"] == []
+    assert ended.documents[-1]["causes"] == []
 
 
 @pytest.mark.parametrize("form", ["text", "markdown"])
 def test_a_recording_that_ends_well_begins_with_its_worst_state(main: Main, form: str) -> None:
-    told = main("diagnose", CASCADE, *WINDOW, "--format", form)
-    first = " ".join(told.out.partition("\n\n")[0].split())
-    assert (told.status, told.err) == (0, "")
+    ended = main("diagnose", CASCADE, *WINDOW, "--format", form)
+    first = " ".join(ended.out.partition("\n\n")[0].split())
+    assert (ended.status, ended.err) == (0, "")
     assert re.match(
         r"Worst state: CRITICAL kv_pressure, .*, at [0-9-]+ [0-9:]+ UTC; ended after [0-9:]+ UTC\. "
         r"Below is the last state, at [0-9:]+ UTC\. All states: kneewatch replay \S+$",
@@ -92,14 +92,14 @@ def test_a_recording_that_ends_well_begins_with_its_worst_state(main: Main, form
 
 
 def test_the_worst_state_of_a_recording_is_no_part_of_its_json(main: Main) -> None:
-    told = main("diagnose", CASCADE, *JSON)
-    assert [document["health"] for document in told.documents] == ["ok"]
-    assert "Worst state: CRITICAL kv_pressure" in told.err
+    ended = main("diagnose", CASCADE, *JSON)
+    assert [document["health"] for document in ended.documents] == ["ok"]
+    assert "Worst state: CRITICAL kv_pressure" in ended.err
 
 
 def test_a_recording_that_ends_at_its_worst_needs_no_introduction(main: Main) -> None:
-    told = main("diagnose", capture("prefix_off"), *WINDOW)
-    assert told.out.startswith("WARNING")
+    ended = main("diagnose", capture("prefix_off"), *WINDOW)
+    assert ended.out.startswith("WARNING")
 
 
 EXITS: tuple[tuple[tuple[object, ...], int, str], ...] = (
@@ -141,11 +141,11 @@ def test_exit_status(
 ) -> None:
     (tmp_path / "empty.jsonl.gz").touch()
     (tmp_path / "other.txt").write_text("this is\nno capture\n")
-    told = main(*args)
-    assert told.status == status
-    assert says in told.err
-    assert bool(told.err) == bool(says)
-    assert bool(told.out) == (status < 2), "results go to stdout, messages do not"
+    ended = main(*args)
+    assert ended.status == status
+    assert says in ended.err
+    assert bool(ended.err) == bool(says)
+    assert bool(ended.out) == (status < 2), "results go to stdout, messages do not"
 
 
 def test_the_installed_script(tmp_path: Path) -> None:
@@ -165,10 +165,10 @@ def test_the_installed_script(tmp_path: Path) -> None:
 def test_results_and_messages_do_not_mix(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.jsonl.gz"
     damaged.write_bytes(CASCADE.read_bytes()[:-500])
-    told = run("replay", damaged, *JSON, cwd=tmp_path)
-    assert told.status == 1
-    assert len(told.documents) == 96
-    (message,) = told.err.splitlines()
+    ended = run("replay", damaged, *JSON, cwd=tmp_path)
+    assert ended.status == 1
+    assert len(ended.documents) == 96
+    (message,) = ended.err.splitlines()
     assert message.startswith(f"kneewatch: {damaged}: 1 damaged entries skipped; the first: ")
 
 
@@ -180,30 +180,30 @@ def test_damage_in_the_middle_is_told_and_passed_over(main: Main, tmp_path: Path
     lines[3], lines[7] = b'{"t": 3, "bo', b"\x00\xff garbage"
     path = tmp_path / "damaged.jsonl"
     path.write_bytes(b"\n".join(lines))
-    told = main("replay", path, *JSON)
-    assert [document["t"] for document in told.documents] == [0, 1, 2, 4, 5, 6, 8, 9]
-    assert "2 damaged entries skipped; the first: line 4: " in told.err
+    ended = main("replay", path, *JSON)
+    assert [document["t"] for document in ended.documents] == [0, 1, 2, 4, 5, 6, 8, 9]
+    assert "2 damaged entries skipped; the first: line 4: " in ended.err
 
 
 def test_a_part_of_a_recording(main: Main) -> None:
     until = STEADY_T + 20
-    told = main("replay", HEALTHY, *JSON, "--from", STEADY_T, "--to", until).documents
-    assert len(told) == 10
-    assert all(STEADY_T <= document["t"] <= until for document in told)
+    ended = main("replay", HEALTHY, *JSON, "--from", STEADY_T, "--to", until).documents
+    assert len(ended) == 10
+    assert all(STEADY_T <= document["t"] <= until for document in ended)
 
 
 def test_a_time_without_a_zone_is_utc_as_all_that_is_printed(tmp_path: Path) -> None:
-    told = run(
+    ended = run(
         *("replay", HEALTHY, *JSON, "--from", "2026-11-21T00:06:40"),
         cwd=tmp_path,
         TZ="America/New_York",
     )
-    assert told.documents[0]["t"] == pytest.approx(STEADY_T, abs=2)
+    assert ended.documents[0]["t"] == pytest.approx(STEADY_T, abs=2)
 
 
-@pytest.mark.parametrize("told", ["2026-11-21T00:06:40Z", "2026-11-21 01:06:40+01:00"])
-def test_times_with_a_zone(main: Main, told: str) -> None:
-    documents = main("replay", HEALTHY, *JSON, "--from", told).documents
+@pytest.mark.parametrize("text", ["2026-11-21T00:06:40Z", "2026-11-21 01:06:40+01:00"])
+def test_times_with_a_zone(main: Main, text: str) -> None:
+    documents = main("replay", HEALTHY, *JSON, "--from", text).documents
     assert documents[0]["t"] == pytest.approx(STEADY_T, abs=2)
 
 
@@ -222,10 +222,10 @@ def test_one_capture_that_cannot_be_used_does_not_hide_the_others(
 ) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    told = main("replay", HEALTHY, empty, *JSON)
-    assert told.status == 2, "a target without data is not healthy"
-    assert len(told.documents) == 44
-    assert f"{empty}: nothing in it can be used (it is empty)" in told.err
+    ended = main("replay", HEALTHY, empty, *JSON)
+    assert ended.status == 2, "a target without data is not healthy"
+    assert len(ended.documents) == 44
+    assert f"{empty}: nothing in it can be used (it is empty)" in ended.err
     assert main("replay", CASCADE, empty, *JSON).status == 1
 
 
@@ -233,9 +233,9 @@ def test_a_target_that_ends_unreadable_is_not_healthy(main: Main, tmp_path: Path
     path = tmp_path / "one.jsonl"
     with path.open("w") as file:
         file.write('{"t": 1, "body": "vllm:num_requests_running 1\\n"}\n{"t": 2, "error": "x"}\n')
-    told = main("diagnose", path, "--format", "json")
-    assert told.documents[0]["health"] == "unknown"
-    assert told.status == 2
+    ended = main("diagnose", path, "--format", "json")
+    assert ended.documents[0]["health"] == "unknown"
+    assert ended.status == 2
 
 
 def test_a_reader_that_leaves(tmp_path: Path) -> None:
@@ -271,9 +271,9 @@ def test_a_full_disk_is_no_finding(tmp_path: Path, form: str) -> None:
     assert done.stderr == "kneewatch: cannot write the results: No space left on device\n"
 
 
-def last(told: Ended) -> Document:
+def last(ended: Ended) -> Document:
     """The last document."""
-    return told.documents[-1]
+    return ended.documents[-1]
 
 
 HEAVY = (
@@ -344,16 +344,16 @@ def test_a_healthy_server_is_diagnosed_without_documents_and_levers() -> None:
 
 def test_the_demo_turns_critical_when_its_note_says(main: Main) -> None:
     documents = main("demo", "--format", "json").documents
-    critical_s = next(one["t"] for one in documents if one["health"] == "critical")
+    critical_s = next(document["t"] for document in documents if document["health"] == "critical")
     assert critical_s - documents[0]["t"] == pytest.approx(DEMO_CRITICAL_AFTER_S, abs=5.0)
 
 
 def test_a_demo(main: Main) -> None:
-    told = main("demo")
-    assert (told.status, told.err) == (1, "")
-    assert "Recording of a real vLLM 0.32.0 server" in told.out
-    assert "kv_pressure" in told.out
-    _, _, end = told.out.partition("--- at the end")
+    ended = main("demo")
+    assert (ended.status, ended.err) == (1, "")
+    assert "Recording of a real vLLM 0.32.0 server" in ended.out
+    assert "kv_pressure" in ended.out
+    _, _, end = ended.out.partition("--- at the end")
     assert "\nOK  " in end
     assert last(main("demo", "--format", "json"))["health"] == "ok"
 
@@ -365,16 +365,16 @@ def test_a_demo_takes_a_window(main: Main) -> None:
 
 
 def test_markdown(main: Main) -> None:
-    told = main("replay", CASCADE, *WINDOW, "--format", "markdown")
-    assert told.out.startswith("```\n")
-    assert told.out.count("```") == 2
-    assert "\n# at its worst, 2026-11-21 " in told.out
-    assert "\n## CRITICAL: kv\\_" not in told.out
-    assert "\n### 1. `kv_pressure` (critical, confidence 0." in told.out
+    ended = main("replay", CASCADE, *WINDOW, "--format", "markdown")
+    assert ended.out.startswith("```\n")
+    assert ended.out.count("```") == 2
+    assert "\n# at its worst, 2026-11-21 " in ended.out
+    assert "\n## CRITICAL: kv\\_" not in ended.out
+    assert "\n### 1. `kv_pressure` (critical, confidence 0." in ended.out
 
 
 def test_a_target_of_a_capture_is_judged_against_what_is_promised(main: Main) -> None:
-    told = main("diagnose", CASCADE, *JSON, "--slo-ttft", "500ms", "--slo-itl", "10s")
-    (document,) = told.documents
+    ended = main("diagnose", CASCADE, *JSON, "--slo-ttft", "500ms", "--slo-itl", "10s")
+    (document,) = ended.documents
     assert document["judged_against"] == "targets: TTFT P99 500 ms, ITL P99 10000 ms"
     assert "TTFT-P99" in {finding["rule"] for finding in document["findings"]}

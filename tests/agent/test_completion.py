@@ -21,16 +21,16 @@ from tests.programs import require
     ],
 )
 def test_a_script(main: Main, shell: str, says: str) -> None:
-    told = main("completion", shell)
-    assert told.status == 0
-    assert says in told.out
-    assert "_KNEEWATCH_COMPLETE" in told.out
+    ended = main("completion", shell)
+    assert ended.status == 0
+    assert says in ended.out
+    assert "_KNEEWATCH_COMPLETE" in ended.out
 
 
 def test_no_script(main: Main) -> None:
-    told = main("completion", "tcsh")
-    assert (told.status, told.out) == (2, "")
-    assert "'tcsh' is not one of 'bash', 'zsh', 'fish'" in told.err
+    ended = main("completion", "tcsh")
+    assert (ended.status, ended.out) == (2, "")
+    assert "'tcsh' is not one of 'bash', 'zsh', 'fish'" in ended.err
 
 
 @pytest.fixture(scope="module")

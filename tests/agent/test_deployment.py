@@ -18,31 +18,47 @@ STATED = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "NVIDIA H100 8
 
 def recommended(main: Main, *flags: str) -> list[dict[str, Any]]:
     lines = main("replay", CASCADE, "--format", "json", "--window", "15s", *flags).out
-    return [made for line in lines.splitlines() for made in json.loads(line)["recommendations"]]
+    return [
+        recommendation
+        for line in lines.splitlines()
+        for recommendation in json.loads(line)["recommendations"]
+    ]
 
 
 def test_what_is_stated_gives_prices(main: Main) -> None:
-    made = recommended(main, *STATED, "--tensor-parallel", "2", "--replicas", "3")
-    assert made == recommended(main, *STATED, "--tp", "2", "--replicas", "3")
-    costs = {one["cost_usd_per_hour"] for one in made if one["id"] == "replicas"}
+    recommendations = recommended(main, *STATED, "--tensor-parallel", "2", "--replicas", "3")
+    assert recommendations == recommended(main, *STATED, "--tp", "2", "--replicas", "3")
+    costs = {
+        recommendation["cost_usd_per_hour"]
+        for recommendation in recommendations
+        if recommendation["id"] == "replicas"
+    }
     assert costs
     assert None not in costs
     unstated = recommended(main)
-    assert {one["cost_usd_per_hour"] for one in unstated if one["id"] == "replicas"} == {None}
+    assert {
+        recommendation["cost_usd_per_hour"]
+        for recommendation in unstated
+        if recommendation["id"] == "replicas"
+    } == {None}
 
 
 def test_a_price_of_ones_own(main: Main) -> None:
     flags = ("--tensor-parallel", "1", "--usd-per-gpu-hour", "2.5")
-    (made, *_) = [one for one in recommended(main, *flags) if one["id"] == "replicas"]
-    (change,) = made["changes"]
-    assert made["cost_usd_per_hour"] == 2.5 * (change["to"] - change["from"])
+    (recommendation, *_) = [row for row in recommended(main, *flags) if row["id"] == "replicas"]
+    (change,) = recommendation["changes"]
+    assert recommendation["cost_usd_per_hour"] == 2.5 * (change["to"] - change["from"])
 
 
 def test_the_command_line_from_a_file(main: Main, tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("exec vllm serve model --max-num-seqs 128 --num-gpu-blocks-override 160\n")
-    made = recommended(main, "--launch-file", str(script))
-    seats = [one["changes"] for one in made if one["id"] == "max-num-seqs-down"]
+    recommendations = recommended(main, "--launch-file", str(script))
+    seats = [
+        recommendation["changes"]
+        for recommendation in recommendations
+        if recommendation["id"] == "max-num-seqs-down"
+    ]
     assert seats
     assert all(change["from"] == 128 for changes in seats for change in changes)
 
@@ -68,10 +84,10 @@ def test_mistakes_name_the_flag(main: Main, flags: tuple[str, ...], says: str) -
 def test_a_number_that_is_none_in_the_file(main: Main, tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("vllm serve m --max-num-seqs many\n")
-    made = recommended(main, "--launch-file", str(script))
+    recommendations = recommended(main, "--launch-file", str(script))
     assert any(
         "--max-num-seqs: 'many' in the launch file is not a number" in note
-        for recommendation in made
+        for recommendation in recommendations
         for note in recommendation["unknown"]
     )
 
@@ -94,6 +110,6 @@ def test_a_pipe_is_no_launch_file(main: Main, tmp_path: Path) -> None:
 
 
 def test_a_gpu_gives_the_peaks(main: Main) -> None:
-    told = main("diagnose", CASCADE, "--format", "json", "--gpu", "h100-sxm").out
-    unknown = json.loads(told)["unknown"]
+    printed = main("diagnose", CASCADE, "--format", "json", "--gpu", "h100-sxm").out
+    unknown = json.loads(printed)["unknown"]
     assert not any("peak.flop_per_s" in line for line in unknown)

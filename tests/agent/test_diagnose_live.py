@@ -151,10 +151,10 @@ FAILURES = {
 }
 
 
-def assert_told(told: Ended, url: str, says: str, hint: str) -> None:
+def assert_told(done: Ended, url: str, says: str, hint: str) -> None:
     """The failure is told once, with the address and what to try; nothing is on stdout."""
-    assert (told.status, told.out) == (2, "")
-    message, tries = told.err.splitlines()
+    assert (done.status, done.out) == (2, "")
+    message, tries = done.err.splitlines()
     assert message.startswith("kneewatch: ")
     assert url in message
     assert says in message
@@ -167,9 +167,9 @@ def test_a_server_without_a_page(serving: Start, main: Main, clock: Clock, kind:
     data, says, hint = FAILURES[kind]
     server = serving(always(data, keep=False))
     since_s = clock.now_s
-    told = main("diagnose", server.url, "--for", "20s")
+    done = main("diagnose", server.url, "--for", "20s")
     assert clock.now_s == since_s, "it waits for no second scrape"
-    assert_told(told, server.url, says, hint)
+    assert_told(done, server.url, says, hint)
 
 
 def test_a_server_that_refuses(main: Main) -> None:
@@ -178,8 +178,8 @@ def test_a_server_that_refuses(main: Main) -> None:
 
 
 def test_a_name_that_cannot_be_resolved(main: Main) -> None:
-    told = main("diagnose", "no..such.host:8000")
-    assert_told(told, "http://no..such.host:8000/metrics", "cannot be resolved", "spelling")
+    done = main("diagnose", "no..such.host:8000")
+    assert_told(done, "http://no..such.host:8000/metrics", "cannot be resolved", "spelling")
 
 
 def test_tls_where_none_is_spoken(main: Main) -> None:
@@ -187,10 +187,10 @@ def test_tls_where_none_is_spoken(main: Main) -> None:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         url = f"https://127.0.0.1:{server.server_address[1]}/metrics"
-        told = main("diagnose", url)
+        done = main("diagnose", url)
         server.shutdown()
         thread.join()
-    assert_told(told, url, "does not speak TLS", "http://")
+    assert_told(done, url, "does not speak TLS", "http://")
 
 
 class Quiet(BaseHTTPRequestHandler):
@@ -216,10 +216,10 @@ def test_tls_with_an_unknown_authority(serving: Start, main: Main, tmp_path: Pat
 
 @pytest.mark.parametrize("target", ["", "ftp://host/metrics", "host:99999", "a b"])
 def test_what_is_no_target(main: Main, target: str) -> None:
-    told = main("diagnose", target)
-    assert (told.status, told.out) == (2, "")
-    assert "not a target" in told.err
-    assert "  try: " in told.err
+    done = main("diagnose", target)
+    assert (done.status, done.out) == (2, "")
+    assert "not a target" in done.err
+    assert "  try: " in done.err
 
 
 def test_one_get_a_scrape(serving: Start, main: Main) -> None:
@@ -233,22 +233,22 @@ def test_a_first_page_that_comes_only_after_failures_is_not_waited_for(
     serving: Start, main: Main
 ) -> None:
     server = serving(always(answer(b"", status="503 Service Unavailable")))
-    told = main("diagnose", server.url, "--for", "20s")
-    assert_told(told, server.url, "answered 503", "try again later")
+    done = main("diagnose", server.url, "--for", "20s")
+    assert_told(done, server.url, "answered 503", "try again later")
     assert len(server.requests) == 1
 
 
 def test_a_watch_of_two_scrapes(serving: Start, main: Main) -> None:
     server = serving(in_turn(PAGES))
-    told = main("diagnose", server.url, "--for", "0.5s", "--interval", "1m", "--format", "json")
-    assert (told.status, len(server.requests)) == (0, 2)
-    assert told.documents[0]["signals"]["generation_tokens_per_s"] > 0
+    done = main("diagnose", server.url, "--for", "0.5s", "--interval", "1m", "--format", "json")
+    assert (done.status, len(server.requests)) == (0, 2)
+    assert done.documents[0]["signals"]["generation_tokens_per_s"] > 0
 
 
 def test_engines_of_one_server_have_a_document_each(serving: Start, main: Main) -> None:
     server = serving(in_turn([two_engines(page) for page in PAGES]))
-    told = main("diagnose", server.url, *SHORT)
-    assert [document["engine"] for document in told.documents] == ["0", "1"]
+    done = main("diagnose", server.url, *SHORT)
+    assert [document["engine"] for document in done.documents] == ["0", "1"]
 
 
 def two_engines(page: bytes) -> bytes:
@@ -260,11 +260,11 @@ def two_engines(page: bytes) -> bytes:
 
 def test_a_page_steers_no_terminal(serving: Start, main: Main) -> None:
     evil = [page.replace(b'"tiny"', b'"ti\x1b[2Jny"') for page in PAGES]
-    told = main("diagnose", serving(in_turn(evil)).url, *SHORT[:4])
-    assert told.status == 0
-    assert "model ti?[2Jny" in told.out
-    assert "\x1b" not in told.out + told.err
-    assert os.linesep in told.out
+    done = main("diagnose", serving(in_turn(evil)).url, *SHORT[:4])
+    assert done.status == 0
+    assert "model ti?[2Jny" in done.out
+    assert "\x1b" not in done.out + done.err
+    assert os.linesep in done.out
 
 
 def test_ctrl_c_tells_what_was_seen_until_then(serving: Start, tmp_path: Path) -> None:
@@ -272,10 +272,10 @@ def test_ctrl_c_tells_what_was_seen_until_then(serving: Start, tmp_path: Path) -
     process = start("diagnose", server.url, "--interval", "0.1s", cwd=tmp_path)
     wait_for(server, 3)
     process.send_signal(signal.SIGINT)
-    told = ended(process)
-    assert told.status == 0
-    assert told.out.startswith("OK")
-    assert "interrupted: diagnosis of the scrapes so far" in told.err
+    done = ended(process)
+    assert done.status == 0
+    assert done.out.startswith("OK")
+    assert "interrupted: diagnosis of the scrapes so far" in done.err
 
 
 def test_a_watch_that_is_too_short_to_tell_a_hang_goes_on_until_it_can(

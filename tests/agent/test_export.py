@@ -17,9 +17,9 @@ from tests.programs import require
 
 
 def test_rules_and_their_tests(main: Main, tmp_path: Path) -> None:
-    told = main("export", "prometheus-tests", str(tmp_path / "out"), "--slo-ttft", "2s")
-    assert told.status == 0
-    rules, tests = (Path(line) for line in told.out.splitlines())
+    ended = main("export", "prometheus-tests", str(tmp_path / "out"), "--slo-ttft", "2s")
+    assert ended.status == 0
+    rules, tests = (Path(line) for line in ended.out.splitlines())
     # What they expect is tried in tests/dashboards/test_rules.py.
     document = yaml.load(tests.read_text(), yaml.CSafeLoader)
     (test,) = document["tests"]
@@ -110,23 +110,23 @@ def test_gpus_are_joined_as_stated(main: Main, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("join", "said"), [("pod", "LABEL=DCGM"), ("rack=host", "--label rack")])
 def test_a_join_that_cannot_be_is_refused(join: str, said: str, main: Main, tmp_path: Path) -> None:
-    told = main("export", "prometheus-rules", str(tmp_path), "--gpu-join", join)
-    assert told.status == 2
-    assert said in told.err
+    ended = main("export", "prometheus-rules", str(tmp_path), "--gpu-join", join)
+    assert ended.status == 2
+    assert said in ended.err
 
 
 def test_a_window_of_too_few_evaluations_is_refused(main: Main, tmp_path: Path) -> None:
-    told = main("export", "prometheus-rules", str(tmp_path), "--evaluation-interval", "30s")
-    assert told.status == 2
-    assert "--window" in told.err
+    ended = main("export", "prometheus-rules", str(tmp_path), "--evaluation-interval", "30s")
+    assert ended.status == 2
+    assert "--window" in ended.err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_ranges_follow_the_scrape_interval(main: Main, tmp_path: Path) -> None:
     every_minute = ("--scrape-interval", "60s", "--evaluation-interval", "60s")
-    told = main("export", "prometheus-rules", str(tmp_path), *every_minute)
-    assert told.status == 0
-    assert "ranges are 240 s" in told.err
+    ended = main("export", "prometheus-rules", str(tmp_path), *every_minute)
+    assert ended.status == 0
+    assert "ranges are 240 s" in ended.err
     text = (tmp_path / "kneewatch.rules.yml").read_text()
     assert "ranges are 240 s" in text
     assert "Cause engine_stalled: its condition must hold for 240 s, not 30 s" in text
@@ -135,20 +135,20 @@ def test_ranges_follow_the_scrape_interval(main: Main, tmp_path: Path) -> None:
 
 
 def test_what_an_interval_cannot_serve_is_named(main: Main, tmp_path: Path) -> None:
-    told = main("export", "prometheus-rules", str(tmp_path), "--scrape-interval", "90s")
-    assert "Left out, scraped every 90 s: group kneewatch-hourly" in told.err
+    ended = main("export", "prometheus-rules", str(tmp_path), "--scrape-interval", "90s")
+    assert "Left out, scraped every 90 s: group kneewatch-hourly" in ended.err
     assert "name: kneewatch-hourly" not in (tmp_path / "kneewatch.rules.yml").read_text()
-    told = main("export", "prometheus-rules", str(tmp_path / "none"), "--scrape-interval", "5m")
-    assert told.status == 2
-    assert "--scrape-interval" in told.err
+    ended = main("export", "prometheus-rules", str(tmp_path / "none"), "--scrape-interval", "5m")
+    assert ended.status == 2
+    assert "--scrape-interval" in ended.err
     assert not (tmp_path / "none").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(main: Main, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    told = main("export", "prometheus-rules", str(tmp_path / "file" / "out"))
-    assert told.status == 2
-    assert str(tmp_path / "file") in told.err
+    ended = main("export", "prometheus-rules", str(tmp_path / "file" / "out"))
+    assert ended.status == 2
+    assert str(tmp_path / "file") in ended.err
 
 
 def test_dashboards_and_what_dcgm_exporter_needs(main: Main, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_dashboards_and_what_dcgm_exporter_needs(main: Main, tmp_path: Path) -> 
 def test_what_would_make_rules_that_no_server_loads_is_refused(
     main: Main, tmp_path: Path, flag: str, value: str
 ) -> None:
-    told = main("export", "prometheus-rules", str(tmp_path / "rules"), flag, value)
-    assert told.status == 2
-    assert f"{flag}: " in told.err
+    ended = main("export", "prometheus-rules", str(tmp_path / "rules"), flag, value)
+    assert ended.status == 2
+    assert f"{flag}: " in ended.err
     assert not (tmp_path / "rules").exists()

@@ -41,9 +41,9 @@ def test_values_are_fields() -> None:
         'level=warning msg="target answers again" target=http://a:1 failed=3 after_s=2.2 '
         "logger=kneewatch.test"
     )
-    found = as_json("target answers again target=%s failed=%s after_s=%.1f", "http://a:1", 3, 2.25)
-    assert found["msg"] == "target answers again"
-    assert (found["target"], found["failed"], found["after_s"]) == ("http://a:1", 3, "2.2")
+    fields = as_json("target answers again target=%s failed=%s after_s=%.1f", "http://a:1", 3, 2.25)
+    assert fields["msg"] == "target answers again"
+    assert (fields["target"], fields["failed"], fields["after_s"]) == ("http://a:1", 3, "2.2")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_any_text_is_one_field_of_one_line(phrase: str, value: str) -> None:
     assert [word.split("=")[0] for word in shlex.split(line)] == [
         "time", "level", "msg", "a", "b", "logger",
     ]  # fmt: skip
-    found = as_json("it says a=%s b=%s", phrase, value)
-    assert (found["a"], found["b"]) == tuple(map(logs.without_secrets, (phrase, value)))
+    fields = as_json("it says a=%s b=%s", phrase, value)
+    assert (fields["a"], fields["b"]) == tuple(map(logs.without_secrets, (phrase, value)))
 
 
 @given(st.text(), st.lists(st.one_of(st.text(), st.integers(), st.floats(), st.none())))
@@ -101,8 +101,8 @@ def test_a_message_of_another_make_is_a_phrase() -> None:
 
 
 def test_a_field_takes_no_other_ones_place() -> None:
-    found = as_json("it is level=%s time=%s", "fine", "noon")
-    assert (found["level"], found["level_"], found["time_"]) == ("warning", "fine", "noon")
+    fields = as_json("it is level=%s time=%s", "fine", "noon")
+    assert (fields["level"], fields["level_"], fields["time_"]) == ("warning", "fine", "noon")
 
 
 def test_credentials_are_left_out() -> None:
@@ -112,10 +112,10 @@ def test_credentials_are_left_out() -> None:
     try:
         raise ValueError("at http://me:sesame@a:1")  # noqa: TRY301
     except ValueError as error:
-        told = record("it crashed")
-        told.exc_info = (type(error), error, error.__traceback__)
+        logged = record("it crashed")
+        logged.exc_info = (type(error), error, error.__traceback__)
     for form in (logs.Logfmt(), logs.JsonLines()):
-        line = form.format(told)
+        line = form.format(logged)
         assert "ValueError: at http://a:1" in line
         assert "sesame" not in line
         assert line.isprintable()

@@ -75,10 +75,10 @@ def test_what_is_read_ahead_is_what_is_there(
     paths = [*PAIR, odd(tmp_path / "odd.jsonl.gz"), str(tmp_path / "empty.jsonl")]
     Path(paths[-1]).touch()
     recorded = PrefetchedPages(Captures(paths), Limits())
-    found = [told(read) for batch in recorded for read in batch]
+    read_ahead = [told(read) for batch in recorded for read in batch]
     here = [told(read) for batch in ahead.read_batches(Captures(paths), Limits()) for read in batch]
-    assert found == here
-    assert len(found) > 4 * BATCH_ENTRIES
+    assert read_ahead == here
+    assert len(read_ahead) > 4 * BATCH_ENTRIES
     assert recorded.unusable == 1
     said = capsys.readouterr().err
     assert said.count("1 damaged entries skipped") == 2
@@ -101,13 +101,13 @@ def test_an_error_comes_after_what_was_read(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_is_killed_is_told() -> None:
-    found = pages(PAIR)
-    next(found)
+    source = pages(PAIR)
+    next(source)
     (process,) = active_children()
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(CaptureError, match=r"the process that reads the captures exited \(-9\)"):
-        list(found)
+        list(source)
 
 
 def test_a_fault_of_the_reader_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,10 +121,10 @@ def test_a_fault_of_the_reader_is_no_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_who_stops_early_leaves_no_process() -> None:
-    found = iter(PrefetchedPages(Captures(PAIR), Limits()))
-    next(found)
+    source = iter(PrefetchedPages(Captures(PAIR), Limits()))
+    next(source)
     assert len(active_children()) == 1
-    del found
+    del source
     assert active_children() == []
 
 

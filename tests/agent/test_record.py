@@ -45,11 +45,11 @@ def test_what_was_scraped_before_a_kill_is_readable(
     with recording(server, file, 8) as process:
         process.kill()
         assert ended(process).status == -signal.SIGKILL
-    told = main("replay", file, "--format", "json")
-    assert told.status == 0
-    assert len(told.documents) >= 7
-    assert "damaged" not in told.err, "an entry goes out in one write"
-    assert {document["model"] for document in told.documents} == {"tiny"}
+    done = main("replay", file, "--format", "json")
+    assert done.status == 0
+    assert len(done.documents) >= 7
+    assert "damaged" not in done.err, "an entry goes out in one write"
+    assert {document["model"] for document in done.documents} == {"tiny"}
 
 
 @pytest.mark.usefixtures("clock")
@@ -59,8 +59,8 @@ def test_a_file_that_exists_is_added_to(server: Server, main: Main, tmp_path: Pa
         pass
     before = [entry.t_s for entry in CaptureReader(file)]
     file.write_bytes(file.read_bytes() + b"\x1f\x8b\x08\x00cut by the kill")
-    told = main("record", server.url, file, "--for", "0.3s", "--interval", "0.1s")
-    assert told.status == 0
+    done = main("record", server.url, file, "--for", "0.3s", "--interval", "0.1s")
+    assert done.status == 0
     after = [entry.t_s for entry in CaptureReader(file)]
     assert after[: len(before)] == before
     assert len(after) == len(before) + 4
@@ -71,9 +71,9 @@ def test_ctrl_c_ends_it_with_a_count(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "interrupted.jsonl.gz"
     with recording(server, file, 3) as process:
         process.send_signal(signal.SIGINT)
-        told = ended(process)
-    assert (told.status, told.out) == (0, "")
-    first, last = told.err.splitlines()
+        done = ended(process)
+    assert (done.status, done.out) == (0, "")
+    first, last = done.err.splitlines()
     assert first.endswith(f"{server.url} every 0.05 s to {file}; Ctrl-C ends it")
     pages = len(list(CaptureReader(file)))
     assert last == f"kneewatch: {file}: {pages} pages, 0 failed scrapes"
@@ -86,9 +86,9 @@ def test_a_capture_is_read_while_it_grows(server: Server, main: Main, tmp_path: 
         counts: list[int] = []
         for _ in range(3):
             wait_for(server, 3)
-            told = main("replay", file, "--format", "json")
-            assert told.status == 0
-            counts.append(len(told.documents))
+            done = main("replay", file, "--format", "json")
+            assert done.status == 0
+            counts.append(len(done.documents))
         process.kill()
     assert counts[0] >= 3
     assert counts[0] < counts[1] < counts[2]
@@ -98,13 +98,13 @@ def test_a_capture_is_read_while_it_grows(server: Server, main: Main, tmp_path: 
 def test_a_server_that_is_down(main: Main, tmp_path: Path) -> None:
     url = unused_url()
     file = tmp_path / "down.jsonl.gz"
-    told = main("record", url, file, "--for", "0.3s", "--interval", "0.1s")
-    assert (told.status, told.out) == (2, "")
-    assert "connection refused (recorded; continuing); try: check that vLLM runs" in told.err
-    assert told.err.count("connection refused") == 1, "once, not with every scrape"
+    done = main("record", url, file, "--for", "0.3s", "--interval", "0.1s")
+    assert (done.status, done.out) == (2, "")
+    assert "connection refused (recorded; continuing); try: check that vLLM runs" in done.err
+    assert done.err.count("connection refused") == 1, "once, not with every scrape"
     entries = list(CaptureReader(file))
     assert {entry.error for entry in entries} == {f"{url}: connection refused"}
-    assert f"0 pages, {len(entries)} failed scrapes" in told.err
+    assert f"0 pages, {len(entries)} failed scrapes" in done.err
     replayed = main("replay", file, "--format", "json")
     assert replayed.documents[-1]["causes"][0]["id"] == "target_down"
     assert replayed.status == 1
@@ -120,9 +120,9 @@ def test_a_server_that_comes_back(serving: Start, main: Main, tmp_path: Path) ->
         return number not in (1, 2)
 
     url = serving(unsteady).url
-    told = main("record", url, tmp_path / "a.jsonl", "--for", "0.6s", "--interval", "0.1s")
-    assert told.status == 0
-    messages = told.err.splitlines()
+    done = main("record", url, tmp_path / "a.jsonl", "--for", "0.6s", "--interval", "0.1s")
+    assert done.status == 0
+    messages = done.err.splitlines()
     assert "answered 503 Busy (recorded; continuing)" in messages[1]
     assert messages[2] == "kneewatch: the server answers again"
     assert messages[3].endswith("2 failed scrapes")
@@ -134,9 +134,9 @@ def test_a_password_is_in_no_file_and_no_message(
 ) -> None:
     file = tmp_path / "secret.jsonl"
     url = server.url.replace("//", "//me:sesame@")
-    told = main("record", url, file, "--for", "0.1s", "--interval", "0.1s")
-    assert told.status == 0
-    assert "sesame" not in file.read_text() + told.err
+    done = main("record", url, file, "--for", "0.1s", "--interval", "0.1s")
+    assert done.status == 0
+    assert "sesame" not in file.read_text() + done.err
     assert b"Authorization: Basic " in server.requests[0]
 
 
@@ -153,14 +153,14 @@ def test_what_cannot_be_recorded_to(
 ) -> None:
     (tmp_path / "notes.txt").write_text("mine\n")
     (tmp_path / "folder").mkdir()
-    told = main("record", server.url, file, "--for", "0.1s")
-    assert (told.status, told.out) == (2, "")
-    assert says in told.err
+    done = main("record", server.url, file, "--for", "0.1s")
+    assert (done.status, done.out) == (2, "")
+    assert says in done.err
     assert (tmp_path / "notes.txt").read_text() == "mine\n"
 
 
 def test_what_is_no_address(main: Main, tmp_path: Path) -> None:
-    told = main("record", "ftp://host", "file.jsonl")
-    assert told.status == 2
-    assert "the scheme must be http or https" in told.err
+    done = main("record", "ftp://host", "file.jsonl")
+    assert done.status == 2
+    assert "the scheme must be http or https" in done.err
     assert not (tmp_path / "file.jsonl").exists()

@@ -59,8 +59,10 @@ def test_a_start_that_failed_names_the_line_and_the_context_that_fits(
 def test_more_of_the_gpu_or_more_gpus_where_the_gpu_is_stated(main: Main, log_file: Path) -> None:
     log_file.write_text(logs.KV_TOO_SMALL.replace("'gpu_memory_utilization': 0.9", "'seed': 0.6"))
     stated = ("--gpu", "a100-80gb", "--vllm-version", "0.11.0")
-    made = told(main, "--log", log_file, *stated)["recommendations"]
-    changes = {one["id"]: one["changes"][0] for one in made}
+    recommendations = told(main, "--log", log_file, *stated)["recommendations"]
+    changes = {
+        recommendation["id"]: recommendation["changes"][0] for recommendation in recommendations
+    }
     # 5.62 - 4.50 GiB of an 80 GB A100 are 1.5 points of utilization beside the default of 0.90.
     assert changes["gpu-memory-utilization"] == {
         "flag": "--gpu-memory-utilization",
@@ -94,8 +96,10 @@ def test_memory_of_others_on_the_gpu(main: Main, log_file: Path) -> None:
         "(0.9, 71.19 GiB). Decrease GPU memory utilization\n"
     )
     log_file.write_text(logs.KV_TOO_SMALL.partition("(EngineCore_DP0 pid=18799) ERROR")[0] + line)
-    (made,) = told(main, "--log", log_file)["recommendations"]
-    assert made["changes"] == [{"flag": "--gpu-memory-utilization", "from": 0.9, "to": 0.52}]
+    (recommendations,) = told(main, "--log", log_file)["recommendations"]
+    assert recommendations["changes"] == [
+        {"flag": "--gpu-memory-utilization", "from": 0.9, "to": 0.52}
+    ]
 
 
 def test_an_engine_that_died(main: Main, log_file: Path) -> None:

@@ -89,9 +89,9 @@ def test_file_environment_and_flag(
     assert shown(main(*config).out, setting) == (values[0], f"file {file}")
     monkeypatch.setenv(setting.env, texts[1])
     assert shown(main(*config).out, setting) == (values[1], f"environment {setting.env}")
-    told = main(*config, *flag)
-    assert shown(told.out, setting) == (values[2], f"flag {setting.option}")
-    assert (told.status, told.err) == (0, "")
+    ended = main(*config, *flag)
+    assert shown(ended.out, setting) == (values[2], f"flag {setting.option}")
+    assert (ended.status, ended.err) == (0, "")
 
 
 def shown(out: str, setting: Setting) -> tuple[object, str]:
@@ -170,10 +170,10 @@ WRONG = {
 @pytest.mark.parametrize("command", ["config", "demo"])
 def test_a_wrong_file(main: Main, tmp_path: Path, text: str, command: str) -> None:
     (tmp_path / "k.toml").write_text(text)
-    told = main(command, "--config", "k.toml")
-    assert (told.status, told.out) == (2, "")
-    assert told.err.startswith("kneewatch: ")
-    assert WRONG[text] in told.err
+    ended = main(command, "--config", "k.toml")
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith("kneewatch: ")
+    assert WRONG[text] in ended.err
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_a_wrong_file(main: Main, tmp_path: Path, text: str, command: str) -> No
 )
 def test_config_refuses_what_run_would(main: Main, tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "k.toml").write_text(text)
-    told = main("config", "--config", "k.toml")
-    assert (told.status, told.out) == (2, "")
-    assert says in told.err
+    ended = main("config", "--config", "k.toml")
+    assert (ended.status, ended.out) == (2, "")
+    assert says in ended.err
 
 
 def test_a_file_that_is_no_text(main: Main, tmp_path: Path) -> None:
@@ -221,17 +221,19 @@ def test_a_wrong_environment(
     main: Main, monkeypatch: pytest.MonkeyPatch, variable: str, text: str, says: str
 ) -> None:
     monkeypatch.setenv(f"KNEEWATCH_{variable}", text)
-    told = main("config")
-    assert (told.status, told.out) == (2, "")
-    assert told.err == f"kneewatch: environment KNEEWATCH_{variable}: {says}\n" or says in told.err
-    assert "secret" not in told.err
+    ended = main("config")
+    assert (ended.status, ended.out) == (2, "")
+    assert (
+        ended.err == f"kneewatch: environment KNEEWATCH_{variable}: {says}\n" or says in ended.err
+    )
+    assert "secret" not in ended.err
 
 
 def test_several_pairs(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KNEEWATCH_FETCH_HEADER_ENVS", "X-A=AA, X-B=BB,")
     assert 'fetch.header_envs = { "X-A" = "AA", "X-B" = "BB" }' in main("config").out
-    told = main("config", "--header-env", "X-C=CC", "--header-env", "X-D=D=D")
-    assert 'fetch.header_envs = { "X-C" = "CC", "X-D" = "D=D" }' in told.out
+    ended = main("config", "--header-env", "X-C=CC", "--header-env", "X-D=D=D")
+    assert 'fetch.header_envs = { "X-C" = "CC", "X-D" = "D=D" }' in ended.out
     assert "write NAME=VALUE" in main("config", "--header", "secret").err
 
 
@@ -262,12 +264,12 @@ read_timeout_s = 4
 
 def test_targets_are_printed_without_their_secrets(main: Main, tmp_path: Path) -> None:
     (tmp_path / "k.toml").write_text(TARGETS)
-    told = main("config", "--config", "k.toml")
-    assert told.status == 0
-    assert "sesame" not in told.out
-    assert "[[targets]]  # file k.toml: [[targets]] number 2" in told.out
+    ended = main("config", "--config", "k.toml")
+    assert ended.status == 0
+    assert "sesame" not in ended.out
+    assert "[[targets]]  # file k.toml: [[targets]] number 2" in ended.out
     hidden = {"X-Api-Key": HIDDEN}
-    first, second = tomllib.loads(told.out)["targets"]
+    first, second = tomllib.loads(ended.out)["targets"]
     assert first == {
         "url": "http://host:8000/metrics",
         "name": "http://host:8000",
@@ -282,9 +284,9 @@ def test_targets_are_printed_without_their_secrets(main: Main, tmp_path: Path) -
         "labels": {"tier": "batch"},
         "fetch": {"read_timeout_s": 4.0},
     }
-    (tmp_path / "again.toml").write_text(told.out)
+    (tmp_path / "again.toml").write_text(ended.out)
     again = tomllib.loads(main("config", "--config", "again.toml").out)
-    assert again == tomllib.loads(told.out)
+    assert again == tomllib.loads(ended.out)
 
 
 WRONG_TARGETS = {
@@ -307,10 +309,10 @@ WRONG_TARGETS = {
 @pytest.mark.parametrize("text", WRONG_TARGETS)
 def test_a_wrong_target(main: Main, tmp_path: Path, text: str) -> None:
     (tmp_path / "k.toml").write_text(f"[[targets]]\n{text}\n")
-    told = main("config", "--config", "k.toml")
-    assert (told.status, told.out) == (2, "")
-    assert told.err.startswith("kneewatch: file k.toml: [[targets]] ")
-    assert WRONG_TARGETS[text] in told.err
+    ended = main("config", "--config", "k.toml")
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith("kneewatch: file k.toml: [[targets]] ")
+    assert WRONG_TARGETS[text] in ended.err
 
 
 @pytest.mark.parametrize("text", ["targets = 3", "[targets]\nurl = 'http://a:8000'"])
@@ -324,8 +326,8 @@ def test_tables_are_lists_of_tables(main: Main, tmp_path: Path, text: str) -> No
 
 def test_all_mistakes_are_named_at_once(main: Main, tmp_path: Path) -> None:
     (tmp_path / "k.toml").write_text("window = 3\ninterval_s = '5'\n[rules]\nERRORS = 1\n")
-    told = main("config", "--config", "k.toml", "--slo-ttft", "2000")
-    assert [line.split(": ", 2)[2] for line in told.err.splitlines()] == [
+    ended = main("config", "--config", "k.toml", "--slo-ttft", "2000")
+    assert [line.split(": ", 2)[2] for line in ended.err.splitlines()] == [
         "unknown setting 'window'; the nearest is 'window_s'",
         "interval_s must be a number of seconds, not '5'",
         "rules.ERRORS must be rules.<ID>.<severity> = number",
@@ -336,19 +338,19 @@ def test_all_mistakes_are_named_at_once(main: Main, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_flags_are_documented(main: Main, command: str) -> None:
-    told = " ".join(main(command, "--help").out.split())
+    help_text = " ".join(main(command, "--help").out.split())
     for key in COMMANDS[command]:
         setting = BY_KEY[key]
-        assert setting.option in told
-        assert setting.help in told
-        assert f"[{setting.env}]" in told
+        assert setting.option in help_text
+        assert setting.help in help_text
+        assert f"[{setting.env}]" in help_text
 
 
 def test_every_flag_is_documented(main: Main) -> None:
-    told = " ".join(main("config", "--help").out.split())
+    help_text = " ".join(main("config", "--help").out.split())
     for setting in SETTINGS:
-        assert f"{setting.option} " in told or f"{setting.option}, " in told
-        assert f"{setting.help} [{setting.env}]" in told
+        assert f"{setting.option} " in help_text or f"{setting.option}, " in help_text
+        assert f"{setting.help} [{setting.env}]" in help_text
     options = [setting.option for setting in SETTINGS]
     assert len(set(options)) == len(options)
 

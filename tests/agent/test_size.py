@@ -49,9 +49,9 @@ def environment(home: Path | None = None) -> dict[str, str]:
 def document(*flags: str) -> tuple[int, dict[str, Any]]:
     """Exit status and the validated JSON."""
     done = size(*flags, "--format", "json")
-    found = json.loads(done.stdout)
-    jsonschema.validate(found, SCHEMA)
-    return done.returncode, found
+    answer = json.loads(done.stdout)
+    jsonschema.validate(answer, SCHEMA)
+    return done.returncode, answer
 
 
 def test_what_fits_exits_0_and_shows_its_arithmetic() -> None:
@@ -75,36 +75,36 @@ def test_a_process_of_its_own_prints_the_same() -> None:
 
 
 def test_what_does_not_fit_exits_1_and_says_how_many_gpus_would() -> None:
-    status, found = document(*LLAMA, "--max-model-len", "8192")
+    status, answer = document(*LLAMA, "--max-model-len", "8192")
     assert status == 1
-    assert found["fits"] is found["memory"]["fits"] is False
-    assert found["memory"]["kv_available_bytes_per_gpu"]["expected"] < 0
-    assert found["min_gpus"] == 2
+    assert answer["fits"] is answer["memory"]["fits"] is False
+    assert answer["memory"]["kv_available_bytes_per_gpu"]["expected"] < 0
+    assert answer["min_gpus"] == 2
 
 
 def test_the_guides_fleet_is_52_gpus() -> None:
-    status, found = document(
+    status, answer = document(
         *LLAMA, "--tp", "4", "--quantization", "fp8", "--context", "1200", "--concurrency", "48",
         "--peak-rps", "120", "--usable-rps", "12", "--safety", "1.3",
         "--usd-per-gpu-hour", "3", "--input-tokens", "1000", "--output-tokens", "200",
     )  # fmt: skip
     assert status == 0
-    assert found["fleet"] == {
+    assert answer["fleet"] == {
         "instances": 10, "deployed_instances": 13, "gpus": 52, "headroom_ratio": 0.3
     }  # fmt: skip
-    assert found["cost"]["usd_per_year"] == 52 * 3 * 8760
-    assert found["performance"]["itl_s"] > 0
+    assert answer["cost"]["usd_per_year"] == 52 * 3 * 8760
+    assert answer["performance"]["itl_s"] > 0
 
 
 def test_stated_kv_needs_no_gpu() -> None:
-    status, found = document(
+    status, answer = document(
         "--model", "openai/gpt-oss-120b", "--tp", "4", "--available-kv-gib", "45.32",
         "--max-model-len", "16384", "--max-num-batched-tokens", "2048", "--vllm-version", "0.10.1",
     )  # fmt: skip
     assert status == 0
-    assert found["memory"]["max_concurrency"]["expected"] == pytest.approx(284.25, rel=1e-3)
-    assert found["memory"]["kv_capacity_tokens"]["expected"] == pytest.approx(2_640_144, rel=1e-3)
-    assert found["memory"]["weights_bytes_per_gpu"] is None
+    assert answer["memory"]["max_concurrency"]["expected"] == pytest.approx(284.25, rel=1e-3)
+    assert answer["memory"]["kv_capacity_tokens"]["expected"] == pytest.approx(2_640_144, rel=1e-3)
+    assert answer["memory"]["weights_bytes_per_gpu"] is None
 
 
 def test_context_ranks_are_sized() -> None:
@@ -143,8 +143,8 @@ CHAT = ("--input-tokens", "1000", "--output-tokens", "200", "--concurrency", "64
     ],
 )
 def test_a_launch_that_the_guide_warns_of_is_noted(flags: tuple[str, ...], expected: str) -> None:
-    _, found = document("--model", "meta-llama/Llama-3.3-70B-Instruct", *CHAT, *flags)
-    assert any(expected in note for note in found["notes"])
+    _, answer = document("--model", "meta-llama/Llama-3.3-70B-Instruct", *CHAT, *flags)
+    assert any(expected in note for note in answer["notes"])
 
 
 def test_expert_parallelism_shows_what_its_gpus_exchange() -> None:
@@ -158,8 +158,8 @@ def test_expert_parallelism_shows_what_its_gpus_exchange() -> None:
 
 def test_a_launch_says_what_binds_decode_and_from_which_batch_compute_would() -> None:
     llama = ("--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100-sxm", "--tp", "4")
-    _, found = document(*llama, *CHAT)
-    speed = found["performance"]
+    _, answer = document(*llama, *CHAT)
+    speed = answer["performance"]
     assert speed["ridge_flop_per_byte"] == pytest.approx(989 / 3.35, rel=1e-3)
     # 2 x 70.6e9 x 64 over 139 GB and 64 x 1,100 tokens of 327,680 bytes: 54 FLOP per byte.
     assert speed["decode_flop_per_byte"] == pytest.approx(54.1, rel=0.01)
@@ -222,13 +222,13 @@ def test_a_stated_kv_cache_has_no_other_estimate_beside_it() -> None:
 
 
 def test_gpus_beyond_one_replica_make_more_of_them() -> None:
-    _, found = document(*LLAMA, "--tp", "4", "--gpus", "8", "--max-model-len", "8192")
-    assert found["inputs"]["replicas"] == 2
-    assert found["cost"]["gpus"] == 8
+    _, answer = document(*LLAMA, "--tp", "4", "--gpus", "8", "--max-model-len", "8192")
+    assert answer["inputs"]["replicas"] == 2
+    assert answer["cost"]["gpus"] == 8
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "hints"),
     [
         (("--model", "lama-3", "--gpu", "h100-sxm"), ("--list-models", "config.json")),
         (("--model", "Llama-3.3-70B-Instruct", "--gpu", "h1000"), ("--gpu", "h100-sxm")),
@@ -272,12 +272,12 @@ def test_gpus_beyond_one_replica_make_more_of_them() -> None:
     ],
 )
 def test_bad_input_names_the_flag_and_the_way_out(
-    flags: tuple[str, ...], told: tuple[str, ...]
+    flags: tuple[str, ...], hints: tuple[str, ...]
 ) -> None:
     done = size(*flags)
     assert done.returncode == 2
     assert done.stdout == ""
-    for words in told:
+    for words in hints:
         assert words in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -320,32 +320,32 @@ LOAD = ("--input-tokens", "1000", "--output-tokens", "200", "--ttft-slo", "2s", 
 
 
 def test_the_search_answers_with_the_cheapest_launch_and_why() -> None:
-    status, found = document(*LLAMA, "--search", *LOAD, "--peak-rps", "120")
+    status, answer = document(*LLAMA, "--search", *LOAD, "--peak-rps", "120")
     assert status == 0
-    best = found["search"]["best"]
+    best = answer["search"]["best"]
     assert best[0]["usd_per_hour"] <= best[1]["usd_per_hour"]
-    assert found["inputs"]["gpu"] == best[0]["gpu"] == "h100-sxm"
-    assert found["inputs"]["tensor_parallel"] == best[0]["tensor_parallel"]
-    assert found["fleet"]["gpus"] == best[0]["gpus"]
-    assert found["performance"]["itl_s"] <= 0.05
-    assert any(each["configurations"] for each in found["search"]["rejections"])
+    assert answer["inputs"]["gpu"] == best[0]["gpu"] == "h100-sxm"
+    assert answer["inputs"]["tensor_parallel"] == best[0]["tensor_parallel"]
+    assert answer["fleet"]["gpus"] == best[0]["gpus"]
+    assert answer["performance"]["itl_s"] <= 0.05
+    assert any(each["configurations"] for each in answer["search"]["rejections"])
 
 
 def test_a_search_that_finds_nothing_exits_1_and_says_why() -> None:
     load = [*LOAD[:-1], "1ms"]
-    status, found = document(*LLAMA, "--search", *load)
+    status, answer = document(*LLAMA, "--search", *load)
     assert status == 1
-    assert found["search"]["best"] == []
-    assert found["memory"] is None
-    assert any("ITL" in each["reason"] for each in found["search"]["rejections"])
+    assert answer["search"]["best"] == []
+    assert answer["memory"] is None
+    assert any("ITL" in each["reason"] for each in answer["search"]["rejections"])
     done = size(*LLAMA, "--search", *load)
     assert "Why other configurations fail" in done.stdout
 
 
 def test_the_example_plan_has_the_guides_thirteen_steps() -> None:
-    status, found = document("--plan", "example")
+    status, answer = document("--plan", "example")
     assert status == 0
-    assert sorted({step["number"] for step in found["plan"]["steps"]}) == list(range(1, 14))
+    assert sorted({step["number"] for step in answer["plan"]["steps"]}) == list(range(1, 14))
     done = size("--plan", "example")
     assert "13. " in done.stdout
 
@@ -381,16 +381,16 @@ def test_a_benchmark_gives_the_usable_rps(tmp_path: Path) -> None:
         "concurrency,requests_per_s,ttft_p99_s,itl_p99_s\n"
         "8,3,0.3,0.02\n16,5.5,0.5,0.02\n32,9,0.9,0.03\n48,12,1.9,0.04\n64,14,4.0,0.06\n"
     )
-    status, found = document(
+    status, answer = document(
         *LLAMA, "--tp", "4", "--quantization", "fp8", "--context", "1200", "--concurrency", "48",
         "--benchmark", str(path), "--ttft-slo", "2s", "--peak-rps", "120",
         "--input-tokens", "1000", "--output-tokens", "300",
     )  # fmt: skip
     assert status == 0
-    assert not any("check them with a benchmark" in note for note in found["notes"])
-    assert found["operating_point"]["c_max"]["concurrency"] == 48
-    assert found["inputs"]["usable_requests_per_s"] == 12
-    assert found["fleet"]["gpus"] == 52
+    assert not any("check them with a benchmark" in note for note in answer["notes"])
+    assert answer["operating_point"]["c_max"]["concurrency"] == 48
+    assert answer["inputs"]["usable_requests_per_s"] == 12
+    assert answer["fleet"]["gpus"] == 52
 
 
 @pytest.mark.parametrize("flag", ["--plan", "--benchmark"])
@@ -404,12 +404,12 @@ def test_flags_win_over_a_plans_profile(tmp_path: Path) -> None:
     path = tmp_path / "profile.toml"
     path.write_text(example_profile().partition("[[tiers]]")[0])
     for card in ("h200", "b200"):
-        _, found = document("--plan", str(path), "--model", "Qwen/Qwen3-32B", "--gpu", card)
-        assert found["plan"]["steps"][1]["output"]["gpu"] == card
+        _, answer = document("--plan", str(path), "--model", "Qwen/Qwen3-32B", "--gpu", card)
+        assert answer["plan"]["steps"][1]["output"]["gpu"] == card
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "hint"),
     [
         (("--tp", "2", "--dcp", "4"), "--dcp"),
         (("--tp", "8", "--dcp", "3"), "--dcp"),
@@ -430,10 +430,10 @@ def test_flags_win_over_a_plans_profile(tmp_path: Path) -> None:
         (("--benchmark", "/dev/zero"), "--benchmark"),
     ],
 )
-def test_what_no_launch_can_be_is_refused(flags: tuple[str, ...], told: str) -> None:
+def test_what_no_launch_can_be_is_refused(flags: tuple[str, ...], hint: str) -> None:
     done = size(*LLAMA, *flags, "--input-tokens", "100", "--output-tokens", "10")
     assert done.returncode == 2
-    assert told in done.stderr
+    assert hint in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -507,30 +507,30 @@ def test_both_names_of_tensor_parallel_are_one_flag() -> None:
 
 def test_cost_follows_the_usable_rps() -> None:
     """12 requests/s of 200 tokens on 4 GPUs at 3 USD/h: 12 / (2,400 x 3,600) x 1e6."""
-    _, found = document(
+    _, answer = document(
         *LLAMA, "--tp", "4", "--quantization", "fp8", "--usable-rps", "12", "--input-tokens",
         "1000", "--output-tokens", "200", "--usd-per-gpu-hour", "3",
     )  # fmt: skip
-    assert found["cost"]["usd_per_million_output_tokens"] == pytest.approx(1.3889, rel=1e-3)
+    assert answer["cost"]["usd_per_million_output_tokens"] == pytest.approx(1.3889, rel=1e-3)
 
 
 def test_a_peak_without_target_or_concurrency_is_no_fleet() -> None:
-    _, found = document(
+    _, answer = document(
         *LLAMA, "--tp", "4", "--input-tokens", "1000", "--output-tokens", "200", "--peak-rps", "40"
     )
-    assert found["fleet"]["gpus"] is None
-    assert any("no fleet" in note for note in found["notes"])
+    assert answer["fleet"]["gpus"] is None
+    assert any("no fleet" in note for note in answer["notes"])
 
 
 def test_requests_are_counted_at_their_own_length() -> None:
     """A launch for long contexts may hold many short requests."""
-    status, found = document(
+    status, answer = document(
         "--model", "Qwen/Qwen3-32B", "--gpu", "h100-sxm", "--quantization", "fp8",
         "--concurrency", "60", "--input-tokens", "1000", "--output-tokens", "200",
     )  # fmt: skip
     assert status == 0
-    assert found["inputs"]["context_tokens"] == 1200
-    assert found["min_gpus"] == 1
+    assert answer["inputs"]["context_tokens"] == 1200
+    assert answer["min_gpus"] == 1
 
 
 def test_a_fit_that_is_not_for_certain_says_so() -> None:
@@ -544,13 +544,13 @@ def test_a_fit_that_is_not_for_certain_says_so() -> None:
 
 def test_data_parallel_engines_work_together() -> None:
     load = ("--input-tokens", "1000", "--output-tokens", "200")
-    _, one = document(*LLAMA, "--tp", "4", "--concurrency", "32", *load)
+    _, single = document(*LLAMA, "--tp", "4", "--concurrency", "32", *load)
     _, four = document(*LLAMA, "--tp", "4", "--dp", "4", "--concurrency", "128", *load)
     assert four["performance"]["decode_tokens_per_s"] == pytest.approx(
-        4 * one["performance"]["decode_tokens_per_s"], rel=1e-3
+        4 * single["performance"]["decode_tokens_per_s"], rel=1e-3
     )
     assert four["cost"]["usd_per_million_output_tokens"] == pytest.approx(
-        one["cost"]["usd_per_million_output_tokens"], rel=1e-3
+        single["cost"]["usd_per_million_output_tokens"], rel=1e-3
     )
 
 
@@ -563,11 +563,11 @@ def test_what_does_not_start_names_the_longest_that_would() -> None:
 def test_adapters_and_a_draft_take_their_memory() -> None:
     launch = (*LLAMA, "--tp", "4", "--max-model-len", "8192")
     _, plain = document(*launch)
-    _, found = document(
+    _, answer = document(
         *launch, "--max-loras", "4", "--max-lora-rank", "32", "--draft-model", "Llama-3.2-1B",
         "--num-speculative-tokens", "3",
     )  # fmt: skip
-    memory, before = found["memory"], plain["memory"]
+    memory, before = answer["memory"], plain["memory"]
 
     assert memory["adapter_bytes_per_gpu"] > 1e9
     assert memory["draft_bytes_per_gpu"] == pytest.approx(1.236e9 * 2 / 4, rel=0.01)
@@ -579,11 +579,11 @@ def test_adapters_and_a_draft_take_their_memory() -> None:
     )
     assert memory["kv_bytes_per_token_per_gpu"] == 81_920 + 8_192
     assert memory["draft_kv_bytes_per_token_per_gpu"] == 8_192
-    assert found["inputs"]["max_loras"] == 4
-    assert found["inputs"]["draft_model"] == "meta-llama/Llama-3.2-1B"
+    assert answer["inputs"]["max_loras"] == 4
+    assert answer["inputs"]["draft_model"] == "meta-llama/Llama-3.2-1B"
     assert memory["max_concurrency"]["expected"] < before["max_concurrency"]["expected"]
     assert {"LoRA adapters on each GPU", "KV cache per token, draft model"} <= {
-        step["title"] for step in found["steps"]
+        step["title"] for step in answer["steps"]
     }
 
 

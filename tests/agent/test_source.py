@@ -23,11 +23,14 @@ def page(at_s: float | None, also: str = "") -> str:
 def told(*pages: str) -> tuple[bool, str]:
     """Whether the last page was read, and the first cause, after pages 5 s from each other, the
     last at NOW_S."""
-    stream, found = TargetStream("t", Profile(window_s=15.0), Limits()), []
+    stream, diagnoses = TargetStream("t", Profile(window_s=15.0), Limits()), []
     for number, body in enumerate(pages):
-        found = stream.take(NOW_S + 5.0 * (number + 1 - len(pages)), body, "text/plain")
-    (one,) = found
-    return one.was_read, f"{one.causes[0].id}: {one.causes[0].summary}" if one.causes else ""
+        diagnoses = stream.take(NOW_S + 5.0 * (number + 1 - len(pages)), body, "text/plain")
+    (diagnosis,) = diagnoses
+    return (
+        diagnosis.was_read,
+        f"{diagnosis.causes[0].id}: {diagnosis.causes[0].summary}" if diagnosis.causes else "",
+    )
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,10 @@ def test_an_empty_no_color_says_nothing(tmp_path: Path) -> None:
 
 
 def test_no_colour_in_a_pipe(tmp_path: Path) -> None:
-    told = run(*SICK, cwd=tmp_path, TERM="xterm")
-    assert "WARNING" in told.out
-    assert "\x1b" not in told.out
-    assert max(map(len, told.out.splitlines())) <= 100
+    ended = run(*SICK, cwd=tmp_path, TERM="xterm")
+    assert "WARNING" in ended.out
+    assert "\x1b" not in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 100
 
 
 def test_a_progress_line_while_watching(serving: Start, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def replayed(main: Main, *flags: str) -> list[dict[str, Any]]:
 
 
 def told(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [c for one in documents for c in one["causes"] if c["id"] == "workload_drift"]
+    return [c for document in documents for c in document["causes"] if c["id"] == "workload_drift"]
 
 
 def test_a_profile_that_fits_says_nothing(main: Main) -> None:
@@ -65,9 +65,11 @@ def test_a_profile_that_is_far_off_is_told(main: Main) -> None:
     (unless,) = cause["unless"]
     assert unless["signal"] == "prompt_tokens_shift_ratio"
     assert 0 < unless["at"] < unless["now"] == 0.5
-    alone = [[c for c in one["causes"] if c["id"] != "workload_drift"] for one in documents]
+    alone = [
+        [c for c in document["causes"] if c["id"] != "workload_drift"] for document in documents
+    ]
     ids = [[c["id"] for c in causes] for causes in alone]
-    assert ids == [[c["id"] for c in one["causes"]] for one in replayed(main)], (
+    assert ids == [[c["id"] for c in document["causes"]] for document in replayed(main)], (
         "all else is as ever"
     )
 
@@ -105,12 +107,12 @@ def settings(tmp_path: Path, text: str) -> Settings:
 
 def test_a_target_may_have_its_own(tmp_path: Path) -> None:
     far, fits = tmp_path / "far.toml", tmp_path / "fits.toml"
-    made = settings(
+    stated = settings(
         tmp_path,
         f'workload_profile = "{far}"\n[[targets]]\nurl = "a"\nname = "a"\n'
         f'[[targets]]\nurl = "b"\nname = "b"\nworkload_profile = "{fits}"\n',
     )
-    bases = TargetProfiles().of(table_specs(made))
+    bases = TargetProfiles().of(table_specs(stated))
     workloads = {name: basis.profile.stated.workload for name, basis in bases.items()}
     medians = {
         name: workload.lengths(None, None)[PROMPTS][0].most

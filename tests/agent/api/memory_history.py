@@ -19,24 +19,24 @@ class Remembered:
     """One hour of states that do not change; each engine was at stage 3 for a minute of it."""
 
     def __init__(self, *states: TargetState) -> None:
-        self._found = [one for state in states for one in state.diagnoses]
+        self._found = [diagnosis for state in states for diagnosis in state.diagnoses]
         self._labels = {state.name: state.labels for state in states}
 
     def engines(self, target: str | None = None) -> list[StoredEngine]:
         """The engines, numbered from 1."""
         return [
-            StoredEngine(number, one.target, one.model, one.engine, "", self._labels[one.target],
-                         one.t_s - HOUR_S, one.t_s)
-            for number, one in enumerate(self._found, 1)
-            if target in (None, one.target)
+            StoredEngine(number, diagnosis.target, diagnosis.model, diagnosis.engine, "",
+                         self._labels[diagnosis.target], diagnosis.t_s - HOUR_S, diagnosis.t_s)
+            for number, diagnosis in enumerate(self._found, 1)
+            if target in (None, diagnosis.target)
         ]  # fmt: skip
 
     def document(self, engine_id: int, at_s: float) -> dict[str, Any] | None:
         """The same document at any moment of the hour."""
-        one = self._found[engine_id - 1]
-        if not one.t_s - HOUR_S <= at_s <= one.t_s + 60:
+        verdict = self._found[engine_id - 1]
+        if not verdict.t_s - HOUR_S <= at_s <= verdict.t_s + 60:
             return None
-        return {**document(one), "t": min(at_s, one.t_s)}
+        return {**document(verdict), "t": min(at_s, verdict.t_s)}
 
     def lookup(self, engine_id: int, at_s: float) -> DiagnosisLookup:
         """The same; nothing of it is damaged."""
@@ -55,22 +55,22 @@ class Remembered:
         kinds: Sequence[str] = KINDS,
     ) -> list[Interval]:
         """A stage that is over and a cause that goes on, for each engine."""
-        found: list[Interval] = []
-        for number, one in enumerate(self._found, 1):
-            start_s = one.t_s - HOUR_S
-            found += [
+        rows: list[Interval] = []
+        for number, diagnosis in enumerate(self._found, 1):
+            start_s = diagnosis.t_s - HOUR_S
+            rows += [
                 Interval(number, "stage", "3", Severity.CRITICAL, start_s, start_s + 60,
                          start_s + 60, "ended"),
-                Interval(number, "cause", "kv_pressure", Severity.WARNING, one.t_s - 30, None,
-                         one.t_s, ""),
+                Interval(number, "cause", "kv_pressure", Severity.WARNING, diagnosis.t_s - 30, None,
+                         diagnosis.t_s, ""),
             ]  # fmt: skip
         return [
-            one
-            for one in found
-            if engine_id in (None, one.engine_id)
-            and one.kind in kinds
-            and one.start_s <= to_s
-            and one.last_s >= from_s
+            interval
+            for interval in rows
+            if engine_id in (None, interval.engine_id)
+            and interval.kind in kinds
+            and interval.start_s <= to_s
+            and interval.last_s >= from_s
         ]
 
     def signals(self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float) -> Series:

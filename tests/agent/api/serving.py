@@ -33,7 +33,7 @@ def settings_of(**flags: Any) -> Settings:  # noqa: ANN401 - a setting has its o
 
 def state_of(name: str, *diagnoses: Diagnosis, t_s: float = NOW_S, **more: Any) -> TargetState:  # noqa: ANN401
     """A target's newest state; the diagnoses get its name."""
-    made: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "url": "http://gpu-7:8000/metrics",
         "labels": {"tier": "chat"},
         "cycle_s": 0.004,
@@ -43,8 +43,8 @@ def state_of(name: str, *diagnoses: Diagnosis, t_s: float = NOW_S, **more: Any) 
         "failing": 0,
         "sources": (PAGE,),
     }
-    named = tuple(replace(one, target=name) for one in diagnoses)
-    return TargetState(name=name, t_s=t_s, diagnoses=named, **(made | more))
+    named = tuple(replace(diagnosis, target=name) for diagnosis in diagnoses)
+    return TargetState(name=name, t_s=t_s, diagnoses=named, **(defaults | more))
 
 
 SICK_STATE, WELL_STATE = state_of(SICK_NAME, SICK), state_of(WELL_NAME, HEALTHY)
@@ -95,7 +95,7 @@ class Asker:
         **more: Any,  # noqa: ANN401
     ) -> httpx.Response:
         """Any request."""
-        named = [(name.replace("_", "-"), told) for name, told in (headers or {}).items()]
+        named = [(name.replace("_", "-"), value) for name, value in (headers or {}).items()]
         named = more.pop("raw_headers", named)
         return self._runner.run(self._client.request(method, path, headers=named, **more))
 

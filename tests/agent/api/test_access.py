@@ -154,8 +154,8 @@ def test_a_file_that_everybody_can_read_and_a_short_token_are_warned_of(
 
 @given(st.binary(max_size=80))
 def test_no_header_is_mistaken_for_a_token(header: bytes) -> None:
-    found = token(header)
-    assert found is None or found
+    secret = token(header)
+    assert secret is None or secret
 
 
 def test_tokens_over_http(tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_tokens_over_http(tmp_path: Path) -> None:
             assert client.get(path, authorization=reader).status_code != 401
         assert "Basic" in client.get("/triage", accept="text/html").headers["www-authenticate"]
         assert client.get("/readyz").json() == {"ready": False}
-        told = client.get("/readyz", authorization=reader).json()
-        assert told["reasons"] == ["secret-name: not scraped yet"]
-        assert told["restart_needed"] == ["listen"]
+        ready = client.get("/readyz", authorization=reader).json()
+        assert ready["reasons"] == ["secret-name: not scraped yet"]
+        assert ready["restart_needed"] == ["listen"]
         assert client.post("/api/v1/alerts", {}).status_code == 401
         assert client.post("/api/v1/alerts", {}, authorization=reader).status_code == 403
         assert client.post("/api/v1/alerts", {}, authorization=boss).status_code == 422

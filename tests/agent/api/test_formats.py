@@ -54,7 +54,7 @@ def test_what_cannot_be_had_is_406(accept: str) -> None:
 @given(st.text(max_size=200))
 def test_any_header_gives_a_form_or_406(accept: str) -> None:
     try:
-        found: object = form_of(None, accept)
+        answer: object = form_of(None, accept)
     except Problem as problem:
-        found = problem.status
-    assert found in (*MEDIA_TYPES, 406)
+        answer = problem.status
+    assert answer in (*MEDIA_TYPES, 406)

@@ -41,20 +41,20 @@ PIECES = (
 )  # fmt: skip
 
 
-def bent(made: random.Random) -> bytes:
+def bent(rng: random.Random) -> bytes:
     """A request with a few things wrong with it."""
-    request = bytearray(made.choice(SEEDS))
-    for _ in range(made.randint(1, 4)):
-        place = made.randrange(len(request) + 1)
-        change = made.randrange(4)
+    request = bytearray(rng.choice(SEEDS))
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(request) + 1)
+        change = rng.randrange(4)
         if change == 0:
-            request[place:place] = made.choice(PIECES)
+            request[place:place] = rng.choice(PIECES)
         elif change == 1:
-            del request[place : place + made.randint(1, 20)]
+            del request[place : place + rng.randint(1, 20)]
         elif change == 2 and place < len(request):
-            request[place] = made.randrange(256)
+            request[place] = rng.randrange(256)
         else:
-            request[place:place] = made.randbytes(made.randint(1, 30))
+            request[place:place] = rng.randbytes(rng.randint(1, 30))
     return bytes(request)
 
 
@@ -91,9 +91,9 @@ def sent(server: HttpServer, request: bytes) -> bytes:
 @pytest.mark.parametrize("seed", range(4))
 def test_bent_requests(server: HttpServer, seed: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
-    made = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(ROUNDS // 4):
-        request = bent(made)
+        request = bent(rng)
         answer = sent(server, request)
         assert answer == b"" or answer.startswith(b"HTTP/1.1 "), request
         assert not answer.startswith(b"HTTP/1.1 5"), request
@@ -105,10 +105,10 @@ def test_bent_requests(server: HttpServer, seed: int, caplog: pytest.LogCaptureF
 
 def test_noise(server: HttpServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
-    made = random.Random(7)
+    rng = random.Random(7)
     for size in (1, 2, 10, 100, 1000, 100_000):
         for _ in range(10):
-            answer = sent(server, made.randbytes(size))
+            answer = sent(server, rng.randbytes(size))
             assert answer == b"" or answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 408 "))
     assert caplog.text == ""
     assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).text == "ok\n"

@@ -107,10 +107,10 @@ def test_a_form_of_another_site_cannot_post_either() -> None:
 def test_too_many_requests_are_put_off_and_health_is_still_told() -> None:
     settings = settings_of(http__requests_per_s=2.0)
     with asking(service_of(WELL_STATE, settings=settings)) as client:
-        found = [client.get(TRIAGE).status_code for _ in range(3)]
+        statuses = [client.get(TRIAGE).status_code for _ in range(3)]
         refused = client.get(TRIAGE)
         assert client.get("/healthz").status_code == 200
-    assert found == [200, 200, 429]
+    assert statuses == [200, 200, 429]
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1"
 
@@ -118,17 +118,19 @@ def test_too_many_requests_are_put_off_and_health_is_still_told() -> None:
 def test_behind_a_proxy_its_own_word_of_the_client_counts() -> None:
     settings = settings_of(http__requests_per_s=1.0, http__behind_proxy=True)
     with asking(service_of(WELL_STATE, settings=settings)) as client:
-        one = [client.get(TRIAGE, x_forwarded_for=f"{n}, 10.0.0.1").status_code for n in range(3)]
+        statuses = [
+            client.get(TRIAGE, x_forwarded_for=f"{n}, 10.0.0.1").status_code for n in range(3)
+        ]
         other = client.get(TRIAGE, x_forwarded_for="10.0.0.1, 10.0.0.2").status_code
-    assert one == [200, 429, 429]
+    assert statuses == [200, 429, 429]
     assert other == 200
 
 
 def test_without_a_proxy_a_client_cannot_say_who_it_is() -> None:
     settings = settings_of(http__requests_per_s=1.0)
     with asking(service_of(WELL_STATE, settings=settings)) as client:
-        found = [client.get(TRIAGE, x_forwarded_for=f"10.0.0.{n}").status_code for n in range(3)]
-    assert found == [200, 429, 429]
+        statuses = [client.get(TRIAGE, x_forwarded_for=f"10.0.0.{n}").status_code for n in range(3)]
+    assert statuses == [200, 429, 429]
 
 
 def test_a_body_that_is_announced_or_turns_out_too_large_is_refused() -> None:

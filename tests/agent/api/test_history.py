@@ -36,18 +36,18 @@ def service() -> Service:
 
 def test_a_past_moment_as_json(service: Service) -> None:
     with asking(service) as client:
-        found = told(client, f"{TRIAGE}?at=-30m")
-    assert found["t"] == NOW_S - 1800
-    assert [one["target"] for one in found["targets"]] == [SICK_NAME, "r1"]
-    assert [one["health"] for one in found["targets"]] == ["critical", "ok"]
-    assert [one["t"] for one in found["targets"]] == [NOW_S - 1800] * 2
-    assert found["watching"] == found["pending"] == []
+        triage = told(client, f"{TRIAGE}?at=-30m")
+    assert triage["t"] == NOW_S - 1800
+    assert [target["target"] for target in triage["targets"]] == [SICK_NAME, "r1"]
+    assert [target["health"] for target in triage["targets"]] == ["critical", "ok"]
+    assert [target["t"] for target in triage["targets"]] == [NOW_S - 1800] * 2
+    assert triage["watching"] == triage["pending"] == []
 
 
 def test_one_target_at_a_past_moment(service: Service) -> None:
     with asking(service) as client:
-        found = told(client, f"{TRIAGE}/{SICK_NAME}?at=2026-11-21T00:00:00Z")
-    assert [one["target"] for one in found["targets"]] == [SICK_NAME]
+        triage = told(client, f"{TRIAGE}/{SICK_NAME}?at=2026-11-21T00:00:00Z")
+    assert [target["target"] for target in triage["targets"]] == [SICK_NAME]
 
 
 def test_a_past_moment_is_told_by_the_same_words_as_now(service: Service) -> None:
@@ -62,18 +62,18 @@ def test_a_past_moment_is_told_by_the_same_words_as_now(service: Service) -> Non
 
 def test_the_intervals_since_a_moment(service: Service) -> None:
     with asking(service) as client:
-        found = told(client, f"{TRIAGE}?since=-2h")
+        triage = told(client, f"{TRIAGE}?since=-2h")
         plain = client.get(f"{TRIAGE}/{SICK_NAME}?since=-2h").text
         marked = client.get(f"{TRIAGE}?since=-2h&format=markdown").text
-    assert found["since"] == NOW_S - 7200
-    assert {one["target"] for one in found["targets"]} == {SICK_NAME, "r1"}
-    assert found["targets"][0]["health"] == "ok"
-    assert found["intervals"][0] == {
+    assert triage["since"] == NOW_S - 7200
+    assert {target["target"] for target in triage["targets"]} == {SICK_NAME, "r1"}
+    assert triage["targets"][0]["health"] == "ok"
+    assert triage["intervals"][0] == {
         "target": SICK_NAME, "model": "llama", "engine": "0", "kind": "stage", "id": "3",
         "severity": "critical", "start": NOW_S - HOUR_S, "end": NOW_S - HOUR_S + 60,
         "last": NOW_S - HOUR_S + 60, "ended": "ended",
     }  # fmt: skip
-    assert found["intervals"][-1]["end"] is None
+    assert triage["intervals"][-1]["end"] is None
     assert "since 2026-11-20 22:06:40 UTC:\n" in plain
     assert "23:06:40 UTC to 2026-11-20 23:07:40 UTC (60 s): stage 3 queueing (critical)" in plain
     assert "00:06:10 UTC to now (30 s): kv_pressure (warning)" in plain
@@ -83,11 +83,11 @@ def test_the_intervals_since_a_moment(service: Service) -> None:
 def test_what_ended_later_still_went_on_then(service: Service) -> None:
     with asking(service) as client:
         at_s = NOW_S - HOUR_S + 30
-        found = told(client, f"{TRIAGE}/{SICK_NAME}?at={at_s:.0f}&since=-1m")
-    (stage,) = [one for one in found["intervals"] if one["kind"] == "stage"]
+        triage = told(client, f"{TRIAGE}/{SICK_NAME}?at={at_s:.0f}&since=-1m")
+    (stage,) = [interval for interval in triage["intervals"] if interval["kind"] == "stage"]
     assert stage["end"] is None
     assert stage["ended"] == ""
-    assert found["since"] == at_s - 60
+    assert triage["since"] == at_s - 60
 
 
 def test_a_quiet_past_is_told_as_such(service: Service) -> None:
@@ -112,9 +112,9 @@ def test_before_the_history_is_404_and_says_where_it_begins(service: Service) ->
 
 def test_a_target_that_is_no_longer_watched_has_its_past() -> None:
     with asking(service_of(WELL_STATE, reader=reader(SICK_STATE))) as client:
-        found = told(client, f"{TRIAGE}/{SICK_NAME}?at=-30m")
+        triage = told(client, f"{TRIAGE}/{SICK_NAME}?at=-30m")
         now = client.get(f"{TRIAGE}/{SICK_NAME}")
-    assert found["targets"][0]["target"] == SICK_NAME
+    assert triage["targets"][0]["target"] == SICK_NAME
     assert now.status_code == 404
 
 
@@ -145,8 +145,8 @@ class Strange(Remembered):
 
     def document(self, engine_id: int, at_s: float) -> dict[str, Any] | None:
         """Not a diagnosis that this version could tell."""
-        told = super().document(engine_id, at_s) or {}
-        return {**told, "causes": 5}
+        stored = super().document(engine_id, at_s) or {}
+        return {**stored, "causes": 5}
 
 
 def test_a_document_of_another_version_is_still_given_as_json() -> None:

@@ -36,10 +36,10 @@ sys.addaudithook(_hook)  # It cannot be taken away again, but it can be told not
 def listening() -> Generator[list[tuple[str, str]]]:
     """What the interpreter does meanwhile."""
     global _heard
-    made: list[tuple[str, str]] = []
-    _heard = made
+    heard: list[tuple[str, str]] = []
+    _heard = heard
     try:
-        yield made
+        yield heard
     finally:
         _heard = None
 

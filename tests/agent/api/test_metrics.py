@@ -45,19 +45,21 @@ def samples(service: Service, name: str) -> list[Sample]:
 
 def values(service: Service, name: str, *labels: str) -> dict[tuple[str, ...], float]:
     """The same by some labels."""
-    found = samples(service, name)
-    made = {tuple(one.labels[label] for label in labels): one.value for one in found}
-    assert len(made) == len(found)
-    return made
+    matching = samples(service, name)
+    by_labels = {
+        tuple(sample.labels[label] for label in labels): sample.value for sample in matching
+    }
+    assert len(by_labels) == len(matching)
+    return by_labels
 
 
 def resized(wanted: float, diagnosis: Diagnosis = SICK) -> Diagnosis:
     """A diagnosis that recommends so many replicas."""
-    made = Recommendation(
+    recommendation = Recommendation(
         id=REPLICAS, cause="kv_pressure", changes=(Change(REPLICAS, 2.0, wanted),), summary="",
         predicted={}, cost_usd_per_hour=None, checks=(), risk="", verify=(), guide=(),
     )  # fmt: skip
-    return replace(diagnosis, recommendations=(*diagnosis.recommendations, made))
+    return replace(diagnosis, recommendations=(*diagnosis.recommendations, recommendation))
 
 
 class Stats:
@@ -75,9 +77,9 @@ class Stats:
 @pytest.mark.parametrize("store", [None, Stats(), Stats("disk full")])
 def test_promtool_finds_nothing_wrong(store: Stats | None) -> None:
     forecast = replace(HEALTHY, stage=Stage(1, NOW_S, Severity.INFO, 120.5, ()))
-    found = [finding("KV-EVICT", "critical", 0.2), finding("TTFT-TAIL", "unknown", None)]
+    findings = [finding("KV-EVICT", "critical", 0.2), finding("TTFT-TAIL", "unknown", None)]
     states = (
-        state_of("r1", replace(SICK, findings=found)),
+        state_of("r1", replace(SICK, findings=findings)),
         state_of("r2", forecast, replace(forecast, engine="1")),
         state_of("r3", UNREADABLE),
         *(state_of(name, replace(HEALTHY, model=name)) for name in HOSTILE),
@@ -116,12 +118,12 @@ def test_the_verdict_of_each_engine() -> None:
 
 
 def test_findings_and_what_is_unknown() -> None:
-    found = [
+    findings = [
         finding("KV-EVICT", "critical", 0.2),
         finding("KV-FULL", "ok", 0.2),
         finding("TTFT-TAIL", "unknown", None),
     ]
-    sick = replace(SICK, findings=found, unknown=["a: is not there", "b: neither"])
+    sick = replace(SICK, findings=findings, unknown=["a: is not there", "b: neither"])
     service = service_of(state_of("r1", sick))
     severities = values(service, "finding_severity", "rule")
     assert severities == {("KV-EVICT",): 3, ("KV-FULL",): 0}
@@ -147,7 +149,7 @@ def test_what_cannot_be_judged_has_no_zero_that_looks_like_health(state: TargetS
     service = service_of(state, settings=settings_of(replicas=4))
     assert samples(service, "stage") == []
     assert samples(service, "recommended_replicas") == []
-    assert all(one.value == 1 for one in samples(service, "cause"))
+    assert all(sample.value == 1 for sample in samples(service, "cause"))
     assert values(service, "health", "health")[("ok",)] == 0
 
 
@@ -179,8 +181,8 @@ def test_recommended_replicas(
     diagnoses: list[Diagnosis], stated: int | None, expected: float | None
 ) -> None:
     service = service_of(state_of("r1", *diagnoses), settings=settings_of(replicas=stated))
-    found = values(service, "recommended_replicas", "target", "model")
-    assert found == ({} if expected is None else {("r1", "llama"): expected})
+    replicas = values(service, "recommended_replicas", "target", "model")
+    assert replicas == ({} if expected is None else {("r1", "llama"): expected})
 
 
 def test_cycles_and_sources() -> None:
@@ -222,11 +224,11 @@ class Told:
 
 def test_messages_by_receiver() -> None:
     service = service_of(notifier=Told())
-    told = {
+    counted = {
         name: values(service, f"notifications_{name}", "receiver")
         for name in ("sent_total", "failures_total", "queued", "dropped_total")
     }
-    assert told == {
+    assert counted == {
         "sent_total": {("on-call",): 5},
         "failures_total": {("on-call",): 2},
         "queued": {("on-call",): 1},
@@ -248,5 +250,5 @@ def test_replicas_behind_one_page_do_not_give_the_same_series_twice() -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_label_values_come_back_as_they_were(name: str) -> None:
     service = service_of(state_of("r1", replace(HEALTHY, model=name)))
-    (found,) = values(service, "stage", "model")
-    assert found[0] == name.replace("\ud800", "?")
+    (labels_of,) = values(service, "stage", "model")
+    assert labels_of[0] == name.replace("\ud800", "?")

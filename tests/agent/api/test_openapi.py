@@ -47,8 +47,10 @@ def test_every_route_is_in_it_or_hidden_on_purpose(document: dict[str, Any]) -> 
         if route.path not in HIDDEN
         for method in route.methods or ()
     }
-    told = {(path, method) for path, methods in document["paths"].items() for method in methods}
-    assert told == there
+    documented = {
+        (path, method) for path, methods in document["paths"].items() for method in methods
+    }
+    assert documented == there
 
 
 def test_every_body_and_answer_has_an_example_that_matches_its_schema(
@@ -92,10 +94,10 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
     names = set(re.findall(r"'\$ref': '([^']+)'", str(document)))
     assert len(names) > 5
     for name in names:
-        found: Any = document
+        place: Any = document
         for part in name.removeprefix("#/").split("/"):
-            found = found[part]
-        assert found
+            place = place[part]
+        assert place
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:

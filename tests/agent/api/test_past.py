@@ -37,11 +37,11 @@ def well(at: int) -> Cycle:
 
 
 def down(at: int) -> Cycle:
-    found = diagnosis(
+    verdict = diagnosis(
         BEGAN_S + STEP_S * at, health="critical", stage=None, causes=[cause("target_down")],
         values={},
     )  # fmt: skip
-    return cycle(found, error="refused")
+    return cycle(verdict, error="refused")
 
 
 @contextmanager
@@ -58,13 +58,13 @@ def spans(client: Asker, kind: str, query: str = "since=-1h") -> list[tuple[Any,
     rows = told(client, f"{TRIAGE}?{query}")["intervals"]
     return [
         (
-            one["id"],
-            round((one["start"] - BEGAN_S) / STEP_S),
-            one["end"] and round((one["end"] - BEGAN_S) / STEP_S),
-            one["ended"],
+            row["id"],
+            round((row["start"] - BEGAN_S) / STEP_S),
+            row["end"] and round((row["end"] - BEGAN_S) / STEP_S),
+            row["ended"],
         )
-        for one in rows
-        if one["kind"] == kind
+        for row in rows
+        if row["kind"] == kind
     ]
 
 
@@ -105,18 +105,18 @@ def test_what_waits_for_a_full_disk_is_told_and_that_it_waits(tmp_path: Path) ->
         # A cycle that has just been put is counted as queued before it can be read.
         until(lambda: bool(store.stats().last_error) and len(store.waiting()) == 20)
         since_s = store.stats().unwritten_s
-        found = told(client, f"{TRIAGE}?at=-10s")
+        triage = told(client, f"{TRIAGE}?at=-10s")
         before = told(client, f"{TRIAGE}?at={BEGAN_S + 10 * STEP_S}")
         plain = client.get(f"{TRIAGE}?at=-10s").text
         marked = client.get(f"{TRIAGE}?at=-10s&format=markdown").text
         now = client.get(TRIAGE).text
         page = client.get("/triage").text
         missing = client.get(f"{TRIAGE}?at=-3d").json()["detail"]
-    assert found["targets"][0]["signals"] == {"running": 58.0}
+    assert triage["targets"][0]["signals"] == {"running": 58.0}
     assert before["targets"][0]["signals"] == {"running": 10.0}
     assert since_s == pytest.approx(BEGAN_S + 40 * STEP_S, abs=1)
     words = "the history is not written since 00:05:00 UTC"
-    assert words in found["notices"][0]
+    assert words in triage["notices"][0]
     for text in (plain, marked, now, page, missing):
         assert words[4:] in " ".join(text.split())
     settle(store)
@@ -158,11 +158,11 @@ def test_damage_of_one_target_hides_no_other(tmp_path: Path) -> None:
         t_s = BEGAN_S + STEP_S * at
         return [cycle(diagnosis(t_s, target=name)) for name in ("a", "b")]
 
-    written(path, *[one for at in range(60) for one in both(at)])
+    written(path, *[scrape for at in range(60) for scrape in both(at)])
     broken(path, "UPDATE documents SET body = x'00' WHERE engine_id = 1")
     with asked(path) as client:
-        found = told(client, f"{TRIAGE}?at=-1m")
+        triage = told(client, f"{TRIAGE}?at=-1m")
         plain = client.get(f"{TRIAGE}?at=-1m").text
-    assert [one["target"] for one in found["targets"]] == ["b"]
-    assert len(found["notices"]) == 1
+    assert [target["target"] for target in triage["targets"]] == ["b"]
+    assert len(triage["notices"]) == 1
     assert "no diagnosis of a" in " ".join(plain.split())

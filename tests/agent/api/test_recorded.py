@@ -48,7 +48,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     store = Store.open(path, retention=Retention(), clock=lambda: end_s)
     for number, entry in enumerate(CaptureReader(capture), 1):
         diagnoses, end_s = stream.replay(entry), entry.t_s
-        engines = tuple(EngineCycle(one) for one in diagnoses)
+        engines = tuple(EngineCycle(diagnosis) for diagnosis in diagnoses)
         store.put(Cycle(entry.t_s, NAME, {}, engines, 0.004))
         board.put(
             TargetState(NAME, NAME, {}, entry.t_s, tuple(diagnoses), 0.004, 2.0, number, 0, 0,
@@ -68,9 +68,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
 
 def test_the_worst_moment_is_told_as_it_was(played: Played) -> None:
     with asking(played.service) as client:
-        found = told(client, f"{TRIAGE}?at={played.worst_s}")
+        triage = told(client, f"{TRIAGE}?at={played.worst_s}")
         plain = client.get(f"{TRIAGE}/{NAME}?at={played.worst_s}").text
-    (then,) = found["targets"]
+    (then,) = triage["targets"]
     assert then["causes"][0]["id"] == "kv_pressure"
     assert then["stage"]["number"] >= 2
     assert then["causes"] == [
@@ -84,10 +84,10 @@ def test_the_worst_moment_is_told_as_it_was(played: Played) -> None:
 
 def test_the_cascade_is_in_the_intervals(played: Played) -> None:
     with asking(played.service) as client:
-        found = told(client, f"{TRIAGE}/{NAME}?since=-1h")
+        triage = told(client, f"{TRIAGE}/{NAME}?since=-1h")
         plain = client.get(f"{TRIAGE}?since=-1h").text
-    stages = [one["id"] for one in found["intervals"] if one["kind"] == "stage"]
-    causes = {one["id"] for one in found["intervals"] if one["kind"] == "cause"}
+    stages = [interval["id"] for interval in triage["intervals"] if interval["kind"] == "stage"]
+    causes = {interval["id"] for interval in triage["intervals"] if interval["kind"] == "cause"}
     assert {"0", "2", "3"} <= set(stages)
     assert "kv_pressure" in causes
     assert "stage 3 queueing (critical)" in plain

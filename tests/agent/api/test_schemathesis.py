@@ -53,14 +53,17 @@ def api() -> Iterator[Any]:
 
 
 def test_every_operation_is_asked(api: Any) -> None:  # noqa: ANN401
-    there = {(one.ok().path, one.ok().method.upper()) for one in api.get_all_operations()}
+    there = {
+        (operation.ok().path, operation.ok().method.upper())
+        for operation in api.get_all_operations()
+    }
     assert there == set(OPERATIONS)
 
 
 @pytest.mark.parametrize(
     ("path", "method", "mode"),
-    [(*one, POSITIVE) for one in OPERATIONS]
-    + [(*one, NEGATIVE) for one in OPERATIONS if one[0] not in PLAIN],
+    [(*operation, POSITIVE) for operation in OPERATIONS]
+    + [(*operation, NEGATIVE) for operation in OPERATIONS if operation[0] not in PLAIN],
 )
 def test_it_keeps_its_promises(api: Any, path: str, method: str, mode: GenerationMode) -> None:  # noqa: ANN401
     operation = api[path][method]

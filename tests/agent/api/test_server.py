@@ -228,26 +228,26 @@ def test_a_client_that_says_too_little_is_let_go(sent: bytes) -> None:
         before_s = time.monotonic()
         with connected(server) as slow:
             slow.sendall(sent)
-            told = until_closed(slow)
+            answer = until_closed(slow)
         assert time.monotonic() - before_s >= QUICK.request_s
-        assert told.startswith(b"HTTP/1.1 408 ") or told == b""
+        assert answer.startswith(b"HTTP/1.1 408 ") or answer == b""
         until(lambda: answers(server))
 
 
 def test_a_byte_at_a_time_is_too_slow_however_steady() -> None:
     with served(service_of(WELL_STATE), QUICK) as server, connected(server) as slow:
-        told = b""
+        answer = b""
         with pytest.raises(OSError):  # noqa: PT012, PT011 - whichever write meets the closed end
             for byte in (GET + b"x: " + b"y" * 1000).decode():
                 slow.sendall(byte.encode())
                 time.sleep(0.02)
                 slow.setblocking(False)
                 with suppress(BlockingIOError):
-                    told += slow.recv(4096)
+                    answer += slow.recv(4096)
                 slow.setblocking(True)
         slow.setblocking(True)
-        told += until_closed(slow)
-    assert told.startswith(b"HTTP/1.1 408 ")
+        answer += until_closed(slow)
+    assert answer.startswith(b"HTTP/1.1 408 ")
 
 
 def are_answered(requests: int, *, request_s: float) -> bool:
@@ -351,8 +351,8 @@ def test_no_more_connections_than_allowed_are_kept() -> None:
             until(lambda: sum(map(is_closed, opened)) >= 12)
             assert sum(map(is_closed, opened)) == 12
         finally:
-            for one in opened:
-                one.close()
+            for connection in opened:
+                connection.close()
         until(lambda: answers(server))
 
 
@@ -367,17 +367,17 @@ def test_one_address_gets_its_share_of_an_open_server(tmp_path: Path) -> None:
             opened[0].sendall(GET + b"\r\n")
             assert healthy(opened[0])
         finally:
-            for one in opened:
-                one.close()
+            for connection in opened:
+                connection.close()
 
 
 def test_many_at_once_are_all_answered() -> None:
     with served(service_of(WELL_STATE)) as server:
-        found: list[int] = []
+        statuses: list[int] = []
 
         def ask() -> None:
             with httpx.Client(timeout=PATIENCE_S) as client:
-                found.extend(
+                statuses.extend(
                     client.get(f"{server.url}/api/v1/triage").status_code for _ in range(5)
                 )
 
@@ -386,4 +386,4 @@ def test_many_at_once_are_all_answered() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert found == [200] * 40
+        assert statuses == [200] * 40

@@ -21,9 +21,9 @@ def sized(client: Asker, **given: Any) -> dict[str, Any]:  # noqa: ANN401
     """The answer, which keeps to its schema."""
     answer = client.get(f"{SIZE}?{urlencode(given)}")
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    jsonschema.validate(found, SCHEMA)
-    return found
+    size: dict[str, Any] = answer.json()
+    jsonschema.validate(size, SCHEMA)
+    return size
 
 
 def refused(client: Asker, **given: Any) -> str:  # noqa: ANN401
@@ -54,26 +54,26 @@ def test_it_is_the_answer_of_the_command(given: dict[str, Any], flags: tuple[str
     _, expected = document("--model", LLAMA["model"], "--gpu", LLAMA["gpu"], *flags)
     with asking(service_of()) as client:
         assert sized(client, **given) == expected
-        posted = client.post(SIZE, {key.replace("-", "_"): told for key, told in given.items()})
+        posted = client.post(SIZE, {key.replace("-", "_"): value for key, value in given.items()})
     assert posted.json() == expected
 
 
 def test_what_does_not_fit_is_an_answer() -> None:
     with asking(service_of()) as client:
-        found = sized(client, **LLAMA, max_model_len=8192)
-    assert found["fits"] is False
-    assert found["min_gpus"] == 2
+        answer = sized(client, **LLAMA, max_model_len=8192)
+    assert answer["fits"] is False
+    assert answer["min_gpus"] == 2
 
 
 def test_json_takes_numbers_truths_and_nothing() -> None:
     with asking(service_of()) as client:
-        told = client.post(
+        response = client.post(
             SIZE,
             {**LLAMA, "tp": 4, "concurrency": 8.0, "itl_slo": 0.05, "enforce_eager": True,
              "pp": None, "search": False},
         )  # fmt: skip
-    assert told.status_code == 200, told.text
-    assert told.json()["inputs"]["itl_slo_s"] == 0.05
+    assert response.status_code == 200, response.text
+    assert response.json()["inputs"]["itl_slo_s"] == 0.05
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ NOW_S = 1795219600.0  # 2026-11-21 00:06:40 UTC
 
 
 @pytest.mark.parametrize(
-    ("told", "expected_s"),
+    ("text", "expected_s"),
     [
         ("1795219000", 1795219000.0),
         ("1795219000.25", 1795219000.25),
@@ -37,8 +37,8 @@ NOW_S = 1795219600.0  # 2026-11-21 00:06:40 UTC
         (str(int(NOW_S + AHEAD_S)), NOW_S + AHEAD_S),
     ],
 )
-def test_a_time_is_understood(told: str, expected_s: float) -> None:
-    assert moment("at", told, now_s=NOW_S) == expected_s
+def test_a_time_is_understood(text: str, expected_s: float) -> None:
+    assert moment("at", text, now_s=NOW_S) == expected_s
 
 
 def test_so_long_ago_counts_from_the_moment_asked_for() -> None:
@@ -47,14 +47,14 @@ def test_so_long_ago_counts_from_the_moment_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "text",
     ["", "x", "25:00", "2026-13-01", "2026-02-30T00:00:00Z", "nan", "inf", "-inf", "1e9", "-5",
      "1795219000;", "٣", "9" * 41, "\x00", "2026-11-21T00:03:00+99:00", "0001-01-01T00:00:00",
      "9999999999999", "../../etc/passwd"],
 )  # fmt: skip
-def test_what_is_no_time_is_refused_with_the_ways_to_write_one(told: str) -> None:
+def test_what_is_no_time_is_refused_with_the_ways_to_write_one(text: str) -> None:
     with pytest.raises(Problem) as refused:
-        moment("at", told, now_s=NOW_S)
+        moment("at", text, now_s=NOW_S)
     assert refused.value.status == 422
     assert "at is not a time: write unix seconds" in refused.value.detail
 
@@ -70,9 +70,9 @@ def test_an_interval_that_begins_after_its_end_is_refused() -> None:
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_a_time_or_a_problem(told: str) -> None:
+def test_any_text_is_a_time_or_a_problem(text: str) -> None:
     try:
-        found_s = moment("at", told, now_s=NOW_S)
+        found_s = moment("at", text, now_s=NOW_S)
     except Problem as problem:
         fits = problem.status == 422
     else:

@@ -67,7 +67,7 @@ def told(client: Asker, path: str = TRIAGE) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     document: dict[str, Any] = answer.json()
     assert complaints(document) == []
-    assert all(problems(one) == [] for one in document["targets"])
+    assert all(problems(target) == [] for target in document["targets"])
     return document
 
 
@@ -75,13 +75,13 @@ def test_all_targets_worst_first_unknown_before_healthy() -> None:
     unknown = state_of("r2", replace(HEALTHY, health="unknown"))
     noted = state_of("r3", replace(HEALTHY, health="info"))
     with asking(service_of(WELL_STATE, noted, unknown, SICK_STATE)) as client:
-        found = told(client)
-    assert found["schema"] == "kneewatch.triage/1"
-    assert found["t"] == NOW_S
-    assert [one["target"] for one in found["targets"]] == [SICK_NAME, "r2", "r3", "r1"]
-    assert [one["schema"] for one in found["targets"]] == ["kneewatch.diagnosis/1"] * 4
-    assert "intervals" not in found
-    watching = {one["target"]: one for one in found["watching"]}
+        triage = told(client)
+    assert triage["schema"] == "kneewatch.triage/1"
+    assert triage["t"] == NOW_S
+    assert [target["target"] for target in triage["targets"]] == [SICK_NAME, "r2", "r3", "r1"]
+    assert [target["schema"] for target in triage["targets"]] == ["kneewatch.diagnosis/1"] * 4
+    assert "intervals" not in triage
+    watching = {row["target"]: row for row in triage["watching"]}
     assert watching["r1"]["labels"] == {"tier": "chat"}
     assert watching["r1"]["sources"][0]["success"] is True
 
@@ -133,22 +133,22 @@ def test_two_long_ones_among_ten_fit_a_models_context() -> None:
 def test_one_target_whose_name_has_slashes_and_colons() -> None:
     with asking(service_of(WELL_STATE, SICK_STATE)) as client:
         for name in (SICK_NAME, quote(SICK_NAME, safe="")):
-            found = told(client, f"{TRIAGE}/{name}")
-            assert [one["target"] for one in found["targets"]] == [SICK_NAME]
+            triage = told(client, f"{TRIAGE}/{name}")
+            assert [target["target"] for target in triage["targets"]] == [SICK_NAME]
 
 
 @pytest.mark.parametrize("name", ["a b", "ä/ö", "a?b#c", "%2F", "..", "a//b", "-", "triage.css"])
 def test_any_name_can_be_asked_for(name: str) -> None:
     with asking(service_of(state_of(name, HEALTHY), SICK_STATE)) as client:
-        found = told(client, f"{TRIAGE}/{quote(name, safe='').replace('.', '%2E')}")
-    assert [one["target"] for one in found["targets"]] == [name]
+        triage = told(client, f"{TRIAGE}/{quote(name, safe='').replace('.', '%2E')}")
+    assert [target["target"] for target in triage["targets"]] == [name]
 
 
 def test_a_target_can_be_a_parameter() -> None:
     with asking(service_of(WELL_STATE, SICK_STATE)) as client:
         by_path = told(client, f"{TRIAGE}/{quote(SICK_NAME, safe='')}")
         by_parameter = told(client, f"{TRIAGE}?target={quote(SICK_NAME, safe='')}")
-    assert [one["target"] for one in by_parameter["targets"]] == [SICK_NAME]
+    assert [target["target"] for target in by_parameter["targets"]] == [SICK_NAME]
     assert by_parameter["targets"] == by_path["targets"]
 
 
@@ -178,11 +178,11 @@ def test_a_target_without_a_cycle_is_pending_and_not_healthy() -> None:
 def test_before_the_first_scrape_it_says_what_is_waited_for() -> None:
     with asking(service_of(names=["r8", "r9"])) as client:
         lines = " ".join(client.get(TRIAGE).text.split())
-        one = " ".join(client.get(f"{TRIAGE}/r9").text.split())
+        page_text = " ".join(client.get(f"{TRIAGE}/r9").text.split())
     assert "waiting for the first scrape of 2 targets" in lines
     assert "r8; waiting for http://gpu-7:8000/metrics, up to 13 s" in lines
-    assert "waiting for the first scrape of 1 target not scraped" in one
-    assert "r8" not in one
+    assert "waiting for the first scrape of 1 target not scraped" in page_text
+    assert "r8" not in page_text
 
 
 def test_a_target_without_news_is_unknown_unless_it_was_worse() -> None:
@@ -190,12 +190,12 @@ def test_a_target_without_news_is_unknown_unless_it_was_worse() -> None:
     states = [state_of("r1", replace(HEALTHY, t_s=late_s), t_s=late_s),
               state_of("r2", SICK, t_s=late_s), WELL_STATE]  # fmt: skip
     with asking(service_of(*states[:2])) as client:
-        found = {one["target"]: one for one in told(client)["targets"]}
-        watching = {one["target"]: one["late"] for one in told(client)["watching"]}
+        by_target = {target["target"]: target for target in told(client)["targets"]}
+        watching = {row["target"]: row["late"] for row in told(client)["watching"]}
         plain, page = client.get(TRIAGE).text, client.get("/triage").text
-    assert found["r1"]["health"] == "unknown"
-    assert found["r1"]["unknown"][0] == "every signal: no scrape since 2026-11-21 00:05:00 UTC"
-    assert found["r2"]["health"] == "critical"
+    assert by_target["r1"]["health"] == "unknown"
+    assert by_target["r1"]["unknown"][0] == "every signal: no scrape since 2026-11-21 00:05:00 UTC"
+    assert by_target["r2"]["health"] == "critical"
     assert watching == {"r1": True, "r2": True}
     assert "no scrape of r1 for 100 s: its last state may be out of date" in plain
     assert "OK" not in plain
@@ -251,19 +251,21 @@ def test_markdown_for_a_ticket() -> None:
 def test_a_browser_is_led_to_the_page() -> None:
     with asking(service_of(SICK_STATE)) as client:
         accept = "text/html,application/xhtml+xml,*/*;q=0.8"
-        found = client.get(f"{TRIAGE}?at=-1h", accept=accept)
-        one = client.get(f"{TRIAGE}/{SICK_NAME}", accept=accept)
-    assert found.status_code == one.status_code == 307
-    assert found.headers["location"] == "../../triage?at=-1h"
-    assert one.headers["location"] == ("../../../../../triage?target=http%3A%2F%2Fgpu-7%3A8000")
+        response = client.get(f"{TRIAGE}?at=-1h", accept=accept)
+        of_target = client.get(f"{TRIAGE}/{SICK_NAME}", accept=accept)
+    assert response.status_code == of_target.status_code == 307
+    assert response.headers["location"] == "../../triage?at=-1h"
+    assert of_target.headers["location"] == (
+        "../../../../../triage?target=http%3A%2F%2Fgpu-7%3A8000"
+    )
 
 
 def test_a_page_that_could_not_be_read_is_told_with_its_cause() -> None:
     with asking(service_of(state_of("r1", UNREADABLE))) as client:
-        found = told(client)["targets"][0]
+        target = told(client)["targets"][0]
         assert "target_down" in client.get(TRIAGE).text
-    assert found["health"] == "critical"
-    assert found["stage"]["number"] is None
+    assert target["health"] == "critical"
+    assert target["stage"]["number"] is None
 
 
 def test_without_targets_it_says_so() -> None:

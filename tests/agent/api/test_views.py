@@ -29,48 +29,48 @@ def view(service: Service, **query: str) -> TriageView:
 
 
 def test_all_targets_now(service: Service) -> None:
-    found = view(service)
-    assert [one.name for one in found.targets] == [SICK_NAME, "r1", "r9"]
-    assert found.targets[0].engines[0].diagnosis.health == "critical"
-    assert found.targets[0].last_s == NOW_S
-    assert found.targets[0].sources[0].name == "page"
-    assert found.targets[2].error == (
+    page = view(service)
+    assert [target.name for target in page.targets] == [SICK_NAME, "r1", "r9"]
+    assert page.targets[0].engines[0].diagnosis.health == "critical"
+    assert page.targets[0].last_s == NOW_S
+    assert page.targets[0].sources[0].name == "page"
+    assert page.targets[2].error == (
         "not scraped yet: waiting for http://gpu-7:8000/metrics, up to 13 s"
     )
-    assert found.targets[2].last_s is None
-    assert (found.at_s, found.since_s, found.until_s) == (None, NOW_S - 3 * 3600, NOW_S)
-    assert found.refresh_s == 5.0
-    assert found.single is False
-    assert found.notices == []
+    assert page.targets[2].last_s is None
+    assert (page.at_s, page.since_s, page.until_s) == (None, NOW_S - 3 * 3600, NOW_S)
+    assert page.refresh_s == 5.0
+    assert page.single is False
+    assert page.notices == []
 
 
 def test_the_timeline_is_there_for_all_and_charts_for_one(service: Service) -> None:
-    overview, one = view(service), view(service, target=SICK_NAME)
-    for found in (overview, one):
-        kinds = [interval.kind for interval in found.targets[0].engines[0].intervals]
+    overview, charted = view(service), view(service, target=SICK_NAME)
+    for page in (overview, charted):
+        kinds = [interval.kind for interval in page.targets[0].engines[0].intervals]
         assert kinds == ["stage", "cause"]
     assert overview.targets[0].engines[0].series == {}
-    series = one.targets[0].engines[0].series
+    series = charted.targets[0].engines[0].series
     assert {"kv_usage_ratio", "preemption_ratio_per_s"} <= series.keys()
     assert len(series["kv_usage_ratio"].times) == 61
-    assert one.single is True
+    assert charted.single is True
 
 
 def test_the_same_of_a_past_moment(service: Service) -> None:
-    found = view(service, at="-30m", since="15m")
-    assert found.at_s == found.until_s == NOW_S - 1800
-    assert found.since_s == NOW_S - 2700
-    assert found.targets[0].engines[0].diagnosis.t_s == NOW_S - 1800
-    assert found.targets[0].last_s == NOW_S - 1800
-    assert found.targets[0].sources == ()
-    assert found.targets[2].error == "not watched at that moment"
+    page = view(service, at="-30m", since="15m")
+    assert page.at_s == page.until_s == NOW_S - 1800
+    assert page.since_s == NOW_S - 2700
+    assert page.targets[0].engines[0].diagnosis.t_s == NOW_S - 1800
+    assert page.targets[0].last_s == NOW_S - 1800
+    assert page.targets[0].sources == ()
+    assert page.targets[2].error == "not watched at that moment"
 
 
 def test_a_target_that_is_no_longer_watched_has_a_past() -> None:
     gone = service_of(WELL_STATE, reader=reader(SICK_STATE))
-    found = view(gone, at="-30m")
-    assert [one.name for one in found.targets] == ["r1", SICK_NAME]
-    assert found.targets[1].engines[0].diagnosis.health == "critical"
+    page = view(gone, at="-30m")
+    assert [target.name for target in page.targets] == ["r1", SICK_NAME]
+    assert page.targets[1].engines[0].diagnosis.health == "critical"
     assert view(gone, target=SICK_NAME, at="-30m").targets[0].engines
     assert view(gone, target=SICK_NAME).targets[0].error.startswith("no longer watched")
 
@@ -78,9 +78,9 @@ def test_a_target_that_is_no_longer_watched_has_a_past() -> None:
 def test_a_target_that_is_the_only_one_is_shown_whole() -> None:
     alone = service_of(SICK_STATE, reader=reader(SICK_STATE))
     for query in ({}, {"target": SICK_NAME}, {"at": "-30m"}):
-        found = view(alone, **query)
-        assert (found.single, found.others) == (True, False)
-        assert found.targets[0].engines[0].series
+        page = view(alone, **query)
+        assert (page.single, page.others) == (True, False)
+        assert page.targets[0].engines[0].series
     assert view(service_of(SICK_STATE, reader=reader(SICK_STATE, WELL_STATE)), at="-30m").others
 
 
@@ -93,31 +93,31 @@ def test_an_unknown_target_is_a_problem(service: Service) -> None:
 def test_a_wrong_parameter_is_said_on_a_page_of_now(
     service: Service, query: dict[str, str]
 ) -> None:
-    found = view(service, **query)
-    assert found.at_s is None
-    assert found.since == SINCE_DEFAULT
-    assert len(found.notices) == 1
-    assert "write unix seconds" in found.notices[0] or "future" in found.notices[0]
+    page = view(service, **query)
+    assert page.at_s is None
+    assert page.since == SINCE_DEFAULT
+    assert len(page.notices) == 1
+    assert "write unix seconds" in page.notices[0] or "future" in page.notices[0]
 
 
 @pytest.mark.parametrize(
-    ("told", "since"), [("24h", "24h"), ("-20m", "1h"), ("-30d", "7d"), ("", SINCE_DEFAULT)]
+    ("text", "since"), [("24h", "24h"), ("-20m", "1h"), ("-30d", "7d"), ("", SINCE_DEFAULT)]
 )
-def test_how_much_of_the_past(service: Service, told: str, since: str) -> None:
-    assert view(service, since=told).since == since
+def test_how_much_of_the_past(service: Service, text: str, since: str) -> None:
+    assert view(service, since=text).since == since
 
 
 def test_what_is_wrong_with_the_history_is_said() -> None:
     assert view(service_of(WELL_STATE)).notices == [NO_HISTORY]
     broken = service_of(WELL_STATE, reader=reader(WELL_STATE), store=Stats("disk full"))
-    (told,) = view(broken).notices
-    assert told.startswith("The history is not written since 00:05:40 UTC (60 s): ")
+    (notice,) = view(broken).notices
+    assert notice.startswith("The history is not written since 00:05:40 UTC (60 s): ")
 
 
 def test_engines_that_had_the_same_name_one_after_the_other() -> None:
     old, new = state_of("r1", replace(HEALTHY, t_s=NOW_S - 100)), state_of("r1", SICK)
-    found = view(service_of(new, reader=reader(old, new)), target="r1")
-    assert found.targets[0].engines[0].series["running"].times[-1] == NOW_S
+    page = view(service_of(new, reader=reader(old, new)), target="r1")
+    assert page.targets[0].engines[0].series["running"].times[-1] == NOW_S
 
 
 def test_the_page_is_served(service: Service) -> None:

@@ -64,8 +64,8 @@ def target(
 ) -> TargetSpec:
     """A target, not on this node unless `at` says so."""
     stated = {key: str(more.pop(key)) for key in LABELS if key in more}
-    made = settings(**more, gpu_metrics=page)
-    return spec(at, made, "test", name=name, labels=stated)
+    target_settings = settings(**more, gpu_metrics=page)
+    return spec(at, target_settings, "test", name=name, labels=stated)
 
 
 HERE = "http://127.0.0.1:8000"
@@ -79,14 +79,14 @@ def wait(held: threading.Event) -> None:
 def no_library() -> ModuleType:
     """A pynvml on a machine without a driver."""
     module = load_nvml()
-    made = ModuleType("pynvml")
-    made.__dict__.update(module.__dict__)
+    library = ModuleType("pynvml")
+    library.__dict__.update(module.__dict__)
 
     def without(*_: object) -> None:
         raise module.NVMLError(module.NVML_ERROR_LIBRARY_NOT_FOUND)
 
-    made.__dict__["nvmlInit"] = without
-    return made
+    library.__dict__["nvmlInit"] = without
+    return library
 
 
 class Make:
@@ -103,7 +103,7 @@ class Make:
         monotonic: Callable[[], float] = time.monotonic,
         hang_s: float = PATIENCE_S,
     ) -> GpuSources:
-        made = GpuSources(
+        sources = GpuSources(
             specs,
             settings(),
             load=load,
@@ -111,22 +111,22 @@ class Make:
             monotonic=monotonic,
             hang_s=hang_s,
         )
-        self._made.append(made)
-        return made
+        self._made.append(sources)
+        return sources
 
     def close(self) -> None:
         for sources in self._made:
             sources.close()
 
 
-def active(sources: GpuSources, one: TargetSpec, t_s: float = T_S) -> float | None:
-    return sources.reading(one, t_s).values.get("gpu_engine_active_ratio")
+def active(sources: GpuSources, target_spec: TargetSpec, t_s: float = T_S) -> float | None:
+    return sources.reading(target_spec, t_s).values.get("gpu_engine_active_ratio")
 
 
-def said(sources: GpuSources, one: TargetSpec, t_s: float = T_S) -> list[str]:
+def said(sources: GpuSources, target_spec: TargetSpec, t_s: float = T_S) -> list[str]:
     """What is said of all the target's GPU signals together."""
-    return [line for line in sources.reading(one, t_s).unknown if line.startswith("gpu_*")]
+    return [line for line in sources.reading(target_spec, t_s).unknown if line.startswith("gpu_*")]
 
 
-def errors(sources: GpuSources, one: TargetSpec) -> list[str]:
-    return [state.error for state in sources.states(one)]
+def errors(sources: GpuSources, target_spec: TargetSpec) -> list[str]:
+    return [state.error for state in sources.states(target_spec)]

@@ -74,13 +74,13 @@ class Daemon:
 
     def said(self, message: str) -> list[dict[str, str]]:
         """The fields of each line of the log with that message."""
-        found: list[dict[str, str]] = []
+        lines: list[dict[str, str]] = []
         for line in self.log.splitlines():
             parts = [word.partition("=") for word in shlex.split(line)]
             fields = {key: value for key, _, value in parts}
             if fields["msg"] == message:
-                found.append(fields)
-        return found
+                lines.append(fields)
+        return lines
 
     def get(self, path: str) -> str:
         """What it answers."""
@@ -91,7 +91,7 @@ class Daemon:
     def diagnoses(self) -> dict[str, dict[str, Any]]:
         """The newest diagnosis of each target."""
         document = json.loads(self.get("/api/v1/triage?format=json"))
-        return {one["target"]: one for one in document["targets"]}
+        return {target["target"]: target for target in document["targets"]}
 
     def wait_for(self, message: str, times: int = 1) -> list[dict[str, str]]:
         """Wait until it has logged a message so often."""

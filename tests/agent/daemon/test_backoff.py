@@ -19,8 +19,8 @@ from kneewatch.agent.target_state import backoff_s
     ],
 )
 def test_twice_as_long_each_time(interval_s: float, expected_s: list[float]) -> None:
-    found = [backoff_s(interval_s, failing=n, jitter=0.0) for n in range(1, len(expected_s) + 1)]
-    assert found == expected_s
+    delays_s = [backoff_s(interval_s, failing=n, jitter=0.0) for n in range(1, len(expected_s) + 1)]
+    assert delays_s == expected_s
 
 
 @given(st.floats(0.1, 86_400), st.integers(1, 10**9), st.floats(0, 1))

@@ -54,8 +54,8 @@ class Sent:
             return True
 
         self.server: Server = start(serve)
-        made = CanarySettings(30.0, 0.2, "", FetchSettings())
-        self.canary = Canary(self.server.url, made, wall=lambda: 1000.0, spawn=spawn)
+        stated = CanarySettings(30.0, 0.2, "", FetchSettings())
+        self.canary = Canary(self.server.url, stated, wall=lambda: 1000.0, spawn=spawn)
 
     def poll(self, t_s: float) -> CanaryState:
         self.canary.poll(t_s, "tiny")
@@ -68,9 +68,9 @@ class Sent:
 
 def test_it_is_off_by_default_and_has_no_credentials_but_its_own() -> None:
     assert canary_settings(settings()) is None
-    made = canary_settings(settings(canary__interval_s=60.0, fetch__bearer_token_file="/secret"))
-    assert made is not None
-    assert made.fetch.bearer_token_file is None
+    stated = canary_settings(settings(canary__interval_s=60.0, fetch__bearer_token_file="/secret"))
+    assert stated is not None
+    assert stated.fetch.bearer_token_file is None
     own = canary_settings(
         settings(canary__interval_s=60.0, canary__bearer_token_file="/own", canary__model="m")
     )

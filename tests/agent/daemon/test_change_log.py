@@ -28,13 +28,13 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def test_every_change_of_stage_and_causes_once(said: pytest.LogCaptureFixture) -> None:
     changes = ChangeLog("t")
-    found = diagnoses(capture("kv_pressure_cascade"))
-    for diagnosis in found:
+    verdicts = diagnoses(capture("kv_pressure_cascade"))
+    for diagnosis in verdicts:
         changes.diagnosed([diagnosis])
-    stages = [one.stage.number for one in found if one.stage]
+    stages = [verdict.stage.number for verdict in verdicts if verdict.stage]
     expected = [number for number, _ in groupby([0, *stages])][1:]
-    told = [record.args for record in said.records if record.msg.startswith("stage changed")]
-    assert [args[4] for args in told if isinstance(args, tuple)] == expected
+    logged = [record.args for record in said.records if record.msg.startswith("stage changed")]
+    assert [args[4] for args in logged if isinstance(args, tuple)] == expected
     begins = [record for record in said.records if record.msg.startswith("cause began")]
     ends = [record for record in said.records if record.msg.startswith("cause resolved")]
     assert 1 <= len(begins) <= 6
@@ -76,8 +76,8 @@ def test_down_and_up(said: pytest.LogCaptureFixture) -> None:
 
 def test_what_cannot_be_read_ends_no_cause(said: pytest.LogCaptureFixture) -> None:
     changes = ChangeLog("t")
-    found = diagnoses(capture("restart_mid_run"))
-    for diagnosis in found:
+    verdicts = diagnoses(capture("restart_mid_run"))
+    for diagnosis in verdicts:
         changes.diagnosed([diagnosis])
     assert "target_down" not in said.text, "that it is down is told as such"
 
@@ -110,8 +110,8 @@ def test_no_more_engines_are_remembered_than_a_target_may_have() -> None:
     changes = ChangeLog("t")
     for number in range(5):
         changes.diagnosed(flood(number, 1000.0 + 5.0 * number))
-    told = changes._last  # pyright: ignore[reportPrivateUsage]
-    assert len(told) <= 2 * ENGINES_MAX
+    remembered = changes._last  # pyright: ignore[reportPrivateUsage]
+    assert len(remembered) <= 2 * ENGINES_MAX
 
 
 def test_a_clock_that_is_set_back_does_not_silence_the_log(said: pytest.LogCaptureFixture) -> None:

@@ -63,9 +63,9 @@ def names(files: FileTargets) -> list[str]:
 def test_formats(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     specs = list(file_specs(str(tmp_path / name), settings()))
-    assert [(one.name, one.address, one.labels) for one in specs] == FOUND
+    assert [(spec.name, spec.address, spec.labels) for spec in specs] == FOUND
     assert specs[0].origin == f"file_sd {tmp_path / name}: group 1"
-    assert not any(one.played for one in specs)
+    assert not any(spec.played for spec in specs)
 
 
 WRONG = {
@@ -102,7 +102,7 @@ def test_any_bytes_give_targets_or_an_error(
     for name in ("any.json", "any.yml"):
         (folder / name).write_bytes(data)
         with contextlib.suppress(KneewatchError):
-            assert all(one.name for one in file_specs(str(folder / name), settings()))
+            assert all(file_spec.name for file_spec in file_specs(str(folder / name), settings()))
 
 
 def test_changes_are_followed(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_other_settings_read_the_files_again(tmp_path: Path) -> None:
     assert names(second) == ["a:1"], "what it was before it broke"
     put(tmp_path / "a.json", "a:1")
     second.refresh([])
-    assert [one.settings["window_s"] for one in second.specs()] == [30.0]
+    assert [spec.settings["window_s"] for spec in second.specs()] == [30.0]
     third = FileTargets([f"{tmp_path}/c.json"], other, second)
     third.refresh([])
     assert third.specs() == []

@@ -51,9 +51,9 @@ class Fleeting:
 
 @pytest.fixture
 def fleeting() -> Iterator[Fleeting]:
-    made = Fleeting()
-    yield made
-    made.close()
+    daemons = Fleeting()
+    yield daemons
+    daemons.close()
 
 
 def quick(url: str, **values: Any) -> TargetSpec:  # noqa: ANN401
@@ -139,8 +139,8 @@ def test_a_target_that_is_dropped_leaves_no_memory_behind(
     }
     fleeting.apply([quick(stays.url)])
     until(lambda: fleeting.clockwork.busy == 0)
-    until(lambda: all(one() is None for one in held[goes.port]))
-    assert all(one() is not None for one in held[stays.port])
+    until(lambda: all(reference() is None for reference in held[goes.port]))
+    assert all(reference() is not None for reference in held[stays.port])
 
 
 def test_a_capture_that_cannot_be_played_changes_nothing(

@@ -24,8 +24,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes sources, and closes them."""
     for name in ("PROBE_CONNECT_S", "PROBE_READ_S"):
         monkeypatch.setattr(f"kneewatch.agent.daemon.node_gpus.{name}", PATIENCE_S)
-    with closing(Make()) as made:
-        yield made
+    with closing(Make()) as maker:
+        yield maker
 
 
 def test_an_exporter_on_this_node_is_found_and_kept(serving: Start, make: Make) -> None:
@@ -45,17 +45,17 @@ def test_an_exporter_on_this_node_is_found_and_kept(serving: Start, make: Make) 
 
 def test_without_an_exporter_nvml_is_asked(make: Make) -> None:
     module = driver_module(FakeDriver(hopper("GPU-a"), ampere("GPU-b")))
-    one = target(at=HERE, gpu_indexes="0")
-    sources = make(one, load=lambda: module)
+    spec = target(at=HERE, gpu_indexes="0")
+    sources = make(spec, load=lambda: module)
     sources.collect(T_S)
     time.sleep(0.15)
     sources.collect(T_S + 15)
-    reading = sources.reading(one, T_S + 15)
+    reading = sources.reading(spec, T_S + 15)
     assert reading.values["gpu_dram_active_ratio"] == pytest.approx(0.65)
     assert reading.values["gpu_temperature_c"] == 58
     assert reading.joined == "by index: GPU 0"
-    assert said(sources, one) == [], "what the other GPU lacks does not concern the target"
-    assert [state.name for state in sources.states(one)] == ["nvml"]
+    assert said(sources, spec) == [], "what the other GPU lacks does not concern the target"
+    assert [state.name for state in sources.states(spec)] == ["nvml"]
 
 
 def test_no_gpu_is_normal_and_said_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -66,11 +66,11 @@ def test_no_gpu_is_normal_and_said_once(make: Make, caplog: pytest.LogCaptureFix
     for cycle in range(100):
         sources.collect(T_S + 15 * cycle)
         clock.now_s += 15
-    for one in specs:
-        (line,) = said(sources, one)
+    for spec in specs:
+        (line,) = said(sources, spec)
         assert line.startswith("gpu_*: no GPU source: http://127.0.0.1:9/metrics: connection")
         assert "libnvidia-ml.so.1" in line
-        assert sources.states(one) == []
+        assert sources.states(spec) == []
     assert sources.states() == []
     (message,) = caplog.messages
     assert "no GPU source" in message
@@ -79,45 +79,45 @@ def test_no_gpu_is_normal_and_said_once(make: Make, caplog: pytest.LogCaptureFix
 
 def test_an_exporter_that_starts_later_is_found(serving: Start, make: Make) -> None:
     exporter, clock = Exporter(serving, ""), Clock()
-    one = target(at=HERE)
-    sources = make(one, usual_url=exporter.url, monotonic=clock)
+    spec = target(at=HERE)
+    sources = make(spec, usual_url=exporter.url, monotonic=clock)
     sources.collect(T_S)
     exporter.text = node(1)
     clock.now_s += 15
     sources.collect(T_S + 15)
-    assert active(sources, one, T_S + 15) is None, "not looked for at each reading"
+    assert active(sources, spec, T_S + 15) is None, "not looked for at each reading"
     clock.now_s += 600
     sources.collect(T_S + 615)
-    assert active(sources, one, T_S + 615) == pytest.approx(0.1)
+    assert active(sources, spec, T_S + 615) == pytest.approx(0.1)
 
 
 def test_what_was_found_and_is_gone_for_long_is_looked_for_anew(serving: Start, make: Make) -> None:
     exporter, clock = Exporter(serving, node(1)), Clock()
     module = driver_module(FakeDriver(hopper()))
-    one = target(at=HERE)
-    sources = make(one, usual_url=exporter.url, load=lambda: module, monotonic=clock)
+    spec = target(at=HERE)
+    sources = make(spec, usual_url=exporter.url, load=lambda: module, monotonic=clock)
     sources.collect(T_S)
     exporter.status = "404 Not Found"
     for _ in range(6):
         clock.now_s += 301
         sources.collect(T_S)
-    assert [state.name for state in sources.states(one)] == ["nvml"]
+    assert [state.name for state in sources.states(spec)] == ["nvml"]
 
 
 def test_nvml_that_is_stated_and_absent_is_a_failure(make: Make) -> None:
-    one = target(page="nvml")
-    sources = make(one)
+    spec = target(page="nvml")
+    sources = make(spec)
     sources.collect(T_S)
-    (state,) = sources.states(one)
+    (state,) = sources.states(spec)
     assert (state.name, state.success) == ("nvml", False)
     assert "NVIDIA runtime" in state.error
 
 
 def test_none_is_none(make: Make) -> None:
-    one = target(at=HERE, page="none")
-    sources = make(one)
+    spec = target(at=HERE, page="none")
+    sources = make(spec)
     sources.collect(T_S)
-    assert said(sources, one) == ["gpu_*: no GPU source"]
+    assert said(sources, spec) == ["gpu_*: no GPU source"]
 
 
 @pytest.mark.parametrize(

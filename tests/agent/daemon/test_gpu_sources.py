@@ -37,8 +37,8 @@ from tests.waiting import PATIENCE_S, until
 @pytest.fixture
 def make() -> Iterator[Make]:
     """Makes sources, and closes them."""
-    with closing(Make()) as made:
-        yield made
+    with closing(Make()) as maker:
+        yield maker
 
 
 # One exporter, many targets
@@ -61,15 +61,15 @@ def test_targets_share_an_exporter_and_each_reads_its_own_gpus(serving: Start, m
         target("unstated", page=exporter.url, tensor_parallel=4),
     ]
     sources = make(*specs)
-    assert [said(sources, one) for one in specs] == [["gpu_*: GPUs not read yet"]] * 4
-    assert [sources.states(one) for one in specs] == [[]] * 4
+    assert [said(sources, spec) for spec in specs] == [["gpu_*: GPUs not read yet"]] * 4
+    assert [sources.states(spec) for spec in specs] == [[]] * 4
     for cycle in range(3):
         sources.collect(T_S + 15 * cycle)
     assert exporter.asked == 3, "one GET an interval, however many targets"
     t_s = T_S + 30
-    assert [active(sources, one, t_s) for one in specs] == pytest.approx([0.35, 0.1, 0.25, 0.25])
-    assert [sources.reading(one, t_s).guess for one in specs] == [False, False, False, True]
-    joined = [sources.states(one)[0].joined for one in specs]
+    assert [active(sources, spec, t_s) for spec in specs] == pytest.approx([0.35, 0.1, 0.25, 0.25])
+    assert [sources.reading(spec, t_s).guess for spec in specs] == [False, False, False, True]
+    joined = [sources.states(spec)[0].joined for spec in specs]
     assert joined[:3] == ["by pod: GPU 2, 3", "by UUID: GPU 0", "by index: GPU 1, 2"]
     assert joined[3] == "all 4 GPUs on the page: a guess", "others use them too"
     (state,) = sources.states(specs[0])
@@ -95,20 +95,20 @@ def test_targets_with_the_same_gpus_share_what_is_computed_from_a_page(
 
 def test_a_target_alone_with_as_many_gpus_as_it_has(serving: Start, make: Make) -> None:
     exporter = Exporter(serving, node(4))
-    one = target(page=exporter.url, tensor_parallel=4)
-    sources = make(one)
+    spec = target(page=exporter.url, tensor_parallel=4)
+    sources = make(spec)
     sources.collect(T_S)
-    assert not sources.reading(one, T_S).guess
-    assert "likely all 4" in sources.reading(one, T_S).joined
+    assert not sources.reading(spec, T_S).guess
+    assert "likely all 4" in sources.reading(spec, T_S).joined
 
 
 def test_a_guess_is_told_with_the_way_out(serving: Start, make: Make) -> None:
-    one = target(page=Exporter(serving, node(4)).url)
-    sources = make(one)
+    spec = target(page=Exporter(serving, node(4)).url)
+    sources = make(spec)
     sources.collect(T_S)
-    (line,) = said(sources, one)
+    (line,) = said(sources, spec)
     assert "a guess: set the target's labels gpu_uuids, gpu_indexes" in line
-    assert active(sources, one) == pytest.approx(0.25), "and they are shown"
+    assert active(sources, spec) == pytest.approx(0.25), "and they are shown"
 
 
 def test_the_gpus_that_a_server_uses_are_its_own_unless_labels_say_others(
@@ -169,8 +169,8 @@ def test_an_exporter_that_fails_is_left_alone_for_longer_and_recovers(
 ) -> None:
     caplog.set_level(logging.INFO)
     exporter, clock = Exporter(serving, node(1)), Clock()
-    one = target(page=exporter.url)
-    sources = make(one, monotonic=clock)
+    spec = target(page=exporter.url)
+    sources = make(spec, monotonic=clock)
     sources.collect(T_S)
     exporter.status = "503 Service Unavailable"
     asked: list[int] = []
@@ -180,41 +180,41 @@ def test_an_exporter_that_fails_is_left_alone_for_longer_and_recovers(
         sources.collect(T_S + 15 * cycle)
         asked.append(exporter.asked - before)
     assert asked == [1, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]
-    (state,) = sources.states(one)
+    (state,) = sources.states(spec)
     assert not state.success
     assert "503" in state.error
-    (line,) = said(sources, one)
+    (line,) = said(sources, spec)
     assert "503" in line
-    assert sources.reading(one, T_S).values == {}
+    assert sources.reading(spec, T_S).values == {}
     assert [record.message for record in caplog.records if "failed" in record.message] == [
         f"GPU source failed source=dcgm error={state.error}"
     ], "said once"
     exporter.text, exporter.status = node(1, DEV_TOTAL_ENERGY_CONSUMPTION=9e9), "200 OK"
     clock.now_s += 300
     sources.collect(T_S + 600)
-    assert active(sources, one, T_S + 600) == pytest.approx(0.1)
-    assert sources.states(one)[0].success
+    assert active(sources, spec, T_S + 600) == pytest.approx(0.1)
+    assert sources.states(spec)[0].success
     assert "GPU source up again source=dcgm failures=5" in caplog.messages
 
 
 def test_a_page_that_is_not_an_exporters(serving: Start, make: Make) -> None:
     exporter = Exporter(serving, "vllm:num_requests_running 1\n")
-    one = target(page=exporter.url)
-    sources = make(one)
+    spec = target(page=exporter.url)
+    sources = make(spec)
     sources.collect(T_S)
-    (line,) = said(sources, one)
+    (line,) = said(sources, spec)
     assert exporter.url in line
     assert "no DCGM_FI_ series" in line
-    assert "dcgm-exporter" in errors(sources, one)[0], "the hint is with the source"
+    assert "dcgm-exporter" in errors(sources, spec)[0], "the hint is with the source"
 
 
 def test_a_reading_that_is_no_longer_taken_goes_stale(serving: Start, make: Make) -> None:
-    one = target(page=Exporter(serving, node(1)).url)
-    sources = make(one)
+    spec = target(page=Exporter(serving, node(1)).url)
+    sources = make(spec)
     sources.collect(T_S)
-    assert active(sources, one, T_S + 60) is not None
-    assert active(sources, one, T_S + 100) is None
-    assert said(sources, one, T_S + 100) == ["gpu_*: the newest GPU page is 100 s old"]
+    assert active(sources, spec, T_S + 60) is not None
+    assert active(sources, spec, T_S + 100) is None
+    assert said(sources, spec, T_S + 100) == ["gpu_*: the newest GPU page is 100 s old"]
 
 
 def test_a_source_that_hangs_delays_no_other_and_is_not_started_again(
@@ -290,24 +290,24 @@ def test_a_lost_gpu_is_told_to_its_target_and_once_to_the_log(
     assert sources.reading(first, T_S + 45).values["gpu_temperature_c"] == 58
     (state,) = sources.states(second)
     assert (state.success, "fallen off the bus" in state.error) == (False, True)
-    assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 1
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
 
 
 def test_a_driver_that_was_updated_says_so_and_comes_back(make: Make) -> None:
     driver, clock = FakeDriver(hopper()), Clock()
     module = driver_module(driver)
-    one = target(page="nvml")
-    sources = make(one, load=lambda: module, monotonic=clock)
+    spec = target(page="nvml")
+    sources = make(spec, load=lambda: module, monotonic=clock)
     sources.collect(T_S)
     driver.error = MISMATCH
     clock.now_s += 15
     sources.collect(T_S + 15)
-    assert "different versions" in said(sources, one)[0]
-    assert "reboot the node" in errors(sources, one)[0]
+    assert "different versions" in said(sources, spec)[0]
+    assert "reboot the node" in errors(sources, spec)[0]
     driver.error = 0
     clock.now_s += 15
     sources.collect(T_S + 30)
-    assert sources.reading(one, T_S + 30).values["gpu_temperature_c"] == 58
+    assert sources.reading(spec, T_S + 30).values["gpu_temperature_c"] == 58
 
 
 def test_a_bug_in_reading_is_a_failure_of_that_source_alone(
@@ -316,18 +316,18 @@ def test_a_bug_in_reading_is_a_failure_of_that_source_alone(
     def broken() -> ModuleType:
         raise ZeroDivisionError("a bug of the test's")
 
-    one = target(page="nvml")
-    sources = make(one, load=broken)
+    spec = target(page="nvml")
+    sources = make(spec, load=broken)
     sources.collect(T_S)
-    assert "a bug of the test's" in errors(sources, one)[0]
+    assert "a bug of the test's" in errors(sources, spec)[0]
     assert "Traceback" in caplog.text
 
 
 # Reload
 
 
-def throttled(sources: GpuSources, one: TargetSpec) -> float | None:
-    return sources.reading(one, T_S + 15).values.get("gpu_power_throttle_ratio")
+def throttled(sources: GpuSources, spec: TargetSpec) -> float | None:
+    return sources.reading(spec, T_S + 15).values.get("gpu_power_throttle_ratio")
 
 
 def test_a_reload_keeps_the_windows_of_what_did_not_change(serving: Start, make: Make) -> None:
@@ -370,10 +370,10 @@ def test_a_source_that_nobody_uses_any_more_is_closed(serving: Start, make: Make
     sources = make(target(page="nvml"), load=lambda: module)
     sources.collect(T_S)
     assert driver.running == 1
-    one = target(page=exporter.url)
-    sources.update([one])
+    spec = target(page=exporter.url)
+    sources.update([spec])
     sources.collect(T_S + 15)
-    assert active(sources, one, T_S + 15) == pytest.approx(0.1)
+    assert active(sources, spec, T_S + 15) == pytest.approx(0.1)
     until(lambda: driver.running == 0)
 
 
@@ -387,9 +387,9 @@ def test_a_slow_exporter_is_given_up_before_it_counts_as_hanging(
         return False
 
     slow: Serve = drip
-    one = target(page=serving(slow).url, fetch__read_timeout_s=0.3)
+    spec = target(page=serving(slow).url, fetch__read_timeout_s=0.3)
     fine = target("fine", page=serving(always(answer(node(1).encode()))).url)
-    sources = make(one, fine)
+    sources = make(spec, fine)
     sources.collect(T_S)
-    assert "0.3" in errors(sources, one)[0]
+    assert "0.3" in errors(sources, spec)[0]
     assert active(sources, fine) == pytest.approx(0.1)

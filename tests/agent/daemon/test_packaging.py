@@ -29,26 +29,26 @@ def command() -> list[str]:
 def test_the_unit_is_valid_and_hardened(tmp_path: Path) -> None:
     here = tmp_path / UNIT.name
     here.write_text(re.sub(r"/opt/\S+/kneewatch ", "/bin/true ", UNIT.read_text()))
-    told = subprocess.run(
+    ended = subprocess.run(
         ["systemd-analyze", "verify", here], capture_output=True, text=True, check=False
     )
-    assert (told.returncode, told.stderr) == (0, "")
-    told = subprocess.run(
+    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = subprocess.run(
         ["systemd-analyze", "security", "--offline=yes", here],
         capture_output=True,
         text=True,
         check=False,
     )
-    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", told.stdout)
-    assert found is not None, told.stderr
-    assert float(found[1]) <= MOST_EXPOSED
+    match = re.search(r"Overall exposure level for \S+: ([\d.]+)", ended.stdout)
+    assert match is not None, ended.stderr
+    assert float(match[1]) <= MOST_EXPOSED
 
 
 def test_what_is_started_is_a_command(main: Main) -> None:
     """The flags are the program's: it gets as far as the settings file, which is not there."""
-    told = main(*command())
-    assert (told.status, told.out) == (2, "")
-    assert "settings file /etc/kneewatch/kneewatch.toml: No such file" in told.err
+    ended = main(*command())
+    assert (ended.status, ended.out) == (2, "")
+    assert "settings file /etc/kneewatch/kneewatch.toml: No such file" in ended.err
     container = (PACKAGING / "Containerfile").read_text()
     assert f"CMD {command()}".replace("'", '"') in container
     assert re.search(r"(?m)^USER [1-9]\d*:", container), "not root"

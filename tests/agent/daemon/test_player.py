@@ -84,10 +84,10 @@ def test_times_of_the_process_are_moved_and_each_start_is_another_process(tmp_pa
     starts: list[float] = []
     for turn in range(3):
         for _ in range(2):
-            found = values(player.take(reader, NOW_S + clock.now_s - 1000))
-            assert found["a_total"] == found["vllm:num_requests_running"] == 40
-            assert found["a_created"] == found["process_start_time_seconds"]
-            starts.append(found["a_created"])
+            page_values = values(player.take(reader, NOW_S + clock.now_s - 1000))
+            assert page_values["a_total"] == page_values["vllm:num_requests_running"] == 40
+            assert page_values["a_created"] == page_values["process_start_time_seconds"]
+            starts.append(page_values["a_created"])
             assert player.begun == turn + 1
             clock.now_s += player.due_in_s
     assert starts[0::2] == starts[1::2], "as long as it is one process"

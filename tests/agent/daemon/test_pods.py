@@ -175,10 +175,10 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     """The API that a Discovery asks."""
     api = Api(chat=[pod()])
 
-    def made(values: Settings) -> PodTargets:
+    def listing(values: Settings) -> PodTargets:
         return PodTargets(values, lambda: api)
 
-    monkeypatch.setattr(discovery, "PodTargets", made)
+    monkeypatch.setattr(discovery, "PodTargets", listing)
     return api
 
 
@@ -320,22 +320,22 @@ def test_the_listed_specs_are_facts_of_the_targets(
 
     def facts() -> dict[str, tuple[object, str]]:
         for _ in range(2):  # a cycle reads the facts after its diagnosis
-            made.cycle()
+            target_watch.cycle()
         (diagnosis,) = kept.states[-1].diagnoses
         assert diagnosis.server is not None
         assert all(fact.read_s > 0 for fact in diagnosis.server.facts)
         return {fact.name: (fact.value, fact.source) for fact in diagnosis.server.facts}
 
     targets = PodTargets(settings(**values), lambda: api_server.cluster)
-    made = watch(listed(V026), kept)
+    target_watch = watch(listed(V026), kept)
     first = facts()
     assert first["pod"] == ("chat/llama-0", "pod")
     assert first["model"] == (arguments[1], "pod")
     assert first["max_num_seqs"] == (64, "pod")
     assert first["vllm_version"] == ("0.26.0", "pod")
-    made.adopt(listed(V032))
+    target_watch.adopt(listed(V032))
     assert facts()["vllm_version"] == ("0.32.0", "pod")
-    made.retire()
+    target_watch.retire()
     assert not [path for path, _ in api_server.requests if "/pods/" in path], "no pod is asked for"
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from kneewatch.agent.daemon import scheduler as module
+from kneewatch.agent.daemon import periodic_jobs as module
 from kneewatch.agent.daemon.periodic_jobs import DaemonPool
 from tests.waiting import PATIENCE_S, until
 

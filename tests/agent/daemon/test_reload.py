@@ -23,7 +23,7 @@ Made = Callable[[str], Settings]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
+def settings_with(tmp_path: Path) -> Made:
     def settings(text: str) -> Settings:
         file = tmp_path / "kneewatch.toml"
         file.write_text(text)
@@ -59,13 +59,13 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture
 def taking_up(
-    made: Made,
+    settings_with: Made,
     notifier: Notifier,
     scheduler: Any,  # noqa: ANN401
     tmp_path: Path,
 ) -> Reload:
     return Reload(
-        made(MONDAY), scheduler=scheduler, store_file=tmp_path / "k.db", notifier=notifier
+        settings_with(MONDAY), scheduler=scheduler, store_file=tmp_path / "k.db", notifier=notifier
     )
 
 
@@ -76,38 +76,38 @@ def due(scheduler: Any) -> str:  # noqa: ANN401 - APScheduler has no types
 
 
 def test_what_needs_a_restart_is_told_until_it_is_taken_back(
-    taking_up: Reload, made: Made, capfd: pytest.CaptureFixture[str]
+    taking_up: Reload, settings_with: Made, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    taking_up(made('listen = "127.0.0.1:9999"\nstore.keep_s = 86400\n' + MONDAY))
+    taking_up(settings_with('listen = "127.0.0.1:9999"\nstore.keep_s = 86400\n' + MONDAY))
     assert taking_up.restart_needed == ("listen", "store.keep_s")
     assert '"setting needs a restart to take effect" key=listen' in capfd.readouterr().err
-    taking_up(made("window_s = 30\n" + MONDAY))
+    taking_up(settings_with("window_s = 30\n" + MONDAY))
     assert not taking_up.restart_needed
 
 
 def test_reports_are_planned_anew(
     taking_up: Reload,
-    made: Made,
+    settings_with: Made,
     scheduler: Any,  # noqa: ANN401
 ) -> None:
     monday = due(scheduler)
-    taking_up(made(TUESDAY))
+    taking_up(settings_with(TUESDAY))
     tuesday = due(scheduler)
     assert monday
     assert tuesday not in ("", monday)
     assert len(scheduler.get_jobs()) == 1
-    taking_up(made(""))
+    taking_up(settings_with(""))
     assert due(scheduler) == ""
-    taking_up(made(MONDAY))
+    taking_up(settings_with(MONDAY))
     assert due(scheduler) == monday
 
 
 def test_receivers_are_taken_up_and_wrong_ones_change_nothing(
-    taking_up: Reload, made: Made, notifier: Notifier, capfd: pytest.CaptureFixture[str]
+    taking_up: Reload, settings_with: Made, notifier: Notifier, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    taking_up(made(RECEIVER))
+    taking_up(settings_with(RECEIVER))
     assert list(notifier.stats_by_receiver()) == ["oncall"]
-    taking_up(made(RECEIVER + 'severity = "purple"\n'))
+    taking_up(settings_with(RECEIVER + 'severity = "purple"\n'))
     assert list(notifier.stats_by_receiver()) == ["oncall"]
     log = capfd.readouterr().err
     assert 'level=error msg="reload failed, keeping the old settings" part=notify error=' in log

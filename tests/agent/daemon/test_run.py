@@ -36,7 +36,7 @@ def test_it_watches_answers_and_ends(serving: Start, tmp_path: Path) -> None:
     with Daemon(tmp_path, first.url, f"127.0.0.1:{second.port}", *QUICK) as daemon:
         names = {f"http://127.0.0.1:{server.port}" for server in (first, second)}
         until(lambda: daemon.diagnoses().keys() == names)
-        until(lambda: {one["health"] for one in daemon.diagnoses().values()} == {"ok"})
+        until(lambda: {diagnosis["health"] for diagnosis in daemon.diagnoses().values()} == {"ok"})
         daemon.wait_for("ready")
         daemon.end(signal.SIGINT)
     assert (tmp_path / "kneewatch.db").stat().st_size > 0
@@ -180,9 +180,9 @@ def test_captures_are_played_and_the_demo_leaves_nothing(tmp_path: Path) -> None
     with Daemon(tmp_path, "--demo", store=False, env=env) as daemon:
         until(lambda: "demo" in daemon.diagnoses())
         assert len(list(tmp_path.glob("kneewatch-demo-*/kneewatch.db"))) == 1
-        one = daemon.diagnoses()["demo"]
-        assert abs(one["t"] - time.time()) < 3600, "as if it were now"
-        until(lambda: daemon.diagnoses()["demo"]["t"] > one["t"])
+        verdict = daemon.diagnoses()["demo"]
+        assert abs(verdict["t"] - time.time()) < 3600, "as if it were now"
+        until(lambda: daemon.diagnoses()["demo"]["t"] > verdict["t"])
         daemon.end()
     assert not list(tmp_path.glob("kneewatch-demo-*"))
     assert not (tmp_path / "state").exists()
@@ -190,14 +190,14 @@ def test_captures_are_played_and_the_demo_leaves_nothing(tmp_path: Path) -> None
 
 def test_the_demo_says_when_it_turns_critical_and_that_its_history_goes(tmp_path: Path) -> None:
     demo = ("run", "--demo", "--listen", "127.0.0.1:0", "--for", "100ms")
-    told = run(*demo, cwd=tmp_path)
-    assert told.status == 0
-    assert told.out.splitlines()[-1] == (
+    ended = run(*demo, cwd=tmp_path)
+    assert ended.status == 0
+    assert ended.out.splitlines()[-1] == (
         "demo     healthy at first, critical after 80 s (--for 0.1s ends before that); "
         "its history is deleted at exit (--store FILE keeps it)"
     )
-    told = run(*demo, "--store", str(tmp_path / "k.db"), cwd=tmp_path)
-    assert "deleted" not in told.out
+    ended = run(*demo, "--store", str(tmp_path / "k.db"), cwd=tmp_path)
+    assert "deleted" not in ended.out
     assert (tmp_path / "k.db").exists()
 
 
@@ -239,10 +239,10 @@ def test_json_logs_and_the_history_in_the_state_folder(serving: Start, tmp_path:
 def test_a_port_that_is_taken(main: Main, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        told = main("run", "a:1", "--listen", listen, "--store", tmp_path / "k.db")
-    assert (told.status, told.out) == (2, "")
-    assert f"kneewatch: flag --listen: listen = '{listen}': Address already in use" in told.err
-    assert "Traceback" not in told.err
+        ended = main("run", "a:1", "--listen", listen, "--store", tmp_path / "k.db")
+    assert (ended.status, ended.out) == (2, "")
+    assert f"kneewatch: flag --listen: listen = '{listen}': Address already in use" in ended.err
+    assert "Traceback" not in ended.err
 
 
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
@@ -275,11 +275,11 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_refused(main: Main, tmp_path: Path, kind: str) -> None:
     args, says = REFUSED[kind]
-    told = main("run", "--listen", "127.0.0.1:0", "--store", tmp_path / "k.db", *args)
-    assert (told.status, told.out) == (2, "")
-    assert told.err.startswith("kneewatch: ")
-    assert says in told.err
-    assert "Traceback" not in told.err
+    ended = main("run", "--listen", "127.0.0.1:0", "--store", tmp_path / "k.db", *args)
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith("kneewatch: ")
+    assert says in ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_a_second_signal_ends_it_at_once(serving: Start, tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ def busy(clockwork: Clockwork) -> int:
 @pytest.fixture(params=[Scheduler, DueQueue])
 def clockwork(request: pytest.FixtureRequest) -> Iterator[Clockwork]:
     """What runs jobs at their intervals: the scheduler, and the queue of the targets' cycles."""
-    made: Clockwork = request.param()
-    made.start()
-    yield made
-    made.stop()
+    clock_queue: Clockwork = request.param()
+    clock_queue.start()
+    yield clock_queue
+    clock_queue.stop()
 
 
 @given(
@@ -172,10 +172,10 @@ def test_a_dropped_job_runs_no_more(clockwork: Clockwork) -> None:
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
     monkeypatch.setattr("kneewatch.agent.daemon.periodic_jobs.HEARTBEAT_S", 0.5)
-    made = Scheduler()
-    made.start()
-    yield made
-    made.stop()
+    jobs = Scheduler()
+    jobs.start()
+    yield jobs
+    jobs.stop()
 
 
 def test_a_name_may_be_anything(scheduler: Scheduler) -> None:
@@ -199,10 +199,10 @@ hangs."""
 
 @pytest.fixture
 def queue() -> Iterator[DueQueue]:
-    made = DueQueue()
-    made.start()
-    yield made
-    made.stop()
+    due_queue = DueQueue()
+    due_queue.start()
+    yield due_queue
+    due_queue.stop()
 
 
 class Threads(Counted):

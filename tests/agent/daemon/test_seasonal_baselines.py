@@ -111,12 +111,14 @@ def test_a_cycle_is_held_against_the_hour(serving: Start, tmp_path: Path) -> Non
     kept = Kept()
     clock = iter([NOW_S, NOW_S + 5, NOW_S + 10])
     sinks = replace(kept.sinks(), seasons=seasons)
-    one = TargetWatch(spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock))
-    one.cycle()
-    one.cycle()
+    watch = TargetWatch(
+        spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock)
+    )
+    watch.cycle()
+    watch.cycle()
     assert "no baseline yet" in kept.states[-1].diagnoses[0].judged_against
     seasons.cycle()
-    one.cycle()
+    watch.cycle()
     assert "its own baseline" in kept.states[-1].diagnoses[0].judged_against
-    one.retire()
+    watch.retire()
     reader.close()

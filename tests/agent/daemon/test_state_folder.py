@@ -16,16 +16,16 @@ def test_what_is_stated_comes_first(tmp_path: Path) -> None:
     assert store_path(None, environ) == tmp_path / "a" / "kneewatch.db"
     assert store_path(None, {"STATE_DIRECTORY": f"{tmp_path}/c:{tmp_path}/d"}).parent.name == "c"
     del environ["STATE_DIRECTORY"]
-    found = store_path(None, environ)
-    assert found == tmp_path / "b" / "kneewatch" / "kneewatch.db"
-    assert found.parent.stat().st_mode & 0o777 == 0o700
+    path = store_path(None, environ)
+    assert path == tmp_path / "b" / "kneewatch" / "kneewatch.db"
+    assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("base", ["", "relative"])
 def test_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, base: str) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = store_path(None, {"XDG_STATE_HOME": base})
-    assert found == tmp_path / ".local" / "state" / "kneewatch" / "kneewatch.db"
+    path = store_path(None, {"XDG_STATE_HOME": base})
+    assert path == tmp_path / ".local" / "state" / "kneewatch" / "kneewatch.db"
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ def test_messages(manager: tuple[socket.socket, str]) -> None:
     systemd.alive()
     assert sock.recv(4096) == b"WATCHDOG=1"
     systemd.reloading()
-    found = re.fullmatch(rb"RELOADING=1\nMONOTONIC_USEC=(\d+)", sock.recv(4096))
-    assert found is not None
-    assert abs(int(found[1]) / 1e6 - time.monotonic()) < PATIENCE_S
+    match = re.fullmatch(rb"RELOADING=1\nMONOTONIC_USEC=(\d+)", sock.recv(4096))
+    assert match is not None
+    assert abs(int(match[1]) / 1e6 - time.monotonic()) < PATIENCE_S
     systemd.stopping()
     assert sock.recv(4096) == b"STOPPING=1"
 

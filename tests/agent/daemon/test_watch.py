@@ -57,13 +57,13 @@ def watching(kept: Kept) -> Iterator[Watching]:
         return watches[-1]
 
     yield begin
-    for one in watches:
-        one.retire()
+    for target_watch in watches:
+        target_watch.retire()
 
 
-def run(made: TargetWatch, cycles: int) -> list[float | None]:
+def run(target_watch: TargetWatch, cycles: int) -> list[float | None]:
     """Some cycles; what each says about the next."""
-    return [made.cycle() for _ in range(cycles)]
+    return [target_watch.cycle() for _ in range(cycles)]
 
 
 def test_what_a_cycle_leaves(serving: Start, kept: Kept, watching: Watching) -> None:
@@ -96,8 +96,10 @@ def test_what_the_board_shows(serving: Start, kept: Kept, watching: Watching) ->
     assert kept.board.get(spec.name) is state
     assert (state.url, state.cycles, state.failures, state.failing) == (spec.address, 3, 0, 0)
     assert state.interval_s == 5.0
-    assert [one.health for one in state.diagnoses] == ["ok"]
-    assert [(one.name, one.success, one.error) for one in state.sources] == [("page", True, "")]
+    assert [diagnosis.health for diagnosis in state.diagnoses] == ["ok"]
+    assert [(source.name, source.success, source.error) for source in state.sources] == [
+        ("page", True, "")
+    ]
 
 
 def test_a_dead_target_is_backed_off_from_and_comes_back(
@@ -112,21 +114,23 @@ def test_a_dead_target_is_backed_off_from_and_comes_back(
         return page(sock, request, number)
 
     spec = target(serving(serve).url)
-    made = watching(spec, jitter=lambda: 0.0)
+    target_watch = watching(spec, jitter=lambda: 0.0)
     with caplog.at_level(logging.INFO):
-        assert run(made, 2) == [None, None]
+        assert run(target_watch, 2) == [None, None]
         gone["is"] = True
-        assert run(made, 7) == [5, 5, 10, 20, 40, 60, 60]
+        assert run(target_watch, 7) == [5, 5, 10, 20, 40, 60, 60]
         assert [state.interval_s for state in kept.states[2:]] == [5, 5, 10, 20, 40, 60, 60]
         state = kept.states[-1]
         assert (state.failures, state.failing, state.severity.word) == (7, 7, "critical")
-        assert [one.health for one in state.diagnoses] == ["critical"]
-        assert [one.model for one in state.diagnoses] == ["tiny"], "what was learnt is kept"
+        assert [diagnosis.health for diagnosis in state.diagnoses] == ["critical"]
+        assert [diagnosis.model for diagnosis in state.diagnoses] == ["tiny"], (
+            "what was learnt is kept"
+        )
         assert not state.sources[0].success
         assert kept.cycles[-1].error == state.sources[0].error != ""
         assert kept.cycles[-1].engines[0].raw is None
         gone["is"] = False
-        assert run(made, 2) == [None, None]
+        assert run(target_watch, 2) == [None, None]
     assert (kept.states[-1].failing, kept.states[-1].interval_s) == (0, 5.0)
     assert kept.cycles[-1].error is None
     said = [record.getMessage().split(" target=")[0] for record in caplog.records]
@@ -141,8 +145,8 @@ def test_a_dead_target_is_backed_off_from_and_comes_back(
 def test_a_target_that_never_answered(kept: Kept, watching: Watching) -> None:
     spec = target(unused_url())
     run(watching(spec), 3)
-    (one,) = kept.states[-1].diagnoses
-    assert (one.health, one.model, one.stage) == ("critical", "", None)
+    (diagnosis,) = kept.states[-1].diagnoses
+    assert (diagnosis.health, diagnosis.model, diagnosis.stage) == ("critical", "", None)
     assert "connection refused" in (kept.cycles[-1].error or "")
 
 
@@ -191,8 +195,8 @@ def test_engines_and_tiers(serving: Start, kept: Kept, watching: Watching) -> No
     pages = [two_engines(page) for page in HEALTHY]
     spec = target(serving(in_turn(pages)).url, gpu="h100-sxm")
     run(watching(spec), 2)
-    assert [one.engine for one in kept.states[-1].diagnoses] == ["0", "1"]
-    assert {one.tier for one in kept.states[-1].diagnoses} == {"tiny@h100-sxm"}
+    assert [diagnosis.engine for diagnosis in kept.states[-1].diagnoses] == ["0", "1"]
+    assert {diagnosis.tier for diagnosis in kept.states[-1].diagnoses} == {"tiny@h100-sxm"}
     stored = [engine.diagnosis for engine in kept.cycles[-1].engines]
     assert stored == list(kept.states[-1].diagnoses)
     assert all(engine.raw for engine in kept.cycles[-1].engines)
@@ -227,8 +231,8 @@ class Gpus:
 
 def test_gpus(serving: Start, kept: Kept, watching: Watching) -> None:
     spec = target(serving(in_turn(HEALTHY)).url)
-    made = watching(spec, gpus=Gpus())
-    run(made, 2)
+    target_watch = watching(spec, gpus=Gpus())
+    run(target_watch, 2)
     state = kept.board.get(spec.name)
     assert state is not None
     assert state.diagnoses[0].values["gpu_engine_active_ratio"] == 0.5
@@ -237,22 +241,26 @@ def test_gpus(serving: Start, kept: Kept, watching: Watching) -> None:
 
 def test_a_bug_is_no_health(serving: Start, kept: Kept, watching: Watching) -> None:
     spec = target(serving(in_turn(HEALTHY)).url)
-    made = watching(spec, jitter=lambda: 0.0)
-    run(made, 2)
-    assert [made.crashed(ValueError("oops")) for _ in range(3)] == [5, 5, 10]
+    target_watch = watching(spec, jitter=lambda: 0.0)
+    run(target_watch, 2)
+    assert [target_watch.crashed(ValueError("oops")) for _ in range(3)] == [5, 5, 10]
     assert kept.cycles[-1].error == "internal error: ValueError: oops"
-    (one,) = kept.states[-1].diagnoses
-    assert (one.health, one.causes[0].id, one.stage) == ("critical", "target_down", None)
-    assert run(made, 1) == [None]
+    (diagnosis,) = kept.states[-1].diagnoses
+    assert (diagnosis.health, diagnosis.causes[0].id, diagnosis.stage) == (
+        "critical",
+        "target_down",
+        None,
+    )
+    assert run(target_watch, 1) == [None]
     assert kept.states[-1].diagnoses[0].health == "ok"
 
 
 def test_a_retired_watch_tells_nobody(serving: Start, kept: Kept, watching: Watching) -> None:
-    made = watching(target(serving(in_turn(HEALTHY)).url))
-    run(made, 1)
-    made.retire()
-    assert run(made, 1) == [None]
-    made.crashed(ValueError("oops"))
+    target_watch = watching(target(serving(in_turn(HEALTHY)).url))
+    run(target_watch, 1)
+    target_watch.retire()
+    assert run(target_watch, 1) == [None]
+    target_watch.crashed(ValueError("oops"))
     assert (len(kept.cycles), len(kept.states)) == (1, 1)
 
 
@@ -267,8 +275,8 @@ def test_a_clock_set_back_a_little_says_nothing_and_keeps_what_is_known(
 
 
 def test_a_capture_is_played_and_started_over(kept: Kept, watching: Watching) -> None:
-    made = watching(target(str(capture("healthy_light"))))
-    after_s = made.cycle()
+    target_watch = watching(target(str(capture("healthy_light"))))
+    after_s = target_watch.cycle()
     assert after_s is not None
     assert 0 < after_s < 3
     state = kept.states[-1]
@@ -279,16 +287,16 @@ def test_a_capture_is_played_and_started_over(kept: Kept, watching: Watching) ->
 def test_other_settings_are_taken_up(serving: Start, kept: Kept, watching: Watching) -> None:
     server = serving(in_turn(HEALTHY))
     spec = target(server.url)
-    made = watching(spec)
-    run(made, 2)
+    target_watch = watching(spec)
+    run(target_watch, 2)
     headers = settings(fetch__headers={"X-Key": "sesame"})
-    made.adopt(TargetSpec(spec.name, spec.address, {"a": "b"}, headers, None, "test"))
-    run(made, 1)
+    target_watch.adopt(TargetSpec(spec.name, spec.address, {"a": "b"}, headers, None, "test"))
+    run(target_watch, 1)
     assert b"X-Key: sesame" in server.requests[-1]
     assert server.connections == 2
     assert kept.states[-1].labels == {"a": "b"}
     assert kept.states[-1].diagnoses[0].values["generation_tokens_per_s"], "its history is kept"
-    run(made, 1)
+    run(target_watch, 1)
     assert server.connections == 2
 
 
@@ -307,9 +315,9 @@ def test_targets_with_the_same_settings_share_a_catalogue() -> None:
     specs = [TargetSpec(name, "http://a", {}, own, None, "") for name in "abc"]
     other = TargetSpec("d", "http://a", {}, settings(), None, "")
     bases = TargetProfiles()
-    found = bases.of([*specs, other])
-    assert found["a"] is found["b"] is found["c"]
-    assert found["a"] == found["d"]
-    assert found["a"] is not found["d"]
-    assert bases.of(specs)["a"] is found["a"]
-    assert math.isclose(found["a"].profile.window_s, 60.0)
+    profiles = bases.of([*specs, other])
+    assert profiles["a"] is profiles["b"] is profiles["c"]
+    assert profiles["a"] == profiles["d"]
+    assert profiles["a"] is not profiles["d"]
+    assert bases.of(specs)["a"] is profiles["a"]
+    assert math.isclose(profiles["a"].profile.window_s, 60.0)

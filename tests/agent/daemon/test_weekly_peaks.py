@@ -105,10 +105,12 @@ def said(spec: TargetSpec, peaks: WeeklyPeaks) -> str:
     kept = Kept()
     clock = count(NOW_S, 40.0)
     sinks = replace(kept.sinks(), peaks=peaks)
-    one = TargetWatch(spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock))
+    watch = TargetWatch(
+        spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock)
+    )
     for _ in range(450):
-        one.cycle()
-    one.retire()
+        watch.cycle()
+    watch.retire()
     (newest,) = kept.states[-1].diagnoses
-    (made,) = newest.recommendations
-    return made.summary
+    (recommendation,) = newest.recommendations
+    return recommendation.summary

@@ -26,6 +26,6 @@ def watched(
         return diagnose(observe(source, wanted), Profile(window_s=window_s))
 
 
-def told(found: FleetDiagnosis) -> dict[str, tuple[str, ...]]:
+def told(fleet_diagnosis: FleetDiagnosis) -> dict[str, tuple[str, ...]]:
     """The replicas of each cause."""
-    return {one.cause.id: one.replicas for one in found.causes}
+    return {cause.cause.id: cause.replicas for cause in fleet_diagnosis.causes}

@@ -60,6 +60,6 @@ def test_a_query_that_fails_takes_no_other_with_it(moment: QueryMoment) -> None:
 
 
 def test_a_diagnosis_needs_few_requests(server: Prometheus) -> None:
-    found = watched(server)
-    assert found.observed.failed == {}
-    assert found.observed.load.queries <= 40
+    fleet_diagnosis = watched(server)
+    assert fleet_diagnosis.observed.failed == {}
+    assert fleet_diagnosis.observed.load.queries <= 40

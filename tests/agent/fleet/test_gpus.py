@@ -13,16 +13,18 @@ def gpu(value: float, **labels: str) -> Sample:
 
 def clocks(*samples: Sample, cluster: tuple[str, ...] = ("eu", "us")) -> dict[str, float]:
     """The clock of pod a in each cluster, by DCGM's samples."""
-    shape = shaped([pod("a", cluster=one, node="n") for one in cluster])
+    shape = shaped([pod("a", cluster=cluster, node="n") for cluster in cluster])
     answers = {"sm_clock_mhz": samples, "temperature_c": ()}
-    found = with_gpus(shape, answers)[1]
+    by_member = with_gpus(shape, answers)[1]
     return {
-        m.labels["cluster"]: found[m.key]["sm_clock_mhz"] for m in shape.members if m.key in found
+        m.labels["cluster"]: by_member[m.key]["sm_clock_mhz"]
+        for m in shape.members
+        if m.key in by_member
     }
 
 
 def test_pods_of_one_name_in_two_clusters_have_their_own_gpus() -> None:
-    eu, us = ({"cluster": one, "namespace": "prod", "pod": "a"} for one in ("eu", "us"))
+    eu, us = ({"cluster": cluster, "namespace": "prod", "pod": "a"} for cluster in ("eu", "us"))
     assert clocks(gpu(600.0, **eu), gpu(1980.0, **us)) == {"eu": 600.0, "us": 1980.0}
     assert clocks(gpu(600.0, **eu)) == {"eu": 600.0}, "of the other nothing is known"
 
@@ -46,7 +48,7 @@ def test_an_xid_is_that_of_its_gpu_and_not_of_another_pod() -> None:
 
 
 def test_nodes_of_one_name_in_two_clusters_too() -> None:
-    eu, us = ({"cluster": one, "Hostname": "n"} for one in ("eu", "us"))
+    eu, us = ({"cluster": cluster, "Hostname": "n"} for cluster in ("eu", "us"))
     assert clocks(gpu(600.0, **eu), gpu(1980.0, **us)) == {"eu": 600.0, "us": 1980.0}
 
 

@@ -86,8 +86,8 @@ def sized(main: Main, prometheus: Prometheus, *more: object) -> dict[str, Any]:
                  "--fleet-queries-per-s", "1000", *more)  # fmt: skip
     document = ended.documents[0]
     (tier,) = document["tiers"]
-    told = {key: document[key] for key in ("recommendations", "causes")}
-    return {**tier["size"], **told}
+    parts = {key: document[key] for key in ("recommendations", "causes")}
+    return {**tier["size"], **parts}
 
 
 KNOWN = ("--gpu", "h100-sxm", "--tensor-parallel", "1")
@@ -100,14 +100,16 @@ def test_the_weeks_peak_and_the_saving(main: Main, prometheus: Prometheus) -> No
     assert (peak["t"] - END_S) % DAY_S == pytest.approx(0.15 * DAY_S, abs=600)
     assert peak["seen_ratio"] > 0.99
     assert (size["replicas"], size["recommended"]) == (REPLICAS, 2)
-    (made,) = size["recommendations"]
-    assert made["id"] == "fewer-replicas"
-    assert made["cost_usd_per_hour"] == pytest.approx(-2 * 3.0)
+    (recommendation,) = size["recommendations"]
+    assert recommendation["id"] == "fewer-replicas"
+    assert recommendation["cost_usd_per_hour"] == pytest.approx(-2 * 3.0)
     assert size["usd_per_hour"] == pytest.approx(4 * 3.0)
 
 
 def test_prompts_that_grew_within_the_week_are_told(main: Main, prometheus: Prometheus) -> None:
-    (cause,) = [one for one in sized(main, prometheus)["causes"] if one["id"] == "workload_drift"]
+    (cause,) = [
+        cause for cause in sized(main, prometheus)["causes"] if cause["id"] == "workload_drift"
+    ]
     (evidence,) = cause["evidence"]
     assert evidence["signal"] == "prompt_tokens_mean"
     assert evidence["value"] == pytest.approx(0.9 - SHORT_NOW, abs=0.01)
@@ -116,12 +118,12 @@ def test_prompts_that_grew_within_the_week_are_told(main: Main, prometheus: Prom
 
 
 def test_the_usual_hit_ratio_is_that_of_past_hours(prometheus: Prometheus) -> None:
-    found = watched(prometheus, at_s=END_S)
-    (usual,) = found.observed.past.usual.values()
+    fleet_diagnosis = watched(prometheus, at_s=END_S)
+    (usual,) = fleet_diagnosis.observed.past.usual.values()
     assert usual.hit_ratio == pytest.approx(0.64, abs=0.001)
     assert usual.query_per_s == pytest.approx(REPLICAS * 1000.0, rel=0.01)
     assert usual.ttft_p50_s is None, "no buckets"
-    quiet = {engine.values["prefix_hit_quiet_ratio"] for engine in found.engines}
+    quiet = {engine.values["prefix_hit_quiet_ratio"] for engine in fleet_diagnosis.engines}
     assert quiet == {usual.hit_ratio}
 
 
@@ -134,11 +136,11 @@ def test_a_stated_profile_is_looked_at_beside_the_week(
         .replace("p95_tokens = 4000", "p95_tokens = 1000")
         .replace("requests_per_s = 8", "requests_per_s = 2")
     )
-    found = sized(main, prometheus, "--workload-profile", "p.toml")["causes"]
-    (cause,) = [one for one in found if one["id"] == "workload_drift"]
+    causes = sized(main, prometheus, "--workload-profile", "p.toml")["causes"]
+    (cause,) = [row for row in causes if row["id"] == "workload_drift"]
     assert "a week ago. Against the profile p.toml: prompts are longer" in cause["summary"]
     assert "arrivals are 1.6x its peak" in cause["summary"]
-    shifts = {one["signal"]: one["value"] for one in cause["evidence"]}
+    shifts = {text["signal"]: text["value"] for text in cause["evidence"]}
     assert shifts["prompt_tokens_shift_ratio"] == pytest.approx(0.95 - SHORT_NOW, abs=0.01)
     assert shifts["arrival_peak_ratio"] == pytest.approx(4 / 2.5, rel=0.01)
     wrong = main("diagnose", "--prometheus", "http://127.0.0.1:1", "--workload-profile", "q.toml")
@@ -148,8 +150,8 @@ def test_a_stated_profile_is_looked_at_beside_the_week(
 
 def test_the_stated_price_counts(main: Main, prometheus: Prometheus) -> None:
     size = sized(main, prometheus, *KNOWN, "--usd-per-gpu-hour", "1.5")
-    (made,) = size["recommendations"]
-    assert made["cost_usd_per_hour"] == pytest.approx(-3.0)
+    (recommendation,) = size["recommendations"]
+    assert recommendation["cost_usd_per_hour"] == pytest.approx(-3.0)
 
 
 def test_a_day_is_no_week(main: Main, prometheus: Prometheus) -> None:

@@ -49,7 +49,7 @@ class Player:
 
     def play(self, from_s: float, to_s: float) -> list[Told]:
         """What a receiver gets between two moments of the fleet's life."""
-        told: list[Told] = []
+        messages: list[Told] = []
         names: frozenset[str] = frozenset()
         with PrometheusSource(f"http://{LOOPBACK}:{self._port}", QUICK) as source:
             t_s = from_s
@@ -67,9 +67,9 @@ class Player:
                 ]
                 names = new_names
                 events += [event for state in states for event in self._ledger.update(state)]
-                told += [self._delivered(event, t_s) for event in events]
+                messages += [self._delivered(event, t_s) for event in events]
                 t_s += CYCLE_S
-        return told
+        return messages
 
     def _delivered(self, event: Event, t_s: float) -> Told:
         self._ledger.sent(event)
@@ -93,8 +93,8 @@ def test_operations_send_nothing(server: Prometheus, tmp_path: Path, scrape_s: i
     fleet = operated(living(scrape_s))
     fleet.load(server, from_s=0, to_s=50 * MIN_S)
     player = Player(fleet, server, tmp_path)
-    told = [*player.play(8 * MIN_S, 29 * MIN_S), *player.play(38 * MIN_S, 50 * MIN_S)]
-    assert told == []
+    messages = [*player.play(8 * MIN_S, 29 * MIN_S), *player.play(38 * MIN_S, 50 * MIN_S)]
+    assert messages == []
 
 
 @pytest.mark.parametrize(("scrape_s", "within_s"), [(15, 180), (60, 360)])
@@ -103,12 +103,16 @@ def test_faults_during_operations_begin_and_end_once(
 ) -> None:
     fleet = with_faults(living(scrape_s))
     fleet.load(server, from_s=0, to_s=32 * MIN_S)
-    told = Player(fleet, server, tmp_path).play(6 * MIN_S, 32 * MIN_S)
-    began = {(one.target.split("/")[1], one.id): one.t_s for one in told if one.kind == "began"}
+    messages = Player(fleet, server, tmp_path).play(6 * MIN_S, 32 * MIN_S)
+    began = {
+        (message.target.split("/")[1], message.id): message.t_s
+        for message in messages
+        if message.kind == "began"
+    }
     assert began.keys() == set(FAULTS.items())
-    assert [one for one in told if one.kind == "ended" and one.how] == []
+    assert [message for message in messages if message.kind == "ended" and message.how] == []
     for kind in ("began", "ended"):
-        assert len([one for one in told if one.kind == kind]) == len(began), kind
+        assert len([message for message in messages if message.kind == kind]) == len(began), kind
     slow = {key: t_s - FAULTS_S[0] for key, t_s in began.items() if t_s - FAULTS_S[0] > within_s}
     assert slow == {}
 
@@ -119,26 +123,26 @@ def seen(fleet: LivingFleet, server: Prometheus, t_s: float) -> FleetDiagnosis:
     return watched(server, at_s=fleet.epoch_s + t_s)
 
 
-def summaries(found: FleetDiagnosis) -> list[tuple[str, str]]:
+def summaries(fleet_diagnosis: FleetDiagnosis) -> list[tuple[str, str]]:
     """The severity and the summary of each cause of absence."""
     return [
-        (one.cause.severity.word, one.cause.summary)
-        for one in found.causes
-        if one.cause.id == "target_down"
+        (cause.cause.severity.word, cause.cause.summary)
+        for cause in fleet_diagnosis.causes
+        if cause.cause.id == "target_down"
     ]
 
 
-def noted(found: FleetDiagnosis, text: str) -> list[str]:
-    return [note for note in found.notes if text in note]
+def noted(fleet_diagnosis: FleetDiagnosis, text: str) -> list[str]:
+    return [note for note in fleet_diagnosis.notes if text in note]
 
 
 def test_a_replica_that_stops_answering_is_a_note_for_a_minute(server: Prometheus) -> None:
     fleet = living(15)
     chat = fleet.pool("Deployment", "chat", 3)
     chat.pods[0].silent_s = 60.0 * 20
-    found = seen(fleet, server, 20.5 * MIN_S)
-    assert summaries(found) == []
-    assert len(noted(found, "stopped answering")) == 1
+    fleet_diagnosis = seen(fleet, server, 20.5 * MIN_S)
+    assert summaries(fleet_diagnosis) == []
+    assert len(noted(fleet_diagnosis, "stopped answering")) == 1
 
 
 def test_a_pod_that_kubernetes_deletes_is_never_down(server: Prometheus) -> None:
@@ -148,9 +152,11 @@ def test_a_pod_that_kubernetes_deletes_is_never_down(server: Prometheus) -> None
     leaving.silent_s = crashed.silent_s = 20.0 * MIN_S
     deleted = {"namespace": "chat", "pod": leaving.name}
     fleet.state("kube_pod_deletion_timestamp", lambda t_s: t_s, **deleted)
-    found = seen(fleet, server, 25 * MIN_S)
-    assert summaries(found) == [("critical", f"1 replica is down (scrapes fail): {crashed.name}.")]
-    assert len(noted(found, f"1 replica terminating: {leaving.name}")) == 1
+    fleet_diagnosis = seen(fleet, server, 25 * MIN_S)
+    assert summaries(fleet_diagnosis) == [
+        ("critical", f"1 replica is down (scrapes fail): {crashed.name}.")
+    ]
+    assert len(noted(fleet_diagnosis, f"1 replica terminating: {leaving.name}")) == 1
 
 
 def test_a_server_that_never_answers_is_down_after_patience(server: Prometheus) -> None:
@@ -158,9 +164,11 @@ def test_a_server_that_never_answers_is_down_after_patience(server: Prometheus) 
     chat = fleet.pool("Deployment", "chat", 3)
     (stuck,) = chat.begin(10 * MIN_S, 1, load_s=9e9)
     early, late = (10 + 14) * MIN_S, (10 + 16) * MIN_S
-    found = seen(fleet, server, early)
-    assert summaries(found) == []
-    assert noted(found, f"1 replica of chat/m-chat loading for up to 14 min: {stuck.name}")
+    fleet_diagnosis = seen(fleet, server, early)
+    assert summaries(fleet_diagnosis) == []
+    assert noted(
+        fleet_diagnosis, f"1 replica of chat/m-chat loading for up to 14 min: {stuck.name}"
+    )
     fleet.load(server, from_s=early + 15, to_s=late)
     ((severity, text),) = summaries(watched(server, at_s=fleet.epoch_s + late))
     assert severity == "critical"
@@ -181,9 +189,9 @@ def test_a_target_of_another_kind_is_not_a_server_that_loads(server: Prometheus)
     beside = {"namespace": "chat", "job": "chat/vllm"}
     for pod, up in (("redis-0", 1.0), ("cache-0", 0.0)):
         fleet.state("up", lambda _t_s, up=up: up, pod=pod, instance=pod, **beside)  # type: ignore[misc]
-    found = seen(fleet, server, 30 * MIN_S)
-    assert summaries(found) == []
-    assert noted(found, "cache-0") == []
+    fleet_diagnosis = seen(fleet, server, 30 * MIN_S)
+    assert summaries(fleet_diagnosis) == []
+    assert noted(fleet_diagnosis, "cache-0") == []
 
 
 @pytest.mark.parametrize("wanted", [None, 0.0, 3.0])
@@ -194,12 +202,12 @@ def test_a_pool_without_replicas_is_critical_unless_none_is_wanted(
     fleet.pool("Deployment", "chat", 3).vanish(20 * MIN_S)
     labels = {"namespace": "chat", "deployment": "chat"}
     fleet.state("kube_deployment_spec_replicas", lambda _t_s: wanted, **labels)
-    found = seen(fleet, server, 30 * MIN_S)
+    fleet_diagnosis = seen(fleet, server, 30 * MIN_S)
     if wanted == 0:
-        assert summaries(found) == []
-        assert noted(found, "chat/m-chat is scaled to zero")
+        assert summaries(fleet_diagnosis) == []
+        assert noted(fleet_diagnosis, "chat/m-chat is scaled to zero")
     else:
-        ((severity, text),) = summaries(found)
+        ((severity, text),) = summaries(fleet_diagnosis)
         assert severity == "critical"
         assert text.startswith("All 3 replicas of chat/m-chat are gone since ")
         assert text.endswith("the model is not served.")
@@ -209,9 +217,11 @@ def test_a_model_that_is_renamed_in_its_deployment_is_a_note(server: Prometheus)
     fleet = living(15)
     fleet.pool("Deployment", "chat", 3, model="m-old").vanish(22 * MIN_S)
     fleet.pool("Deployment", "chat", 3, model="m-new", at_s=20 * MIN_S)
-    found = seen(fleet, server, 30 * MIN_S)
-    assert summaries(found) == []
-    assert noted(found, "chat/m-old is no longer served: its workload now serves chat/m-new")
+    fleet_diagnosis = seen(fleet, server, 30 * MIN_S)
+    assert summaries(fleet_diagnosis) == []
+    assert noted(
+        fleet_diagnosis, "chat/m-old is no longer served: its workload now serves chat/m-new"
+    )
 
 
 def test_a_pool_that_is_replaced_may_load_for_ten_minutes(server: Prometheus) -> None:
@@ -230,17 +240,17 @@ def test_nothing_is_gone_before_a_restarted_prometheus_has_scraped(server: Prome
     fleet = living(15)
     fleet.pool("Deployment", "chat", 3)
     fleet.gap(10 * MIN_S, 30 * MIN_S)
-    found = seen(fleet, server, 29.9 * MIN_S)
-    assert summaries(found) == []
-    assert found.health == "unknown"
-    assert noted(found, "whether its replicas are gone is unknown")
+    fleet_diagnosis = seen(fleet, server, 29.9 * MIN_S)
+    assert summaries(fleet_diagnosis) == []
+    assert fleet_diagnosis.health == "unknown"
+    assert noted(fleet_diagnosis, "whether its replicas are gone is unknown")
 
 
 def test_a_tier_keeps_its_name_while_its_pool_is_out(server: Prometheus) -> None:
     fleet = living(15)
     fleet.pool("Deployment", "chat", 3).vanish(20 * MIN_S)
-    found = seen(fleet, server, 22 * MIN_S)
-    states = states_of(found, interval_s=CYCLE_S)
+    fleet_diagnosis = seen(fleet, server, 22 * MIN_S)
+    states = states_of(fleet_diagnosis, interval_s=CYCLE_S)
     before = frozenset({"fleet", "fleet/chat/m-chat on H100", "fleet/other/m on H100"})
-    after = names_of(states, found, before)
+    after = names_of(states, fleet_diagnosis, before)
     assert after == {"fleet", "fleet/chat/m-chat", "fleet/chat/m-chat on H100"}

@@ -37,8 +37,13 @@ def ledger(tmp_path: Path) -> AlertState:
     return AlertState(receiver(tmp_path, f"{HOOK}hold_s = {HOLD_S}"))
 
 
-def later(found: FleetDiagnosis, steps: int) -> FleetDiagnosis:
-    return replace(found, observed=replace(found.observed, t_s=found.observed.t_s + STEP_S * steps))
+def later(fleet_diagnosis: FleetDiagnosis, steps: int) -> FleetDiagnosis:
+    return replace(
+        fleet_diagnosis,
+        observed=replace(
+            fleet_diagnosis.observed, t_s=fleet_diagnosis.observed.t_s + STEP_S * steps
+        ),
+    )
 
 
 def told(ledger: AlertState, *answers: FleetDiagnosis) -> list[Event]:
@@ -46,16 +51,16 @@ def told(ledger: AlertState, *answers: FleetDiagnosis) -> list[Event]:
     events: list[Event] = []
     for at, answer in enumerate(answers):
         for state in states_of(later(answer, at), interval_s=STEP_S):
-            found = ledger.update(state)
-            for event in found:
+            news = ledger.update(state)
+            for event in news:
                 assert ledger.sent(event)
                 ledger.delivered(event)
-            events += found
+            events += news
     return events
 
 
 def words(events: list[Event]) -> list[tuple[str, str, str]]:
-    return [(one.kind, one.key.target, one.key.id) for one in events]
+    return [(event.kind, event.key.target, event.key.id) for event in events]
 
 
 def ill(**more: float) -> FleetDiagnosis:
@@ -87,7 +92,7 @@ def test_a_cause_across_replicas_is_told_once(ledger: AlertState) -> None:
 
 def test_what_a_partial_answer_lacks_is_not_over(ledger: AlertState) -> None:
     partial = verdict(*fleet(3), (pod("hot"), {}), warnings=["a shard is down"])
-    assert "ended" not in {one.kind for one in told(ledger, ill(**QUEUE), *[partial] * 6)}
+    assert "ended" not in {event.kind for event in told(ledger, ill(**QUEUE), *[partial] * 6)}
 
 
 def test_a_metrics_system_that_is_lost_is_told_and_ends_nothing_else(ledger: AlertState) -> None:
@@ -104,7 +109,9 @@ def test_a_metrics_system_that_is_lost_is_told_and_ends_nothing_else(ledger: Ale
     json.dumps(webhook(said), allow_nan=False)
     assert ledger.sent(events[0])
     back = [later(ill(**QUEUE), at) for at in range(8, 12)]
-    ended = [e for one in back for s in states_of(one, interval_s=1) for e in ledger.update(s)]
+    ended = [
+        e for answer in back for s in states_of(answer, interval_s=1) for e in ledger.update(s)
+    ]
     assert words(ended) == [("ended", "fleet", SYSTEM_DOWN)]
 
 
@@ -114,12 +121,12 @@ def test_the_job_names_what_is_told_and_keeps_it_while_an_answer_is_partial(
     state_file = tmp_path / "store.notify.json"
     old = {"target": "fleet/prod/m/r9", "model": "m", "engine": "0", "id": "kv_pressure"}
     row = {**old, "severity": "critical", "stage": 3, "since": 1.0, "told": 1.0, "ended": None}
-    made = receivers(settings(tmp_path, f"[[notify]]\n{HOOK}"))
+    configured = receivers(settings(tmp_path, f"[[notify]]\n{HOOK}"))
     kept = {"troubles": [{**row, "how": ""}], "heard": []}
     state_file.write_text(
-        json.dumps({"schema": "kneewatch.notify/1", "receivers": {made[0].name: kept}})
+        json.dumps({"schema": "kneewatch.notify/1", "receivers": {configured[0].name: kept}})
     )
-    notifier = Notifier(made, state_file=state_file)
+    notifier = Notifier(configured, state_file=state_file)
     changes: list[frozenset[str]] = []
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
     job = FleetJob(watch, notifier, on_names=lambda: changes.append(job.names))

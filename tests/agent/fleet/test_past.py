@@ -93,11 +93,11 @@ def test_nobody_waits_too_long_and_what_comes_late_is_told() -> None:
             await past.at(1000.0)
         assert refused(problem) == HTTPStatus.GATEWAY_TIMEOUT
         system.may.set()
-        found = None
-        while found is None:
+        diagnosis = None
+        while diagnosis is None:
             with suppress(Problem):  # the answer is a thread's
-                found = await past.at(1000.0)
-        assert found is FOUND
+                diagnosis = await past.at(1000.0)
+        assert diagnosis is FOUND
         assert system.asked == [1000.0]
 
     asyncio.run(play())
@@ -142,7 +142,7 @@ STRETCH = "kneewatch report --prometheus"
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "told"),
+    ("path", "status", "text"),
     [
         ("/api/v1/triage?at=-2h&format=json", 307, "../../api/v1/fleet?at=-2h&format=json"),
         ("/api/v1/triage?since=-2h", 307, "../../api/v1/fleet?since=-2h"),
@@ -152,10 +152,10 @@ STRETCH = "kneewatch report --prometheus"
         ("/api/v1/fleet?at=yesterday", 422, "at is not a time"),
     ],
 )
-def test_where_a_past_moment_is_told(path: str, status: int, told: str, ask: Ask) -> None:
+def test_where_a_past_moment_is_told(path: str, status: int, text: str, ask: Ask) -> None:
     seen, words = ask(path)
     assert seen == status
-    assert told in words
+    assert text in words
 
 
 def test_beside_targets_of_its_own_triage_is_theirs() -> None:

@@ -45,9 +45,9 @@ def argv(prometheus: Prometheus, end_s: int) -> list[str]:
 
 
 def test_what_was_planted_is_named_and_nothing_else(prometheus: Prometheus, end_s: int) -> None:
-    made = fleets.fleet(REPLICAS)
-    found = watched(prometheus, at_s=end_s)
-    causes = told(found)
+    fleet = fleets.fleet(REPLICAS)
+    fleet_diagnosis = watched(prometheus, at_s=end_s)
+    causes = told(fleet_diagnosis)
     for cause in (
         "kv_pressure",
         "replica_imbalance",
@@ -57,18 +57,21 @@ def test_what_was_planted_is_named_and_nothing_else(prometheus: Prometheus, end_
         "routing_dilution",
         "underused",
     ):
-        assert sorted(causes.pop(cause)) == sorted(made.planted(cause)), cause
-    assert sorted(causes.pop("mixed_tiers")) == sorted(made.planted("mixed_tiers"))
+        assert sorted(causes.pop(cause)) == sorted(fleet.planted(cause)), cause
+    assert sorted(causes.pop("mixed_tiers")) == sorted(fleet.planted("mixed_tiers"))
     assert causes == {}
-    pressed = [e.member.replica for e in found.engines if e.stage]
-    assert pressed == made.planted("kv_pressure")
-    healthy = [e.member.replica for e in found.engines if e.health in ("ok", "info")]
+    pressed = [e.member.replica for e in fleet_diagnosis.engines if e.stage]
+    assert pressed == fleet.planted("kv_pressure")
+    healthy = [e.member.replica for e in fleet_diagnosis.engines if e.health in ("ok", "info")]
     assert len(healthy) == REPLICAS - 2, "one is down and one presses its KV cache"
 
 
 def test_a_tier_is_a_kind_of_gpu_by_dcgm(prometheus: Prometheus, end_s: int) -> None:
-    found = watched(prometheus, at_s=end_s, selector='namespace="mixed"')
-    assert [tier.tier for tier in found.tiers] == ["NVIDIA A100 80GB", "NVIDIA H100 80GB HBM3"]
+    fleet_diagnosis = watched(prometheus, at_s=end_s, selector='namespace="mixed"')
+    assert [tier.tier for tier in fleet_diagnosis.tiers] == [
+        "NVIDIA A100 80GB",
+        "NVIDIA H100 80GB HBM3",
+    ]
 
 
 def test_the_load_is_counted_and_does_not_grow_with_the_fleet(

@@ -32,8 +32,8 @@ def spelled(prefix: str) -> Target:
     """The recording under a prefix."""
 
     def renamed(page: Page) -> Page:
-        series = [one._replace(name=one.name.replace(VLLM_PREFIX, prefix))
-                  for one in page.layout.series]  # fmt: skip
+        series = [series._replace(name=series.name.replace(VLLM_PREFIX, prefix))
+                  for series in page.layout.series]  # fmt: skip
         return Page(Layout(tuple(series), {}), page.values)
 
     return Target(prefix, [(t, page and renamed(page)) for t, page in RECORDING.scrapes[:40]])
@@ -54,9 +54,9 @@ def test_a_fleet_shows_the_same_under_every_prefix(prometheus: Prometheus, prefi
 
 
 def test_one_fleet_may_have_all_of_them(prometheus: Prometheus) -> None:
-    found = watched(prometheus, at_s=AT_MS / 1000, window_s=WINDOW_S)
-    assert {engine.member.replica for engine in found.engines} == set(PREFIXES)
-    assert all(engine.values["running_avg"] for engine in found.engines)
+    fleet_diagnosis = watched(prometheus, at_s=AT_MS / 1000, window_s=WINDOW_S)
+    assert {engine.member.replica for engine in fleet_diagnosis.engines} == set(PREFIXES)
+    assert all(engine.values["running_avg"] for engine in fleet_diagnosis.engines)
 
 
 def test_a_report_asks_for_all_of_them(prometheus: Prometheus) -> None:
@@ -72,5 +72,5 @@ def test_a_report_asks_for_all_of_them(prometheus: Prometheus) -> None:
         "pages": f"count by (instance) (last_over_time({pages})) > 100",
     }
     for name, query in asked.items():
-        found = {one.labels["instance"] for one in prometheus.ask(query, AT_MS)}
-        assert found == set(PREFIXES), name
+        instances = {series.labels["instance"] for series in prometheus.ask(query, AT_MS)}
+        assert instances == set(PREFIXES), name

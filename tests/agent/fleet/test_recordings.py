@@ -36,25 +36,29 @@ def moments(name: str) -> list[float]:
 @pytest.mark.parametrize("at", range(4))
 def test_round_robin_dilutes(prometheus: Prometheus, at: int) -> None:
     selector = f'instance=~"{ROUND_ROBIN}.*"'
-    found = watched(prometheus, at_s=moments(ROUND_ROBIN)[at], window_s=WINDOW_S, selector=selector)
-    assert told(found) == {"routing_dilution": (f"{ROUND_ROBIN}.r0", f"{ROUND_ROBIN}.r1")}
-    assert found.health == "warning"
+    fleet_diagnosis = watched(
+        prometheus, at_s=moments(ROUND_ROBIN)[at], window_s=WINDOW_S, selector=selector
+    )
+    assert told(fleet_diagnosis) == {"routing_dilution": (f"{ROUND_ROBIN}.r0", f"{ROUND_ROBIN}.r1")}
+    assert fleet_diagnosis.health == "warning"
 
 
 @pytest.mark.parametrize("at", range(4))
 def test_sticky_does_not(prometheus: Prometheus, at: int) -> None:
     selector = f'instance=~"{STICKY}.*"'
-    found = watched(prometheus, at_s=moments(STICKY)[at], window_s=WINDOW_S, selector=selector)
-    assert told(found) == {}
-    assert found.health == "ok"
-    assert found.observed.recorded == []
+    fleet_diagnosis = watched(
+        prometheus, at_s=moments(STICKY)[at], window_s=WINDOW_S, selector=selector
+    )
+    assert told(fleet_diagnosis) == {}
+    assert fleet_diagnosis.health == "ok"
+    assert fleet_diagnosis.observed.recorded == []
 
 
 def test_before_the_second_scrape_nothing_is_known(prometheus: Prometheus) -> None:
     first_s = next(iter(CaptureReader(CAPTURES / f"{STICKY}.r0.jsonl.gz"))).t_s
-    found = watched(prometheus, at_s=first_s + 0.5, selector=f'instance=~"{STICKY}.*"')
-    assert found.health == "unknown"
-    assert {engine.health for engine in found.engines} == {"unknown"}
+    fleet_diagnosis = watched(prometheus, at_s=first_s + 0.5, selector=f'instance=~"{STICKY}.*"')
+    assert fleet_diagnosis.health == "unknown"
+    assert {engine.health for engine in fleet_diagnosis.engines} == {"unknown"}
 
 
 def test_recorded_series_come_first_and_the_rest_is_raw() -> None:
@@ -75,13 +79,15 @@ def test_recorded_series_come_first_and_the_rest_is_raw() -> None:
     ]
     with running(require("prometheus")) as server:
         server.load([Target("a:8000", rows), Target("b:8000", rows)])
-        found = watched(server, at_s=1_795_000_120.0)
-        assert {"running", "kv_usage_ratio", "cascade_stage"} <= set(found.observed.recorded)
-        assert "waiting" in found.observed.raw
-        assert "running" not in found.observed.raw
-        assert [engine.stage for engine in found.engines] == [4, 4]
-        assert found.engines[0].values["running_avg"] == 7.0
-        assert found.health == "critical"
+        fleet_diagnosis = watched(server, at_s=1_795_000_120.0)
+        assert {"running", "kv_usage_ratio", "cascade_stage"} <= set(
+            fleet_diagnosis.observed.recorded
+        )
+        assert "waiting" in fleet_diagnosis.observed.raw
+        assert "running" not in fleet_diagnosis.observed.raw
+        assert [engine.stage for engine in fleet_diagnosis.engines] == [4, 4]
+        assert fleet_diagnosis.engines[0].values["running_avg"] == 7.0
+        assert fleet_diagnosis.health == "critical"
         server.load([Target("c:8000", [(t, raw_only(page)) for t, page in rows])])
         mixed = watched(server, at_s=1_795_000_120.0)
         assert mixed.observed.recorded == [], "the rules do not cover every replica"

@@ -47,15 +47,15 @@ def told(daemon: Daemon) -> dict[str, Any]:
 
 
 def metrics(daemon: Daemon) -> Series:
-    found: Series = {}
+    series: Series = {}
     for family in text_string_to_metric_families(daemon.get("/metrics")):
         for sample in family.samples:
-            found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
-    return found
+            series.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
+    return series
 
 
-def value(found: Series, name: str) -> float:
-    ((_, number),) = found[name]
+def value(series: Series, name: str) -> float:
+    ((_, number),) = series[name]
     return number
 
 
@@ -70,9 +70,9 @@ def answered(daemon: Daemon) -> bool:
 
 @pytest.fixture
 def taker() -> Iterator[Taker]:
-    made = Taker()
-    yield made
-    made.close()
+    webhook = Taker()
+    yield webhook
+    webhook.close()
 
 
 def check_the_past(daemon: Daemon, server: Prometheus) -> int:
@@ -94,11 +94,11 @@ def check_the_past(daemon: Daemon, server: Prometheus) -> int:
 
 def ids(taker: Taker) -> set[tuple[str, str]]:
     """What a receiver has been told of."""
-    return {(one["target"], one["id"]) for post in taker.posts for one in post.body["events"]}
+    return {(event["target"], event["id"]) for post in taker.posts for event in post.body["events"]}
 
 
 def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker) -> None:
-    made = fleets.fleet(REPLICAS)
+    fleet = fleets.fleet(REPLICAS)
     config = tmp_path / "told.toml"
     config.write_text(f'{HOOK}url = "{taker.url}"\n')
     blocks = live_blocks(tmp_path / "before")
@@ -108,23 +108,23 @@ def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker
         daemon = Daemon(tmp_path, *with_fleet).__enter__()
         try:
             until(lambda: answered(daemon))
-            shown, found = told(daemon), metrics(daemon)
-            causes = {one["id"]: one["replicas"] for one in shown["causes"]}
+            shown, series = told(daemon), metrics(daemon)
+            causes = {cause["id"]: cause["replicas"] for cause in shown["causes"]}
             for cause in ("bad_node", "routing_dilution", "replica_imbalance"):
-                assert sorted(causes[cause]) == sorted(made.planted(cause)), cause
+                assert sorted(causes[cause]) == sorted(fleet.planted(cause)), cause
             schema = json.loads(
                 files("kneewatch.reports").joinpath("fleet.schema.json").read_bytes()
             )
             validator: Any = Draft202012Validator(schema)  # its stubs leave an argument untyped
             validator.validate(shown)
             assert shown["watch"]["queries_per_s"] == shown["load"]["queries"]
-            assert value(found, "kneewatch_fleet_up") == 1
+            assert value(series, "kneewatch_fleet_up") == 1
             assert {
                 labels["pool"].split("/")[0]: number
-                for labels, number in found["kneewatch_recommended_replicas"]
+                for labels, number in series["kneewatch_recommended_replicas"]
             } == {"rag": 3, "idle": 2}, "none of a pool that is partly down, or of kinds of GPU"
             active = {
-                labels["cause"] for labels, number in found["kneewatch_fleet_cause"] if number
+                labels["cause"] for labels, number in series["kneewatch_fleet_cause"] if number
             }
             assert active == causes.keys()
             queries = check_the_past(daemon, server)
@@ -137,12 +137,12 @@ def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker
     with daemon:
         # A query that was under way is cut off; the next one is refused.
         until(lambda: "Connection refused" in (told(daemon)["lost"] or ""))
-        shown, found = told(daemon), metrics(daemon)
+        shown, series = told(daemon), metrics(daemon)
         assert shown["health"] == "unknown"
         assert shown["watch"]["failing"] >= 1
-        assert value(found, "kneewatch_fleet_up") == 0
-        assert "kneewatch_recommended_replicas" not in found
-        assert "kneewatch_fleet_cause" not in found
+        assert value(series, "kneewatch_fleet_up") == 0
+        assert "kneewatch_recommended_replicas" not in series
+        assert "kneewatch_fleet_cause" not in series
         assert "CURRENT STATE UNKNOWN" in daemon.get("/api/v1/fleet")
         assert "Connection refused" in daemon.get("/readyz")
         with pytest.raises(urllib.error.HTTPError, match="503"):
@@ -165,7 +165,7 @@ def test_before_the_first_answer_nothing_is_told(tmp_path: Path) -> None:
             daemon.get("/api/v1/fleet")
         until(lambda: "Connection refused" in failed(daemon, "/readyz"))
         health = {
-            one["health"]: number for one, number in metrics(daemon)["kneewatch_fleet_health"]
+            labels["health"]: number for labels, number in metrics(daemon)["kneewatch_fleet_health"]
         }
         assert health.pop("unknown") == 1
         assert set(health.values()) == {0}

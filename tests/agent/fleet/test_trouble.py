@@ -179,11 +179,11 @@ def test_labels_that_would_steer_a_terminal_or_a_ticket(
     serving: Start, main: Main, tmp_path: Path, end_s: int
 ) -> None:
     hostile = "a\\u001b[31m|<img src=x>\\n`"
-    made = fleets.Fleet(
+    fleet = fleets.Fleet(
         (fleets.Replica("NAME", "chat", kv_usage_ratio=0.99, preemption_per_s=9.0),)
     )
     blocks = tmp_path / "blocks"
-    fleets.write_blocks(blocks, made, end_s=end_s)
+    fleets.write_blocks(blocks, fleet, end_s=end_s)
 
     def rename(_query: str, document: dict[str, object]) -> bytes:
         return json_answer(json.loads(json.dumps(document).replace("NAME", hostile)))
@@ -201,8 +201,8 @@ def test_labels_that_would_steer_a_terminal_or_a_ticket(
 
 def test_victoria_metrics_says_the_same(tmp_path: Path, end_s: int) -> None:
     text = tmp_path / "fleet.om"
-    made = fleets.fleet(24)
-    fleets.write_text(text, made, end_s=end_s)
+    fleet = fleets.fleet(24)
+    fleets.write_text(text, fleet, end_s=end_s)
     lines = [
         f"{head} {round(float(t_s) * 1000)}"
         for line in text.read_text().splitlines()
@@ -221,4 +221,4 @@ def test_victoria_metrics_says_the_same(tmp_path: Path, end_s: int) -> None:
             until(lambda: source.instant(query, end_s).samples)
         causes = told(watched(url, at_s=end_s))
     for cause in ("routing_dilution", "replica_imbalance", "bad_node", "target_down"):
-        assert sorted(causes[cause]) == sorted(made.planted(cause)), cause
+        assert sorted(causes[cause]) == sorted(fleet.planted(cause)), cause

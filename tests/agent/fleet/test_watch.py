@@ -23,15 +23,17 @@ from tests.reports.made import NOW_S
 @pytest.fixture
 def watch() -> FleetWatch:
     """One whose metrics system is never asked; its newest answer is ten seconds old."""
-    made = FleetWatch("http://127.0.0.1:1", settings_of(), "")
-    made.state = replace(made.state, diagnosis=verdict(*fleet(3)), seen_s=NOW_S - 10, cycles=1)
-    return made
+    fleet_watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
+    fleet_watch.state = replace(
+        fleet_watch.state, diagnosis=verdict(*fleet(3)), seen_s=NOW_S - 10, cycles=1
+    )
+    return fleet_watch
 
 
 def test_a_fresh_answer_is_told(watch: FleetWatch) -> None:
-    found = watch.state.current_diagnosis(NOW_S)
-    assert found is not None
-    assert (found.health, found.lost) == ("ok", "")
+    diagnosis = watch.state.current_diagnosis(NOW_S)
+    assert diagnosis is not None
+    assert (diagnosis.health, diagnosis.lost) == ("ok", "")
 
 
 @pytest.mark.parametrize(
@@ -45,14 +47,15 @@ def test_what_was_seen_before_says_nothing_of_now(
     watch: FleetWatch, changes: dict[str, Any]
 ) -> None:
     watch.state = replace(watch.state, **changes)
-    found = watch.state.current_diagnosis(NOW_S)
-    assert found is not None
-    assert (found.health, found.partial) == ("unknown", False)
-    assert found.lost.startswith("no answer since ")
+    diagnosis = watch.state.current_diagnosis(NOW_S)
+    assert diagnosis is not None
+    assert (diagnosis.health, diagnosis.partial) == ("unknown", False)
+    assert diagnosis.lost.startswith("no answer since ")
     service = service_of(fleet=watch)
-    assert any(found.lost in why for why in source_problems(service))
-    families = {one.name for one in text_string_to_metric_families(exposition(service).decode())
-                if one.samples}  # fmt: skip
+    assert any(diagnosis.lost in why for why in source_problems(service))
+    families = {family.name
+                for family in text_string_to_metric_families(exposition(service).decode())
+                if family.samples}  # fmt: skip
     assert "kneewatch_fleet_health" in families
     assert not families & {"kneewatch_fleet_cause", "kneewatch_fleet_engines",
                            "kneewatch_recommended_replicas"}  # fmt: skip
@@ -61,10 +64,10 @@ def test_what_was_seen_before_says_nothing_of_now(
 def test_a_bug_makes_it_unknown_as_well(watch: FleetWatch) -> None:
     after_s = watch.crashed(ZeroDivisionError())
     assert after_s is not None
-    found = watch.state.current_diagnosis(NOW_S)
-    assert found is not None
-    assert found.health == "unknown"
-    assert "ZeroDivisionError" in found.lost
+    diagnosis = watch.state.current_diagnosis(NOW_S)
+    assert diagnosis is not None
+    assert diagnosis.health == "unknown"
+    assert "ZeroDivisionError" in diagnosis.lost
 
 
 def test_it_is_asked_again_later_each_time(watch: FleetWatch) -> None:

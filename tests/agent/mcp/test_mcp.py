@@ -118,7 +118,7 @@ def test_what_cannot_be_answered_says_what_to_ask(daemon: str) -> None:
         ("incidents", {"since": "yesterday"}),
         ("signal_history", {"target": SICK_NAME, "signals": ["running"], "points": 500}),
     )
-    assert all(one.is_error for one in (nobody, nothing, wrong, late, large))
+    assert all(result.is_error for result in (nobody, nothing, wrong, late, large))
     assert "no such target; watched targets: " in text(nobody)
     assert all(record.id in text(nothing) for record in CAUSES)
     assert "targets" in text(wrong)

@@ -44,8 +44,8 @@ def test_the_values_of_a_target(system: MetricsSystem) -> None:
     times_s = [WORST_S - 86400, WORST_S - 43200, WORST_S]
     assert system.history("gpu-99:8000", ["running"], times_s) == []
     (row,) = system.history(NAME, ["kv_usage_ratio"], times_s)
-    *known, values = row
-    assert known == ["tiny", "0", "kv_usage_ratio"]
+    *names, values = row
+    assert names == ["tiny", "0", "kv_usage_ratio"]
     assert values[:2] == [None, None]
     assert values[2] is not None
     assert values[2] > 0.5

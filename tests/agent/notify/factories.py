@@ -40,13 +40,13 @@ def healthy(**more: Any) -> Diagnosis:  # noqa: ANN401
 
 def sick(severity: Severity = Severity.CRITICAL, stage: int = 3, **more: Any) -> Diagnosis:  # noqa: ANN401
     """An engine whose KV cache is too small."""
-    made = {
+    fields = {
         "health": severity.word,
         "stage": Stage(stage, NOW_S - 40, severity, None, ("requests queue",)),
         "causes": [replace(PRESSURE, severity=severity)],
         "recommendations": (FP8,),
     }
-    return replace(SICK, **{**made, **more})
+    return replace(SICK, **{**fields, **more})
 
 
 def unreadable(**more: Any) -> Diagnosis:  # noqa: ANN401
@@ -67,7 +67,7 @@ def state(
 ) -> TargetState:
     """A target's state some seconds after NOW_S."""
     t_s = NOW_S + after_s
-    moved = tuple(replace(one, t_s=t_s, target=name) for one in diagnoses)
+    moved = tuple(replace(diagnosis, t_s=t_s, target=name) for diagnosis in diagnoses)
     return TargetState(name, f"http://{name}:8000/metrics", labels, t_s, moved, 0.01, 5.0, 1, 0, 0)
 
 
@@ -80,5 +80,5 @@ def settings(folder: Path, text: str) -> Settings:
 
 def receiver(folder: Path, text: str) -> Receiver:
     """The one receiver of a TOML file."""
-    (one,) = receivers(settings(folder, f"[[notify]]\n{text}\n"))
-    return one
+    (configured,) = receivers(settings(folder, f"[[notify]]\n{text}\n"))
+    return configured

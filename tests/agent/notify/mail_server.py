@@ -109,7 +109,7 @@ class _Session:
         if word == "EHLO":
             more = ["STARTTLS"] if ways.starttls and not encrypted else []
             more += ["AUTH PLAIN"] if ways.login and encrypted else []
-            return "\r\n".join(f"250-{one}" for one in ["here", *more]) + "\r\n250 OK"
+            return "\r\n".join(f"250-{keyword}" for keyword in ["here", *more]) + "\r\n250 OK"
         if word == "STARTTLS":
             return "220 go on"
         if word == "AUTH":

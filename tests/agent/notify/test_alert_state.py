@@ -36,22 +36,22 @@ def who(tmp_path: Path) -> Receiver:
 def told(ledger: AlertState, *states: TargetState) -> list[tuple[str, str]]:
     """What each state gives to tell; all of it arrives."""
     events: list[Event] = []
-    for one in states:
-        found = ledger.update(one)
-        for event in found:
+    for target_state in states:
+        news = ledger.update(target_state)
+        for event in news:
             assert ledger.sent(event)
             ledger.delivered(event)
-        events += found
+        events += news
     return [(event.kind, event.key.id) for event in events]
 
 
 def test_a_stage_and_its_cause_are_one_trouble() -> None:
-    found = problems(state(sick()), Severity.WARNING)
-    assert [(key.id, one.stage, one.severity) for key, one in found.items()] == [
+    troubles = problems(state(sick()), Severity.WARNING)
+    assert [(key.id, trouble.stage, trouble.severity) for key, trouble in troubles.items()] == [
         ("kv_pressure", 3, Severity.CRITICAL)
     ]
     alone = problems(state(sick(causes=[])), Severity.WARNING)
-    assert [(key.id, one.cause) for key, one in alone.items()] == [("kv_pressure", None)]
+    assert [(key.id, trouble.cause) for key, trouble in alone.items()] == [("kv_pressure", None)]
 
 
 def test_a_stage_that_harms_nobody_is_no_trouble() -> None:
@@ -60,8 +60,8 @@ def test_a_stage_that_harms_nobody_is_no_trouble() -> None:
 
 
 def test_the_page_that_cannot_be_read_is_one_trouble_of_the_target() -> None:
-    found = problems(state(unreadable(), unreadable(engine="1")), Severity.WARNING)
-    assert list(found) == [Key("r0", "", "", "target_down")]
+    troubles = problems(state(unreadable(), unreadable(engine="1")), Severity.WARNING)
+    assert list(troubles) == [Key("r0", "", "", "target_down")]
 
 
 def test_what_cannot_be_read_is_not_over(who: Receiver) -> None:
@@ -174,7 +174,7 @@ def test_ends_and_beginnings_alternate(kinds: list[str]) -> None:
         hold_s=HOLD_S, repeat_s=None, give_up_s=1, timeout_s=1, triage_url="", docs_url="",
         origin="",
     )  # fmt: skip
-    made = {
+    verdicts = {
         "well": healthy(),
         "ill": sick(Severity.WARNING, 2),
         "worse": sick(Severity.CRITICAL, 4),
@@ -182,7 +182,7 @@ def test_ends_and_beginnings_alternate(kinds: list[str]) -> None:
     }
     ledger, going, gone = AlertState(who), False, 0
     for number, kind in enumerate(kinds):
-        words = [kind for kind, _ in told(ledger, state(made[kind], after_s=10.0 * number))]
+        words = [kind for kind, _ in told(ledger, state(verdicts[kind], after_s=10.0 * number))]
         gone = gone + 1 if kind == "well" else 0
         if kind in ("ill", "worse"):
             assert (words == ["began"]) if not going else words in ([], ["worse"])
@@ -212,17 +212,17 @@ def test_recordings_of_a_real_server_give_few_messages(
     tmp_path: Path, name: str, headlines: list[str]
 ) -> None:
     text = 'window_s = 15\n[[notify]]\nkind = "webhook"\nurl = "http://127.0.0.1/"'
-    (one,) = receivers(settings(tmp_path, text))
-    ledger, stream = AlertState(one), TargetStream("r0", Profile(window_s=15.0), Limits())
+    (configured,) = receivers(settings(tmp_path, text))
+    ledger, stream = AlertState(configured), TargetStream("r0", Profile(window_s=15.0), Limits())
     events: list[Event] = []
     for entry in CaptureReader(CAPTURES / f"{name}.jsonl.gz"):
         said = tuple(stream.replay(entry))
-        found = ledger.update(TargetState("r0", "", {}, entry.t_s, said, 0.0, 1.0, 1, 0, 0))
-        assert all(ledger.sent(event) for event in found)
-        events += found
-    made = [message([event], receiver="x", base="").headline for event in events]
-    assert len(made) == len(headlines)
-    assert all(a.startswith(b) for a, b in zip(made, headlines, strict=True)), made
+        news = ledger.update(TargetState("r0", "", {}, entry.t_s, said, 0.0, 1.0, 1, 0, 0))
+        assert all(ledger.sent(event) for event in news)
+        events += news
+    lines = [message([event], receiver="x", base="").headline for event in events]
+    assert len(lines) == len(headlines)
+    assert all(a.startswith(b) for a, b in zip(lines, headlines, strict=True)), lines
 
 
 def test_troubles_without_end_are_not_all_held(who: Receiver) -> None:

@@ -84,8 +84,8 @@ class Alertmanager:
 
         def posted(name: str) -> float:
             page = self._ask("/metrics") or ""
-            found = re.search(rf'^{name}{{integration="webhook"[^}}]*}} (\S+)', page, re.MULTILINE)
-            return float(found.group(1)) if found else 0.0
+            match = re.search(rf'^{name}{{integration="webhook"[^}}]*}} (\S+)', page, re.MULTILINE)
+            return float(match.group(1)) if match else 0.0
 
         self._until(lambda: posted("alertmanager_notifications_total") >= count)
         assert posted("alertmanager_notifications_failed_total") == 0

@@ -203,8 +203,8 @@ def test_tls_and_a_bearer_token(
 
 
 def test_alerts_of_alertmanager_are_not_sent_back(taking: Taking, tmp_path: Path) -> None:
-    one = receiver(tmp_path, table(taking().url).partition("\n")[2])
-    assert not one.alerts
+    configured = receiver(tmp_path, table(taking().url).partition("\n")[2])
+    assert not configured.alerts
 
 
 def test_alerts_have_the_names_of_the_exported_rules() -> None:

@@ -44,39 +44,39 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         diagnosis = at(sick() if ill else healthy(), t_s)
         store.put(Cycle(t_s, "r0", {}, (EngineCycle(diagnosis),), 0.01))
     store.close(10.0)
-    one = Reader(tmp_path / "kneewatch.db")
-    yield one
-    one.close()
+    open_reader = Reader(tmp_path / "kneewatch.db")
+    yield open_reader
+    open_reader.close()
 
 
 def service(*states: TargetState, **more: object) -> Service:
-    made = service_of(*states, **more)  # type: ignore[arg-type]
+    watched = service_of(*states, **more)  # type: ignore[arg-type]
     specs = [
-        replace(spec, address=f"http://{spec.name}:8000", labels=dict(one.labels))
-        for spec, one in zip(made.targets(), states, strict=True)
+        replace(spec, address=f"http://{spec.name}:8000", labels=dict(target.labels))
+        for spec, target in zip(watched.targets(), states, strict=True)
     ]
-    return replace(made, targets=lambda: specs)
+    return replace(watched, targets=lambda: specs)
 
 
 def test_the_diagnosis_at_the_start_and_now(reader: Reader) -> None:
-    told = answer(
+    reply = answer(
         post(alert(starts_s=START_S + 3, instance="r0:8000")),
         service(state(healthy()), reader=reader),
     )
-    assert (told["schema"], told["t"], told["status"]) == ("kneewatch.alerts/1", NOW_S, "firing")
-    (one,) = told["alerts"]
-    assert one["match"] == {
+    assert (reply["schema"], reply["t"], reply["status"]) == ("kneewatch.alerts/1", NOW_S, "firing")
+    (row,) = reply["alerts"]
+    assert row["match"] == {
         "text": "matched r0 by instance=r0:8000",
         "targets": [{"target": "r0", "by": ["instance=r0:8000"], "exact": True}],
     }
-    (look,) = one["diagnoses"]
+    (look,) = row["diagnoses"]
     start = look["at_start"]
     assert (start["health"], start["stage"]["number"]) == ("critical", 3)
     assert start["t"] == START_S, "the newest scrape at or before the alert's start"
-    assert [made["id"] for made in start["recommendations"]] == [FP8.id]
+    assert [recommendation["id"] for recommendation in start["recommendations"]] == [FP8.id]
     assert start["causes"][0]["docs"] == "/docs/causes/kv_pressure"
     assert look["now"] == document(at(healthy(), NOW_S))
-    assert one["text"].splitlines() == [
+    assert row["text"].splitlines() == [
         "SlowFirstToken firing, since 00:01:43 UTC",
         "matched r0 by instance=r0:8000",
         "alert: TTFT P99 is over its target",
@@ -87,62 +87,62 @@ def test_the_diagnosis_at_the_start_and_now(reader: Reader) -> None:
         "many.",
         "docs: /docs/causes/kv_pressure",
     ]
-    json.dumps(told, allow_nan=False)
+    json.dumps(reply, allow_nan=False)
 
 
 @pytest.mark.parametrize("starts_s", [START_S - 4000, NOW_S + 4000, 0.0])
 def test_a_start_that_nobody_watched_is_unknown(reader: Reader, starts_s: float) -> None:
-    told = answer(
+    reply = answer(
         post(alert(starts_s=starts_s, instance="r0:8000")), service(state(sick()), reader=reader)
     )
-    (look,) = told["alerts"][0]["diagnoses"]
+    (look,) = reply["alerts"][0]["diagnoses"]
     assert (look["at_start"], look["why"]) == (None, "unknown: not watched at that time")
     assert look["now"]["health"] == "critical"
-    assert "unknown: not watched at that time" in told["alerts"][0]["text"]
+    assert "unknown: not watched at that time" in reply["alerts"][0]["text"]
 
 
 def test_without_a_history_the_start_is_unknown() -> None:
-    told = answer(post(alert(instance="r0:8000")), service(state(sick())))
-    assert told["alerts"][0]["diagnoses"][0]["why"] == "unknown: no history is stored"
+    reply = answer(post(alert(instance="r0:8000")), service(state(sick())))
+    assert reply["alerts"][0]["diagnoses"][0]["why"] == "unknown: no history is stored"
 
 
 def test_a_target_that_is_down_now_was_something_before(reader: Reader, tmp_path: Path) -> None:
     down = replace(state(), diagnoses=())
-    told = answer(post(alert(starts_s=START_S, instance="r0:8000")), service(down, reader=reader))
-    (look,) = told["alerts"][0]["diagnoses"]
+    reply = answer(post(alert(starts_s=START_S, instance="r0:8000")), service(down, reader=reader))
+    (look,) = reply["alerts"][0]["diagnoses"]
     assert look["at_start"]["health"] == "critical"
     assert look["now"] is None
-    assert "now: unknown: no longer watched" in told["alerts"][0]["text"]
+    assert "now: unknown: no longer watched" in reply["alerts"][0]["text"]
 
 
 def test_what_matches_nothing_says_so() -> None:
-    told = answer(post(alert(instance="r9:8000")), service(state(sick())))
-    (one,) = told["alerts"]
-    assert (one["match"]["targets"], one["diagnoses"]) == ([], [])
-    assert one["match"]["text"].startswith("no match")
-    assert told["text"] == "1 alert, 0 of them about watched targets"
+    reply = answer(post(alert(instance="r9:8000")), service(state(sick())))
+    (row,) = reply["alerts"]
+    assert (row["match"]["targets"], row["diagnoses"]) == ([], [])
+    assert row["match"]["text"].startswith("no match")
+    assert reply["text"] == "1 alert, 0 of them about watched targets"
 
 
 def test_an_alert_about_one_engine_gets_that_engine() -> None:
     two = state(healthy(), sick(engine="1"))
-    told = answer(post(alert(instance="r0:8000", engine="1", model_name="llama")), service(two))
-    assert [look["engine"] for look in told["alerts"][0]["diagnoses"]] == ["1"]
+    reply = answer(post(alert(instance="r0:8000", engine="1", model_name="llama")), service(two))
+    assert [look["engine"] for look in reply["alerts"][0]["diagnoses"]] == ["1"]
 
 
 def test_long_answers_are_bounded_and_say_what_is_left_out() -> None:
     engines = [sick(engine=str(number)) for number in range(20)]
     posted = post(alert("resolved", instance="r0:8000"), *[alert(instance="r0:8000")] * 3)
-    told = answer(posted, service(state(*engines)))
-    shown = [len(one["diagnoses"]) for one in told["alerts"]]
+    reply = answer(posted, service(state(*engines)))
+    shown = [len(row["diagnoses"]) for row in reply["alerts"]]
     assert shown == [20, DOCUMENTS_MAX - 20, 0, 0]
-    assert [one["left_out"] for one in told["alerts"]] == [0, 8, 20, 20]
-    assert [one["status"] for one in told["alerts"]] == ["firing"] * 3 + ["resolved"]
-    assert "more engines" in told["alerts"][3]["text"]
+    assert [row["left_out"] for row in reply["alerts"]] == [0, 8, 20, 20]
+    assert [row["status"] for row in reply["alerts"]] == ["firing"] * 3 + ["resolved"]
+    assert "more engines" in reply["alerts"][3]["text"]
 
 
 def test_what_alertmanager_left_out_is_said() -> None:
-    told = answer(post(alert(instance="r0:8000"), truncatedAlerts=4), service(state(sick())))
-    assert "Alertmanager truncated 4 more" in told["text"]
+    reply = answer(post(alert(instance="r0:8000"), truncatedAlerts=4), service(state(sick())))
+    assert "Alertmanager truncated 4 more" in reply["text"]
 
 
 def test_no_alerts_is_an_answer_too() -> None:
@@ -185,8 +185,8 @@ def test_a_receiver_is_sent_only_alerts_of_its_targets(starting: Starting, takin
     taker = taking()
     notifier = starting(webhook(taker, 'targets = ["r1"]'))
     asked = service(state(sick()), state(sick(), name="r1"), notifier=notifier)
-    told = answer(post(alert(instance="r0:8000"), alert(instance="r1:8000")), asked)
-    assert told["sent"] == {"webhook-1": 1}
+    reply = answer(post(alert(instance="r0:8000"), alert(instance="r1:8000")), asked)
+    assert reply["sent"] == {"webhook-1": 1}
     assert taker.wait(1)[0].body["title"] == "ALERT: SlowFirstToken on r1"
 
 
@@ -195,8 +195,8 @@ def test_hostile_labels_stay_text(starting: Starting, taking: Taking) -> None:
     notifier = starting(webhook(taker).replace('"webhook"', '"slack"'))
     evil = alert(instance="r0:8000", alertname="<!here> <https://evil.example|x>\x1b[0m @channel")
     evil["annotations"] = {"summary": "<!channel> [x](https://evil.example)"}
-    told = answer(post(evil), service(state(sick()), notifier=notifier))
-    assert "\x1b" not in told["alerts"][0]["text"]
+    reply = answer(post(evil), service(state(sick()), notifier=notifier))
+    assert "\x1b" not in reply["alerts"][0]["text"]
     text = taker.wait(1)[0].body["text"]
     assert "<!" not in text
     assert "<http" not in text

@@ -54,9 +54,9 @@ def letter() -> EmailMessage:
     return message
 
 
-def failure(one: Mail, timeout_s: float = 60.0) -> SendError:
+def failure(mail_receiver: Mail, timeout_s: float = 60.0) -> SendError:
     with pytest.raises(SendError) as caught:
-        deliver(one, letter(), timeout_s=timeout_s)
+        deliver(mail_receiver, letter(), timeout_s=timeout_s)
     assert "s3cr3t" not in str(caught.value)
     return caught.value
 

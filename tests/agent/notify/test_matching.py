@@ -58,10 +58,10 @@ NAMED = candidate("named", "http://svc.ml:8000", instance="10.0.0.9:8000")
     ],
 )
 def test_what_is_matched(labels: dict[str, str], targets: str, by: str) -> None:
-    found = match({"alertname": "X", **labels}, [A, B, C, LOCAL, NAMED])
-    assert [hit.target for hit in found.targets] == targets.split()
-    assert any(one.startswith(by) for hit in found.targets for one in hit.by)
-    assert by in found.text
+    matching = match({"alertname": "X", **labels}, [A, B, C, LOCAL, NAMED])
+    assert [hit.target for hit in matching.targets] == targets.split()
+    assert any(reason.startswith(by) for hit in matching.targets for reason in hit.by)
+    assert by in matching.text
 
 
 @pytest.mark.parametrize(
@@ -83,15 +83,15 @@ def test_what_is_matched(labels: dict[str, str], targets: str, by: str) -> None:
     ],
 )
 def test_what_is_not(labels: dict[str, str], said: str) -> None:
-    found = match({"alertname": "X", **labels}, [A, B])
-    assert found.targets == ()
-    assert found.text.startswith("no match")
-    assert said in found.text
+    matching = match({"alertname": "X", **labels}, [A, B])
+    assert matching.targets == ()
+    assert matching.text.startswith("no match")
+    assert said in matching.text
 
 
 def test_what_identifies_goes_before_what_is_shared() -> None:
-    found = match({"instance": "gpu-7:8000", "tier": "chat"}, [A, B])
-    assert [(hit.target, hit.exact) for hit in found.targets] == [("a", True)]
+    matching = match({"instance": "gpu-7:8000", "tier": "chat"}, [A, B])
+    assert [(hit.target, hit.exact) for hit in matching.targets] == [("a", True)]
     shared = match({"tier": "chat"}, [A, B])
     assert [(hit.target, hit.exact) for hit in shared.targets] == [("a", False), ("b", False)]
     assert shared.text == "matched 2 targets by shared labels: tier=chat"
@@ -109,5 +109,5 @@ def test_no_targets() -> None:
 
 
 def test_which_engine_is_meant() -> None:
-    found = match({"instance": "gpu-7:8000", "engine": "1", "model_name": "tiny"}, [A])
-    assert (found.model, found.engine) == ("tiny", "1")
+    matching = match({"instance": "gpu-7:8000", "engine": "1", "model_name": "tiny"}, [A])
+    assert (matching.model, matching.engine) == ("tiny", "1")

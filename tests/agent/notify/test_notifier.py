@@ -165,7 +165,7 @@ def test_other_receivers_are_taken_up_and_nobody_is_told_twice(
     assert set(notifier.stats_by_receiver()) == {"stays", "changes", "comes"}
     notifier.offer(state(sick(), after_s=5))
     settle(notifier)
-    assert [len(one.posts) for one in (stays, changes, leaves, comes)] == [1, 1, 1, 1]
+    assert [len(server.posts) for server in (stays, changes, leaves, comes)] == [1, 1, 1, 1]
     ended(notifier, from_s=10.0)
     for taker in (stays, changes, comes):
         assert taker.wait(2)[1].body["status"] == "resolved"

@@ -36,13 +36,13 @@ def test_a_post_is_read() -> None:
     ],
 )
 def test_times(text: str, t_s: float) -> None:
-    (one,) = payload_of(post({**alert(), "startsAt": text})).alerts
-    assert one.starts_s == pytest.approx(t_s, abs=1e-3)
+    (row,) = payload_of(post({**alert(), "startsAt": text})).alerts
+    assert row.starts_s == pytest.approx(t_s, abs=1e-3)
 
 
 def test_without_a_fingerprint_the_labels_make_one() -> None:
     rows = [{**alert(pod=pod), "fingerprint": None} for pod in ("a", "a", "b")]
-    prints = [one.fingerprint for one in payload_of(post(*rows)).alerts]
+    prints = [row.fingerprint for row in payload_of(post(*rows)).alerts]
     assert prints[0] == prints[1] != prints[2]
 
 

@@ -26,9 +26,9 @@ def web(folder: Path, url: str, more: str = "") -> Web:
     return endpoint
 
 
-def failure(one: Web, *, timeout_s: float = 60.0) -> SendError:
+def failure(web_receiver: Web, *, timeout_s: float = 60.0) -> SendError:
     with pytest.raises(SendError) as caught:
-        post(one, BODY, timeout_s=timeout_s, now_s=NOW_S)
+        post(web_receiver, BODY, timeout_s=timeout_s, now_s=NOW_S)
     assert "SECRET" not in str(caught.value)
     assert "SECRET" not in str(caught.value.__cause__ or "")
     return caught.value

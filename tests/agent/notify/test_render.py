@@ -84,9 +84,9 @@ def test_slack_finds_no_markup_but_ours() -> None:
 
 
 def test_slack_sections_stay_within_its_limits(tmp_path: Path) -> None:
-    (found,) = began(tmp_path)
+    (event,) = began(tmp_path)
     many = [
-        replace(found, key=found.key._replace(target=f"{'&' * 300}{number}", model="<" * 300))
+        replace(event, key=event.key._replace(target=f"{'&' * 300}{number}", model="<" * 300))
         for number in range(200)
     ]
     body = formats.slack(events.message(many, receiver="x", base=BASE))
@@ -99,8 +99,8 @@ def test_slack_sections_stay_within_its_limits(tmp_path: Path) -> None:
 def test_markdown_and_plain_text_find_no_link_either() -> None:
     body = formats.webhook(hostile())
     for text in (body["title"], body["text"], body["markdown"]):
-        found = re.findall(r"\S*://\S*|www\.\S*|@\w+|\]\([^)]*\)", text.replace(BASE, ""))
-        assert found in ([], ["](/triage?target=x)"]), text
+        match = re.findall(r"\S*://\S*|www\.\S*|@\w+|\]\([^)]*\)", text.replace(BASE, ""))
+        assert match in ([], ["](/triage?target=x)"]), text
         assert "\r" not in text
         assert "\x1b" not in text
 

@@ -19,12 +19,21 @@ ALERTING = Path(__file__).parents[3] / "docs" / "how-to" / "alerting.md"
 
 
 def test_defaults(tmp_path: Path) -> None:
-    one = receiver(tmp_path, HOOK)
-    assert (one.name, one.kind, one.severity) == ("slack-1", "slack", Severity.CRITICAL)
-    assert (one.group_wait_s, one.hold_s, one.repeat_s, one.give_up_s) == (10, 120, None, 3600)
-    assert one.own
-    assert one.alerts
-    assert one.matches("anything", {})
+    configured = receiver(tmp_path, HOOK)
+    assert (configured.name, configured.kind, configured.severity) == (
+        "slack-1",
+        "slack",
+        Severity.CRITICAL,
+    )
+    assert (
+        configured.group_wait_s,
+        configured.hold_s,
+        configured.repeat_s,
+        configured.give_up_s,
+    ) == (10, 120, None, 3600)
+    assert configured.own
+    assert configured.alerts
+    assert configured.matches("anything", {})
     two = receiver(tmp_path, MAIL)
     assert isinstance(two.endpoint, Mail)
     assert (two.endpoint.port, two.endpoint.security, two.endpoint.password) == (
@@ -35,8 +44,8 @@ def test_defaults(tmp_path: Path) -> None:
 
 
 def test_the_hold_is_stretched_with_the_window(tmp_path: Path) -> None:
-    (one,) = receivers(settings(tmp_path, f"window_s = 15\n[[notify]]\n{HOOK}"))
-    assert one.hold_s == 30
+    (configured,) = receivers(settings(tmp_path, f"window_s = 15\n[[notify]]\n{HOOK}"))
+    assert configured.hold_s == 30
 
 
 def test_ports_follow_the_security(tmp_path: Path) -> None:
@@ -128,9 +137,9 @@ def test_names_are_unique(tmp_path: Path) -> None:
 
 def test_secrets_show_nowhere(tmp_path: Path) -> None:
     given = settings(tmp_path, f'[[notify]]\n{HOOK}\nheaders = {{X-Key = "s3cr3t"}}')
-    (one,) = receivers(given)
+    (configured,) = receivers(given)
     lines = "\n".join(as_toml(given))
-    assert "s3cr3t" not in repr(one) + lines
+    assert "s3cr3t" not in repr(configured) + lines
     assert '"url" = "(hidden)"' in lines
     assert '"kind" = "slack"' in lines
 
@@ -174,26 +183,26 @@ def test_a_secret_that_cannot_be_read_is_told_at_the_start(
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "bytes").write_bytes(b"s3cr3t\xff")
     (tmp_path / "nourl").write_text("https://s3cr3t@@x:y/")
-    one = receiver(tmp_path, text.replace("{folder}", str(tmp_path)))
+    configured = receiver(tmp_path, text.replace("{folder}", str(tmp_path)))
     with pytest.raises(SettingsError) as caught:
-        Notifier([one], state_file=None)
+        Notifier([configured], state_file=None)
     assert said in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
     assert "[[notify]] number 1" in str(caught.value)
 
 
 def test_patterns_and_plain_names_choose_targets(tmp_path: Path) -> None:
-    one = receiver(tmp_path, f"{HOOK}\ntargets = ['http://[::1]:8000', 'r?']")
-    assert one.matches("http://[::1]:8000", {})
-    assert one.matches("r1", {})
-    assert not one.matches("r10", {})
+    configured = receiver(tmp_path, f"{HOOK}\ntargets = ['http://[::1]:8000', 'r?']")
+    assert configured.matches("http://[::1]:8000", {})
+    assert configured.matches("r1", {})
+    assert not configured.matches("r10", {})
 
 
 def shown(default: object) -> str:
     if default is None:
         return "-"
-    told = str(default).lower() if isinstance(default, bool) else default
-    return f"`{told:g}`" if isinstance(told, float) else f"`{told}`"
+    value = str(default).lower() if isinstance(default, bool) else default
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
 def test_every_key_is_documented_as_it_is() -> None:
@@ -206,8 +215,8 @@ def test_every_key_is_documented_as_it_is() -> None:
 
 def test_the_documented_tables_are_right(tmp_path: Path) -> None:
     text = ALERTING.read_text().partition("```toml\n")[2].partition("```")[0]
-    made = receivers(settings(tmp_path, text))
-    assert [one.kind for one in made] == list(KINDS)
+    configured = receivers(settings(tmp_path, text))
+    assert [receives.kind for receives in configured] == list(KINDS)
 
 
 def test_link_bases_lose_what_kneewatch_adds(tmp_path: Path) -> None:

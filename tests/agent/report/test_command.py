@@ -25,7 +25,9 @@ def test_json_on_stdout(main: Main, made_store: Path) -> None:
     document = json.loads(done.out)
     assert document["schema"] == "kneewatch.report/1"
     assert document["compared"]["days"] == 7
-    assert any("nothing was watched in the period before" in one for one in document["notices"])
+    assert any(
+        "nothing was watched in the period before" in notice for notice in document["notices"]
+    )
 
 
 def test_the_form_follows_the_file(main: Main, made_store: Path, tmp_path: Path) -> None:
@@ -37,11 +39,11 @@ def test_the_form_follows_the_file(main: Main, made_store: Path, tmp_path: Path)
 
 def test_filters_keep_one_tier_or_target(main: Main, made_store: Path) -> None:
     by_tier = json.loads(asked(main, made_store, "--format", "json", "--tier", "h200").out)
-    assert [one["id"] for one in by_tier["tiers"]] == ["tiny on h200"]
-    assert {one["target"] for one in by_tier["incidents"]} == {"tight-0"}
+    assert [tier["id"] for tier in by_tier["tiers"]] == ["tiny on h200"]
+    assert {incident["target"] for incident in by_tier["incidents"]} == {"tight-0"}
     by_target = json.loads(asked(main, made_store, "--format", "json", "--target", "shared-0").out)
     (tier,) = by_target["tiers"]
-    assert [one["target"] for one in tier["engines"]] == ["shared-0"]
+    assert [engine["target"] for engine in tier["engines"]] == ["shared-0"]
     assert by_target["filters"] == ["target shared-0"]
 
 
@@ -56,7 +58,7 @@ def test_days_are_compared_with_the_days_before(main: Main, made_store: Path) ->
     since = ("--since", "3d", "--to", START_S + 7 * DAY_S, "--format", "json")
     document = json.loads(main("report", "--store", made_store, *since).out)
     assert document["compared"]["to_s"] == START_S + 4 * DAY_S
-    (slo,) = [one for one in document["slo"] if one["tier"] == "tiny on h200"]
+    (slo,) = [objective for objective in document["slo"] if objective["tier"] == "tiny on h200"]
     assert slo["served_per_s"]["before"] > 0
     alone = json.loads(main("report", "--store", made_store, *since, "--compare", "none").out)
     assert alone["compared"] is None
@@ -138,9 +140,11 @@ def test_what_is_stated_of_a_target_counts_for_it(
     )
     done = asked(main, made_store, "--config", tmp_path / "kneewatch.toml", "--format", "json")
     document = json.loads(done.out)
-    budgets = {one["tier"]: one["latencies"][0]["budget_s"] for one in document["slo"]}
+    budgets = {
+        objective["tier"]: objective["latencies"][0]["budget_s"] for objective in document["slo"]
+    }
     assert budgets["tiny on h100"] == 5.0
-    money = {one["tier"]: one for one in document["money"]}
+    money = {cost["tier"]: cost for cost in document["money"]}
     assert money["tiny on h200"]["gpus"] == 2
     assert "h200" in money["tiny on h200"]["price_source"]
     assert money["tiny on h100"]["usd"]["value"] is None

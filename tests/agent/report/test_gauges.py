@@ -34,46 +34,48 @@ def every(step_s: float, until_s: float) -> list[float]:
 def test_means_are_weighted_with_time() -> None:
     times = [*every(5, 3600), *(3600 + t_s for t_s in every(15, 3600))]
     kv = [0.2] * 720 + [0.8] * 240
-    made = signal_spans(signals(times, kv_usage_ratio=kv), np.array([0.0, 7200.0]))
-    level = made.levels[0][KV_USAGE]
+    spans = signal_spans(signals(times, kv_usage_ratio=kv), np.array([0.0, 7200.0]))
+    level = spans.levels[0][KV_USAGE]
     assert level.mean == pytest.approx(0.5, abs=0.002)
     assert level.high == 0.8
     assert level.top == pytest.approx(level.mean)
-    assert made.watched_s[0, 0] == pytest.approx(7200, abs=15)
+    assert spans.watched_s[0, 0] == pytest.approx(7200, abs=15)
 
 
 def test_a_gap_is_not_watched() -> None:
     times = [t_s for t_s in every(5, 7200) if not 600 <= t_s < 6000]
-    made = signal_spans(signals(times, running=[4.0] * len(times)), np.array([0.0, 3600.0, 7200.0]))
-    assert made.watched_s[0].tolist() == [pytest.approx(600), pytest.approx(1200)]
+    spans = signal_spans(
+        signals(times, running=[4.0] * len(times)), np.array([0.0, 3600.0, 7200.0])
+    )
+    assert spans.watched_s[0].tolist() == [pytest.approx(600), pytest.approx(1200)]
 
 
 def test_an_hour_without_a_scrape_has_no_levels() -> None:
     times = every(5, 3600)
-    made = signal_spans(signals(times, running=[4.0] * 720), np.array([0.0, 3600.0, 7200.0]))
-    assert made.watched_s[0, 1] == 0
-    assert not made.levels[1]
+    spans = signal_spans(signals(times, running=[4.0] * 720), np.array([0.0, 3600.0, 7200.0]))
+    assert spans.watched_s[0, 1] == 0
+    assert not spans.levels[1]
 
 
 def test_levels_of_the_time_that_served() -> None:
     times = every(10, 3600)
     busy = [1.0 if t_s < 900 else 0.0 for t_s in times]
     kv = [0.8 if t_s < 900 else 0.0 for t_s in times]
-    made = signal_spans(
+    spans = signal_spans(
         signals(times, kv_usage_ratio=kv, running_avg=busy, waiting=[0.0] * 360),
         np.array([0.0, 3600.0]),
     )
-    assert made.levels[0][KV_USAGE].mean == pytest.approx(0.2)
-    assert made.levels[0][KV_USAGE + SERVING].mean == pytest.approx(0.8)
-    assert made.idle_s[0, 0] == pytest.approx(2700)
+    assert spans.levels[0][KV_USAGE].mean == pytest.approx(0.2)
+    assert spans.levels[0][KV_USAGE + SERVING].mean == pytest.approx(0.8)
+    assert spans.idle_s[0, 0] == pytest.approx(2700)
 
 
 def test_who_waits_is_not_idle() -> None:
     times = every(10, 3600)
-    made = signal_spans(
+    spans = signal_spans(
         signals(times, running_avg=[0.0] * 360, waiting=[3.0] * 360), np.array([0.0, 3600.0])
     )
-    assert made.idle_s[0, 0] == 0
+    assert spans.idle_s[0, 0] == 0
 
 
 @examples(30)
@@ -84,7 +86,7 @@ def test_who_waits_is_not_idle() -> None:
 def test_every_second_is_watched_once(steps: list[float], spans: int) -> None:
     times = list(accumulate(steps))
     edges = np.array([at * (times[-1] + 1000.0) / spans for at in range(spans + 1)])
-    made = signal_spans(signals(times, running=[1.0] * len(times)), edges)
+    hourly = signal_spans(signals(times, running=[1.0] * len(times)), edges)
     assert gap_s(np.array(times)) >= 30.0
     usual_s = float(np.median(np.diff(times)))
-    assert made.watched_s.sum() == pytest.approx(times[-1] - times[0] + usual_s)
+    assert hourly.watched_s.sum() == pytest.approx(times[-1] - times[0] + usual_s)

@@ -31,8 +31,8 @@ def test_a_part_of_the_time_is_a_part_of_all(made_store: Path) -> None:
         assert bulk.times.tolist() == list(single.times) == whole.times[inside].tolist()
         for key in LEVELS:
             wanted = whole.values[key][inside]
-            for found in (bulk.values[key], np.array(single.values[key])):
-                assert np.array_equal(found, wanted, equal_nan=True)
+            for values in (bulk.values[key], np.array(single.values[key])):
+                assert np.array_equal(values, wanted, equal_nan=True)
         scrapes = reader.scrapes(engine.target, **span)
         assert list(scrapes.times) == list(history.scrapes(engine.target, **span).times)
         assert all(span["from_s"] <= t_s <= span["to_s"] for t_s in scrapes.times)
@@ -45,7 +45,9 @@ def test_what_is_not_there_is_empty(made_store: Path) -> None:
     history = History(made_store)
     span = {"from_s": 0.0, "to_s": 1.0}
     assert len(history.signal_arrays(1, LEVELS, **span).times) == 0
-    assert not [one for one in history.counter_arrays(1, COUNTS, **span) if len(one.times)]
+    assert not [
+        counter for counter in history.counter_arrays(1, COUNTS, **span) if len(counter.times)
+    ]
     assert len(history.scrapes("unknown", **span).times) == 0
     history.close()
 
@@ -53,9 +55,9 @@ def test_what_is_not_there_is_empty(made_store: Path) -> None:
 @pytest.mark.parametrize("key", ["no_such_signal"])
 def test_a_signal_that_nobody_has_is_unknown(made_store: Path, key: str) -> None:
     history = History(made_store)
-    found = history.signal_arrays(1, [key], from_s=START_S, to_s=START_S + 86_400.0)
-    assert len(found.times) > 0
-    assert np.isnan(found.values[key]).all()
+    series = history.signal_arrays(1, [key], from_s=START_S, to_s=START_S + 86_400.0)
+    assert len(series.times) > 0
+    assert np.isnan(series.values[key]).all()
     history.close()
 
 
@@ -66,6 +68,6 @@ def test_a_counter_that_no_open_scrape_has_is_left_out(tmp_path: Path) -> None:
     written(path, *(cycle(diagnosis(100.0 + 70 * at), raw=raw) for at, raw in enumerate(raws)))
     with closing(History(path)) as history:
         metrics = {first.metric, second.metric}
-        (found,) = history.counter_arrays(1, metrics, from_s=0.0, to_s=200.0)
-    assert found.columns == (second,)
-    assert (found.times.tolist(), found.values.tolist()) == ([100.0, 170.0], [[3.0, 5.0]])
+        (counters,) = history.counter_arrays(1, metrics, from_s=0.0, to_s=200.0)
+    assert counters.columns == (second,)
+    assert (counters.times.tolist(), counters.values.tolist()) == ([100.0, 170.0], [[3.0, 5.0]])

@@ -41,8 +41,8 @@ def settings(folder: Path, text: str) -> Settings:
 
 def due(folder: Path, expression: str, after: datetime, zone: str = "Europe/Berlin") -> datetime:
     """When a report is due after a time."""
-    made = settings(folder, f'[report]\ncron = "{expression}"\ntimezone = "{zone}"\n')
-    cron = cron_of(made)
+    stated = settings(folder, f'[report]\ncron = "{expression}"\ntimezone = "{zone}"\n')
+    cron = cron_of(stated)
     assert cron is not None
     return datetime.fromtimestamp(cron.after_s(after.timestamp()), ZoneInfo(zone))
 
@@ -63,8 +63,8 @@ def due(folder: Path, expression: str, after: datetime, zone: str = "Europe/Berl
 )
 def test_when_it_is_due(tmp_path: Path, expression: str, after: str, wanted: str) -> None:
     since = datetime.fromisoformat(after).replace(tzinfo=BERLIN)
-    found = due(tmp_path, expression, since)
-    assert found == datetime.fromisoformat(wanted).replace(tzinfo=BERLIN)
+    due_at = due(tmp_path, expression, since)
+    assert due_at == datetime.fromisoformat(wanted).replace(tzinfo=BERLIN)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_a_time_that_comes_twice_is_due_once(
     tmp_path: Path, expression: str, after: str, wanted: str
 ) -> None:
     """At 03:00, which is 01:00 UTC, the clock in Berlin goes back to 02:00."""
-    found = due(tmp_path, expression, datetime.fromisoformat(f"2026-10-25T{after}Z"))
-    assert found.timestamp() == datetime.fromisoformat(wanted).timestamp()
+    due_at = due(tmp_path, expression, datetime.fromisoformat(f"2026-10-25T{after}Z"))
+    assert due_at.timestamp() == datetime.fromisoformat(wanted).timestamp()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_scheduler_makes_it_keeps_it_and_sends_it(
     made_store: Path, tmp_path: Path, mail: MailServer, web: Taker
 ) -> None:
     folder = tmp_path / "kept"
-    made = settings(
+    stated = settings(
         tmp_path,
         f"""
         slo.ttft_p99_s = 5.0
@@ -153,7 +153,7 @@ def test_a_scheduler_makes_it_keeps_it_and_sends_it(
         """,
     )
     scheduler: Any = BackgroundScheduler(timezone=UTC)
-    job = add_report_job(scheduler, made, made_store, clock=lambda: TO_S)
+    job = add_report_job(scheduler, stated, made_store, clock=lambda: TO_S)
     assert job is not None
     scheduler.start(paused=True)
     planned = scheduler.get_job(JOB_ID)

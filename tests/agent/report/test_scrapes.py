@@ -17,9 +17,9 @@ from kneewatch.agent.store.records import Scrapes
 def test_two_places_are_of_one_run_where_no_longer_pause_is_between(
     holds: list[bool], bridged: int
 ) -> None:
-    found = [run.tolist() for run in runs(np.array(holds, dtype=np.bool_), bridged=bridged)]
-    assert [place for run in found for place in run] == [i for i, yes in enumerate(holds) if yes]
-    run_of = {place: at for at, run in enumerate(found) for place in run}
+    places = [run.tolist() for run in runs(np.array(holds, dtype=np.bool_), bridged=bridged)]
+    assert [place for run in places for place in run] == [i for i, yes in enumerate(holds) if yes]
+    run_of = {place: at for at, run in enumerate(places) for place in run}
     for first in run_of:
         for last in (place for place in run_of if place > first):
             between = holds[first : last + 1]
@@ -32,9 +32,9 @@ def test_two_places_are_of_one_run_where_no_longer_pause_is_between(
 def test_failures_in_a_row_are_one_time_with_the_first_reason() -> None:
     times = [0.0, 5.0, 10.0, 15.0, 20.0, 100.0, 105.0]
     scrapes = Scrapes(array("d", times), {1: "refused", 2: "timeout", 6: "reset"})
-    found = target_observed("a", scrapes, from_s=0.0, to_s=110.0)
-    assert [(one.from_s, one.to_s, one.why) for one in found.unread] == [
+    observed = target_observed("a", scrapes, from_s=0.0, to_s=110.0)
+    assert [(span.from_s, span.to_s, span.why) for span in observed.unread] == [
         (5.0, 15.0, "refused"), (20.0, 100.0, ""), (105.0, 110.0, "reset"),
     ]  # fmt: skip
-    assert (found.scrapes, found.failed, found.interval_s) == (7, 3, 5.0)
-    assert found.watched_s == 110 - 10 - 80 - 5
+    assert (observed.scrapes, observed.failed, observed.interval_s) == (7, 3, 5.0)
+    assert observed.watched_s == 110 - 10 - 80 - 5

@@ -32,46 +32,50 @@ def report(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Report
     folder = tmp_path_factory.mktemp("report")
     done = run("report", "--store", made_store, *ASKED, "--out", "report.json", cwd=folder)
     assert (done.status, done.out) == (1, ""), done.err
-    found: Report = json.loads((folder / "report.json").read_text())
-    return found
+    document: Report = json.loads((folder / "report.json").read_text())
+    return document
 
 
-def matches(told: Report, planted: Planted) -> bool:
+def matches(incident: Report, planted: Planted) -> bool:
     """Whether an incident is a planted one."""
-    start_s: float = told["start_s"]
-    named: tuple[str, str] = told["cause"], told["target"]
+    start_s: float = incident["start_s"]
+    named: tuple[str, str] = incident["cause"], incident["target"]
     return named == (planted.cause, planted.target) and abs(start_s - planted.start_s) <= NEAR_S
 
 
 def test_every_planted_incident_is_named_and_nothing_else(report: Report, made_week: Week) -> None:
-    told = report["incidents"]
+    incidents = report["incidents"]
     for planted in made_week.planted:
-        assert sum(matches(one, planted) for one in told) == 1, planted
-    assert len(told) == len(made_week.planted), [(one["cause"], one["target"]) for one in told]
+        assert sum(matches(incident, planted) for incident in incidents) == 1, planted
+    assert len(incidents) == len(made_week.planted), [
+        (incident["cause"], incident["target"]) for incident in incidents
+    ]
 
 
 def test_the_cascade_has_its_stages_its_lead_and_its_cost(report: Report) -> None:
-    (one,) = [one for one in report["incidents"] if one["kind"] == "cascade"]
-    assert max(stage["number"] for stage in one["stages"]) >= 3
-    assert one["stages"][0]["name"] == "filling"
-    assert one["lead_s"] > 60, "eviction was seen long before TTFT left its budget"
-    assert one["cost"]["preemptions"] > 100
-    assert one["cost"]["late_requests"] > 100
-    assert one["evidence"]
-    assert {advice["fate"] for advice in one["advice"]} <= {"open", "lapsed"}
-    assert one["advice"]
-    assert any(line["signal"] == "kv_usage_ratio" for line in one["lines"])
+    (cascade,) = [incident for incident in report["incidents"] if incident["kind"] == "cascade"]
+    assert max(stage["number"] for stage in cascade["stages"]) >= 3
+    assert cascade["stages"][0]["name"] == "filling"
+    assert cascade["lead_s"] > 60, "eviction was seen long before TTFT left its budget"
+    assert cascade["cost"]["preemptions"] > 100
+    assert cascade["cost"]["late_requests"] > 100
+    assert cascade["evidence"]
+    assert {advice["fate"] for advice in cascade["advice"]} <= {"open", "lapsed"}
+    assert cascade["advice"]
+    assert any(line["signal"] == "kv_usage_ratio" for line in cascade["lines"])
 
 
 def test_the_outage_and_the_restart(report: Report) -> None:
-    (down,) = [one for one in report["incidents"] if one["cause"] == "target_down"]
+    (down,) = [incident for incident in report["incidents"] if incident["cause"] == "target_down"]
     assert down["cost"]["lost_requests"] > 100
-    restarts = [one for one in report["data_quality"]["changes"] if one["restart"]]
-    assert {(one["target"], one["what"]) for one in restarts} == {
+    restarts = [change for change in report["data_quality"]["changes"] if change["restart"]]
+    assert {(restart["target"], restart["what"]) for restart in restarts} == {
         ("chat-0", "restarted, configuration unchanged"),
         ("shared-0", "restarted, configuration unchanged"),
     }
-    (chat,) = [one for one in report["data_quality"]["targets"] if one["target"] == "chat-0"]
+    (chat,) = [
+        target for target in report["data_quality"]["targets"] if target["target"] == "chat-0"
+    ]
     (gap,) = chat["gaps"]
     assert "refused" in gap["why"]
     assert gap["to_s"] - gap["from_s"] == pytest.approx(240, abs=10)
@@ -81,29 +85,31 @@ def test_tiers_are_told_apart(report: Report) -> None:
     assert [tier["id"] for tier in report["tiers"]] == [
         "tiny on b200", "tiny on h100", "tiny on h200",
     ]  # fmt: skip
-    by_tier = {one["tier"]: one for one in report["verdicts"]}
+    by_tier = {verdict["tier"]: verdict for verdict in report["verdicts"]}
     assert by_tier["tiny on h200"]["health"] == "critical"
     assert by_tier["tiny on b200"]["health"] == "warning"
     assert by_tier["tiny on h200"]["action"]["recommendation"]
 
 
 def test_engines_that_came_and_went(report: Report) -> None:
-    spans = {one["target"]: one for tier in report["tiers"] for one in tier["engines"]}
+    spans = {engine["target"]: engine for tier in report["tiers"] for engine in tier["engines"]}
     assert spans["chat-0"]["watched_ratio"] > 0.99
     assert spans["shared-0"]["first_s"] == pytest.approx(START_S + 3 * DAY_S + 20 * 3600, abs=5)
     assert spans["shared-0"]["last_s"] == pytest.approx(TO_S, abs=300)
     assert spans["draft-0"]["last_s"] == pytest.approx(START_S + 2 * DAY_S + 18 * 3600, abs=300)
     assert spans["draft-0"]["watched_ratio"] == pytest.approx(29.5 / 168, abs=0.01)
-    (gone,) = [one for one in report["data_quality"]["targets"] if one["target"] == "draft-0"]
+    (gone,) = [
+        target for target in report["data_quality"]["targets"] if target["target"] == "draft-0"
+    ]
     assert gone["gap_s"] == pytest.approx(4 * DAY_S + 6 * 3600, rel=0.01)
 
 
 def test_the_load_of_the_days_is_seen(report: Report) -> None:
-    slo = next(one for one in report["slo"] if one["tier"] == "tiny on h100")
+    slo = next(objective for objective in report["slo"] if objective["tier"] == "tiny on h100")
     requests = {(cell["weekday"], cell["hour"]): cell["requests"] for cell in slo["by_weekday"]}
     assert requests[2, 16] > 4 * requests[2, 4], "day and night"
     assert requests[2, 16] > 1.3 * requests[6, 16], "weekday and weekend"
-    knee = next(one for one in report["knees"] if one["tier"] == "tiny on h100")
+    knee = next(knee for knee in report["knees"] if knee["tier"] == "tiny on h100")
     assert knee["c_max"] is not None
     assert knee["usable_requests_per_s"]["expected"] > 5
 
@@ -140,7 +146,7 @@ def test_figures_are_those_of_the_raw_counters(
     report: Report, made_store: Path, tier: str, targets: tuple[str, ...]
 ) -> None:
     total = counted(made_store, targets)
-    slo = next(one for one in report["slo"] if one["tier"] == tier)
+    slo = next(objective for objective in report["slo"] if objective["tier"] == tier)
     for latency, metric in zip(
         slo["latencies"],
         (
@@ -170,7 +176,9 @@ def test_figures_are_those_of_the_raw_counters(
     saved = 1 - total["prompt_tokens_by_source", "local_compute"] / total["prompt_tokens", ""]
     assert rows["Prefix cache reuse ratio"] == pytest.approx(saved, rel=0.01, abs=0.001)
     preempted = sum(
-        one["cost"]["preemptions"] for one in report["incidents"] if one["tier"] == tier
+        incident["cost"]["preemptions"]
+        for incident in report["incidents"]
+        if incident["tier"] == tier
     )
     assert preempted == pytest.approx(total["num_preemptions", ""], rel=0.05, abs=1)
 

@@ -31,8 +31,8 @@ SHORT = ("--for", "0.4s", "--interval", "0.1s")
 
 def test_diagnose_names_what_the_server_said(serving: Start, main: Main) -> None:
     server = serving(vllm_server(PAGES, vllm_answers()))
-    told = main("diagnose", server.url, *SHORT, "--server-probe", "--format", "json")
-    (diagnosis,) = told.documents
+    ended = main("diagnose", server.url, *SHORT, "--server-probe", "--format", "json")
+    (diagnosis,) = ended.documents
     facts = {fact["name"]: fact for fact in diagnosis["server"]["facts"]}
     assert facts["model"]["value"] == ROOT
     assert facts["vllm_version"]["value"] == "0.32.0"
@@ -43,8 +43,8 @@ def test_diagnose_names_what_the_server_said(serving: Start, main: Main) -> None
 
 def test_text_has_a_line_with_sources(serving: Start, main: Main) -> None:
     server = serving(vllm_server(PAGES, vllm_answers()))
-    told = main("diagnose", server.url, *SHORT, "--server-probe", "--tp", "2")
-    shown = " ".join(told.out.split())
+    ended = main("diagnose", server.url, *SHORT, "--server-probe", "--tp", "2")
+    shown = " ".join(ended.out.split())
     assert f"server: vLLM 0.32.0, {ROOT}, TP 2, max-model-len 8192, KV cache 5120 tokens" in shown
     markdown = main("diagnose", server.url, *SHORT, "--server-probe", "--format", "markdown").out
     assert "Server: vLLM 0.32.0" in markdown
@@ -52,8 +52,8 @@ def test_text_has_a_line_with_sources(serving: Start, main: Main) -> None:
 
 def test_switched_off_nothing_but_the_page_is_read(serving: Start, main: Main) -> None:
     server = serving(vllm_server(PAGES, vllm_answers()))
-    told = main("diagnose", server.url, *SHORT, "--no-server-probe", "--format", "json")
-    assert "server" not in told.documents[0]
+    ended = main("diagnose", server.url, *SHORT, "--no-server-probe", "--format", "json")
+    assert "server" not in ended.documents[0]
     assert asked(server) == []
 
 
@@ -65,13 +65,13 @@ def test_what_is_no_vllm_is_asked_nothing(serving: Start, main: Main) -> None:
 
 def test_inspect_lists_facts_and_what_is_missing(serving: Start, main: Main) -> None:
     server = serving(vllm_server(PAGES, vllm_answers()))
-    told = main("inspect", server.url, "--server-probe", "--vllm-version", "0.30.0")
-    assert told.status == 0
-    rows = [line.split() for line in told.out.splitlines()]
+    ended = main("inspect", server.url, "--server-probe", "--vllm-version", "0.30.0")
+    assert ended.status == 0
+    rows = [line.split() for line in ended.out.splitlines()]
     assert ["vllm_version", "setting"] in [row[:2] for row in rows]
     assert ["model", "server"] in [row[:2] for row in rows]
-    assert "0.30.0 from setting is used, not 0.32.0 from server" in " ".join(told.out.split())
-    assert "gpu: set gpu (--gpu)" in told.out
+    assert "0.30.0 from setting is used, not 0.32.0 from server" in " ".join(ended.out.split())
+    assert "gpu: set gpu (--gpu)" in ended.out
     document = json.loads(main("inspect", server.url, "--server-probe", "--format", "json").out)
     schema = json.loads(files("kneewatch.reports").joinpath("server.schema.json").read_text())
     validator: Any = Draft202012Validator(schema)
@@ -81,14 +81,14 @@ def test_inspect_lists_facts_and_what_is_missing(serving: Start, main: Main) -> 
 
 
 def test_inspect_of_a_capture_has_the_facts_of_its_page(main: Main) -> None:
-    told = main("inspect", capture("kv_pressure_cascade"), "--format", "json")
-    assert {fact["source"] for fact in json.loads(told.out)["facts"]} == {"page"}
+    ended = main("inspect", capture("kv_pressure_cascade"), "--format", "json")
+    assert {fact["source"] for fact in json.loads(ended.out)["facts"]} == {"page"}
 
 
 def test_inspect_without_a_page(serving: Start, main: Main, tmp_path: Path) -> None:
     server = serving(always(answer(b"", status="503 Service Unavailable")))
-    told = main("inspect", server.url, "--server-probe")
-    assert (told.status, told.out) == (2, "")
+    ended = main("inspect", server.url, "--server-probe")
+    assert (ended.status, ended.out) == (2, "")
     assert asked(server) == ["/health"]
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"t": 1, "error": "refused"}\n')
@@ -171,12 +171,12 @@ def test_facts_survive_the_document(stream: TargetStream) -> None:
 
 def test_recommendations_use_the_facts(reads: Reads) -> None:
     plain = TargetStream("tiny", Profile(), Limits())
-    known = TargetStream("tiny", Profile(), Limits())
+    informed = TargetStream("tiny", Profile(), Limits())
     reads.values = {"vllm_version": "0.32.0", "model_path": ROOT, "tensor_parallel": 1}
-    known.server = ServerWatch("http://127.0.0.1:1/metrics", FetchSettings(), read=reads)
+    informed.server = ServerWatch("http://127.0.0.1:1/metrics", FetchSettings(), read=reads)
     pages = bodies("kv_pressure_cascade", 40, 60)
     unknown: list[set[str]] = []
-    for stream in (plain, known):
+    for stream in (plain, informed):
         *_, last = [stream.take(1000.0 + 2 * at, page, TYPE) for at, page in enumerate(pages)]
         advice = last[0].recommendations
         assert advice

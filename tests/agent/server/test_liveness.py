@@ -92,13 +92,13 @@ def test_a_server_that_starts_is_scraped_at_the_usual_interval(listening: Listen
         port = held.getsockname()[1]
         pid, _ = listening("vllm", "serve", "m", "--port", str(port))
         kept = Kept()
-        made = watch(target(f"http://127.0.0.1:{port}", server__probe=True), kept)
-        assert [made.cycle() for _ in range(6)] == [None] * 6
+        target_watch = watch(target(f"http://127.0.0.1:{port}", server__probe=True), kept)
+        assert [target_watch.cycle() for _ in range(6)] == [None] * 6
         assert gone(pid)()
-        after_s = made.cycle()
+        after_s = target_watch.cycle()
     assert after_s is not None
     assert after_s > kept.states[0].interval_s
-    made.retire()
+    target_watch.retire()
 
 
 def test_processes_that_follow_each_other_are_a_loop(listening: Listen) -> None:

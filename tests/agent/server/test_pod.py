@@ -219,9 +219,9 @@ def refused(status: str, *headers: str) -> bytes:
 )
 def test_what_the_api_refuses_is_an_error(api: Api, account: Path, data: bytes, error: str) -> None:
     server, environ = api(serves(data))
-    told = ask_api("llm", "chat-0", account, environ)
-    assert told.keys() == {"error"}
-    assert error in str(told["error"])
+    facts = ask_api("llm", "chat-0", account, environ)
+    assert facts.keys() == {"error"}
+    assert error in str(facts["error"])
     assert len(server.requests) == 1, "neither repeated nor redirected"
 
 
@@ -235,8 +235,8 @@ def test_another_servers_certificate_is_refused(api: Api, account: Path) -> None
 def test_without_a_token_nothing_is_asked(api: Api, account: Path) -> None:
     server, environ = api(serves(document(pod(vllm()))))
     (account / "token").unlink()
-    told = ask_api("llm", "chat-0", account, environ)
-    assert "Mount the service account's token" in str(told["error"])
+    facts = ask_api("llm", "chat-0", account, environ)
+    assert "Mount the service account's token" in str(facts["error"])
     assert server.requests == []
 
 

@@ -223,8 +223,8 @@ def test_a_local_server_is_known_without_a_setting(
     (tmp_path / "page.txt").write_bytes(bodies("healthy_light", 10, 11)[0])
     folder = model_folder(tmp_path / "mine")
     _, port = listening("vllm", "serve", str(folder), "--max-num-seqs", "64", script=SERVE)
-    told = main("inspect", f"127.0.0.1:{port}", "--server-probe", "--format", "json")
-    document = json.loads(told.out)
+    ended = main("inspect", f"127.0.0.1:{port}", "--server-probe", "--format", "json")
+    document = json.loads(ended.out)
     sources = {fact["name"]: (fact["source"], fact["value"]) for fact in document["facts"]}
     assert sources["model"] == ("config.json", str(folder))
     assert sources["tensor_parallel"] == ("process", 1)

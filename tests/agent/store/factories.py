@@ -104,8 +104,8 @@ def cache_of(store: Store) -> EngineCache:
 def written(path: Path, *cycles: Cycle, retention: Retention = KEEP_ALL) -> None:
     """Write cycles with a daemon that starts and ends."""
     store = Store.open(path, retention=retention, clock=lambda: cycles[-1].t_s)
-    for one in cycles:
-        store.put(one)
+    for scrape in cycles:
+        store.put(scrape)
     store.close(PATIENCE_S)
     stats = store.stats()
     assert (stats.queued, stats.dropped, stats.last_error) == (0, 0, "")
@@ -115,20 +115,20 @@ def recorded(name: str) -> list[Cycle]:
     """The cycles of a recording, with everything that a daemon stores."""
     path = CAPTURES / f"{name}.jsonl.gz"
     stream = TargetStream(capture_name(path), Profile(window_s=WINDOW_S), Limits())
-    made: list[Cycle] = []
+    cycles: list[Cycle] = []
     for entry in CaptureReader(path):
         diagnoses = stream.replay(entry)
         newest = {id(engine.newest): engine for engine in stream.monitor.engines}
         engines: list[EngineCycle] = []
-        for found in diagnoses:
-            engine = newest.get(id(found))
-            if engine is None or not found.was_read:
-                engines.append(EngineCycle(found))
+        for verdict in diagnoses:
+            engine = newest.get(id(verdict))
+            if engine is None or not verdict.was_read:
+                engines.append(EngineCycle(verdict))
                 continue
             raw = RawCounters(*engine.counters())
             started_s = engine.history.started_s
-            engines.append(EngineCycle(found, raw, engine.config, started_s, engine.restart))
+            engines.append(EngineCycle(verdict, raw, engine.config, started_s, engine.restart))
         error = stream.monitor.last_error
         said = None if error is None else str(error)
-        made.append(Cycle(entry.t_s, path.stem, {}, tuple(engines), 0.001, said))
-    return made
+        cycles.append(Cycle(entry.t_s, path.stem, {}, tuple(engines), 0.001, said))
+    return cycles

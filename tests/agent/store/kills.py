@@ -55,8 +55,8 @@ def numbered(at: int) -> Cycle:
     rng = random.Random(at)
     values = {"n": float(at), **{f"s{of}": rng.random() for of in range(SIGNALS)}}
     causes = [cause("kv_pressure")] if at % 20 < 10 else []
-    found = diagnosis(START_S + STEP_S * at, values=values, stage=at // 30 % 3, causes=causes)
-    return cycle(found, raw=counted(float(at)), config={"n": str(at // 100)})
+    verdict = diagnosis(START_S + STEP_S * at, values=values, stage=at // 30 % 3, causes=causes)
+    return cycle(verdict, raw=counted(float(at)), config={"n": str(at // 100)})
 
 
 def child(path: Path) -> None:
@@ -64,9 +64,9 @@ def child(path: Path) -> None:
     store = Store.open(path, retention=Retention(), clock=lambda: START_S)
     begun = found_in(path)
     for at in range(begun, begun + 1_000_000):
-        made = numbered(at)
+        numbered_cycle = numbered(at)
         say("put", at)
-        store.put(made)
+        store.put(numbered_cycle)
         store.flush()
         while store.stats().queued:
             time.sleep(0)
@@ -103,10 +103,10 @@ def found_in(path: Path) -> int:
     assert set(raw[-1].values.values()) == {count - 1.0}, "the newest counters"
     assert all(b.t_s - a.t_s <= 60.0 for a, b in pairwise(raw))
     for at in {0, count // 2, count - 1}:
-        told = reader.document(engine.id, START_S + STEP_S * at)
-        assert told is not None
-        assert told["signals"]["n"] == at
-        assert bool(told["causes"]) == (at % 20 < 10), "the document in force"
+        document = reader.document(engine.id, START_S + STEP_S * at)
+        assert document is not None
+        assert document["signals"]["n"] == at
+        assert bool(document["causes"]) == (at % 20 < 10), "the document in force"
     (stage,) = [o for o in reader.intervals(kinds=("stage",), **EVER) if o.end_s is None]
     assert stage.id == str((count - 1) // 30 % 3), "the open interval"
     assert reader.configs(engine.id, **EVER)[-1].after == {"n": str((count - 1) // 100)}
@@ -151,8 +151,8 @@ def kill_once(running: Popen, path: Path, rng: random.Random) -> Left:
     os.kill(numbers["pid"], signal.SIGKILL)
     while "ended" not in numbers:
         _take(running.stdout.readline(), numbers)
-    found = found_in(path)
-    return Left(numbers["put"] + 1, found, max(0, numbers["written"] + 1 - found))
+    last_at = found_in(path)
+    return Left(numbers["put"] + 1, last_at, max(0, numbers["written"] + 1 - last_at))
 
 
 def _take(line: str, numbers: dict[str, int]) -> str:
@@ -180,12 +180,12 @@ def main() -> None:
         left = kill_often(path, times)
         with closing(sqlite3.connect(path)) as connection:
             (chunks,) = connection.execute("SELECT count(*) FROM chunks").fetchone()
-    under_way = sum(one.found < one.put for one in left)
+    under_way = sum(kill.found < kill.put for kill in left)
     print(f"kills: {times}; the store opened and was whole after each of them")
     print(f"cycles: {left[-1].found}, chunks sealed: {chunks}")
     print(f"kills that cost the cycle under way: {under_way}")
-    print(f"cycles lost that had been written: {sum(one.lost for one in left)}")
-    if any(one.lost or one.put - one.found > 1 for one in left):
+    print(f"cycles lost that had been written: {sum(kill.lost for kill in left)}")
+    if any(kill.lost or kill.put - kill.found > 1 for kill in left):
         sys.exit("more than the cycle under way was lost")
 
 

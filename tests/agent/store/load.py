@@ -90,9 +90,13 @@ def histograms() -> Sequence[tuple[tuple[int, ...], int, int]]:
     for at, series in enumerate(layout().series):
         if series.name.endswith("_bucket"):
             grouped.setdefault(without_le(series), []).append(at)
-    known = places()
+    place_of = places()
     return [
-        (tuple(at), known[Series(f"{name}_sum", labels)], known[Series(f"{name}_count", labels)])
+        (
+            tuple(at),
+            place_of[Series(f"{name}_sum", labels)],
+            place_of[Series(f"{name}_count", labels)],
+        )
         for (name, labels), at in grouped.items()
     ]
 
@@ -106,7 +110,7 @@ def script(name: str) -> tuple[Step, ...]:
         read.append([values.get(series, math.nan) for series in layout().series])
     # The first page a metric appears on tells nothing of what was counted before.
     return tuple(
-        made for before, after in pairwise(read) if (made := step(before, after)) is not None
+        taken for before, after in pairwise(read) if (taken := step(before, after)) is not None
     )
 
 
@@ -189,7 +193,7 @@ class Server:
             self._restart_s = t_s + self._rng.uniform(0.5, 1.5) * RESTART_EVERY_S
         self._advance(t_s)
         page = Page(layout(), self._values.copy())
-        found = self._stream.judge(t_s, page)
+        diagnoses = self._stream.judge(t_s, page)
         engines = tuple(
             EngineCycle(
                 diagnosis,
@@ -198,7 +202,7 @@ class Server:
                 engine.history.started_s,
                 engine.restart,
             )
-            for diagnosis, engine in zip(found, self._stream.monitor.engines, strict=True)
+            for diagnosis, engine in zip(diagnoses, self._stream.monitor.engines, strict=True)
         )
         return Cycle(t_s, self.name, {"node": "n1"}, engines, 0.002)
 
@@ -239,7 +243,7 @@ class Server:
 
     def _scene(self) -> Iterator[Step]:
         names = list(self._kind.scenes)
-        name = self._rng.choices(names, [self._kind.scenes[one] for one in names])[0]
+        name = self._rng.choices(names, [self._kind.scenes[scene] for scene in names])[0]
         steps = script(name)
         for at in range(self._rng.randint(*SCENE_STEPS)):
             yield steps[at % len(steps)]

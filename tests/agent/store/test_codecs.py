@@ -75,11 +75,11 @@ def test_times_come_back_to_the_last_bit(loops: Decoders, times: list[float]) ->
 @WITH_BOTH
 @given(column=st.lists(ANY))
 def test_a_column_keeps_seven_digits(loops: Decoders, column: list[float]) -> None:
-    found = unpack_column(pack_column(column), loops)
-    assert bits(found) == bits(array("d", array("f", column)))
-    for told, value in zip(found, column, strict=True):
+    unpacked = unpack_column(pack_column(column), loops)
+    assert bits(unpacked) == bits(array("d", array("f", column)))
+    for number, value in zip(unpacked, column, strict=True):
         if math.isfinite(value) and abs(value) <= LARGEST_FLOAT32:
-            assert abs(told - value) <= 6e-8 * abs(value) + 1e-44
+            assert abs(number - value) <= 6e-8 * abs(value) + 1e-44
 
 
 @given(st.lists(ANY))
@@ -107,11 +107,11 @@ def test_a_chunk_of_signals_comes_back_column_by_column(
     assert chunk.keys == list(columns)
     assert list(chunk.times()) == times
     for key, column in columns.items():
-        told = chunk.column(key)
+        unpacked = chunk.column(key)
         flat = all(v == column[0] or (v != v and column[0] != column[0]) for v in column)
         exact = flat and not math.isinf(column[0])
         wanted = column if exact else array("d", array("f", column))
-        assert [v if v else 0.0 for v in bits(told)] == [v if v else 0.0 for v in bits(wanted)]
+        assert [v if v else 0.0 for v in bits(unpacked)] == [v if v else 0.0 for v in bits(wanted)]
     assert all(map(math.isnan, chunk.column("no such signal\n")))
 
 
@@ -202,10 +202,10 @@ def test_damage_is_refused_or_leaves_the_rest_as_it_was(data: st.DataObject) -> 
     assert list(found_times) == times
     for key in chunk.keys:
         try:
-            found = chunk.column(key)
+            unpacked = chunk.column(key)
         except DamagedError:
             continue
-        assert bits(found) == wanted[key]
+        assert bits(unpacked) == wanted[key]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 4, 20, 100])
@@ -234,9 +234,9 @@ def test_one_scrape_of_a_chunk_is_read_as_its_columns_say(
 ) -> None:
     chunk = SignalChunk(bytes_reader(pack_signals(*table)))
     for row in range(chunk.rows):
-        told = chunk.values(row)
-        assert list(told) == chunk.keys
-        assert bits(list(told.values())) == bits([chunk.column(key)[row] for key in chunk.keys])
+        scrape = chunk.values(row)
+        assert list(scrape) == chunk.keys
+        assert bits(list(scrape.values())) == bits([chunk.column(key)[row] for key in chunk.keys])
 
 
 def test_a_column_has_no_row_beyond_its_end() -> None:

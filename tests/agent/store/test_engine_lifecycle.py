@@ -37,8 +37,8 @@ def at(step: float) -> float:
 def pressed(step: float, *, stage: int = 2, target: str = "a") -> Cycle:
     """A server under pressure."""
     kv = cause("kv_pressure", Severity.CRITICAL, at(step))
-    found = diagnosis(at(step), target=target, health="critical", stage=stage, causes=[kv])
-    return cycle(found, raw=counted(step))
+    verdict = diagnosis(at(step), target=target, health="critical", stage=stage, causes=[kv])
+    return cycle(verdict, raw=counted(step))
 
 
 def well(step: float, target: str = "a") -> Cycle:
@@ -47,31 +47,37 @@ def well(step: float, target: str = "a") -> Cycle:
 
 def down(step: float, target: str = "a") -> Cycle:
     causes = [cause("target_down")]
-    found = diagnosis(
+    verdict = diagnosis(
         at(step), target=target, health="warning", stage=None, causes=causes, values={}
     )
-    return cycle(found, error="refused")
+    return cycle(verdict, error="refused")
 
 
 def intervals(path: Path) -> list[Interval]:
     reader = Reader(path)
-    found = reader.intervals(**EVER)
+    stored = reader.intervals(**EVER)
     reader.close()
-    return found
+    return stored
 
 
 def rows(path: Path, *kinds: str) -> list[Row]:
     return [
-        (one.kind, one.id, (one.start_s - START_S) / STEP_S, one.end_s, one.ended)
-        for one in intervals(path)
-        if one.kind in kinds
+        (
+            interval.kind,
+            interval.id,
+            (interval.start_s - START_S) / STEP_S,
+            interval.end_s,
+            interval.ended,
+        )
+        for interval in intervals(path)
+        if interval.kind in kinds
     ]
 
 
 def test_causes_go_on_over_a_restart_of_the_daemon_stages_end_before_it(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     written(path, well(0), pressed(1), pressed(2))
-    (kv,) = [one for one in intervals(path) if one.kind == "cause"]
+    (kv,) = [interval for interval in intervals(path) if interval.kind == "cause"]
     assert (kv.end_s, kv.last_s, kv.severity) == (None, at(2), Severity.CRITICAL)
     written(path, pressed(20), pressed(21))
     assert rows(path, "cause", "stage") == [
@@ -86,7 +92,7 @@ def test_what_is_over_after_a_restart_of_the_daemon_ended_before_it(tmp_path: Pa
     path = tmp_path / "store.db"
     written(path, pressed(0), pressed(1))
     written(path, well(20))
-    (kv,) = [one for one in intervals(path) if one.kind == "cause"]
+    (kv,) = [interval for interval in intervals(path) if interval.kind == "cause"]
     assert (kv.end_s, kv.last_s) == (None, at(1)), "not seen since; a rate may need its window"
     written(path, *map(well, range(21, 22 + int(GRACE_S / STEP_S))))
     assert rows(path, "cause", "stage", "health") == [
@@ -114,9 +120,9 @@ def test_a_daemon_that_was_away_long_bridges_nothing(tmp_path: Path) -> None:
 def test_an_outage_of_the_target_pauses_what_it_had(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     written(path, pressed(0), down(1), down(2))
-    (kv,) = [one for one in intervals(path) if one.id == "kv_pressure"]
+    (kv,) = [interval for interval in intervals(path) if interval.id == "kv_pressure"]
     assert (kv.end_s, kv.last_s) == (None, at(0))
-    (down_now,) = [one for one in intervals(path) if one.id == "target_down"]
+    (down_now,) = [interval for interval in intervals(path) if interval.id == "target_down"]
     assert (down_now.end_s, down_now.last_s) == (None, at(2))
     written(path, pressed(3))
     assert rows(path, "cause") == [
@@ -127,8 +133,8 @@ def test_an_outage_of_the_target_pauses_what_it_had(tmp_path: Path) -> None:
 
 def test_a_restart_of_the_engine_ends_its_causes(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    told = diagnosis(at(2), causes=[cause("engine_restarted")])
-    anew = cycle(told, raw=counted(0), restart=Restart(at(2), "new"))
+    verdict = diagnosis(at(2), causes=[cause("engine_restarted")])
+    anew = cycle(verdict, raw=counted(0), restart=Restart(at(2), "new"))
     written(path, pressed(0), pressed(1), anew, well(3))
     assert rows(path, "cause") == [
         ("cause", "kv_pressure", 0, at(1), "restarted"),
@@ -144,8 +150,8 @@ def test_a_target_that_is_no_longer_watched_leaves_nothing_open(tmp_path: Path) 
         clock=lambda: now_s,
         monotonic=lambda: monotonic_s,
     )
-    for one in (pressed(0), well(0, "b")):
-        store.put(one)
+    for scrape in (pressed(0), well(0, "b")):
+        store.put(scrape)
     settle(store)
     while monotonic_s < BRIDGED_S + 600:
         # Never so far at once that b, too, could pass for unwatched.
@@ -156,9 +162,9 @@ def test_a_target_that_is_no_longer_watched_leaves_nothing_open(tmp_path: Path) 
     assert len(cache_of(store).session) == 1
     store.close(PATIENCE_S)
     by_target = {e.target: e.id for e in Reader(tmp_path / "store.db").engines()}
-    found = intervals(tmp_path / "store.db")
-    assert {one.ended for one in found if one.engine_id == by_target["a"]} == {"unwatched"}
-    assert {one.end_s for one in found if one.engine_id == by_target["b"]} == {None}
+    stored = intervals(tmp_path / "store.db")
+    assert {row.ended for row in stored if row.engine_id == by_target["a"]} == {"unwatched"}
+    assert {row.end_s for row in stored if row.engine_id == by_target["b"]} == {None}
 
 
 def test_a_target_that_a_new_daemon_does_not_know_is_closed_too(tmp_path: Path) -> None:
@@ -197,18 +203,18 @@ def test_the_engine_of_a_target_that_was_never_up_ends_when_the_real_ones_come(
 
 def test_engines_of_a_page_are_told_apart_by_model_number_and_replica(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    found = [
+    verdicts = [
         diagnosis(at(0), engine=engine, values={"n": float(n)}) for n, engine in enumerate("010")
     ]
-    whole = cycle(*found, raw=counted(1.0), labels={"tier": "h100"})
+    whole = cycle(*verdicts, raw=counted(1.0), labels={"tier": "h100"})
     engines = (*whole.engines[:2], replace(whole.engines[2], replica="r1"))
     written(path, replace(whole, engines=engines))
     written(path, replace(whole, engines=engines, t_s=at(1), labels={"tier": "h200"}))
     reader = Reader(path)
-    told = reader.engines()
-    assert [(e.engine, e.replica) for e in told] == [("0", ""), ("1", ""), ("0", "r1")]
-    assert {e.labels["tier"] for e in told} == {"h200"}
-    first = [reader.signals(e.id, ["n"], **EVER).values["n"][0] for e in told]
+    stored_engines = reader.engines()
+    assert [(e.engine, e.replica) for e in stored_engines] == [("0", ""), ("1", ""), ("0", "r1")]
+    assert {e.labels["tier"] for e in stored_engines} == {"h200"}
+    first = [reader.signals(e.id, ["n"], **EVER).values["n"][0] for e in stored_engines]
     assert first == [0, 1, 2]
     reader.close()
 
@@ -217,14 +223,14 @@ def test_a_recording_with_a_crash_has_its_intervals(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     cycles = recorded("restart_mid_run")
     written(path, *cycles)
-    failed = [one.t_s for one in cycles if one.error]
-    found = [one for one in intervals(path) if one.id == "target_down"]
-    assert len(found) == 1
-    assert failed[0] - 5 <= found[0].start_s <= failed[0]
-    assert found[0].end_s is not None
-    assert found[0].end_s > failed[-1]
+    failed = [scrape.t_s for scrape in cycles if scrape.error]
+    stored = [interval for interval in intervals(path) if interval.id == "target_down"]
+    assert len(stored) == 1
+    assert failed[0] - 5 <= stored[0].start_s <= failed[0]
+    assert stored[0].end_s is not None
+    assert stored[0].end_s > failed[-1]
     reader = Reader(path)
     (engine,) = reader.engines()
     assert [c.restart != "" for c in reader.configs(engine.id, **EVER)] == [False, True]
-    assert "engine_restarted" in {one.id for one in intervals(path)}
+    assert "engine_restarted" in {interval.id for interval in intervals(path)}
     reader.close()

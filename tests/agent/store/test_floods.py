@@ -51,11 +51,11 @@ def test_new_engines_are_bounded_and_known_ones_go_on(
         store.put(flood(number))
     settle(store)
     reader = Reader(store.path)
-    engines = {one.engine: one for one in reader.engines()}
+    engines = {engine.engine: engine for engine in reader.engines()}
     assert len(engines) == MOST
     assert engines["stays"].last_s == START_S + STEP_S * 19
-    (told,) = [one for one in caplog.records if one.levelno == logging.WARNING]
-    assert "too many new engines" in told.getMessage()
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "too many new engines" in warning.getMessage()
     assert cache_of(store).session == {engines["stays"].id}, "those that left are forgotten"
     store.close(PATIENCE_S)
     reader.close()
@@ -71,9 +71,11 @@ def test_there_is_room_again_and_then_all_is_told(tmp_path: Path) -> None:
         settle(store)
     reader = Reader(store.path)
     engines = reader.engines()
-    assert {one.engine for one in engines} == set(names)
-    for one in engines:
-        assert reader.document(one.id, START_S + NEW_ENGINES_S + 3 * STEP_S) is not None, one.engine
+    assert {engine.engine for engine in engines} == set(names)
+    for stored in engines:
+        assert reader.document(stored.id, START_S + NEW_ENGINES_S + 3 * STEP_S) is not None, (
+            stored.engine
+        )
     store.close(PATIENCE_S)
     reader.close()
 

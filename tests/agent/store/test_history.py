@@ -32,38 +32,40 @@ def float32(value: float | None) -> float:
     return array("f", [math.nan if value is None else value])[0]
 
 
-def same(told: float, wanted: float) -> bool:
-    return told == wanted or (math.isnan(told) and math.isnan(wanted))
+def same(value: float, wanted: float) -> bool:
+    return value == wanted or (math.isnan(value) and math.isnan(wanted))
 
 
-def said(made: Mapping[str, Any]) -> dict[str, Any]:
+def said(answer: Mapping[str, Any]) -> dict[str, Any]:
     """What a document says, signals with a float32's digits; what follows from these aside."""
-    signals: Mapping[str, float | None] = made["signals"]
+    signals: Mapping[str, float | None] = answer["signals"]
     return {
-        **{key: told for key, told in made.items() if key != "window_s"},
-        "findings": [{**one, "value": None} for one in made["findings"]],
-        "recommendations": [{**one, "before": {}} for one in made["recommendations"]],
-        "stage": {**made["stage"], "forecast_s": None},
+        **{key: value for key, value in answer.items() if key != "window_s"},
+        "findings": [{**finding, "value": None} for finding in answer["findings"]],
+        "recommendations": [
+            {**recommendation, "before": {}} for recommendation in answer["recommendations"]
+        ],
+        "stage": {**answer["stage"], "forecast_s": None},
         "signals": {k: None if v is None else float32(v) for k, v in signals.items()},
     }
 
 
-def near(told: float | None, wanted: float | None) -> bool:
+def near(value: float | None, wanted: float | None) -> bool:
     """A float32 may round to another sixth digit."""
-    if told is None or wanted is None:
-        return told is wanted
-    return abs(told - wanted) <= 1e-5 * abs(wanted)
+    if value is None or wanted is None:
+        return value is wanted
+    return abs(value - wanted) <= 1e-5 * abs(wanted)
 
 
-def assert_numbers_are_of_the_scrape(told: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+def assert_numbers_are_of_the_scrape(read: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """What repeats signals moves with them."""
-    for one, wanted in zip(told["findings"], made["findings"], strict=True):
-        assert near(one["value"], wanted["value"]), one["rule"]
-    for one, wanted in zip(told["recommendations"], made["recommendations"], strict=True):
-        assert one["before"].keys() == wanted["before"].keys()
+    for finding, wanted in zip(read["findings"], expected["findings"], strict=True):
+        assert near(finding["value"], wanted["value"]), finding["rule"]
+    for finding, wanted in zip(read["recommendations"], expected["recommendations"], strict=True):
+        assert finding["before"].keys() == wanted["before"].keys()
         for key, value in wanted["before"].items():
-            assert near(one["before"][key], value), key
-    told_s, made_s = told["stage"]["forecast_s"], made["stage"]["forecast_s"]
+            assert near(finding["before"][key], value), key
+    told_s, made_s = read["stage"]["forecast_s"], expected["stage"]["forecast_s"]
     assert (told_s is None) == (made_s is None)
     assert told_s is None or abs(told_s - made_s) <= 0.2
 
@@ -83,43 +85,45 @@ def test_every_document_of_a_recording_can_be_told_again(
     cycles: list[Cycle], reader: Reader
 ) -> None:
     by_name = {(e.model, e.engine): e.id for e in reader.engines()}
-    for one in cycles:
-        for engine in one.engines:
-            found = engine.diagnosis
-            told = reader.document(by_name[found.model, found.engine], one.t_s)
-            assert told is not None
-            assert said(told) == said(document(found))
-            assert_numbers_are_of_the_scrape(told, document(found))
+    for scrape in cycles:
+        for engine in scrape.engines:
+            verdict = engine.diagnosis
+            stored = reader.document(by_name[verdict.model, verdict.engine], scrape.t_s)
+            assert stored is not None
+            assert said(stored) == said(document(verdict))
+            assert_numbers_are_of_the_scrape(stored, document(verdict))
 
 
 def test_signals_of_every_scrape_are_kept(cycles: list[Cycle], reader: Reader) -> None:
     engine = reader.engines()[-1]
     own = [
         e.diagnosis
-        for one in cycles
-        for e in one.engines
+        for scrape in cycles
+        for e in scrape.engines
         if (e.diagnosis.model, e.diagnosis.engine) == (engine.model, engine.engine)
     ]
-    keys = list(dict.fromkeys(key for found in own for key in found.values))
+    keys = list(dict.fromkeys(key for verdict in own for key in verdict.values))
     series = reader.signals(engine.id, keys, **EVER)
-    assert list(series.times) == [found.t_s for found in own]
+    assert list(series.times) == [verdict.t_s for verdict in own]
     assert (engine.first_s, engine.last_s) == (own[0].t_s, own[-1].t_s)
     for key in keys:
-        for told, found in zip(series.values[key], own, strict=True):
-            assert same(told, float32(found.values.get(key))), key
+        for value, judged in zip(series.values[key], own, strict=True):
+            assert same(value, float32(judged.values.get(key))), key
 
 
 def test_scrapes_say_when_and_why_they_failed(cycles: list[Cycle], reader: Reader) -> None:
-    told = reader.scrapes(cycles[0].target, **EVER)
-    assert list(told.times) == [one.t_s for one in cycles]
-    assert told.failed == {at: one.error for at, one in enumerate(cycles) if one.error is not None}
+    scrapes = reader.scrapes(cycles[0].target, **EVER)
+    assert list(scrapes.times) == [scrape.t_s for scrape in cycles]
+    assert scrapes.failed == {
+        at: scrape.error for at, scrape in enumerate(cycles) if scrape.error is not None
+    }
 
 
 def test_counters_are_kept_exactly_each_minute_and_around_restarts(
     cycles: list[Cycle], reader: Reader
 ) -> None:
     engine = reader.engines()[-1]
-    pages = [(one.t_s, e) for one in cycles for e in one.engines if e.raw is not None]
+    pages = [(scrape.t_s, e) for scrape in cycles for e in scrape.engines if e.raw is not None]
     exact = {
         t_s: {
             column: value
@@ -129,10 +133,10 @@ def test_counters_are_kept_exactly_each_minute_and_around_restarts(
         for t_s, e in pages
         if e.raw is not None
     }
-    told = snapshots(reader.path, engine.id, **EVER)
-    for snapshot in told:
+    counters = snapshots(reader.path, engine.id, **EVER)
+    for snapshot in counters:
         assert snapshot.values == exact[snapshot.t_s]
-    times = [snapshot.t_s for snapshot in told]
+    times = [snapshot.t_s for snapshot in counters]
     all_times = [t_s for t_s, _ in pages]
     assert times[0] == all_times[0]
     assert times[-1] == all_times[-1]
@@ -176,9 +180,9 @@ def test_sealed_and_open_rows_read_as_one(tmp_path: Path) -> None:
     assert len(raw) < len(cycles) / 10
     assert len(reader.scrapes("a", **EVER).times) == len(cycles)
     for at in (0, FLUSH_ROWS - 1, FLUSH_ROWS, FLUSH_ROWS + 50, len(cycles) - 1):
-        told = reader.document(engine.id, START_S + STEP_S * at + 1)
-        assert told is not None
-        assert told["signals"] == {"n": at, "flat": 7.0, "none": None}
+        stored = reader.document(engine.id, START_S + STEP_S * at + 1)
+        assert stored is not None
+        assert stored["signals"] == {"n": at, "flat": 7.0, "none": None}
     reader.close()
 
 

@@ -44,7 +44,7 @@ def seen(
         t_s,
         Condition("health", health, OK, t_s),
         None if stage is None else Condition("stage", str(stage), OK, t_s),
-        tuple(Condition("cause", one, severity, since_s) for one in causes),
+        tuple(Condition("cause", cause, severity, since_s) for cause in causes),
         restarted,
         stage is not None,
     )
@@ -60,8 +60,8 @@ class Kept:
     )
 
     def take(self, *verdicts: Verdict) -> Kept:
-        for one in verdicts:
-            self.apply(self.book.take(one))
+        for verdict in verdicts:
+            self.apply(self.book.take(verdict))
         return self
 
     def apply(self, changes: Sequence[Change]) -> None:
@@ -71,20 +71,22 @@ class Kept:
             elif change.ended:
                 at = next(
                     at
-                    for at, (one, end_s, _) in enumerate(self.rows)
-                    if one is change.interval and end_s is None
+                    for at, (interval, end_s, _) in enumerate(self.rows)
+                    if interval is change.interval and end_s is None
                 )
                 self.rows[at] = (change.interval, change.end_s, change.ended)
 
     def of(self, kind: str) -> list[tuple[str, float, float | None, str]]:
         return [
-            (one.id, one.start_s, end_s, how) for one, end_s, how in self.rows if one.kind == kind
+            (interval.id, interval.start_s, end_s, how)
+            for interval, end_s, how in self.rows
+            if interval.kind == kind
         ]
 
     def restarted(self) -> Kept:
         """The same after a restart of the daemon: it knows what the store knows."""
         self.apply(self.book.pause())
-        opened = [one for one, end_s, _ in self.rows if end_s is None]
+        opened = [interval for interval, end_s, _ in self.rows if end_s is None]
         return Kept(IntervalBook(opened), self.rows)
 
 
@@ -174,8 +176,8 @@ def test_a_clock_set_back_ends_nothing_before_it_began() -> None:
 def test_a_clock_that_was_set_leaves_only_what_was_watched() -> None:
     times = [0, 5, 10, -3590, -3585, 3620, 3625, 25, 30]
     kept = Kept().take(*(seen(t_s) for t_s in times))
-    told = [(start_s, end_s) for _, start_s, end_s, _ in kept.of("health")]
-    assert told == [(0, 10), (-3590, -3585), (3620, 3625), (25, None)]
+    spans = [(start_s, end_s) for _, start_s, end_s, _ in kept.of("health")]
+    assert spans == [(0, 10), (-3590, -3585), (3620, 3625), (25, None)]
     assert kept.of("stage") == [("0", *row[1:]) for row in kept.of("health")]
 
 
@@ -226,9 +228,9 @@ def test_intervals_of_one_kind_never_overlap(
             kept = kept.restarted()
         kept.take(seen(t_s, *sorted(causes), stage=stage, restarted=restarted))
     slots: dict[str, list[tuple[float, float]]] = {}
-    for one, end_s, _ in kept.rows:
-        slot = one.id if one.kind == "cause" else one.kind
-        slots.setdefault(slot, []).append((one.start_s, math.inf if end_s is None else end_s))
+    for interval, end_s, _ in kept.rows:
+        slot = interval.id if interval.kind == "cause" else interval.kind
+        slots.setdefault(slot, []).append((interval.start_s, math.inf if end_s is None else end_s))
     for spans in slots.values():
         assert spans == sorted(spans)
         assert all(start_s <= end_s for start_s, end_s in spans)
@@ -247,10 +249,10 @@ class Naive:
     def broken(self, at: int) -> bool:
         """Whether nobody looked right before a scrape."""
         chain = [self.seen[0].t_s]
-        for one in self.seen[1 : at + 1]:
+        for verdict in self.seen[1 : at + 1]:
             steps = [b - a for a, b in pairwise(chain[-TIMES_KEPT:])]
-            away = steps and one.t_s - chain[-1] > AWAY_STEPS * max(LEAST_STEP_S, *steps)
-            chain = [one.t_s] if away else [*chain, one.t_s]
+            away = steps and verdict.t_s - chain[-1] > AWAY_STEPS * max(LEAST_STEP_S, *steps)
+            chain = [verdict.t_s] if away else [*chain, verdict.t_s]
         return at > 0 and len(chain) == 1
 
     def readable_s(self, at: int) -> float:
@@ -265,33 +267,35 @@ class Naive:
         return since_s
 
     def told(self, at: int) -> dict[tuple[str, str], Condition]:
-        one = self.seen[at]
-        told = [one.health, *([one.stage] if one.stage else []), *one.causes]
-        return {(each.kind, each.id): each for each in told}
+        verdict = self.seen[at]
+        conditions = [verdict.health, *([verdict.stage] if verdict.stage else []), *verdict.causes]
+        return {(each.kind, each.id): each for each in conditions}
 
     def after(self, name: tuple[str, str], at: int) -> tuple[int | None, float | None, str]:
         """Where it is named next and goes on, or when and how it ended."""
         kind, last_s, paused = name[0], self.seen[at].t_s, False
-        for place, one in enumerate(self.seen[at + 1 :], at + 1):
+        for place, verdict in enumerate(self.seen[at + 1 :], at + 1):
             if self.broken(place):
                 if kind != "cause":
                     return None, last_s, "unwatched"
                 paused = True
-            late = paused and one.t_s - last_s > BRIDGED_S
+            late = paused and verdict.t_s - last_s > BRIDGED_S
             if name in self.told(place) and not late:
                 return place, None, ""
-            if one.restarted and kind != "health" and name[1] != TARGET_DOWN:
+            if verdict.restarted and kind != "health" and name[1] != TARGET_DOWN:
                 # Named again so late, it ended before this process.
                 return None, last_s, "unwatched" if name in self.told(place) else "restarted"
-            settled = one.read and (
-                name[1] == TARGET_DOWN or one.t_s - self.readable_s(place) >= GRACE_S
+            settled = verdict.read and (
+                name[1] == TARGET_DOWN or verdict.t_s - self.readable_s(place) >= GRACE_S
             )
             if late or (paused and settled):
                 return None, last_s, "unwatched"
             if paused:
                 continue
-            if kind == "health" or (one.read and (kind == "cause" or one.stage is not None)):
-                return None, one.t_s, "ended"
+            if kind == "health" or (
+                verdict.read and (kind == "cause" or verdict.stage is not None)
+            ):
+                return None, verdict.t_s, "ended"
             if kind == "stage":
                 return None, last_s, "unwatched"
             paused = True
@@ -329,7 +333,7 @@ class Naive:
 
 @st.composite
 def verdicts(draw: st.DrawFn) -> list[Verdict]:
-    made: list[Verdict] = []
+    drawn: list[Verdict] = []
     t_s = 0.0
     for _ in range(draw(st.integers(1, 25))):
         t_s += draw(st.sampled_from([1.0, 5.0, 5.0, 5.0, 20.0, 70.0, 300.0, 1000.0]))
@@ -339,16 +343,19 @@ def verdicts(draw: st.DrawFn) -> list[Verdict]:
         causes = draw(st.sets(st.sampled_from(["kv", "queue", TARGET_DOWN])))
         restarted = read and draw(st.sampled_from([False, False, False, True]))
         health = draw(st.sampled_from(["ok", "warning"]))
-        one = seen(
+        verdict = seen(
             t_s, *sorted(causes), stage=stage, health=health, since_s=t_s - ago_s,
             restarted=restarted,
         )  # fmt: skip
-        made.append(replace(one, read=read))
-    return made
+        drawn.append(replace(verdict, read=read))
+    return drawn
 
 
 @given(verdicts())
-def test_intervals_are_those_of_the_naive_definition(made: list[Verdict]) -> None:
-    kept = Kept().take(*made)
-    found = [(one.kind, one.id, one.start_s, end_s, how) for one, end_s, how in kept.rows]
-    assert sorted(found, key=repr) == sorted(Naive(made).intervals(), key=repr)
+def test_intervals_are_those_of_the_naive_definition(judged: list[Verdict]) -> None:
+    kept = Kept().take(*judged)
+    rows = [
+        (interval.kind, interval.id, interval.start_s, end_s, how)
+        for interval, end_s, how in kept.rows
+    ]
+    assert sorted(rows, key=repr) == sorted(Naive(judged).intervals(), key=repr)

@@ -13,7 +13,7 @@ KILLS = 20
 def test_a_kill_costs_at_most_the_cycle_under_way(tmp_path: Path) -> None:
     left = kill_often(tmp_path / "store.db", KILLS)
     assert len(left) == KILLS
-    for one in left:
-        assert one.lost == 0
-        assert 0 <= one.put - one.found <= 1
+    for kill in left:
+        assert kill.lost == 0
+        assert 0 <= kill.put - kill.found <= 1
     assert left[-1].found > 100, "they wrote before they were killed"

@@ -31,7 +31,7 @@ def change(flag: str, before: Value, after: Value) -> ChangeDocument:
 
 
 @pytest.mark.parametrize(
-    ("made", "config", "is_shown"),
+    ("change_document", "config", "is_shown"),
     [
         (change("--kv-cache-dtype", "auto", "fp8"), {"cache_dtype": "fp8"}, True),
         (change("--kv-cache-dtype", "auto", "fp8"), {"cache_dtype": "auto"}, False),
@@ -57,16 +57,16 @@ def change(flag: str, before: Value, after: Value) -> ChangeDocument:
     ],
 )
 def test_labels_show_a_change(
-    made: ChangeDocument, config: Mapping[str, str], is_shown: bool
+    change_document: ChangeDocument, config: Mapping[str, str], is_shown: bool
 ) -> None:
-    told = config_shows(made["flag"], made["to"], config)
-    assert (told is True) is is_shown
-    label_known = made["flag"] != "--max-num-seqs" and bool(config)
-    assert (told is not None) is label_known
+    shows = config_shows(change_document["flag"], change_document["to"], config)
+    assert (shows is True) is is_shown
+    label_known = change_document["flag"] != "--max-num-seqs" and bool(config)
+    assert (shows is not None) is label_known
 
 
 @pytest.mark.parametrize(
-    ("made", "before", "after", "is_evident"),
+    ("change_document", "before", "after", "is_evident"),
     [
         (change("--max-loras", 2, 4), {"lora_max": 2.0}, {"lora_max": 4.0}, True),
         (change("--max-loras", 2, 4), {"lora_max": 2.0}, {"lora_max": 2.0}, False),
@@ -101,12 +101,12 @@ def test_labels_show_a_change(
     ],
 )
 def test_signals_show_a_change_that_no_label_shows(
-    made: ChangeDocument,
+    change_document: ChangeDocument,
     before: dict[str, float | None],
     after: dict[str, float | None],
     is_evident: bool,
 ) -> None:
-    assert signals_show_change(made, before, after) is is_evident
+    assert signals_show_change(change_document, before, after) is is_evident
 
 
 PREDICTED = {"kv_usage_ratio": 0.78, "preemption_per_s": 0.0, "usd_per_hour": 3.0}
@@ -131,8 +131,8 @@ def test_a_prediction_is_held_against_what_was_measured(
     fate = outcome_of({"predicted": PREDICTED}, BEFORE, after)
     assert (fate.word if fate else None) == word
     if fate:
-        known = {signal: value for signal, value in after.items() if value is not None}
-        assert sorted(fate.measured.values()) == sorted(known.values())
+        measured = {signal: value for signal, value in after.items() if value is not None}
+        assert sorted(fate.measured.values()) == sorted(measured.values())
 
 
 def test_what_was_predicted_to_rise_is_not_worse_for_rising() -> None:
@@ -196,20 +196,22 @@ class Life:
         """The server is started anew, with these labels."""
         self.config, self._restarts = config, True
 
-    def lasts(self, hours: float, values: Mapping[str, float], *told: Recommendation) -> None:
+    def lasts(
+        self, hours: float, values: Mapping[str, float], *recommendations: Recommendation
+    ) -> None:
         """So many hours pass in which the server is like this."""
         busy = {"running_avg": 20.0, "waiting_avg": 10.0, "running_max": 22.0, **values}
         for at in range(round(hours * HOUR_S / STEP_S)):
             self.now_s += STEP_S
-            found = diagnosis(self.now_s, values=busy, recommendations=told)
+            verdict = diagnosis(self.now_s, values=busy, recommendations=recommendations)
             restart = Restart(self.now_s, "new") if self._restarts else None
             self._restarts = False
             config, started_s = dict(self.config), self.started_s
             raw = counted(float(at))
-            self.put(cycle(found, raw=raw, config=config, started_s=started_s, restart=restart))
+            self.put(cycle(verdict, raw=raw, config=config, started_s=started_s, restart=restart))
 
-    def put(self, made: Cycle) -> None:
-        self.store.put(made)
+    def put(self, scrape: Cycle) -> None:
+        self.store.put(scrape)
         settle(self.store)
 
     def ends(self) -> list[StoredRecommendation]:
@@ -217,9 +219,9 @@ class Life:
         self.store.close(PATIENCE_S)
         assert self.store.stats().last_error == ""
         reader = Reader(self.path)
-        found = reader.recommendations(**EVER)
+        recommendations = reader.recommendations(**EVER)
         reader.close()
-        return found
+        return recommendations
 
 
 PRESSED: dict[str, float] = {"kv_usage_avg_ratio": 0.98, "preemption_per_s": 4.7}
@@ -232,12 +234,12 @@ def test_a_recommendation_that_is_followed_and_right_is_kept(tmp_path: Path) -> 
     told_s = life.now_s
     life.restarts(cache_dtype="fp8")
     life.lasts(0.4, RELIEVED)
-    (found,) = life.ends()
-    assert (found.outcome, found.first_s, found.last_s) == ("kept", START_S + STEP_S, told_s)
-    assert found.applied_s == told_s + STEP_S
-    assert found.predicted == PREDICTED
-    assert found.measured == pytest.approx({"kv_usage_ratio": 0.77, "preemption_per_s": 0.0})
-    assert found.document["id"] == "kv-fp8"
+    (advice,) = life.ends()
+    assert (advice.outcome, advice.first_s, advice.last_s) == ("kept", START_S + STEP_S, told_s)
+    assert advice.applied_s == told_s + STEP_S
+    assert advice.predicted == PREDICTED
+    assert advice.measured == pytest.approx({"kv_usage_ratio": 0.77, "preemption_per_s": 0.0})
+    assert advice.document["id"] == "kv-fp8"
 
 
 def test_one_that_made_it_worse_is_told_so(tmp_path: Path) -> None:
@@ -245,8 +247,8 @@ def test_one_that_made_it_worse_is_told_so(tmp_path: Path) -> None:
     life.lasts(0.3, PRESSED, fp8())
     life.restarts(cache_dtype="fp8")
     life.lasts(0.4, {"kv_usage_avg_ratio": 0.99, "preemption_per_s": 9.0})
-    (found,) = life.ends()
-    assert found.outcome == "worsened"
+    (advice,) = life.ends()
+    assert advice.outcome == "worsened"
 
 
 def test_a_quiet_night_proves_nothing(tmp_path: Path) -> None:
@@ -256,12 +258,12 @@ def test_a_quiet_night_proves_nothing(tmp_path: Path) -> None:
     quiet = {"running_avg": 1.0, "waiting_avg": 0.0, "kv_usage_avg_ratio": 0.02}
     life.lasts(3.0, quiet)
     life.store.close(PATIENCE_S)
-    (found,) = Reader(life.path).recommendations(**EVER)
-    assert found.outcome == "applied"
+    (advice,) = Reader(life.path).recommendations(**EVER)
+    assert advice.outcome == "applied"
     life.open()
     life.lasts(1.2, PRESSED)
-    (found,) = life.ends()
-    assert found.outcome == "missed", "the morning tells, over a restart of the daemon"
+    (advice,) = life.ends()
+    assert advice.outcome == "missed", "the morning tells, over a restart of the daemon"
 
 
 def test_a_load_that_does_not_come_back_is_not_looked_for_for_ever(tmp_path: Path) -> None:
@@ -272,8 +274,10 @@ def test_a_load_that_does_not_come_back_is_not_looked_for_for_ever(tmp_path: Pat
     life.now_s += 26 * HOUR_S
     life.lasts(0.1, {"running_avg": 1.0, "waiting_avg": 0.0})
     life.lasts(0.5, RELIEVED)
-    (found,) = life.ends()
-    assert (found.outcome, found.measured) == ("applied", {}), "nobody knows what else has changed"
+    (advice,) = life.ends()
+    assert (advice.outcome, advice.measured) == ("applied", {}), (
+        "nobody knows what else has changed"
+    )
 
 
 def test_a_restart_without_the_change_follows_nothing(tmp_path: Path) -> None:
@@ -281,7 +285,7 @@ def test_a_restart_without_the_change_follows_nothing(tmp_path: Path) -> None:
     life.lasts(0.3, PRESSED, fp8(), advised("seats", Flag("--max-num-seqs", 128, 14), {}))
     life.restarts(cache_dtype="auto")
     life.lasts(0.5, RELIEVED)
-    assert [one.outcome for one in life.ends()] == ["open", "open"]
+    assert [recommendation.outcome for recommendation in life.ends()] == ["open", "open"]
 
 
 def test_seats_are_seen_in_the_batch(tmp_path: Path) -> None:
@@ -291,9 +295,9 @@ def test_seats_are_seen_in_the_batch(tmp_path: Path) -> None:
     life.restarts(cache_dtype="auto")
     pinned = {"running_avg": 14.0, "running_max": 14.0, "waiting_avg": 16.0}
     life.lasts(0.5, {**RELIEVED, **pinned})
-    (found,) = life.ends()
-    assert found.outcome == "kept"
-    assert found.measured == {"preemption_per_s": 0.0}
+    (advice,) = life.ends()
+    assert advice.outcome == "kept"
+    assert advice.measured == {"preemption_per_s": 0.0}
 
 
 def test_a_change_that_is_taken_back_before_it_was_measured_is_open_again(tmp_path: Path) -> None:
@@ -303,8 +307,8 @@ def test_a_change_that_is_taken_back_before_it_was_measured_is_open_again(tmp_pa
     life.lasts(0.1, RELIEVED)
     life.restarts(cache_dtype="auto")
     life.lasts(0.5, PRESSED)
-    (found,) = life.ends()
-    assert (found.outcome, found.applied_s) == ("open", None)
+    (advice,) = life.ends()
+    assert (advice.outcome, advice.applied_s) == ("open", None)
 
 
 def test_what_is_told_no_more_lapses_after_a_day(tmp_path: Path) -> None:
@@ -313,9 +317,9 @@ def test_what_is_told_no_more_lapses_after_a_day(tmp_path: Path) -> None:
     life.lasts(0.1, RELIEVED)
     life.now_s += 25 * HOUR_S
     life.lasts(0.1, RELIEVED)
-    (found,) = life.ends()
-    assert found.outcome == "lapsed"
-    assert found.last_s == pytest.approx(START_S + 0.1 * HOUR_S)
+    (advice,) = life.ends()
+    assert advice.outcome == "lapsed"
+    assert advice.last_s == pytest.approx(START_S + 0.1 * HOUR_S)
 
 
 def test_one_told_again_is_the_same_one(tmp_path: Path) -> None:
@@ -325,9 +329,9 @@ def test_one_told_again_is_the_same_one(tmp_path: Path) -> None:
     life.store.close(PATIENCE_S)
     life.open()
     life.lasts(0.1, PRESSED, fp8({"kv_usage_ratio": 0.6}))
-    (found,) = life.ends()
-    assert (found.first_s, found.last_s) == (START_S + STEP_S, life.now_s)
-    assert found.predicted == {"kv_usage_ratio": 0.6}, "the newest numbers"
+    (advice,) = life.ends()
+    assert (advice.first_s, advice.last_s) == (START_S + STEP_S, life.now_s)
+    assert advice.predicted == {"kv_usage_ratio": 0.6}, "the newest numbers"
 
 
 def test_configurations_and_starts_are_kept(tmp_path: Path) -> None:

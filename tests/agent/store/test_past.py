@@ -20,9 +20,9 @@ def test_evidence_that_is_older_than_its_moment_says_so() -> None:
     later_s = START_S + 40
 
     def unknown(*, averaged: bool, exact: bool, t_s: float = later_s) -> list[str]:
-        told = document_at_scrape(stored, t_s, values, averaged=averaged, exact=exact)
-        assert told["signals"] == values
-        return list(told["unknown"])
+        document = document_at_scrape(stored, t_s, values, averaged=averaged, exact=exact)
+        assert document["signals"] == values
+        return list(document["unknown"])
 
     older = "causes: causes and evidence are as of 11:06:40"
     mean = "signals: downsampled to one-minute means at this age"
@@ -44,8 +44,10 @@ def test_a_cause_that_is_concluded_at_every_scrape_is_kept_once(tmp_path: Path) 
         (encode_document,) = connection.execute("SELECT count(*) FROM documents").fetchone()
     assert encode_document == 2, "while it is concluded, and while it only lingers"
     reader = Reader(path)
-    told = [reader.document(1, t_s) for t_s in times_s]
-    assert [one["causes"][0]["seen"] for one in told if one is not None] == seen_s
+    documents = [reader.document(1, t_s) for t_s in times_s]
+    assert [
+        document["causes"][0]["seen"] for document in documents if document is not None
+    ] == seen_s
     reader.close()
 
 
@@ -53,10 +55,14 @@ def test_a_store_of_an_earlier_version_says_of_when_its_evidence_is(tmp_path: Pa
     path = of_version(1, tmp_path)
     written(path, recorded(RECORDING)[CYCLES])
     reader = Reader(path)
-    (engine,) = [one for one in reader.engines() if one.model]
-    told = [reader.document(engine.id, one.t_s) for one in recorded(RECORDING)[:CYCLES]]
-    sick = [one for one in told if one is not None and one["causes"]]
-    as_of = [one for one in sick if any("evidence are as of" in line for line in one["unknown"])]
+    (engine,) = [engine for engine in reader.engines() if engine.model]
+    documents = [reader.document(engine.id, scrape.t_s) for scrape in recorded(RECORDING)[:CYCLES]]
+    sick = [document for document in documents if document is not None and document["causes"]]
+    as_of = [
+        document
+        for document in sick
+        if any("evidence are as of" in line for line in document["unknown"])
+    ]
     assert 0 < len(as_of) < len(sick)
     reader.close()
 
@@ -78,8 +84,8 @@ def test_a_document_is_read_by_way_of_few_others(tmp_path: Path) -> None:
 
     assert 2 < max(map(links, bases)) <= CHAIN_MAX_LINKS + 1
     reader = Reader(path)
-    for at, one in enumerate(cycles):
-        told = reader.document(1, one.t_s)
-        assert told is not None
-        assert [named["id"] for named in told["causes"]] == [f"cause_{at}"]
+    for at, scrape in enumerate(cycles):
+        document = reader.document(1, scrape.t_s)
+        assert document is not None
+        assert [named["id"] for named in document["causes"]] == [f"cause_{at}"]
     reader.close()

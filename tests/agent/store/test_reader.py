@@ -35,8 +35,8 @@ SCRAPES = 2500
 
 
 def numbered(at: int) -> Cycle:
-    found = diagnosis(START_S + STEP_S * at, values={"n": float(at)}, stage=at // 50 % 3)
-    return cycle(found, raw=counted(float(at)))
+    verdict = diagnosis(START_S + STEP_S * at, values={"n": float(at)}, stage=at // 50 % 3)
+    return cycle(verdict, raw=counted(float(at)))
 
 
 def whole(reader: Reader, engine_id: int) -> int:
@@ -44,14 +44,14 @@ def whole(reader: Reader, engine_id: int) -> int:
     series = reader.signals(engine_id, ["n"], **EVER)
     assert list(series.values["n"]) == list(range(len(series.times)))
     last_s = series.times[-1]
-    told = reader.document(engine_id, last_s)
-    assert told is not None
-    assert told["signals"]["n"] >= series.values["n"][-1]
-    raw = [set(one.values.values()) for one in snapshots(reader.path, engine_id, **EVER)]
+    document = reader.document(engine_id, last_s)
+    assert document is not None
+    assert document["signals"]["n"] >= series.values["n"][-1]
+    raw = [set(snapshot.values.values()) for snapshot in snapshots(reader.path, engine_id, **EVER)]
     assert raw[0] == {0.0}
     assert max(raw[-1]) >= series.values["n"][-1]
     stages = reader.intervals(kinds=("stage",), **EVER)
-    assert [one.id for one in stages] == [str(at % 3) for at in range(len(stages))]
+    assert [stage.id for stage in stages] == [str(at % 3) for at in range(len(stages))]
     return len(series.times)
 
 
@@ -111,8 +111,8 @@ def test_what_is_sealed_while_somebody_reads_is_read_once(tmp_path: Path) -> Non
             settle(store)
         with closing(sqlite3.connect(path)) as other:
             assert other.execute(chunks).fetchone() != (0,), "it was sealed meanwhile"
-        found = read_signals(connection, 1, ["n"], **EVER)
-    assert list(found.values["n"]) == list(range(FLUSH_ROWS - 1))
+        series = read_signals(connection, 1, ["n"], **EVER)
+    assert list(series.values["n"]) == list(range(FLUSH_ROWS - 1))
     reader.close()
     store.close(PATIENCE_S)
 

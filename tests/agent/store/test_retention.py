@@ -43,16 +43,16 @@ def numbered(
     values = {"n": float(at), "running_max": float(at % 7), "waiting_min": float(at % 5), "x": None}
     if noisy:
         values |= {f"noise_{of}": random.random() for of in range(10)}
-    found = diagnosis(t_s, values=values, causes=[cause(one) for one in causes])
+    verdict = diagnosis(t_s, values=values, causes=[cause(cause_id) for cause_id in causes])
     error = "refused" if at % 500 == 3 else None
-    return cycle(found, raw=counted(float(at)), config={"block_size": "16"}, error=error)
+    return cycle(verdict, raw=counted(float(at)), config={"block_size": "16"}, error=error)
 
 
 def put(store: Store, clock: Clock, cycles: Sequence[Cycle]) -> None:
     """Put cycles, each at its time, and let the store do what it then does."""
-    for at, one in enumerate(cycles):
-        clock.now_s = one.t_s
-        store.put(one)
+    for at, scrape in enumerate(cycles):
+        clock.now_s = scrape.t_s
+        store.put(scrape)
         if at % 50 == 0:
             settle(store)
     settle(store)
@@ -63,8 +63,8 @@ def tidied(store: Store, clock: Clock, later_s: float = 3601.0) -> None:
     """Let it be later, and the store do its rounds."""
     clock.now_s += later_s
     for _ in range(40):
-        one = diagnosis(clock.now_s, target="other", values={})
-        store.put(cycle(one))
+        verdict = diagnosis(clock.now_s, target="other", values={})
+        store.put(cycle(verdict))
         settle(store)
         clock.now_s += 0.01
 
@@ -91,9 +91,9 @@ def test_old_signals_become_a_value_a_minute(tmp_path: Path) -> None:
         assert series.values["running_max"][at] == max(row % 7 for row in rows)
         assert series.values["waiting_min"][at] == min(row % 5 for row in rows)
     assert all(map(math.isnan, series.values["x"]))
-    told = reader.document(engine.id, START_S + 3 * CHUNK_S + 30)
-    assert told is not None
-    assert told["t"] == pytest.approx(START_S + 3 * CHUNK_S, abs=60)
+    document = reader.document(engine.id, START_S + 3 * CHUNK_S + 30)
+    assert document is not None
+    assert document["t"] == pytest.approx(START_S + 3 * CHUNK_S, abs=60)
     scrapes = reader.scrapes("a", **EVER)
     assert [scrapes.times[at] for at in scrapes.failed] == [
         START_S + STEP_S * at for at in range(3, count, 500)
@@ -119,11 +119,13 @@ def test_what_is_too_old_goes_but_what_was_in_force_stays(tmp_path: Path) -> Non
     assert START_S + 3 * CHUNK_S <= times[0] <= START_S + 4 * CHUNK_S
     assert snapshots(path, engine.id, **EVER)[0].t_s >= times[0] - 60
     assert reader.scrapes("a", **EVER).times[0] >= times[0] - 60
-    assert [one.id for one in reader.intervals(kinds=("cause",), **EVER)] == ["kv_pressure"]
-    told = reader.document(engine.id, times[0])
-    assert told is not None, "the document from before still holds"
-    assert [one["id"] for one in told["causes"]] == ["kv_pressure"]
-    assert [one.after for one in reader.configs(engine.id, **EVER)] == [{"block_size": "16"}]
+    assert [interval.id for interval in reader.intervals(kinds=("cause",), **EVER)] == [
+        "kv_pressure"
+    ]
+    document = reader.document(engine.id, times[0])
+    assert document is not None, "the document from before still holds"
+    assert [row["id"] for row in document["causes"]] == ["kv_pressure"]
+    assert [config.after for config in reader.configs(engine.id, **EVER)] == [{"block_size": "16"}]
     reader.close()
 
 
@@ -142,7 +144,7 @@ def test_an_engine_of_which_nothing_is_left_is_forgotten(tmp_path: Path) -> None
     store.close(PATIENCE_S)
     reader = Reader(path)
     assert [engine.target for engine in reader.engines()] == ["other"]
-    assert {one.engine_id for one in reader.intervals(**EVER)} == {2}
+    assert {interval.engine_id for interval in reader.intervals(**EVER)} == {2}
     reader.close()
 
 
@@ -179,19 +181,19 @@ def test_a_clock_that_is_set_by_an_hour_loses_nothing(tmp_path: Path, hours: flo
     engine = reader.engines("a")[0]
     series = reader.signals(engine.id, ["n"], **EVER)
     assert list(series.values["n"]) == list(range(2 * FLUSH_ROWS)), "in order of arrival"
-    assert list(series.times) == [one.t_s for one in [*before, *after]]
+    assert list(series.times) == [scrape.t_s for scrape in [*before, *after]]
     assert len(reader.scrapes("a", **EVER).times) == 2 * FLUSH_ROWS
     raw = snapshots(path, engine.id, **EVER)
     assert [set(s.values.values()) for s in raw] == sorted(set(s.values.values()) for s in raw)
     assert {before[0].t_s, before[-1].t_s, after[-1].t_s} <= {s.t_s for s in raw}
-    found = reader.intervals(kinds=("cause", "health"), **EVER)
-    told = {(one.kind, one.start_s, one.end_s) for one in found}
-    assert {("health", START_S, before[-1].t_s), ("health", after[0].t_s, None)} < told
-    assert all(one.end_s is None or one.end_s <= before[-1].t_s for one in found)
-    for one in (before[3], after[-1]):
-        document = reader.document(engine.id, one.t_s)
+    intervals = reader.intervals(kinds=("cause", "health"), **EVER)
+    spans = {(interval.kind, interval.start_s, interval.end_s) for interval in intervals}
+    assert {("health", START_S, before[-1].t_s), ("health", after[0].t_s, None)} < spans
+    assert all(interval.end_s is None or interval.end_s <= before[-1].t_s for interval in intervals)
+    for at_scrape in (before[3], after[-1]):
+        document = reader.document(engine.id, at_scrape.t_s)
         assert document is not None
-        assert document["t"] == one.t_s
+        assert document["t"] == at_scrape.t_s
     reader.close()
 
 
@@ -202,8 +204,8 @@ def test_a_clock_that_is_years_ahead_deletes_nothing_that_is_sealed(tmp_path: Pa
     tidied(store, clock, 3000 * DAY_S)
     store.close(PATIENCE_S)
     reader = Reader(path)
-    found = reader.signals(reader.engines("a")[0].id, ["n"], **EVER).values["n"]
-    assert list(found) == list(range(FLUSH_ROWS + 5))
+    series = reader.signals(reader.engines("a")[0].id, ["n"], **EVER).values["n"]
+    assert list(series) == list(range(FLUSH_ROWS + 5))
     reader.close()
 
 

@@ -51,21 +51,21 @@ def test_a_store_of_every_version_is_taken_up_with_all_it_holds(
     path = of_version(version, tmp_path)
     cycles = recorded(RECORDING)
     store = Store.open(path, retention=KEEP_ALL)
-    for one in cycles[CYCLES:]:
-        store.put(one)
+    for cycle in cycles[CYCLES:]:
+        store.put(cycle)
     settle(store)
     store.close(PATIENCE_S)
     reader = Reader(path)
-    (engine,) = [one for one in reader.engines() if one.model]
+    (engine,) = [engine for engine in reader.engines() if engine.model]
     span: Span = {"from_s": cycles[0].t_s, "to_s": cycles[-1].t_s}
-    assert list(reader.scrapes(engine.target, **span).times) == [one.t_s for one in cycles]
+    assert list(reader.scrapes(engine.target, **span).times) == [scrape.t_s for scrape in cycles]
     assert list(reader.signals(engine.id, ["running"], **span).times) == [
-        one.t_s for one in cycles if one.engines
+        scrape.t_s for scrape in cycles if scrape.engines
     ]
     before = reader.document(engine.id, cycles[CYCLES - 1].t_s)
     assert before is not None
     assert before["signals"]["kv_capacity_tokens"] > 0
-    assert {one.kind for one in reader.intervals(**span)} == {"stage", "cause", "health"}
+    assert {interval.kind for interval in reader.intervals(**span)} == {"stage", "cause", "health"}
     assert reader.configs(engine.id, **span)
     assert snapshots(path, engine.id, **span)[0].t_s == cycles[0].t_s
     reader.close()
@@ -125,8 +125,8 @@ def main() -> None:
     path = VERSIONS / "made.db"
     written(path, *recorded(RECORDING)[:CYCLES])
     file.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
-    for made in VERSIONS.glob("made.db*"):
-        made.unlink()
+    for old_file in VERSIONS.glob("made.db*"):
+        old_file.unlink()
 
 
 if __name__ == "__main__":

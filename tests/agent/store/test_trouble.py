@@ -45,16 +45,16 @@ def numbered(at: int) -> Cycle:
     rng = random.Random(at)
     values = {"n": float(at), **{f"s{column}": rng.random() for column in range(100)}}
     causes = [cause("kv_pressure")] if at % 7 == 0 else []
-    found = diagnosis(START_S + STEP_S * at, values=values, causes=causes, stage_since_s=START_S)
-    return cycle(found, raw=counted(rng.random()))
+    verdict = diagnosis(START_S + STEP_S * at, values=values, causes=causes, stage_since_s=START_S)
+    return cycle(verdict, raw=counted(rng.random()))
 
 
 def numbers(path: Path) -> list[float]:
     """The numbers of the cycles that a store has, oldest first."""
     reader = Reader(path)
-    found = [n for e in reader.engines() for n in reader.signals(e.id, ["n"], **EVER).values["n"]]
+    stored = [n for e in reader.engines() for n in reader.signals(e.id, ["n"], **EVER).values["n"]]
     reader.close()
-    return found
+    return stored
 
 
 def opened(path: Path) -> Store:
@@ -203,8 +203,8 @@ def test_putting_never_waits_for_the_disk(tmp_path: Path) -> None:
     locker = os.open(tmp_path / "store.db", os.O_RDWR)
     cycles = [numbered(at) for at in range(100)]
     with files_of_at_most(1):
-        for one in cycles:  # nothing is written meanwhile: who waits for that waits for ever
-            store.put(one)
+        for scrape in cycles:  # nothing is written meanwhile: who waits for that waits for ever
+            store.put(scrape)
         assert store.stats().written == 0
     os.close(locker)
     store.close(PATIENCE_S)
@@ -218,8 +218,8 @@ def test_a_cycle_that_cannot_be_packed_costs_no_other(
     bad = diagnosis(START_S + 1, values={"n": "no number"})  # type: ignore[dict-item]
     surrogate = diagnosis(START_S + 2, target="\ud800", values={"n": 1.0})
     with caplog.at_level(logging.CRITICAL):
-        for one in (numbered(0), cycle(bad), cycle(surrogate), numbered(1)):
-            store.put(one)
+        for scrape in (numbered(0), cycle(bad), cycle(surrogate), numbered(1)):
+            store.put(scrape)
         settle(store)
     stats = store.stats()
     assert (stats.written, stats.dropped, stats.last_error) == (2, 2, "")

@@ -44,7 +44,7 @@ def write(path: Path, *, days: float, interval_s: float) -> tuple[int, float]:
     """Engine-scrapes written, and the CPU that the store took for each, in milliseconds."""
     now_s = START_S
     store = Store.open(path, retention=Retention(), clock=lambda: now_s)
-    writer = next(one for one in threading.enumerate() if one.name == "store")
+    writer = next(thread for thread in threading.enumerate() if thread.name == "store")
     clock = time.pthread_getcpuclockid(writer.ident or 0)
     scrapes, put_s, said_s = 0, 0.0, time.monotonic()
     for cycle in cycles(fleet(start_s=START_S), days=days, interval_s=interval_s):
@@ -92,8 +92,8 @@ def read(path: Path) -> None:
     hours: Span = {"from_s": engine.last_s - 6 * 3600, "to_s": engine.last_s}
     timed("3 signals, 6 h", len(reader.signals(engine.id, keys, **hours).times), since_s)
     since_s = time.monotonic()
-    found = reader.document(engine.id, engine.first_s + 0.6 * (engine.last_s - engine.first_s))
-    timed("document in the past", found and found["health"], since_s)
+    document = reader.document(engine.id, engine.first_s + 0.6 * (engine.last_s - engine.first_s))
+    timed("document in the past", document and document["health"], since_s)
     since_s = time.monotonic()
     timed("counters, all", len(snapshots(path, engine.id, **span)), since_s)
     since_s = time.monotonic()

@@ -41,21 +41,21 @@ class Screen:
         cut = len(data) - 40 if b"\x1b" in data[-40:] else len(data)
         at = 0
         while at < len(data):
-            found = CONTROL.match(data, at)
-            if found:
-                self._control(found)
-                at = found.end()
+            match = CONTROL.match(data, at)
+            if match:
+                self._control(match)
+                at = match.end()
             elif data[at] == 0x1B and at >= cut:
                 break  # its end has not come yet
             else:
                 at = self._text(data, at)
         self._rest = data[at:]
 
-    def _control(self, found: re.Match[bytes]) -> None:
-        if found[4] == b"H":
-            row, _, column = found[2].partition(b";")
+    def _control(self, match: re.Match[bytes]) -> None:
+        if match[4] == b"H":
+            row, _, column = match[2].partition(b";")
             self._row, self._column = int(row or 1) - 1, int(column or 1) - 1
-        elif found[4] == b"J":
+        elif match[4] == b"J":
             self._cells = [[" "] * self.columns for _ in range(self.rows)]
 
     def _text(self, data: bytes, at: int) -> int:

@@ -132,9 +132,9 @@ def with_file(tmp_path: Path, text: str, **flags: Any) -> Settings:  # noqa: ANN
 
 def test_what_is_meant_for_the_servers_is_not_shown_to_the_daemon(tmp_path: Path) -> None:
     text = 'fetch.bearer_token_file = "vllm-token"\nfetch.ca_file = "ca.pem"\n'
-    found = access(with_file(tmp_path, text), None)
-    assert (found.bearer_token_file, found.headers) == (None, {"Accept": "application/json"})
-    assert found.ca_file == "ca.pem"
+    settings = access(with_file(tmp_path, text), None)
+    assert (settings.bearer_token_file, settings.headers) == (None, {"Accept": "application/json"})
+    assert settings.ca_file == "ca.pem"
     flags = with_file(tmp_path, text, fetch__headers={"X-Proxy": "p"})
     assert access(flags, None).headers == {"X-Proxy": "p", "Accept": "application/json"}
     flags = with_file(tmp_path, text, fetch__bearer_token_file="mine")
@@ -207,8 +207,8 @@ def test_the_real_endpoint(tmp_path: Path) -> None:
         assert "--token-file" in wall.daemon_notes()[0]
         feed = daemon_feed(f"{server.url}/triage", settings_of(), token)
         wall = watched(feed, lambda wall: any(row.diagnosis for row in wall.rows()))
-    found = {row.name: (row.health, row.stale) for row in wall.rows()}
-    assert found == {
+    shown = {row.name: (row.health, row.stale) for row in wall.rows()}
+    assert shown == {
         "http://gpu-7:8000": ("critical", False),
         "new": ("unknown", False),
         WELL_NAME: ("unknown", True),

@@ -39,9 +39,9 @@ def test_what_is_older_than_the_chart_is_left_out() -> None:
 @given(TIMES, st.integers(8, 80))
 def test_the_newest_is_in_the_last_column(times: list[float], columns: int) -> None:
     over = chart_span(times, columns)
-    found = cells_of(times, [1.0] * len(times), over)
-    assert len(found) == columns
-    assert found[-1] == 1.0
+    cells = cells_of(times, [1.0] * len(times), over)
+    assert len(cells) == columns
+    assert cells[-1] == 1.0
 
 
 @given(TIMES, st.integers(8, 80))
@@ -54,8 +54,8 @@ def test_no_column_is_empty_while_scrapes_are_regular() -> None:
     for apart_s in (1.0, 2.03, 5.1, 14.7):
         times = [1e9 + apart_s * number for number in range(40)]
         over = chart_span(times, 12)
-        found = cells_of(times, [1.0] * 40, over)
-        assert None not in found[found.index(1.0) :]
+        cells = cells_of(times, [1.0] * 40, over)
+        assert None not in cells[cells.index(1.0) :]
 
 
 def test_a_value_stays_in_its_column_as_time_goes_on() -> None:
@@ -108,10 +108,10 @@ def test_known_is_drawn_and_unknown_is_empty(
 
 
 @given(st.floats(0, 100), st.floats(0, 100))
-def test_more_is_not_lower(one: float, other: float) -> None:
+def test_more_is_not_lower(first: float, other: float) -> None:
     def height(value: float) -> list[int]:
         lines = chart([value], rows=4, top=100.0, bound=None, glyphs=ASCII)
         return [(" " + ASCII.bars).index(text_of(line)) for line in lines]
 
-    low, high = sorted((one, other))
+    low, high = sorted((first, other))
     assert sum(height(low)) <= sum(height(high))

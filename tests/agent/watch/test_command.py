@@ -156,10 +156,10 @@ def test_a_bug_is_told_once_the_screen_has_gone(tmp_path: Path, where: str) -> N
 
 
 def test_where_there_is_no_terminal(main: Main, tmp_path: Path) -> None:
-    told = main("watch", *SICK)
-    assert (told.status, told.out) == (2, "")
-    assert "stdout is not one" in told.err
-    assert "kneewatch diagnose" in told.err
+    ended = main("watch", *SICK)
+    assert (ended.status, ended.out) == (2, "")
+    assert "stdout is not one" in ended.err
+    assert "kneewatch diagnose" in ended.err
     seen = on_terminal("stdout", ["watch", *SICK], cwd=tmp_path)
     assert (seen.status, seen.terminal) == (2, "")
     assert "stdin is not one" in seen.piped
@@ -186,9 +186,9 @@ def test_a_terminal_that_cannot_be_drawn_on(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage(main: Main, args: list[str], said: str) -> None:
-    told = main("watch", *args)
-    assert (told.status, told.out) == (2, "")
-    assert said in told.err
+    ended = main("watch", *args)
+    assert (ended.status, ended.out) == (2, "")
+    assert said in ended.err
 
 
 def test_other_commands_do_not_pay_for_textual() -> None:

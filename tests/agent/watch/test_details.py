@@ -23,8 +23,8 @@ HOSTILE = "a\x1b[31m[red]b[/red]\u202e\r\nc \x9b31m"
 
 def row_of(diagnosis: Diagnosis | None, **more: object) -> Row:
     """A row of a server."""
-    made = Row(EngineKey("s", "s", "m", "0"), Kind.SERVER, "s", diagnosis)
-    return replace(made, **more)  # type: ignore[arg-type]
+    row = Row(EngineKey("s", "s", "m", "0"), Kind.SERVER, "s", diagnosis)
+    return replace(row, **more)  # type: ignore[arg-type]
 
 
 def frame(width: int = 80, rows: int = 3, glyphs: Glyphs = UNICODE) -> Frame:
@@ -40,9 +40,9 @@ def told(diagnosis: Diagnosis, trail: Trail | None = None, width: int = 80) -> s
     return text_of(details(row_of(diagnosis), trail or Trail(), frame(width)))
 
 
-def trail_of(found: list[Diagnosis]) -> Trail:
+def trail_of(judged: list[Diagnosis]) -> Trail:
     trail = Trail()
-    for diagnosis in found:
+    for diagnosis in judged:
         trail.add(diagnosis.t_s, diagnosis.values)
     return trail
 
@@ -95,12 +95,12 @@ def test_the_page_of_the_cause() -> None:
 
 
 def test_everything_of_the_report_is_there() -> None:
-    made = changed(
+    sick = changed(
         SICK,
         findings=[finding("ITL-STALL", "warning", 0.3), finding("INPUT-TAIL", "info", 4.0)],
         unknown=["gpu_dram_active_ratio: no GPU source"],
     )
-    shown = told(made)
+    shown = told(sick)
     for words in (
         "+ 24% are preempted a second [preemption_ratio_per_s]",
         "- the cache is large [kv_capacity_tokens]",
@@ -154,7 +154,7 @@ def test_how_many_may_wait(running: float, most: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "bound_s"),
+    ("diagnosis", "bound_s"),
     [
         (changed(HEALTHY, judged_against=judged_against(Targets(2.0), has_baseline=True)), 2.0),
         (
@@ -169,9 +169,9 @@ def test_how_many_may_wait(running: float, most: int) -> None:
         (HEALTHY, None),
     ],
 )
-def test_what_ttft_is_held_against(made: Diagnosis, bound_s: float | None) -> None:
-    found = ttft_bound_s(made)
-    assert found == (None if bound_s is None else pytest.approx(bound_s))
+def test_what_ttft_is_held_against(diagnosis: Diagnosis, bound_s: float | None) -> None:
+    held_against = ttft_bound_s(diagnosis)
+    assert held_against == (None if bound_s is None else pytest.approx(bound_s))
 
 
 def test_beyond_its_bound_a_number_is_marked() -> None:
@@ -196,12 +196,12 @@ def test_lines_are_as_wide_as_the_screen(width: int, glyphs: Glyphs) -> None:
     width=st.integers(1, 120),
     rows=st.integers(1, 6),
     text=st.text(max_size=40) | st.just(HOSTILE),
-    made=st.sampled_from([HEALTHY, SICK, UNREADABLE, QUEUEING]),
+    diagnosis=st.sampled_from([HEALTHY, SICK, UNREADABLE, QUEUEING]),
 )
-def test_hostile_text_stays_text(width: int, rows: int, text: str, made: Diagnosis) -> None:
+def test_hostile_text_stays_text(width: int, rows: int, text: str, diagnosis: Diagnosis) -> None:
     cause = replace(PRESSURE, summary=text, lever=text, explains=(text,), guide=(text,))
     hostile = changed(
-        made, target=text, model=text, engine=text, causes=[cause], unknown=[text],
+        diagnosis, target=text, model=text, engine=text, causes=[cause], unknown=[text],
         judged_against=text,
     )  # fmt: skip
     lines = details(row_of(hostile, name=text, note=text), trail_of([hostile]), frame(width, rows))

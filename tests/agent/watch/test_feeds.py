@@ -163,11 +163,11 @@ def test_gpus_are_read_beside_the_servers(serving: Start) -> None:
     settings = settings_of(interval_s=0.1, gpu_metrics=gpus.url, fetch__headers={"X-Key": "secret"})
     work, wall = at_work(target_feeds([well.url], settings), Pace())
 
-    def told() -> bool:
+    def gpus_are_shown() -> bool:
         values = [row.diagnosis.values for row in wall.rows() if row.diagnosis]
         return any(told_.get("gpu_temperature_c") == 61.0 for told_ in values)
 
-    until(told)
+    until(gpus_are_shown)
     work.stop()
     assert [row.name for row in wall.rows()] == [well.url.removesuffix("/metrics")]
     assert b"secret" in well.requests[0]

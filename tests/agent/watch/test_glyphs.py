@@ -23,10 +23,10 @@ BOTH = pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "asci
 @BOTH
 @given(text=st.text(), width=st.integers(1, 60))
 def test_fit_is_exactly_so_wide(glyphs: Glyphs, text: str, width: int) -> None:
-    made = glyphs.fit(text, width)
-    assert cells(made) == width
-    assert made.isprintable()
-    assert glyphs.unicode or made.isascii()
+    fitted = glyphs.fit(text, width)
+    assert cells(fitted) == width
+    assert fitted.isprintable()
+    assert glyphs.unicode or fitted.isascii()
 
 
 @pytest.mark.parametrize(

@@ -33,24 +33,32 @@ def reported(main: Main, week: FleetWeek) -> Mapping[str, Any]:
             "--format", "json",
         )  # fmt: skip
     assert done.status == 1, done.err
-    found: Mapping[str, Any] = json.loads(done.out)
-    return found
+    document: Mapping[str, Any] = json.loads(done.out)
+    return document
 
 
 def test_more_than_are_read_are_all_named_and_nothing_else(main: Main) -> None:
     week = FleetWeek(10, end_s=END_S, days=HOURS / 24, every_s=EVERY_S, sets=SETS)
     report = reported(main, week)
-    told = [(pod, one["cause"]) for one in report["incidents"] for pod in one["replicas"]]
-    assert sorted(told) == sorted((one.pod, one.cause) for one in week.planted)
-    begun = {(one["start_s"], one["cause"]) for one in report["incidents"]}
-    firsts = {(one.start_s, one.cause) for one in week.planted}
+    reported_pairs = [
+        (pod, incident["cause"]) for incident in report["incidents"] for pod in incident["replicas"]
+    ]
+    assert sorted(reported_pairs) == sorted(
+        (incident.pod, incident.cause) for incident in week.planted
+    )
+    begun = {(incident["start_s"], incident["cause"]) for incident in report["incidents"]}
+    firsts = {(incident.start_s, incident.cause) for incident in week.planted}
     for start_s, cause in begun:
         assert any(cause == of and start_s == pytest.approx(s, abs=NEAR_S) for s, of in firsts)
     looks = 2 * SETS
     notes = " ".join(report["data_quality"]["notes"])
     assert f"{REPLAYED_MOST} suspect periods" in notes
     assert f"{looks - REPLAYED_MOST} more suspect periods reported from the steps alone" in notes
-    bare = [one for one in report["incidents"] if not one["evidence"] and one["cause"] in CLOSELY]
+    bare = [
+        incident
+        for incident in report["incidents"]
+        if not incident["evidence"] and incident["cause"] in CLOSELY
+    ]
     assert 0 < len(bare) <= looks - REPLAYED_MOST
     assert report["notices"] == [], "what is told from the steps is not left out"
 
@@ -64,12 +72,12 @@ def test_a_long_one_is_told_to_its_end(main: Main) -> None:
         10, end_s=END_S, days=HOURS / 24, every_s=EVERY_S, sets=1, incident_s=LONG_S
     )  # fmt: skip
     report = reported(main, week)
-    found = {one["cause"]: one for one in report["incidents"]}
-    assert sorted(found) == sorted(one.cause for one in week.planted)
+    by_cause = {incident["cause"]: incident for incident in report["incidents"]}
+    assert sorted(by_cause) == sorted(incident.cause for incident in week.planted)
     for cause in CLOSELY:
-        lasted_s = found[cause]["end_s"] - found[cause]["start_s"]
+        lasted_s = by_cause[cause]["end_s"] - by_cause[cause]["start_s"]
         assert lasted_s == pytest.approx(LONG_S, abs=NEAR_S), cause
-    cascade = found["kv_pressure"]
+    cascade = by_cause["kv_pressure"]
     assert cascade["cost"]["preemptions"] == pytest.approx(PREEMPTION_PER_S * LONG_S, rel=0.1)
     assert cascade["evidence"]
     late = sum(tier["budget"]["bad_requests"] for tier in report["slo"])

@@ -63,8 +63,8 @@ def test_the_step_grows_with_the_fleet_and_the_time(
     engines: int, days: int, scrape_s: float, zone: str, step_s: float
 ) -> None:
     period = grid(TO_S - days * DAY_S, TO_S, zone)
-    found = resolution(period, engines=engines, scrape_s=scrape_s, window_s=60.0)
-    assert found.step_s == step_s
+    chosen = resolution(period, engines=engines, scrape_s=scrape_s, window_s=60.0)
+    assert chosen.step_s == step_s
     at = steps(period, step_s)
     assert at.last_s == TO_S
     assert at.begins_s[0] == period.from_s
@@ -131,8 +131,8 @@ def test_a_gpu_is_its_pods_before_its_nodes() -> None:
             ({"Hostname": "n1", "gpu": "2"}, row(NAN)),
         )
     }
-    found = by_engine(rows, shape_of(series, label_map({}, "default")).members)
-    assert {key: values.tolist() for key, values in found.items()} == {
+    by_key = by_engine(rows, shape_of(series, label_map({}, "default")).members)
+    assert {key: values.tolist() for key, values in by_key.items()} == {
         ("n0:8000",): [0.2],
         ("n1:8000",): [0.5],
     }
@@ -163,8 +163,12 @@ def test_a_sign_of_trouble(
     from_step: int,
     to_step: int,
 ) -> None:
-    (one,) = suspect_spans(values, AT, None if up is None else scraped(up))
-    assert (one.why, one.from_s, one.to_s) == (why, TO_S + 60 * from_step, TO_S + 60 * to_step)
+    (suspect,) = suspect_spans(values, AT, None if up is None else scraped(up))
+    assert (suspect.why, suspect.from_s, suspect.to_s) == (
+        why,
+        TO_S + 60 * from_step,
+        TO_S + 60 * to_step,
+    )
 
 
 def test_calm_and_unknown_are_no_trouble_and_signs_that_overlap_are_one() -> None:
@@ -179,8 +183,8 @@ def test_calm_and_unknown_are_no_trouble_and_signs_that_overlap_are_one() -> Non
         WAITING: row(0, 0, 9, 9, 9, 0),
         PREEMPTED: row(0, 0, 0, 9, 0, 0),
     }
-    (one,) = suspect_spans(both, AT, None)
-    assert (one.why, one.from_s, one.to_s) == (PREEMPTING, TO_S + 120, TO_S + 300)
+    (suspect,) = suspect_spans(both, AT, None)
+    assert (suspect.why, suspect.from_s, suspect.to_s) == (PREEMPTING, TO_S + 120, TO_S + 300)
 
 
 @pytest.mark.parametrize(

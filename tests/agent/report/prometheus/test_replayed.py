@@ -40,8 +40,8 @@ def tracks_of(name: str) -> list[Track]:
             for series, value in page.samples():
                 labels = {**dict(series.labels), **TARGET, "__name__": series.name}
                 points.setdefault(tuple(sorted(labels.items())), []).append((entry.t_s, value))
-    found = [Track(dict(labels), values) for labels, values in points.items()]
-    return [*found, Track({**TARGET, "__name__": "up"}, up)]
+    read = [Track(dict(labels), values) for labels, values in points.items()]
+    return [*read, Track({**TARGET, "__name__": "up"}, up)]
 
 
 def kept_by_the_sidecar(name: str, folder: Path) -> list[Interval]:
@@ -51,36 +51,38 @@ def kept_by_the_sidecar(name: str, folder: Path) -> list[Interval]:
 
 
 def judged(tracks: Sequence[Track], lived_s: tuple[float, float] = (-math.inf, math.inf)) -> Replay:
-    running = [one.labels for one in tracks if one.labels["__name__"].endswith("requests_running")]
+    running = [
+        track.labels for track in tracks if track.labels["__name__"].endswith("requests_running")
+    ]
     member = shape_of(running, label_map({}, "default")).members[0]
     return replay_samples(tracks, member, PROFILE, Catalogue.of(PROFILE), "chat-0", lived_s)
 
 
-def span(one: Held | Interval) -> tuple[object, ...]:
-    return one.kind, one.id, one.severity, one.start_s, one.end_s, one.last_s, one.ended
+def span(held: Held | Interval) -> tuple[object, ...]:
+    return held.kind, held.id, held.severity, held.start_s, held.end_s, held.last_s, held.ended
 
 
 @pytest.mark.parametrize("name", ["kv_pressure_cascade", "queue_overload", "restart_mid_run"])
 def test_stages_causes_and_their_times_are_the_sidecars(name: str, tmp_path: Path) -> None:
     tracks = tracks_of(name)
-    made = judged(tracks)
+    replay = judged(tracks)
     kept = kept_by_the_sidecar(name, tmp_path)
-    assert sorted(map(span, made.held)) == sorted(map(span, kept))
-    assert made.scrapes == len(tracks[-1].points)
-    causes = {one.id for one in kept if one.kind == "cause"}
+    assert sorted(map(span, replay.held)) == sorted(map(span, kept))
+    assert replay.scrapes == len(tracks[-1].points)
+    causes = {interval.id for interval in kept if interval.kind == "cause"}
     assert causes
     for cause in causes:
-        assert cause in {one["id"] for one in made.documents[cause]["causes"]}
-    assert made.increases is not None
+        assert cause in {row["id"] for row in replay.documents[cause]["causes"]}
+    assert replay.increases is not None
 
 
 def pressed() -> tuple[list[Track], float]:
     """A recording up to the middle of its pressure, and when that is."""
     tracks = tracks_of("kv_pressure_cascade")
-    held = next(one for one in judged(tracks).held if one.id == "kv_pressure")
+    held = next(interval for interval in judged(tracks).held if interval.id == "kv_pressure")
     end_s = (held.start_s + held.until_s) / 2
-    cut = [Track(one.labels, [p for p in one.points if p[0] <= end_s]) for one in tracks]
-    return [one for one in cut if one.points], cut[-1].points[-1][0]
+    cut = [Track(track.labels, [p for p in track.points if p[0] <= end_s]) for track in tracks]
+    return [track for track in cut if track.points], cut[-1].points[-1][0]
 
 
 def test_what_a_process_had_ended_with_it() -> None:
@@ -88,24 +90,24 @@ def test_what_a_process_had_ended_with_it() -> None:
     first_s = tracks[-1].points[0][0]
     later_s = end_s + 2.0 - first_s
     anew: list[Track] = []
-    for one in tracks:
-        began = one.labels["__name__"].endswith(("_created", "process_start_time_seconds"))
-        first = [(t_s, value) for t_s, value in one.points if t_s < first_s + 18.0]
+    for track in tracks:
+        began = track.labels["__name__"].endswith(("_created", "process_start_time_seconds"))
+        first = [(t_s, value) for t_s, value in track.points if t_s < first_s + 18.0]
         again = [(t_s + later_s, value + later_s * began) for t_s, value in first]
-        anew.append(Track(one.labels, [*one.points, *again]))
-    (found,) = [one for one in judged(anew).held if one.id == "kv_pressure"]
-    assert (found.end_s, found.ended) == (end_s, "restarted")
+        anew.append(Track(track.labels, [*track.points, *again]))
+    (interval,) = [row for row in judged(anew).held if row.id == "kv_pressure"]
+    assert (interval.end_s, interval.ended) == (end_s, "restarted")
 
 
 def test_what_was_not_seen_to_go_on_ended_when_it_was_last_seen() -> None:
     tracks, end_s = pressed()
     up = tracks[-1]
     failing = [(end_s + 2.0 * at, 0.0) for at in range(1, 9)]
-    found = judged([*tracks[:-1], Track(up.labels, [*up.points, *failing])]).held
-    assert [(one.end_s, one.ended) for one in found if one.id == "kv_pressure"] == [
-        (end_s, "unwatched")
-    ]
-    assert [one.end_s for one in found if one.id == "target_down"] == [None]
+    replay = judged([*tracks[:-1], Track(up.labels, [*up.points, *failing])]).held
+    assert [
+        (interval.end_s, interval.ended) for interval in replay if interval.id == "kv_pressure"
+    ] == [(end_s, "unwatched")]
+    assert [interval.end_s for interval in replay if interval.id == "target_down"] == [None]
 
 
 def test_scrapes_that_fail_while_a_pod_loads_or_terminates_are_no_outage() -> None:

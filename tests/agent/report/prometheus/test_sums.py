@@ -67,8 +67,8 @@ def asked(main: Main, url: str, *more: object, namespace: str = "prod") -> Repor
         "--selector", f'namespace="{namespace}"', *more,
     )  # fmt: skip
     assert done.status in (0, 1), done.err
-    found: Report = json.loads(done.out)
-    return found
+    document: Report = json.loads(done.out)
+    return document
 
 
 def url_of(server: Prometheus) -> str:
@@ -76,7 +76,9 @@ def url_of(server: Prometheus) -> str:
 
 
 def hours_of(report: Report) -> str:
-    (note,) = [one for one in report["data_quality"]["notes"] if "counters and histograms: " in one]
+    (note,) = [
+        note for note in report["data_quality"]["notes"] if "counters and histograms: " in note
+    ]
     return str(note)
 
 
@@ -90,50 +92,51 @@ def test_what_is_recorded_is_what_reports_read() -> None:
 def test_the_made_up_sums_are_those_that_the_rules_make(
     prometheus: Prometheus, week: FleetWeek
 ) -> None:
-    moments = [one.start_s + 400 for one in week.planted] + [week.from_s + 500, END_S - 1000]
+    moments = [incident.start_s + 400 for incident in week.planted] + [
+        week.from_s + 500,
+        END_S - 1000,
+    ]
     compared = 0
     for moment_s in moments:
         at_ms = int(1000 * (moment_s // SUM_STEP_S * SUM_STEP_S + PHASE_S))
         for rule in hourly_group(Plan(selector=ONLY)).rules:
             assert isinstance(rule, Record)
-            told = answer(prometheus, rule.expr, at_ms)
+            raw = answer(prometheus, rule.expr, at_ms)
             kept = answer(prometheus, f"{rule.name}{{{ONLY}}}", at_ms)
-            assert kept == pytest.approx(told, rel=1e-9, abs=1e-6), rule.name
-            compared += len(told)
+            assert kept == pytest.approx(raw, rel=1e-9, abs=1e-6), rule.name
+            compared += len(raw)
     assert compared > 100 * len(moments)
 
 
 def answer(server: Prometheus, query: str, at_ms: int) -> dict[frozenset[tuple[str, str]], float]:
     """The values of a query by their labels."""
     return {
-        frozenset((name, value) for name, value in one.labels.items() if name != "__name__"): (
-            one.value
+        frozenset((name, value) for name, value in series.labels.items() if name != "__name__"): (
+            series.value
         )
-        for one in server.ask(query, at_ms)
+        for series in server.ask(query, at_ms)
     }
 
 
-def figures(found: Any, path: str = "") -> Iterator[tuple[str, float]]:  # noqa: ANN401 - JSON
+def figures(node: Any, path: str = "") -> Iterator[tuple[str, float]]:  # noqa: ANN401 - JSON
     """Every number of a report by its place."""
-    if isinstance(found, dict):
-        for name, value in cast("dict[str, Any]", found).items():
+    if isinstance(node, dict):
+        for name, value in cast("dict[str, Any]", node).items():
             yield from figures(value, f"{path}.{name}")
-    elif isinstance(found, list):
-        for at, value in enumerate(cast("Sequence[Any]", found)):
+    elif isinstance(node, list):
+        for at, value in enumerate(cast("Sequence[Any]", node)):
             yield from figures(value, f"{path}[{at}]")
-    elif isinstance(found, float | int) and not isinstance(found, bool):
-        yield path, float(found)
+    elif isinstance(node, float | int) and not isinstance(node, bool):
+        yield path, float(node)
 
 
 BY_HOUR = ("hours[", "by_weekday[", "spark.")
 
 
-def of_week(found: Any) -> dict[str, float]:  # noqa: ANN401 - JSON
+def of_week(node: Any) -> dict[str, float]:  # noqa: ANN401 - JSON
     """The numbers that are not of a single hour."""
     return {
-        place: value
-        for place, value in figures(found)
-        if not any(part in place for part in BY_HOUR)
+        place: value for place, value in figures(node) if not any(part in place for part in BY_HOUR)
     }
 
 
@@ -161,10 +164,10 @@ def test_one_tier_is_read_from_its_own_sums_one_replica_is_not(
     whole = asked(main, url)
     alone = asked(main, url, "--tier", tier)
     assert f"{HOURS - 1} of {HOURS - 1} hours from the sums" in hours_of(alone)
-    (told,) = [one for one in whole["slo"] if one["tier"] == tier]
-    assert alone["slo"] == [told]
-    one = asked(main, url, "--target", "chat-4")
-    assert "from raw series" in hours_of(one)
+    (objective,) = [row for row in whole["slo"] if row["tier"] == tier]
+    assert alone["slo"] == [objective]
+    of_replica = asked(main, url, "--target", "chat-4")
+    assert "from raw series" in hours_of(of_replica)
 
 
 def test_hours_without_whole_sums_are_read_from_raw_series(

@@ -73,38 +73,42 @@ def url_of(server: Prometheus) -> str:
 def report(main: Main, prometheus: Prometheus) -> Report:
     done = asked(main, url_of(prometheus), "--compare", "none")
     assert done.status == 1, done.err
-    found: Report = json.loads(done.out)
-    return found
+    document: Report = json.loads(done.out)
+    return document
 
 
 def of_tier(rows: Any, tier: str) -> Any:  # noqa: ANN401 - JSON
-    (found,) = [one for one in rows if one["tier"] == tier]
-    return found
+    (row,) = [tier_row for tier_row in rows if tier_row["tier"] == tier]
+    return row
 
 
 def test_the_planted_is_named_and_nothing_else_and_the_figures_are_those_made(
     report: Report, week: FleetWeek
 ) -> None:
-    told = [(one["cause"], one["target"]) for one in report["incidents"]]
-    assert sorted(told) == sorted((one.cause, one.pod) for one in week.planted)
+    pairs = [(incident["cause"], incident["target"]) for incident in report["incidents"]]
+    assert sorted(pairs) == sorted((incident.cause, incident.pod) for incident in week.planted)
     for planted in week.planted:
-        (one,) = [one for one in report["incidents"] if one["target"] == planted.pod]
-        assert one["start_s"] == pytest.approx(planted.start_s, abs=NEAR_S)
-    (cascade,) = [one for one in report["incidents"] if one["kind"] == "cascade"]
+        (reported,) = [
+            incident for incident in report["incidents"] if incident["target"] == planted.pod
+        ]
+        assert reported["start_s"] == pytest.approx(planted.start_s, abs=NEAR_S)
+    (cascade,) = [incident for incident in report["incidents"] if incident["kind"] == "cascade"]
     assert cascade["stages"][-1]["number"] >= 3
     assert cascade["end_s"] - cascade["start_s"] == pytest.approx(INCIDENT_S, abs=NEAR_S)
     assert cascade["cost"]["preemptions"] == pytest.approx(4 * INCIDENT_S, rel=0.15)
     assert cascade["cost"]["late_requests"] == pytest.approx(ARRIVAL_PER_S * INCIDENT_S, rel=0.15)
     assert cascade["evidence"]
-    assert {one["fate"] for one in cascade["advice"]} == {"unknown"}
+    assert {advised["fate"] for advised in cascade["advice"]} == {"unknown"}
     assert report["track_record"]["unknown"] == report["track_record"]["made"] > 0
 
     slo = of_tier(report["slo"], HOPPER)
-    made = made_tally(week, [at for at in range(REPLICAS) if at % 5 != 4])
+    tally = made_tally(week, [at for at in range(REPLICAS) if at % 5 != 4])
     ttft = slo["latencies"][0]
-    assert ttft["observations"] == pytest.approx(made.count, rel=0.01)
+    assert ttft["observations"] == pytest.approx(tally.count, rel=0.01)
     for percent in (50, 95, 99):
-        assert ttft[f"p{percent}"]["value"] == pytest.approx(made.quantile(percent / 100), rel=0.02)
+        assert ttft[f"p{percent}"]["value"] == pytest.approx(
+            tally.quantile(percent / 100), rel=0.02
+        )
     assert slo["budget"]["bad_requests"] == pytest.approx(ARRIVAL_PER_S * INCIDENT_S, rel=0.1)
     hits = [
         row["figures"][0]["value"]
@@ -121,15 +125,15 @@ def test_the_planted_is_named_and_nothing_else_and_the_figures_are_those_made(
     assert knee["peak_in_flight"] == pytest.approx(24 + 12), "in the cascade"
     assert of_tier(report["workloads"], AMPERE)["prompt"]["mean"]["value"] == pytest.approx(1200)
 
-    gaps = {one["target"]: one["gap_s"] for one in report["data_quality"]["targets"]}
-    (down,) = [one.pod for one in week.planted if one.cause == "target_down"]
+    gaps = {target["target"]: target["gap_s"] for target in report["data_quality"]["targets"]}
+    (down,) = [incident.pod for incident in week.planted if incident.cause == "target_down"]
     assert gaps.pop(down) == pytest.approx(INCIDENT_S, abs=120)
     assert set(gaps.values()) == {0}
     (change,) = report["data_quality"]["changes"]
     assert change["what"] == "restarted, configuration unchanged"
-    methods = {one["figure"]: one["how"] for one in report["data_quality"]["methods"]}
+    methods = {method["figure"]: method["how"] for method in report["data_quality"]["methods"]}
     assert methods["incidents"].startswith("Each engine's steps are searched")
-    assert {one.figure for one in METHODS} <= methods.keys()
+    assert {method.figure for method in METHODS} <= methods.keys()
     notes = " ".join(report["data_quality"]["notes"])
     assert "GPU figures of 10 of 10 engines" in notes
     assert "scrapes every 60 s" in notes
@@ -155,9 +159,11 @@ def made_tally(week: FleetWeek, replicas: Sequence[int]) -> Tally:
     for at in replicas:
         begun = ARRIVAL_PER_S * load_of(week, at) * week.every_s
         pressed = np.zeros(len(begun), dtype=np.bool_)
-        for one in week.planted:
-            if one.replica == at and one.cause == "kv_pressure":
-                pressed = (week.times >= one.start_s) & (week.times < one.start_s + INCIDENT_S)
+        for incident in week.planted:
+            if incident.replica == at and incident.cause == "kv_pressure":
+                pressed = (week.times >= incident.start_s) & (
+                    week.times < incident.start_s + INCIDENT_S
+                )
         parts = (
             (float(begun[~pressed].sum()), spread.usual),
             (ARRIVAL_PER_S * week.every_s * int(pressed.sum()), spread.pressed),
@@ -175,13 +181,13 @@ def test_a_tier_and_a_target_are_told_alone(main: Main, prometheus: Prometheus) 
     quiet = asked(main, url_of(prometheus), "--tier", AMPERE, *alone)
     assert quiet.status == 0, quiet.err
     document = json.loads(quiet.out)
-    assert [one["id"] for one in document["tiers"]] == [AMPERE]
+    assert [tier["id"] for tier in document["tiers"]] == [AMPERE]
     assert document["incidents"] == []
     whole = document["slo"][0]["latencies"][0]["observations"]
-    one = json.loads(asked(main, url_of(prometheus), "--target", "chat-4", *alone).out)
-    (tier,) = one["tiers"]
+    answer = json.loads(asked(main, url_of(prometheus), "--target", "chat-4", *alone).out)
+    (tier,) = answer["tiers"]
     assert [engine["target"] for engine in tier["engines"]] == ["chat-4"]
-    observed = one["slo"][0]["latencies"][0]["observations"]
+    observed = answer["slo"][0]["latencies"][0]["observations"]
     assert observed == pytest.approx(whole / 2, rel=0.1)
 
 
@@ -213,7 +219,7 @@ def test_what_has_no_answer_is_unknown_and_said(
     done = asked(main, server.url.removesuffix("/metrics"), "--tier", AMPERE, "--compare", "none")
     assert done.status == 2, "nothing worse is seen, and not all was seen"
     document = json.loads(done.out)
-    assert [one["health"] for one in document["verdicts"]] == ["unknown"]
+    assert [verdict["health"] for verdict in document["verdicts"]] == ["unknown"]
     notices = " ".join(document["notices"])
     assert "shard 3 is down" in notices
     assert "no such thing" in notices
