@@ -178,6 +178,13 @@ LOAD = (
         needs="vLLM 0.11 or later",
         optional=True,
     ),
+    Signal(
+        "awake_min",
+        OverTime("engine_sleep_state", "min", (("sleep_state", "awake"),)),
+        "0 where the engine slept at any time in the window, which empties its KV cache.",
+        needs="vLLM 0.11 or later",
+        optional=True,
+    ),
     *_over_window("running", "num_requests_running", "Requests in the batch", "avg", "max", "min"),
     *_over_window("waiting", "num_requests_waiting", "Requests in the queue", "avg", "min"),
     Signal(

@@ -70,6 +70,10 @@ keeps an unused block."""
 
 TURNOVER_IS_SHORT = TURNOVER_S < 60.0
 
+FILLED = Watched(Number(2.0)) & ~(Signal("awake_min") < 1.0).assume(unknown=False)
+"""The cache of a new process or of a woken engine is empty: the first request of each prefix
+misses."""
+
 NO_HITS = CACHING & (HITS <= 0.02)
 NEVER_HIT = (
     NO_HITS
@@ -77,7 +81,7 @@ NEVER_HIT = (
     & (WORK_RATIO >= 4.0)
     & ~SHARED.assume(unknown=False)
     & (PREFILL_SHARE >= 0.3)
-    & Watched(Number(2.0))
+    & FILLED
 )
 """Caching is on, prefill is heavy, and there have been no hits to speak of."""
 
@@ -311,6 +315,7 @@ PREFIX_REUSE_LOST = CauseRecord(
             gate=PREFILL_IS_HEAVY
             & CACHING
             & SHARED
+            & FILLED
             & ~IN_A_BLOCK
             & (HITS <= 0.5 * QUIET_HIT_RATIO)
             & ((HITS <= 0.08) | ~TURNOVER_IS_SHORT | PROMPTS_DIFFER)

@@ -138,6 +138,8 @@ NEAR_MISSES = [
     ("prefix_reuse_lost", LOST.but(prefix_hit_ratio=None), "no lookup in the window"),
     ("prefix_reuse_lost", replace(LOST, config={"enable_prefix_caching": "False"}), "off"),
     ("prefix_reuse_lost", CHURN, "some hits are left and the cache turns over quickly"),
+    ("prefix_reuse_lost", replace(LOST, observed_s=100.0), "a new process fills its cache"),
+    ("prefix_reuse_lost", LOST.but(awake_min=0.0), "a woken engine fills its cache"),
     (
         "prefix_reuse_lost",
         replace(LOST, quiet={}, observed_s=100.0),

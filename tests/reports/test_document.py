@@ -54,7 +54,7 @@ PLAIN_COUNTS = re.compile(
     r"|kv_fetch_(waiting|queued|moving|arrived)"
     r"|gpu_ecc_uncorrectable|gpu_remapped_rows_uncorrectable|gpu_row_remap_failures|cascade_stage"
     r"|cascade_severity"
-    r"|(preempted|errors|accepted)_in_window|lmcache_healthy|awake"
+    r"|(preempted|errors|accepted)_in_window|lmcache_healthy|awake(_min)?"
 )
 
 
