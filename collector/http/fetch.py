@@ -318,10 +318,11 @@ class Fetcher:
         return body
 
     def _check(self, response: Answer, body: bytes, content_type: str) -> None:
-        if not body or body.isspace():
-            raise not_metrics(self._address, "the page is empty")
         if content_type.lower().startswith(HTML_TYPES) or body[:256].lstrip()[:1] == b"<":
             raise not_metrics(self._address, "this is a web page, not metrics")
         if response.length is None and not response.chunked and not body.endswith(b"\n"):
             # The page ends with the connection: only its last line shows whether it is whole.
-            raise truncated(self._address, "the last line has no line break")
+            reason = "the last line has no line break" if body else "nothing came after the headers"
+            raise truncated(self._address, reason)
+        if not body or body.isspace():
+            raise not_metrics(self._address, "the page is empty")

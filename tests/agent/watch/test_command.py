@@ -24,7 +24,7 @@ COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-7]|4[0-7]|9[0-7])(?:;[0-9;]*)?m
 BEYOND = re.compile(rb"[34]8;[25];[0-9;]*m")
 BUG = """\
 import sys
-from kneewatch.agent.watch import feeds, screen
+from kneewatch.agent.watch import command, feeds
 from kneewatch.agent.watch.feeds import Pace
 from kneewatch.agent.watch.command import recording_feeds, show
 from tests.agent.watch.screens import settings_of
@@ -37,7 +37,7 @@ def broken(*_args):
 if sys.argv[1] == "feed":
     feeds.RecordingFeed.run = broken
 else:
-    screen.details = broken
+    command.details = broken
 show(recording_feeds(sys.argv[2:], settings_of()), Pace(), where="")
 """
 
