@@ -53,6 +53,10 @@ class Buckets(NamedTuple):
         at = bisect_left(self.bounds, bound)
         if at == len(self.bounds) or self.bounds[at] != bound:
             return None
+        return self.above_at_per_s(at)
+
+    def above_at_per_s(self, at: int) -> float:
+        """Observations per second above the bound at a position."""
         return max(0.0, self.rates_per_s[-1] - self.rates_per_s[at])
 
     def share_at_most(self, bound: float) -> float | None:

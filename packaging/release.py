@@ -91,7 +91,7 @@ def repacked(sdist: bytes, epoch_s: int) -> bytes:
         gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=epoch_s) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as after,
     ):
-        for member in sorted(before.getmembers(), key=lambda one: one.name):
+        for member in sorted(before.getmembers(), key=lambda member: member.name):
             member.mtime, member.pax_headers = epoch_s, {}
             member.uid = member.gid = 0
             member.uname = member.gname = ""

@@ -60,7 +60,7 @@ def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]
         "causes": [_cause_document(cause, docs_url) for cause in diagnosis.causes],
         "recommendations": [
             {
-                **recommendation_document(advice.made),
+                **recommendation_document(advice.recommendation),
                 "pool": advice.pool,
                 "tier": advice.tier or None,
             }
@@ -294,7 +294,7 @@ def size_words(size: TierSize) -> str:
 
 def advice_words(advice: FleetAdvice) -> list[str]:
     """A recommendation in lines: change, reason, predicted effect, checks."""
-    recommendation = advice.made
+    recommendation = advice.recommendation
     tier = f" on {advice.tier}" if advice.tier else ""
     rows = [
         f"{changes_words(recommendation)} in {advice.pool or '?'}{tier}",

@@ -142,8 +142,8 @@ def _of_both(scope: Scope, left: Quantity, right: Quantity, of: str) -> str:
     """An expression of two quantities' values, `{0}` and `{1}` in `of`; None if either is
     unknown."""
     a, b = scope.variable(), scope.variable()
-    known = f"({a} := {left.source(scope)}) is None or ({b} := {right.source(scope)}) is None"
-    return f"(None if {known} else {of.format(a, b)})"
+    unknown = f"({a} := {left.source(scope)}) is None or ({b} := {right.source(scope)}) is None"
+    return f"(None if {unknown} else {of.format(a, b)})"
 
 
 def _both_in_promql(to: Spelling, left: Quantity, right: Quantity, spelled: str) -> str | None:
@@ -401,12 +401,12 @@ class ToPython:
     def compare(self, left: Quantity, sign: str, right: Quantity) -> str:
         """True if both values are known and the comparison holds."""
         value = self.scope.variable()
-        known = f"({value} := {left.source(self.scope)}) is not None"
+        is_known = f"({value} := {left.source(self.scope)}) is not None"
         if isinstance(right, Number):
-            return f"({known} and {value} {sign} {right.source(self.scope)})"
+            return f"({is_known} and {value} {sign} {right.source(self.scope)})"
         bound = self.scope.variable()
-        known += f" and ({bound} := {right.source(self.scope)}) is not None"
-        return f"({known} and {value} {sign} {bound})"
+        is_known += f" and ({bound} := {right.source(self.scope)}) is not None"
+        return f"({is_known} and {value} {sign} {bound})"
 
     def every(self, parts: Sequence[str]) -> str:
         """True if all are."""

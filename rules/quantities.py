@@ -133,8 +133,8 @@ class SquareRoot(Quantity):
 
     def source(self, scope: Scope) -> str:
         of = scope.variable()
-        known = f"({of} := {self.of.source(scope)}) is not None and {of} > 0"
-        return f"({of}**0.5 if {known} else None)"
+        is_known = f"({of} := {self.of.source(scope)}) is not None and {of} > 0"
+        return f"({of}**0.5 if {is_known} else None)"
 
     def promql(self, to: Spelling) -> str | None:
         radicand = self.of.promql(to)
@@ -268,8 +268,8 @@ class Configured(Leaf):
 
     def source(self, scope: Scope, *, side: bool) -> str:
         now, sign = scope.variable(), "==" if side else "!="
-        known = f"({now} := facts.config.get({self.label!r})) is not None"
-        return f"({known} and {now} {sign} {self.value!r})"
+        is_known = f"({now} := facts.config.get({self.label!r})) is not None"
+        return f"({is_known} and {now} {sign} {self.value!r})"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         sign = "=" if side else "!="

@@ -732,19 +732,19 @@ class SlowTimeShare(OfMetric):
         metric, weights = self.metric, self._weights()
         total_of = PartRate(metric, "sum").bind(page_columns)
         bounds = page_columns.buckets_of(metric).bounds
-        weighted = [(weight, bounds.index(edge)) for weight, edge in weights if edge in bounds]
+
+        def positions(bounds: Sequence[float]) -> list[tuple[float, int]]:
+            return [(weight, bounds.index(edge)) for weight, edge in weights if edge in bounds]
+
+        weighted = positions(bounds)
 
         def value(window: Window) -> float | None:
             buckets, total_s = window.buckets(metric), total_of(window)
             if buckets is None or total_s is None or not total_s > 0:
                 return None
-            if buckets.bounds is not bounds:  # some bucket has no rate in this window
-                above = [weight * (buckets.above_per_s(edge) or 0.0) for weight, edge in weights]
-                return sum(above) / total_s
-            rates_per_s = buckets.rates_per_s
-            count_per_s = rates_per_s[-1]
-            above = [weight * max(0.0, count_per_s - rates_per_s[at]) for weight, at in weighted]
-            return sum(above) / total_s
+            # Where some bucket has no rate in this window, the positions are others.
+            here = weighted if buckets.bounds is bounds else positions(buckets.bounds)
+            return sum([weight * buckets.above_at_per_s(at) for weight, at in here]) / total_s
 
         return value
 

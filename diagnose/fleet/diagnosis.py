@@ -207,7 +207,7 @@ def _by_peers(wide: SameDegree, narrow: SameDegree) -> FleetCause | None:
 class FleetAdvice:
     """A recommendation, and the pool and tier that it is for."""
 
-    made: Recommendation
+    recommendation: Recommendation
     pool: str
     tier: str
 
@@ -226,7 +226,7 @@ def advice_of(
         for size in sizes
         if size.advice is not None
     ]
-    more = [advice for advice in resizes if advice.made.id != "fewer-replicas"]
+    more = [advice for advice in resizes if advice.recommendation.id != "fewer-replicas"]
     routing = [
         advice
         for tier in tiers

@@ -456,7 +456,7 @@ class _NearFit:
         bands: dict[int, list[tuple[float, ...]]] = {}
         for row in rows:
             bands.setdefault(_band(row[0]), []).append(_products(row))
-        self._sums = {band: [*map(fsum, zip(*made, strict=True))] for band, made in bands.items()}
+        self._sums = {band: [*map(fsum, zip(*group, strict=True))] for band, group in bands.items()}
         self._weighted: dict[int, list[float]] = {}
 
     def at(

@@ -70,9 +70,9 @@ def test_trouble_comes_first_and_a_healthy_pool_is_a_line() -> None:
     assert sum("do first: Add replicas" in line for line in lines) == 1, "the same advice once"
     assert sum(line.startswith("ok: beta/m: 4 replicas") for line in lines) == 1
     assert not any(line.startswith("CRITICAL a") for line in lines), "named by the cause"
-    advised = {advice.pool: advice.made.changes[0].after for advice in diagnosis.advice}
+    advised = {advice.pool: advice.recommendation.changes[0].after for advice in diagnosis.advice}
     assert advised == {"alpha/m": 11, "gamma/m": 4}, "also without a past"
-    kv = diagnosis.advice[0].made.predicted["kv_demand_ratio"]
+    kv = diagnosis.advice[0].recommendation.predicted["kv_demand_ratio"]
     assert kv < 0.5, "the queue is no part of what runs at once"
 
 

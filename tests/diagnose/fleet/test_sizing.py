@@ -60,7 +60,7 @@ def sized(
 def test_a_quiet_week_lets_replicas_go_with_the_saving_in_money() -> None:
     diagnosis, size = sized(peak(100.0))
     assert (size.present, size.needed) == (10, 2)
-    (lever,) = [advice.made for advice in diagnosis.advice]
+    (lever,) = [advice.recommendation for advice in diagnosis.advice]
     assert lever.id == "fewer-replicas"
     assert lever.cost_usd_per_hour == pytest.approx(-8 * 3.0), "8 H100 at the catalogue's price"
     assert "50%" in lever.summary
@@ -76,7 +76,7 @@ def test_a_peak_beyond_the_tier_wants_more() -> None:
     diagnosis, size = sized(peak(2000.0))
     # 2,000 x 2,500 tokens on 10 x 400,000, and 30 % on top.
     assert size.needed == 17
-    assert diagnosis.advice[0].made.cost_usd_per_hour == pytest.approx(7 * 3.0)
+    assert diagnosis.advice[0].recommendation.cost_usd_per_hour == pytest.approx(7 * 3.0)
 
 
 def test_a_tier_that_presses_its_cache_wants_more_without_any_peak_beyond() -> None:
@@ -101,7 +101,11 @@ def test_a_backlog_is_no_demand(waiting: float) -> None:
     diagnosis, size = sized(peak(208.0), *overloaded(waiting, 0.24))
     # 6 % more arrive than are served: 8 x 1.06 = 8.48, and with the safety factor of 1.3 11.02.
     assert size.needed == 12
-    (lever,) = [advice.made for advice in diagnosis.advice if advice.made.id == "replicas"]
+    (lever,) = [
+        advice.recommendation
+        for advice in diagnosis.advice
+        if advice.recommendation.id == "replicas"
+    ]
     assert "it needs 9, or 12 with a safety factor of 1.3" in lever.summary
     spare_per_s = 12 * 4.0 - 8 * 4.24
     assert lever.predicted["backlog_drain_s"] == pytest.approx(8 * waiting / spare_per_s, rel=1e-3)
@@ -109,7 +113,11 @@ def test_a_backlog_is_no_demand(waiting: float) -> None:
 
 def test_a_long_backlog_names_what_would_drain_it_sooner() -> None:
     diagnosis, _ = sized(peak(208.0), *overloaded(2300.0, 0.24))
-    (lever,) = [advice.made for advice in diagnosis.advice if advice.made.id == "replicas"]
+    (lever,) = [
+        advice.recommendation
+        for advice in diagnosis.advice
+        if advice.recommendation.id == "replicas"
+    ]
     # 18,400 requests in 300 s are 61.3/s, 14.1/s are spare: 12 more replicas of 4/s.
     assert (
         "A queue of 18,400 requests drains in about 22 min; with 12 more replicas until then"
@@ -122,7 +130,7 @@ def test_one_hot_replica_is_no_reason_for_more() -> None:
                         "preemption_per_s": 3.0, "arrival_per_s": 9.0})  # fmt: skip
     diagnosis, size = sized(peak(1000.0), *rows(9), hot)
     assert size.needed == 10
-    assert all(advice.made.id != "replicas" for advice in diagnosis.advice)
+    assert all(advice.recommendation.id != "replicas" for advice in diagnosis.advice)
 
 
 @pytest.mark.parametrize(
@@ -208,10 +216,10 @@ def test_data_parallel_engines_are_counted_in_replicas(most: float, needed: int)
     assert four.used_ratio == pytest.approx(single.used_ratio)
     assert four.usd_per_hour == pytest.approx(10 * 8 * 3.0)
     for alone, advice in zip(plain.advice, packed.advice, strict=True):
-        assert advice.made.cost_usd_per_hour == pytest.approx((needed - 10) * 8 * 3.0)
-        assert advice.made.predicted["usd_per_hour"] == pytest.approx(needed * 8 * 3.0)
+        assert advice.recommendation.cost_usd_per_hour == pytest.approx((needed - 10) * 8 * 3.0)
+        assert advice.recommendation.predicted["usd_per_hour"] == pytest.approx(needed * 8 * 3.0)
         key = "usd_per_million_tokens"
-        assert advice.made.before[key] == pytest.approx(alone.made.before[key])
+        assert advice.recommendation.before[key] == pytest.approx(alone.recommendation.before[key])
 
 
 def test_one_is_one_in_words() -> None:
@@ -244,7 +252,7 @@ def test_routing_is_advised_with_what_it_would_save() -> None:
         "computed_prompt_tokens_per_s": 2100.0,
     }
     diagnosis, _ = sized(peak(1000.0), *rows(10, **diluted))
-    (lever,) = [advice.made for advice in diagnosis.advice]
+    (lever,) = [advice.recommendation for advice in diagnosis.advice]
     assert lever.id == "prefix-routing"
     assert lever.predicted["prefix_hit_ratio"] == pytest.approx(0.96)
     assert lever.predicted["computed_prompt_tokens_per_s"] == pytest.approx(2100 * 0.04 / 0.7)
@@ -267,7 +275,7 @@ def disaggregated(
 @pytest.mark.parametrize("engines", [1, 4])
 def test_pools_of_a_disaggregated_fleet_are_split_by_their_work(engines: int) -> None:
     diagnosis = disaggregated(4, 4, busy=0.3, held_ratio=0.9, engines=engines)
-    (lever,) = [advice.made for advice in diagnosis.advice]
+    (lever,) = [advice.recommendation for advice in diagnosis.advice]
     assert lever.id == "pd-ratio"
     # 4 x 0.3 of prefill and 4 x 0.9 of decode: 1:3.
     assert [(change.before, change.after) for change in lever.changes] == [(4, 2), (4, 6)]
