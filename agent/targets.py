@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +12,16 @@ from kneewatch.agent.settings.effective import (
     Effective,
     Settings,
     flattened,
-    is_pairs,
-    nearest,
+    gathered,
     toml_value,
     validated,
 )
-from kneewatch.agent.settings.table import BY_KEY, DEPLOYMENT, SETTINGS
+from kneewatch.agent.settings.table import BY_KEY, DEPLOYMENT, SETTINGS, Setting, pairs, text
 from kneewatch.agent.stream import capture_name
 from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import METRICS_PATH, shown_url
+from kneewatch.collector.spelling import did_you_mean
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 
 LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -82,26 +82,26 @@ def spec(
     played: bool = False,
     name: str | None = None,
     labels: Mapping[str, str] | None = None,
+    address_key: str = "",
 ) -> TargetSpec:
     """A target; the default name is derived from the address. `played`: it is a capture.
 
+    `address_key` is the key that holds the address at `origin`, if it has one.
+
     Raises:
-        SettingsError: the address, the name or a label is invalid; the message has the origin.
+        SettingsError: the address, the name or labels are invalid; each message has the origin.
     """
+    mistakes: list[str] = []
+    target = name
     try:
         default_name = capture_name(address) if played else target_name(address)
+        target = default_name if name is None else name
     except CollectError as error:
-        raise SettingsError(f"{origin}: {error}; {error.hint}") from error
-    target = name if name is not None else default_name
-    if not target.strip() or not target.isprintable() or len(target) > MAX_NAME_CHARS:
-        raise SettingsError(
-            f"{origin}: {target!r} is not a name: write 1 to {MAX_NAME_CHARS} printable characters"
-        )
-    for label in labels or {}:
-        if not LABEL.fullmatch(label):
-            raise SettingsError(
-                f"{origin}: {label!r} is not a label name: letters, digits and _, no digit first"
-            )
+        place = f"{origin}: {address_key}" if address_key else origin
+        mistakes.append(f"{place}: {error}; {error.hint}")
+    mistakes += _naming_mistakes(target, labels, origin)
+    if mistakes or target is None:
+        raise SettingsError(*mistakes)
     if not played and "://" not in address:
         address = f"http://{address.strip()}"
     return TargetSpec(
@@ -109,33 +109,59 @@ def spec(
     )
 
 
+def _naming_mistakes(
+    name: str | None, labels: Mapping[str, str] | None, origin: str
+) -> Iterator[str]:
+    valid = name is None or (name.strip() and name.isprintable() and len(name) <= MAX_NAME_CHARS)
+    if not valid:
+        yield f"{origin}: name = {name!r}: write 1 to {MAX_NAME_CHARS} printable characters"
+    for label in labels or {}:
+        if not LABEL.fullmatch(label):
+            yield (
+                f"{origin}: labels: {label!r} is not a label name: letters, digits and _, no "
+                "digit first"
+            )
+
+
 def check_unique(specs: Sequence[TargetSpec]) -> None:
     """Check that no two targets have the same name or the same log.
 
     Raises:
-        SettingsError: two have; the message names both origins.
+        SettingsError: some have; each message names two origins.
     """
+    mistakes: list[str] = []
     first: dict[str, TargetSpec] = {}
     by_log: dict[str, TargetSpec] = {}
     for target in specs:
         path = target.settings["server_log"]
         if path is not None and by_log.setdefault(path, target) is not target:
-            raise SettingsError(
+            mistakes.append(
                 f"{by_log[path].origin} and {target.origin} have the same server_log {path!r}: set "
                 "it only in the [[targets]] table of the server that writes it"
             )
         other = first.setdefault(target.name, target)
         if other is not target:
-            raise SettingsError(
+            mistakes.append(
                 f"two targets are called {target.name!r}: {other.origin} and {target.origin}; "
                 "remove one or rename it"
             )
+    if mistakes:
+        raise SettingsError(*mistakes)
 
 
 # --- Targets from arguments and [[targets]] tables ------------------------------------------------
 
 
-TARGET_KEYS = ("url", "name", "labels")
+OWN_KEYS = {
+    key.key: key
+    for key in (
+        text("url", "the server's URL or a capture"),
+        text("name", "unique name; unset: derived from url"),
+        pairs("labels", "the target's labels"),
+    )
+}
+"""The keys of a `[[targets]]` table that are no settings."""
+
 PER_TARGET_GROUPS = ("slo.", "peak.", "benchmark.", "canary.", "fetch.", "limits.")
 PER_TARGET_KEYS = frozenset(
     {"window_s", "interval_s", "gpus", "gpu_metrics", "server.probe", "server_log", *DEPLOYMENT}
@@ -164,46 +190,63 @@ def table_specs(settings: Settings) -> list[TargetSpec]:
     """The targets of the settings file.
 
     Raises:
-        SettingsError: a key is unknown or a value invalid.
+        SettingsError: keys are unknown, values are invalid, or two targets have the same name; a
+            message for each mistake names the table and the key.
     """
-    return [
-        _table_spec(table, settings, f"{settings.thresholds_origin}: [[targets]] number {number}")
-        for number, table in enumerate(settings.tables.get("targets", ()), 1)
-    ]
+    mistakes: list[str] = []
+    specs: list[TargetSpec] = []
+    for number, table in enumerate(settings.tables.get("targets", ()), 1):
+        origin = f"{settings.thresholds_origin}: [[targets]] number {number}"
+        with gathered(mistakes):
+            specs.append(_table_spec(table, settings, origin))
+    with gathered(mistakes):
+        check_unique(specs)
+    if mistakes:
+        raise SettingsError(*mistakes)
+    return specs
 
 
 def _table_spec(table: Mapping[str, Any], settings: Settings, origin: str) -> TargetSpec:
-    address, name, labels = table.get("url"), table.get("name"), table.get("labels", {})
-    if not isinstance(address, str):
-        raise SettingsError(
-            f"{origin}: url must be text" if "url" in table else f"{origin}: url is missing"
+    mistakes: list[str] = []
+    own = {key: table[key] for key in OWN_KEYS if key in table}
+    values: dict[str, Any] = {}
+    for key, value in (own | flattened({k: table[k] for k in table if k not in own})).items():
+        with gathered(mistakes):
+            values[key] = validated(_setting_of(key, origin), value, origin)
+    address, name, labels = (values.pop(key, None) for key in OWN_KEYS)
+    overrides = {key: Effective(value, origin) for key, value in values.items()}
+    if "url" not in table:
+        mistakes.append(f'{origin}: url is missing: write url = "http://HOST:PORT"')
+    if address is None:
+        mistakes += _naming_mistakes(name, labels, origin)
+        raise SettingsError(*mistakes)
+    with gathered(mistakes):
+        target = spec(
+            address,
+            settings.with_values(overrides) if overrides else settings,
+            origin,
+            played=is_capture(address),
+            name=name,
+            labels=labels,
+            address_key="url",
         )
-    if not isinstance(name, str | None):
-        raise SettingsError(f"{origin}: name must be text, not {name!r}")
-    if not is_pairs(labels):
-        raise SettingsError(f"{origin}: labels must be a table of texts")
-    own_settings = flattened({key: value for key, value in table.items() if key not in TARGET_KEYS})
-    values = {
-        key: Effective(validated(BY_KEY[_checked_key(key, origin)], value, origin), origin)
-        for key, value in own_settings.items()
-    }
-    return spec(
-        address,
-        settings.with_values(values) if values else settings,
-        origin,
-        played=is_capture(address),
-        name=name,
-        labels=labels,
-    )
+        if not mistakes:
+            return target
+    raise SettingsError(*mistakes)
 
 
-def _checked_key(key: str, origin: str) -> str:
-    if key in PER_TARGET:
-        return key
-    if key in BY_KEY:
+def _setting_of(key: str, origin: str) -> Setting:
+    setting = OWN_KEYS.get(key) or BY_KEY.get(key)
+    if setting is None:
+        hint = did_you_mean(
+            key,
+            (*OWN_KEYS, *PER_TARGET),
+            f"valid: {', '.join(OWN_KEYS)}, and the settings of one target",
+        )
+        raise SettingsError(f"{origin}: unknown key {key!r}; {hint}")
+    if key not in OWN_KEYS and key not in PER_TARGET:
         raise SettingsError(f"{origin}: {key} applies to all targets: set it outside [[targets]]")
-    near = nearest(key, (*TARGET_KEYS, *PER_TARGET))
-    raise SettingsError(f"{origin}: unknown key {key!r} for a target; the nearest is {near!r}")
+    return setting
 
 
 def targets_toml(settings: Settings) -> list[str]:

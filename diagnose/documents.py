@@ -11,7 +11,6 @@ import json
 import tomllib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import (
     TYPE_CHECKING,
@@ -27,6 +26,7 @@ from typing import (
 )
 
 from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -161,9 +161,7 @@ def _described(kind: type[Any], trouble: str, place: Place, value: object) -> st
     path = _path(place)
     if trouble == _UNKNOWN:
         keys = [field.name for field in fields(_type_at(kind, place[:-1]))]
-        near = get_close_matches(str(place[-1]), keys, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(keys)}"
-        return f"unknown key {path}; {hint}"
+        return f"unknown key {path}; {did_you_mean(str(place[-1]), keys)}"
     expected = _type_at(kind, place)
     if trouble == "missing":
         return f"the table [{path}] is missing" if is_dataclass(expected) else f"{path} is missing"

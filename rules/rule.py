@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from enum import IntEnum
 from typing import NamedTuple
 
 from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.spelling import did_you_mean
 
 WINDOW_S = 60.0
 """The short window that durations are stated for; a profile with another one stretches them."""
@@ -124,14 +124,24 @@ def with_thresholds(
     """Rules with the user's bounds in place of the defaults: {rule id: {severity word: threshold}}.
 
     Raises:
-        SettingsError: no such rule or severity; the message names the nearest rules.
+        SettingsError: there is no such rule or severity; a message for each says which there are.
     """
-    by_id = {rule.id: rule for rule in rules}
-    for rule_id in thresholds:
-        if rule_id not in by_id:
-            near = get_close_matches(rule_id, by_id, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(by_id)}"
-            raise SettingsError(f"{origin}: no rule {rule_id!r}; {hint}")
+    ids = [rule.id for rule in rules]
+    mistakes = [
+        f"{origin}: no rule {rule_id!r}; {did_you_mean(rule_id, ids)}"
+        for rule_id in thresholds
+        if rule_id not in ids
+    ]
+    words = [word for severity, word in WORDS.items() if severity]
+    mistakes += [
+        f"{origin}: rule {rule_id} has no severity {word!r}; use {', '.join(words)}"
+        for rule_id, bounds in thresholds.items()
+        if rule_id in ids
+        for word in bounds
+        if word not in words
+    ]
+    if mistakes:
+        raise SettingsError(*mistakes)
     return tuple(_with_bounds(rule, thresholds.get(rule.id, {}), origin) for rule in rules)
 
 
@@ -141,10 +151,6 @@ def _with_bounds(rule: Rule, thresholds: Mapping[str, float], origin: str) -> Ru
     by_word = {word: severity for severity, word in WORDS.items() if severity}
     bounds = {bound.severity: bound for bound in rule.bounds}
     for word, threshold in thresholds.items():
-        if word not in by_word:
-            raise SettingsError(
-                f"{origin}: rule {rule.id} has no severity {word!r}; use {', '.join(by_word)}"
-            )
         bounds[by_word[word]] = Bound(by_word[word], threshold, origin)
     return replace(rule, bounds=tuple(bounds[severity] for severity in sorted(bounds)))
 

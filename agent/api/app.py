@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -42,6 +43,7 @@ from kneewatch.agent.api.responses import (
     clean,
     dumped,
     refused,
+    unknown_parameter,
 )
 from kneewatch.agent.api.service import Service, has_diagnosed, source_problems
 from kneewatch.agent.api.sizing import converted, json_object, parameters_of, size_of
@@ -50,6 +52,9 @@ from kneewatch.agent.api.triage_page import Views, page_request
 from kneewatch.agent.notify.forward import PayloadError
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.doc_links import OWN_DOCS
+
+if TYPE_CHECKING:
+    from fastapi.params import Param
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +185,18 @@ def _granted(request: Request) -> frozenset[str]:
     return granted
 
 
+async def _check_parameters(request: Request) -> None:
+    """Refuse a query parameter that the route does not declare."""
+    route: APIRoute = request.scope["route"]
+    declared = {
+        field.alias: cast("Param", field.field_info) for field in route.dependant.query_params
+    }
+    for name in request.query_params:
+        if name not in declared:
+            documented = [other for other, query in declared.items() if query.include_in_schema]
+            raise unknown_parameter(name, documented)
+
+
 def _own_metrics(service: Service) -> Response:
     # Lazy: prometheus_client brings an HTTP server, and not every daemon is scraped.
     from kneewatch.agent.api import metrics
@@ -220,9 +237,18 @@ class App(FastAPI):
         return self.openapi_schema
 
     def serve(
-        self, path: str, endpoint: Endpoint, answers: Documented, *, post: str | None = None
+        self,
+        path: str,
+        endpoint: Endpoint,
+        answers: Documented,
+        *,
+        post: str | None = None,
+        any_parameter: bool = False,
     ) -> None:
-        """Add a documented GET, or the POST of a JSON document with the schema `post`."""
+        """Add a documented GET, or the POST of a JSON document with the schema `post`.
+
+        `any_parameter`: the endpoint checks the names of query parameters itself, or ignores them.
+        """
         kinds = [PROBLEM_TYPE] if path.startswith(API) else [PROBLEM_TYPE, _media_type(HTML)]
         problem = _content(*kinds, schema="Problem")
         rows: dict[int | str, Any] = {**answers, "default": "The request was refused."}
@@ -236,6 +262,7 @@ class App(FastAPI):
             methods=["POST" if post else "GET"],
             responses=rows,
             response_class=Response,
+            dependencies=[] if any_parameter else [Depends(_check_parameters)],
             openapi_extra={"requestBody": body} if post else None,
         )
 
@@ -330,15 +357,17 @@ def make_app(service: Service) -> FastAPI:
     )
     routes = Routes(service)
     known_target: Documented = {404: "No data is stored for that moment, or no such target."}
-    app.serve("/healthz", routes.healthz, {200: _answer("The process answers.", TEXT)})
+    healthy: Documented = {200: _answer("The process answers.", TEXT)}
+    app.serve("/healthz", routes.healthz, healthy, any_parameter=True)
     app.serve("/readyz", routes.readyz, READY)
-    app.serve("/metrics", routes.metrics, {200: _answer("The metrics.", TEXT)})
+    exposition: Documented = {200: _answer("The metrics.", TEXT)}
+    app.serve("/metrics", routes.metrics, exposition, any_parameter=True)
     app.serve("/api/v1/triage", routes.triage, TRIAGE)
     app.serve("/api/v1/triage/{target:path}", routes.triage_target, TRIAGE | known_target)
-    app.serve("/api/v1/size", routes.size, SIZE)
+    app.serve("/api/v1/size", routes.size, SIZE, any_parameter=True)
     app.serve("/api/v1/size", routes.size, SIZE | NO_JSON, post="SizeInputs")
     app.serve("/api/v1/alerts", routes.alerts, ALERTS, post="Alertmanager")
-    app.serve("/triage", routes.page, PAGE)
+    app.serve("/triage", routes.page, PAGE, any_parameter=True)
     if service.fleet is not None:
         from kneewatch.agent.api.fleet import FleetAnswers  # here: few daemons watch one
 

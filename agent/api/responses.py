@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import cast
 from urllib.parse import quote
@@ -11,13 +11,14 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Scope
 
+from kneewatch.collector.spelling import did_you_mean
 from kneewatch.reports.triage.view_model import sentence
 
 PROBLEM_TYPE = "application/problem+json"
 COMPONENTS = "#/components/schemas/"
 """Where the OpenAPI document has its schemas."""
 
-LONGEST = 2000
+LONGEST, LONGEST_NAME = 2000, 200
 NAMES_SHOWN = 20
 NO_SUCH = "no such target"
 
@@ -65,6 +66,14 @@ def no_such_target(names: Sequence[str]) -> Problem:
     rest = f" and {more} more" if more > 0 else ""
     detail = f"{NO_SUCH}; watched targets: {shown}{rest}"
     return Problem(HTTPStatus.NOT_FOUND, detail, brief=NO_SUCH, target_names=names)
+
+
+def unknown_parameter(name: str, valid_names: Collection[str]) -> Problem:
+    """The problem for a query parameter that a route does not have."""
+    otherwise = "/docs lists the parameters"
+    way_out = did_you_mean(name, valid_names, otherwise) if valid_names else "there are none here"
+    detail = f"unknown parameter {clean(name[:LONGEST_NAME])!r}; {way_out}"
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
 
 
 def dumped(document: object) -> bytes:

@@ -11,8 +11,7 @@ import click
 import orjson
 from starlette.requests import Request
 
-from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem
-from kneewatch.agent.settings.effective import nearest
+from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem, unknown_parameter
 from kneewatch.agent.settings.table import SPAN
 from kneewatch.agent.size_options import FLAGS, Flag
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -83,8 +82,7 @@ def _value(name: str, value: object) -> object:
     if name in FILE_FLAGS:
         raise _wrong(name, "requests cannot name files; use `kneewatch size`")
     if name not in BY_NAME:
-        near = nearest(name[:LONGEST_TEXT], tuple(BY_NAME))
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"unknown parameter; the nearest is {near}")
+        raise unknown_parameter(name, BY_NAME)
     flag = BY_NAME[name]
     return flag.default if value is None else converted(name, flag.kind, value)
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from kneewatch.agent.settings.effective import HIDDEN, Settings, nearest, validated
+from kneewatch.agent.settings.effective import HIDDEN, Settings, gathered, validated
 from kneewatch.agent.settings.table import Setting, count, flag, pairs, seconds, text, texts
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import Address, parse_target
 from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.spelling import did_you_mean
 from kneewatch.rules.rule import WINDOW_S, Severity
 
 SLACK, WEBHOOK, EMAIL, ALERTMANAGER = "slack", "webhook", "email", "alertmanager"
@@ -252,24 +253,28 @@ def receivers(settings: Settings) -> tuple[Receiver, ...]:
     """The receivers of the settings' `[[notify]]` tables. No secret is read.
 
     Raises:
-        SettingsError: a key is unknown or missing, or a value is of the wrong kind; the message
-            names the key and the table.
+        SettingsError: keys are unknown or missing, values are invalid, or two receivers have the
+            same name; a message for each mistake names the table and the key.
     """
     hold_s = HOLD_S * settings["window_s"] / WINDOW_S
+    mistakes: list[str] = []
     if settings.docs_url and not LINK.fullmatch(settings.docs_url):
-        raise SettingsError(
-            "docs_url must be an HTTP(S) URL without user, query or fragment, for [[notify]]"
+        mistakes.append(
+            f"{settings.origin('docs_url')}: docs_url must be an HTTP(S) URL without user, query "
+            "or fragment, for [[notify]]"
         )
     result: list[Receiver] = []
     for place, keys in enumerate(settings.tables.get("notify", ()), 1):
         table = _Table(keys, f"{settings.thresholds_origin}: [[notify]] number {place}")
-        result.append(_receiver(table, place=place, hold_s=hold_s, docs_url=settings.docs_url))
-    names = [receiver.name for receiver in result]
-    for receiver in result:
-        if names.count(receiver.name) > 1:
-            raise SettingsError(
-                f"{receiver.origin}: another receiver is also named {receiver.name!r}"
+        receiver = _receiver(table, place=place, hold_s=hold_s, docs_url=settings.docs_url)
+        mistakes += table.mistakes
+        if receiver.name in [other.name for other in result]:
+            mistakes.append(
+                f"{receiver.origin}: name = {receiver.name!r}: another receiver has this name"
             )
+        result.append(receiver)
+    if mistakes:
+        raise SettingsError(*mistakes)
     return tuple(result)
 
 
@@ -295,53 +300,67 @@ def _toml(name: str, value: object) -> str:
 
 
 class _Table:
-    """One `[[notify]]` table, validated key by key."""
+    """One `[[notify]]` table, validated key by key.
+
+    `mistakes` are messages about what is wrong with it; reading goes on with a default in its
+    place.
+    """
 
     def __init__(self, given: Mapping[str, Any], origin: str) -> None:
-        self.origin = origin
-        if given.get("kind") is None:
-            raise SettingsError(f"{self.origin}: kind is missing: one of {', '.join(KINDS)}")
-        self.kind = self.one_of("kind", given["kind"], KINDS)
-        self._given = {name: self._value(name, value) for name, value in given.items()}
+        self.origin, self._given = origin, given
+        self.mistakes: list[str] = []
+        self._values: dict[str, Any] = {}
+        kind = given.get("kind")
+        if kind is None:
+            self.wrong(f"kind is missing: one of {', '.join(KINDS)}")
+        else:
+            self.one_of("kind", kind, KINDS)
+        # Without a valid kind, the keys of all kinds are accepted.
+        self.kind: str = kind if kind in KINDS else ""
+        keys = {key: row for key, (row, kinds) in KEYS.items() if not self.kind or kind in kinds}
+        for name, value in given.items():
+            if name not in keys:
+                self.wrong(f"unknown key {name!r}{self._way_out(name, keys)}")
+            elif name != "kind":
+                with gathered(self.mistakes):
+                    self._values[name] = validated(keys[name], value, origin)
 
-    def _value(self, name: str, value: object) -> object:
-        keys = {key: setting for key, (setting, kinds) in KEYS.items() if self.kind in kinds}
-        if name not in keys:
-            raise SettingsError(
-                f"{self.origin}: unknown key {name!r} for {self.kind}; the nearest is "
-                f"{nearest(name, tuple(keys))!r}"
-            )
-        return validated(keys[name], value, self.origin)
+    def _way_out(self, name: str, keys: Mapping[str, Setting]) -> str:
+        if name in KEYS:
+            return f" for {self.kind}: it is a key of {', '.join(KEYS[name][1])}"
+        for_kind = f" for {self.kind}" if self.kind else ""
+        return f"{for_kind}; {did_you_mean(name, keys)}"
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - a key has its own kind
-        return self._given.get(name, KEYS[name][0].default)
+        return self._values.get(name, KEYS[name][0].default)
+
+    def wrong(self, message: str) -> None:
+        self.mistakes.append(f"{self.origin}: {message}")
 
     def need(self, name: str) -> Any:  # noqa: ANN401
-        if not self[name]:
-            raise SettingsError(f"{self.origin}: {name} is missing: {KEYS[name][0].help}")
+        # A value of the wrong kind has its own message.
+        if not self[name] and (name in self._values or name not in self._given):
+            self.wrong(f"{name} is missing: {KEYS[name][0].help}")
         return self[name]
 
-    def one_of(self, name: str, value: object, choices: Sequence[str]) -> str:
+    def one_of(self, name: str, value: object, choices: Sequence[str]) -> None:
         if value not in choices:
-            raise SettingsError(
-                f"{self.origin}: {name} must be one of {', '.join(choices)}, not {value!r}"
-            )
-        return cast("str", value)
+            self.wrong(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
     def fitting(self, name: str, value: str, pattern: re.Pattern[str], description: str) -> str:
         if not pattern.fullmatch(value) or not value.isprintable():
-            raise SettingsError(f"{self.origin}: {name} must be {description}, not {value!r}")
+            self.wrong(f"{name} must be {description}, not {value!r}")
         return value
 
     def secret(self, name: str, *, needed: bool) -> Secret | None:
         """The secret `name`: in the table itself, in a file, or in the environment."""
         names = [other for other in (name, f"{name}_file", f"{name}_env") if other in KEYS]
-        stated = [other for other in names if self[other] is not None]
+        stated = [other for other in names if other in self._given]
         if len(stated) > 1:
-            raise SettingsError(f"{self.origin}: set only one of {', '.join(stated)}")
-        if not stated and needed:
-            raise SettingsError(f"{self.origin}: set one of {', '.join(names)}")
-        if not stated:
+            self.wrong(f"set only one of {', '.join(stated)}")
+        elif not stated and needed:
+            self.wrong(f"set one of {', '.join(names)}")
+        if not any(self[other] is not None for other in stated):
             return None
         return Secret(
             self[name] if name in KEYS else None, self[f"{name}_file"], self[f"{name}_env"]
@@ -354,12 +373,13 @@ def _receiver(table: _Table, *, place: int, hold_s: float, docs_url: str) -> Rec
         table.fitting("triage_url", link, LINK, "an HTTP(S) URL without user, query or fragment")
     name = table["name"] or f"{table.kind}-{place}"
     if not name.isprintable():
-        raise SettingsError(f"{table.origin}: name must be printable, not {name!r}")
+        table.wrong(f"name must be printable, not {name!r}")
+    table.one_of("severity", table["severity"], tuple(SEVERITIES))
     return Receiver(
         name=name,
         kind=table.kind,
         endpoint=_mail(table) if table.kind == EMAIL else _web(table),
-        severity=SEVERITIES[table.one_of("severity", table["severity"], tuple(SEVERITIES))],
+        severity=SEVERITIES.get(table["severity"], Severity.CRITICAL),
         targets=tuple(table["targets"] or ()),
         labels=table["labels"] or {},
         own=table["own"],
@@ -376,41 +396,39 @@ def _receiver(table: _Table, *, place: int, hold_s: float, docs_url: str) -> Rec
 
 
 def _web(table: _Table) -> Web:
-    url = table.secret("url", needed=True) or Secret()
+    url = table.secret("url", needed=bool(table.kind)) or Secret()
     given = {name: table[name] for name in ACCESS if table[name] is not None}
     if table["client_key_file"] and not table["client_cert_file"]:
-        raise SettingsError(f"{table.origin}: client_key_file requires client_cert_file")
+        table.wrong("client_key_file requires client_cert_file")
     path = ALERTS_PATH if table.kind == ALERTMANAGER else ""
     web = Web(url, FetchSettings(**given), path)
     if url.text is not None:
         try:
             web.address()
         except SettingsError as exc:
-            raise SettingsError(f"{table.origin}: {exc}") from exc
+            table.wrong(str(exc))
     return web
 
 
 def _mail(table: _Table) -> Mail:
-    security = table.one_of("security", table["security"], tuple(PORTS))
-    host, user = table.need("host"), table["user"]
+    security, user = table["security"], table["user"]
+    table.one_of("security", security, tuple(PORTS))
+    host, sender = table.need("host") or "", table.need("from") or ""
     password = table.secret("password", needed=user is not None)
     if password is not None and user is None:
-        raise SettingsError(f"{table.origin}: a password requires a user")
+        table.wrong("a password requires user, the login name")
     if password is not None and security == "none" and host not in LOOPBACK:
-        raise SettingsError(
-            f"{table.origin}: security = 'none' would send the password unencrypted; "
-            "use starttls or tls"
-        )
+        table.wrong("security = 'none' would send the password unencrypted; use starttls or tls")
     return Mail(
-        host=table.fitting("host", host, HOST, "a host name or IP address"),
-        port=table["port"] or PORTS[security],
+        host=host and table.fitting("host", host, HOST, "a host name or IP address"),
+        port=table["port"] or PORTS.get(security, 0),
         security=security,
         user=user,
         password=password,
-        sender=table.fitting("from", table.need("from"), MAILBOX, "a mail address: name@host"),
+        sender=sender and table.fitting("from", sender, MAILBOX, "a mail address: name@host"),
         recipients=tuple(
             table.fitting("to", recipient, MAILBOX, "mail addresses: name@host")
-            for recipient in table.need("to")
+            for recipient in table.need("to") or ()
         ),
         ca_file=table["ca_file"],
         insecure_skip_verify=table["insecure_skip_verify"],

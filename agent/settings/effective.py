@@ -1,7 +1,7 @@
 """Effective settings: where they come from, and the objects that are built from them. I/O edge.
 
 `rules.<ID>.<severity>` in a file sets a threshold; `[[targets]]` and `[[notify]]` are lists of
-tables, read by `agent/daemon` and `agent/notify`.
+tables, which `agent/targets.py` and `agent/notify/receivers.py` read.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
@@ -21,6 +20,7 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.address import parse_target, shown_url
 from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.deployment.deployment import Stated
@@ -158,7 +158,7 @@ def toml_value(setting: Setting, value: object) -> str:
 
 RULES_PREFIX = "rules."
 TABLES = ("targets", "notify")
-"""Keys that hold a list of tables; the code that uses the tables validates them."""
+"""Keys that hold a list of tables."""
 
 BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 KIND_NAMES = {
@@ -179,14 +179,16 @@ def load(
     environ: Mapping[str, str],
     flags: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
+    checks: Sequence[Callable[[Settings], object]] = (),
 ) -> Settings:
     """The effective settings. `flags` maps setting keys to values; None means not given.
 
-    `defaults` are a command's own and replace those of the table.
+    `defaults` are a command's own and replace those of the table. `checks` raise SettingsError
+    for further mistakes.
 
     Raises:
-        SettingsError: keys are unknown, values are of the wrong kind, or the file is unreadable;
-            a message for each names key and origin.
+        SettingsError: keys are unknown, values are of the wrong kind, the file is unreadable, or a
+            check failed; a message for each mistake names key and origin.
     """
     command_defaults = defaults or {}
     values = {
@@ -196,9 +198,9 @@ def load(
     tables: dict[str, list[dict[str, Any]]] = {}
     thresholds: dict[str, dict[str, float]] = {}
     origin = f"file {file}"
-    wrong: list[str] = []
+    mistakes: list[str] = []
     for key, value in (_from_file(file) if file else {}).items():
-        with _noting(wrong):
+        with gathered(mistakes):
             if key.startswith(RULES_PREFIX):
                 _threshold(thresholds, key, value, origin)
             elif key in TABLES:
@@ -208,26 +210,30 @@ def load(
     for setting in SETTINGS:
         if setting.env in environ:
             place = f"environment {setting.env}"
-            with _noting(wrong):
+            with gathered(mistakes):
                 parsed = _parsed(setting, environ[setting.env], place)
                 values[setting.key] = Effective(validated(setting, parsed, place), place)
     for key, value in flags.items():
         if value is not None:
             place = f"flag {BY_KEY[key].option}"
-            with _noting(wrong):
+            with gathered(mistakes):
                 values[key] = Effective(validated(BY_KEY[key], value, place), place)
-    if wrong:
-        raise SettingsError(*wrong)
-    return Settings(values, thresholds, origin, tables)
+    settings = Settings(values, thresholds, origin, tables)
+    for check in checks:
+        with gathered(mistakes):
+            check(settings)
+    if mistakes:
+        raise SettingsError(*mistakes)
+    return settings
 
 
 @contextmanager
-def _noting(wrong: list[str]) -> Generator[None]:
-    """Add the messages of a SettingsError to `wrong` instead of raising it."""
+def gathered(mistakes: list[str]) -> Generator[None]:
+    """Add the messages of a SettingsError to `mistakes` instead of raising it."""
     try:
         yield
     except SettingsError as error:
-        wrong += error.messages
+        mistakes += error.messages
 
 
 def _from_file(file: Path) -> dict[str, Any]:
@@ -265,14 +271,9 @@ def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _setting_of(key: str, origin: str) -> Setting:
     setting = BY_KEY.get(key)
     if setting is None:
-        nearest_key = nearest(key, (*BY_KEY, *TABLES))
-        raise SettingsError(f"{origin}: unknown setting {key!r}; the nearest is {nearest_key!r}")
+        hint = did_you_mean(key, (*BY_KEY, *TABLES), "`kneewatch config` prints all settings")
+        raise SettingsError(f"{origin}: unknown setting {key!r}; {hint}")
     return setting
-
-
-def nearest(key: str, names: Sequence[str]) -> str:
-    """The name in `names` that is most similar to `key`."""
-    return get_close_matches(key, names, n=1, cutoff=0.0)[0]
 
 
 def _threshold(

@@ -403,7 +403,35 @@ def loader(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> Cal
         if row.kind in ("pairs", "texts") and value is not None:
             value = (_paired(row, value) if row.kind == "pairs" else list(value)) or None
         flags[key] = value
-    return lambda: load(file=file, environ=os.environ, flags=flags, defaults=defaults)
+    return lambda: load(
+        file=file,
+        environ=os.environ,
+        flags=flags,
+        defaults=defaults,
+        checks=(_check_targets, _check_receivers, _check_thresholds),
+    )
+
+
+# The imports are lazy: few files have tables or thresholds.
+
+
+def _check_targets(settings: Settings) -> None:
+    if "targets" in settings.tables:
+        from kneewatch.agent.targets import table_specs
+
+        table_specs(settings)
+
+
+def _check_receivers(settings: Settings) -> None:
+    if "notify" in settings.tables:
+        from kneewatch.agent.notify.receivers import receivers
+
+        receivers(settings)
+
+
+def _check_thresholds(settings: Settings) -> None:
+    if settings.thresholds:
+        settings.profile().rules()
 
 
 def _paired(row: Setting, given: Sequence[tuple[str, str]]) -> dict[str, str]:

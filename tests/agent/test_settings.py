@@ -135,8 +135,9 @@ def test_what_config_prints_is_a_settings_file(main: Main, tmp_path: Path) -> No
 
 
 WRONG = {
-    "windows_s = 3": "file k.toml: unknown setting 'windows_s'; the nearest is 'window_s'",
-    "[slo]\nttft_s = 3": "unknown setting 'slo.ttft_s'; the nearest is 'slo.ttft_p99_s'",
+    "windows_s = 3": "file k.toml: unknown setting 'windows_s'; did you mean window_s?",
+    "bananas = 3": "unknown setting 'bananas'; `kneewatch config` prints all settings",
+    "[slo]\nttft_s = 3": "unknown setting 'slo.ttft_s'; did you mean slo.ttft_p99_s?",
     "window_s = '3s'": "file k.toml: window_s must be a number of seconds, not '3s'",
     "window_s = 0": "file k.toml: window_s = 0 is out of range: it must be more than 0",
     "window_s = nan": "file k.toml: window_s = nan is out of range",
@@ -292,15 +293,17 @@ def test_targets_are_printed_without_their_secrets(main: Main, tmp_path: Path) -
 WRONG_TARGETS = {
     "name = 'a'": "number 1: url is missing",
     "url = 8000": "number 1: url must be text",
-    "url = 'ftp://a'": "number 1: not a target: 'ftp://a': the scheme must be http or https",
-    "url = 'a'\nname = ''": "number 1: '' is not a name",
-    "url = 'a'\nname = \"a\\u001b\"": "number 1: 'a\\x1b' is not a name",
+    "url = 'ftp://a'": "number 1: url: not a target: 'ftp://a': the scheme must be http or https",
+    "url = 'a'\nname = ''": "number 1: name = '': write 1 to 200 printable characters",
+    "url = 'a'\nname = \"a\\u001b\"": "number 1: name = 'a\\x1b': write 1 to 200",
     "url = 'a'\nname = 3": "number 1: name must be text, not 3",
-    "url = 'a'\nlabels = 3": "number 1: labels must be a table of texts",
-    "url = 'a'\nlabels.a = 3": "number 1: labels must be a table of texts",
-    "url = 'a'\nlabels.'a-b' = ''": "number 1: 'a-b' is not a label name",
-    "url = 'a'\nurls = 'a'": "number 1: unknown key 'urls' for a target; the nearest is 'url'",
-    "url = 'a'\nslo.ttft_s = 1": "unknown key 'slo.ttft_s' for a target; the nearest is 'slo.tt",
+    "url = 'a'\nlabels = 3": "number 1: labels must be a table with text values, not ",
+    "url = 'a'\nlabels.a = 3": "number 1: labels must be a table with text values, not ",
+    "url = 'a'\nlabels.'a-b' = ''": "number 1: labels: 'a-b' is not a label name",
+    "url = 'a'\nurls = 'a'": "number 1: unknown key 'urls'; did you mean url?",
+    "url = 'a'\nslo.ttft_s = 1": "unknown key 'slo.ttft_s'; did you mean slo.ttft_p99_s?",
+    "url = 'a'\nbananas = 1": "unknown key 'bananas'; valid: url, name, labels, and the "
+    "settings of one target",
     "url = 'a'\nlisten = 'a'": "number 1: listen applies to all targets",
     "url = 'a'\nwindow_s = '3'": "number 1: window_s must be a number of seconds, not '3'",
 }
@@ -328,12 +331,81 @@ def test_all_mistakes_are_named_at_once(main: Main, tmp_path: Path) -> None:
     (tmp_path / "k.toml").write_text("window = 3\ninterval_s = '5'\n[rules]\nERRORS = 1\n")
     ended = main("config", "--config", "k.toml", "--slo-ttft", "2000")
     assert [line.split(": ", 2)[2] for line in ended.err.splitlines()] == [
-        "unknown setting 'window'; the nearest is 'window_s'",
+        "unknown setting 'window'; did you mean window_s?",
         "interval_s must be a number of seconds, not '5'",
         "rules.ERRORS must be rules.<ID>.<severity> = number",
         "slo.ttft_p99_s = 2000.0 is out of range: it must be more than 0 and at most 600, in "
         "seconds",
     ]
+
+
+MANY_MISTAKES = """\
+window = 3
+rules.KV-EVICTS.warning = 1
+rules.KV-EVICT.fatal = 1
+[[targets]]
+slo.ttft_s = 1
+window_s = "3"
+name = 3
+[[targets]]
+url = "ftp://a"
+name = ""
+labels.a-b = ""
+[[targets]]
+url = "http://a"
+name = "twice"
+[[targets]]
+url = "http://b"
+name = "twice"
+[[notify]]
+kind = "slak"
+severity = "info"
+bananas = 1
+[[notify]]
+kind = "email"
+port = "25"
+urls = "x"
+password_env = "P"
+"""
+
+MANY_MESSAGES = [
+    "unknown setting 'window'; did you mean window_s?",
+    "[[targets]] number 1: name must be text, not 3",
+    "[[targets]] number 1: unknown key 'slo.ttft_s'; did you mean slo.ttft_p99_s?",
+    "[[targets]] number 1: window_s must be a number of seconds, not '3'",
+    '[[targets]] number 1: url is missing: write url = "http://HOST:PORT"',
+    "[[targets]] number 2: url: not a target: 'ftp://a': the scheme must be http or https",
+    "[[targets]] number 2: name = '': write 1 to 200 printable characters",
+    "[[targets]] number 2: labels: 'a-b' is not a label name",
+    "two targets are called 'twice': file k.toml: [[targets]] number 3 and file k.toml: "
+    "[[targets]] number 4; remove one or rename it",
+    "[[notify]] number 1: kind must be one of slack, webhook, email, alertmanager",
+    "[[notify]] number 1: unknown key 'bananas'; valid: kind, name",
+    "[[notify]] number 1: severity must be one of warning, critical, not 'info'",
+    "[[notify]] number 2: port must be a whole number, not '25'",
+    "[[notify]] number 2: unknown key 'urls' for email; valid: kind, name",
+    "[[notify]] number 2: host is missing: mail server",
+    "[[notify]] number 2: from is missing: sender's address",
+    "[[notify]] number 2: a password requires user, the login name",
+    "[[notify]] number 2: to is missing: recipients' addresses",
+    "no rule 'KV-EVICTS'; did you mean KV-EVICT?",
+    "rule KV-EVICT has no severity 'fatal'; use info, warning, critical",
+]
+
+
+def test_all_mistakes_in_tables_and_thresholds_are_named_at_once(
+    main: Main, tmp_path: Path
+) -> None:
+    (tmp_path / "k.toml").write_text(MANY_MISTAKES)
+    ended = main("config", "--config", "k.toml")
+    mistakes = [
+        line.removeprefix("kneewatch: ").removeprefix("file k.toml: ")
+        for line in ended.err.splitlines()
+    ]
+    assert ended.status == 2
+    assert len(mistakes) == len(MANY_MESSAGES)
+    for message, beginning in zip(mistakes, MANY_MESSAGES, strict=True):
+        assert message.startswith(beginning)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

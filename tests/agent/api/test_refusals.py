@@ -101,3 +101,33 @@ def test_what_is_refused_before_it_is_routed_names_nothing(
     assert "gpu-7" not in refused.text
     assert "Basic" in refused.headers["www-authenticate"]
     assert "default-src 'none'" in refused.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    ("path", "detail"),
+    [
+        ("/api/v1/triage?targets=r1", "unknown parameter 'targets'; did you mean target?"),
+        ("/api/v1/triage/r1?form=json", "unknown parameter 'form'; did you mean format?"),
+        (
+            "/api/v1/triage?at=-1m&bananas=1",
+            "unknown parameter 'bananas'; valid: target, at, since, format",
+        ),
+        ("/readyz?strct", "unknown parameter 'strct'; did you mean strict?"),
+        ("/api/v1/size?modle=x", "unknown parameter 'modle'; did you mean model?"),
+    ],
+)
+def test_an_unknown_parameter_is_refused_with_the_name_that_was_meant(
+    path: str, detail: str
+) -> None:
+    with asking(service_of(SICK_STATE, WELL_STATE)) as client:
+        refused = client.get(path, accept=CURL)
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == detail
+
+
+@pytest.mark.parametrize("path", ["/api/v1/alerts", "/api/v1/size"])
+def test_a_posted_document_has_no_parameters_beside_it(path: str) -> None:
+    with asking(service_of(SICK_STATE)) as client:
+        refused = client.post(f"{path}?model=x", {})
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == "unknown parameter 'model'; there are none here"

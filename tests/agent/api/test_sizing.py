@@ -91,7 +91,11 @@ def test_json_takes_numbers_truths_and_nothing() -> None:
         ({**LLAMA, "itl_slo": "soon"}, "itl_slo: must be a duration"),
         ({**LLAMA, "itl_slo": "-1s"}, "itl_slo: must be a duration"),
         ({**LLAMA, "search": "perhaps"}, "search: must be true or false"),
-        ({**LLAMA, "tensor": 4}, "unknown parameter; the nearest is"),
+        (
+            {**LLAMA, "outputtokens": 4},
+            "unknown parameter 'outputtokens'; did you mean output_tokens?",
+        ),
+        ({**LLAMA, "tensor": 4}, "unknown parameter 'tensor'; /docs lists the parameters"),
         ({**LLAMA, "vllm-version": "x" * 201}, "vllm_version: must be text of at most 200"),
     ],
 )

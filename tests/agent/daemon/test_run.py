@@ -88,7 +88,7 @@ def test_reload_without_losing_a_window(serving: Start, tmp_path: Path) -> None:
         config.write_text("windows_s = 3\n")
         daemon.process.send_signal(signal.SIGHUP)
         (line,) = daemon.wait_for("reload failed, keeping the old settings")
-        assert "unknown setting 'windows_s'; the nearest is 'window_s'" in line["error"]
+        assert "unknown setting 'windows_s'; did you mean window_s?" in line["error"]
         write(f'url = "{kept.url}"\nname = "kept"\nmodel = "no-such-model"')
         daemon.process.send_signal(signal.SIGHUP)
         daemon.wait_for("reload failed, keeping the old settings", 2)

@@ -71,11 +71,11 @@ def test_ports_follow_the_security(tmp_path: Path) -> None:
             id="which kind",
         ),
         pytest.param(
-            f"{HOOK}\nurls = 1", "unknown key 'urls' for slack; the nearest is 'url'", id="key"
+            f"{HOOK}\nurls = 1", "unknown key 'urls' for slack; did you mean url?", id="key"
         ),
         pytest.param(
             f"{HOOK}\npassword_file = 'x'",
-            "unknown key 'password_file' for slack; the nearest is",
+            "unknown key 'password_file' for slack: it is a key of email",
             id="another kind's key",
         ),
         pytest.param('kind = "slack"', "set one of url, url_file, url_env", id="no url"),
@@ -113,7 +113,9 @@ def test_ports_follow_the_security(tmp_path: Path) -> None:
         pytest.param(
             f"{MAIL}\nuser = 'kw'", "one of password_file, password_env", id="no password"
         ),
-        pytest.param(f"{MAIL}\npassword_env = 'P'", "a password requires a user", id="no user"),
+        pytest.param(
+            f"{MAIL}\npassword_env = 'P'", "a password requires user, the login name", id="no user"
+        ),
         pytest.param(
             f"{MAIL}\nuser = 'kw'\npassword_env = 'P'\nsecurity = 'none'",
             "would send the password unencrypted",
@@ -131,7 +133,7 @@ def test_a_wrong_table_is_told_with_its_place(tmp_path: Path, text: str, said: s
 
 def test_names_are_unique(tmp_path: Path) -> None:
     table = f"[[notify]]\n{HOOK}\nname = 'night'\n"
-    with pytest.raises(SettingsError, match="number 1: another receiver is also named 'night'"):
+    with pytest.raises(SettingsError, match="number 2: name = 'night': another receiver has"):
         receivers(settings(tmp_path, table * 2))
 
 
