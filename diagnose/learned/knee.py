@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, floor, fsum, log2, nan
-from operator import mul
+from operator import mul, sub
 from statistics import median, quantiles
 from typing import NamedTuple
 
@@ -225,8 +225,11 @@ def _packed(point: Point) -> list[float]:
 
 def _unpacked(kept: array[float]) -> list[Point]:
     return [
-        Point(t_s, load, served, tokens, token_s, *(None if x != x else x for x in tails))
-        for t_s, load, served, tokens, token_s, *tails in zip(*[iter(kept)] * FIELDS, strict=True)
+        # NaN makes the sum NaN: most points have every field, and need no look at each.
+        Point(*row)
+        if (total := sum(row)) == total
+        else Point(*row[:5], *[None if x != x else x for x in row[5:]])
+        for row in zip(*[iter(kept)] * FIELDS, strict=True)
     ]
 
 
@@ -424,8 +427,7 @@ class StepTimes:
     @property
     def error_ratio(self) -> float:
         """Median relative error of a window's decode step by the fit of all other windows."""
-        rows = [_decode_row(point) for point in self.windows]
-        return median(abs(self._decode.at(*row[:2], without=row) / row[2] - 1) for row in rows)
+        return median(self._decode.error_ratios())
 
 
 def _decode_row(point: Point) -> _Row:
@@ -452,40 +454,40 @@ class _NearFit:
     """
 
     def __init__(self, rows: Sequence[_Row]) -> None:
+        self._rows = rows
         self._values = sorted(value for _, _, value in rows)
+        self._products = [_products(row) for row in rows]
         bands: dict[int, list[tuple[float, ...]]] = {}
-        for row in rows:
-            bands.setdefault(_band(row[0]), []).append(_products(row))
-        self._sums = {band: [*map(fsum, zip(*group, strict=True))] for band, group in bands.items()}
+        for row, products in zip(rows, self._products, strict=True):
+            bands.setdefault(_band(row[0]), []).append(products)
+        self._bands = list(bands)
+        sums = [map(fsum, zip(*group, strict=True)) for group in bands.values()]
+        self._columns = list(zip(*sums, strict=True))
         self._weighted: dict[int, list[float]] = {}
 
-    def at(
-        self,
-        running: float,
-        tokens: float,
-        *,
-        near: float | None = None,
-        without: _Row | None = None,
-    ) -> float:
+    def at(self, running: float, tokens: float, *, near: float | None = None) -> float:
         """The value at a batch and its tokens, within the values measured. Rows `near` a batch, by
-        default this one, count most; `without` is a row of that batch that is left out."""
-        sums = self._sums_near(_band(near or running))
-        least, most = self._values[0], self._values[-1]
-        if without is not None:
-            sums = [whole - own for whole, own in zip(sums, _products(without), strict=True)]
-            least = self._values[1] if without[2] == least else least
-            most = self._values[-2] if without[2] == most else most
-        return min(max(_line(sums, running, tokens), least), most)
+        default this one, count most."""
+        value = _line(self._sums_near(_band(near or running)), running, tokens)
+        return min(max(value, self._values[0]), self._values[-1])
+
+    def error_ratios(self) -> list[float]:
+        """The relative error of each row's value by the fit of all others. There are two or more
+        rows."""
+        values, ratios = self._values, list[float]()
+        for (running, tokens, value), products in zip(self._rows, self._products, strict=True):
+            sums = list(map(sub, self._sums_near(_band(running)), products))
+            least = values[1] if value == values[0] else values[0]
+            most = values[-2] if value == values[-1] else values[-1]
+            ratios.append(abs(min(max(_line(sums, running, tokens), least), most) / value - 1))
+        return ratios
 
     def _sums_near(self, band: int) -> list[float]:
         if band not in self._weighted:
             nearness = [
-                (1 / (1 + ((other - band) / _BANDS_A_DOUBLING) ** 2)) ** 2 for other in self._sums
+                (1 / (1 + ((other - band) / _BANDS_A_DOUBLING) ** 2)) ** 2 for other in self._bands
             ]
-            self._weighted[band] = [
-                fsum(map(mul, nearness, column))
-                for column in zip(*self._sums.values(), strict=True)
-            ]
+            self._weighted[band] = [fsum(map(mul, nearness, column)) for column in self._columns]
         return self._weighted[band]
 
 
@@ -497,9 +499,17 @@ def _products(row: _Row) -> tuple[float, ...]:
     """The row's terms of a fit's sums, each times its weight."""
     batch, tokens, value = row
     weight = 1 / (value or 1.0) ** 2
-    firsts = (batch, tokens, value)
-    seconds = (batch * batch, tokens * tokens, batch * tokens, batch * value, tokens * value)
-    return (weight, *(weight * each for each in (*firsts, *seconds)))
+    return (
+        weight,
+        weight * batch,
+        weight * tokens,
+        weight * value,
+        weight * (batch * batch),
+        weight * (tokens * tokens),
+        weight * (batch * tokens),
+        weight * (batch * value),
+        weight * (tokens * value),
+    )
 
 
 def _line(sums: Sequence[float], running: float, tokens: float) -> float:
@@ -509,12 +519,10 @@ def _line(sums: Sequence[float], running: float, tokens: float) -> float:
     A step never gets faster with more of either, nor grows faster than its batch: a plane that
     does so was fitted to different speeds of the machine.
     """
-    batch, token, value, *squares = (each / sums[0] for each in sums[1:])
-    bb, tt = (
-        spread if (spread := square - mean * mean) > _SPREAD_MIN_RATIO * square else 0.0
-        for square, mean in zip(squares, (batch, token), strict=False)
-    )
-    bt, bv, tv = squares[2] - batch * token, squares[3] - batch * value, squares[4] - token * value
+    weight = sums[0]
+    batch, token, value, bb, tt, bt, bv, tv = [each / weight for each in sums[1:]]
+    bb, tt = _spread(bb, batch), _spread(tt, token)
+    bt, bv, tv = bt - batch * token, bv - batch * value, tv - token * value
     if bt * bt < COLLINEAR * bb * tt:
         scale = bb * tt - bt * bt
         per_request, per_token = (bv * tt - tv * bt) / scale, (tv * bb - bv * bt) / scale
@@ -523,6 +531,12 @@ def _line(sums: Sequence[float], running: float, tokens: float) -> float:
             return value + per_request * (running - batch) + per_token * (tokens - token)
     per_request = min(max(0.0, bv / bb), value / batch) if bb else 0.0
     return value + per_request * (running - batch)
+
+
+def _spread(square: float, mean: float) -> float:
+    """The variance from a mean square and a mean; 0 where that is a rounding error."""
+    variance = square - mean * mean
+    return variance if variance > _SPREAD_MIN_RATIO * square else 0.0
 
 
 # --- The knee of one engine as it is learned while it is watched ----------------------------------

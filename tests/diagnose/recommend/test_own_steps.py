@@ -232,6 +232,22 @@ def test_error_takes_work_in_proportion_to_the_windows() -> None:
         return calls(lambda: steps.error_ratio)
 
     assert work(16) < 5 * work(4)
+    assert work(4) < 30 * 4 * len(windows)
+
+
+def test_reading_points_takes_few_calls_where_every_field_is_known() -> None:
+    learner, _ = swept()
+    points = learner.points()
+
+    assert points
+    assert all(None not in point for point in points)
+    assert calls(learner.points) < 6 * len(points)
+
+
+def test_unknown_fields_of_points_stay_unknown() -> None:
+    curve = learned(page(40.0), page(50.0, preemption_per_s=1.0))
+
+    assert [point.prefill_s is None for point in curve.points()] == [False, True]
 
 
 def _alike(running: float | None, other: float) -> bool:
