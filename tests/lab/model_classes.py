@@ -126,6 +126,8 @@ def record(path: Path) -> None:
     triton.set_allocator = mock.Mock()
     registry: Foreign = import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = _run_here
+    # A CPU with bf16 instructions keeps recurrent states in float32; a GPU keeps the model's type.
+    import_module("torch").cpu._is_avx512_bf16_supported = mock.Mock(return_value=False)
     # Which kernels would run does not matter where none does.
     kernels: Foreign = import_module("vllm.model_executor.layers.fused_moe.oracle.unquantized")
     for kernel in kernels.backend_to_kernel_cls(kernels.UnquantizedMoeBackend.CPU):
