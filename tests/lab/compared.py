@@ -17,14 +17,27 @@ Relation = Literal["is", "at most", "at least"]
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds per token of a fixed batch before and after a load, and CPUs that the server's
+    threads waited for in the mean while it was measured."""
+
+    before_s: float
+    after_s: float
+    cpus_missing: float
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One server under the load: what kneewatch said with everything stated and, at the same time,
-    with no settings; what the clients saw; the server's seats."""
+    with no settings; what the clients saw; the server's seats; the machine's pace; the share of the
+    clients that it served."""
 
     said: Said
     unset: Said
     seen: Seen
     seats: int | None
+    pace: Pace | None = None
+    share_ratio: float = 1.0
 
     def signal(self, key: str) -> float | None:
         """A signal's value."""
@@ -166,7 +179,7 @@ def _running(predicted: Mapping[str, float], before: Run, after: Run) -> Iterato
         yield Row(
             what="running, mean",
             before=running,
-            predicted=min(running + waiting, predicted["max_concurrency"]),
+            predicted=min(after.share_ratio * (running + waiting), predicted["max_concurrency"]),
             measured=after.signal("running_avg"),
             near=1,
         )

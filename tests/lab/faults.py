@@ -16,8 +16,9 @@ class Fault:
     """A server with a fault. `loads` are requests and how many clients send them.
 
     `skipped` are recommendations (ids) that are not followed, and why. `from_start`: kneewatch
-    watches while the clients start, so that it has seen smaller batches than the last.
-    `by_name_only`: another setting of a fault, left out where none is named.
+    watches while the clients start, so that it has seen smaller batches than the last. `earlier`
+    are requests, clients and seconds before `loads`, watched too. `by_name_only`: another setting
+    of a fault, left out where none is named.
     """
 
     name: str
@@ -28,10 +29,28 @@ class Fault:
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])
     from_start: bool = False
     by_name_only: bool = False
+    earlier: tuple[Shape, int, float] | None = None
 
 
-def _no_memory(name: str, *, blocks: int, shape: Shape, clients: int, length: int = 2048) -> Fault:
-    """A cache that is too small, where fewer seats are the only cure."""
+NO_MEMORY: Mapping[str, str] = {
+    **NO_FP8,
+    "kv-blocks": "here no memory for more blocks is taken to be free",
+}
+ONE_MACHINE: Mapping[str, str] = {"replicas": "there is one machine"}
+NO_QUEUE: Mapping[str, str] = {"max-num-seqs-down": "here nobody is to queue"}
+
+
+def _small_cache(
+    name: str,
+    *,
+    blocks: int,
+    shape: Shape,
+    clients: int,
+    length: int = 2048,
+    skipped: Mapping[str, str] = {**NO_MEMORY, **ONE_MACHINE},
+    earlier: tuple[Shape, int, float] | None = None,
+) -> Fault:
+    """A cache that is too small, by default where fewer seats are the only cure."""
     return Fault(
         name,
         "kv_pressure",
@@ -40,14 +59,11 @@ def _no_memory(name: str, *, blocks: int, shape: Shape, clients: int, length: in
             *("--max-model-len", str(length)),
         ),
         ((shape, clients),),
-        ramp_s=150.0,
-        skipped={
-            **NO_FP8,
-            "kv-blocks": "here no memory for more blocks is taken to be free",
-            "replicas": "there is one machine",
-        },
+        ramp_s=90.0,
+        skipped=skipped,
         from_start=True,
         by_name_only=name != "kv_pressure_no_memory",
+        earlier=earlier,
     )
 
 
@@ -85,18 +101,53 @@ FAULTS = (
         ramp_s=3.0,
     ),
     # 95 usable blocks: 18 requests of 100 + 100 tokens.
-    _no_memory("kv_pressure_no_memory", blocks=96, shape=Shape(output_tokens=100), clients=30),
-    _no_memory(
+    _small_cache("kv_pressure_no_memory", blocks=96, shape=Shape(output_tokens=100), clients=30),
+    _small_cache(
         "kv_pressure_11_seats",
         blocks=72,
         shape=Shape(prompt_tokens=60, output_tokens=140),
         clients=24,
         length=1024,
     ),
-    _no_memory(
+    _small_cache(
         "kv_pressure_20_seats",
         blocks=192,
         shape=Shape(prompt_tokens=200, output_tokens=100),
         clients=30,
+    ),
+    _small_cache(
+        "kv_pressure_long_prompts",
+        blocks=320,
+        shape=Shape(prompt_tokens=500, output_tokens=80),
+        clients=30,
+    ),
+    _small_cache(
+        "kv_pressure_pauses",
+        blocks=96,
+        shape=Shape(output_tokens=100, pause_s=1.0),
+        clients=40,
+    ),
+    _small_cache(
+        "kv_pressure_replicas",
+        blocks=96,
+        shape=Shape(output_tokens=100),
+        clients=30,
+        skipped={**NO_MEMORY, **NO_QUEUE},
+    ),
+    _small_cache(
+        "kv_pressure_replicas_long_prompts",
+        blocks=192,
+        shape=Shape(prompt_tokens=200, output_tokens=100),
+        clients=30,
+        skipped={**NO_MEMORY, **NO_QUEUE},
+    ),
+    # The larger batch was measured with shorter requests.
+    _small_cache(
+        "kv_pressure_blocks",
+        blocks=160,
+        shape=Shape(prompt_tokens=150, output_tokens=200),
+        clients=24,
+        skipped={**NO_FP8, **NO_QUEUE, **ONE_MACHINE},
+        earlier=(Shape(prompt_tokens=50, output_tokens=60), 24, 60.0),
     ),
 )

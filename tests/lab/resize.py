@@ -15,16 +15,17 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import nan, prod
 from pathlib import Path
 from typing import Any
 
 from tests.lab.command_line import ChangeError, edited
-from tests.lab.compared import Row, Run, compared, lever, levers_apart, table, unread
-from tests.lab.diagnosed import say
+from tests.lab.compared import Pace, Row, Run, compared, lever, levers_apart, table, unread
+from tests.lab.diagnosed import Said, say
 from tests.lab.drive import DEFAULT_LAB, leave
 from tests.lab.faults import FAULTS, Fault
-from tests.lab.load import Load
+from tests.lab.load import Load, Shape
 from tests.lab.server import Server, ServerError
 
 VLLM_VERSION = "0.32.0"
@@ -34,6 +35,14 @@ LASTS_S = 110.0
 
 SETTLE_S = 8.0
 """After the last client has started: the first requests are over by then."""
+
+AFTER_RAMP_S, AFTER_SETTLE_S = 20.0, 25.0
+"""After a change only the load as it stays is measured."""
+
+REPLICAS = "replicas"
+PACE = Shape(prompt_tokens=8, output_tokens=100)  # shorter than a block: no prefix is ever hit
+PACE_CLIENTS, PACE_S, PACE_WARM_S = 8, 8.0, 2.0
+DRAINED_WITHIN_S = 150.0
 
 
 def main() -> int:
@@ -79,16 +88,19 @@ def closed_loop(fault: Fault, lab: Path) -> list[str]:
         print(f"Skipped: {line}.")
     if recommendation is None:
         return [*complaints, "no recommendation that can be followed"]
+    changes = recommendation["changes"]
+    share_ratio = prod(c["from"] / c["to"] for c in changes if c["flag"] == REPLICAS)
     try:
-        flags = edited(fault.flags, recommendation["changes"])
+        flags = edited(fault.flags, [c for c in changes if c["flag"] != REPLICAS])
     except ChangeError as exc:
         return [*complaints, f"{recommendation['id']}: {exc}"]
     print(f"With `{shlex.join(fault.flags)}` the first cause is {fault.cause}.")
     print(f"Followed: {recommendation['id']}. {recommendation['summary']}")
-    print(f"Restarted with `{shlex.join(flags)}`.\n", flush=True)
-    after = measured(fault, flags, lab, "after")
+    print(f"Restarted with `{shlex.join(flags)}`, {share_ratio:.0%} of the clients.\n", flush=True)
+    after = measured(fault, flags, lab, "after", share_ratio=share_ratio)
     rows = compared(recommendation, before, after)
     print("\n".join(table(rows)), flush=True)
+    print(f"\n{pace_words(before, after)}")
     left = [f"{cause} ({severity})" for cause, severity in after.said.causes]
     print(f"\nAfter it: {after.said.short}; causes: {', '.join(left) or 'none'}.", flush=True)
     return [*complaints, *wrong(fault, after, rows)]
@@ -117,8 +129,10 @@ def followed(
     return None, skipped
 
 
-def measured(fault: Fault, flags: Sequence[str], lab: Path, when: str) -> Run:
-    """A server with these flags under the fault's load.
+def measured(
+    fault: Fault, flags: Sequence[str], lab: Path, when: str, *, share_ratio: float | None = None
+) -> Run:
+    """A server with these flags under the fault's load; under that share of it after a change.
 
     Raises:
         ServerError: it does not come up: the flags are refused.
@@ -127,33 +141,96 @@ def measured(fault: Fault, flags: Sequence[str], lab: Path, when: str) -> Run:
         server.wait_ready()
         launch = lab / f"{fault.name}.sh"
         launch.write_text(shlex.join(server.command) + "\n", encoding="utf-8")
-        lasts_s = fault.ramp_s + LASTS_S
-        loads = [Load(server.port, lasts_s=lasts_s, shape=shape) for shape, _ in fault.loads]
-        for load, (_, clients) in zip(loads, fault.loads, strict=True):
-            load.resize(clients, over_s=fault.ramp_s)
-        starting_s = fault.ramp_s + SETTLE_S
-        watched_s = WATCH_S
-        if fault.from_start:
-            watched_s += starting_s
-        else:
-            time.sleep(starting_s)
+        token_before_s = token_s(server)
         stated = (
             *("--launch-file", str(launch), "--vllm-version", VLLM_VERSION),
             *("--log", str(server.log), "--no-server-probe"),
         )
+        ramp_s = fault.ramp_s if share_ratio is None else min(fault.ramp_s, AFTER_RAMP_S)
+        starting_s = ramp_s + (SETTLE_S if share_ratio is None else AFTER_SETTLE_S)
         with ThreadPoolExecutor() as both:
-            by_hand = both.submit(say, server.url, *stated, watched_s=watched_s)
-            by_itself = both.submit(say, server.url, watched_s=watched_s)
-            said, unset = by_hand.result(), by_itself.result()
+
+            def diagnosed(watched_s: float) -> list[Future[Said]]:
+                return [
+                    both.submit(say, server.url, *options, watched_s=watched_s)
+                    for options in (stated, ())
+                ]
+
+            saying: list[Future[Said]] = []
+            if share_ratio is None and fault.from_start:
+                earlier_s = fault.earlier[2] if fault.earlier else 0.0
+                saying = diagnosed(earlier_s + starting_s + WATCH_S)
+                served_earlier(fault, server)
+            loads = started(fault, server, ramp_s, share_ratio or 1.0)
+            time.sleep(starting_s)
+            saying = saying or diagnosed(WATCH_S)
+            began_s, waited_s = time.monotonic(), server.cpu_wait_s()
+            said, unset = (each.result() for each in saying)
+            waited_s = server.cpu_wait_s() - waited_s
+            missing = waited_s / (time.monotonic() - began_s)
         for name, each in (("", said), (".no_settings", unset)):
             (lab / f"{fault.name}.{when}{name}.json").write_text(each.stdout, encoding="utf-8")
         seen = loads[0].seen(from_s=said.from_s, to_s=said.to_s)
-        failures = [failure for load in loads for failure in load.failures]
-        if failures:
-            raise ServerError(f"{fault.name}, {when}: a request failed: {failures[0]}")
         for load in loads:
-            load.resize(0)
-    return Run(said, unset, seen, seats(flags))
+            ended(load, f"{fault.name}, {when}")
+        pace = Pace(token_before_s, token_s(server), missing)
+    return Run(said, unset, seen, seats(flags), pace, share_ratio or 1.0)
+
+
+def served_earlier(fault: Fault, server: Server) -> None:
+    """Run the fault's earlier load, if any, to its end."""
+    if fault.earlier is None:
+        return
+    shape, clients, lasts_s = fault.earlier
+    load = Load(server.port, lasts_s=lasts_s, shape=shape)
+    load.resize(clients, over_s=lasts_s / 2)
+    time.sleep(lasts_s)
+    ended(load, f"{fault.name}, earlier")
+
+
+def started(fault: Fault, server: Server, ramp_s: float, share_ratio: float = 1.0) -> list[Load]:
+    """The fault's load, its clients started within `ramp_s`."""
+    loads: list[Load] = []
+    for shape, clients in fault.loads:
+        load = Load(server.port, lasts_s=ramp_s + LASTS_S, shape=shape)
+        load.resize(max(1, round(share_ratio * clients)), over_s=ramp_s)
+        loads.append(load)
+    return loads
+
+
+def ended(load: Load, name: str) -> None:
+    """End a load and wait for its last requests.
+
+    Raises:
+        ServerError: a request failed, or the last ones do not end.
+    """
+    load.resize(0)
+    if not load.wait_drained(DRAINED_WITHIN_S):
+        raise ServerError(f"{name}: the load did not drain in {DRAINED_WITHIN_S:.0f} s")
+    if load.failures:
+        raise ServerError(f"{name}: a request failed: {load.failures[0]}")
+
+
+def token_s(server: Server) -> float:
+    """Seconds per token of a fixed batch: the pace of the machine."""
+    load = Load(server.port, lasts_s=PACE_S, shape=PACE)
+    from_s = time.time() + PACE_WARM_S
+    load.resize(PACE_CLIENTS)
+    time.sleep(PACE_S)
+    seen = load.seen(from_s=from_s, to_s=time.time())
+    ended(load, "pace")
+    return nan if seen.itl_mean_s is None else seen.itl_mean_s
+
+
+def pace_words(before: Run, after: Run) -> str:
+    """How fast the machine itself was, from one fixed batch."""
+    words = [
+        f"{1000 * run.pace.before_s:.3g} and {1000 * run.pace.after_s:.3g} ms per token before and "
+        f"after the {which} load, during which {run.pace.cpus_missing:.2f} CPUs were missing"
+        for which, run in (("first", before), ("second", after))
+        if run.pace is not None
+    ]
+    return f"Pace: {PACE_CLIENTS} streams alone take {'; '.join(words)}."
 
 
 def seats(flags: Sequence[str]) -> int | None:

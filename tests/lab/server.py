@@ -103,6 +103,16 @@ class Server:
             time.sleep(0.5)
         raise ServerError(f"the server was not ready after {READY_WITHIN_S:.0f} s: {self.log}")
 
+    def cpu_wait_s(self) -> float:
+        """Seconds that threads of the server were ready to run and waited for a CPU so far."""
+        waited_ns = 0
+        for tasks in Path("/proc").glob("[0-9]*/task"):
+            with suppress(OSError):  # it has ended
+                if os.getpgid(int(tasks.parent.name)) == self._process.pid:
+                    for task in tasks.iterdir():
+                        waited_ns += int((task / "schedstat").read_text().split()[1])
+        return waited_ns / 1e9
+
     def kill(self) -> None:
         """SIGKILL to the whole process group: an abrupt crash. Harmless when it is gone."""
         with suppress(ProcessLookupError):
