@@ -70,8 +70,9 @@ class Point(NamedTuple):
     """One window of the curve. `token_s` is a request's total time per output token, in seconds.
 
     From `running` on it holds what `StepTimes` is made of: `context_tokens` that a running request
-    attends to and `computed_tokens` of a prompt that no cache saved. `prefill_s` is None in a
-    window with preemptions, which put prompts off.
+    attends to, `computed_tokens` of a prompt that no cache saved, and `outside_s` of TTFT that is
+    neither queue nor prefill: the API server and the network. `prefill_s` and `outside_s` are None
+    in a window with preemptions, which put prompts off and let requests end and begin in bursts.
     """
 
     t_s: float
@@ -86,6 +87,7 @@ class Point(NamedTuple):
     prefill_s: float | None = None
     context_tokens: float | None = None
     computed_tokens: float | None = None
+    outside_s: float | None = None
 
 
 FIELDS = len(Point._fields)
@@ -106,7 +108,7 @@ POINT_SIGNALS = (*LOAD_SIGNALS, *SERVED_SIGNALS, "ttft_p99_s", "itl_p99_s")
 WINDOW_SIGNALS = (
     *POINT_SIGNALS,
     *("itl_mean_s", "prefill_mean_s", "prompt_tokens_mean", "prefix_saved_ratio"),
-    "preemption_per_s",
+    *("preemption_per_s", "ttft_mean_s", "queue_mean_s"),
 )
 """Signals that `point_of` reads: those of the curve, and those of the step times."""
 
@@ -246,6 +248,7 @@ def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) 
         values.get("generation_tokens_per_s"),
     )
     prompt, saved = values.get("prompt_tokens_mean"), values.get("prefix_saved_ratio") or 0.0
+    prefill_s = None if values.get("preemption_per_s") else values.get("prefill_mean_s")
     e2e_s, length = values.get("e2e_mean_s"), values.get("output_tokens_mean")
     if not (served_per_s and tokens_per_s and e2e_s and length) or in_flight < IN_FLIGHT_MIN:
         return None
@@ -261,10 +264,18 @@ def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) 
         itl_p99_s=values.get("itl_p99_s"),
         running=values.get("running_avg"),
         itl_s=token_gap_s(values),
-        prefill_s=None if values.get("preemption_per_s") else values.get("prefill_mean_s"),
+        prefill_s=prefill_s,
         context_tokens=None if prompt is None else prompt + length / 2,
         computed_tokens=None if prompt is None else prompt * (1 - saved),
+        outside_s=_outside_s(values, prefill_s),
     )
+
+
+def _outside_s(values: Mapping[str, float | None], prefill_s: float | None) -> float | None:
+    ttft_s, queue_s = values.get("ttft_mean_s"), values.get("queue_mean_s")
+    if ttft_s is None or queue_s is None or prefill_s is None:
+        return None
+    return max(0.0, ttft_s - queue_s - prefill_s)
 
 
 def token_gap_s(values: Mapping[str, float | None]) -> float | None:
@@ -370,8 +381,9 @@ class StepTimes:
     @classmethod
     def of(cls, points: Sequence[Point], now_s: float) -> StepTimes | None:
         """Step times from these windows; None where too few have all they need."""
+        # Where nothing runs for a part of the window, the batch of its steps is above its mean.
         usable = [
-            point
+            point._replace(running=max(1.0, point.running))
             for point in points
             if now_s - point.t_s <= FORGOTTEN_S
             and point.running
@@ -423,6 +435,17 @@ class StepTimes:
             if point.running and point.itl_s and point.prefill_s and point.computed_tokens
         ]
         return _NearFit(rows) if rows else None
+
+    def outside_s(self, running: float) -> float:
+        """Seconds of a first token in the API server and the network, which serve the running
+        streams too: the median of the windows with the nearest batches; 0 where not measured."""
+        measured = sorted(
+            (abs(log2(point.running / running)), point.outside_s)
+            for point in self.windows
+            if point.running and point.outside_s is not None
+        )
+        nearest = [outside_s for _, outside_s in measured[:STEP_WINDOWS_MIN]]
+        return median(nearest) if nearest else 0.0
 
     @property
     def error_ratio(self) -> float:

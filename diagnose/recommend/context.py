@@ -28,7 +28,11 @@ They are of the present window alone, which begins anew with a restart; nothing 
 """
 
 OWN_STEPS = "own_steps"
-"""Key of `memo` for the server's own step times: how many windows, of which batches, since when."""
+"""Key of `memo` for the server's own step times: how many windows, of which batches, since when,
+and the present step over theirs."""
+
+PACE_CHANGED_RATIO = 1.25
+"""From this factor between the present step and those windows, the machine's pace has changed."""
 
 SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"
 
@@ -129,12 +133,18 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
     if "itl_s" not in predicted:
         return ""
     if own_steps is not None:
-        age_s = own_steps["age_s"]
+        age_s, pace = own_steps["age_s"], own_steps["pace_ratio"]
+        changed = (
+            f" Steps of the same batch now take {pace:.2g}x the time that they took in those "
+            "windows, and the prediction assumes that they keep this pace."
+            if max(pace, 1 / pace) >= PACE_CHANGED_RATIO
+            else ""
+        )
         return (
             " Speed predicted from this server's own step times: "
             f"{own_steps['windows']:.0f} windows with {own_steps['least_running']:.0f} to "
             f"{own_steps['most_running']:.0f} running requests, the oldest from {_about(age_s)} "
-            f"ago, median error {own_steps['error_ratio']:.0%}."
+            f"ago, median error {own_steps['error_ratio']:.0%}.{changed}"
         )
     if factors is None:
         return ""

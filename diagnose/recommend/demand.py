@@ -31,12 +31,14 @@ LEAST_PER_S = 1e-3
 class Demand:
     """What the load needs, served or not.
 
-    `requests` run or wait for capacity. `held_tokens` is the mean KV cache of a running request in
+    `requests` run or wait for capacity at the most, to size for, and `mean_requests` in the mean,
+    to which mean latencies belong. `held_tokens` is the mean KV cache of a running request in
     tokens, None if unknown, and `spread_tokens` its standard deviation: requests grow while they
     run and differ in length. `served_per_s` and `arrival_per_s` count requests.
     """
 
     requests: float
+    mean_requests: float
     running: float
     waiting: float
     held_tokens: float | None
@@ -96,6 +98,7 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
         served = 0.0
     return Demand(
         requests=max(now, mean, get("running_max")),
+        mean_requests=mean or now,
         running=running,
         waiting=waiting,
         held_tokens=_held_tokens(values, server),
@@ -117,6 +120,7 @@ def ahead(now: Demand, values: Mapping[str, float | None]) -> Demand:
     return replace(
         now,
         requests=times * now.requests,
+        mean_requests=times * now.mean_requests,
         running=times * now.running,
         served_per_s=times * now.served_per_s,
         arrival_per_s=times * now.arrival_per_s,

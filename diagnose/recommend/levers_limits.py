@@ -42,7 +42,7 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
     seats, now = rounded_down(held), server.max_num_seqs
     if (now is not None and seats >= now) or seats >= demand.requests:
         return None
-    waiting, served_per_s = demand.requests - seats, _served_per_s(context)
+    waiting, served_per_s = max(0.0, demand.mean_requests - seats), _served_per_s(context)
     wait_s = waiting / served_per_s if served_per_s > 0 else None
     numbers = predicted(context, After(seats=seats))
     numbers["waiting"] = ceil(waiting)

@@ -44,7 +44,8 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     if not context.for_kv:
         # Once the queue is drained, what arrives runs as long as what is served now.
         at_once = min(context.demand.requests, context.demand.running * ratio)
-        steady = replace(context, demand=replace(context.demand, requests=at_once))
+        settled = replace(context.demand, requests=at_once, mean_requests=at_once)
+        steady = replace(context, demand=settled)
     numbers = predicted(steady, After(share_ratio=now / total, replicas=total))
     numbers["load_ratio"] = ratio * now / total
     hourly = server.usd_per_hour

@@ -346,7 +346,7 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
         "error_ratio": steps.error_ratio,
     }
     seats = change.seats or context.server.max_num_seqs or inf
-    requests = max(demand.requests * change.share_ratio, 1.0)
+    requests = max(demand.mean_requests * change.share_ratio, 1.0)
     places = min(requests, max(1.0, _sizes(context, change).get("max_concurrency", seats)))
     if not steps.least_running <= places <= steps.most_running:
         return None
@@ -357,14 +357,13 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     # Both batches on one plane: windows of another batch may be of another speed of the machine.
     now_s = steps.itl_s(running, context_tokens, near=places) if running else 0.0
     pace = gap_s / now_s if gap_s and now_s else 1.0
+    context.memo[OWN_STEPS]["pace_ratio"] = pace
     itl_s = pace * steps.itl_s(places, context_tokens)
     prefill_s = pace * steps.prefill_s(places, context_tokens, computed_tokens)
-    # What a first token waits for outside the engine: the API server and the network.
-    outside_s = context.get("ttft_mean_s") - context.get("queue_mean_s")
-    outside_s = max(0.0, outside_s - context.get("prefill_mean_s"))
     request_s = prefill_s + (demand.output_tokens - 1) * itl_s
     queue_s = (requests - places) * request_s / places
-    return Speed(outside_s + queue_s + prefill_s, itl_s, places * demand.output_tokens / request_s)
+    ttft_s = steps.outside_s(places) + queue_s + prefill_s
+    return Speed(ttft_s, itl_s, places * demand.output_tokens / request_s)
 
 
 def calibrated(

@@ -19,6 +19,7 @@ def of(held_tokens: float, spread_tokens: float) -> Demand:
     """A demand whose requests hold so much."""
     return Demand(
         requests=30.0,
+        mean_requests=30.0,
         running=20.0,
         waiting=10.0,
         held_tokens=held_tokens,

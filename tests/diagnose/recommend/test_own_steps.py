@@ -26,6 +26,11 @@ def itl_s(running: float, context_tokens: float = INPUT + OUTPUT / 2) -> float:
     return 0.01 + 2e-4 * running + 1e-7 * running * context_tokens
 
 
+def outside_s(running: float) -> float:
+    """What a first token takes outside the engine: the API server has more streams to serve."""
+    return 4e-5 * running**2
+
+
 def page(running: float, *, input_tokens: float = INPUT, **signals: float) -> dict[str, float]:
     """A window of that server."""
     step_s = itl_s(running, input_tokens + OUTPUT / 2)
@@ -41,6 +46,8 @@ def page(running: float, *, input_tokens: float = INPUT, **signals: float) -> di
         "prompt_tokens_mean": input_tokens,
         "itl_mean_s": step_s,
         "prefill_mean_s": prefill_s,
+        "queue_mean_s": 0.0,
+        "ttft_mean_s": outside_s(running) + prefill_s,
         **signals,
     }
 
@@ -81,8 +88,7 @@ def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
     request_s = itl_s(seats) + PROMPT_S + (OUTPUT - 1) * itl_s(seats)
     queued_s = (160 - seats) * request_s / seats
     assert advice.predicted["itl_s"] == pytest.approx(itl_s(seats), rel=0.02)
-    # 0.1 s outside the engine: a TTFT of 3.0 s less its queue and prefill.
-    ttft_s = 0.1 + queued_s + itl_s(seats) + PROMPT_S
+    ttft_s = outside_s(seats) + queued_s + itl_s(seats) + PROMPT_S
     assert advice.predicted["ttft_s"] == pytest.approx(ttft_s, rel=0.02)
     assert (
         "Speed predicted from this server's own step times: 12 windows with 20 to 120 running "
@@ -91,15 +97,45 @@ def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
     assert not any("TTFT and ITL" in words or "MFU" in words for words in advice.unknown)
 
 
+def test_a_mean_latency_is_of_the_requests_in_the_mean() -> None:
+    """Clients that pause between requests: at times more of them wait than in the mean."""
+    curve = learned(*map(page, LOADS))
+    predictions = [
+        recommended(replace(BUSY.but(running_max=most), curve=curve)).predicted
+        for most in (160.0, 200.0)
+    ]
+    assert predictions[0]["ttft_s"] == predictions[1]["ttft_s"]
+    assert predictions[0]["waiting"] == predictions[1]["waiting"]
+
+
 def test_a_machine_that_has_slowed_down_stays_slow() -> None:
     curve = learned(*map(page, LOADS))
     usual = recommended(replace(BUSY, curve=curve)).predicted
     now_s = 1.5 * itl_s(100.0)
     slowed = BUSY.but(itl_mean_s=now_s, generation_tokens_per_s=100.0 / now_s)
 
-    after = recommended(replace(slowed, curve=curve)).predicted
+    advice = recommended(replace(slowed, curve=curve))
+    after = advice.predicted
+    changed = "Steps of the same batch now take 1.5x the time that they took in those windows"
+    assert changed in advice.summary
+    assert "Steps of the same batch" not in recommended(replace(BUSY, curve=curve)).summary
     assert after["itl_s"] == pytest.approx(1.5 * usual["itl_s"], rel=0.01)
     assert after["ttft_s"] > 1.4 * usual["ttft_s"]
+
+
+@pytest.mark.parametrize("running", [20.0, 60.0, 120.0])
+def test_the_api_server_answers_sooner_with_fewer_streams(running: float) -> None:
+    steps = StepTimes.of(learned(*map(page, 3 * LOADS)).points(), NOW_S)
+    assert steps is not None
+    assert steps.outside_s(running) == pytest.approx(outside_s(running))
+
+
+def test_an_idle_server_runs_batches_of_one() -> None:
+    """A third of the window one request runs, the rest none: its steps are those of one request."""
+    idle = {**page(1.0), "running_avg": 0.3, "waiting_avg": 0.3}
+    steps = StepTimes.of(learned(idle, page(1.0), page(2.0)).points(), NOW_S)
+    assert steps is not None
+    assert steps.least_running == 1
 
 
 @pytest.mark.parametrize(
@@ -126,7 +162,7 @@ def test_nothing_is_predicted_for_a_batch_that_never_ran(
 
 def test_waits_of_preempted_requests_are_in_no_step() -> None:
     """vLLM counts them as ITL, and late prompts as prefill; the tokens that come out tell."""
-    waits = {"preemption_per_s": 1.0, "itl_mean_s": 1.0, "prefill_mean_s": 9.0}
+    waits = {"preemption_per_s": 1.0, "itl_mean_s": 1.0, "prefill_mean_s": 9.0, "ttft_mean_s": 99.0}
     pages = [page(load) if load < 80 else {**page(load), **waits} for load in LOADS]
     steps = StepTimes.of(learned(*pages).points(), NOW_S)
     assert steps is not None
@@ -134,6 +170,7 @@ def test_waits_of_preempted_requests_are_in_no_step() -> None:
     assert steps.most_running == 120
     assert steps.itl_s(100.0, context_tokens) == pytest.approx(itl_s(100.0), rel=0.05)
     assert steps.prefill_s(100.0, context_tokens, INPUT) < 2 * PROMPT_S
+    assert steps.outside_s(100.0) <= outside_s(100.0)
 
 
 def test_steps_of_another_kind_are_not_predicted_from_the_present_ones() -> None:
