@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.diagnose.causes.bottleneck import LEVERS, bound_of, bound_terms
+from kneewatch.diagnose.causes.bottleneck import LEVERS, bound_of, bound_terms, is_bound
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
     BATCH,
@@ -158,11 +158,12 @@ SLOW_STEPS_ALONE = (
     & (ITL_P50_S > 0.5 * ITL_TARGET_S)
     & (PREFILL_S > 0.0)
     & (PREFILL_S + QUEUE_S <= 3.0 * ITL_P50_S)
-    & (TTFT_P99_S <= 3.0 * ITL_P99_S)
+    & ((TTFT_P99_S <= 3.0 * ITL_P99_S) | is_bound("host"))
 ).assume(unknown=False)
 """Both targets are missed, ITL not by its tail, and a first token takes three ordinary steps at
 most: the rest of the running one and those of its prompt. The latest of them take three of the
-longest steps at most: a few long prompts would take more. Faster steps would serve both targets."""
+longest steps at most: a few long prompts would take more, unless the GPUs idle meanwhile. Faster
+steps would serve both targets."""
 
 SLO_CONFLICT = CauseRecord(
     id="slo_conflict",

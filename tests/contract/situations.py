@@ -467,6 +467,13 @@ OTHERS: Mapping[str, Situation] = {
         for cause in ("slo_conflict", "prefill_bound")
         for name, itl_p50_s, prefill_s in (("of some steps", 0.1, 0.32), ("by tails", 0.045, 0.1))
     },
+    "decode_bound:a few long prompts, idle GPUs": replace(
+        CALM.but(
+            itl_p50_s=0.08, itl_p99_s=0.4, ttft_p99_s=1.5, prefill_mean_s=0.1, queue_mean_s=0.02,
+            **HOST,
+        ),
+        targets=SLOW,
+    ),
     "decode_bound:both targets": replace(
         CALM.but(
             itl_p50_s=0.08, itl_p99_s=0.6, ttft_p99_s=1.5, prefill_mean_s=0.1, queue_mean_s=0.02

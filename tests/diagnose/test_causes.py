@@ -792,6 +792,13 @@ def test_slow_steps_that_break_both_targets_are_no_conflict_of_them(itl_target_s
     assert (head.id, head.severity) == ("decode_bound", Severity.CRITICAL)
 
 
+def test_idle_gpus_are_no_conflict_of_targets_though_few_prompts_are_long() -> None:
+    long_prompts = SLOW_STEPS.but(ttft_p99_s=2.4, gpu_engine_active_ratio=0.55)
+    assert [cause.id for cause in ranked(conclude(long_prompts.facts()))] == ["decode_bound"]
+    busy = long_prompts.but(gpu_engine_active_ratio=0.95)
+    assert [cause.id for cause in ranked(conclude(busy.facts()))] == ["slo_conflict"]
+
+
 @pytest.mark.parametrize(
     "values",
     [
