@@ -426,13 +426,22 @@ HITS_AGAIN = (
 ).assume(unknown=False)
 """The hit ratio has recovered: the misses before came from a cold cache."""
 
+RECOMPUTED = (
+    SHARED
+    & (1.0 - HIT_RATIO >= 2.0 * (1.0 - QUIET_HIT_RATIO))
+    & (WORK_RATIO >= 2.0)
+    & (BUSY >= 0.5)
+).assume(unknown=False)
+"""At least half of the prompt tokens that are computed hit in quiet times, and a prompt is under
+prefill half of the time: that is heavy even where answers are as much work."""
+
 PREFIX_CHURN = CauseRecord(
     id="prefix_churn",
     title="Prefixes evicted before reuse",
     means="Prefixes are evicted from the KV cache before they are used again.",
     forms=(
         Form(
-            gate=PREFILL_IS_HEAVY
+            gate=(PREFILL_IS_HEAVY | RECOMPUTED)
             & CACHING
             & (HIT_RATIO > 0.08)
             & TURNOVER_IS_SHORT

@@ -48,6 +48,10 @@ HIT_SPREAD = "prefix_hit_spread_sigmas"
 NEAR_BASELINE = 0.9
 """From this share of its baseline on a hit ratio has not fallen."""
 
+TYPICAL = 3.0
+"""Where the mean prompt is longer than this many medians, most requests are short and a few long:
+the share of requests that hit says nothing about the share of tokens."""
+
 SPREAD_STEPS_MIN = 4
 """Scrapes with requests that a spread needs."""
 
@@ -123,9 +127,10 @@ FOLLOWED: Mapping[str, str] = {
     "without a trend or a target",
     "slo_breaks_soonest_s": "the same at the steepest likely trend",
     "slo_breaks_latest_s": "the same at the flattest likely trend; no value beyond half an hour",
-    "prefill_hit_share": "share of requests that computed at most a quarter of a median prompt",
+    "prefill_hit_share": "share of requests that computed at most a quarter of a median prompt; no "
+    f"value where the mean prompt is over {TYPICAL:g} medians long",
     "prefill_miss_share": "share of requests that computed three quarters of a median prompt or "
-    "more",
+    "more; no value where the mean prompt is that long",
     HIT_SPREAD: "how much more the prefix cache's hits vary from scrape to scrape than if each "
     "request hit whole or not at all, in standard deviations: far below 0 where all requests hit "
     "the same share; no value while the hit ratio is near its baseline",
@@ -410,9 +415,9 @@ def _gained(history: History, columns: Sequence[int]) -> float | None:
 def _prefill_sides(
     values: Mapping[str, float | None], window: Window
 ) -> tuple[float | None, float | None]:
-    prompt = values.get("prompt_tokens_p50")
+    prompt, mean = values.get("prompt_tokens_p50"), values.get("prompt_tokens_mean")
     buckets = window.buckets("request_prefill_kv_computed_tokens")
-    if prompt is None or buckets is None:
+    if prompt is None or mean is None or mean > TYPICAL * prompt or buckets is None:
         return None, None
     low, high = buckets.share_at_most(0.25 * prompt), buckets.share_at_most(0.75 * prompt)
     return low, None if high is None else 1 - high

@@ -335,6 +335,11 @@ OTHERS: Mapping[str, Situation] = {
                   kv_capacity_tokens=250_000.0),
         quiet={}, recent={"prefix_hit_ratio": 0.3},
     ),
+    "prefix_churn:computed again": replace(
+        CHURN.but(prefill_service_ratio=0.01, prefill_busy_ratio=0.7,
+                  computed_prompt_tokens_per_s=1500.0),
+        quiet={**CHURN.quiet, "prefix_hit_ratio": 0.7},
+    ),
     "prefix_churn:busy": CHURN.but(prefill_service_ratio=0.01, prefill_busy_ratio=0.4),
     "prefix_churn:still shared": replace(
         CHURN.but(kv_capacity_tokens=250_000.0), recent={"prefix_hit_ratio": 0.3}

@@ -81,6 +81,17 @@ def test_a_prefix_is_lost_under_constant_stalls(kept_ratio: float) -> None:
     assert max(d.values["kv_usage_avg_ratio"] or 1.0 for d in after) < 0.5
 
 
+@pytest.mark.parametrize("machine", ["8B on H100", "70B on 4 H100"])
+def test_churn_behind_a_queue_of_short_prompts_is_told(machine: str) -> None:
+    case = case_of(NEVER_QUIET, "a small steady queue; more documents", machine)
+    diagnoses = diagnoses_of(case)
+    shares = {d.values.get("prefill_hit_share") for d in diagnoses}
+    assert shares == {None}, "most prompts are short: their share says nothing about tokens"
+    verdict = judge(Incident(case), diagnoses, level="none", targets=NO_TARGETS)
+    assert verdict.ok
+    assert verdict.first == "prefix_churn"
+
+
 def test_cases_go_to_other_processes() -> None:
     for case in (*cases(), *quietless_cases()):
         copy: Case = pickle.loads(pickle.dumps(case))
