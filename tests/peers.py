@@ -53,14 +53,17 @@ for line in sys.stdin:
     asked, found = json.loads(line), None
     config = asked.pop("config")
     name = asked["model_path"].replace("/", "--") + "_config.json"
-    if not (package / "model_configs" / name).exists():
-        asked["model_path"] = tempfile.mkdtemp()
-        pathlib.Path(asked["model_path"], "config.json").write_text(json.dumps(config))
-    try:
-        made = cli_estimate(**asked, backend_name="vllm")
-        found = [made.tokens_per_second, made.tpot / 1e3, made.ttft / 1e3]
-    except Exception:
-        pass
+    folder = tempfile.mkdtemp()
+    pathlib.Path(folder, "config.json").write_text(json.dumps(config))
+    own = (package / "model_configs" / name).exists()
+    # It may refer to a configuration of its own that it downloads.
+    for path in [asked["model_path"], folder] if own else [folder]:
+        try:
+            made = cli_estimate(**{**asked, "model_path": path}, backend_name="vllm")
+            found = [made.tokens_per_second, made.tpot / 1e3, made.ttft / 1e3]
+            break
+        except Exception:
+            pass
     print(json.dumps(found), flush=True)
 """
 
