@@ -211,7 +211,8 @@ def step_model(
         prompt_token_attention_s=prompt_pair_flop / attention_per_s,
         token_link_s=sent_bytes / link_per_s,
         collectives_s=(allreduces + stages - 1) * efficiency.allreduce_latency_s,
-        layers_s=costs.layers * efficiency.layer_s,
+        layers_s=costs.layers * efficiency.layer_s
+        + costs.expert_layers * efficiency.expert_layer_s,
         sequence_s=efficiency.sequence_s,
         host_s=efficiency.host_s,
         prompt_step_s=efficiency.prompt_step_s,

@@ -36,6 +36,7 @@ class Efficiency:
     allreduce_latency_s   fixed cost of one all-reduce, or of passing on to the next stage
     expert_s              one routed expert of one layer that a step touches, beside reading it
     layer_s               between the kernels of one layer
+    expert_layer_s        more for a layer with routed experts: router, permutation and combination
     sequence_s            one sequence of the batch: sampling, block tables, detokenization
     host_s                scheduling and input preparation of a step
     prompt_step_s         more for a step with prompt tokens, which no full CUDA graph replays
@@ -55,8 +56,9 @@ class Efficiency:
     mbu_ratio: float = 0.95
     link_ratio: float = 0.27
     allreduce_latency_s: float = 2.6e-6
-    expert_s: float = 0.82e-6
+    expert_s: float = 0.5e-6
     layer_s: float = 24e-6
+    expert_layer_s: float = 40e-6
     sequence_s: float = 10e-6
     host_s: float = 1.4e-3
     prompt_step_s: float = 16e-3
@@ -130,6 +132,8 @@ class Costs:
     """Routed experts, of which a batch reads those that it touches."""
     experts: int
     """Routed experts of all layers; tensor parallelism splits each, so a GPU has a part of all."""
+    expert_layers: int
+    """Layers with routed experts."""
     untouched_ratio: float
     """Share of the experts that one token leaves alone."""
     kv_bytes_per_token: float
@@ -210,6 +214,7 @@ def costs(
         / 8,
         experts_bytes=routed * stored.expert_bits / 8,
         experts=experts.count * experts.layers,
+        expert_layers=experts.layers if experts.count else 0,
         untouched_ratio=1 - touched_ratio,
         kv_bytes_per_token=kinds.kv_bytes_per_token / decode_context_parallel,
         flop_per_pair=kinds.flop_per_pair,

@@ -42,6 +42,7 @@ IDEAL = Efficiency(
     allreduce_latency_s=0.0,
     expert_s=0.0,
     layer_s=0.0,
+    expert_layer_s=0.0,
     sequence_s=0.0,
     host_s=0.0,
     prompt_step_s=0.0,
@@ -364,6 +365,30 @@ def test_each_expert_that_a_step_touches_costs_beside_its_bytes() -> None:
         for each in (cost, small)
     ]
     assert times_s[1] - times_s[0] == pytest.approx(3 * 36 * 128 * DEFAULT.expert_s)
+
+
+def test_layers_with_routed_experts_take_more_at_any_batch() -> None:
+    """The router and what puts tokens in the experts' order."""
+    cost = costs_of(MIXTURE)
+    dense = dataclasses.replace(cost, expert_layers=0)
+    for sequences in (1, 1000):
+        times_s = [
+            step_model(each, DEFAULT, context_tokens=0, prompt_context_tokens=0).total_s(sequences)
+            for each in (dense, cost)
+        ]
+        assert times_s[1] - times_s[0] == pytest.approx(36 * DEFAULT.expert_layer_s)
+
+
+def test_a_mixture_at_a_few_requests_is_as_measured() -> None:
+    rows = [
+        point
+        for point in throughput.trusted()
+        if point.regime == "1 to 8 in flight" and point.model == MIXTURE
+    ]
+    assert len(rows) == 2
+    errors = throughput.errors(rows)
+    assert max(abs(error.output_tokens_per_s) for error in errors) < 0.15
+    assert max(abs(error.tpot_s) for error in errors) < 0.1
 
 
 def test_a_configuration_is_little_work() -> None:
