@@ -148,6 +148,6 @@ FAULTS = (
         shape=Shape(prompt_tokens=150, output_tokens=200),
         clients=24,
         skipped={**NO_FP8, **NO_QUEUE, **ONE_MACHINE},
-        earlier=(Shape(prompt_tokens=50, output_tokens=60), 24, 60.0),
+        earlier=(Shape(prompt_tokens=50, output_tokens=60), 28, 60.0),
     ),
 )
