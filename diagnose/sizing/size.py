@@ -29,6 +29,7 @@ from kneewatch.diagnose.sizing.speed.performance import (
     planned_overhead_ratio,
 )
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
+    MEASURED_GPUS,
     MEASURED_RATIOS,
     SOURCE,
     Costs,
@@ -82,7 +83,8 @@ def memory_notes(
     yield from _sources(answer)
     setup, held, layout = answer.setup, answer.concurrency, answer.layout
     blocks = layout.blocks(answer.available_bytes.expected)
-    if failure := start_failure(answer, fewest):
+    failure = start_failure(answer, fewest)
+    if failure:
         yield failure
     elif blocks * _TIGHT_RATIO <= layout.request_blocks(setup.longest_tokens):
         yield (
@@ -91,9 +93,9 @@ def memory_notes(
         )
     if answer.available_bytes.expected > 0 > answer.available_bytes.low:
         yield "at the low end of the estimate no KV cache is left: vLLM may not start"
-    if held.low < concurrency <= held.expected:
+    if not failure and held.low < concurrency <= held.expected:
         yield (f"may not fit: at the low end of the estimate only {figure(held.low)} requests fit")
-    elif held.expected < concurrency <= held.high:
+    elif not failure and held.expected < concurrency <= held.high:
         yield (f"may fit: at the high end of the estimate {figure(held.high)} requests fit")
     if not setup.defaults.capacity_by_context and len(layout.groups) > 1:
         yield (
@@ -180,7 +182,11 @@ def speed_notes(question: Question, predicted: Performance | None) -> Iterator[s
         ratios = ", ".join(
             f"{name} {low:g} to {high:g}x" for name, (low, high) in MEASURED_RATIOS.items()
         )
-        yield f"accuracy: 9 of 10 published benchmarks measured {ratios} the prediction"
+        chip = question.setup.gpu
+        elsewhere = (
+            "" if chip is None or chip.id in MEASURED_GPUS else f", none of them on {chip.id}"
+        )
+        yield f"accuracy: 9 of 10 published benchmarks measured {ratios} the prediction{elsewhere}"
     if question.setup.decode_context_parallel > 1:
         yield (
             "speed is predicted without the traffic between context-parallel ranks: benchmark "

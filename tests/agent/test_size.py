@@ -542,6 +542,25 @@ def test_a_fit_that_is_not_for_certain_says_so() -> None:
     assert "may not fit: at the low end of the estimate only" in done.stdout
 
 
+def test_a_launch_that_does_not_start_is_not_said_to_fit_perhaps() -> None:
+    done = size(
+        "--model", "openai/gpt-oss-120b", "--gpu", "h100-sxm",
+        "--input-tokens", "1000", "--output-tokens", "300", "--concurrency", "16",
+    )  # fmt: skip
+    assert done.stdout.startswith("DOES NOT FIT: vLLM would not start")
+    assert "may not fit" not in done.stdout
+
+
+def test_the_accuracy_of_an_unmeasured_gpu_is_not_claimed() -> None:
+    load = ("--input-tokens", "1000", "--output-tokens", "300", "--concurrency", "16")
+    noted = [
+        " ".join(size("--model", "Qwen/Qwen3-8B", "--gpu", chip, *load).stdout.split())
+        for chip in ("h100-sxm", "b200")
+    ]
+    assert ["none of them on" in text for text in noted] == [False, True]
+    assert "TTFT 0.67 to 2.5x the prediction, none of them on b200" in noted[1]
+
+
 def test_data_parallel_engines_work_together() -> None:
     load = ("--input-tokens", "1000", "--output-tokens", "200")
     _, single = document(*LLAMA, "--tp", "4", "--concurrency", "32", *load)

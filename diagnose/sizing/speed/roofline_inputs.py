@@ -94,6 +94,9 @@ MEASURED_RATIOS: Final = {
 }
 """Measured over predicted in nine of ten published benchmarks (tests/throughput.py)."""
 
+MEASURED_GPUS: Final = frozenset({"a100-80gb", "h100-sxm", "h200"})
+"""The GPUs of those benchmarks."""
+
 SOURCE: Final = "fitted to published benchmarks of vLLM on A100, H100 and H200"
 
 

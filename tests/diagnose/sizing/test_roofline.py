@@ -22,6 +22,7 @@ from kneewatch.diagnose.sizing.speed.performance import (
 )
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     DEFAULT,
+    MEASURED_GPUS,
     MEASURED_RATIOS,
     Costs,
     Efficiency,
@@ -377,6 +378,10 @@ def test_layers_with_routed_experts_take_more_at_any_batch() -> None:
             for each in (dense, cost)
         ]
         assert times_s[1] - times_s[0] == pytest.approx(36 * DEFAULT.expert_layer_s)
+
+
+def test_measured_gpus_are_those_of_the_benchmarks() -> None:
+    assert {point.gpu for point in throughput.trusted()} == MEASURED_GPUS
 
 
 def test_a_mixture_at_a_few_requests_is_as_measured() -> None:
