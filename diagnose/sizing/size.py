@@ -199,6 +199,7 @@ def speed_notes(question: Question, predicted: Performance | None) -> Iterator[s
 def load_notes(
     *,
     source: str,
+    starts: bool,
     has_target: bool,
     has_peak: bool,
     predicted: Performance | None,
@@ -210,7 +211,9 @@ def load_notes(
         yield "the targets are compared with predicted mean latencies; P99 is higher"
     if source == "unknown" and has_peak:
         why = "no load is predicted to meet the targets"
-        if predicted is None or not has_target:
+        if not starts:
+            why = "the launch does not fit"
+        elif predicted is None or not has_target:
             why = (
                 "usable requests/s are unknown: set --usable-rps or --benchmark, or a target or a "
                 "concurrency with --input-tokens and --output-tokens"
@@ -355,6 +358,7 @@ def size(question: Question) -> Size:
         usable, source, usable_step = stated, "stated", None
     notes += load_notes(
         source=source,
+        starts=answer.holds_one,
         has_target=question.has_target,
         has_peak=question.peak_requests_per_s is not None,
         predicted=speed,

@@ -549,6 +549,11 @@ def test_a_launch_that_does_not_start_is_not_said_to_fit_perhaps() -> None:
     )  # fmt: skip
     assert done.stdout.startswith("DOES NOT FIT: vLLM would not start")
     assert "may not fit" not in done.stdout
+    peak = size(
+        "--model", "zai-org/GLM-5", "--gpu", "b200", "--tp", "8", "--peak-rps", "30",
+        "--input-tokens", "1000", "--output-tokens", "300", "--ttft-slo", "2s",
+    )  # fmt: skip
+    assert "note: no fleet: the launch does not fit\n" in peak.stdout
 
 
 def test_the_accuracy_of_an_unmeasured_gpu_is_not_claimed() -> None:
