@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import floor, sqrt
+from math import floor, inf, sqrt
 
 from kneewatch.diagnose.deployment.deployment import Deployment
 
@@ -87,6 +87,10 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
     waiting = max(by_capacity, get("waiting_avg") - deferred)
     now = get("running") + by_capacity
     mean = get("running_avg") + max(0.0, get("waiting_avg") - deferred)
+    # Requests between the client and the engine are in no gauge of it: preemption lets many end,
+    # and so arrive, at once. By Little's law, with tokens, which come evenly.
+    length_tokens = get("output_tokens_mean") or inf
+    by_little = get("generation_tokens_per_s") / length_tokens * get("e2e_mean_s")
     served = values.get("completed_per_s")
     if served is None:
         served = get("arrival_per_s")
@@ -96,9 +100,10 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
         served = get("arrival_per_s")
     if served < LEAST_PER_S:
         served = 0.0
+    requests = max(now, mean, get("running_max"))
     return Demand(
-        requests=max(now, mean, get("running_max")),
-        mean_requests=mean or now,
+        requests=requests,
+        mean_requests=min(requests, max(mean, by_little) or now),
         running=running,
         waiting=waiting,
         held_tokens=_held_tokens(values, server),

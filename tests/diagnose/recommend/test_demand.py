@@ -38,6 +38,17 @@ def test_a_request_grows_while_it_runs() -> None:
     assert wanted.spread_tokens == pytest.approx(300 / sqrt(12))  # uniform over its life
 
 
+def test_requests_in_flight_in_the_mean_are_those_that_clients_wait_for() -> None:
+    """30 clients with one request each: three are on their way to the engine or from it."""
+    signals = {
+        **{"running": 20.0, "waiting_by_capacity": 10.0, "running_avg": 20.5, "waiting_avg": 6.5},
+        **{"generation_tokens_per_s": 720.0, "output_tokens_mean": 100.0},
+    }
+    assert demand({**signals, "e2e_mean_s": 4.1}, SERVER).mean_requests == pytest.approx(29.52)
+    assert demand({**signals, "e2e_mean_s": 9.0}, SERVER).mean_requests == 30
+    assert demand(signals, SERVER).mean_requests == 27
+
+
 def test_lengths_that_differ_spread_more() -> None:
     lengths = {"prompt_tokens_mean": 100.0, "prompt_tokens_p95": 429.0}
     wanted = demand({**lengths, "output_tokens_mean": 0.0}, SERVER)
