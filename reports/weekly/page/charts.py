@@ -10,7 +10,6 @@ from itertools import groupby
 from markupsafe import Markup
 
 from kneewatch.diagnose.learned.knee import Range
-from kneewatch.reports.formatting import duration, number
 from kneewatch.reports.weekly.figures import Spark
 from kneewatch.reports.weekly.page.formatting import WEEKDAYS, Calendar, with_unit
 from kneewatch.reports.weekly.page.svg import Edges, Pen, Ticks, draw, path
@@ -23,6 +22,7 @@ from kneewatch.reports.weekly.tier_sections import (
     TierSlo,
     WeekdayHour,
 )
+from kneewatch.rules.formatting import duration, number
 
 WIDE, TALL = 164, 28
 """Size of a sparkline in SVG units; it is stretched to the available space."""

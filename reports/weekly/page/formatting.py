@@ -11,9 +11,9 @@ from functools import cached_property
 from zoneinfo import ZoneInfo
 
 from kneewatch.diagnose.learned.knee import Range
-from kneewatch.reports.formatting import duration, number, percent, plural, span
 from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Trend
 from kneewatch.reports.weekly.report import TrackRecord
+from kneewatch.rules.formatting import duration, number, percent, plural, span
 
 UNKNOWN = "unknown"
 GIB = 1024.0**3

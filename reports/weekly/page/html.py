@@ -17,7 +17,6 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.reports.formatting import duration, number, percent, plural, quantity, span
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.weekly.figures import UnknownSignal
 from kneewatch.reports.weekly.page import charts, formatting, incident_chart, svg
@@ -33,6 +32,7 @@ from kneewatch.reports.weekly.tier_sections import (
     TierTables,
     TierWorkload,
 )
+from kneewatch.rules.formatting import duration, number, percent, plural, quantity, span
 
 SECTIONS = (
     ("verdict", "Verdict"),

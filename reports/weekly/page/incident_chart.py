@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kneewatch.reports.formatting import cut, quantity
 from kneewatch.reports.triage.charts import ceiling
 from kneewatch.reports.weekly.figures import Line
 from kneewatch.reports.weekly.page.formatting import Calendar, health
 from kneewatch.reports.weekly.page.svg import path
 from kneewatch.reports.weekly.report import Incident
+from kneewatch.rules.formatting import cut, quantity
 
 WIDE, TALL = 300.0, 60.0
 """Size of a chart in SVG units; it is stretched to the available space."""

@@ -254,7 +254,7 @@ def test_another_period_than_a_week_is_not_called_one() -> None:
     day = Period(made.FROM_S, made.FROM_S + made.DAY_S, made.DAY_S, 1)
     report = replace(made.one(), period=day, compared=None)
     root = page(report)
-    assert root.one("h1").text == "Health report, Mon 9 Nov 2026 (Europe/Berlin time)"
+    assert root.one("h1").text == "Health report Mon 9 Nov 2026 (Europe/Berlin time)"
     assert "compared with" not in root.one("header").text
     assert "This period" in section(root, "tables").text
     assert "week" not in section(root, "tables").one("thead").text
