@@ -24,6 +24,9 @@ from kneewatch.rules.rule import Finding, Severity
 CONCLUDED_FROM = 0.5
 """Below even odds a cause is not concluded."""
 
+LISTED_FROM = 0.25
+"""Strength from which a value is listed as evidence: that of half its threshold."""
+
 DOUBTFUL_BELOW = 0.6
 """A cause with less confidence than this is only `info` and pages nobody."""
 
@@ -164,13 +167,16 @@ class Case:
     ) -> None:
         """Add evidence: for the cause with a positive weight, against it with a negative one.
 
-        `below`: a value says the more the further it lies below its threshold, not above.
+        `below`: a value says the more the further it lies below its threshold, not above. A value
+        far short of its threshold supports neither side and is not listed.
         """
         if value is None:
             return
-        self.log_odds += weight * strength(value, threshold, below=below)
-        side = self.evidence if weight >= 0 else self.against
-        side.append(Evidence(signal, value, threshold, text))
+        share = strength(value, threshold, below=below)
+        self.log_odds += weight * share
+        if share >= LISTED_FROM:
+            side = self.evidence if weight >= 0 else self.against
+            side.append(Evidence(signal, value, threshold, text))
 
     def close(self) -> Cause | None:
         """The cause, or None where the confidence is too low."""
