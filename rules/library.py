@@ -36,9 +36,17 @@ KV_CACHE = (
         id="KV-EVICT",
         signal="preemption_ratio_per_s",
         bounds=(
-            Bound(Severity.INFO, 0.0, "guide 7.4: any eviction of active requests is a signal"),
-            Bound(Severity.WARNING, EVICT_WARNING_PER_S, "guide 9.3 and 7.4: 5%; 7.7 has 10%"),
-            Bound(Severity.CRITICAL, EVICT_CRITICAL_PER_S, "guide 9.3, 7.4, 7.7: 20%"),
+            Bound(Severity.INFO, 0.0, "any preemption of running requests is a sign"),
+            Bound(
+                Severity.WARNING,
+                EVICT_WARNING_PER_S,
+                "5% of the running requests start over every second",
+            ),
+            Bound(
+                Severity.CRITICAL,
+                EVICT_CRITICAL_PER_S,
+                "a fifth of the running requests starts over every second",
+            ),
         ),
         summary="vLLM preempts running requests and recomputes them",
         advice="Enlarge the KV cache (fp8 KV cache, higher --gpu-memory-utilization), lower "
@@ -51,7 +59,7 @@ KV_CACHE = (
     Rule(
         id="KV-FULL",
         signal="kv_usage_avg_ratio",
-        bounds=(Bound(Severity.INFO, FILLING_FROM_RATIO, "guide 9.3: target 75-90%"),),
+        bounds=(Bound(Severity.INFO, FILLING_FROM_RATIO, "the target band is 75-90%"),),
         summary="KV cache usage is above its target band",
         advice="Harmless by itself. Plan an fp8 KV cache or more replicas before the load grows.",
         guide=("7.7", "9.3"),
@@ -70,7 +78,7 @@ KV_CACHE = (
     Rule(
         id="KV-UNUSED",
         signal="kv_usage_max_ratio",
-        bounds=(Bound(Severity.INFO, 0.5, "guide 7.7: low utilization is over-provisioning"),),
+        bounds=(Bound(Severity.INFO, 0.5, "low utilization is over-provisioning"),),
         below=True,
         summary="Half of the KV cache or more unused for hours",
         advice="Allow more sequences, or serve from fewer or smaller GPUs.",
@@ -81,7 +89,7 @@ KV_CACHE = (
     Rule(
         id="PREFIX-HIT",
         signal="prefix_hit_ratio",
-        bounds=(Bound(Severity.INFO, 0.30, "guide 9.3: below 30% with known reuse"),),
+        bounds=(Bound(Severity.INFO, 0.30, "low for prompts that share prefixes"),),
         below=True,
         summary="Few prompt tokens come from the prefix cache",
         advice="If prompts share a prefix: put it first and unchanged, route by prefix, enlarge "
@@ -93,7 +101,7 @@ KV_CACHE = (
     Rule(
         id="PREFIX-SAVED",
         signal="prefix_saved_ratio",
-        bounds=(Bound(Severity.INFO, 0.10, "guide 7.7: high hit rate, low reuse ratio"),),
+        bounds=(Bound(Severity.INFO, 0.10, "hits that save little work"),),
         below=True,
         summary="The prefix cache is hit but saves little prefill work",
         advice="Find the longest prefix that requests share; check that it is cached and used for "
@@ -105,7 +113,7 @@ KV_CACHE = (
     Rule(
         id="KV-RESIDENCY",
         signal="kv_residency_s",
-        bounds=(Bound(Severity.INFO, 60.0, "guide 7.7: short residency with reuse is churn"),),
+        bounds=(Bound(Severity.INFO, 60.0, "short residency with reuse is churn"),),
         below=True,
         summary="Cached blocks are evicted within a minute of their computation",
         advice="Enlarge the KV cache, or route by prefix so that each replica serves fewer "
@@ -126,7 +134,7 @@ LATENCY = (
     Rule(
         id="QUEUE-GROWS",
         signal="waiting_slope_per_s",
-        bounds=(Bound(Severity.WARNING, 0.1, "guide 9.3: consistently growing"),),
+        bounds=(Bound(Severity.WARNING, 0.1, "one request more every 10 s, and it goes on"),),
         summary="The queue grows",
         advice="Add replicas, or raise the limit that keeps requests out of the batch.",
         guide=("9.3",),
@@ -152,7 +160,7 @@ LATENCY = (
     Rule(
         id="TTFT-TAIL",
         signal="ttft_p99_p50_drift_ratio",
-        bounds=(Bound(Severity.INFO, 2.0, "guide 8.1: P99 rises faster than P50 at the knee"),),
+        bounds=(Bound(Severity.INFO, 2.0, "P99 rises faster than P50 at the knee"),),
         summary="TTFT P99 rises faster than P50",
         advice="The engine is close to its knee: add replicas or quantize before the next peak.",
         guide=("8.1", "8.5", "9.3"),
@@ -224,7 +232,11 @@ def slo_rules(
                 id="BENCH-TTFT",
                 signal="ttft_p99_s",
                 bounds=(
-                    Bound(Severity.INFO, 1.3 * benchmark_ttft_p99_s, "guide 9.1 step 13: 30%"),
+                    Bound(
+                        Severity.INFO,
+                        1.3 * benchmark_ttft_p99_s,
+                        "30% above the benchmark: the workload differs",
+                    ),
                 ),
                 summary="TTFT P99 is more than 30% above the sizing benchmark",
                 advice="Measure the workload again: lengths or arrivals differ from the benchmark.",
@@ -238,7 +250,11 @@ def slo_rules(
                 id="BENCH-GPU",
                 signal="gpu_engine_active_ratio",
                 bounds=(
-                    Bound(Severity.INFO, benchmark_gpu_ratio - 0.2, "guide 9.1 step 13: 20 points"),
+                    Bound(
+                        Severity.INFO,
+                        benchmark_gpu_ratio - 0.2,
+                        "20 points below the benchmark: the workload differs",
+                    ),
                 ),
                 below=True,
                 summary="The GPU is more than 20 points less busy than in the benchmark",
@@ -262,7 +278,7 @@ FEATURES = (
             Bound(
                 Severity.INFO,
                 0.60,
-                "guide 9.3: target above 60%; its estimated gain decides whether less still pays",
+                "target above 60%; its estimated gain decides whether less still pays",
             ),
         ),
         below=True,
@@ -287,7 +303,7 @@ FEATURES = (
     Rule(
         id="LORA-CHANGE",
         signal="lora_change_per_s",
-        bounds=(Bound(Severity.INFO, 0.2, "guide 9.3: adapter eviction near zero"),),
+        bounds=(Bound(Severity.INFO, 0.2, "with enough slots the set hardly changes"),),
         summary="The set of running LoRA adapters keeps changing",
         advice="Watch TTFT by adapter; raise --max-loras if requests wait for a slot.",
         guide=("2.5", "9.3"),
@@ -323,7 +339,7 @@ GUARDRAILS = (
     Rule(
         id="INPUT-TAIL",
         signal="prompt_tail_ratio",
-        bounds=(Bound(Severity.INFO, 3.0, "guide 9.4: limit at 2-3x the P95"),),
+        bounds=(Bound(Severity.INFO, 3.0, "limit at 2-3x the P95"),),
         summary="Prompt length P99 is more than 3x the P95",
         advice="Set a hard input limit at the gateway: 2-3x the P95 prompt length.",
         guide=("9.4",),
@@ -332,7 +348,7 @@ GUARDRAILS = (
     Rule(
         id="INPUT-WHOLE-CACHE",
         signal="prompt_p99_kv_share_ratio",
-        bounds=(Bound(Severity.INFO, 0.25, "guide 9.4: one request must not fill the cache"),),
+        bounds=(Bound(Severity.INFO, 0.25, "one request must not fill the cache"),),
         summary="One long prompt (P99) takes 25% of the KV cache or more",
         advice="Lower --max-model-len or the gateway's input limit.",
         guide=("9.4",),
@@ -341,7 +357,7 @@ GUARDRAILS = (
     Rule(
         id="OUTPUT-CAP",
         signal="finished_length_drift_points",
-        bounds=(Bound(Severity.INFO, 0.2, "guide 9.4: watch for drift of the output length"),),
+        bounds=(Bound(Severity.INFO, 0.2, "20 points more than usual: output lengths drift"),),
         summary="More requests than usual hit their output limit",
         advice="Look for prompts that make the model ramble or repeat; cap outputs per use case.",
         guide=("9.4",),
@@ -364,7 +380,7 @@ GUARDRAILS = (
     Rule(
         id="REJECTED",
         signal="rejected_per_s",
-        bounds=(Bound(Severity.INFO, 0.0, "guide 9.4: a circuit breaker that works"),),
+        bounds=(Bound(Severity.INFO, 0.0, "a queue limit that works"),),
         summary="Requests are rejected",
         advice="Expected during a spike; add replicas if it lasts.",
         guide=("9.4",),
@@ -372,7 +388,7 @@ GUARDRAILS = (
     Rule(
         id="BREAKER",
         signal="queue_wait_estimate_ratio",
-        bounds=(Bound(Severity.WARNING, 0.8, "guide 9.4: shed load at 80-90% of the safe depth"),),
+        bounds=(Bound(Severity.WARNING, 0.8, "shed load at 80-90% of the safe depth"),),
         summary="The queue is almost as long as the TTFT target allows",
         advice="Shed load at the gateway (HTTP 429) before all requests miss the target.",
         guide=("9.4",),
@@ -383,7 +399,7 @@ GUARDRAILS = (
     Rule(
         id="IDLE-HOURS",
         signal="running_avg",
-        bounds=(Bound(Severity.INFO, 0.5, "guide 9.2: the utilization trap"),),
+        bounds=(Bound(Severity.INFO, 0.5, "paid for and idle"),),
         below=True,
         summary="Idle for hours: fewer than 0.5 requests running on average",
         advice="Add batch work, consolidate, or keep fewer replicas warm.",
@@ -405,7 +421,7 @@ GPU = (
     Rule(
         id="GPU-MEMORY-LOW",
         signal="gpu_memory_used_ratio",
-        bounds=(Bound(Severity.INFO, 0.70, "guide 9.3: target 80-90%"),),
+        bounds=(Bound(Severity.INFO, 0.70, "the target band is 80-90%"),),
         below=True,
         summary="Much of the GPU's memory is unused",
         advice="Raise --gpu-memory-utilization to enlarge the KV cache.",
@@ -415,7 +431,7 @@ GPU = (
     Rule(
         id="GPU-MEMORY-HIGH",
         signal="gpu_memory_used_ratio",
-        bounds=(Bound(Severity.INFO, 0.97, "guide 9.3: above 95%; vLLM takes 92% by default"),),
+        bounds=(Bound(Severity.INFO, 0.97, "above 95%; vLLM takes 92% by default"),),
         summary="GPU memory is almost full",
         advice="Lower --gpu-memory-utilization a little: an allocation outside vLLM's pool may "
         "run out of memory.",
@@ -425,7 +441,7 @@ GPU = (
     Rule(
         id="GPU-BUSY-LOW",
         signal="gpu_engine_active_ratio",
-        bounds=(Bound(Severity.INFO, 0.60, "guide 9.3: target 60-85% while serving"),),
+        bounds=(Bound(Severity.INFO, 0.60, "the target band is 60-85% while serving"),),
         below=True,
         summary="The GPU is often idle while requests run",
         advice="Raise the batch size, or check whether the host (CPU) limits the GPU.",
@@ -436,7 +452,7 @@ GPU = (
     Rule(
         id="GPU-BUSY-FULL",
         signal="gpu_engine_active_ratio",
-        bounds=(Bound(Severity.INFO, PEGGED_FROM, "guide 9.3: fully busy with stable TTFT"),),
+        bounds=(Bound(Severity.INFO, PEGGED_FROM, "fully busy with stable TTFT"),),
         summary="The GPU is busy all the time while TTFT is stable",
         advice="Nothing to do: the GPU is used fully and TTFT holds.",
         guide=("9.3",),
@@ -446,7 +462,7 @@ GPU = (
     Rule(
         id="GPU-SATURATED",
         signal="ttft_p99_drift_ratio",
-        bounds=(Bound(Severity.INFO, TTFT_RISES_FROM, "guide 9.3: fully busy and TTFT rises"),),
+        bounds=(Bound(Severity.INFO, TTFT_RISES_FROM, "fully busy and TTFT rises"),),
         summary="The GPU is busy all the time and TTFT rises",
         advice="Prefill saturates the GPU: try chunked prefill, then quantized weights, then more "
         "GPUs or P/D disaggregation.",
@@ -457,7 +473,7 @@ GPU = (
     Rule(
         id="FLEET-LOW",
         signal="gpu_engine_active_ratio",
-        bounds=(Bound(Severity.INFO, 0.40, "guide 9.2, 9.3: the utilization trap"),),
+        bounds=(Bound(Severity.INFO, 0.40, "paid for and idle"),),
         below=True,
         summary="GPU less than 40% busy for hours",
         advice="Consolidate, add batch work, or scale down sooner.",
@@ -467,7 +483,7 @@ GPU = (
     Rule(
         id="FLEET-HIGH",
         signal="gpu_engine_active_ratio",
-        bounds=(Bound(Severity.INFO, 0.90, "guide 9.3: no headroom for spikes"),),
+        bounds=(Bound(Severity.INFO, 0.90, "no headroom for spikes"),),
         summary="GPU more than 90% busy for an hour",
         advice="Add a replica or quantize: there is no headroom for a spike.",
         guide=("9.3",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 
@@ -43,19 +44,31 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in lines)
 
 
-def rules_page() -> str:
-    """rules/README.md: all rules, and the guide's rows with what covers them."""
+TABLES = {
+    "7.4": "KV eviction: decisions",
+    "7.7": "KV cache: metrics",
+    "8.5": "Symptoms",
+    "9.1 step 13": "Benchmark against production",
+    "9.3": "Monitoring: metrics",
+    "9.4": "Admission limits",
+    "9.5": "Tiers",
+}
+"""What the tables are about, by section of the sizing guide."""
+
+
+def rules_page(up: str) -> str:
+    """All rules, and the rows of tables of metrics with what covers them; `up` leads to docs."""
     stated = slo_rules(
         ttft_p99_s=1.0, itl_p99_s=1.0, benchmark_ttft_p99_s=1.0, benchmark_gpu_ratio=0.7
     )
     rules = table(
-        ("rule", "signal", "out of bounds", "held for", "meaning and advice", "guide"),
-        (rule_row(rule, stated=rule in stated) for rule in (*RULES, *stated)),
+        ("rule", "signal", "out of bounds", "held for", "meaning and advice"),
+        (rule_row(rule, up, stated=rule in stated) for rule in (*RULES, *stated)),
     )
     rows = table(
-        ("guide", "row", "rules", "causes", "what cannot be seen, and why"),
+        ("table", "row", "rules", "causes", "what cannot be seen, and why"),
         (
-            (row.section, row.subject, ", ".join(row.rules), ", ".join(row.causes), row.gap)
+            (TABLES[row.section], row.subject, ", ".join(row.rules), ", ".join(row.causes), row.gap)
             for row in ROWS
         ),
     )
@@ -64,11 +77,12 @@ def rules_page() -> str:
         "clears once its value has been back inside the bound, by a tenth of it, for a while.\n"
         "Until then it is reported at `info`, with the last value out of bounds. Thresholds are "
         f"settings, such as `warning = 0.1` in `[rules.KV-EVICT]`.\n\n{rules}\n\n"
-        f"# The guide's tables, row by row\n\n{rows}\n"
+        "# Tables of metrics and decisions, row by row\n\nWhat a fleet should be watched for, and "
+        f"what here covers it.\n\n{rows}\n"
     )
 
 
-def rule_row(rule: Rule, *, stated: bool) -> tuple[str, ...]:
+def rule_row(rule: Rule, up: str, *, stated: bool) -> tuple[str, ...]:
     """A rule's cells; bounds that a setting states are named, not numbered."""
     side = "below" if rule.below else "above"
     bounds = "; ".join(
@@ -78,12 +92,11 @@ def rule_row(rule: Rule, *, stated: bool) -> tuple[str, ...]:
         for b in rule.bounds
     )
     return (
-        f"`{rule.id}`",
+        f"[`{rule.id}`]({up}rules/{rule.id}.md)",
         f"`{rule.signal}`",
         bounds,
         f"{rule.for_s:g} s",
         f"{rule.summary}. {rule.advice}",
-        ", ".join(rule.guide),
     )
 
 
@@ -199,12 +212,12 @@ def schemas_page() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/commands.md": commands_page,
-    "docs/reference/rules.md": rules_page,
+    "docs/reference/rules.md": partial(rules_page, "../"),
     "docs/reference/schemas.md": schemas_page,
     "docs/reference/settings.md": settings_page,
     "docs/reference/signals.md": signals_page,
     "agent/api/examples.json": api_examples,
-    "rules/README.md": rules_page,
+    "rules/README.md": partial(rules_page, "../docs/"),
     "collector/README.md": signals_page,
     "agent/README.md": settings_page,
     "reports/report.schema.json": report_schema,

@@ -23,7 +23,7 @@ DECISIONS = (
         "Multi-turn: protect active sessions",
         gap="sessions are not visible in a server's metrics; needs the gateway's",
     ),
-    Row("7.4", "Eviction above 10 % of active requests a second", ("KV-EVICT",), ("kv_pressure",)),
+    Row("7.4", "Eviction above 10% of active requests a second", ("KV-EVICT",), ("kv_pressure",)),
     Row(
         "7.4",
         "Disaggregated P/D: an active session sent back to prefill",
@@ -67,7 +67,7 @@ SYMPTOM_LIST = (
 )
 
 VALIDATION = (
-    Row("9.1 step 13", "TTFT P99 more than 30 % above the benchmark", ("BENCH-TTFT",)),
+    Row("9.1 step 13", "TTFT P99 more than 30% above the benchmark", ("BENCH-TTFT",)),
     Row("9.1 step 13", "GPU utilization more than 20 points below", ("BENCH-GPU",)),
 )
 
@@ -82,7 +82,7 @@ GUARDRAILS = (
         ("REJECTED",),
         gap="tenants are not visible in a server's metrics; needs the gateway's",
     ),
-    Row("9.4", "Circuit breaker at 80-90 % of the safe queue depth", ("BREAKER", "REJECTED")),
+    Row("9.4", "Circuit breaker at 80-90% of the safe queue depth", ("BREAKER", "REJECTED")),
 )
 
 TIERS = (

@@ -32,9 +32,9 @@ def _rates(*fields: str) -> Expr:
     return FirstOf(tuple(Rate(DEV + field, suffix="") for field in fields))
 
 
-def _default(key: str, expr: Expr, text: str, *, guide: str = "", needs: str = "") -> Signal:
+def _default(key: str, expr: Expr, text: str, *, needs: str = "") -> Signal:
     """A signal of fields in dcgm-exporter's default list."""
-    return Signal(key, expr, text, f"{guide}; {CSV}" if guide else CSV, needs)
+    return Signal(key, expr, text, CSV, needs)
 
 
 def _recommended(key: str, expr: Expr, text: str) -> Signal:
@@ -47,7 +47,6 @@ GPU_SIGNALS: tuple[Signal, ...] = (
         "gpu_engine_active_ratio",
         Across(PROF + "GR_ENGINE_ACTIVE", "avg"),
         "Share of time that the GPUs' compute engines were busy, mean over GPUs.",
-        guide="guide 9.3",
         needs=PROFILING,
     ),
     _default(
@@ -70,21 +69,18 @@ GPU_SIGNALS: tuple[Signal, ...] = (
         "gpu_tensor_active_ratio",
         Across(PROF + "PIPE_TENSOR_ACTIVE", "avg"),
         "Share of cycles that the tensor pipes were busy: high in prefill.",
-        guide="guide 3.2",
         needs=PROFILING,
     ),
     _default(
         "gpu_dram_active_ratio",
         Across(PROF + "DRAM_ACTIVE", "avg"),
         "Share of cycles that device memory moved data: high in decode.",
-        guide="guide 3.3",
         needs=PROFILING,
     ),
     _default(
         "gpu_memory_used_ratio",
         Ratio(_all(DEV + "FB_USED"), Sum((_all(DEV + "FB_USED"), _all(DEV + "FB_FREE")))),
         "Share of device memory in use; vLLM allocates its pool at start-up: this is not KV usage.",
-        guide="guide 9.3",
     ),
     Signal(
         "gpu_neighbour_memory_ratio",

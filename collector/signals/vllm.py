@@ -228,7 +228,7 @@ LOAD = (
         "finished_length_ratio",
         Ratio(Rate("request_success", (("finished_reason", "length"),)), COMPLETED),
         "Share of finished requests that reached their output limit.",
-        "guide 9.4; " + LOGGERS,
+        LOGGERS,
     ),
     Signal(
         "finished_error_ratio",
@@ -239,7 +239,7 @@ LOAD = (
         "rejected_per_s",
         Rate("admission_rejections"),
         "Requests/s that vLLM rejects (HTTP 503) because its queue is at the configured limit.",
-        "guide 9.4; " + LOGGERS,
+        LOGGERS,
         needs="vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens",
         optional=True,
     ),
@@ -282,7 +282,7 @@ KV = (
         Gauge("kv_cache_usage_perc"),
         "Share of KV blocks that running requests hold; cached blocks that no request holds count "
         "as free.",
-        "guide 7.7, 9.3; " + LOGGERS,
+        LOGGERS,
         core=True,
     ),
     *_over_window(
@@ -292,13 +292,13 @@ KV = (
         "avg",
         "max",
         unit="_ratio",
-        source="guide 9.3",
+        source=LOGGERS,
     ),
     Signal(
         "kv_usage_slope_per_s",
         Slope("kv_cache_usage_perc"),
         "Growth of KV usage per second, least squares over the window.",
-        "guide 7.4",
+        LOGGERS,
     ),
     Signal(
         "kv_capacity_tokens",
@@ -317,20 +317,20 @@ KV = (
         "preemption_per_s",
         Rate("num_preemptions"),
         "Preemptions/s: running requests that lose their KV blocks and are recomputed.",
-        "guide 7.4; " + LOGGERS,
+        LOGGERS,
         core=True,
     ),
     Signal(
         "preemption_ratio_per_s",
         Ratio(Rate("num_preemptions"), OverTime("num_requests_running", "avg")),
-        "Preemptions/s per running request (the guide's eviction rate of active requests).",
-        "guide 7.4, 9.3",
+        "Preemptions/s per running request (also called the eviction rate of active requests).",
+        LOGGERS,
     ),
     Signal(
         "prefix_hit_ratio",
         Ratio(Rate("prefix_cache_hits"), Rate("prefix_cache_queries")),
         "Share of prompt tokens found in the prefix cache.",
-        "guide 7.2, 7.7; " + LOGGERS,
+        LOGGERS,
     ),
     Signal(
         "prefix_block_tokens",
@@ -347,7 +347,7 @@ KV = (
         "prefix_hit_tokens_mean",
         Ratio(Rate("prefix_cache_hits"), ARRIVALS),
         "Prompt tokens found in the prefix cache, per request.",
-        "guide 7.2; " + LOGGERS,
+        LOGGERS,
     ),
     Signal(
         "prefix_query_per_s",
@@ -358,7 +358,7 @@ KV = (
         "prefix_saved_ratio",
         Complement(Ratio(COMPUTED_PROMPT, Rate("prompt_tokens"))),
         "Share of prompt tokens that were not computed because a cache had them.",
-        "guide 7.7; " + LOGGERS,
+        LOGGERS,
         needs="vLLM 0.16 or later",
     ),
     *of_feature(
@@ -367,7 +367,7 @@ KV = (
             "kv_residency_s",
             mean("kv_block_lifetime_seconds"),
             "Time that an evicted KV block was in the cache, mean.",
-            "guide 7.7; " + LOGGERS,
+            LOGGERS,
         ),
         Signal(
             "kv_idle_before_evict_s",
@@ -378,7 +378,7 @@ KV = (
             "block_eviction_per_s",
             PartRate("kv_block_lifetime_seconds", "count"),
             "Evictions/s of sampled KV blocks (divide by the sampling rate).",
-            "guide 7.4; " + LOGGERS,
+            LOGGERS,
         ),
         Signal(
             "block_reuse_per_s",
@@ -417,9 +417,7 @@ def _family(name: str, metric: str, help_text: str, *, core: bool = False) -> tu
 def _share(name: str, metric: str, where: str) -> Signal:
     """The share of requests' time that a histogram measures."""
     ratio = Ratio(PartRate(metric, "sum"), PartRate(E2E, "sum"))
-    return Signal(
-        f"{name}_share_ratio", ratio, f"Share of request time spent {where}.", "guide 8.4"
-    )
+    return Signal(f"{name}_share_ratio", ratio, f"Share of request time spent {where}.", LOGGERS)
 
 
 LATENCY = (
@@ -444,31 +442,31 @@ LATENCY = (
         "ttft_itl_ratio",
         Ratio(mean(TTFT), mean(ITL)),
         "Mean TTFT divided by mean ITL: high points to prefill or the queue, low to decode.",
-        "guide 8.4",
+        LOGGERS,
     ),
     Signal(
         "ttft_p99_p50_ratio",
         Ratio(Quantile(TTFT, 0.99), Quantile(TTFT, 0.5)),
         "TTFT P99 divided by P50.",
-        "guide 8.1",
+        LOGGERS,
     ),
     Signal(
         "itl_p99_p50_ratio",
         Ratio(Quantile(ITL, 0.99), Quantile(ITL, 0.5)),
         "ITL P99 divided by P50.",
-        "guide 9.3",
+        LOGGERS,
     ),
     Signal(
         "itl_stall_per_s",
         AboveRate(ITL, STALL_EDGES_S[0]),
         "Outputs/s that came 0.5 s or more after the previous one.",
-        "guide 6.4, 9.3",
+        LOGGERS,
     ),
     Signal(
         "itl_stall_time_ratio",
         SlowTimeShare(ITL, STALL_EDGES_S),
         "Share of decode time in pauses of 0.5 s or more (a lower bound).",
-        "guide 6.4, 9.3",
+        LOGGERS,
     ),
     _share("queue", QUEUE, "in the queue"),
     _share("prefill", PREFILL, "in prefill"),
@@ -476,13 +474,13 @@ LATENCY = (
         "prefill_service_ratio",
         Ratio(PartRate(PREFILL, "sum"), Sum((PartRate(PREFILL, "sum"), PartRate(DECODE, "sum")))),
         "Share of prefill in the time of prefill and decode (without the queue).",
-        "guide 8.4; " + LOGGERS,
+        LOGGERS,
     ),
     Signal(
         "prefill_long_per_s",
         AboveRate(PREFILL, STALL_EDGES_S[0]),
         "Prefills/s of 0.5 s or more, recorded when the requests end.",
-        "guide 6.4; " + LOGGERS,
+        LOGGERS,
     ),
     _share("decode", DECODE, "in decode"),
 )
@@ -493,7 +491,7 @@ WORKLOAD = (
             f"{name}_tokens_p{percent}",
             Quantile(metric, percent / 100),
             f"{help_text}, P{percent} by histogram interpolation.",
-            "guide 1.1; " + LOGGERS,
+            LOGGERS,
         )
         for name, metric, help_text in (
             ("prompt", PROMPT_LENGTH, "Prompt length of finished requests"),
@@ -537,14 +535,14 @@ WORKLOAD = (
         "generation_tokens_per_s",
         Rate("generation_tokens"),
         "Generated tokens/s.",
-        "guide 9.3; " + LOGGERS,
+        LOGGERS,
         core=True,
     ),
     Signal(
         "large_step_per_s",
         AboveRate("iteration_tokens_total", 256),
         "Engine steps/s with more than 256 tokens; smaller steps have no prompt to split.",
-        "guide 6.4; " + LOGGERS,
+        LOGGERS,
     ),
     Signal(
         "iteration_tokens_mean", mean("iteration_tokens_total"), "Tokens in one engine step, mean."
@@ -557,13 +555,13 @@ SPECULATION = of_feature(
         "spec_acceptance_ratio",
         Ratio(Rate("spec_decode_num_accepted_tokens"), Rate("spec_decode_num_draft_tokens")),
         "Share of draft tokens that the model accepted.",
-        "guide 6.6, 9.3; " + LOGGERS,
+        LOGGERS,
     ),
     Signal(
         "spec_accepted_per_draft_tokens",
         Ratio(Rate("spec_decode_num_accepted_tokens"), Rate("spec_decode_num_drafts")),
         "Draft tokens accepted per draft, mean.",
-        "guide 6.6; " + LOGGERS,
+        LOGGERS,
     ),
     Signal("spec_draft_tokens_per_s", Rate("spec_decode_num_draft_tokens"), "Draft tokens/s."),
     *(
@@ -574,7 +572,7 @@ SPECULATION = of_feature(
                 Rate("spec_decode_num_drafts"),
             ),
             f"Share of drafts whose token at position {position} was accepted.",
-            "guide 6.6; " + LOGGERS,
+            LOGGERS,
         )
         for position in SPEC_POSITIONS
     ),
@@ -630,7 +628,7 @@ TRANSFER = of_feature(
         ),
         "Time of one KV transfer between nodes, load from an offload tier or retrieve from "
         "LMCache (sidecar only), mean; if there are several, the longest.",
-        "guide 7.6, 7.7; vllm/distributed/kv_transfer (0.32)",
+        "vllm/distributed/kv_transfer (0.32)",
     ),
     Signal(
         "kv_transfer_p95_s",
@@ -640,7 +638,7 @@ TRANSFER = of_feature(
             "max",
         ),
         "Time of one KV transfer between nodes or of one retrieve from LMCache, P95.",
-        "guide 7.7; vllm/distributed/kv_transfer (0.32)",
+        "vllm/distributed/kv_transfer (0.32)",
     ),
     Signal(
         "kv_transfer_busy_ratio",
@@ -670,7 +668,7 @@ TRANSFER = of_feature(
             )
         ),
         "Bytes/s of one KV transfer or load while it lasts.",
-        "guide 6.5; vllm/distributed/kv_transfer (0.32)",
+        "vllm/distributed/kv_transfer (0.32)",
     ),
     Signal(
         "kv_expired_per_s",
@@ -685,7 +683,7 @@ TRANSFER = of_feature(
             Rate("prompt_tokens"),
         ),
         "Share of prompt tokens whose KV came from another node or tier.",
-        "guide 6.5; " + LOGGERS,
+        LOGGERS,
         needs="vLLM 0.16 or later",
     ),
     *(
@@ -762,13 +760,13 @@ WORK = of_feature(
         "flop_per_s",
         Positive(Rate("estimated_flops_per_gpu")),
         "FLOP/s per GPU, by vLLM's own estimate.",
-        "guide 8.4; vllm/v1/metrics/perf.py (0.32)",
+        "vllm/v1/metrics/perf.py (0.32)",
     ),
     Signal(
         "memory_bytes_per_s",
         Positive(Rate("estimated_read_bytes_per_gpu")),
         "Bytes/s read from the memory of each GPU, by vLLM's own estimate.",
-        "guide 3.3; vllm/v1/metrics/perf.py (0.32)",
+        "vllm/v1/metrics/perf.py (0.32)",
     ),
 )
 
@@ -836,7 +834,7 @@ def configured(
                 "Requests/s within the targets: those with the first token in time, minus the "
                 "share of token gaps above the ITL target, if one is set. Targets are rounded "
                 "down to a bucket bound.",
-                "guide 8.4",
+                LOGGERS,
             )
         )
     if gpus is not None:
@@ -846,7 +844,7 @@ def configured(
                 "tokens_per_gpu_hour",
                 Scaled(per_hour, 3600 / gpus),
                 "Generated tokens per GPU-hour at the current rate.",
-                "guide 9.3",
+                LOGGERS,
             )
         )
     for key, metric, peak in (
@@ -859,7 +857,7 @@ def configured(
                     key,
                     Scaled(Positive(Rate(metric)), 1 / peak),
                     "Achieved share of one GPU's peak, by vLLM's own estimate of the work.",
-                    "guide 8.4",
+                    LOGGERS,
                     needs="--enable-mfu-metrics",
                     optional=True,
                 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from kneewatch.reports.formatting import percent
 from kneewatch.reports.weekly.advice import track_record
 from kneewatch.reports.weekly.figures import (
     ConfigDifference,
@@ -32,6 +31,7 @@ from kneewatch.reports.weekly.report import EngineSpan, Incident, Tier, WeeklyRe
 from kneewatch.reports.weekly.size_and_cost import money, replicas_present, sized
 from kneewatch.reports.weekly.slo_and_workload import slo, workload
 from kneewatch.reports.weekly.verdict import SEVERITY, TierSections, severity, verdict
+from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import Severity
 
 METHODS: tuple[Method, ...] = (

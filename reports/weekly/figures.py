@@ -165,7 +165,7 @@ class UnknownSignal:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a figure of the report is computed, with the guide's section."""
+    """How a figure of the report is computed."""
 
     figure: str
     how: str

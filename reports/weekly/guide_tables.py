@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from kneewatch.collector.signals.vllm import QUEUE, XFER
-from kneewatch.reports.formatting import percent
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
 from kneewatch.reports.weekly.measures import Measure, Of, TierPeriod, trend
 from kneewatch.reports.weekly.observed import Span, TierStated
 from kneewatch.reports.weekly.tier_sections import TableRow, TierTables
+from kneewatch.rules.formatting import percent
 from kneewatch.rules.library import slo_rules
 from kneewatch.rules.rule import Rule, Severity
 

@@ -10,7 +10,6 @@ from typing import Any
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
 from kneewatch.diagnose.causes.evidence import Evidence
 from kneewatch.diagnose.causes.ranking import BY_ID, EXPLAINS
-from kneewatch.reports.formatting import duration
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import advised
 from kneewatch.reports.weekly.figures import Line
@@ -24,6 +23,7 @@ from kneewatch.reports.weekly.observed import (
 )
 from kneewatch.reports.weekly.report import CauseSpan, Incident, IncidentCost, StageSpan
 from kneewatch.rules.cascade import NAMES
+from kneewatch.rules.formatting import duration
 from kneewatch.rules.rule import Severity
 
 

@@ -42,7 +42,7 @@ class EngineSpan:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A model on a kind of GPU. No figure combines two tiers (guide 9.5).
+    """A model on a kind of GPU. No figure combines two tiers.
 
     `id` is its name in all sections. `engines` are all that were watched in the period,
     `engines_present` is how many of them are alive at once at its end. `gpu` is empty if unknown;

@@ -15,7 +15,6 @@ from kneewatch.diagnose.sizing.memory.weights import ONE_GPU
 from kneewatch.diagnose.sizing.replica_count import size_fleet
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import Size, size
-from kneewatch.reports.formatting import plural
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import levers, live
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
@@ -36,6 +35,7 @@ from kneewatch.reports.weekly.tier_sections import (
     TierSize,
     TierWorkload,
 )
+from kneewatch.rules.formatting import plural
 from kneewatch.rules.rule import Severity
 
 SHORT_OF_CAPACITY = tuple(record.id for record in CAUSES if record.capacity)

@@ -19,7 +19,6 @@ from kneewatch.collector.signals.vllm import (
     TTFT,
 )
 from kneewatch.diagnose.sizing.plan.workload_profile import archetype
-from kneewatch.reports.formatting import duration
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
 from kneewatch.reports.weekly.measures import Measure, TierPeriod, in_turn, judged, trend
@@ -45,6 +44,7 @@ from kneewatch.reports.weekly.tier_sections import (
     TierWorkload,
     WeekdayHour,
 )
+from kneewatch.rules.formatting import duration
 
 NO_TARGET = "no TTFT target set (slo.ttft_p99_s): late requests are unknown"
 LATENCIES = (

@@ -198,7 +198,7 @@ class TierMoney:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A row of the guide's table 9.3 or 7.7 for one tier.
+    """A row of the table of monitoring or of KV metrics for one tier.
 
     `figures` are one to three values, such as P50 and P99. `band` is the target as text; `low` and
     `high` are its bounds, if numeric, in the unit of the last figure. `state` is ok, info, warning,
@@ -225,7 +225,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class TierTables:
-    """The guide's monitoring table (9.3) and KV table (7.7), every row, of one tier."""
+    """The tables of monitoring and of KV metrics, every row, of one tier."""
 
     tier: str
     monitoring: tuple[TableRow, ...]
@@ -341,7 +341,7 @@ class KneeStep:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkCheck:
-    """A figure in production compared with the benchmark behind the size (guide 9.1 step 13).
+    """A figure in production compared with the benchmark behind the size.
 
     `off` is the difference, as a ratio (TTFT) or in points (GPU activity); beyond `limit` (TTFT:
     above 0.3, GPU activity: below -0.2) the state is warning. `state` is ok, warning or unknown.
@@ -365,7 +365,7 @@ class TierKnee:
     no higher load was seen. `peak_in_flight` is the P99 over an engine's windows, `peak_at_s` the
     time of the maximum, `position_ratio` the peak / C_max: above 1 the peak was past the knee.
     `little_requests_per_s` is C_max / mean latency there (Little's law), `little_gap_ratio` that
-    divided by the usable requests/s: above 2 the two contradict each other (guide 8.3).
+    divided by the usable requests/s: above 2 the two contradict each other.
     """
 
     tier: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kneewatch.reports.formatting import duration, number, percent, plural
 from kneewatch.reports.weekly.figures import Trend
 from kneewatch.reports.weekly.report import Action, Incident, Tier, Verdict
 from kneewatch.reports.weekly.tier_sections import (
@@ -17,6 +16,7 @@ from kneewatch.reports.weekly.tier_sections import (
     TierTables,
     TierWorkload,
 )
+from kneewatch.rules.formatting import duration, number, percent, plural
 from kneewatch.rules.rule import WORDS, Severity
 
 SEVERITY = {word: severity for severity, word in WORDS.items()}
