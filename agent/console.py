@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kneewatch.reports.formatting import printable
+from kneewatch.rules.formatting import printable
 
 OK, FOUND, NO_DATA = 0, 1, 2
 """Exit status: nothing found; findings at warning or worse; wrong usage or settings, or no data."""

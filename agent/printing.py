@@ -18,7 +18,7 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports import diagnosis_timeline as timeline
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, escaped, markdown, text
-from kneewatch.reports.formatting import WIDTH, wrapped
+from kneewatch.rules.formatting import WIDTH, wrapped
 from kneewatch.rules.rule import Severity
 
 NO_FACTS: Mapping[str, LogFact] = {}

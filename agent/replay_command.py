@@ -23,7 +23,7 @@ from kneewatch.collector.samples import Layout, Page
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
-from kneewatch.reports.formatting import wrapped
+from kneewatch.rules.formatting import wrapped
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -33,7 +33,7 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.gpu import NO_GPUS, GpuMonitor, GpuReading
-from kneewatch.reports.formatting import span
+from kneewatch.rules.formatting import span
 
 if TYPE_CHECKING:
     from kneewatch.agent.server.watch import ServerWatch

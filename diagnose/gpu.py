@@ -21,6 +21,7 @@ from kneewatch.collector.scrape_history import NAN, History
 from kneewatch.collector.signals.gpu import DEV, GPU_SIGNALS, PROF, health_signals
 from kneewatch.collector.signals.signal import Reading, SignalSet
 from kneewatch.collector.window import Window
+from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import LONG_WINDOWS
 
 # --- XID errors -----------------------------------------------------------------------------------
@@ -415,10 +416,10 @@ class GpuMonitor:
         old_s = now_s - taken_s
         why = ""
         if reading.values and old_s > self._stale_after_s:
-            why = f"the newest GPU page is {old_s:.0f} s old"
+            why = f"the newest GPU page is {span(old_s)} old"
         elif reading.values and taken_s - self._energy[1] > FROZEN_AFTER_S:
             frozen_s = taken_s - self._energy[1]
-            why = f"energy counter unchanged for {frozen_s:.0f} s: check the GPU exporter"
+            why = f"energy counter unchanged for {span(frozen_s)}: check the GPU exporter"
         if not why:
             return reading
         return GpuReading({}, (f"gpu_*: {why}",), reading.joined, reading.guess)

@@ -27,7 +27,7 @@ from kneewatch.diagnose.engine.diagnosis import BASIS as LOG_BASIS
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
-from kneewatch.reports.formatting import (
+from kneewatch.rules.formatting import (
     WIDTH,
     clock,
     date,
@@ -150,13 +150,20 @@ def slo_words(diagnosis: Diagnosis) -> str:
     return f"; TTFT P99 passes its target in about {span(left_s)}{between} at this trend"
 
 
-def now_words(diagnosis: Diagnosis) -> str:
-    """The numbers that show a cascade, in a line; empty where nothing could be read."""
+def figures(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """The numbers that show a cascade: ("now", those of the newest scrape), then ("last 60 s",
+    those measured over the window). A part is left out where nothing could be read."""
     quiet = quiet_notes(diagnosis)
-    return ", ".join(
-        f"{words} ({quiet[key]})" if key in quiet else words
-        for key, words in _numbers(diagnosis, NUMBERS)
-    )
+    scraped, measured = list[str](), list[str]()
+    for key, words in _numbers(diagnosis, NUMBERS):
+        noted = f"{words} ({quiet[key]})" if key in quiet else words
+        (scraped if key in GAUGES else measured).append(noted)
+    parts = (("now", scraped), (f"last {span(diagnosis.window_s)}", measured))
+    return [(when, ", ".join(numbers)) for when, numbers in parts if numbers]
+
+
+def _figures_line(diagnosis: Diagnosis) -> str:
+    return "; ".join(f"{when}: {numbers}" for when, numbers in figures(diagnosis))
 
 
 def quiet_notes(diagnosis: Diagnosis) -> dict[str, str]:
@@ -165,7 +172,7 @@ def quiet_notes(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def brief_words(diagnosis: Diagnosis, width: int) -> str:
-    """The numbers of `now_words` in short form; those that exceed the width are left out."""
+    """The numbers of `figures` in short form; those that exceed the width are left out."""
     line = ""
     for _, words in _numbers(diagnosis, BRIEF_NUMBERS):
         longer = f"{line}, {words}" if line else words
@@ -263,8 +270,7 @@ def _body(diagnosis: Diagnosis, style: Style) -> list[str]:
         return wrapped(line, width=style.width, indent=indent)
 
     lines = [_verdict(diagnosis, style), *fold(stage_words(diagnosis))]
-    if now := now_words(diagnosis):
-        lines += fold(f"now: {now}")
+    lines += fold(_figures_line(diagnosis))
     if diagnosis.symptoms and diagnosis.severity:
         lines += fold(f"symptoms: {'; '.join(f'{s} {SYMPTOMS[s]}' for s in diagnosis.symptoms)}")
     for place, cause in enumerate(diagnosis.causes, 1):
@@ -379,8 +385,8 @@ def _markdown(diagnosis: Diagnosis, docs_url: str, *, footers: bool) -> str:
         "",
         f"{date(diagnosis.t_s)} {clock(diagnosis.t_s)} UTC. {stage_words(diagnosis)}.",
     ]
-    if now := now_words(diagnosis):
-        lines.append(f"Now: {now}.")
+    if line := _figures_line(diagnosis):
+        lines.append(f"{line[0].upper()}{line[1:]}.")
     if diagnosis.symptoms and diagnosis.severity:
         lines += ["", *(f"- {symptom}: {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)]
     for place, cause in enumerate(diagnosis.causes, 1):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.diagnosis_text import Style, brief_words, who
-from kneewatch.reports.formatting import clock, cut, date, span
+from kneewatch.rules.formatting import clock, cut, date, span
 from kneewatch.rules.rule import Severity
 
 EngineKey = tuple[str, str, str]

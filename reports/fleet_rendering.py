@@ -16,18 +16,19 @@ from kneewatch.diagnose.fleet.replica_count import Split, TierSize
 from kneewatch.diagnose.fleet.tier import FleetCause, Spread, Tier
 from kneewatch.reports.diagnosis_json import recommendation_document, rounded, server_document
 from kneewatch.reports.diagnosis_text import AGAINST_SHOWN, Style, escaped, server_words
-from kneewatch.reports.formatting import (
+from kneewatch.reports.recommendation_text import changes_words, numbers_words
+from kneewatch.rules.formatting import (
     clock,
     date,
     duration,
     number,
+    percent,
     plural,
     printable,
     quantity,
     span,
     wrapped,
 )
-from kneewatch.reports.recommendation_text import changes_words, numbers_words
 from kneewatch.rules.rule import Severity
 
 SCHEMA = "kneewatch.fleet/1"
@@ -274,7 +275,7 @@ def split_words(split: Split) -> str:
     where = f"{split.pool or '?'} on {split.tier}" if split.tier else split.pool or "?"
     return (
         f"{where}: {split.prefill}:{split.decode} prefill:decode replicas, the load needs "
-        f"{split.needed} (prefill {used[0]:.0%} used, decode {used[1]:.0%})"
+        f"{split.needed} (prefill {percent(used[0])} used, decode {percent(used[1])})"
     )
 
 

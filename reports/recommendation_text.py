@@ -17,7 +17,7 @@ from kneewatch.diagnose.recommend.recommendation import (
     Value,
     with_current_values,
 )
-from kneewatch.reports.formatting import duration, number, percent
+from kneewatch.rules.formatting import duration, number, percent
 
 NUMBERS_SHOWN = 5
 

@@ -18,7 +18,7 @@ from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import Scaled, Scaling
 from kneewatch.diagnose.sizing.size import Size, start_failure, steps
-from kneewatch.reports.formatting import WIDTH, wrapped
+from kneewatch.rules.formatting import WIDTH, percent, wrapped
 
 SCHEMA = "kneewatch.size/1"
 
@@ -325,7 +325,7 @@ def _cells(row: Scaled) -> list[str]:
         f"{figure(degree.point.concurrency)}{more}",
         f"{figure(round(degree.per_s, 3))}{more}",
         f"{figure(round(degree.per_s_per_gpu, 3))}{more}",
-        f"{row.efficiency_ratio:.0%}",
+        f"{percent(row.efficiency_ratio)}",
         "-" if cost is None else f"{cost:.3g}",
         seconds(degree.point.ttft_p99_s),
         seconds(degree.point.itl_p99_s),
@@ -374,10 +374,10 @@ def _price(answer: Size) -> list[str]:
         share = answer.utilization
         parts.append(
             f"{figure(per_token.usd_per_million_tokens)} USD per million output tokens at "
-            f"{share.ratio:.0%} utilization ({share.source})"
+            f"{percent(share.ratio)} utilization ({share.source})"
         )
     if fleet is not None:
-        parts.append(f"the peak can grow by {fleet.headroom_ratio:.0%}")
+        parts.append(f"the peak can grow by {percent(fleet.headroom_ratio)}")
     return [", ".join(parts)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from kneewatch.reports.formatting import printable
+from kneewatch.rules.formatting import printable
 
 
 def environment(

@@ -20,7 +20,7 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, document, with_docs
 from kneewatch.reports.diagnosis_text import who
-from kneewatch.reports.formatting import cut, moment
+from kneewatch.rules.formatting import cut, moment
 
 if TYPE_CHECKING:
     from kneewatch.agent.store.reader import Reader

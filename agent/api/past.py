@@ -14,8 +14,8 @@ from kneewatch.agent.store.records import Interval, Series, StoredEngine
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.intervals import UNWATCHED
-from kneewatch.reports.formatting import clock, date, moment, span
 from kneewatch.reports.triage.view_model import RANKS
+from kneewatch.rules.formatting import clock, date, moment, span
 
 log = logging.getLogger(__name__)
 

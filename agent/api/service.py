@@ -11,8 +11,8 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.reports.formatting import clock, date
 from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S, RANKS
+from kneewatch.rules.formatting import clock, date
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetWatch

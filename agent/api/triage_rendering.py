@@ -27,10 +27,10 @@ from kneewatch.reports.diagnosis_text import (
     text,
     who,
 )
-from kneewatch.reports.formatting import WIDTH, clock, cut, date, moment, printable, span, wrapped
 from kneewatch.reports.recommendation_text import first_step
 from kneewatch.reports.triage.view_model import RANKS, WORST_FIRST
 from kneewatch.rules.cascade import NAMES
+from kneewatch.rules.formatting import WIDTH, clock, cut, date, moment, printable, span, wrapped
 
 INDENT = " " * 9
 """To the column after the health."""

@@ -11,7 +11,7 @@ from kneewatch.agent.printing import style
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.reports.fleet_rendering import document, markdown, text
-from kneewatch.reports.formatting import number
+from kneewatch.rules.formatting import number
 from kneewatch.rules.rule import Severity
 
 

@@ -21,9 +21,9 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
 from kneewatch.diagnose.fleet.engine_state import stage_severity
 from kneewatch.diagnose.fleet.tier import FleetCause
-from kneewatch.reports.formatting import clock, date
 from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S
 from kneewatch.rules.cascade import NAMES, Stage
+from kneewatch.rules.formatting import clock, date
 from kneewatch.rules.rule import Severity
 
 log = logging.getLogger(__name__)

@@ -50,8 +50,8 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.causes.ranking import CAUSES
-from kneewatch.reports.formatting import moment as time_words
-from kneewatch.reports.formatting import span
+from kneewatch.rules.formatting import moment as time_words
+from kneewatch.rules.formatting import span
 from kneewatch.rules.library import RULES
 
 TEXT_MAX = 8_000

@@ -20,7 +20,7 @@ from kneewatch.agent.notify.receivers import Mail, Web
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.http.address import Address
 from kneewatch.collector.http.connection import TimedSocket, TlsAccess, connect, request_headers
-from kneewatch.reports.formatting import cut, printable
+from kneewatch.rules.formatting import cut, printable
 
 
 class SendError(KneewatchError):

@@ -23,9 +23,9 @@ from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_json import cause_document, recommendation_document, stage_document
-from kneewatch.reports.diagnosis_text import evidence_lines, now_words, stage_words, summary_words
-from kneewatch.reports.formatting import moment, span
+from kneewatch.reports.diagnosis_text import evidence_lines, figures, stage_words, summary_words
 from kneewatch.rules.cascade import NAMES
+from kneewatch.rules.formatting import moment, span
 from kneewatch.rules.rule import Severity
 
 EventKind = Literal["began", "worse", "still", "ended"]
@@ -242,8 +242,7 @@ def _lines(event: Event, diagnosis: Diagnosis, cause: Cause | None) -> list[Line
     lines = [Line("", summary_words(cause, diagnosis.t_s))] if cause else []
     if event.stage:
         lines.append(Line("", stage_words(diagnosis)))
-    if now := now_words(diagnosis):
-        lines.append(Line("now", now))
+    lines += [Line(when, numbers) for when, numbers in figures(diagnosis)]
     if cause is None:
         return lines
     lines += [Line("evidence", text) for text in evidence_lines(cause)[0]]

@@ -11,7 +11,7 @@ from kneewatch.agent.notify.events import DedupKey
 from kneewatch.agent.notify.message import FIRING, RESOLVED, Line, Message, Part, identity, link
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.reports.formatting import span
+from kneewatch.rules.formatting import span
 
 VERSION = "4"
 ALERTS_MAX = 1000

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from kneewatch.reports.diagnosis_text import escaped
-from kneewatch.reports.formatting import clock, cut, date
+from kneewatch.rules.formatting import clock, cut, date
 
 SCHEMA = "kneewatch.notification/1"
 FIRING, RESOLVED, UNWATCHED = "firing", "resolved", "unwatched"

@@ -22,7 +22,7 @@ from kneewatch.agent.notify.message import Line, Message, Part, email, identity,
 from kneewatch.agent.notify.receivers import ALERTMANAGER, SLACK, Receiver, Web, receivers
 from kneewatch.agent.settings.effective import Effective, Settings
 from kneewatch.collector.errors import SettingsError
-from kneewatch.reports.formatting import plural
+from kneewatch.rules.formatting import plural
 
 if TYPE_CHECKING:
     from kneewatch.reports.weekly.report import Verdict, WeeklyReport

@@ -22,7 +22,7 @@ from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.reports.diagnosis_json import server_document
-from kneewatch.reports.formatting import printable, span, wrapped
+from kneewatch.rules.formatting import printable, span, wrapped
 
 SCHEMA = "kneewatch.server/1"
 

@@ -24,8 +24,8 @@ from kneewatch.reports.diagnosis_json import (
     rounded,
     symptom_actions,
 )
-from kneewatch.reports.formatting import clock
 from kneewatch.rules.cascade import forecast_s
+from kneewatch.rules.formatting import clock
 from kneewatch.rules.rule import UNKNOWN
 
 DELTA_MAX_RATIO = 0.5

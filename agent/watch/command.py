@@ -47,7 +47,7 @@ from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.diagnose.engine.engine_monitor import SCRAPES_IN_WINDOW, Catalogue
 from kneewatch.reports.diagnosis_text import who
-from kneewatch.reports.formatting import clock
+from kneewatch.rules.formatting import clock
 from kneewatch.rules.rule import Severity
 
 Size = tuple[int, int]

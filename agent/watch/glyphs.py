@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from unicodedata import combining, east_asian_width
 
-from kneewatch.reports.formatting import printable
+from kneewatch.rules.formatting import printable
 
 UNIT = re.compile(r"(?<=\d) (?=%|(?:ms|s|min|h|days)\b)")
 GLUE = "\u00a0"

@@ -26,8 +26,8 @@ from kneewatch.reports.diagnosis_text import (
     summary_words,
     who,
 )
-from kneewatch.reports.formatting import clock, date, duration, lasting, number, percent, span
 from kneewatch.rules.cascade import FILLING_FROM_RATIO, NAMES, QUEUE_SHARE_OF_RUNNING, TTFT_DRIFT
+from kneewatch.rules.formatting import clock, date, duration, lasting, number, percent, span
 from kneewatch.rules.rule import Severity
 
 WORDS = {"critical": "CRITICAL", "warning": "WARNING", "unknown": "UNKNOWN"}

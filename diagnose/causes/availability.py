@@ -20,6 +20,7 @@ from kneewatch.diagnose.learned.derived_signals import (
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number, Scope
 from kneewatch.rules.facts import WIDE_RANGE_S, Spelling, duration, number, range_s
+from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import FirstOf, Signal
 from kneewatch.rules.rule import Severity
 
@@ -130,11 +131,11 @@ MOVES_FROM = 0.1
 
 
 def _still(facts: Facts) -> str:
-    still = f"no token generated and no request finished for {_stalled_s(facts):.0f} s"
+    still = f"no token generated and no request finished for {span(_stalled_s(facts))}"
     highest, mean = facts.get("kv_usage_max_ratio"), facts.get("kv_usage_avg_ratio")
     if highest - mean < MOVES_FROM:
         return still
-    return f"{still}; KV usage moves up to {highest:.0%}: prefills start over and never end"
+    return f"{still}; KV usage moves up to {percent(highest)}: prefills start over and never end"
 
 
 def _stalled(facts: Facts) -> str:
@@ -146,7 +147,7 @@ def _stalled(facts: Facts) -> str:
     if not facts.get("running") + facts.get("waiting") and "accepted_per_s" in facts.values:
         per_s = facts.get("accepted_per_s")
         counts = [f"{per_s:.1f} calls/s end unanswered while it shows no request in flight"]
-    words = f"no token for {_stalled_s(facts):.0f} s, {' and '.join(counts)}"
+    words = f"no token for {span(_stalled_s(facts))}, {' and '.join(counts)}"
     if _stalled_s(facts) < stalled_from_s(facts.values):
         return f"Engine stalled, or one long prefill: {words}."
     return f"Engine stalled: {words}."
@@ -286,7 +287,7 @@ def engine_restarted(facts: Facts) -> Cause | None:
         "engine_restarted",
         0.99,
         severity,
-        f"Engine restarted {loop}{ago_s:.0f} s ago; its caches are cold.",
+        f"Engine restarted {loop}{span(ago_s)} ago; its caches are cold.",
         (
             Evidence(
                 "process_start",

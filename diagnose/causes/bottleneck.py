@@ -32,6 +32,7 @@ from kneewatch.diagnose.causes.record import (
 )
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
+from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import BaselineValue, Signal, Watched
 from kneewatch.rules.rule import Severity
 
@@ -168,7 +169,7 @@ def _signal(facts: Facts) -> str:
 
 def _shares(facts: Facts) -> str:
     shares = [(words, facts.values.get(signal)) for signal, words in SHARES]
-    return ", ".join(f"{words} {100 * share:.0f}%" for words, share in shares if share is not None)
+    return ", ".join(f"{words} {percent(share)}" for words, share in shares if share is not None)
 
 
 # --- A host that others slow down -----------------------------------------------------------------
@@ -257,7 +258,7 @@ HOST_CONTENTION = CauseRecord(
                     STEAL,
                     STOLEN_FROM,
                     1.2,
-                    "the hypervisor withholds {value:.1%} of the CPU time",
+                    "the hypervisor withholds {value:%} of the CPU time",
                     when=STEAL >= STOLEN_FROM,
                 ),
                 term(
@@ -363,7 +364,7 @@ SLOW_STEPS = CauseRecord(
                     NEIGHBOURS,
                     0.02,
                     0.6,
-                    "other processes hold {value:.1%} of the GPUs' memory: they share the GPUs",
+                    "other processes hold {value:%} of the GPUs' memory: they share the GPUs",
                     when=NEIGHBOURS > 0.0,
                     sidecar="DCGM lists no processes",
                 ),

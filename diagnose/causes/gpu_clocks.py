@@ -17,6 +17,7 @@ from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
 from kneewatch.diagnose.causes.record import CauseRecord, Term, Terms, term
 from kneewatch.diagnose.gpu import GpuState
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
+from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
@@ -136,7 +137,7 @@ def gpu_throttled(facts: Facts) -> Cause | None:
     why, action = worst.why
     where = worst.gpu.node or "the node"
     severity = _severity(worst, facts)
-    clock = "" if worst.ratio is None else f" to {worst.ratio:.0%} of its clock"
+    clock = "" if worst.ratio is None else f" to {percent(worst.ratio)} of its clock"
     case = Case(
         "gpu_throttled",
         f"{worst.gpu.name} is throttled{clock} {why} under load"
@@ -219,12 +220,12 @@ def _at_limit(facts: Facts) -> str:
     lowered = f", default {usual:.0f} W" if usual > limit > 0 else ""
     at_limit = f" ({watts:.0f} of {limit:.0f} W{lowered})" if limit else ""
     share = facts.get("gpu_power_throttle_ratio")
-    return f"throttled by its power limit {share:.0%} of the time{at_limit}"
+    return f"throttled by its power limit {percent(share)} of the time{at_limit}"
 
 
 def _clock(facts: Facts) -> str:
     mhz, share = facts.get("gpu_sm_clock_hz") / 1e6, facts.get("gpu_sm_clock_ratio")
-    return f"SM clock {mhz:.0f} MHz, {share:.0%} of its full clock"
+    return f"SM clock {mhz:.0f} MHz, {percent(share)} of its full clock"
 
 
 BOARD_TERMS: tuple[Term, ...] = (

@@ -35,6 +35,7 @@ from kneewatch.diagnose.causes.record import CauseRecord, Finds, Form, Level, Sa
 from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
 from kneewatch.rules.cascade import EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
+from kneewatch.rules.formatting import duration, percent
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
@@ -107,7 +108,7 @@ KV_PRESSURE = CauseRecord(
                     Signal("preemption_ratio_per_s").otherwise(0.0),
                     EVICT_WARNING_PER_S,
                     2.0,
-                    "{value:.1%} of running requests are preempted every second",
+                    "{value:%} of running requests are preempted every second",
                     when=EVICTING,
                     signal="preemption_ratio_per_s",
                 ),
@@ -310,7 +311,7 @@ FAST_STEPS = (
         ITL_P50_S,
         0.1,
         0.3,
-        "ITL P50 is {value:ms} and prefill runs {prefill_busy_ratio:%} of the time: most steps are "
+        "ITL P50 is {value:s} and prefill runs {prefill_busy_ratio:%} of the time: most steps are "
         "fast",
         when=~ITL_DRIFT.known,
         below=True,
@@ -325,13 +326,15 @@ def _expected_wait(facts: Facts) -> str:
         facts.values.get("expected_wait_s"),
     )
     if wait_s is not None:
-        return f"{queued}, expected wait {wait_s:.1f} s"
+        return f"{queued}, expected wait {duration(wait_s)}"
     return f"{queued}, none finished in the window" if _UNSERVED(facts) else queued
 
 
 def _overloaded(facts: Facts) -> str:
     given_up = facts.get("given_up_ratio")
-    lost = f"; clients give up {given_up:.0%} of the calls" if given_up >= SOME_GIVEN_UP else ""
+    lost = (
+        f"; clients give up {percent(given_up)} of the calls" if given_up >= SOME_GIVEN_UP else ""
+    )
     grows = facts.get("waiting_slope_per_s") > GROWS_FROM_PER_S
     state = "Overloaded" if grows or lost else "Requests queue for capacity"
     return f"{state}: {_expected_wait(facts)}{lost}."

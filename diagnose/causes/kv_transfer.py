@@ -15,6 +15,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, SidecarHolds, term
 from kneewatch.rules.baseline import TRANSFER, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Exposed, Held, Signal
 from kneewatch.rules.rule import Severity
 
@@ -97,7 +98,7 @@ _HERE, _KV_BINDS = HERE.python(), KV_BINDS.python()
 def _long(facts: Facts) -> str:
     share = facts.get("kv_transfer_mean_s") / facts.get("ttft_mean_s", 1.0)
     move = "a retrieve from LMCache" if _RETRIEVED(facts) else "a KV transfer"
-    return f"{move} takes {share:.0%} of TTFT"
+    return f"{move} takes {percent(share)} of TTFT"
 
 
 def _slower(facts: Facts) -> str:

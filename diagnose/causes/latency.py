@@ -20,6 +20,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
 from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.formatting import duration
 from kneewatch.rules.quantities import BaselineValue, FirstOf, Signal
 from kneewatch.rules.rule import Severity
 
@@ -96,7 +97,7 @@ PREFILL_INTERFERENCE = CauseRecord(
                     "{itl_stall_per_s:.1f} inter-token gaps/s exceed 0.5 s",
                     when=STALLS,
                 ),
-                term(ITL_P99_S, ITL_TARGET_S, 1.5, "ITL P99 is {value:ms}", when=TAIL_ONLY),
+                term(ITL_P99_S, ITL_TARGET_S, 1.5, "ITL P99 is {value:s}", when=TAIL_ONLY),
                 term(ITL_P50_S, None, 0.6, "ITL P50 is near its quiet value", when=MEDIAN_HOLDS),
                 term(
                     ITL_P50_S,
@@ -127,12 +128,12 @@ PREFILL_INTERFERENCE = CauseRecord(
                 (
                     STALLS,
                     "Long prefills stall decoding: streams stall for more than 0.5 s in "
-                    "{itl_stall_time_ratio:%} of decode time, ITL P50 is {itl_p50_s:ms}.",
+                    "{itl_stall_time_ratio:%} of decode time, ITL P50 is {itl_p50_s:s}.",
                 ),
                 (
                     ALWAYS,
-                    "Prefills delay decoding: ITL P99 is {itl_p99_s:ms} while ITL P50 is "
-                    "{itl_p50_s:ms}.",
+                    "Prefills delay decoding: ITL P99 is {itl_p99_s:s} while ITL P50 is "
+                    "{itl_p50_s:s}.",
                 ),
             ),
             words=(("long", LONG_PREFILLS.at_least(1.0)),),
@@ -177,14 +178,14 @@ SLO_CONFLICT = CauseRecord(
             & ~SLOW_STEPS_ALONE,
             start=Number(0.0),
             terms=(
-                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:.2f} s"),
-                term(ITL_P99_S, ITL_TARGET_S, 1.0, "ITL P99 {value:ms}"),
+                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}"),
+                term(ITL_P99_S, ITL_TARGET_S, 1.0, "ITL P99 {value:s}"),
             ),
             levels=(Level(Severity.CRITICAL),),
             say=(
                 (
                     ALWAYS,
-                    "TTFT P99 ({ttft_p99_s:.2f} s) and ITL P99 ({itl_p99_s:ms}) both exceed their "
+                    "TTFT P99 ({ttft_p99_s:s}) and ITL P99 ({itl_p99_s:s}) both exceed their "
                     "targets: tuning for one worsens the other.",
                 ),
             ),
@@ -220,9 +221,9 @@ _IS_ALONE = ALONE.python()
 
 def _prefill_delays(facts: Facts) -> str:
     queue_s = facts.values.get("queue_mean_s")
-    queue = "" if queue_s is None else f", mean queue time {queue_s:.2f} s"
+    queue = "" if queue_s is None else f", mean queue time {duration(queue_s)}"
     prefill_s = facts.get("prefill_mean_s")
-    return f"TTFT is over its target because of prefill: mean prefill {prefill_s:.2f} s{queue}."
+    return f"TTFT is over its target because of prefill: mean prefill {duration(prefill_s)}{queue}."
 
 
 PREFILL_BOUND = CauseRecord(
@@ -234,12 +235,12 @@ PREFILL_BOUND = CauseRecord(
             gate=PREFILL_BREAKS_TTFT & ~SLOW_STEPS_ALONE,
             start=Number(0.0),
             terms=(
-                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:.2f} s"),
+                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}"),
                 term(
                     PREFILL_S,
                     TTFT_TARGET_S,
                     1.5,
-                    "mean prefill is {value:.2f} s, longer than the TTFT target",
+                    "mean prefill is {value:s}, longer than the TTFT target",
                     when=ALONE,
                     signal="prefill_mean_s",
                 ),
@@ -284,7 +285,7 @@ DECODE_BOUND = CauseRecord(
             gate=(ITL_P50_S > ITL_TARGET_S) | SLOW_STEPS_ALONE,
             start=Number(0.3),
             terms=(
-                term(ITL_P50_S, ITL_TARGET_S, 2.0, "ITL P50 {value:ms}"),
+                term(ITL_P50_S, ITL_TARGET_S, 2.0, "ITL P50 {value:s}"),
                 term(
                     DECODE_SHARE,
                     0.5,
@@ -298,13 +299,13 @@ DECODE_BOUND = CauseRecord(
             say=(
                 (
                     SLOW_STEPS_ALONE,
-                    "Slow steps put TTFT and ITL over their targets: ITL P50 is {itl_p50_s:ms}, "
-                    "P99 {itl_p99_s:ms} (target {target_s:ms}); TTFT P99 is {ttft_p99_s:.2f} s.",
+                    "Slow steps put TTFT and ITL over their targets: ITL P50 is {itl_p50_s:s}, "
+                    "P99 {itl_p99_s:s} (target {target_s:s}); TTFT P99 is {ttft_p99_s:s}.",
                 ),
                 (
                     ALWAYS,
-                    "Decode is slow at every percentile: ITL P50 is {itl_p50_s:ms} (target "
-                    "{target_s:ms}).",
+                    "Decode is slow at every percentile: ITL P50 is {itl_p50_s:s} (target "
+                    "{target_s:s}).",
                 ),
             ),
             words=(("target_s", ITL_TARGET_S),),
@@ -380,7 +381,7 @@ PAST_KNEE = CauseRecord(
                     "the batch is {value:.1f}x its quiet size",
                     signal="running_avg",
                 ),
-                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:.2f} s", when=OVER),
+                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}", when=OVER),
                 term(
                     IN_FLIGHT,
                     KNEE,
@@ -409,8 +410,8 @@ PAST_KNEE = CauseRecord(
                 ),
                 (
                     ALWAYS,
-                    "Past the knee: {in_flight} requests in flight, TTFT P99 is {ttft_p99_s:.2f} s "
-                    "(target {target_s:.2f} s).",
+                    "Past the knee: {in_flight} requests in flight, TTFT P99 is {ttft_p99_s:s} "
+                    "(target {target_s:s}).",
                 ),
             ),
             words=(("growth", GROWTH), ("in_flight", IN_FLIGHT), ("target_s", TTFT_TARGET_S)),

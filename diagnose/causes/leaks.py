@@ -17,6 +17,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
 from kneewatch.diagnose.learned.slow_trends import HOST_MEMORY, HOUR_S, KV_FLOOR, TREND_S, WORK
 from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Held, Named, Signal
 from kneewatch.rules.rule import Severity
 
@@ -60,15 +61,16 @@ def _climbs(facts: Facts) -> str:
     full_in_s = _KV_FULL_IN_S(facts)
     ends = "" if full_in_s is None else f"; full about {at_hour(facts.now_s + full_in_s)}"
     return (
-        f"KV cache leaks: its lowest usage climbed from {before:.0%} to {before + growth:.0%} in "
-        f"{TREND_S / HOUR_S:.0f} h at equal load{ends}."
+        f"KV cache leaks: its lowest usage climbed from {percent(before)} to "
+        f"{percent(before + growth)} in {TREND_S / HOUR_S:.0f} h at equal load{ends}."
     )
 
 
 def _climbed(facts: Facts) -> str:
     return (
-        f"lowest KV usage {facts.get(KV_FLOOR.before):.1%} at {at_hour(facts.now_s - TREND_S)}, "
-        f"{facts.get(KV_FLOOR.level):.1%} in the last half hour"
+        f"lowest KV usage {percent(facts.get(KV_FLOOR.before))} at "
+        f"{at_hour(facts.now_s - TREND_S)}, {percent(facts.get(KV_FLOOR.level))} in the last half "
+        "hour"
     )
 
 
@@ -86,7 +88,7 @@ KV_LEAK = CauseRecord(
                     LEAKED,
                     LEAK_FROM,
                     1.5,
-                    "KV usage stays at {value:.1%} while no request runs or waits",
+                    "KV usage stays at {value:%} while no request runs or waits",
                     signal="kv_usage_ratio",
                 ),
             ),
@@ -94,7 +96,7 @@ KV_LEAK = CauseRecord(
             say=(
                 (
                     ALWAYS,
-                    "KV cache leaks: {kv_usage_ratio:.1%} of its blocks stay in use while no "
+                    "KV cache leaks: {kv_usage_ratio:%} of its blocks stay in use while no "
                     "request runs or waits.",
                 ),
             ),

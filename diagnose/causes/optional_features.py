@@ -26,6 +26,7 @@ from kneewatch.diagnose.sizing.speed.speculation import (
 )
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
+from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import (
     Exposed,
     FirstOf,
@@ -209,7 +210,9 @@ def _per_draft(facts: Facts) -> str:
     even = break_even_acceptance_ratio(
         draft_tokens=drafts.tokens, draft_cost_ratio=drafts.cost_ratio
     )
-    needs = "" if even is None else f"; a small draft model breaks even at {even:.0%} per token"
+    needs = (
+        "" if even is None else f"; a small draft model breaks even at {percent(even)} per token"
+    )
     return f"{drafts.accepted[-1]:.2f} of {drafts.tokens} draft tokens accepted{needs}"
 
 
@@ -218,7 +221,7 @@ def _by_position(facts: Facts) -> str:
     if drafts is None:
         return ""
     shares = [after - before for before, after in pairwise(drafts.accepted)]
-    return f"accepted by position: {', '.join(f'{share:.0%}' for share in shares)}"
+    return f"accepted by position: {', '.join(f'{percent(share)}' for share in shares)}"
 
 
 def _first_position(facts: Facts) -> float | None:
@@ -436,5 +439,5 @@ def _turns_text(adapters: Sequence[AdapterUse]) -> str:
     longest = max(adapters, key=lambda use: use.unseen_s)
     return (
         f"least number of turns in a slot: {most}{rest}; {longest.name} last ran "
-        f"{longest.unseen_s:.0f} s ago"
+        f"{span(longest.unseen_s)} ago"
     )

@@ -14,6 +14,7 @@ from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Term, ter
 from kneewatch.diagnose.learned.derived_signals import HIT_SPREAD
 from kneewatch.rules.baseline import ITL, PREFIX, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import (
     BaselineValue,
     Configured,
@@ -131,10 +132,10 @@ def _prefill_terms(weight: float) -> tuple[Term, Term]:
 
 def _other_tier(facts: Facts) -> str:
     external = facts.values.get("external_hit_ratio")
-    ratio = "" if external is None else f" (hit ratio there {external:.0%})"
+    ratio = "" if external is None else f" (hit ratio there {percent(external)})"
     return (
-        f"{facts.get('prefix_saved_ratio'):.0%} of prompt tokens are not computed: another cache "
-        f"tier serves them{ratio}"
+        f"{percent(facts.get('prefix_saved_ratio'))} of prompt tokens are not computed: another "
+        f"cache tier serves them{ratio}"
     )
 
 
@@ -486,7 +487,7 @@ PREFIX_CHURN = CauseRecord(
                     GAP_S,
                     NEAR_EVICTION_S,
                     0.8,
-                    "blocks are reused after {value:.1f} s and evicted after {idle_s:.1f} s unused",
+                    "blocks are reused after {value:s} and evicted after {idle_s:s} unused",
                     when=REUSED_LATE,
                 ),
                 term(
@@ -501,8 +502,7 @@ PREFIX_CHURN = CauseRecord(
                     GAP_S,
                     None,
                     -0.4,
-                    "blocks are reused after {value:.1f} s and evicted only after {idle_s:.1f} s "
-                    "unused",
+                    "blocks are reused after {value:s} and evicted only after {idle_s:s} unused",
                     when=(IDLE_S > 0.0) & (GAP_S < NEAR_EVICTION_S),
                 ),
                 ANOTHER_TIER,

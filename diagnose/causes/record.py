@@ -16,6 +16,7 @@ from typing import Any
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, Case, Cause, Facts, chance, strength
 from kneewatch.rules.conditions import ALWAYS, Clause, Condition, Leaf, Number, Quantity, Scope
 from kneewatch.rules.facts import Holds, Read, Spelling
+from kneewatch.rules.formatting import duration, percent
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
@@ -317,20 +318,16 @@ def _unbounded(_: object) -> None:
 
 
 class _Words(Formatter):
-    """Formats numbers for people: `%` percent, `ms` milliseconds, `s` seconds, else a count."""
+    """Formats numbers for people: `%` a ratio in percent, `s` a duration, else a count."""
 
     def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - as its base
         if value is None:
             return "unknown"
         match format_spec:
             case "%":
-                return f"{100 * value:.0f}%"
-            case ".1%":
-                return f"{100 * value:.1f}%"
-            case "ms":
-                return f"{1000 * value:.0f} ms"
+                return percent(value)
             case "s":
-                return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+                return duration(value)
             case _:
                 return str(super().format_field(value, format_spec or ".0f"))
 

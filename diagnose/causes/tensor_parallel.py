@@ -7,6 +7,7 @@ from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.sizing.arithmetic import figure
 from kneewatch.diagnose.sizing.benchmark.operating_point import FAR_BELOW, Comparison, Degree, alike
+from kneewatch.rules.formatting import duration, percent
 from kneewatch.rules.rule import Severity
 
 SWEEPS = "benchmark.by_tensor_parallel"
@@ -47,7 +48,7 @@ def split_case(split: Comparison) -> Case | None:
         f"In the benchmark TP {wide.tensor_parallel} reached "
         f"{figure(round(wide.per_s_per_gpu, 3))} {split.unit}/s per GPU, TP "
         f"{narrow.tensor_parallel} {figure(round(narrow.per_s_per_gpu, 3))}: "
-        f"TP {wide.tensor_parallel} loses {1 - share:.0%}.",
+        f"TP {wide.tensor_parallel} loses {percent(1 - share)}.",
         f"Serve from more replicas with TP {narrow.tensor_parallel} if the model fits and meets "
         "its targets.",
         ("5.1", "8.2", "8.5"),
@@ -55,8 +56,8 @@ def split_case(split: Comparison) -> Case | None:
         log_odds=0.0,
     )
     text = (
-        f"{share:.0%} of the {split.unit}/s per GPU of TP {narrow.tensor_parallel}; 70% to 80% is "
-        "usual over PCIe"
+        f"{percent(share)} of the {split.unit}/s per GPU of TP {narrow.tensor_parallel}; 70% to "
+        "80% is usual over PCIe"
     )
     case.weigh(SWEEPS, share, FAR_BELOW, 1.5, text, below=True)
     for degree in (narrow, wide):
@@ -71,7 +72,7 @@ def degree_text(degree: Degree) -> str:
         return f"TP {degree.tensor_parallel}: {degree.missed}"
     return (
         f"TP {degree.tensor_parallel} with {figure(point.concurrency)} requests in flight: TTFT "
-        f"P99 {1000 * point.ttft_p99_s:.0f} ms, ITL P99 {1000 * point.itl_p99_s:.0f} ms"
+        f"P99 {duration(point.ttft_p99_s)}, ITL P99 {duration(point.itl_p99_s)}"
     )
 
 
@@ -100,8 +101,8 @@ def weigh_live(
         # Far below its own benchmark as well: other prompts, or another fault.
         return
     text = (
-        f"with a queue it generates {figure(round(per_gpu, 1))} tokens/s per GPU now, {share:.0%} "
-        f"of TP {narrow.tensor_parallel} in the benchmark"
+        f"with a queue it generates {figure(round(per_gpu, 1))} tokens/s per GPU now, "
+        f"{percent(share)} of TP {narrow.tensor_parallel} in the benchmark"
     )
     below = share < FAR_BELOW
     weight = 0.5 if below else -1.0

@@ -40,6 +40,7 @@ from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS, LiveWorkload
 from kneewatch.diagnose.learned.slow_trends import HOUR_S, SPEC_ACCEPTED, STEPS
 from kneewatch.rules.baseline import LENGTHS, LOAD
 from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
@@ -70,13 +71,13 @@ def workload_drift(facts: Facts) -> Cause | None:
         Severity.INFO,
         log_odds=0.4,
     )
-    span = f"the last {_span(live.span_s)}"
+    period = f"the last {span(live.span_s)}"
     for side, shift in left.items():
-        text = departure_text(shift, WORDS[side], span)
+        text = departure_text(shift, WORDS[side], period)
         case.weigh(SHIFTS[side], abs(shift.shift_ratio), shift.least_ratio, 1.2, text)
     if more:
         text = (
-            f"{live.requests / live.span_s:.3g} requests/s in {span}; this engine's share of the "
+            f"{live.requests / live.span_s:.3g} requests/s in {period}; this engine's share of the "
             f"peak in {live.origin} is {live.expected / live.span_s:.3g}"
         )
         case.weigh(RATE, rate, RATE_MIN, 1.2, text)
@@ -93,22 +94,18 @@ def drift_text(left: Mapping[str, Departure], rate: float | None) -> str:
     return ", ".join(parts)
 
 
-def departure_text(shift: Departure, what: str, span: str) -> str:
+def departure_text(shift: Departure, what: str, period: str) -> str:
     """The share seen beyond a length, the share that the profile states, and what chance explains;
-    `what` are prompts or answers, `span` is the time in which they were counted."""
+    `what` are prompts or answers, `period` is the time in which they were counted."""
     longer = shift.shift_ratio > 0
     tokens = shift.point.most if longer else shift.point.least
     return (
-        f"{shift.seen_ratio:.0%} of {what} in {span} are "
+        f"{percent(shift.seen_ratio)} of {what} in {period} are "
         f"{'above' if longer else 'at or below'} {shift.edge:g} tokens; the profile has "
-        f"{shift.may_ratio:.0%} {'above' if longer else 'below'} its "
+        f"{percent(shift.may_ratio)} {'above' if longer else 'below'} its "
         f"P{100 * shift.point.ratio:.0f} of {tokens:g}, and chance explains at most "
-        f"{shift.chance_ratio:.0%} more"
+        f"{percent(shift.chance_ratio)} more"
     )
-
-
-def _span(span_s: float) -> str:
-    return f"{span_s:.0f} s" if span_s < 120 else f"{span_s / 60:.0f} min"
 
 
 def _lever(live: LiveWorkload, sides: Sequence[str], *, more: bool) -> str:
@@ -202,8 +199,8 @@ def _longer(facts: Facts) -> str:
     if shift is None:
         return ""
     return (
-        f"{shift.shift_ratio:.0%} more outputs than in quiet times are above {shift.edge:g} "
-        f"tokens; chance explains at most {shift.chance_ratio:.0%}"
+        f"{percent(shift.shift_ratio)} more outputs than in quiet times are above {shift.edge:g} "
+        f"tokens; chance explains at most {percent(shift.chance_ratio)}"
     )
 
 
@@ -213,9 +210,9 @@ def _stated(facts: Facts) -> str:
         return ""
     point = beyond.point
     return (
-        f"{facts.get('finished_length_ratio'):.0%} of requests hit their output limit, and "
-        f"{beyond.seen_ratio:.0%} of the answers exceed twice the stated P{100 * point.ratio:.0f} "
-        f"of {point.most / ENDLESS:g} tokens."
+        f"{percent(facts.get('finished_length_ratio'))} of requests hit their output limit, and "
+        f"{percent(beyond.seen_ratio)} of the answers exceed twice the stated "
+        f"P{100 * point.ratio:.0f} of {point.most / ENDLESS:g} tokens."
     )
 
 
@@ -224,9 +221,9 @@ def _beyond(facts: Facts) -> str:
     if beyond is None:
         return ""
     return (
-        f"{beyond.seen_ratio:.0%} of the answers are above {beyond.edge:g} tokens; the profile has "
-        f"{beyond.may_ratio:.0%} above {beyond.point.most / ENDLESS:g}, and chance explains at "
-        f"most {beyond.chance_ratio:.0%} more"
+        f"{percent(beyond.seen_ratio)} of the answers are above {beyond.edge:g} tokens; the "
+        f"profile has {percent(beyond.may_ratio)} above {beyond.point.most / ENDLESS:g}, and "
+        f"chance explains at most {percent(beyond.chance_ratio)} more"
     )
 
 

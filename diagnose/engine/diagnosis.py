@@ -19,6 +19,7 @@ from kneewatch.diagnose.deployment.startup_log import Failure, StartupLog, title
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.formatting import duration
 from kneewatch.rules.rule import Finding, Severity
 
 
@@ -177,7 +178,7 @@ def health(severity: Severity, *, readable: bool) -> str:
 def judged_against(targets: Targets, *, has_baseline: bool) -> str:
     """What latencies were compared with, as text."""
     stated = [
-        f"{name} P99 {1000 * target_s:.0f} ms"
+        f"{name} P99 {duration(target_s)}"
         for name, target_s in (("TTFT", targets.ttft_p99_s), ("ITL", targets.itl_p99_s))
         if target_s is not None
     ]

@@ -62,6 +62,7 @@ from kneewatch.rules.baseline import (
     Baseline,
 )
 from kneewatch.rules.cascade import EVICTS, Cascade, lacking
+from kneewatch.rules.formatting import quantity
 from kneewatch.rules.rule import LONG_WINDOWS, Finding, Rule, RuleBook, Severity
 
 if TYPE_CHECKING:
@@ -146,9 +147,9 @@ class Learned:
 
 RESTARTS_KEPT = 16
 LAST_PAGE = (
-    ("running", "{:.0f} running"),
-    ("waiting", "{:.0f} waiting"),
-    ("kv_usage_ratio", "KV {:.0%}"),
+    ("running", "{} running"),
+    ("waiting", "{} waiting"),
+    ("kv_usage_ratio", "KV {}"),
 )
 """Signals of a process's last page that are kept after it was replaced."""
 
@@ -547,7 +548,7 @@ def _replaced(t_s: float, started_s: float | None, newest: Diagnosis | None) -> 
     if newest is None:
         return ReplacedProcess(t_s)
     numbers = [
-        words.format(value)
+        words.format(quantity(key, value))
         for key, words in LAST_PAGE
         if (value := newest.values.get(key)) is not None
     ]

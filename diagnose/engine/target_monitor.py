@@ -24,6 +24,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis, LogFailure
 from kneewatch.diagnose.engine.engine_monitor import Catalogue, EngineMonitor
 from kneewatch.diagnose.gpu import NO_GPUS, GpuReading
+from kneewatch.rules.formatting import duration
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.engine.data_parallel import DataParallelEngines
@@ -194,8 +195,8 @@ class TargetMonitor:
         lines = [] if limit is None else [limit]
         if fetch_s is not None and fetch_s >= SLOW_PAGE_S:
             lines.append(
-                f"scrape: the page took {fetch_s:.1f} s; check the CPU of vLLM's API server, and "
-                "raise interval_s"
+                f"scrape: the page took {duration(fetch_s)}; check the CPU of vLLM's API server, "
+                "and raise interval_s"
             )
         if lines:
             diagnoses[0] = replace(diagnoses[0], unknown=[*lines, *diagnoses[0].unknown])

@@ -10,6 +10,7 @@ from kneewatch.diagnose.causes.availability import TARGET_DOWN
 from kneewatch.diagnose.causes.evidence import Cause, Evidence
 from kneewatch.diagnose.fleet.inventory import Gone, Loading, Observed, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
+from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import Severity
 
 OF_A_POOL = TARGET_DOWN.id
@@ -149,8 +150,7 @@ def _late(pool: _Pool, late: Sequence[Loading]) -> FleetCause:
         "up",
         0.0,
         1.0,
-        f"up has been 0 for {_minutes(pool.now_s - since_s)}; a start may take "
-        f"{_minutes(patience_s)}",
+        f"up has been 0 for {span(pool.now_s - since_s)}; a start may take {span(patience_s)}",
     )
     return _cause(pool, names, Severity.CRITICAL, text, evidence, CHECK_START)
 
@@ -197,14 +197,14 @@ def absence_notes(observed: Observed) -> list[str]:
     notes: list[str] = []
     for pool in _pools(observed):
         for row in pool.gone_because(Why.FAILING):
-            ago = "" if row.seen_s is None else f" {observed.t_s - row.seen_s:.0f} s ago"
+            ago = "" if row.seen_s is None else f" {span(observed.t_s - row.seen_s)} ago"
             notes.append(f"{row.replica} ({pool.name}) stopped answering{ago}")
         notes += _counted(pool.gone_because(Why.TERMINATING), "terminating")
         starting = [row for row in pool.loading if row not in pool.late]
         if starting:
             for_s = observed.t_s - _first(starting)
             notes.append(
-                f"{_count(len(starting))} of {pool.name} loading for up to {_minutes(for_s)}: "
+                f"{_count(len(starting))} of {pool.name} loading for up to {span(for_s)}: "
                 f"{_listed([row.replica for row in starting])}"
             )
         if pool.is_vanished and pool.is_scaled_to_zero:
@@ -242,7 +242,3 @@ def _first(loading: Sequence[Loading]) -> float:
 
 def _clock(t_s: float) -> str:
     return datetime.fromtimestamp(t_s, tz=UTC).strftime("%H:%M UTC")
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

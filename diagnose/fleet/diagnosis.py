@@ -34,6 +34,7 @@ from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.diagnose.sizing.benchmark.operating_point import ALIKE, FAR_BELOW
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import Severity
 
 # --- What tensor parallelism costs: guide 5.1, 8.2 ------------------------------------------------
@@ -176,7 +177,7 @@ def _by_peers(wide: SameDegree, narrow: SameDegree) -> FleetCause | None:
         "tp_overhead",
         f"Replicas on {wide.gpus} GPUs generate {wide.tokens_per_s_per_gpu:.0f} tokens/s per GPU, "
         f"replicas on {_gpus(narrow)} {narrow.tokens_per_s_per_gpu:.0f}: {wide.gpus} GPUs lose "
-        f"{1 - share:.0%}.",
+        f"{percent(1 - share)}.",
         f"Serve from more replicas on {_gpus(narrow)} if their TTFT meets its target.",
         ("5.1", "8.2"),
         Severity.INFO,
@@ -187,7 +188,7 @@ def _by_peers(wide: SameDegree, narrow: SameDegree) -> FleetCause | None:
         share,
         FAR_BELOW,
         1.5,
-        f"{share:.0%} of the tokens/s per GPU of replicas on {_gpus(narrow)}",
+        f"{percent(share)} of the tokens/s per GPU of replicas on {_gpus(narrow)}",
         below=True,
     )
     case.weigh(
@@ -280,8 +281,9 @@ def _resplit(split: Split) -> FleetAdvice | None:
             Change("prefill replicas", now, to),
             Change("decode replicas", split.decode, total - to),
         ),
-        summary=f"Prefill replicas are {used[0]:.0%} used, decode replicas {used[1]:.0%}: the "
-        f"load needs {split.needed}, the replicas are {now}:{split.decode}.",
+        summary=f"Prefill replicas are {percent(used[0])} used, decode replicas "
+        f"{percent(used[1])}: the load needs {split.needed}, the "
+        f"replicas are {now}:{split.decode}.",
         before={"prefill_used_ratio": used[0], "decode_used_ratio": used[1]},
         predicted={"prefill_used_ratio": after[0], "decode_used_ratio": after[1]},
         cost_usd_per_hour=0.0,

@@ -9,6 +9,7 @@ from kneewatch.diagnose.causes.ranking import CAUSES, may_explain
 from kneewatch.diagnose.causes.record import Term, Terms, term
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
+from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
@@ -59,7 +60,7 @@ TERMS: tuple[Term, ...] = (
         TAIL_ALONE,
         None,
         0.4,
-        "ITL P99 is {value:ms} there, at most {itl_p99_of_others_s:ms} elsewhere",
+        "ITL P99 is {value:s} there, at most {itl_p99_of_others_s:s} elsewhere",
         signal="itl_p99_s",
     ),
     term(
@@ -266,7 +267,7 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
     by_requests = _has_more_requests(load, usual)
     figures = f"{load:.0f} requests in flight, the median is {usual:.0f}"
     if not by_requests:
-        figures = f"a KV cache {usage or 0.0:.0%} full, the median is {others or 0.0:.0%}"
+        figures = f"a KV cache {percent(usage or 0.0)} full, the median is {percent(others or 0.0)}"
     what = "data-parallel engines of one replica" if of_one else "engines"
     case = Case(
         "replica_imbalance",
@@ -287,7 +288,7 @@ def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *,
             usage,
             None,
             0.5 if by_requests else 1.4,
-            f"its KV cache is {usage:.0%} full, the median is {others:.0%}",
+            f"its KV cache is {percent(usage)} full, the median is {percent(others)}",
         )
     return case
 
@@ -323,7 +324,7 @@ def cold_replicas(tier: Tier) -> FleetCause | None:
     case = Case(
         "cold_replica",
         f"{len(cold)} of {len(tier.engines)} engines started within the last {COLD_S / 60:.0f} "
-        f"min ({youngest.member.name} {youngest.get('age_s') or 0.0:.0f} s ago): cold caches.",
+        f"min ({youngest.member.name} {span(youngest.get('age_s') or 0.0)} ago): cold caches.",
         "Wait, or warm up new replicas before they get their full share; scale up earlier, by the "
         "start-up time.",
         ("9.5",),
@@ -372,7 +373,9 @@ def underused(tier: Tier) -> FleetCause | None:
         log_odds=0.0,
     )
     share = len(idle) / len(measured)
-    case.weigh("running_hour_avg", share, IDLE_SHARE, 1.2, f"{share:.0%} of the engines are idle")
+    case.weigh(
+        "running_hour_avg", share, IDLE_SHARE, 1.2, f"{percent(share)} of the engines are idle"
+    )
     stressed = [e for _, e in measured if (e.stage or 0) >= 2 or (e.get("waiting") or 0.0) >= 1]
     if stressed:
         case.weigh(

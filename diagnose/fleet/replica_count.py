@@ -37,6 +37,7 @@ from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.replica_count import prefill_decode_ratio
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import Severity
 
 SHARED_OUT = (
@@ -275,8 +276,8 @@ def _size_at_peak(
         return replace(sized, needed=now, why=why)
     total = _replicas_after(fewer)
     summary = (
-        f"{_peak_words(peak, used)}: {total} replicas are enough with {HEADROOM_HIGH_RATIO:.0%} "
-        "headroom."
+        f"{_peak_words(peak, used)}: {total} replicas are enough with "
+        f"{percent(HEADROOM_HIGH_RATIO)} headroom."
     )
     return replace(
         sized, needed=total, advice=_cost_of_replicas(replace(fewer, summary=summary), tier)
@@ -348,10 +349,10 @@ def _replicas_after(advice: Recommendation) -> int:
 
 def _peak_words(peak: Peak, used: float) -> str:
     days = peak.span_s / DAY_S
-    whole = "" if peak.seen_ratio >= 1 else f" ({peak.seen_ratio:.0%} of them seen)"
+    whole = "" if peak.seen_ratio >= 1 else f" ({percent(peak.seen_ratio)} of them seen)"
     return (
         f"Peak of {days:.3g} days{whole}: {peak.requests:.0f} requests running, "
-        f"{used:.0%} of the tier's capacity"
+        f"{percent(used)} of the tier's capacity"
     )
 
 

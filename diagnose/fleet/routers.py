@@ -17,6 +17,7 @@ from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.diagnose.fleet.tier import FleetCause, closed
 from kneewatch.rules.facts import duration
+from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import Severity
 
 UNREADY_S, QUEUED_S, PICKS_S = 120.0, 60.0, 300.0
@@ -222,7 +223,7 @@ def _fault(state: RouterState, here: Sequence[Engine], pool: str) -> FleetCause 
         return _cause(
             pool, own, Severity.WARNING, "router_queue", state.queue, QUEUED_MIN,
             f"{title} holds {state.queue:.0f} requests, while no engine has a queue and KV usage "
-            f"is below {IDLE_KV:.0%}",
+            f"is below {percent(IDLE_KV)}",
             state.router.lever,
         )  # fmt: skip
     if hot is not None:

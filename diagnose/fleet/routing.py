@@ -13,6 +13,7 @@ from kneewatch.diagnose.fleet.outliers import COLD_S
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.learned.length_drift import Buckets
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import RECENT
 from kneewatch.rules.rule import Severity
 
@@ -88,8 +89,9 @@ def routing_dilution(tier: Tier, past: Past, targets: Targets) -> FleetCause | N
     critical = late or (slower is not None and slower >= HARMFUL_TTFT)
     case = Case(
         "routing_dilution",
-        f"Routing ignores prefixes: hit ratio {hits:.0%}, usually {usual.hit_ratio:.0%}, on "
-        f"{len(fallen)} of {len(warm)} engines. They compute {more:.1f}x the prompt tokens.",
+        f"Routing ignores prefixes: hit ratio {percent(hits)}, usually "
+        f"{percent(usual.hit_ratio)}, on {len(fallen)} of {len(warm)} engines. They compute "
+        f"{more:.1f}x the prompt tokens.",
         LEVER,
         ("7.3", "7.7"),
         Severity.CRITICAL if critical else Severity.WARNING,
@@ -100,8 +102,8 @@ def routing_dilution(tier: Tier, past: Past, targets: Targets) -> FleetCause | N
         more,
         COMPUTED_MORE,
         1.6,
-        f"hit ratio {hits:.0%} instead of {usual.hit_ratio:.0%}: {more:.1f}x the computed tokens "
-        "for the same prompts",
+        f"hit ratio {percent(hits)} instead of {percent(usual.hit_ratio)}: {more:.1f}x the "
+        "computed tokens for the same prompts",
     )
     _weigh_chance(case, hits, chance, replicas)
     _weigh_lengths(case, warm, past.recent.get(tier.group, {}).get("prompt_tokens_mean", {}))
@@ -186,8 +188,8 @@ def _weigh_chance(case: Case, hits: float, chance: float, replicas: int) -> None
         hits,
         None,
         0.4 if near else 0.0,
-        f"random routing over {replicas} replicas leaves at least {chance:.0%} while blocks last; "
-        f"measured {hits:.0%}",
+        f"random routing over {replicas} replicas leaves at least {percent(chance)} while blocks "
+        f"last; measured {percent(hits)}",
     )
 
 
@@ -203,7 +205,7 @@ def _weigh_lengths(case: Case, engines: Sequence[Engine], recent: Buckets) -> No
         median_tokens,
         None,
         -1.6 if drifted else 0.4,
-        f"the median prompt is longer than {below:.0%} of the last hour's: "
+        f"the median prompt is longer than {percent(below)} of the last hour's: "
         + ("the prompts have changed" if drifted else "prompt lengths are as before"),
     )
 
@@ -276,8 +278,9 @@ def _looks_random(tier: Tier, engines: Sequence[Engine]) -> FleetCause | None:
     case = Case(
         "routing_dilution",
         f"Routing {'ignores' if evicted else 'may ignore'} prefixes: {len(lost)} of "
-        f"{len(engines)} engines miss prefixes that repeat. Hit ratio {hits:.0%}, at most "
-        f"{possible:.0%} possible, {replicas} replicas." + ("" if evicted else f" {FIRST_TURNS}"),
+        f"{len(engines)} engines miss prefixes that repeat. Hit ratio {percent(hits)}, at most "
+        f"{percent(possible)} possible, {replicas} replicas."
+        + ("" if evicted else f" {FIRST_TURNS}"),
         LEVER,
         ("7.3", "7.7"),
         Severity.WARNING if evicted else Severity.INFO,
@@ -288,7 +291,7 @@ def _looks_random(tier: Tier, engines: Sequence[Engine]) -> FleetCause | None:
         got,
         LOST_BELOW,
         1.2,
-        f"replicas get {got:.0%} of the hits that the best prompts get",
+        f"replicas get {percent(got)} of the hits that the best prompts get",
         below=True,
     )
     fewest = middle(engine.get("prefill_tokens_p10") for engine in lost)
@@ -311,7 +314,7 @@ FIRST_TURNS = "New sessions look the same: the pool's hit ratio over an hour sho
 
 
 def _life(life_s: float) -> str:
-    return f"a cached block lasts about {life_s:.0f} s"
+    return f"a cached block lasts about {span(life_s)}"
 
 
 def _loses_repeats(engine: Engine) -> bool:
@@ -375,7 +378,7 @@ def mixed_tiers(tiers: Sequence[Tier]) -> FleetCause | None:
         share,
         None,
         1.0 if evenly else -1.2,
-        f"a {slow.tier} replica gets {share:.0%} of the requests of a {fast.tier} replica"
+        f"a {slow.tier} replica gets {percent(share)} of the requests of a {fast.tier} replica"
         + ("" if evenly else ": the router does distinguish them"),
     )
     return closed(case, slow.pool, slow.tier, slow.engines)

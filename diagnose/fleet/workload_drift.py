@@ -27,6 +27,7 @@ from kneewatch.diagnose.learned.length_drift import (
     more_than_chance,
 )
 from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS
+from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import Severity
 
 SIGNALS = {side: f"{side}_mean" for side in WORDS}
@@ -137,8 +138,8 @@ def _drift_sentence(drifted: Mapping[str, Drift]) -> str:
 def _evidence(shift: Drift, side: str) -> str:
     where = "above" if shift.shift_ratio > 0 else "at or below"
     return (
-        f"{abs(shift.shift_ratio):.0%} more {WORDS[side]} than a week ago are {where} "
-        f"{shift.edge:g} tokens; chance explains at most {shift.chance_ratio:.0%}"
+        f"{percent(abs(shift.shift_ratio))} more {WORDS[side]} than a week ago are {where} "
+        f"{shift.edge:g} tokens; chance explains at most {percent(shift.chance_ratio)}"
     )
 
 

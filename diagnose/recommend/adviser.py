@@ -23,6 +23,7 @@ from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, ahead, demand
 from kneewatch.diagnose.recommend.past_recommendations import CausePeaks, RecommendationTracker
 from kneewatch.diagnose.recommend.prediction import After, predicted
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
+from kneewatch.rules.formatting import percent
 
 
 def checked_recommendation(
@@ -97,8 +98,8 @@ def _with_residual(recommendation: Recommendation) -> Recommendation:
         f"Not enough alone: the load would still need {demand:.1f}x the KV cache, and vLLM would "
         "still preempt requests."
         if demand > 1
-        else f"Barely enough: the load would use {demand:.0%} of the KV cache, and vLLM may still "
-        "preempt some requests."
+        else f"Barely enough: the load would use {percent(demand)} of the KV cache, and vLLM may "
+        "still preempt some requests."
     )
     return replace(recommendation, summary=f"{recommendation.summary} {left}")
 
@@ -212,8 +213,8 @@ def _joined(
         first,
         id=f"{first.id}+{second.id}",
         changes=(*first.changes, *second.changes),
-        summary=f"Neither change is enough alone; with both the load uses {left:.0%} of the KV "
-        "cache.",
+        summary=f"Neither change is enough alone; with both the load uses {percent(left)} of the "
+        "KV cache.",
         predicted={key: float(f"{value:.6g}") for key, value in numbers.items()},
         cost_usd_per_hour=sum(known_costs) if len(known_costs) == len(costs) else None,
         checks=(*first.checks, *second.checks),

@@ -11,6 +11,7 @@ from kneewatch.diagnose.deployment.deployment import Deployment
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST, NUMBERS
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
+from kneewatch.rules.formatting import percent, span
 
 VERIFY_S = 300.0
 """Time in seconds in which a change must show at an unchanged load."""
@@ -144,17 +145,17 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
             " Speed predicted from this server's own step times: "
             f"{own_steps['windows']:.0f} windows with {own_steps['least_running']:.0f} to "
             f"{own_steps['most_running']:.0f} running requests, the oldest from {_about(age_s)} "
-            f"ago, median error {own_steps['error_ratio']:.0%}.{changed}"
+            f"ago, median error {percent(own_steps['error_ratio'])}.{changed}"
         )
     if factors is None:
         return ""
     words = {"mfu_ratio": "MFU", "mbu_ratio": "MBU"}
     measured_shares = context.memo.get(MEASURED, {}).items()
-    shares = [f"{words[key]} of {share:.0%}" for key, share in measured_shares]
+    shares = [f"{words[key]} of {percent(share)}" for key, share in measured_shares]
     measured = f" with the measured {' and '.join(shares)}" if shares else ""
     window_s = context.facts.window_s
     # A fleet's figures are of one query, whose window the engines' facts do not have.
-    times = f"the step times of the last {window_s:.0f} s" if window_s else "measured step times"
+    times = f"the step times of the last {span(window_s)}" if window_s else "measured step times"
     return (
         f" Speed predicted{measured} from {times}: decode takes {factors['decode_factor']:.2f}x "
         f"the roofline's time, prefill {factors['prefill_factor']:.2f}x."

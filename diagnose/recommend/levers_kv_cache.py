@@ -23,6 +23,7 @@ from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
+from kneewatch.rules.formatting import duration, percent
 
 FEW_TIMES = 2.0
 """Growth of the cache to ask for where the size of the load is unknown."""
@@ -268,8 +269,8 @@ def gpu_memory_utilization(context: LeverContext) -> Recommendation | None:
         context,
         "gpu-memory-utilization",
         [("--gpu-memory-utilization", now, to)],
-        f"vLLM takes {to:.0%} of each GPU's memory instead of {now:.0%}, and the difference goes "
-        f"to the KV cache: {words}{ratio:.2f}x the blocks.",
+        f"vLLM takes {percent(to)} of each GPU's memory instead of {percent(now)}, and the "
+        f"difference goes to the KV cache: {words}{ratio:.2f}x the blocks.",
         before=present(context),
         predicted=numbers,
         checks=[
@@ -313,8 +314,8 @@ def prompt_order(context: LeverContext) -> Recommendation | None:
         context,
         "prompt-order",
         [("prompt", None, "shared part first")],
-        f"The baseline of the prefix-cache hit ratio is {quiet:.0%}. The first token that differs "
-        "ends the match: put dates, ids and names after the shared prefix."
+        f"The baseline of the prefix-cache hit ratio is {percent(quiet)}. The first token that "
+        "differs ends the match: put dates, ids and names after the shared prefix."
         + _money_words(context, left),
         before=_prefill_numbers(context, hits),
         predicted=_prefill_numbers(context, quiet, left=left),
@@ -326,7 +327,7 @@ def prompt_order(context: LeverContext) -> Recommendation | None:
         "answers.",
         verify=[
             f"prefix_hit_ratio returns to about {quiet:.2f} and computed_prompt_tokens_per_s falls "
-            f"to {left:.0%} of its present value {SETTLE_WORDS}"
+            f"to {percent(left)} of its present value {SETTLE_WORDS}"
         ],
         guide=("7.2", "7.3"),
     )
@@ -346,8 +347,8 @@ def sticky_routing(context: LeverContext) -> Recommendation | None:
         f"Each of the {context.server.replicas} replicas computes and caches every prefix. Route "
         "by prefix or session, so that only one replica computes and caches each prefix."
         + (
-            f" The baseline of the hit ratio is {quiet:.0%}.{_money_words(context, left)}"
-            if better
+            f" The baseline of the hit ratio is {percent(quiet)}.{_money_words(context, left)}"
+            if quiet is not None and better
             else ""
         ),
         before=_prefill_numbers(context, hits),
@@ -409,7 +410,7 @@ def _money_words(context: LeverContext, left: float) -> str:
     if not 0 < share <= 1:
         return ""
     dollars = "" if hourly is None else f", {hourly * share:.2f} USD/h per replica"
-    return f" Restoring it would free {share:.0%} of the GPU time{dollars}."
+    return f" Restoring it would free {percent(share)} of the GPU time{dollars}."
 
 
 def transfer_path(context: LeverContext) -> Recommendation | None:
@@ -425,12 +426,12 @@ def transfer_path(context: LeverContext) -> Recommendation | None:
     if fabric_s is not None:
         fabric_words = (
             f" One prompt's KV of {_moved_bytes(context) / GIB:.2f} GiB per GPU should take "
-            f"{1000 * fabric_s:.1f} ms at {LINK_BYTES_PER_S[FABRIC] * 8 / 1e9:.0f} Gbit/s per GPU."
+            f"{duration(fabric_s)} at {LINK_BYTES_PER_S[FABRIC] * 8 / 1e9:.0f} Gbit/s per GPU."
         )
     aim_s = max((value for value in (quiet_s, fabric_s) if value), default=None)
     verify = f"kv_transfer_mean_s falls {SETTLE_WORDS}"
     if aim_s is not None and aim_s < mean_s:
-        verify = f"kv_transfer_mean_s falls towards {aim_s:.2g} s {SETTLE_WORDS}"
+        verify = f"kv_transfer_mean_s falls towards {duration(aim_s)} {SETTLE_WORDS}"
     checks: Sequence[str] = (
         "confirm that transfers use RDMA, not TCP: the connector logs this at start",
         "read errors, pause frames and link speed of the NICs and of PCIe on both sides",

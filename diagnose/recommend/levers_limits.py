@@ -24,6 +24,7 @@ from kneewatch.diagnose.recommend.prediction import (
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.weights import Adapters
+from kneewatch.rules.formatting import duration, percent, span
 
 SEATS_GROWTH = 4.0
 """Largest growth of the batch in one change: measure ITL before growing further."""
@@ -48,9 +49,8 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
     numbers["waiting"] = ceil(waiting)
     if wait_s is not None:
         numbers["queue_wait_s"] = wait_s
-    queue = "" if wait_s is None else f" for about {wait_s:.0f} s each"
+    queue = "" if wait_s is None else f" for about {span(wait_s)} each"
     target_s = context.facts.targets.ttft_p99_s
-    missed = target_s is not None and wait_s is not None and wait_s > target_s
     return advice(
         context,
         "max-num-seqs-down",
@@ -61,9 +61,9 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
         predicted=numbers,
         checks=["decide whether your users prefer a longer wait to slow streams"],
         risk=(
-            f"The queue wait alone exceeds the TTFT target of {target_s:g} s: this stops the "
+            f"The queue wait alone exceeds the TTFT target of {duration(target_s)}: this stops the "
             "preemptions but not the shortage of capacity."
-            if missed
+            if target_s is not None and wait_s is not None and wait_s > target_s
             else "The shortage of capacity remains: requests queue, and throughput falls if "
             "preempted work was cheap to recompute."
         ),
@@ -118,8 +118,9 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         "max-num-seqs-up",
         [("--max-num-seqs", now, seats)],
         f"{seats} requests would run at once instead of {now}{'' if stated else ' (observed)'}, "
-        f"with the KV cache {numbers.get('kv_usage_ratio', 0):.0%} full. At the present step time "
-        f"they complete up to {served_per_s:.1f} requests/s; {demand.arrival_per_s:.1f} requests/s "
+        f"with the KV cache {percent(numbers.get('kv_usage_ratio', 0))} full. At the present step "
+        f"time they complete up to {served_per_s:.1f} requests/s; {demand.arrival_per_s:.1f} "
+        "requests/s "
         "arrive" + (": not enough alone." if short else "."),
         before=before,
         predicted=numbers,
@@ -190,9 +191,9 @@ def queue_limit(context: LeverContext) -> Recommendation | None:
         context,
         "queue-limit",
         [("--max-num-queued-reqs", None, limit)],
-        f"At {served_per_s:.1f} requests/s, {depth} queued requests use {QUEUE_OF_LIMIT:.0%} of "
-        f"the TTFT target. The flag counts running requests too: {ranks * server.max_num_seqs} + "
-        f"{depth} = {limit}. vLLM then rejects further requests instead of serving them late.",
+        f"At {served_per_s:.1f} requests/s, {depth} queued requests use {percent(QUEUE_OF_LIMIT)} "
+        f"of the TTFT target. The flag counts running requests too: {ranks * server.max_num_seqs} "
+        f"+ {depth} = {limit}. vLLM then rejects further requests instead of serving them late.",
         before={"waiting": demand.waiting * ranks},
         predicted={"waiting": depth, "queue_wait_s": depth / served_per_s},
         checks=["confirm that clients retry elsewhere on HTTP 503"],
@@ -271,7 +272,7 @@ def more_adapter_slots(context: LeverContext) -> Recommendation | None:
         checks.append(f"set --max-cpu-loras, where given, to at least {to}")
     if usage > KV_ROOM_RATIO:
         checks.append(
-            f"check KV usage: the cache is {usage:.0%} full, and the slots take memory from it"
+            f"check KV usage: the cache is {percent(usage)} full, and the slots take memory from it"
         )
     return advice(
         context,

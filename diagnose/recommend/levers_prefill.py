@@ -19,6 +19,7 @@ from kneewatch.diagnose.recommend.prediction import (
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, defaults
 from kneewatch.diagnose.sizing.speed.roofline_inputs import costs
+from kneewatch.rules.formatting import duration
 
 LONGEST_STEP_S = 0.2
 """Longest step where no ITL target is set: readers of a stream do not notice it."""
@@ -163,7 +164,7 @@ def prefix_caching(context: LeverContext) -> Recommendation | None:
         verify=[
             f"prefix_hit_ratio rises above 0 {SETTLE_WORDS}; if it stays below 0.02, prompts share "
             "no prefix and nothing is lost",
-            f"prefill_mean_s falls towards one step ({step_s:.2g} s) in proportion to the hit "
+            f"prefill_mean_s falls towards one step ({duration(step_s)}) in proportion to the hit "
             "ratio",
         ],
         guide=("7.2", "8.5"),
@@ -230,9 +231,9 @@ def smaller_budget(context: LeverContext) -> Recommendation | None:
         context,
         "max-num-batched-tokens",
         [("--max-num-batched-tokens", now, budget)],
-        f"The longest prefills take {context.get('prefill_p99_s'):.1f} s (P99). At this rate a "
+        f"The longest prefills take {duration(context.get('prefill_p99_s'))} (P99). At this rate a "
         f"step of {budget:,} tokens takes about "
-        f"{step_numbers(context, budget)['longest_step_s']:.2f} s.",
+        f"{duration(step_numbers(context, budget)['longest_step_s'])}.",
         before=_stall_numbers(context),
         predicted=step_numbers(context, budget),
         checks=checks,

@@ -24,6 +24,7 @@ from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROO
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT, remapped_ratio
+from kneewatch.rules.formatting import duration, percent, span
 
 DRAIN_S = 300.0
 """Seconds within which a backlog should drain; replicas that only shorten the drain are extra."""
@@ -100,7 +101,7 @@ def _hashing_check(replicas: int, new_replicas: int) -> list[str]:
         return []
     return [
         "if the router hashes prefixes, confirm that it hashes consistently: that moves "
-        f"{consistent:.0%} of them to another replica, modulo hashing {modulo:.0%}"
+        f"{percent(consistent)} of them to another replica, modulo hashing {percent(modulo)}"
     ]
 
 
@@ -133,8 +134,7 @@ def backlog_drain(context: LeverContext, replicas: int) -> tuple[float, str] | N
     if more > 0:
         plural = "s" if more > 1 else ""
         sooner = f"; with {more} more replica{plural} until then, in {DRAIN_S / 60:.0f} min"
-    took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    return seconds, f" A queue of {queued:,.0f} requests drains in about {took}{sooner}."
+    return seconds, f" A queue of {queued:,.0f} requests drains in about {span(seconds)}{sooner}."
 
 
 def tensor_parallel(context: LeverContext) -> Recommendation | None:
@@ -223,20 +223,20 @@ def fewer_replicas(context: LeverContext) -> Recommendation | None:
     if why:
         return _kept(context, f"At the weekly peak of {peak:.0f} requests per replica, {why}.")
     hourly = context.server.usd_per_hour
-    with_less = f" ({least} with {HEADROOM_LOW_RATIO:.0%})" if least < total else ""
+    with_less = f" ({least} with {percent(HEADROOM_LOW_RATIO)})" if least < total else ""
     return advice(
         context,
         "fewer-replicas",
         [(REPLICAS, now, total)],
-        f"The weekly peak of {peak:.0f} requests per replica uses {used:.0%} of its capacity; "
-        f"{total} replicas serve that peak with {HEADROOM_HIGH_RATIO:.0%} headroom{with_less}.",
+        f"The weekly peak of {peak:.0f} requests per replica uses {percent(used)} of its "
+        f"capacity; {total} replicas serve that peak with {percent(HEADROOM_HIGH_RATIO)} "
+        f"headroom{with_less}.",
         before={**present(context), "requests_at_weekly_peak": peak},
         predicted=numbers,
         cost_usd_per_hour=None if hourly is None else hourly * (total - now),
         checks=[
             "confirm that the week was typical: no holiday, and no product launch ahead",
-            f"confirm that your users accept an ITL of {1000 * numbers['itl_s']:.0f} ms at "
-            "the peak",
+            f"confirm that your users accept an ITL of {duration(numbers['itl_s'])} at the peak",
             "remove one replica at a time, and confirm that the rest can lose one",
         ],
         risk=RISK,
@@ -264,18 +264,18 @@ def _why_not(
     `then_s` is ITL in seconds at the peak with `total` replicas, `at_peak_s` with the present ones.
     """
     if total >= now:
-        return f"{now} replicas are needed for {HEADROOM_HIGH_RATIO:.0%} headroom"
+        return f"{now} replicas are needed for {percent(HEADROOM_HIGH_RATIO)} headroom"
     now_s = context.get("itl_mean_s")
     if then_s is None or at_peak_s is None or not now_s:
         return "fewer replicas would have enough KV cache, but their ITL cannot be predicted"
     target_s, tail_s = context.facts.targets.itl_p99_s, context.get("itl_p99_s")
     if target_s is None and then_s > MOST_ITL_GROWTH * at_peak_s:
         return (
-            f"{total} replicas would raise ITL from {1000 * at_peak_s:.0f} ms to "
-            f"{1000 * then_s:.0f} ms; if users accept that, set --slo-itl"
+            f"{total} replicas would raise ITL from {duration(at_peak_s)} to "
+            f"{duration(then_s)}; if users accept that, set --slo-itl"
         )
     if target_s is not None and max(tail_s, now_s) * then_s / now_s > target_s:
-        return f"{total} replicas would miss the ITL target of {1000 * target_s:g} ms"
+        return f"{total} replicas would miss the ITL target of {duration(target_s)}"
     return ""
 
 

@@ -20,6 +20,7 @@ from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.speed.performance import step_model
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
 from kneewatch.diagnose.sizing.speed.speculation import break_even_acceptance_ratio
+from kneewatch.rules.formatting import percent
 
 
 def _config(context: LeverContext) -> tuple[str | None, dict[str, object]]:
@@ -132,9 +133,9 @@ def shorter_draft(context: LeverContext) -> Recommendation | None:
         context,
         "spec-shorter",
         [change],
-        f"{drafts.share(tokens):.0%} of {tokens} draft tokens are accepted; of {best} it would be "
-        f"{drafts.share(best):.0%}. Estimated speed: {drafts.speedup(best):.2f}x instead of "
-        f"{drafts.speedup(tokens):.2f}x the speed without "
+        f"{percent(drafts.share(tokens))} of {tokens} draft tokens are accepted; of {best} it "
+        f"would be {percent(drafts.share(best))}. Estimated speed: {drafts.speedup(best):.2f}x "
+        f"instead of {drafts.speedup(tokens):.2f}x the speed without "
         f"speculation{_batch_words(context, drafts)}.",
         before=_draft_numbers(drafts, tokens),
         predicted=_draft_numbers(drafts, best),
@@ -178,7 +179,7 @@ def no_speculation(context: LeverContext) -> Recommendation | None:
         needed = (
             "; even a draft that is always right would not pay"
             if even is None
-            else f"; it breaks even at {even:.0%} acceptance per token"
+            else f"; it breaks even at {percent(even)} acceptance per token"
         )
         why = (
             f"{drafts.accepted[-1]:.2f} of {drafts.tokens} draft tokens accepted: estimated "

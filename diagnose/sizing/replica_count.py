@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, counted, exact, figure, gigabytes, seconds
+from kneewatch.rules.formatting import percent
 
 SAFETY_DEFAULT = 1.3
 """The guide's worked example (figure 8.2); 1.2 for stable traffic, 1.5 for new deployments, highly
@@ -325,7 +326,7 @@ def scale_up_ratio(
             formula="1 - lead time x growth / capacity",
             values=f"1 - {lead} x {figure(growth_per_s_per_s)} requests/s² / "
             f"{figure(capacity)} requests/s",
-            result=f"{order_at:.1%} of capacity",
+            result=f"{percent(order_at)} of capacity",
             source="guide 9.2",
         ),
     )

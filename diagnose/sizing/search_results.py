@@ -12,6 +12,7 @@ from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import over_pcie, size, steps
+from kneewatch.rules.formatting import percent
 
 NODE = "GPU cannot be linked to others"
 FORMAT = "number format not supported by the GPU"
@@ -226,7 +227,7 @@ def difference(result: SearchResult, candidate: Candidate) -> str:
     cost, least = _cost(result, candidate), _cost(result, winner)
     if cost <= least * (1 + _SAME_RATIO):
         return f"costs the same, but {_tie(winner, candidate)}; {limit}"
-    more = f"costs {cost / least - 1:.0%} more" if least else "costs more"
+    more = f"costs {percent(cost / least - 1)} more" if least else "costs more"
     return f"{more}: {_cause(result, winner, candidate)}because {limit}"
 
 
@@ -311,7 +312,7 @@ def _speed(candidate: Candidate) -> str:
     return (
         f"each replica with {candidate.concurrency} concurrent requests: "
         f"{figure(candidate.requests_per_s)} requests/s, TTFT {seconds(candidate.ttft_s)}, "
-        f"ITL {seconds(candidate.itl_s)}, KV cache {candidate.kv_usage_ratio:.0%} full"
+        f"ITL {seconds(candidate.itl_s)}, KV cache {percent(candidate.kv_usage_ratio)} full"
     )
 
 

@@ -13,6 +13,7 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import (
     compared,
     degrees_of,
 )
+from kneewatch.rules.formatting import percent
 
 HOURS_PER_YEAR = 8760
 """365 days; GPUs are paid around the clock."""
@@ -132,7 +133,7 @@ def utilization_trap(
             source="guide 9.2",
         ),
         Step(
-            title=f"Saving per year at {TRAP_TARGET_RATIO:.0%} utilization",
+            title=f"Saving per year at {percent(TRAP_TARGET_RATIO)} utilization",
             formula="USD per year x (1 - utilization / target)",
             values=f"{figure(yearly)} x (1 - {used} / {figure(TRAP_TARGET_RATIO)})",
             result=f"{figure(recoverable)} USD",
@@ -216,9 +217,9 @@ def _note(unit: Unit, degrees: Sequence[Degree], measured: Degree) -> str:
         and comparison.share_ratio is not None
     ):
         return (
-            f"TP {measured.tensor_parallel} has {1 - comparison.share_ratio:.0%} less throughput "
-            f"per GPU than TP {comparison.narrow.tensor_parallel}, more than all-reduces over PCIe "
-            "cost (20 to 30%): use fewer GPUs per replica and more replicas"
+            f"TP {measured.tensor_parallel} has {percent(1 - comparison.share_ratio)} less "
+            f"throughput per GPU than TP {comparison.narrow.tensor_parallel}, more than "
+            "all-reduces over PCIe cost (20 to 30%): use fewer GPUs per replica and more replicas"
         )
     smallest = min(degree.tensor_parallel for degree in degrees) == measured.tensor_parallel
     return "" if smallest else comparison.why

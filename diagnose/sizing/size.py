@@ -43,6 +43,7 @@ from kneewatch.diagnose.sizing.speed.slo_capacity import (
     drafting_of,
     performance_steps,
 )
+from kneewatch.rules.formatting import percent
 
 # A stated rate this far from the predicted one is worth a second look, or this far above it.
 _APART = 1.5
@@ -134,9 +135,9 @@ def _sources(answer: Memory) -> Iterator[str]:
     copied_ratio = second_copy_ratio(setup)
     if copied_ratio:
         yield (
-            "on one AMD GPU vLLM 0.13 to 0.18 took up to "
-            f"{copied_ratio:.0%} more than the computed weights, which the low end of the estimate "
-            "includes: set --weights-gib from the log"
+            f"on one AMD GPU vLLM 0.13 to 0.18 took up to {percent(copied_ratio)} more than the "
+            "computed weights, which the low end of the estimate includes: set --weights-gib from "
+            "the log"
         )
     if setup.draft is not None:
         yield from _draft_doubts(setup.draft, setup)
@@ -249,7 +250,7 @@ def launch_notes(setup: Setup) -> Iterator[str]:
     if setup.utilization > _TIGHT_UTILIZATION:
         yield (
             f"GPU memory utilization {figure(setup.utilization)} leaves "
-            f"{1 - setup.utilization:.0%} for "
+            f"{percent(1 - setup.utilization)} for "
             "spikes and other processes: 0.90 to 0.95 is the safe range"
         )
     if gpu is not None:
@@ -267,7 +268,8 @@ def launch_notes(setup: Setup) -> Iterator[str]:
     if parallel.pipeline > 1:
         yield (
             f"with fewer requests in flight than {parallel.pipeline} pipeline stages, stages are "
-            f"idle: a single request leaves {1 - 1 / parallel.pipeline:.0%} of the GPU time unused"
+            f"idle: a single request leaves {percent(1 - 1 / parallel.pipeline)} of the GPU time "
+            "unused"
         )
 
 
@@ -276,8 +278,8 @@ def over_pcie(gpu: Gpu, tensor_parallel: int) -> Iterator[str]:
     if tensor_parallel > max(_PCIE_TENSOR_PARALLEL, gpu.nvlink_gpus):
         lost = planned_overhead_ratio(link="pcie", tensor_parallel=tensor_parallel)
         yield (
-            f"TP {tensor_parallel} runs over PCIe, where all-reduces take about {lost:.0%} of a "
-            "step: use NVLink above TP 2, or benchmark it against a smaller TP"
+            f"TP {tensor_parallel} runs over PCIe, where all-reduces take about {percent(lost)} "
+            "of a step: use NVLink above TP 2, or benchmark it against a smaller TP"
         )
 
 

@@ -13,10 +13,10 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.reports.diagnosis_text import clearing_words, notable, quiet_notes, summary_words
-from kneewatch.reports.formatting import quantity
 from kneewatch.reports.recommendation_text import NUMBERS, advised, change_words, stop_gap
 from kneewatch.reports.triage.charts import Axis, Bound, Chart, chart
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS, EngineView
+from kneewatch.rules.formatting import quantity
 from kneewatch.rules.rule import Finding, Severity
 
 

@@ -11,8 +11,8 @@ from itertools import pairwise
 from math import inf, isfinite, nan
 from typing import NamedTuple
 
-from kneewatch.reports.formatting import moment, quantity, span
 from kneewatch.reports.triage.view_model import SeriesView, TriageView
+from kneewatch.rules.formatting import moment, quantity, span
 
 DAY_S = 86400.0
 STEPS_S = (60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)

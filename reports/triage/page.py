@@ -17,7 +17,6 @@ from kneewatch.diagnose.doc_links import cause_page, rule_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import latency_basis, server_words, stage_words
-from kneewatch.reports.formatting import date, moment, span
 from kneewatch.reports.recommendation_text import advised, do_first_label
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.causes import (
@@ -42,6 +41,7 @@ from kneewatch.reports.triage.view_model import (
     standings,
     tally,
 )
+from kneewatch.rules.formatting import date, moment, span
 
 TIME_STEPS: Sequence[tuple[str, float]] = (
     ("\u2212 1 h", -3600.0),

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf
 
-from kneewatch.reports.formatting import moment, percent, plural, span
 from kneewatch.reports.triage.charts import Axis
 from kneewatch.reports.triage.view_model import RANKS, IntervalView
 from kneewatch.rules.cascade import NAMES
+from kneewatch.rules.formatting import moment, percent, plural, span
 
 NEAR = 0.4
 """Bars closer than this, in percent of the width, are drawn as one."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import clearing_words, notable, summary_words
-from kneewatch.reports.formatting import span
+from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import Finding
 
 SINCE: Mapping[str, float] = {

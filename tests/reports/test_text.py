@@ -91,7 +91,8 @@ def test_a_sick_engine() -> None:
     assert text([SICK], PLAIN).splitlines() == [
         "CRITICAL  kv_pressure  http://gpu-7:8000 (model llama, engine 0)",
         "KV cascade: stage 3 (queueing) for 40 s, since 00:06:00 UTC",
-        "now: KV 100%, 12 running, 9 waiting, 24% preempted/s, TTFT P99 123 ms, ITL P99 21 ms",
+        "now: KV 100%, 12 running, 9 waiting; last 60 s: 24% preempted/s, TTFT P99 123 ms, "
+        "ITL P99 21 ms",
         "symptoms: S8 P99 latency good at low load, too high at peak load (add replicas or "
         "quantize before",
         "  the next peak)",
@@ -115,7 +116,7 @@ def test_a_healthy_engine_is_told_in_a_few_lines() -> None:
     assert text([HEALTHY], PLAIN).splitlines() == [
         "OK  http://gpu-7:8000 (model llama, engine 0)",
         "KV cascade: stage 0 (steady) for 90 s, since 00:05:10 UTC",
-        "now: KV 46%, 12 running, 0 waiting, TTFT P99 123 ms, ITL P99 21 ms",
+        "now: KV 46%, 12 running, 0 waiting; last 60 s: TTFT P99 123 ms, ITL P99 21 ms",
         "",
         "window 60 s; latency judged against its own baseline (no SLO configured)",
     ]
@@ -213,7 +214,9 @@ def test_what_keeps_a_rule_quiet_stands_beside_its_number() -> None:
     quiet = finding("KV-EVICT", "ok", 0.14, note="not judged: preempted_in_window is below 3")
     values = {"running": 7.0, "preemption_ratio_per_s": 0.14}
     rendered = as_text(changed(HEALTHY, findings=[quiet], values=values))
-    assert "now: 7 running, 14% preempted/s (not judged: preempted_in_window is" in rendered
+    assert (
+        "now: 7 running; last 60 s: 14% preempted/s (not judged: preempted_in_window is" in rendered
+    )
 
 
 def test_the_worst_engine_comes_first_and_what_all_lack_is_said_once() -> None:

@@ -59,7 +59,6 @@ from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.dashboards.prometheus.recording_rules import SUM_STEP_S
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, label_map
-from kneewatch.reports.formatting import duration, plural
 from kneewatch.reports.weekly.figures import Method
 from kneewatch.reports.weekly.measures import EVICTED, PREEMPTIONS, RUNNING, WAITING
 from kneewatch.reports.weekly.observed import (
@@ -71,6 +70,7 @@ from kneewatch.reports.weekly.observed import (
     TargetObserved,
     TierTotals,
 )
+from kneewatch.rules.formatting import duration, plural
 
 METHODS: tuple[Method, ...] = (
     Method(

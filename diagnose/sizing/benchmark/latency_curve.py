@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
 from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, seconds
+from kneewatch.rules.formatting import percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +300,8 @@ def _verdict(gap: float, basis: Basis) -> tuple[Verdict, str]:
         )
     if gap > THIN_GAP and basis == "mean latency":
         return "consistent", (
-            f"only {1 / gap:.0%} of the stated concurrency was in flight on average: run longer at "
-            "each step"
+            f"only {percent(1 / gap)} of the stated concurrency was in flight on average: run "
+            "longer at each step"
         )
     return "consistent", "the benchmark is consistent"
 

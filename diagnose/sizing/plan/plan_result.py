@@ -27,6 +27,7 @@ from kneewatch.diagnose.sizing.plan.workload_profile import (
     WorkloadProfile,
 )
 from kneewatch.diagnose.sizing.replica_count import input_limit
+from kneewatch.rules.formatting import percent
 
 Value = float | int | str | bool | None
 
@@ -320,7 +321,7 @@ def shown(name: str, value: Value) -> str:
     if isinstance(value, str):
         return value
     if "_ratio" in name:
-        return f"{value:.1%}"
+        return percent(value)
     if "_bytes" in name:
         return gigabytes(value)
     for ending, unit in _UNITS.items():

@@ -28,6 +28,7 @@ from kneewatch.diagnose.sizing.serving_cost import (
     utilization_trap,
     yearly_cost,
 )
+from kneewatch.rules.formatting import percent
 
 
 def safety_factor(profile: WorkloadProfile) -> float:
@@ -115,7 +116,7 @@ def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
     if sized.hit_ratio and count > 1:
         part.notes.append(
             f"{label}route by prefix: with round robin over {count} replicas the hit ratio may "
-            f"fall to {sized.hit_ratio / count:.0%} if prefixes are rare"
+            f"fall to {percent(sized.hit_ratio / count)} if prefixes are rare"
         )
     return part
 
@@ -130,7 +131,7 @@ def _notes(profile: WorkloadProfile, sized: Sequence[Sized]) -> list[str]:
             "usable requests/s are predicted, not measured: run a benchmark before you buy"
         )
     if profile.traffic.growth_ratio:
-        notes.append(f"the planned peak includes {profile.traffic.growth_ratio:.0%} growth")
+        notes.append(f"the planned peak includes {percent(profile.traffic.growth_ratio)} growth")
     return notes
 
 
@@ -279,10 +280,10 @@ def _cost(sized: Sized) -> _Cost | None:
         part.steps += (_utilization_step(sized, fleet, ratio), *cost.steps, *trap.steps)
         if trap.trapped:
             part.notes.append(
-                f"utilization trap: at {ratio:.0%} a token costs {trap.multiple_of_full:.1f}x that "
-                "of a full fleet; the same work at 70% would save "
-                f"{figure(round(trap.recoverable_usd_per_year))} USD a year: scale down outside "
-                "the peak, fill idle hours with batch work, or share the GPUs"
+                f"utilization trap: at {percent(ratio)} a token costs "
+                f"{trap.multiple_of_full:.1f}x that of a full fleet; the same work at 70% would "
+                f"save {figure(round(trap.recoverable_usd_per_year))} USD a year: scale down "
+                "outside the peak, fill idle hours with batch work, or share the GPUs"
             )
     hourly = fleet.gpus * price
     return _Cost(fleet.gpus, hourly, year.usd_per_year, ratio, full * (ratio or 0.0), part)
@@ -291,12 +292,12 @@ def _cost(sized: Sized) -> _Cost | None:
 def _utilization_step(sized: Sized, fleet: FleetSize, ratio: float) -> Step:
     average, usable = sized.pool.average_requests_per_s, sized.usable_requests_per_s
     if sized.pool.profile.traffic.utilization_ratio is not None or average is None:
-        return Step("Utilization", "as stated", figure(ratio), f"{ratio:.1%}", "profile")
+        return Step("Utilization", "as stated", figure(ratio), percent(ratio), "profile")
     return Step(
         title="Utilization",
         formula="average RPS / (replicas x usable RPS)",
         values=f"{figure(average)} / ({fleet.deployed_instances} x {figure(usable or 0.0)})",
-        result=f"{ratio:.1%}",
+        result=percent(ratio),
         source="guide 9.2",
     )
 
@@ -311,7 +312,7 @@ def _saved_by_tiers(single: Sized | None, tiers_usd_per_year: float) -> Part:
         title="Saved by tiers",
         formula="1 - yearly cost of the tiers / of one fleet of the large model",
         values=f"1 - {figure(tiers_usd_per_year)} / {figure(whole.usd_per_year)}",
-        result=f"{ratio:.1%}",
+        result=percent(ratio),
         source="guide 1.5",
     )
     output: dict[str, Value] = {
@@ -329,7 +330,9 @@ def _blend(priced: Sequence[tuple[str, _Cost]]) -> list[str]:
     blend = math.fsum(cost.gpus * (cost.utilization_ratio or 0.0) for _, cost in priced) / gpus
     trapped = [name for name, cost in priced if (cost.utilization_ratio or 0.0) < TRAP_RATIO]
     below = f"; below 40%: {', '.join(trapped)}" if trapped else ""
-    return [f"mean utilization of all tiers is {blend:.0%}; monitor each tier separately{below}"]
+    return [
+        f"mean utilization of all tiers is {percent(blend)}; monitor each tier separately{below}"
+    ]
 
 
 def _decision(output: dict[str, Value], *, complete: bool) -> str:

@@ -55,6 +55,7 @@ from kneewatch.diagnose.sizing.plan.workload_steps import (
 )
 from kneewatch.diagnose.sizing.replica_count import circuit_breaker, input_limit
 from kneewatch.diagnose.sizing.serving_cost import HOURS_PER_YEAR
+from kneewatch.rules.formatting import percent
 
 _SOURCE = "guide 9.1 step 13"
 
@@ -105,8 +106,8 @@ def _limits(sized: Sized) -> Part:
             Step(
                 title="Re-size below GPU utilization of",
                 formula="GPU utilization of the benchmark - 20 points, at equal RPS",
-                values=f"{gpu_ratio:.0%} - {GPU_SHORTFALL_LIMIT * 100:.0f} points",
-                result=f"{floor:.0%}",
+                values=f"{percent(gpu_ratio)} - {GPU_SHORTFALL_LIMIT * 100:.0f} points",
+                result=percent(floor),
                 source=_SOURCE,
             )
         )

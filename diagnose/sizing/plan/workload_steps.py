@@ -23,6 +23,7 @@ from kneewatch.diagnose.sizing.plan.workload_profile import (
     WorkloadProfile,
     archetype,
 )
+from kneewatch.rules.formatting import percent
 
 WORTH_FROM_GPUS = 8
 """Routing pays for its complexity once the large model's fleet exceeds this (guide 1.5)."""
@@ -481,13 +482,13 @@ def routing_advice(
         against.append("the small model's answer quality is not confirmed (small_model_acceptable)")
     if router_s > TTFT_BUDGET_RATIO * ttft_budget_s:
         against.append(
-            f"the router takes {router_s / ttft_budget_s:.0%} of the TTFT budget, "
-            f"above {TTFT_BUDGET_RATIO:.0%}"
+            f"the router takes {percent(router_s / ttft_budget_s)} of the TTFT budget, "
+            f"above {percent(TTFT_BUDGET_RATIO)}"
         )
     if against:
         return RoutingAdvice(worth_it=False, reasons=tuple(against))
     reason = (
-        f"{simple_share_ratio:.0%} of requests can move off the {large_model_gpus} GPUs of "
+        f"{percent(simple_share_ratio)} of requests can move off the {large_model_gpus} GPUs of "
         "the large model"
     )
     return RoutingAdvice(worth_it=True, reasons=(reason,))

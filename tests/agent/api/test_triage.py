@@ -15,7 +15,7 @@ from kneewatch.agent.api.openapi import schemas
 from kneewatch.agent.api.triage_rendering import CACHE_MAX, Moment, RenderCache, body
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.reports.diagnosis_text import Style, markdown, text
-from kneewatch.reports.formatting import WIDTH
+from kneewatch.rules.formatting import WIDTH
 from tests.agent.api.serving import (
     SICK_NAME,
     SICK_STATE,

@@ -9,12 +9,12 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from kneewatch.diagnose.learned.knee import Range
-from kneewatch.reports.formatting import plural
 from kneewatch.reports.weekly import guide_tables
 from kneewatch.reports.weekly.figures import FlagChange, Period, Trend, UnknownSignal
 from kneewatch.reports.weekly.page import formatting
 from kneewatch.reports.weekly.page.formatting import Calendar, size_verdict, stamp
 from kneewatch.reports.weekly.page.html import unknown_groups
+from kneewatch.rules.formatting import plural
 from kneewatch.rules.library import RULES
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from kneewatch.reports.formatting import (
+from kneewatch import rules
+from kneewatch.diagnose.engine.diagnosis import judged_against
+from kneewatch.rules.facts import Targets
+from kneewatch.rules.formatting import (
     cut,
     duration,
     lasting,
@@ -136,3 +142,18 @@ def test_cut() -> None:
 def test_what_could_steer_a_terminal_is_replaced() -> None:
     assert printable("ok é 模型") == "ok é 模型"
     assert printable("a\x1b[2Jb\nc\u202ed\x07") == "a?[2Jb?c?d?"
+
+
+def test_targets_are_durations_like_any_other() -> None:
+    targets = Targets(ttft_p99_s=0.5, itl_p99_s=10.0)
+    assert judged_against(targets, has_baseline=False) == ("targets: TTFT P99 500 ms, ITL P99 10 s")
+
+
+@pytest.mark.parametrize("folder", ["diagnose", "reports", "agent"])
+def test_shares_have_no_other_format(folder: str) -> None:
+    others = [
+        f"{file}: {match.group()}"
+        for file in sorted((Path(rules.__path__[0]).parent / folder).rglob("*.py"))
+        for match in re.finditer(r"\{[^{}]*:\.[0-9]+%\}", file.read_text(encoding="utf-8"))
+    ]
+    assert others == []
