@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.dashboards.prometheus.recording_rules import (
+from kneewatch.dashboards.prometheus.hourly_sums import (
     COUNTED_BY,
     SUM_STEP_S,
     SUMMED_COUNTERS,

@@ -16,9 +16,11 @@ from kneewatch.dashboards.prometheus.gpu_alerts import (
     gpu_queries,
 )
 from kneewatch.dashboards.prometheus.gpu_series import BOARD, OWNER
-from kneewatch.dashboards.prometheus.recording_rules import CAUSE_SEVERITY, CONFIDENCE, Recorded
+from kneewatch.dashboards.prometheus.recording_rules import Recorded
 from kneewatch.dashboards.prometheus.rule_group import (
     CAUSE,
+    CAUSE_SEVERITY,
+    CONFIDENCE,
     POOL,
     WORST_NAME,
     Alert,

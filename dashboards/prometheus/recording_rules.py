@@ -1,29 +1,25 @@
-"""Recording rules for signals, hour-of-week baselines, cascade stages and hourly totals. Pure."""
+"""Recording rules for signals, derived quantities and cascade stages. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from kneewatch.collector.signals.expr import Dialect, HereOnly, InfoChanges, Ratio
 from kneewatch.collector.signals.signal import Signal
-from kneewatch.collector.signals.vllm import (
-    DECODE,
-    E2E,
-    ITL,
-    ONE_ENGINE,
-    OUTPUT_LENGTH,
-    PREFILL,
-    PROMPT_LENGTH,
-    QUEUE,
-    TTFT,
-    XFER,
+from kneewatch.collector.signals.vllm import ONE_ENGINE
+from kneewatch.dashboards.prometheus.baseline_rules import (
+    BASELINED,
+    COMPARED,
+    compared_with,
+    quiet_median,
+    slow_series,
+    usual_now,
 )
 from kneewatch.dashboards.prometheus.cause_query import Spelled
-from kneewatch.dashboards.prometheus.rule_group import FINDING, POOL_LABELS, Group, Plan, Record
-from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM
+from kneewatch.dashboards.prometheus.rule_group import Group, Plan, Record
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.learned.derived_signals import (
     DERIVED,
@@ -32,32 +28,8 @@ from kneewatch.diagnose.learned.derived_signals import (
     RECENT_SCRAPES,
     RECENT_SHARE,
 )
-from kneewatch.diagnose.learned.slow_trends import (
-    HOST_MEMORY,
-    SLOW,
-    SPEC_ACCEPTED,
-    STEPS,
-    WORK,
-    SlowQuantity,
-)
-from kneewatch.rules.baseline import (
-    FAMILIES,
-    HOUR_S,
-    MORE_IS_BETTER,
-    QUEUE_MOVES,
-    QUIET_WAITING,
-    SAMPLES_MAX,
-    SAMPLES_MIN,
-    SCRAPES_MIN,
-    SPREAD_MAX,
-    STAGE_MOVES,
-    TRACKED,
-    WEEK_S,
-    WEEKS,
-    WEEKS_MIN,
-)
+from kneewatch.diagnose.learned.slow_trends import SLOW, SPEC_ACCEPTED
 from kneewatch.rules.cascade import (
-    EVICTS,
     EVIDENCE,
     EXIT_HOLD_S,
     FALLS_TO,
@@ -77,35 +49,6 @@ from kneewatch.rules.facts import (
     span_s,
 )
 from kneewatch.rules.quantities import RECENT, BaselineValue, Named, UsualValue
-from kneewatch.rules.rule import Severity
-
-STEP_S = 300.0
-"""How often the rules check whether an hour has begun."""
-
-NEW_HOUR = f"(minute() < {round(STEP_S / 60)})"
-"""True at the first evaluation in an hour: groups are evaluated at some second of their interval,
-which is not the hour's own."""
-
-BASELINED = tuple(
-    dict.fromkeys(
-        node.key
-        for record in CAUSES
-        for form in record.forms
-        if not (record.sidecar or form.sidecar)
-        for node in nodes((form.gate, form.apart, form.terms, form.levels))
-        if isinstance(node, BaselineValue)
-    )
-)
-"""Signals that causes compare with their normal values."""
-
-_EXPRESSIONS = tuple(signal.of for signal in DERIVED)
-
-COMPARED = tuple(
-    dict.fromkeys(
-        (*(node.key for node in nodes(_EXPRESSIONS) if isinstance(node, BaselineValue)), *BASELINED)
-    )
-)
-"""Signals that are compared with their baselines."""
 
 NAMED = tuple(
     dict.fromkeys(
@@ -114,116 +57,9 @@ NAMED = tuple(
 )
 """Quantities of several causes that have a recorded series of their own, where PromQL can."""
 
-SEASONAL = tuple(dict.fromkeys((*COMPARED, SPEC_ACCEPTED.signal)))
-"""Signals whose usual value at this hour of the week is recorded."""
-
-SEASON = "season"
-"""A label of usual values only, so that `or` keeps them beside the quiet median."""
-
-
-def season_group(plan: Plan) -> Group:
-    """Rules for the median of each hour, and for the usual value of the hour that begins."""
-    hours = [Record(recorded(f"{key}:hour"), _hour(recorded(key))) for key in SEASONAL]
-    usual = [
-        Record(recorded(f"{key}:usual"), _usual(plan, recorded(f"{key}:hour")), {SEASON: "week"})
-        for key in SEASONAL
-    ]
-    return Group("kneewatch-seasons", (*hours, *usual), interval_s=STEP_S)
-
-
-def compared_with(plan: Plan, key: str) -> str:
-    """What a signal is compared with: its quiet median or the usual value at this hour of the week,
-    whichever is worse; the other where one is missing."""
-    worse = "min" if key in MORE_IS_BETTER else "max"
-    return f"{worse} by ({plan.engine}) ({recorded(f'{key}:quiet')} or {_usual_now(key)})"
-
-
-def _usual_now(key: str) -> str:
-    return f"last_over_time({recorded(f'{key}:usual')}[{duration(HOUR_S + STEP_S)}])"
-
-
-def _hour(series: str) -> str:
-    ended = f"{series}[{duration(HOUR_S)}]"
-    enough = f"count_over_time({ended}) >= {SCRAPES_MIN}"
-    return f"(quantile_over_time(0.5, {ended}) and {enough}) and on () {NEW_HOUR}"
-
-
-def _usual(plan: Plan, hour: str) -> str:
-    """The median of the weeks, where there are enough that agree."""
-    weeks = " or ".join(_week(hour, week) for week in range(1, WEEKS + 1))
-    middle = f"quantile by ({plan.engine}) (0.5, {weeks})"
-    apart = f"abs(({weeks}) - on ({plan.engine}) group_left () ({middle}))"
-    agree = f"quantile by ({plan.engine}) (0.5, {apart}) <= {number(SPREAD_MAX)} * abs({middle})"
-    enough = f"count by ({plan.engine}) ({weeks}) >= {WEEKS_MIN}"
-    return f"({middle}) and ({agree}) and ({enough}) and on () {NEW_HOUR}"
-
-
-def _week(hour: str, week: int) -> str:
-    """The hour that begins now, `week` weeks ago. It was recorded at its end, at another second of
-    the step than today's."""
-    ago_s = week * WEEK_S - HOUR_S
-    around = f"{hour}[{duration(2 * STEP_S)}] offset {duration(ago_s - STEP_S)}"
-    return f'label_replace(last_over_time({around}), "week", "{week}", "", "")'
-
-
-# --- Trends over hours ----------------------------------------------------------------------------
-
-SLOW_STEP_S = 120.0
-"""How often trends over hours are computed: often enough for an instant query to find them."""
-
-
-def slow_group(plan: Plan) -> Group:
-    """The levels of slow quantities, and the line through those of some hours
-    (diagnose/learned/slow_trends.py)."""
-    rules = tuple(
-        Record(recorded(key), expr) for slow in SLOW for key, expr in _slow(plan, slow).items()
-    )
-    return Group("kneewatch-slow", rules, interval_s=SLOW_STEP_S)
-
-
-def _slow(plan: Plan, slow: SlowQuantity) -> dict[str, str]:
-    level, growth = recorded(slow.level), recorded(slow.growth)
-    span, whole = duration(slow.span_s), duration(STEPS * slow.span_s)
-    seen = f"and ({level} offset {whole})"
-    source = _SOURCES.get(slow.signal)
-    signal = recorded(slow.signal)
-    exprs = {} if source is None else {slow.signal: source(plan)}
-    return exprs | {
-        slow.level: f"{slow.fold}_over_time({signal}[{span}])",
-        slow.growth: f"(deriv({level}[{whole}]) * {number(STEPS * slow.span_s)}) {seen}",
-        slow.before: f"avg_over_time({level}[{whole}]) - {growth} / 2",
-        slow.straight: f"{growth} * {growth} / 12 / (stdvar_over_time({level}[{whole}]) > 0)",
-        slow.late: f"({level} - ({level} offset {span})) * {STEPS} / ({growth} != 0)",
-    }
-
-
-def _work(plan: Plan) -> str:
-    """Tokens of the running requests; 0 where none runs, because the lengths are unknown then."""
-    del plan
-    running = recorded("running_avg")
-    lengths = f"({recorded('prompt_tokens_mean')} + {recorded('output_tokens_mean')})"
-    return f"({running} == 0) or ({running} * {lengths})"
-
-
-def _host_memory(plan: Plan) -> str:
-    """The process's resident memory, for each of its engines."""
-    selector = f"{{{plan.selector}}}" if plan.selector else ""
-    resident = f"max by ({plan.process}) (process_resident_memory_bytes{selector})"
-    return f"({EVERYWHERE} * 0 + 1) * on ({plan.process}) group_left () {resident}"
-
-
-_SOURCES: Mapping[str, Callable[[Plan], str]] = {
-    WORK.signal: _work,
-    HOST_MEMORY.signal: _host_memory,
-}
-"""Slow quantities that are not recorded signals."""
-
 
 # --- Recording rules: every signal that PromQL can express, and what is derived from several ------
 
-
-CONFIDENCE, CAUSE_SEVERITY = "cause_confidence", "cause_severity"
-FAMILY_SERIES = ("disturbed", "sampled")
 
 REACHING = (
     "completed_per_s",
@@ -266,7 +102,7 @@ class Recorded(Spelling):
         )
         self._plan = plan
         of_gpus = FOUND if plan.gpu_join else ()
-        slow = {key for slow in SLOW for key in _slow(plan, slow)}
+        slow = {key for slow in SLOW for key in slow_series(plan, slow)}
         self.keys = frozenset({*_recorded_signals(plan), *derived(plan), *slow, *CASCADE, *of_gpus})
 
     def series(self, key: str) -> str | None:
@@ -357,7 +193,7 @@ def derived(plan: Plan) -> Mapping[str, str]:
     to = _inputs_of_derived(plan)
     exprs = _recent(plan)
     for key in COMPARED:
-        exprs[f"{key}:quiet"] = _quiet(plan, key)
+        exprs[f"{key}:quiet"] = quiet_median(plan, key)
     for signal in DERIVED:
         expr = None if signal.of is None else signal.of.promql(to)
         if expr is not None:
@@ -374,7 +210,7 @@ def _inputs_of_derived(plan: Plan) -> Spelled:
         {
             **{key: recorded(key) for key in _recorded_signals(plan)},
             **{BaselineValue(key).name: f"({compared_with(plan, key)})" for key in COMPARED},
-            UsualValue(usual).name: f"max by ({plan.engine}) ({_usual_now(usual)})",
+            UsualValue(usual).name: f"max by ({plan.engine}) ({usual_now(usual)})",
         },
         plan.dialect,
         plan.targets,
@@ -417,66 +253,6 @@ def _within(plan: Plan, range_s: float) -> Dialect:
 
 def _signal(plan: Plan, key: str) -> Signal:
     return next(signal for signal in plan.signals() if signal.key == key)
-
-
-def calm_group(plan: Plan) -> Group:
-    """Rules for the values that quiet medians are taken of: those of scrapes in which nothing moved
-    their family. Evaluated after the alerts, because a scrape with a finding at warning is not
-    quiet.
-
-    Evaluated after the alerts, for a finding at warning is not quiet.
-    """
-    seen, arrivals = map(recorded, ("seen", "arrival_per_s"))
-    half, window = duration(plan.range_s / 2), duration(plan.range_s)
-    rules = [
-        # A target that has just appeared has no quiet yet.
-        Record(seen, f"({arrivals} > 0) and ({recorded('running')} offset {half})"),
-    ]
-    for family in FAMILIES:
-        label = {"family": family}
-        disturbed, sampled = (f'{recorded(key)}{{family="{family}"}}' for key in FAMILY_SERIES)
-        on = f"unless on ({plan.engine})"
-        calm = f"{seen} {on} max_over_time({disturbed}[{window}])"
-        if plan.ordered:  # one sample each half window, as the sidecar takes them
-            spaced = duration((plan.range_s - plan.interval_s) / 2)
-            calm = f"({calm}) {on} last_over_time({sampled}[{spaced}])"
-        rules.append(Record(recorded("disturbed"), _disturbed(plan, family), label))
-        rules.append(Record(recorded("sampled"), calm, label))
-        rules += [
-            Record(recorded(f"{key}:calm"), f"{recorded(key)} and on ({plan.engine}) {sampled}")
-            for key in TRACKED[family]
-            if key in COMPARED
-        ]
-    return Group("kneewatch-calm", tuple(rules))
-
-
-def _disturbed(plan: Plan, family: str) -> str:
-    """Where something moves a family of signals: a cause, a finding at warning, the cascade or a
-    queue."""
-    causes = "|".join(record.id for record in CAUSES if family in record.moves)
-    rules = "|".join(rule.id for rule in plan.rules() if family in rule.moves)
-    concluded = f'{recorded(CONFIDENCE)}{{cause=~"({causes})(:.*)?"}} >= {number(CONCLUDED_FROM)}'
-    warned = f'{FINDING}{{rule=~"{rules}"}} >= {int(Severity.WARNING)}'
-    parts = [f"(max by ({plan.engine}) ({concluded}))"]
-    # Without findings a plan is lean: what they alone show is then no disturbance.
-    parts += [f"(max by ({plan.engine}) ({warned}))"] if rules and not plan.lean else []
-    if family in STAGE_MOVES:
-        parts.append(f"({recorded('cascade_stage')} >= {EVICTS})")
-    if family in QUEUE_MOVES:
-        parts.append(f"({recorded('waiting_avg')} >= {number(QUIET_WAITING)})")
-    return " or ".join(parts)
-
-
-def _quiet(plan: Plan, key: str) -> str:
-    """The median of quiet values; outside quiet times the last known median."""
-    remembered_s = SAMPLES_MAX * plan.range_s / 2
-    calm = f"{recorded(f'{key}:calm')}[{duration(remembered_s)}]"
-    dense = plan.range_s / 2 / plan.interval_s
-    enough = SAMPLES_MIN if plan.ordered else max(1, round(SAMPLES_MIN * dense))
-    return (
-        f"(quantile_over_time(0.5, {calm}) and count_over_time({calm}) >= {enough})"
-        f" or {recorded(f'{key}:quiet')}"
-    )
 
 
 # --- The stages of the KV memory-pressure cascade -------------------------------------------------
@@ -551,77 +327,3 @@ def _held(plan: Plan, key: str) -> str:
 
 def _sum(left: str, right: str) -> str:
     return f"({recorded(left)} + {recorded(right)})"
-
-
-# --- What counters and histograms gained, summed over each tier's engines, for long reports -------
-#
-# A week of a large fleet's histograms is billions of scraped samples; these are a few hundred
-# series with a sample every five minutes. Reports add them up by the hour.
-
-SUM_STEP_S = 300.0
-"""How often it is recorded, and over how long: needs a scrape every 150 s at least."""
-
-SUMMED_COUNTERS: Mapping[str, tuple[str, str]] = {
-    **{
-        name: (name, "")
-        for name in (
-            "request_success",
-            "num_preemptions",
-            "prompt_tokens",
-            "generation_tokens",
-            "prefix_cache_queries",
-            "prefix_cache_hits",
-            "spec_decode_num_draft_tokens",
-            "spec_decode_num_accepted_tokens",
-            "admission_rejections",
-        )
-    },
-    "computed_prompt_tokens": ("prompt_tokens_by_source", 'source="local_compute"'),
-    "failed": ("request_success", 'finished_reason=~"error|abort"'),
-}
-"""Counters by what reports call them: metric, and which of its series."""
-
-SUMMED_HISTOGRAMS = (TTFT, ITL, E2E, QUEUE, PREFILL, DECODE, PROMPT_LENGTH, OUTPUT_LENGTH,
-              "kv_block_lifetime_seconds", XFER)  # fmt: skip
-
-SUMMED_ENGINES = "tier:kneewatch_engines:count5m"
-"""Number of engines in the sums: shows where they are complete."""
-
-COUNTED_BY = "generation_tokens"
-
-
-def increase(dialect: Dialect, key: str, part: str, by: Sequence[str]) -> str:
-    """The increase of a counter, or of a histogram's `bucket`s, `sum` or `count`, summed by the
-    labels `by`."""
-    series = _summed(dialect, key, part)
-    return f"sum by ({', '.join(by)}) (increase({series}[{dialect.range}]))"
-
-
-def summed_series(key: str, part: str = "") -> str:
-    """The name of the recorded series for `increase`."""
-    ending = f"_{part}" if part else ""
-    return f"tier:kneewatch_{key}{ending}:increase{round(SUM_STEP_S / 60)}m"
-
-
-def hourly_group(plan: Plan) -> Group:
-    """The sums, each over the time since the one before."""
-    dialect = Dialect(SUM_STEP_S, POOL_LABELS, plan.selector, {}, plan.prefix)
-    totals = [(key, "", POOL_LABELS) for key in SUMMED_COUNTERS]
-    for metric in SUMMED_HISTOGRAMS:
-        totals += [(metric, "bucket", (*POOL_LABELS, "le")), (metric, "sum", POOL_LABELS)]
-    rules = [
-        Record(summed_series(key, part), increase(dialect, key, part, by))
-        for key, part, by in totals
-    ]
-    counted = f"increase({_summed(dialect, COUNTED_BY, '')}[{dialect.range}])"
-    engines = f"count by ({', '.join(POOL_LABELS)}) ({counted})"
-    return Group(
-        "kneewatch-hourly", (Record(SUMMED_ENGINES, engines), *rules), interval_s=SUM_STEP_S
-    )
-
-
-def _summed(dialect: Dialect, key: str, part: str) -> str:
-    if part:
-        return dialect.series(key, f"_{part}")
-    metric, only = SUMMED_COUNTERS[key]
-    return dialect.series(metric, "_total", extra=only)

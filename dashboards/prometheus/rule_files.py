@@ -16,23 +16,20 @@ from kneewatch.dashboards.prometheus.alerts import (
     expressible,
     finding_groups,
     firing_of,
-    observer_group,
     stage_group,
 )
+from kneewatch.dashboards.prometheus.baseline_rules import calm_group, season_group, slow_group
 from kneewatch.dashboards.prometheus.causes import cause_groups, cause_queries
 from kneewatch.dashboards.prometheus.causes import left_out as causes_left_out
 from kneewatch.dashboards.prometheus.gpu_alerts import gpu_group, joined_group
+from kneewatch.dashboards.prometheus.hourly_sums import SUM_STEP_S, hourly_group
+from kneewatch.dashboards.prometheus.observer_alerts import observer_group
 from kneewatch.dashboards.prometheus.recording_rules import (
     FOUND,
-    SUM_STEP_S,
     Recorded,
-    calm_group,
     derived_group,
-    hourly_group,
     inexpressible,
-    season_group,
     signal_group,
-    slow_group,
     why_inexpressible,
 )
 from kneewatch.dashboards.prometheus.recording_rules import stage_group as cascade_group

@@ -165,6 +165,8 @@ FINDING, CAUSE = recorded("finding"), recorded("cause")
 """What is in force for each engine: the severity of a finding (label `rule`) or of a cause (label
 `cause`, with the form's name behind a colon where a cause has several)."""
 
+CONFIDENCE, CAUSE_SEVERITY = "cause_confidence", "cause_severity"
+
 WORST_FIRST = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
 
 

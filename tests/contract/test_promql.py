@@ -13,8 +13,8 @@ import pytest
 
 from kneewatch.collector.samples import Series
 from kneewatch.dashboards.prometheus.causes import cause_groups, cause_queries, gate_of
-from kneewatch.dashboards.prometheus.recording_rules import CAUSE_SEVERITY, CONFIDENCE, Recorded
-from kneewatch.dashboards.prometheus.rule_group import Plan, Record
+from kneewatch.dashboards.prometheus.recording_rules import Recorded
+from kneewatch.dashboards.prometheus.rule_group import CAUSE_SEVERITY, CONFIDENCE, Plan, Record
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.ranking import EXAMINED
 from kneewatch.diagnose.causes.record import CauseRecord

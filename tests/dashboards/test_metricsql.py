@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from kneewatch.dashboards.prometheus.recording_rules import compared_with, season_group
+from kneewatch.dashboards.prometheus.baseline_rules import compared_with, season_group
 from kneewatch.dashboards.prometheus.rule_files import groups, metricsql
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
 from kneewatch.rules.baseline import HOUR_S, WEEK_S

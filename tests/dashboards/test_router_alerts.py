@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from kneewatch.collector.samples import Series
-from kneewatch.dashboards.prometheus.alerts import observer_group
+from kneewatch.dashboards.prometheus.observer_alerts import observer_group
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from tests.dashboards.promtool import evaluate, needed

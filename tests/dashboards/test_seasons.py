@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kneewatch.dashboards.prometheus.recording_rules import COMPARED
+from kneewatch.dashboards.prometheus.baseline_rules import COMPARED
 from kneewatch.dashboards.prometheus.rule_files import groups
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
 from kneewatch.rules.baseline import (

@@ -14,7 +14,7 @@ from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, Part
 from kneewatch.agent.report.prometheus.queries import Query, Ranges, RowKey, Rows, Steps
 from kneewatch.agent.report.series import Floats, Truths
-from kneewatch.dashboards.prometheus.recording_rules import SUM_STEP_S, SUMMED_COUNTERS
+from kneewatch.dashboards.prometheus.hourly_sums import SUM_STEP_S, SUMMED_COUNTERS
 from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.reports.weekly.measures import TALLIES
 from kneewatch.reports.weekly.observed import Grid, Tally

@@ -39,7 +39,7 @@ from kneewatch.agent.report.prometheus.queries import (
 from kneewatch.agent.report.series import Floats, Signals, runs
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
-from kneewatch.dashboards.prometheus.recording_rules import SUMMED_COUNTERS
+from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS

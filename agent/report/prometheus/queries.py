@@ -20,7 +20,7 @@ from kneewatch.collector.signals.expr import Dialect, OverTime, any_of, bound_ma
 from kneewatch.collector.signals.gpu import DEV, PROF
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS
-from kneewatch.dashboards.prometheus import recording_rules
+from kneewatch.dashboards.prometheus import hourly_sums
 from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.reports.weekly.measures import (
     DEFERRED,
@@ -169,18 +169,18 @@ def gained(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: 
     summed by the labels `by`."""
     whole = _with_bounds(part, by)
     return _either(
-        asking, range_s, lambda dialect: recording_rules.increase(dialect, key, part, whole)
+        asking, range_s, lambda dialect: hourly_sums.increase(dialect, key, part, whole)
     )
 
 
 def gained_kept(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
     """The same from sums kept by recording rules."""
-    return _kept(asking, recording_rules.summed_series(key, part), _with_bounds(part, by), range_s)
+    return _kept(asking, hourly_sums.summed_series(key, part), _with_bounds(part, by), range_s)
 
 
 def engines_kept(asking: QueryScope, by: Sequence[str], range_s: float) -> str:
     """How many engines the recorded sums cover, summed over their evaluations."""
-    return _kept(asking, recording_rules.SUMMED_ENGINES, by, range_s)
+    return _kept(asking, hourly_sums.SUMMED_ENGINES, by, range_s)
 
 
 def _kept(asking: QueryScope, name: str, by: Sequence[str], range_s: float) -> str:

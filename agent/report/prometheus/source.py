@@ -56,7 +56,7 @@ from kneewatch.agent.report.series import (
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.collector.prometheus.client import PrometheusSource
-from kneewatch.dashboards.prometheus.recording_rules import SUM_STEP_S
+from kneewatch.dashboards.prometheus.hourly_sums import SUM_STEP_S
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, label_map
 from kneewatch.reports.weekly.figures import Method

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kneewatch.agent.report.series import BY_SOURCE, FAILED_REASONS, LOCAL
-from kneewatch.dashboards.prometheus.recording_rules import (
+from kneewatch.dashboards.prometheus.hourly_sums import (
     SUM_STEP_S,
     SUMMED_COUNTERS,
     SUMMED_ENGINES,

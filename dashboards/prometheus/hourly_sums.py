@@ -1,0 +1,90 @@
+"""Recording rules that sum counters and histograms over a tier for long reports. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kneewatch.collector.signals.expr import Dialect
+from kneewatch.collector.signals.vllm import (
+    DECODE,
+    E2E,
+    ITL,
+    OUTPUT_LENGTH,
+    PREFILL,
+    PROMPT_LENGTH,
+    QUEUE,
+    TTFT,
+    XFER,
+)
+from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS, Group, Plan, Record
+
+# A week of a large fleet's histograms is billions of scraped samples; these are a few hundred
+# series with a sample every five minutes. Reports add them up by the hour.
+
+SUM_STEP_S = 300.0
+"""How often it is recorded, and over how long: needs a scrape every 150 s at least."""
+
+SUMMED_COUNTERS: Mapping[str, tuple[str, str]] = {
+    **{
+        name: (name, "")
+        for name in (
+            "request_success",
+            "num_preemptions",
+            "prompt_tokens",
+            "generation_tokens",
+            "prefix_cache_queries",
+            "prefix_cache_hits",
+            "spec_decode_num_draft_tokens",
+            "spec_decode_num_accepted_tokens",
+            "admission_rejections",
+        )
+    },
+    "computed_prompt_tokens": ("prompt_tokens_by_source", 'source="local_compute"'),
+    "failed": ("request_success", 'finished_reason=~"error|abort"'),
+}
+"""Counters by what reports call them: metric, and which of its series."""
+
+SUMMED_HISTOGRAMS = (TTFT, ITL, E2E, QUEUE, PREFILL, DECODE, PROMPT_LENGTH, OUTPUT_LENGTH,
+              "kv_block_lifetime_seconds", XFER)  # fmt: skip
+
+SUMMED_ENGINES = "tier:kneewatch_engines:count5m"
+"""Number of engines in the sums: shows where they are complete."""
+
+COUNTED_BY = "generation_tokens"
+
+
+def increase(dialect: Dialect, key: str, part: str, by: Sequence[str]) -> str:
+    """The increase of a counter, or of a histogram's `bucket`s, `sum` or `count`, summed by the
+    labels `by`."""
+    series = _summed(dialect, key, part)
+    return f"sum by ({', '.join(by)}) (increase({series}[{dialect.range}]))"
+
+
+def summed_series(key: str, part: str = "") -> str:
+    """The name of the recorded series for `increase`."""
+    ending = f"_{part}" if part else ""
+    return f"tier:kneewatch_{key}{ending}:increase{round(SUM_STEP_S / 60)}m"
+
+
+def hourly_group(plan: Plan) -> Group:
+    """The sums, each over the time since the one before."""
+    dialect = Dialect(SUM_STEP_S, POOL_LABELS, plan.selector, {}, plan.prefix)
+    totals = [(key, "", POOL_LABELS) for key in SUMMED_COUNTERS]
+    for metric in SUMMED_HISTOGRAMS:
+        totals += [(metric, "bucket", (*POOL_LABELS, "le")), (metric, "sum", POOL_LABELS)]
+    rules = [
+        Record(summed_series(key, part), increase(dialect, key, part, by))
+        for key, part, by in totals
+    ]
+    counted = f"increase({_summed(dialect, COUNTED_BY, '')}[{dialect.range}])"
+    engines = f"count by ({', '.join(POOL_LABELS)}) ({counted})"
+    return Group(
+        "kneewatch-hourly", (Record(SUMMED_ENGINES, engines), *rules), interval_s=SUM_STEP_S
+    )
+
+
+def _summed(dialect: Dialect, key: str, part: str) -> str:
+    if part:
+        return dialect.series(key, f"_{part}")
+    metric, only = SUMMED_COUNTERS[key]
+    return dialect.series(metric, "_total", extra=only)
