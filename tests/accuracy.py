@@ -94,13 +94,13 @@ def first_word(diagnosis: Diagnosis) -> str:
 
 def verdict(
     phase: Phase,
-    told: Sequence[Diagnosis],
+    given_diagnoses: Sequence[Diagnosis],
     *,
     targets: Targets = NO_TARGETS,
     untargeted: Sequence[Diagnosis] = (),
 ) -> Verdict:
     """What was said of a phase; `untargeted` is what was said without the targets."""
-    inside = [d for d in told if phase.from_s <= d.t_s <= phase.to_s]
+    inside = [d for d in given_diagnoses if phase.from_s <= d.t_s <= phase.to_s]
     judged = [d for d in inside if d.t_s >= phase.judged_from_s]
     right = [d for d in judged if comes_first(d, phase.first_causes, targets)]
     hit = next((d.t_s for d in inside if comes_first(d, phase.first_causes, targets)), None)
@@ -137,11 +137,11 @@ def causes_of(diagnoses: Sequence[Diagnosis]) -> frozenset[str]:
     return frozenset(name for cause in causes for name in (cause.id, *cause.explains))
 
 
-def given(found: Verdict) -> str:
+def given(verdict_of_phase: Verdict) -> str:
     """The first causes given, most frequent first, with their number of scrapes."""
-    counts = Counter(first_word(d) for d in found.judged)
+    counts = Counter(first_word(d) for d in verdict_of_phase.judged)
     first = ", ".join(f"{cause} {count}" for cause, count in counts.most_common(3))
-    unfounded = ", ".join(sorted(found.unfounded))
+    unfounded = ", ".join(sorted(verdict_of_phase.unfounded))
     return f"{first}; unfounded: {unfounded}" if unfounded else first
 
 
@@ -151,23 +151,23 @@ def table(verdicts: Sequence[Verdict]) -> str:
         f"{'recording':31}{'phase':18}{'state':24}{'ok':4}{'share':>6}{'after':>7}  "
         f"{'stages':10}{'worst':9} first causes (scrapes)"
     ]
-    for found in verdicts:
-        phase = found.phase
-        share = f"{found.share:.2f}" if phase.first_causes else ""
-        after = f"{found.delay_s:.0f} s" if found.delay_s is not None else ""
+    for row in verdicts:
+        phase = row.phase
+        share = f"{row.share:.2f}" if phase.first_causes else ""
+        after = f"{row.delay_s:.0f} s" if row.delay_s is not None else ""
         lines.append(
             f"{phase.capture.name.removesuffix('.jsonl.gz'):31}{phase.name:18}{phase.state:24}"
-            f"{mark(found):4}{share:>6}{after:>7}  "
-            f"{','.join(map(str, found.stages)):10}{found.worst.word:9} {given(found)}"
+            f"{mark(row):4}{share:>6}{after:>7}  "
+            f"{','.join(map(str, row.stages)):10}{row.worst.word:9} {given(row)}"
         )
     return "\n".join(lines)
 
 
-def mark(found: Verdict) -> str:
+def mark(verdict_of_phase: Verdict) -> str:
     """Whether a phase was told right, in a word; a dash where only wrong causes are looked for."""
-    if not found.right:
+    if not verdict_of_phase.right:
         return "NO"
-    return "-" if found.missed and not found.phase.first_causes else "yes"
+    return "-" if verdict_of_phase.missed and not verdict_of_phase.phase.first_causes else "yes"
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
@@ -190,20 +190,20 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 def by_cause(verdicts: Sequence[Verdict]) -> str:
     """Precision and recall of first causes at warning or worse, over judged scrapes."""
-    told, right, wanted = Counter[str](), Counter[str](), Counter[str]()
-    for found in verdicts:
-        for diagnosis in found.judged:
+    concluded, right, wanted = Counter[str](), Counter[str](), Counter[str]()
+    for row in verdicts:
+        for diagnosis in row.judged:
             first = first_cause(diagnosis)
-            expected = found.phase.first_causes
+            expected = row.phase.first_causes
             label = first if first in expected else "/".join(sorted(expected))
             if expected:
                 wanted[label] += 1
             if diagnosis.causes and (expected or diagnosis.causes[0].severity >= Severity.WARNING):
-                told[first] += 1
+                concluded[first] += 1
                 right[first] += first in expected
     lines = [f"{'first cause':40}{'precision':>10}{'recall':>8}{'scrapes':>9}"]
-    for cause in sorted(set(told) | set(wanted)):
-        precision = f"{right[cause] / told[cause]:.2f}" if told[cause] else "-"
+    for cause in sorted(set(concluded) | set(wanted)):
+        precision = f"{right[cause] / concluded[cause]:.2f}" if concluded[cause] else "-"
         recall = f"{right[cause] / wanted[cause]:.2f}" if wanted[cause] else "-"
         lines.append(f"{cause:40}{precision:>10}{recall:>8}{wanted[cause]:>9}")
     return "\n".join(lines)
@@ -212,12 +212,12 @@ def by_cause(verdicts: Sequence[Verdict]) -> str:
 def calibration(verdicts: Sequence[Verdict]) -> str:
     """How often first causes of a confidence were right, over scrapes of judged phases."""
     tens: dict[int, list[bool]] = {}
-    for found in verdicts:
-        for diagnosis in found.judged:
+    for row in verdicts:
+        for diagnosis in row.judged:
             if diagnosis.causes and diagnosis.causes[0].id != "engine_restarted":
                 cause = diagnosis.causes[0]
                 tens.setdefault(min(9, int(cause.confidence * 10)), []).append(
-                    cause.id in found.phase.first_causes
+                    cause.id in row.phase.first_causes
                 )
     return "\n".join(
         f"confidence {ten / 10:.1f} to {ten / 10 + 0.1:.1f}: right {sum(r)} of {len(r)} scrapes"
@@ -225,11 +225,11 @@ def calibration(verdicts: Sequence[Verdict]) -> str:
     )
 
 
-def cascade_times(told: dict[Path, list[Diagnosis]]) -> str:
+def cascade_times(by_capture: dict[Path, list[Diagnosis]]) -> str:
     """From the first counted preemption to stage 2, and from no request in flight to stage 0."""
     lines: list[str] = []
-    for capture, found in told.items():
-        rows = [d for d in found if d.stage is not None]
+    for capture, of_capture in by_capture.items():
+        rows = [d for d in of_capture if d.stage is not None]
         hit = [i for i, d in enumerate(rows) if (d.values.get("preemption_per_s") or 0) > 0]
         if not hit:
             continue
@@ -256,13 +256,13 @@ def beside_doctor(verdicts: Sequence[Verdict]) -> str:
     if program is None:
         return "vllm-doctor could not be installed: not compared"
     right = pages = false_pages = quiet = 0
-    for found in verdicts:
-        at = _last_page(found.phase)
-        if at is None or not found.judged:
+    for row in verdicts:
+        at = _last_page(row.phase)
+        if at is None or not row.judged:
             continue
-        fired = doctor_checks(program, found.phase.capture, at)
-        wanted = {c for cause in found.phase.first_causes for c in DOCTOR_CHECKS.get(cause, ())}
-        if found.phase.first_causes:
+        fired = doctor_checks(program, row.phase.capture, at)
+        wanted = {c for cause in row.phase.first_causes for c in DOCTOR_CHECKS.get(cause, ())}
+        if row.phase.first_causes:
             pages, right = pages + 1, right + bool(wanted & set(fired))
         else:
             quiet, false_pages = quiet + 1, false_pages + bool(fired)
@@ -281,13 +281,13 @@ def _last_page(phase: Phase) -> int | None:
 
 def judge(folder: Path) -> tuple[list[Verdict], dict[Path, list[Diagnosis]]]:
     """Verdicts on all phases of a folder of recordings, and all that was said."""
-    told: dict[Path, list[Diagnosis]] = {}
+    by_capture: dict[Path, list[Diagnosis]] = {}
     verdicts: list[Verdict] = []
     for phase in phases(folder):
-        if phase.capture not in told:
-            told[phase.capture] = diagnoses(phase.capture)
-        verdicts.append(verdict(phase, told[phase.capture]))
-    return verdicts, told
+        if phase.capture not in by_capture:
+            by_capture[phase.capture] = diagnoses(phase.capture)
+        verdicts.append(verdict(phase, by_capture[phase.capture]))
+    return verdicts, by_capture
 
 
 def level_targets(verdicts: Sequence[Verdict], said: Said) -> dict[str, dict[Path, Targets]]:
@@ -343,19 +343,19 @@ def main() -> None:
         kv_ramps = pool.apply_async(ramps.report)
         ttft_ramps = pool.apply_async(slo_ramps.report)
         routing = pool.apply_async(routing_accuracy.report)
-        verdicts, told = judge(folder)
+        verdicts, by_capture = judge(folder)
         print(f"{table(verdicts)}\n\n{summary(verdicts)}")
-        by_level = with_targets(verdicts, told)
+        by_level = with_targets(verdicts, by_capture)
         for level, rows in by_level.items():
             print(f"\ntargets: {level}\n{table(rows)}\n\n{summary(rows)}")
         print(f"\nwrong with targets:\n{wrong(by_level)}\n")
         print(by_cause(verdicts), "\n")
         print(calibration(verdicts), "\n")
-        print(cascade_times(told), "\n")
+        print(cascade_times(by_capture), "\n")
         print(incidents.report(), "\n")
-        made, told_made = judge(LAB)
-        print(f"incidents made on a real vLLM:\n{table(made)}\n\n{summary(made)}\n")
-        by_level = with_targets(made, told_made)
+        lab_verdicts, lab_by_capture = judge(LAB)
+        print(f"incidents made on a real vLLM:\n{table(lab_verdicts)}\n\n{summary(lab_verdicts)}\n")
+        by_level = with_targets(lab_verdicts, lab_by_capture)
         for level, rows in by_level.items():
             print(f"{level}: {'; '.join(summary(rows).splitlines())}")
         print(f"\nwrong with targets:\n{wrong(by_level)}\n")

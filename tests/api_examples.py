@@ -12,7 +12,7 @@ from tests.agent.api.serving import SICK_NAME, Asker, asking, service_of, settin
 from tests.agent.notify.factories import sick
 from tests.agent.notify.posts import alert, post
 from tests.diagnose.fleet.made import fleet, verdict
-from tests.reports.made import NOW_S
+from tests.reports.diagnoses import NOW_S
 
 JSON, TEXT, MARKDOWN = "application/json", "text/plain", "text/markdown"
 TRIAGE = "/api/v1/triage"

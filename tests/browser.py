@@ -41,10 +41,10 @@ class Seen:
         self.errors: list[str] = []
         self.strangers: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", lambda told: self._told(told.type, told.text))
+        page.on("console", lambda message: self._take_message(message.type, message.text))
         page.on("request", lambda request: self._asked(request.url, origin))
 
-    def _told(self, kind: str, text: str) -> None:
+    def _take_message(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
             self.errors.append(text)
 

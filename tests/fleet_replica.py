@@ -91,17 +91,17 @@ class Replica:
         self.there = np.ones(len(times), dtype=np.bool_)
         self.born_s = np.full(len(times), float(week.from_s - DAY_S))
         anew = 0
-        for one in week.planted:
-            if one.replica != at:
+        for problem in week.planted:
+            if problem.replica != at:
                 continue
-            inside = (times >= one.start_s) & (times < one.end_s)
-            if one.cause == "kv_pressure":
+            inside = (times >= problem.start_s) & (times < problem.end_s)
+            if problem.cause == "kv_pressure":
                 pressed |= inside
-            elif one.cause == "target_down":
+            elif problem.cause == "target_down":
                 self.there &= ~inside
             else:
-                anew = int(np.searchsorted(times, one.start_s))
-                self.born_s[anew:] = one.start_s - 20.0
+                anew = int(np.searchsorted(times, problem.start_s))
+                self.born_s[anew:] = problem.start_s - 20.0
         step = float(week.every_s)
         self.pressed = pressed
         self.steady = _anew(np.cumsum(np.where(pressed, 0, self.load * ARRIVAL_PER_S) * step), anew)
@@ -129,13 +129,13 @@ class Replica:
 
     def series(self) -> Series:
         """All that is scraped of it; NaN where it did not answer."""
-        one = np.ones(len(self.load))
+        ones = np.ones(len(self.load))
         yield "up", self.target, np.where(self.there, 1.0, 0.0)
         yield "process_start_time_seconds", self.target, self._seen(self.born_s)
         for name, values in {
-            "DEV_SM_CLOCK": 1980 * one,
-            "DEV_FB_USED": GPU_MEMORY_MIB * GPU_MEMORY_RATIO * one,
-            "DEV_FB_FREE": GPU_MEMORY_MIB * (1 - GPU_MEMORY_RATIO) * one,
+            "DEV_SM_CLOCK": 1980 * ones,
+            "DEV_FB_USED": GPU_MEMORY_MIB * GPU_MEMORY_RATIO * ones,
+            "DEV_FB_FREE": GPU_MEMORY_MIB * (1 - GPU_MEMORY_RATIO) * ones,
             "PROF_GR_ENGINE_ACTIVE": np.where(self.pressed, BUSY_PRESSED, BUSY * self.load),
         }.items():
             yield f"DCGM_FI_{name}", self.gpu, values
@@ -146,15 +146,15 @@ class Replica:
         return np.where(self.there, values, np.nan)
 
     def _gauges(self) -> Series:
-        one, pressed = np.ones(len(self.load)), self.pressed
+        ones, pressed = np.ones(len(self.load)), self.pressed
         waiting = np.where(pressed, 12.0, 0.0)
         yield "num_requests_running", {}, np.where(pressed, 24.0, RUNNING * self.load)
         yield "num_requests_waiting", {}, waiting
         yield "num_requests_waiting_by_reason", {"reason": "capacity"}, waiting
-        yield "num_requests_waiting_by_reason", {"reason": "deferred"}, 0 * one
+        yield "num_requests_waiting_by_reason", {"reason": "deferred"}, 0 * ones
         yield "kv_cache_usage_perc", {}, np.where(pressed, 0.995, 0.7 * self.load)
         config = {"block_size": "16", "num_gpu_blocks": "8000", "enable_prefix_caching": "True"}
-        yield "cache_config_info", config, one
+        yield "cache_config_info", config, ones
 
     def _counters(self) -> Series:
         begun = self.steady + self.pressing

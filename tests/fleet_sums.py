@@ -53,13 +53,17 @@ class Sums:
                     self._add(SUMMED_ENGINES, labels, np.where(np.isnan(gained), np.nan, 1.0))
 
     def _add(self, name: str, labels: Labels, values: Floats) -> None:
-        kept_labels = {one: labels[one] for one in (*POOL_LABELS, "le") if labels.get(one)}
+        kept_labels = {
+            name_of_label: labels[name_of_label]
+            for name_of_label in (*POOL_LABELS, "le")
+            if labels.get(name_of_label)
+        }
         key = name, tuple(kept_labels.items())
         before = self._sums.get(key, np.full(len(values), np.nan))
         nobody = np.isnan(before) & np.isnan(values)
         self._sums[key] = np.where(nobody, np.nan, np.nan_to_num(before) + np.nan_to_num(values))
 
-    def made(self) -> Iterator[tuple[Floats, str, Labels, Floats]]:
+    def recorded_series(self) -> Iterator[tuple[Floats, str, Labels, Floats]]:
         """The recorded series: times, name, labels, values; NaN where there is none."""
         for (name, labels), values in self._sums.items():
             yield self.evals, name, dict(labels), values
@@ -76,7 +80,7 @@ class _Windows:
 
     def increase(self, values: Floats) -> Floats:
         """`increase()` of a counter, as Prometheus extrapolates it; NaN with one sample or none."""
-        made = np.full(len(self._evals), np.nan)
+        increases = np.full(len(self._evals), np.nan)
         first, last = self._first[self._enough], self._last[self._enough]
         steps = np.diff(values, prepend=values[:1])
         fell = np.where(steps < 0, np.append(0.0, values[:-1]), 0.0)
@@ -93,8 +97,8 @@ class _Windows:
         whole_s = sampled_s + sum(
             np.where(gap_s < NEAR * mean_s, gap_s, mean_s / 2) for gap_s in (before_s, after_s)
         )
-        made[self._enough] = gained * whole_s / sampled_s
-        return made
+        increases[self._enough] = gained * whole_s / sampled_s
+        return increases
 
 
 def _kept_as(name: str, labels: Labels) -> Iterator[str]:

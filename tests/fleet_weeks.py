@@ -71,7 +71,7 @@ class FleetWeek:
                 sums.add(engine.labels, engine.there, rows)
                 rows += engine.recorded()
             samples += _send(server, self.times, rows)
-        for times, name, labels, values in sums.made():
+        for times, name, labels, values in sums.recorded_series():
             since = np.where(times >= self.sums_from_s, values, np.nan)
             samples += _send(server, times, [(name, labels, since)])
         return samples
@@ -97,15 +97,15 @@ def _send(server: Prometheus, times: Floats, rows: Sequence[Row]) -> int:
 def samples_of(times: Floats, values: Floats) -> bytes:
     """Samples as remote write has them; NaN is none. Shapes: (samples,)."""
     kept = ~np.isnan(values)
-    made = np.empty((int(kept.sum()), SAMPLE_BYTES), dtype=np.uint8)
-    made[:, :3] = np.frombuffer(SAMPLE, dtype=np.uint8)
-    made[:, 3:11] = values[kept].astype("<f8").view(np.uint8).reshape(-1, 8)
-    made[:, 11] = 0x10
+    samples = np.empty((int(kept.sum()), SAMPLE_BYTES), dtype=np.uint8)
+    samples[:, :3] = np.frombuffer(SAMPLE, dtype=np.uint8)
+    samples[:, 3:11] = values[kept].astype("<f8").view(np.uint8).reshape(-1, 8)
+    samples[:, 11] = 0x10
     millis = (1000 * times[kept]).astype(np.uint64)
     for byte in range(6):
         seven = (millis >> np.uint64(7 * byte)) & np.uint64(0x7F)
-        made[:, 12 + byte] = seven | np.uint64(0x80 if byte < 5 else 0)
-    return made.tobytes()
+        samples[:, 12 + byte] = seven | np.uint64(0x80 if byte < 5 else 0)
+    return samples.tobytes()
 
 
 def _end(_number: int, _frame: object) -> None:

@@ -70,14 +70,14 @@ class Fleet:
 
     def planted(self, plan: str) -> list[str]:
         """The replicas with an incident."""
-        return [one.name for one in self.replicas if one.plan == plan]
+        return [replica.name for replica in self.replicas if replica.plan == plan]
 
 
 def fleet(count: int) -> Fleet:
     """A fleet of so many replicas: four pools, and one of each incident."""
     rag, mixed, idle = max(2, count * 15 // 100), max(2, count * 15 // 100), max(1, count // 10)
     chat = count - rag - mixed - idle
-    found = [Replica(f"chat-{at}", "chat") for at in range(chat)]
+    replicas = [Replica(f"chat-{at}", "chat") for at in range(chat)]
     planted: tuple[dict[str, object], ...] = (
         {
             "plan": "kv_pressure",
@@ -103,16 +103,16 @@ def fleet(count: int) -> Fleet:
         {"plan": "target_down", "ends_before_s": 60.0},
     )
     for at, changes in enumerate(planted[: max(0, chat - 4)]):
-        found[at] = replace(found[at], **changes)  # type: ignore[arg-type]
-    found += [
+        replicas[at] = replace(replicas[at], **changes)  # type: ignore[arg-type]
+    replicas += [
         Replica(f"rag-{at}", "rag", plan="routing_dilution", hit_share=0.15, capacity_blocks=2000)
         for at in range(rag)
     ]
     slow = Replica("", "mixed", gpu="NVIDIA A100 80GB", plan="mixed_tiers", ttft_s=0.6, itl_s=0.05)
     for at in range(mixed):
         kind = slow if at % 2 else Replica("", "mixed")
-        found.append(replace(kind, name=f"mixed-{at}"))
-    found += [
+        replicas.append(replace(kind, name=f"mixed-{at}"))
+    replicas += [
         Replica(
             f"idle-{at}",
             "idle",
@@ -126,10 +126,10 @@ def fleet(count: int) -> Fleet:
         )
         for at in range(idle)
     ]
-    return Fleet(tuple(found))
+    return Fleet(tuple(replicas))
 
 
-def write_blocks(folder: Path, made: Fleet, *, end_s: int, history_s: int = HISTORY_S) -> None:
+def write_blocks(folder: Path, planned: Fleet, *, end_s: int, history_s: int = HISTORY_S) -> None:
     """Turn a fleet into blocks; all of it ends at `end_s`.
 
     A file a block: promtool reads the whole of a file for each block in it.
@@ -140,39 +140,39 @@ def write_blocks(folder: Path, made: Fleet, *, end_s: int, history_s: int = HIST
     first_s = min(end_s - history_s, end_s - DETAIL_S) // BLOCK_S * BLOCK_S
     for from_s in range(first_s, end_s + 1, BLOCK_S):
         write_text(
-            text, made, end_s=end_s, history_s=history_s, only=range(from_s, from_s + BLOCK_S)
+            text, planned, end_s=end_s, history_s=history_s, only=range(from_s, from_s + BLOCK_S)
         )
         subprocess.run([*command, str(text), str(folder)], check=True, stdout=subprocess.DEVNULL)
     text.unlink()
 
 
 def write_text(
-    text: Path, made: Fleet, *, end_s: int, history_s: int = HISTORY_S, only: range | None = None
+    text: Path, planned: Fleet, *, end_s: int, history_s: int = HISTORY_S, only: range | None = None
 ) -> None:
     """Write a fleet as OpenMetrics; `only` the seconds of a range."""
     with text.open("w") as out:
         for metric in families():
             out.write(f"# TYPE {metric} unknown\n")
-            for at, one in enumerate(made.replicas):
+            for at, replica in enumerate(planned.replicas):
                 times = [
                     t_s
-                    for t_s in _times(metric, one, end_s=end_s, history_s=history_s)
+                    for t_s in _times(metric, replica, end_s=end_s, history_s=history_s)
                     if only is None or t_s in only
                 ]
                 if times:
-                    _write(out, metric, one, at, end_s=end_s, times=times)
+                    _write(out, metric, replica, at, end_s=end_s, times=times)
         out.write("# EOF\n")
 
 
-def _times(metric: str, one: Replica, *, end_s: int, history_s: int) -> Iterator[int]:
+def _times(metric: str, replica: Replica, *, end_s: int, history_s: int) -> Iterator[int]:
     """When a metric of a replica was scraped."""
     if metric.removeprefix("vllm:") in GAUGES:
-        born_s = max(end_s - history_s, int(end_s - one.age_s))
+        born_s = max(end_s - history_s, int(end_s - replica.age_s))
         yield from range(born_s, end_s - DETAIL_S, HISTORY_STEP_S)
     if metric == "up":
         yield from range(end_s - UP_S, end_s + 1, STEP_S)
     else:
-        yield from range(end_s - DETAIL_S, end_s - int(one.ends_before_s) + 1, STEP_S)
+        yield from range(end_s - DETAIL_S, end_s - int(replica.ends_before_s) + 1, STEP_S)
 
 
 Curve = tuple[str, str, float, float]
@@ -216,80 +216,95 @@ HISTOGRAMS = {
 }
 
 
-def curves(metric: str, one: Replica, end_s: int) -> Iterator[Curve]:
+def curves(metric: str, replica: Replica, end_s: int) -> Iterator[Curve]:
     """The series of a replica's metric."""
     name = metric.removeprefix("vllm:")
     levels = {
-        "num_requests_running": one.running,
-        "num_requests_waiting": one.waiting,
-        "kv_cache_usage_perc": one.kv_usage_ratio,
-        "process_start_time_seconds": end_s - one.age_s,
-        "up": 0.0 if one.ends_before_s else 1.0,
-        "DCGM_FI_DEV_SM_CLOCK": one.sm_clock_mhz,
-        "DCGM_FI_DEV_GPU_TEMP": one.temperature_c,
-        "DCGM_FI_DEV_XID_ERRORS": one.xid,
+        "num_requests_running": replica.running,
+        "num_requests_waiting": replica.waiting,
+        "kv_cache_usage_perc": replica.kv_usage_ratio,
+        "process_start_time_seconds": end_s - replica.age_s,
+        "up": 0.0 if replica.ends_before_s else 1.0,
+        "DCGM_FI_DEV_SM_CLOCK": replica.sm_clock_mhz,
+        "DCGM_FI_DEV_GPU_TEMP": replica.temperature_c,
+        "DCGM_FI_DEV_XID_ERRORS": replica.xid,
     }
     if name in levels:
         yield "", "", levels[name], 0.0
     elif name == "cache_config_info":
-        yield f',block_size="16",num_gpu_blocks="{one.capacity_blocks}"', "", 1.0, 0.0
+        yield f',block_size="16",num_gpu_blocks="{replica.capacity_blocks}"', "", 1.0, 0.0
     elif name == "num_requests_waiting_by_reason":
-        yield ',reason="capacity"', "", one.waiting, 0.0
+        yield ',reason="capacity"', "", replica.waiting, 0.0
         yield ',reason="deferred"', "", 0.0, 0.0
     elif name in HISTOGRAMS:
-        yield from _histogram(name, one)
+        yield from _histogram(name, replica)
     else:
-        for labels, per_s in _rates(name, one):
+        for labels, per_s in _rates(name, replica):
             yield labels, "", 1e6 + per_s * DETAIL_S, per_s
 
 
-def _rates(name: str, one: Replica) -> Iterator[tuple[str, float]]:
-    prompts_per_s = one.arrival_per_s * one.prompt_tokens
-    computed_per_s = one.arrival_per_s * _computed(one)
+def _rates(name: str, replica: Replica) -> Iterator[tuple[str, float]]:
+    prompts_per_s = replica.arrival_per_s * replica.prompt_tokens
+    computed_per_s = replica.arrival_per_s * _computed(replica)
     if name == "prompt_tokens_by_source_total":
         yield ',source="local_compute"', computed_per_s
         yield ',source="local_cache_hit"', prompts_per_s - computed_per_s
     elif name == "request_success_total":
-        yield ',finished_reason="stop"', one.arrival_per_s
+        yield ',finished_reason="stop"', replica.arrival_per_s
         yield ',finished_reason="error"', 0.0
     else:
         yield (
             "",
             {
-                "num_preemptions_total": one.preemption_per_s,
+                "num_preemptions_total": replica.preemption_per_s,
                 "prompt_tokens_total": prompts_per_s,
-                "generation_tokens_total": one.running / one.itl_s,
+                "generation_tokens_total": replica.running / replica.itl_s,
                 "prefix_cache_queries_total": prompts_per_s,
                 "prefix_cache_hits_total": prompts_per_s - computed_per_s,
             }[name],
         )
 
 
-def _computed(one: Replica) -> float:
-    return one.hit_share * NEW_TOKENS + (1 - one.hit_share) * one.prompt_tokens
+def _computed(replica: Replica) -> float:
+    return replica.hit_share * NEW_TOKENS + (1 - replica.hit_share) * replica.prompt_tokens
 
 
-def _histogram(name: str, one: Replica) -> Iterator[Curve]:
+def _histogram(name: str, replica: Replica) -> Iterator[Curve]:
     """Two kinds of observations: the usual, and the rest."""
-    written = one.running / one.itl_s / one.arrival_per_s
+    written = replica.running / replica.itl_s / replica.arrival_per_s
     usual, rest, share, per_s = {
-        "time_to_first_token_seconds": (one.ttft_s, 1.6 * one.ttft_s, 0.9, one.arrival_per_s),
-        "inter_token_latency_seconds": (
-            one.itl_s,
-            2 * one.itl_s,
-            0.95,
-            one.running / one.itl_s,
+        "time_to_first_token_seconds": (
+            replica.ttft_s,
+            1.6 * replica.ttft_s,
+            0.9,
+            replica.arrival_per_s,
         ),
-        "request_prompt_tokens": (one.prompt_tokens, one.prompt_tokens, 1.0, one.arrival_per_s),
+        "inter_token_latency_seconds": (
+            replica.itl_s,
+            2 * replica.itl_s,
+            0.95,
+            replica.running / replica.itl_s,
+        ),
+        "request_prompt_tokens": (
+            replica.prompt_tokens,
+            replica.prompt_tokens,
+            1.0,
+            replica.arrival_per_s,
+        ),
         "request_prefill_kv_computed_tokens": (
             NEW_TOKENS,
-            one.prompt_tokens,
-            one.hit_share,
-            one.arrival_per_s,
+            replica.prompt_tokens,
+            replica.hit_share,
+            replica.arrival_per_s,
         ),
-        "request_generation_tokens": (written, written, 1.0, one.arrival_per_s),
-        "request_queue_time_seconds": (one.queue_s, 2 * one.queue_s, 0.5, one.arrival_per_s),
-        "e2e_request_latency_seconds": (8.0, 16.0, 0.9, one.arrival_per_s),
+        "request_generation_tokens": (written, written, 1.0, replica.arrival_per_s),
+        "request_queue_time_seconds": (
+            replica.queue_s,
+            2 * replica.queue_s,
+            0.5,
+            replica.arrival_per_s,
+        ),
+        "e2e_request_latency_seconds": (8.0, 16.0, 0.9, replica.arrival_per_s),
     }[name]
     for le in (*HISTOGRAMS[name], float("inf")):
         at_most = per_s * (share * (usual <= le) + (1 - share) * (rest <= le))
@@ -301,20 +316,20 @@ def _histogram(name: str, one: Replica) -> Iterator[Curve]:
 
 
 def _write(
-    out: TextIO, metric: str, one: Replica, at: int, *, end_s: int, times: Sequence[int]
+    out: TextIO, metric: str, replica: Replica, at: int, *, end_s: int, times: Sequence[int]
 ) -> None:
     host = f"10.{at // 62500}.{at // 250 % 250}.{at % 250}"
     gpu = metric.startswith("DCGM")
-    labels = f'namespace="{one.pool}",pod="{one.name}",instance="{host}:8000",job="vllm"'
+    labels = f'namespace="{replica.pool}",pod="{replica.name}",instance="{host}:8000",job="vllm"'
     if gpu:
         labels = (
-            f'exported_namespace="{one.pool}",exported_pod="{one.name}",namespace="gpu",'
-            f'pod="dcgm-{at}",Hostname="node-{at}",modelName="{one.gpu}",gpu="0"'
+            f'exported_namespace="{replica.pool}",exported_pod="{replica.name}",namespace="gpu",'
+            f'pod="dcgm-{at}",Hostname="node-{at}",modelName="{replica.gpu}",gpu="0"'
         )
     elif metric.startswith("vllm:"):
         labels += f',node="node-{at}",engine="0"'
-        labels += f',model_name="{one.model or f"m-{one.pool}"}"'
-    for more, ending, value, per_s in curves(metric, one, end_s):
+        labels += f',model_name="{replica.model or f"m-{replica.pool}"}"'
+    for more, ending, value, per_s in curves(metric, replica, end_s):
         head = f"{metric}{ending}{{{labels}{more}}}"
         for t_s in times:
             out.write(f"{head} {value + per_s * (t_s - end_s):.10g} {t_s}\n")

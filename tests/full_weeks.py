@@ -38,7 +38,7 @@ TIERS = ("h100", "h200")
 
 def day(servers: int, *, judged_s: float) -> Week:
     """A day of some servers, with a cascade on every other tight one, a queue on every third."""
-    made: list[Server] = []
+    all_servers: list[Server] = []
     for place in range(servers):
         kind, name = KINDS[place % len(KINDS)]
         name = f"{name}-{place}"
@@ -50,8 +50,8 @@ def day(servers: int, *, judged_s: float) -> Week:
         elif place % 3 == 0:
             planted = [Planted(name, "queue_saturation", at(0, 14), (("c128", 480.0),))]
         labels = {"tier": TIERS[place % 2], "node": f"n{place // 8}"}
-        made.append(Server(name, kind, labels, planted, seed=place, judged_s=judged_s))
-    return Week(tuple(made), START_S, START_S + DAY_S)
+        all_servers.append(Server(name, kind, labels, planted, seed=place, judged_s=judged_s))
+    return Week(tuple(all_servers), START_S, START_S + DAY_S)
 
 
 def repeated(path: Path, *, days: int) -> None:

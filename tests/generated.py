@@ -243,15 +243,15 @@ def kustomizations() -> dict[str, str]:
 
 def pages() -> dict[str, str]:
     """Every generated file's text by its path."""
-    made = {name: page() for name, page in PAGES.items()}
+    texts = {name: page() for name, page in PAGES.items()}
     folders = {
         "": {**inhibition_files(Plan()), **kustomizations()},
         "grafana/": dashboards(),
         "dcgm/": dcgm_files(),
         **{f"{flavor}/": rule_files(Plan(), flavor) for flavor in Flavor},
     }
-    made |= reference_pages()
-    return made | {
+    texts |= reference_pages()
+    return texts | {
         f"{CHECKED_IN}/{folder}{name}": text
         for folder, files in folders.items()
         for name, text in files.items()
@@ -260,14 +260,14 @@ def pages() -> dict[str, str]:
 
 def stale() -> list[str]:
     """Generated files that are not what they should be."""
-    found = [
+    outdated = [
         name
         for name, text in pages().items()
         if not (ROOT / name).exists() or (ROOT / name).read_text() != text
     ]
     there = (ROOT / CHECKED_IN).rglob("*.*")
     wanted = {ROOT / name for name in pages()}
-    return found + [str(path.relative_to(ROOT)) for path in there if path not in wanted]
+    return outdated + [str(path.relative_to(ROOT)) for path in there if path not in wanted]
 
 
 def main() -> None:

@@ -62,32 +62,32 @@ def by_group(judged: Sequence[Judged]) -> str:
     """How many cases of each group were told right."""
     heads = ("right", "first right", "of", "planted told", "wrong causes")
     lines = [f"{'cases':18}" + "".join(f"{head:>14}" for head in heads)]
-    groups = dict.fromkeys(one.case.group for one in judged)
+    groups = dict.fromkeys(result.case.group for result in judged)
     for group in groups:
-        rows = [one for one in judged if one.case.group == group]
-        wanted = sum(len(one.case.wanted) for one in rows)
-        told = sum(len(one.case.wanted & one.concluded) for one in rows)
-        wrong = sum(len(one.wrong) for one in rows)
-        right = sum(one.right for one in rows)
-        first = sum(one.first_right for one in rows)
-        cells = (right, first, len(rows), f"{told} of {wanted}", wrong)
+        rows = [result for result in judged if result.case.group == group]
+        wanted = sum(len(result.case.wanted) for result in rows)
+        concluded = sum(len(result.case.wanted & result.concluded) for result in rows)
+        wrong = sum(len(result.wrong) for result in rows)
+        right = sum(result.right for result in rows)
+        first = sum(result.first_right for result in rows)
+        cells = (right, first, len(rows), f"{concluded} of {wanted}", wrong)
         lines.append(f"{group:18}" + "".join(f"{cell:>14}" for cell in cells))
     return "\n".join(lines)
 
 
 def by_cause(judged: Sequence[Judged]) -> str:
     """Precision and recall of each cause over cases, and how soon the first right word came."""
-    wanted, told, wrong = Counter[str](), Counter[str](), Counter[str]()
+    wanted, concluded, wrong = Counter[str](), Counter[str](), Counter[str]()
     delays = defaultdict[str, list[float]](list)
-    for one in judged:
-        wanted.update(one.case.wanted)
-        told.update(one.case.wanted & one.concluded)
-        wrong.update(one.wrong)
-        if len(one.case.wanted) == 1 and one.delay_s is not None and one.right:
-            delays[next(iter(one.case.wanted))].append(one.delay_s)
+    for result in judged:
+        wanted.update(result.case.wanted)
+        concluded.update(result.case.wanted & result.concluded)
+        wrong.update(result.wrong)
+        if len(result.case.wanted) == 1 and result.delay_s is not None and result.right:
+            delays[next(iter(result.case.wanted))].append(result.delay_s)
     lines = [f"{'cause':24}{'precision':>10}{'recall':>8}{'planted':>9}{'wrong':>7}{'after':>8}"]
     for cause in sorted(set(wanted) | set(wrong)):
-        right = told[cause]
+        right = concluded[cause]
         precision = f"{right / (right + wrong[cause]):.2f}" if right + wrong[cause] else "-"
         recall = f"{right / wanted[cause]:.2f}" if wanted[cause] else "-"
         times = sorted(delays[cause])
@@ -101,9 +101,9 @@ def by_cause(judged: Sequence[Judged]) -> str:
 def calibration(judged: Sequence[Judged]) -> str:
     """Of causes told with a confidence, the share that was there, over judged scrapes."""
     tens = defaultdict[int, list[tuple[bool, float]]](list)
-    for one in judged:
-        for cause, confidence in one.confidences:
-            right = cause in one.case.wanted | one.case.also | one.follows
+    for result in judged:
+        for cause, confidence in result.confidences:
+            right = cause in result.case.wanted | result.case.also | result.follows
             tens[min(9, int(confidence * 10))].append((right, confidence))
     lines = [f"{'confidence':14}{'mean':>6}{'right':>7}{'scrapes':>9}"]
     for ten, rows in sorted(tens.items()):
@@ -114,16 +114,22 @@ def calibration(judged: Sequence[Judged]) -> str:
     return "\n".join(lines)
 
 
-def shown(one: Judged) -> str:
+def shown(result: Judged) -> str:
     """A case in a line."""
-    shares = ", ".join(f"{cause} {share:.2f}" for cause, share in sorted(one.listed.items()))
-    firsts = ", ".join(f"{cause} {count}" for cause, count in one.firsts.most_common(2))
-    wanted = "+".join(sorted(one.case.wanted)) or "/".join(sorted(one.case.accepted)) or "nothing"
-    early = f"  EARLY {', '.join(sorted(one.early))}" if one.early else ""
-    name = one.case.name[:58] if one.level == "none" else f"{one.case.name[:38]} ({one.level})"
-    claims = "  CLAIMS ROOM ON THE GPU" if one.unmeasured else ""
+    shares = ", ".join(f"{cause} {share:.2f}" for cause, share in sorted(result.listed.items()))
+    firsts = ", ".join(f"{cause} {count}" for cause, count in result.firsts.most_common(2))
+    wanted = (
+        "+".join(sorted(result.case.wanted)) or "/".join(sorted(result.case.accepted)) or "nothing"
+    )
+    early = f"  EARLY {', '.join(sorted(result.early))}" if result.early else ""
+    name = (
+        result.case.name[:58]
+        if result.level == "none"
+        else f"{result.case.name[:38]} ({result.level})"
+    )
+    claims = "  CLAIMS ROOM ON THE GPU" if result.unmeasured else ""
     return (
-        f"{'yes' if one.ok else 'NO':4}{one.case.machine:20}{name:60}"
+        f"{'yes' if result.ok else 'NO':4}{result.case.machine:20}{name:60}"
         f"want {wanted:38} first {firsts:44} told {shares or '-'}{early}{claims}"
     )
 

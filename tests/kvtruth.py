@@ -35,10 +35,10 @@ def setup_of(case: Case) -> Setup:
     card = gpu(case["gpu_id"]) if case["gpu_id"] else None
     if card is not None and case["gpu_mem_gib"]:
         card = replace(card, memory_bytes=int(case["gpu_mem_gib"] * GIB))
-    known = model(case["model"])
-    hybrid = len(known.layers) > 1
+    named_model = model(case["model"])
+    hybrid = len(named_model.layers) > 1
     return Setup(
-        model=known,
+        model=named_model,
         gpu=card,
         parallel=Parallel(
             tensor=case["tp"] or 1,
@@ -82,14 +82,16 @@ def weights_misses() -> Iterator[Miss]:
         setup = setup_of(case)
         if case["weights_gib"] is None or setup.model.parameters is None:
             continue
-        found = weights_per_gpu(setup.model, setup.scheme, setup.parallel).total_bytes / GIB
-        yield Miss(case["case_id"], "weights_gib", found, case["weights_gib"], case["doubt"])
+        predicted_gib = weights_per_gpu(setup.model, setup.scheme, setup.parallel).total_bytes / GIB
+        yield Miss(
+            case["case_id"], "weights_gib", predicted_gib, case["weights_gib"], case["doubt"]
+        )
 
 
 def _started(case: Case) -> bool:
     """True where vLLM came up and logged both weights and KV: a share of nothing says nothing."""
-    known = case["weights_gib"] is not None and case["available_kv_gib"] is not None
-    return known and case["status"] == "ok"
+    is_logged = case["weights_gib"] is not None and case["available_kv_gib"] is not None
+    return is_logged and case["status"] == "ok"
 
 
 def available_misses(overhead: str = "fitted") -> Iterator[Miss]:
@@ -100,11 +102,11 @@ def available_misses(overhead: str = "fitted") -> Iterator[Miss]:
         setup = setup_of(case)
         if setup.gpu is None:
             continue
-        found = memory(replace(setup, weights_bytes=case["weights_gib"] * GIB, overhead=overhead))
+        budget = memory(replace(setup, weights_bytes=case["weights_gib"] * GIB, overhead=overhead))
         yield Miss(
             case["case_id"],
             "available_kv_gib",
-            found.available_bytes.expected / GIB,
+            budget.available_bytes.expected / GIB,
             case["available_kv_gib"],
             case["doubt"],
         )
@@ -116,10 +118,10 @@ def capacity_misses() -> Iterator[Miss]:
         if case["available_kv_gib"] is None:
             continue
         setup = replace(setup_of(case), available_kv_bytes=case["available_kv_gib"] * GIB)
-        found = memory(setup)
+        budget = memory(setup)
         for quantity, predicted in (
-            ("kv_tokens", found.logged_tokens.expected),
-            ("max_concurrency", found.concurrency.expected),
+            ("kv_tokens", budget.logged_tokens.expected),
+            ("max_concurrency", budget.concurrency.expected),
         ):
             if case[quantity]:
                 yield Miss(case["case_id"], quantity, predicted, case[quantity], case["doubt"])
@@ -144,8 +146,8 @@ def rule_misses(rule: Callable[[float, float, float], float]) -> Iterator[Miss]:
             continue
         memory_gib = setup.gpu.memory_bytes / GIB
         room_gib = setup.utilization * memory_gib - case["weights_gib"]
-        found = rule(room_gib, memory_gib, case["weights_gib"])
-        yield Miss(case["case_id"], "", found, case["available_kv_gib"], case["doubt"])
+        predicted_gib = rule(room_gib, memory_gib, case["weights_gib"])
+        yield Miss(case["case_id"], "", predicted_gib, case["available_kv_gib"], case["doubt"])
 
 
 def summary(title: str, misses: Sequence[Miss], *, bound_ratio: float) -> str:

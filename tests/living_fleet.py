@@ -190,10 +190,10 @@ class LivingFleet:
             return replicas * per_replica_per_s * (1 + 0.2 * math.sin(t_s / 86_400 * math.tau))
 
         name = model or f"m-{namespace}"
-        made = Pool(self, kind, namespace, name, workload or namespace, demand_per_s, load_s)
-        self.pools.append(made)
-        made.begin(at_s, replicas)
-        return made
+        pool = Pool(self, kind, namespace, name, workload or namespace, demand_per_s, load_s)
+        self.pools.append(pool)
+        pool.begin(at_s, replicas)
+        return pool
 
     def gap(self, from_s: float, to_s: float) -> None:
         """Let Prometheus be down for a while."""

@@ -31,14 +31,14 @@ class Declared(NamedTuple):
 
 def of_wheel(path: Path) -> dict[str, Declared]:
     """The metrics that a wheel's sources declare, by name without prefix."""
-    found: dict[str, Declared] = {}
+    by_name: dict[str, Declared] = {}
     with ZipFile(path) as wheel:
         for file in wheel.namelist():
             if file.startswith("vllm/") and file.endswith(".py"):
                 source = wheel.read(file).decode("utf-8", "replace")
                 if PREFIX in source:
-                    found |= {metric.name: metric for metric in of_source(source, file)}
-    return found
+                    by_name |= {metric.name: metric for metric in of_source(source, file)}
+    return by_name
 
 
 def of_source(source: str, file: str) -> Iterator[Declared]:

@@ -21,16 +21,20 @@ def grown(body: str, factor: float) -> str:
 def with_values(body: str, values: Mapping[str, float]) -> str:
     """The page with a value for every series of some names; `vllm:` may be left out."""
     for name, value in values.items():
-        body, found = re.subn(rf"(?m)^((?:vllm:)?{name}(?:{{.*}})?) \S+$", rf"\g<1> {value}", body)
-        assert found, f"{name} is not on the page"
+        body, replaced = re.subn(
+            rf"(?m)^((?:vllm:)?{name}(?:{{.*}})?) \S+$", rf"\g<1> {value}", body
+        )
+        assert replaced, f"{name} is not on the page"
     return body
 
 
 def without(body: str, *families: str) -> str:
     """The page without some of vLLM's families: samples, HELP and TYPE."""
     for family in families:
-        body, found = re.subn(rf"(?m)^(?:# \w+ )?vllm:{family}(?:_\w+)?(?:{{.*}})? .*\n", "", body)
-        assert found, f"{family} is not on the page"
+        body, removed = re.subn(
+            rf"(?m)^(?:# \w+ )?vllm:{family}(?:_\w+)?(?:{{.*}})? .*\n", "", body
+        )
+        assert removed, f"{family} is not on the page"
     return body
 
 

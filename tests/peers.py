@@ -79,7 +79,7 @@ def aiconfigurator_estimates(
     """
     if _installed(AICONFIGURATOR) is None:
         return []
-    made = subprocess.run(
+    finished = subprocess.run(
         [str(ENVIRONMENT / "bin" / "python"), "-W", "ignore", "-c", _ESTIMATE],
         input="\n".join(map(json.dumps, asked)),
         capture_output=True,
@@ -87,7 +87,9 @@ def aiconfigurator_estimates(
         check=False,
         timeout=1800,
     )
-    rows = [json.loads(line) for line in made.stdout.splitlines() if line.startswith(("[", "null"))]
+    rows = [
+        json.loads(line) for line in finished.stdout.splitlines() if line.startswith(("[", "null"))
+    ]
     return [row and tuple(row) for row in rows]
 
 

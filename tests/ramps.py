@@ -201,11 +201,11 @@ STEADY = (0.3, 0.5, 0.65)
 
 def _row(answers: Answers, over_s: float, runs: int) -> str:
     rate = ramp(answers.rate_for(0.2), answers.rate_for(1.3), over_s)
-    made = [
+    outcomes = [
         run(rate, for_s=900 + over_s + 1200, seed=seed, answers=answers) for seed in range(runs)
     ]
-    leads = sorted(outcome.lead_s or 0.0 for outcome in made if outcome.exhausted_s is not None)
-    errors = sorted(error_s for outcome in made for error_s in outcome.errors_s)
+    leads = sorted(outcome.lead_s or 0.0 for outcome in outcomes if outcome.exhausted_s is not None)
+    errors = sorted(error_s for outcome in outcomes for error_s in outcome.errors_s)
     off = f"{median(errors):+.0f} s" if errors else "-"
     return (
         f"{answers.name:20}{over_s:>8.0f} s{median(leads):>10.0f} s{leads[0]:>7.0f} s"
@@ -220,9 +220,9 @@ def report() -> str:
     for answers in (CHAT, REASONING):
         for ratio in STEADY:
             rate = steady(answers.rate_for(ratio))
-            made = [run(rate, for_s=4 * 3600, seed=seed, answers=answers) for seed in range(2)]
-            hours = sum(outcome.lasted_s for outcome in made) / 3600
-            alarmed_s = sum(outcome.alarmed_s for outcome in made)
+            outcomes = [run(rate, for_s=4 * 3600, seed=seed, answers=answers) for seed in range(2)]
+            hours = sum(outcome.lasted_s for outcome in outcomes) / 3600
+            alarmed_s = sum(outcome.alarmed_s for outcome in outcomes)
             lines.append(
                 f"{answers.name}, a load that stays at {ratio:.0%}: a forecast stood for "
                 f"{alarmed_s:.0f} s in {hours:.1f} h"

@@ -77,12 +77,12 @@ def severities(routed: Routed, moment: RoutedMoment) -> dict[str, Severity]:
     """The causes of lost hits at one moment, explained ones as their root cause."""
     rows: list[Row] = [(pod(name), values) for name, values in moment.values.items()]
     group = ("prod/m", "", "")
-    found = verdict(
+    fleet_verdict = verdict(
         *rows,
         usual={} if routed.usual is None else {group: routed.usual},
         recent={group: {"prompt_tokens_mean": routed.lengths}} if routed.lengths else {},
     )
-    return {c.cause.id: c.cause.severity for c in found.causes if c.cause.id in LOST}
+    return {c.cause.id: c.cause.severity for c in fleet_verdict.causes if c.cause.id in LOST}
 
 
 def table(verdicts: Iterable[RoutingVerdict]) -> str:

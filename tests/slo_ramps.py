@@ -58,10 +58,12 @@ class Kind:
 
 
 def _plain(machine: str) -> Setting:
-    found = _hardware(machine)
+    hardware = _hardware(machine)
     return Setting(
-        hardware=found,
-        launch=Launch(num_gpu_blocks=found.blocks(), max_num_batched_tokens=chunk_tokens(found)),
+        hardware=hardware,
+        launch=Launch(
+            num_gpu_blocks=hardware.blocks(), max_num_batched_tokens=chunk_tokens(hardware)
+        ),
         running=16.0,
     )
 
@@ -128,10 +130,10 @@ def scrapes(
     profile = Profile(targets=Targets(ttft_p99_s=kind.target_s), stated=Stated(launch=seats))
     stream = TargetStream("ramp", profile, Limits(), Catalogue.of(profile))
     for turn in range(1, round(for_s / SCRAPE_S) + 1):
-        for told in stream.replay(server.scrape(turn * SCRAPE_S)):
-            late_s = told.values.get("ttft_p99_s")
+        for diagnosis in stream.replay(server.scrape(turn * SCRAPE_S)):
+            late_s = diagnosis.values.get("ttft_p99_s")
             over = late_s is not None and late_s > kind.target_s
-            yield told.t_s - START_S, over, told.values.get("slo_breaks_in_s")
+            yield diagnosis.t_s - START_S, over, diagnosis.values.get("slo_breaks_in_s")
 
 
 def run(
@@ -171,14 +173,16 @@ def stays(kind: Kind, ratio: float) -> Callable[[Setting], Rate]:
 
 def quiet_recordings() -> tuple[int, int]:
     """Scrapes of the recordings' quiet phases that had a forecast, and all of them."""
-    told: dict[Path, list[Diagnosis]] = {}
+    by_capture: dict[Path, list[Diagnosis]] = {}
     alarmed = judged = 0
     for phase in phases():
         if phase.first_causes:
             continue
-        if phase.capture not in told:
-            told[phase.capture] = diagnoses(phase.capture, targets=RECORDED_TARGETS)
-        inside = [d for d in told[phase.capture] if phase.judged_from_s <= d.t_s <= phase.to_s]
+        if phase.capture not in by_capture:
+            by_capture[phase.capture] = diagnoses(phase.capture, targets=RECORDED_TARGETS)
+        inside = [
+            d for d in by_capture[phase.capture] if phase.judged_from_s <= d.t_s <= phase.to_s
+        ]
         judged += len(inside)
         alarmed += sum(d.values.get("slo_breaks_in_s") is not None for d in inside)
     return alarmed, judged
@@ -199,17 +203,21 @@ def report(
     for kind in chosen:
         for over in minutes:
             runs = [run(kind, climbs(kind, over), for_s=4500, seed=seed) for seed in turns]
-            leads = sorted(one.lead_s or 0.0 for one in runs if one.exhausted_s is not None)
+            leads = sorted(
+                outcome.lead_s or 0.0 for outcome in runs if outcome.exhausted_s is not None
+            )
             if not leads:
                 lines.append(f"{kind.name:22}{over:>4} min  the target was kept")
                 continue
-            told = f"{median(leads):.0f} s", f"{leads[0]:.0f} s", f"{leads[-1]:.0f} s"
-            lines.append(f"{kind.name:22}{over:>4} min{told[0]:>13}{told[1]:>7}{told[2]:>7}")
+            columns = f"{median(leads):.0f} s", f"{leads[0]:.0f} s", f"{leads[-1]:.0f} s"
+            lines.append(
+                f"{kind.name:22}{over:>4} min{columns[0]:>13}{columns[1]:>7}{columns[2]:>7}"
+            )
     for kind in chosen:
         seed = first_seed + STAYS_SEED
         stood = [run(kind, stays(kind, ratio), for_s=hours * 3600, seed=seed) for ratio in STEADY]
         alarmed, lasted = (
-            sum(getattr(one, key) for one in stood) for key in ("alarmed_s", "lasted_s")
+            sum(getattr(outcome, key) for outcome in stood) for key in ("alarmed_s", "lasted_s")
         )
         lines.append(
             f"{kind.name}, load that stays: a forecast stood for {alarmed:.0f} s in "

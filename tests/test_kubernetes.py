@@ -164,7 +164,11 @@ def pods(objects: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def ours(pod: Mapping[str, Any]) -> dict[str, Any]:
     """The container kneewatch of a pod."""
-    (container,) = [one for one in pod["containers"] if one["name"] == "kneewatch"]
+    (container,) = [
+        container_spec
+        for container_spec in pod["containers"]
+        if container_spec["name"] == "kneewatch"
+    ]
     return dict(container)
 
 

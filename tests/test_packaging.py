@@ -36,8 +36,8 @@ IMPORTED_AS = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml", "markdown-it-py": "ma
 
 def folders() -> list[Path]:
     """Folders with an __init__.py, but for the tests and what is built."""
-    found = [init.parent.relative_to(ROOT) for init in ROOT.glob("[!.]*/**/__init__.py")]
-    return [folder for folder in found if folder.parts[0] not in NOT_OURS]
+    folders = [init.parent.relative_to(ROOT) for init in ROOT.glob("[!.]*/**/__init__.py")]
+    return [folder for folder in folders if folder.parts[0] not in NOT_OURS]
 
 
 def test_every_package_is_listed() -> None:
@@ -103,7 +103,10 @@ def test_links_of_the_readme_lead_somewhere() -> None:
 
 
 def test_every_dependency_is_used() -> None:
-    names = [re.split(r"[<>=~! ]", one)[0] for one in PYPROJECT["project"]["dependencies"]]
+    names = [
+        re.split(r"[<>=~! ]", requirement)[0]
+        for requirement in PYPROJECT["project"]["dependencies"]
+    ]
     code = "\n".join(path.read_text() for folder in folders() for path in folder_code(folder))
     for name in names:
         module = IMPORTED_AS.get(name, name.replace("-", "_"))

@@ -45,7 +45,10 @@ def test_sdists_of_different_builds_are_alike(release: ModuleType) -> None:
     assert first == second
     assert first != release.repacked(sdist("a", "c", mtime_s=1000, owner="ci"), 500)
     with tarfile.open(fileobj=io.BytesIO(first)) as tar:
-        assert [(one.name, one.mtime, one.uname) for one in tar] == [("a", 500, ""), ("b", 500, "")]
+        assert [(member.name, member.mtime, member.uname) for member in tar] == [
+            ("a", 500, ""),
+            ("b", 500, ""),
+        ]
         content = tar.extractfile("a")
         assert content is not None
         assert content.read() == b"a"

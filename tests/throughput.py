@@ -116,7 +116,7 @@ def points() -> tuple[Point, ...]:
 
 
 @cache
-def known(name: str) -> Model:
+def catalogue_model(name: str) -> Model:
     """The catalogue's model."""
     return model(name)
 
@@ -125,7 +125,7 @@ def known(name: str) -> Model:
 def point_costs(point: Point) -> Costs:
     """What a step costs on the point's GPUs."""
     return costs(
-        known(point.model),
+        catalogue_model(point.model),
         gpu(point.gpu),
         tensor_parallel=point.tensor_parallel,
         pipeline_parallel=point.pipeline_parallel,
@@ -139,7 +139,7 @@ def max_running(point: Point) -> float:
     A rough budget, not the memory model under test elsewhere: 90 % of 79.18 GiB, the weights,
     9.75 x max_num_seqs x vocabulary x 4 bytes of activations, and what is not torch's.
     """
-    described, cost = known(point.model), point_costs(point)
+    described, cost = catalogue_model(point.model), point_costs(point)
     seqs = point.max_num_seqs or 1024
     parameters = described.parameters
     assert parameters is not None
@@ -190,8 +190,8 @@ def estimate(point: Point, efficiency: Efficiency = DEFAULT) -> Estimate:
     in_flight = point.in_flight
     if in_flight is None or point.is_short_closed_loop:
         return played(point, efficiency)
-    found = performance(point_costs(point), load(point, in_flight), efficiency)
-    return Estimate(found.decode_tokens_per_s, found.ttft_s, found.itl_s)
+    predicted = performance(point_costs(point), load(point, in_flight), efficiency)
+    return Estimate(predicted.decode_tokens_per_s, predicted.ttft_s, predicted.itl_s)
 
 
 def lengths(point: Point) -> list[float]:
@@ -244,25 +244,25 @@ def steady(point: Point) -> bool:
 
 def errors(chosen: Sequence[Point], efficiency: Efficiency = DEFAULT) -> list[Estimate]:
     """Estimated over measured less one, of each figure, a point each."""
-    found = [estimate(point, efficiency) for point in chosen]
+    estimates = [estimate(point, efficiency) for point in chosen]
     return [
         Estimate(
-            off_ratio(told.output_tokens_per_s, point.output_tokens_per_s),
-            math.nan if point.ttft_s is None else off_ratio(told.ttft_s, point.ttft_s),
-            off_ratio(told.tpot_s, point.tpot_s),
+            off_ratio(estimated.output_tokens_per_s, point.output_tokens_per_s),
+            math.nan if point.ttft_s is None else off_ratio(estimated.ttft_s, point.ttft_s),
+            off_ratio(estimated.tpot_s, point.tpot_s),
         )
-        for point, told in zip(chosen, found, strict=True)
+        for point, estimated in zip(chosen, estimates, strict=True)
     ]
 
 
-def median_error_ratio(found: Sequence[float]) -> float:
+def median_error_ratio(error_ratios: Sequence[float]) -> float:
     """Median of the errors' sizes."""
-    return statistics.median(abs(error) for error in stated(found))
+    return statistics.median(abs(error) for error in stated(error_ratios))
 
 
-def stated(found: Sequence[float]) -> list[float]:
+def stated(error_ratios: Sequence[float]) -> list[float]:
     """The errors of rows whose source states the figure."""
-    return [error for error in found if not math.isnan(error)]
+    return [error for error in error_ratios if not math.isnan(error)]
 
 
 def family(point: Point) -> str:
@@ -334,59 +334,59 @@ def _fit(slopes: Figures, logs: Figures) -> Figures:
     return np.asarray(np.linalg.solve(held, -slopes.T @ logs), dtype=np.float64)
 
 
-def measured_band(found: Sequence[float]) -> tuple[float, float]:
+def measured_band(error_ratios: Sequence[float]) -> tuple[float, float]:
     """Bounds of measured over predicted that hold nine of ten rows, as many left out on each side.
 
     `found` are errors: predicted over measured, less one.
     """
-    ratios = sorted(1 / (1 + error) for error in found)
+    ratios = sorted(1 / (1 + error) for error in error_ratios)
     aside = len(ratios) // 20
     return ratios[aside], ratios[-1 - aside]
 
 
-def _columns(found: Sequence[Estimate]) -> list[list[float]]:
+def _columns(estimates: Sequence[Estimate]) -> list[list[float]]:
     """Errors of output tokens/s, TPOT and TTFT."""
     return [
-        stated([error.output_tokens_per_s for error in found]),
-        stated([error.tpot_s for error in found]),
-        stated([error.ttft_s for error in found]),
+        stated([error.output_tokens_per_s for error in estimates]),
+        stated([error.tpot_s for error in estimates]),
+        stated([error.ttft_s for error in estimates]),
     ]
 
 
-def _line(title: str, found: Sequence[Estimate]) -> str:
+def _line(title: str, estimates: Sequence[Estimate]) -> str:
     shown = [
         f"{median_error_ratio(column):>7.0%} {statistics.median(column):>+6.0%} "
         f"{max(column, key=abs):>+7.0%}"
         if column
         else f"{'-':>22}"
-        for column in _columns(found)
+        for column in _columns(estimates)
     ]
-    return f"{title:48}{len(found):>4} {'  '.join(shown)}"
+    return f"{title:48}{len(estimates):>4} {'  '.join(shown)}"
 
 
 def _grouped(
     chosen: Sequence[Point],
     key: Callable[[Point], str],
-    found: Sequence[Estimate] | None = None,
+    estimates: Sequence[Estimate] | None = None,
 ) -> list[str]:
-    found = errors(chosen) if found is None else found
+    estimates = errors(chosen) if estimates is None else estimates
     names = [key(point) for point in chosen]
     return [
-        _line(name, [error for own, error in zip(names, found, strict=True) if own == name])
+        _line(name, [error for own, error in zip(names, estimates, strict=True) if own == name])
         for name in sorted(set(names))
     ]
 
 
 def _only(
-    chosen: Sequence[Point], found: Sequence[Estimate], holds: Callable[[Point], bool]
+    chosen: Sequence[Point], estimates: Sequence[Estimate], holds: Callable[[Point], bool]
 ) -> list[Estimate]:
-    return [error for point, error in zip(chosen, found, strict=True) if holds(point)]
+    return [error for point, error in zip(chosen, estimates, strict=True) if holds(point)]
 
 
 def report() -> str:
     """The error by model, by regime and overall: median size, median, worst."""
     chosen = trusted()
-    found = errors(chosen)
+    estimates = errors(chosen)
     head = "  ".join(f"{name:>7} median   worst" for name in ("tokens/s", "TPOT", "TTFT"))
     names = ("output tokens/s", "TPOT", "TTFT")
     left_out = left_out_errors(chosen)
@@ -399,7 +399,7 @@ def report() -> str:
             "",
             _line("all that state their concurrency", errors([p for p in chosen if steady(p)])),
             _line("all bursts", errors([p for p in chosen if p.in_flight is None])),
-            _line("all", found),
+            _line("all", estimates),
             "",
             "each family by constants fitted without it:",
             *_grouped(chosen, lambda point: point.regime, left_out),
@@ -413,11 +413,11 @@ def report() -> str:
             *(
                 f"nine of ten rows measured {low:.2f} to {high:.2f} times the predicted {name}"
                 for name, (low, high) in zip(
-                    names, map(measured_band, _columns(found)), strict=True
+                    names, map(measured_band, _columns(estimates)), strict=True
                 )
             ),
-            f"families beyond 40 % of output tokens/s: {_far(chosen, found)}; by constants fitted "
-            f"without them: {_far(chosen, left_out)}",
+            f"families beyond 40% of output tokens/s: {_far(chosen, estimates)}; by constants "
+            f"fitted without them: {_far(chosen, left_out)}",
             "",
             "left out:",
             *(f"  {point.source}: {point.doubt}" for point in points() if point.doubt),
@@ -425,8 +425,8 @@ def report() -> str:
     )
 
 
-def _far(chosen: Sequence[Point], found: Sequence[Estimate]) -> str:
-    medians = family_median_errors(chosen, found).items()
+def _far(chosen: Sequence[Point], estimates: Sequence[Estimate]) -> str:
+    medians = family_median_errors(chosen, estimates).items()
     return (
         ", ".join(f"{name} {error:+.0%}" for name, error in medians if abs(error) > 0.4) or "none"
     )
@@ -442,8 +442,12 @@ def beside_aiconfigurator() -> str:
     It is given the requests in flight as its batch.
     """
     chosen = [point for point in trusted() if steady(point) and not point.drafts]
-    made = aiconfigurator_estimates([_asked(point) for point in chosen])
-    both = [(point, peer) for point, peer in zip(chosen, made, strict=False) if peer is not None]
+    peer_estimates = aiconfigurator_estimates([_asked(point) for point in chosen])
+    both = [
+        (point, peer)
+        for point, peer in zip(chosen, peer_estimates, strict=False)
+        if peer is not None
+    ]
     if not both:
         return "aiconfigurator: not installed, or it can estimate none of the models"
     ours = errors([point for point, _ in both])
@@ -487,7 +491,7 @@ def _nearer(ours: Sequence[Estimate], theirs: Sequence[Estimate]) -> str:
 
 
 def _asked(point: Point) -> dict[str, object]:
-    mixture = bool(known(point.model).experts.count)
+    mixture = bool(catalogue_model(point.model).experts.count)
     return {
         "config": _configuration(point.model),
         "model_path": point.model,
@@ -505,14 +509,14 @@ def _asked(point: Point) -> dict[str, object]:
 def _configuration(name: str) -> dict[str, object]:
     """The catalogue's fields of a model as the file that its publisher has."""
     entries = json.loads(CATALOGUE.read_text("utf-8"))
-    entry = entries[known(name).id]
+    entry = entries[catalogue_model(name).id]
     entry = {**entries.get(entry.get("base"), {}), **entry}
     fields: dict[str, object] = {"hidden_act": "silu", **entry["config"]}
     outer = {"architectures": [entry.get("architecture") or "LlamaForCausalLM"]}
     interval = fields.get("full_attention_interval")
     if not isinstance(interval, int):
         return {**outer, **fields}
-    layers = range(1, known(name).depth + 1)
+    layers = range(1, catalogue_model(name).depth + 1)
     kinds = ["linear_attention" if layer % interval else "full_attention" for layer in layers]
     text = {**fields, "layer_types": kinds, "layer_types_count": None}
     return {**outer, "model_type": fields["model_type"], "text_config": text}

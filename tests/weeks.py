@@ -84,25 +84,25 @@ class Recording:
         ]
         self.layout: Layout = read[-1][1].layout
         series = self.layout.series
-        at = {one: place for place, one in enumerate(series)}
+        at = {series_key: place for place, series_key in enumerate(series)}
         self.counters = _places(series, lambda n: n.endswith("_total"))
         self.gauges = _places(series, lambda n: not n.endswith(NO_GAUGE))
         self.born = _places(series, lambda n: n.endswith("_created") or "start_time" in n)
         self.buckets = _places(series, lambda n: n.endswith("_bucket"))
         groups = [_histogram(series[int(place)]) for place in self.buckets]
         names = list(dict.fromkeys(groups))
-        self.group = np.array([names.index(one) for one in groups])
-        self.first = np.array([groups.index(one) for one in names])
+        self.group = np.array([names.index(group) for group in groups])
+        self.first = np.array([groups.index(name) for name in names])
         self.sums = np.array([at[Series(f"{n}_sum", labels)] for n, labels in names])
         self.counts = np.array([at[Series(f"{n}_count", labels)] for n, labels in names])
-        known = {one: index for index, one in enumerate(series)}
+        index_by_series = {series_key: index for index, series_key in enumerate(series)}
         self.times: list[float] = []
         self.pages: list[Floats] = []
         for t_s, page in read:
             values = np.full(len(series), np.nan)
-            for one, value in page.samples():
-                if one in known:
-                    values[known[one]] = value
+            for series_key, value in page.samples():
+                if series_key in index_by_series:
+                    values[index_by_series[series_key]] = value
             self.times.append(t_s)
             self.pages.append(values)
 
@@ -133,9 +133,9 @@ def _places(series: Sequence[Series], wanted: Callable[[str], bool]) -> Places:
     return np.array(
         [
             place
-            for place, one in enumerate(series)
-            if wanted(one.name)
-            and (not one.name.startswith(OF_PROCESS) or "start_time" in one.name)
+            for place, of_series in enumerate(series)
+            if wanted(of_series.name)
+            and (not of_series.name.startswith(OF_PROCESS) or "start_time" in of_series.name)
         ],
         dtype=np.intp,
     )
@@ -155,8 +155,8 @@ def recording(name: str) -> Recording:
 @cache
 def labelled() -> Mapping[str, Any]:
     """What was true in the recordings."""
-    known: Mapping[str, Any] = json.loads((CAPTURES / "labels.json").read_text())
-    return known
+    labels_by_capture: Mapping[str, Any] = json.loads((CAPTURES / "labels.json").read_text())
+    return labels_by_capture
 
 
 @cache
@@ -261,7 +261,7 @@ class Server:
             return self._unjudged(t_s, page, said)
         diagnoses = self._stream.judge(t_s, page)
         tier = self.labels.get("tier")
-        tiered = tuple(replace(one, tier=tier) for one in diagnoses)
+        tiered = tuple(replace(diagnosis, tier=tier) for diagnosis in diagnoses)
         error = self._stream.monitor.last_error
         engines = engine_cycles(diagnoses, tiered, self._stream.monitor, None)
         self._judged = (t_s, engines)
@@ -270,7 +270,9 @@ class Server:
 
     def near(self, t_s: float) -> bool:
         """Whether something planted is at hand."""
-        return any(one.start_s - BEFORE_S <= t_s < one.end_s + AFTER_S for one in self.planted)
+        return any(
+            problem.start_s - BEFORE_S <= t_s < problem.end_s + AFTER_S for problem in self.planted
+        )
 
     def _unjudged(self, t_s: float, page: Page, said: tuple[EngineCycle, ...]) -> Cycle:
         monitor = next(iter(self._stream.monitor.engines))
@@ -278,21 +280,21 @@ class Server:
         values = tuple(monitor.history.counters.read([*page.values, math.nan]))
         engines = tuple(
             replace(
-                one,
-                diagnosis=replace(one.diagnosis, t_s=t_s),
+                replayed,
+                diagnosis=replace(replayed.diagnosis, t_s=t_s),
                 raw=RawCounters(columns, values),
                 restart=None,
             )
-            for one in said
+            for replayed in said
         )
         return Cycle(t_s, self.name, self.labels, engines, 0.002)
 
     def _page(self, t_s: float) -> Page | CollectError:
-        for one in self.planted:
-            if one.start_s <= t_s < one.start_s + one.down_s:
+        for problem in self.planted:
+            if problem.start_s <= t_s < problem.start_s + problem.down_s:
                 return CollectError("connection refused", kind="refused", hint="Is it running?")
-            born_s = one.start_s + one.down_s
-            if not one.phases and t_s >= born_s and born_s not in self._restarted:
+            born_s = problem.start_s + problem.down_s
+            if not problem.phases and t_s >= born_s and born_s not in self._restarted:
                 self._restarted.add(born_s)
                 self._begin(born_s)
         if not len(self._values):
@@ -301,39 +303,39 @@ class Server:
         return Page(recording(self.kind.recording).layout, self._values.tolist())
 
     def _begin(self, t_s: float) -> None:
-        known = recording(self.kind.recording)
-        self._values = np.zeros(len(known.layout.series))
-        self._values[known.born] = t_s
-        for at, series in enumerate(known.layout.series):
+        recorded = recording(self.kind.recording)
+        self._values = np.zeros(len(recorded.layout.series))
+        self._values[recorded.born] = t_s
+        for at, series in enumerate(recorded.layout.series):
             if series.name.endswith("_info"):
                 self._values[at] = 1.0
         self._last_s = t_s
 
     def _advance(self, t_s: float) -> None:
-        known, rng = recording(self.kind.recording), self._rng
+        recorded, rng = recording(self.kind.recording), self._rng
         rates, factor = self._rates(t_s)
         lasted_s = factor * (t_s - self._last_s)
         self._last_s = t_s
         values = self._values
-        values[known.counters] += rng.poisson(rates.counters * lasted_s)
+        values[recorded.counters] += rng.poisson(rates.counters * lasted_s)
         own = rng.poisson(rates.observed * lasted_s)
         summed = np.cumsum(own)
-        below = np.append(0, summed)[known.first][known.group]
+        below = np.append(0, summed)[recorded.first][recorded.group]
         cumulative = summed - below
-        values[known.buckets] += cumulative
-        count = np.bincount(known.group, own)
-        values[known.counts] += count
-        values[known.sums] += count * rates.means
+        values[recorded.buckets] += cumulative
+        count = np.bincount(recorded.group, own)
+        values[recorded.counts] += count
+        values[recorded.sums] += count * rates.means
         whole = rates.gauges == np.round(rates.gauges)
         scaled = rates.gauges * min(1.5, factor)
         most = np.where(rates.gauges <= 1.0, 1.0, np.inf)
-        values[known.gauges] = np.where(whole, np.round(scaled), np.minimum(scaled, most))
+        values[recorded.gauges] = np.where(whole, np.round(scaled), np.minimum(scaled, most))
 
     def _rates(self, t_s: float) -> tuple[Rates, float]:
         """What is counted now, and how much of it."""
         name = self.kind.recording
-        for one in self.planted:
-            phase = one.phase(t_s)
+        for problem in self.planted:
+            phase = problem.phase(t_s)
             if phase is not None:
                 played = steps(name, phase[0])
                 return played[int((t_s - phase[1]) / 2.0) % len(played)], 1.0
@@ -362,8 +364,8 @@ class Week:
     @property
     def planted(self) -> list[Planted]:
         """All incidents, by their start."""
-        found = [one for server in self.servers for one in server.planted]
-        return sorted(found, key=lambda one: one.start_s)
+        problems = [problem for server in self.servers for problem in server.planted]
+        return sorted(problems, key=lambda problem: problem.start_s)
 
     def cycles(self, every_s: float) -> Iterator[Cycle]:
         """The cycles of all servers in the order of time."""
@@ -380,8 +382,8 @@ class Week:
         while t_s < min(self.end_s, server.there[1]):
             yield t_s
             soon_s = min(
-                (one.start_s - BEFORE_S - t_s for one in server.planted
-                 if one.start_s - BEFORE_S > t_s),
+                (problem.start_s - BEFORE_S - t_s for problem in server.planted
+                 if problem.start_s - BEFORE_S > t_s),
                 default=math.inf,
             )  # fmt: skip
             t_s += FINE_S if server.near(t_s) else max(FINE_S, min(every_s, soon_s))
@@ -451,7 +453,7 @@ def week(*, start_s: float = START_S, days: float = 7.0) -> Week:
             name,
             kinds[name.partition("-")[0]],
             {"tier": tiers[name.partition("-")[0]], "node": "n1"},
-            [one for one in planted if one.end_s < end_s],
+            [problem for problem in planted if problem.end_s < end_s],
             seed=place,
             profile=profiles.get(name, PROFILE),
             there=there.get(name, (-math.inf, math.inf)),
@@ -470,11 +472,12 @@ def main() -> None:
     parser.add_argument("--to", type=float, default=START_S + 7 * DAY_S)
     args = parser.parse_args()
     began_s = time.monotonic()
-    made = week(start_s=args.to - args.days * DAY_S, days=args.days)
-    written = made.write(args.file, every_s=args.every)
+    planned_week = week(start_s=args.to - args.days * DAY_S, days=args.days)
+    written = planned_week.write(args.file, every_s=args.every)
     print(f"{written} scrapes in {time.monotonic() - began_s:.0f} s: {args.file}")
-    for one in made.planted:
-        print(f"{datetime.fromtimestamp(one.start_s, UTC):%a %H:%M} {one.target} {one.cause}")
+    for problem in planned_week.planted:
+        begins = f"{datetime.fromtimestamp(problem.start_s, UTC):%a %H:%M}"
+        print(f"{begins} {problem.target} {problem.cause}")
 
 
 if __name__ == "__main__":

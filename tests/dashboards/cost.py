@@ -97,7 +97,7 @@ def main() -> None:
     print(
         ROW.format("rules", "replicas", "series", "evaluation", "scraping", "with rules", "memory")
     )
-    for count in [int(one) for one in sys.argv[1:]] or [10, 100, 1000]:
+    for count in [int(argument) for argument in sys.argv[1:]] or [10, 100, 1000]:
         for flavour, plan in (("all", Plan()), ("lean", Plan(lean=True))):
             with tempfile.TemporaryDirectory(prefix="kneewatch-cost-") as folder:
                 cost = measured(count, Path(folder), plan)

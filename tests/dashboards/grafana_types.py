@@ -80,9 +80,9 @@ def main(versions: list[str]) -> int:
     failed = 0
     for version in versions:
         with tempfile.TemporaryDirectory() as folder:
-            found = check(version, Path(folder))
-        failed |= bool(found)
-        print(f"@grafana/schema {version}: {found or 'every dashboard fits'}")
+            mistakes = check(version, Path(folder))
+        failed |= bool(mistakes)
+        print(f"@grafana/schema {version}: {mistakes or 'every dashboard fits'}")
     return failed
 
 

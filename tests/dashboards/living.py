@@ -60,9 +60,9 @@ def fired(fleet: LivingFleet, plan: Plan, folder: Path, *, to_s: float) -> list[
     for rows in fleet.scraped(from_s=0, to_s=to_s):
         for labels, samples in rows.items():
             named = dict(labels)
-            one = Series(named.pop("__name__"), tuple(named.items()))
-            if one.name in read:
-                series[one] = _written(samples, fleet.scrape_s, steps)
+            scraped_series = Series(named.pop("__name__"), tuple(named.items()))
+            if scraped_series.name in read:
+                series[scraped_series] = _written(samples, fleet.scrape_s, steps)
     answers = evaluate(
         folder,
         rules,
@@ -73,7 +73,9 @@ def fired(fleet: LivingFleet, plan: Plan, folder: Path, *, to_s: float) -> list[
         series_step_s=fleet.scrape_s,
     )
     shown = [{sample.labels for sample in answer} for answer in answers[FIRING]]
-    return sorted(_firing(shown, plan.interval_s), key=lambda one: one.begins_s)
+    return sorted(
+        _firing(shown, plan.interval_s), key=lambda scraped_series: scraped_series.begins_s
+    )
 
 
 def _written(samples: Sequence[tuple[float, float | None]], scrape_s: int, steps: int) -> str:
@@ -86,7 +88,7 @@ def _written(samples: Sequence[tuple[float, float | None]], scrape_s: int, steps
 def _firing(shown: Sequence[set[str]], interval_s: float) -> Iterator[Firing]:
     begun: dict[str, float] = {}
     for at, now in enumerate(shown):
-        for labels in [one for one in begun if one not in now]:
+        for labels in [labels_before for labels_before in begun if labels_before not in now]:
             yield Firing(dict(LABEL.findall(labels)), begun.pop(labels), at * interval_s)
         for labels in now:
             begun.setdefault(labels, at * interval_s)
@@ -100,9 +102,9 @@ def main() -> None:
         plan = Plan(scrape_s=scrape_s, interval_s=min(scrape_s, 30))
         for name, scene, to_s in (("operations", operated, 50), ("faults", with_faults, 32)):
             with tempfile.TemporaryDirectory(prefix="kneewatch-living-") as folder:
-                found = fired(scene(living(scrape_s)), plan, Path(folder), to_s=to_s * MIN_S)
-            print(f"{name}, scraped every {scrape_s} s: {len(found)} alerts", flush=True)
-            print("\n".join(f"  {one}" for one in found), flush=True)
+                firings = fired(scene(living(scrape_s)), plan, Path(folder), to_s=to_s * MIN_S)
+            print(f"{name}, scraped every {scrape_s} s: {len(firings)} alerts", flush=True)
+            print("\n".join(f"  {firing}" for firing in firings), flush=True)
 
 
 if __name__ == "__main__":

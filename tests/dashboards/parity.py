@@ -69,11 +69,11 @@ def prometheus(path: Path, plan: Plan, rules: str, folder: Path) -> tuple[list[V
     series, steps, first_s = series_of(path, step_s=STEP_S, instance="h:1")
     asked = (STAGE, FINDINGS, CAUSES)
     answers = evaluate(folder, rules, series, asked, step_s=STEP_S, steps=steps)
-    told: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for at in range(steps):
-        shown = [one for expr in asked for one in answers[expr][at]]
-        told.append(verdict_of((_labels(one), one.value) for one in shown))
-    return told, first_s
+        shown = [sample for expr in asked for sample in answers[expr][at]]
+        verdicts.append(verdict_of((_labels(sample), sample.value) for sample in shown))
+    return verdicts, first_s
 
 
 def verdict_of(samples: Iterable[tuple[Mapping[str, str], float]]) -> Verdict:
@@ -95,13 +95,13 @@ def differences(
 ) -> list[Difference]:
     """Where the two disagree by more than one step; of rules that are not wanted Prometheus says
     nothing."""
-    made = plan or Plan(window_s=WINDOW_S, interval_s=STEP_S, scrape_s=STEP_S)
-    document = yaml.load(rule_files(made, flavor)[RULES_FILE], yaml.CSafeLoader)
+    used_plan = plan or Plan(window_s=WINDOW_S, interval_s=STEP_S, scrape_s=STEP_S)
+    document = yaml.load(rule_files(used_plan, flavor)[RULES_FILE], yaml.CSafeLoader)
     # The other groups tell nothing of these verdicts, and evaluating them takes as long.
-    judging = needed([one for one in document["groups"] if one["name"] in GROUPS], wanted)
-    theirs, first_s = prometheus(path, made, json.dumps({"groups": judging}), folder)
+    judging = needed([group for group in document["groups"] if group["name"] in GROUPS], wanted)
+    theirs, first_s = prometheus(path, used_plan, json.dumps({"groups": judging}), folder)
     ours: list[Verdict | None] = [None] * len(theirs)
-    for t_s, verdict in sidecar(CaptureReader(path), made):
+    for t_s, verdict in sidecar(CaptureReader(path), used_plan):
         at = min(len(ours) - 1, round((t_s - first_s) / STEP_S))
         ours[at] = verdict or ours[at]
     return disagreements(ours, theirs)
@@ -111,20 +111,22 @@ def disagreements(
     ours: Sequence[Verdict | None], theirs: Sequence[Verdict], *, steps: int = 1
 ) -> list[Difference]:
     """Where neither says what the other does, `steps` before or after."""
-    found: list[Difference] = []
+    differing: list[Difference] = []
     for at, mine in enumerate(ours):
         if mine is None:
             continue
         around = slice(max(0, at - steps), at + steps + 1)
         for key in sorted({*mine, *theirs[at]}):
             if not (_any(ours[around], key, theirs[at]) or _any(theirs[around], key, mine)):
-                found.append(Difference(at, key, mine.get(key, 0), theirs[at].get(key, 0)))
-    return found
+                differing.append(Difference(at, key, mine.get(key, 0), theirs[at].get(key, 0)))
+    return differing
 
 
 def _any(verdicts: Sequence[Verdict | None], key: str, wanted: Verdict) -> bool:
     """Whether any verdict says of a key what is wanted."""
-    return any(one is not None and one.get(key, 0) == wanted.get(key, 0) for one in verdicts)
+    return any(
+        verdict is not None and verdict.get(key, 0) == wanted.get(key, 0) for verdict in verdicts
+    )
 
 
 def _labels(sample: Sample) -> dict[str, str]:

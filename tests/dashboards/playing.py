@@ -202,7 +202,7 @@ def compared(
     """Where an engine at `url` and the sidecar disagree by more than so many evaluations, by
     recording."""
     rows = list(_rows(url, play.lasts_s + PATIENCE_S))
-    found: dict[str, list[Difference]] = {}
+    by_recording: dict[str, list[Difference]] = {}
     for name, pages in stage.served.items():
         mine = [row for row in rows if row[1].get("instance") == name]
         grid = evaluations([t_s for t_s, _, _ in mine], plan.interval_s, until_s=pages[-1].t_s)
@@ -211,8 +211,10 @@ def compared(
         for at_s in grid:
             now = [r[1:] for r in mine if abs(r[0] - at_s) < plan.interval_s / 2]
             theirs.append(verdict_of(now))
-        found[name] = disagreements(in_force(list(sidecar(pages, plan)), grid), theirs, steps=steps)
-    return found
+        by_recording[name] = disagreements(
+            in_force(list(sidecar(pages, plan)), grid), theirs, steps=steps
+        )
+    return by_recording
 
 
 def evaluations(seen_s: Sequence[float], interval_s: float, *, until_s: float) -> list[float]:
@@ -222,12 +224,12 @@ def evaluations(seen_s: Sequence[float], interval_s: float, *, until_s: float) -
 
 
 def in_force(
-    told: Sequence[tuple[float, Verdict | None]], grid: Sequence[float]
+    dated_verdicts: Sequence[tuple[float, Verdict | None]], grid: Sequence[float]
 ) -> list[Verdict | None]:
     """The newest verdict at each moment; None before the first page and where there was none."""
     shown: list[Verdict | None] = []
     for at_s in grid:
-        before = [verdict for t_s, verdict in told if t_s <= at_s]
+        before = [verdict for t_s, verdict in dated_verdicts if t_s <= at_s]
         shown.append(before[-1] if before else None)
     return shown
 
@@ -244,8 +246,8 @@ def _rows(url: str, back_s: float) -> Iterator[tuple[float, Mapping[str, str], f
                     yield float(t_s), row["metric"], float(value)
 
 
-def told(found: Mapping[str, Sequence[Difference]]) -> Iterator[str]:
+def summary_lines(by_recording: Mapping[str, Sequence[Difference]]) -> Iterator[str]:
     """A line for each recording: how many disagreements there are, and where."""
-    for name, differences in found.items():
-        keys = sorted({one.key for one in differences})
+    for name, differences in by_recording.items():
+        keys = sorted({difference.key for difference in differences})
         yield f"{name:28} {len(differences):4} {' '.join(keys)}"

@@ -80,11 +80,11 @@ def series_of(path: Path, *, step_s: float, instance: str) -> tuple[dict[Series,
         for series in live.difference(shown):
             rows[series][at] = "stale"
         live = set(shown)
-    told = {
+    values_by_series = {
         series: " ".join(points.get(at, "_") for at in range(last + 1))
         for series, points in rows.items()
     }
-    return told, last + 1, first_s
+    return values_by_series, last + 1, first_s
 
 
 def evaluate(
@@ -110,7 +110,8 @@ def evaluate(
             {
                 "interval": f"{round(1000 * (series_step_s or step_s))}ms",
                 "input_series": [
-                    {"series": _spelled(one), "values": values} for one, values in series.items()
+                    {"series": _spelled(series_labels), "values": values}
+                    for series_labels, values in series.items()
                 ],
                 "promql_expr_test": [
                     {
@@ -137,22 +138,22 @@ def evaluate(
 
 
 def _answers(
-    told: str, exprs: Sequence[str], *, step_s: float, steps: int, asked: int
+    output: str, exprs: Sequence[str], *, step_s: float, steps: int, asked: int
 ) -> dict[str, list[list[Sample]]]:
-    found: dict[str, list[list[Sample]]] = {expr: [[] for _ in range(steps)] for expr in exprs}
+    by_expr: dict[str, list[list[Sample]]] = {expr: [[] for _ in range(steps)] for expr in exprs}
     seen = 0
-    for block in told.split("expr: ")[1:]:
+    for block in output.split("expr: ")[1:]:
         question = ASKED.match("expr: " + block)
         assert question is not None, block[:300]
         expr = json.loads(f'"{question["expr"]}"')
         at = round(_seconds(question["time"]) / step_s)
         got = block.partition("got:")[2]
-        found[expr][at] = [
-            Sample(one["labels"], float(one["value"])) for one in SAMPLE.finditer(got)
+        by_expr[expr][at] = [
+            Sample(match["labels"], float(match["value"])) for match in SAMPLE.finditer(got)
         ]
         seen += 1
-    assert seen == asked, told[:2000]
-    return found
+    assert seen == asked, output[:2000]
+    return by_expr
 
 
 def _seconds(span: str) -> float:

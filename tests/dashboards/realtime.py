@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from tests.dashboards.parity import Difference
-from tests.dashboards.playing import Play, compared, play_of, prometheus, staged, told
+from tests.dashboards.playing import Play, compared, play_of, prometheus, staged, summary_lines
 
 RECORDINGS = ("kv_pressure_cascade", "queue_overload")
 
@@ -32,9 +32,9 @@ def main() -> None:
     """Play what the command line names."""
     speed, *names = sys.argv[1:] or ["1"]
     with tempfile.TemporaryDirectory(prefix="kneewatch-realtime-") as folder:
-        found = played(play_of(names or RECORDINGS, speed=float(speed)), Path(folder))
-    print("\n".join(told(found)))
-    sys.exit(any(found.values()))
+        by_recording = played(play_of(names or RECORDINGS, speed=float(speed)), Path(folder))
+    print("\n".join(summary_lines(by_recording)))
+    sys.exit(any(by_recording.values()))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,10 @@ def texts_of(
     the last have a finding in force."""
     _, alerts = finding_groups(Plan())
     name, alert = next(
-        (one.name, one)
-        for one in alerts.rules
-        if isinstance(one, Alert) and (one.labels["rule"], one.labels["severity"]) == rule_of(rule)
+        (alert.name, alert)
+        for alert in alerts.rules
+        if isinstance(alert, Alert)
+        and (alert.labels["rule"], alert.labels["severity"]) == rule_of(rule)
     )
     series: dict[str, float] = {}
     for at, (labels, values) in enumerate(engines):

@@ -38,7 +38,7 @@ def test_the_budget_burns_only_with_traffic(tmp_path: Path) -> None:
                 "expr": f"count by (model_name) ({asked})",
                 "eval_time": "5h59m",
                 "exp_samples": [
-                    {"labels": f'{{model_name="{one}"}}', "value": 1} for one in firing
+                    {"labels": f'{{model_name="{model}"}}', "value": 1} for model in firing
                 ],
             }
         ],

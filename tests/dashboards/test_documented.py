@@ -15,22 +15,22 @@ ENDPOINTS = {"PodMonitor": "podMetricsEndpoints", "ServiceMonitor": "endpoints"}
 
 def monitors() -> list[dict[str, Any]]:
     """Every monitor in the documentation, indented ones included."""
-    found: list[dict[str, Any]] = []
+    documents: list[dict[str, Any]] = []
     for name in ("alerting.md", "fleet.md"):
         text = (DOCS / name).read_text()
         for block in re.findall(r"^( *)```yaml\n(.*?)^\1```", text, re.M | re.S):
             lines = [line.removeprefix(block[0]) for line in block[1].splitlines()]
             document = yaml.safe_load("\n".join(lines))
             if document.get("apiVersion") == "monitoring.coreos.com/v1":
-                found.append(document)
-    return found
+                documents.append(document)
+    return documents
 
 
 def test_both_kinds_are_shown() -> None:
-    assert {one["kind"] for one in monitors()} == set(ENDPOINTS)
+    assert {monitor["kind"] for monitor in monitors()} == set(ENDPOINTS)
 
 
-@pytest.mark.parametrize("monitor", monitors(), ids=lambda one: one["kind"])
+@pytest.mark.parametrize("monitor", monitors(), ids=lambda monitor: monitor["kind"])
 def test_a_monitor_has_what_its_kind_requires(monitor: dict[str, Any]) -> None:
     assert set(monitor) == {"apiVersion", "kind", "metadata", "spec"}
     assert set(monitor["metadata"]) <= {"name", "namespace", "labels"}

@@ -144,7 +144,9 @@ def alerts(rules: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
         tmp_path_factory.mktemp("gpus"), rules, series, [FIRING], step_s=STEP_S, steps=steps
     )
     return {
-        name: [one for one in answers[FIRING][-1] if label(one, "Hostname") == f"node-{at}"]
+        name: [
+            sample for sample in answers[FIRING][-1] if label(sample, "Hostname") == f"node-{at}"
+        ]
         for at, (name, _) in enumerate(stories)
     }
 
@@ -160,39 +162,43 @@ def shown(story: Story) -> list[Mapping[str, At]]:
 
 def sidecar(story: Story) -> dict[str, int]:
     """What the sidecar concludes of an engine with these GPUs, and no quiet past."""
-    monitor, made = GpuMonitor(window_s=60), Pages()
+    monitor, parse = GpuMonitor(window_s=60), Pages()
     pages = shown(story)
     for at, page in enumerate(pages):
-        monitor.take(NOW_S + STEP_S * (at - len(pages) + 1), made(body(page)))
+        monitor.take(NOW_S + STEP_S * (at - len(pages) + 1), parse(body(page)))
     reading = monitor.reading(NOW_S)
     values = {**CALM.values, "itl_mean_drift_ratio": None}
     causes = replace(CALM, gpus=tuple(reading.states), values=values).causes()
-    return {one.id: int(one.severity) for one in causes.values() if one.id.startswith("gpu_")}
+    return {
+        cause.id: int(cause.severity) for cause in causes.values() if cause.id.startswith("gpu_")
+    }
 
 
 def written(pages: Sequence[Mapping[str, At]], steps: int, node: str) -> dict[Series, str]:
     """Pages up to the last step as promtool's series; what a page lacks is stale."""
-    found: dict[Series, list[str]] = {}
+    values_by_series: dict[Series, list[str]] = {}
     first = steps - len(pages)
     for at, page in enumerate(pages):
         text = body(page).replace("gpu-node-1", node)
-        for one, value in PageParser().parse(text).samples():
-            values = found.setdefault(one, ["_"] * (first + at) + ["stale"] * (steps - first - at))
+        for series, value in PageParser().parse(text).samples():
+            values = values_by_series.setdefault(
+                series, ["_"] * (first + at) + ["stale"] * (steps - first - at)
+            )
             values[first + at] = repr(value)
-    return {one: " ".join(values) for one, values in found.items()}
+    return {series: " ".join(values) for series, values in values_by_series.items()}
 
 
 def label(sample: Sample, name: str) -> str:
-    found = re.search(rf'\b{name}="([^"]*)"', sample.labels)
-    return found[1] if found else ""
+    match = re.search(rf'\b{name}="([^"]*)"', sample.labels)
+    return match[1] if match else ""
 
 
 def worst(samples: Sequence[Sample]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in samples:
-        cause, rank = label(one, "cause"), RANKS[label(one, "severity")]
-        found[cause] = max(rank, found.get(cause, 0))
-    return found
+    severities: dict[str, int] = {}
+    for sample in samples:
+        cause, rank = label(sample, "cause"), RANKS[label(sample, "severity")]
+        severities[cause] = max(rank, severities.get(cause, 0))
+    return severities
 
 
 @pytest.mark.parametrize("name", TROUBLE)
@@ -202,7 +208,7 @@ def test_trouble_is_told_as_the_sidecar_tells_it(
     expected = sidecar(TROUBLE[name])
     assert expected
     assert worst(alerts[name]) == expected
-    assert {label(one, "gpu") for one in alerts[name]} == {"0"}
+    assert {label(alert, "gpu") for alert in alerts[name]} == {"0"}
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -224,7 +230,7 @@ def test_what_only_looks_like_trouble_is_not_told(
 def test_an_alert_names_the_pod_and_its_namespace(
     story: str, namespace: str, pod: str, alerts: Mapping[str, list[Sample]]
 ) -> None:
-    assert {(label(one, "namespace"), label(one, "pod")) for one in alerts[story]} == {
+    assert {(label(alert, "namespace"), label(alert, "pod")) for alert in alerts[story]} == {
         (namespace, pod)
     }
 
@@ -233,10 +239,10 @@ def test_an_alert_stays_that_of_a_pod_that_has_ended(rules: str, tmp_path: Path)
     broken = {"DEV_ROW_REMAP_FAILURE": 1.0}
     unused = labels(0)
     pages = [{GPU: broken}] * 4 + [{unused: broken}] * 4
-    told = evaluate(tmp_path, rules, written(pages, 8, "n"), [FIRING], step_s=STEP_S, steps=8)[
+    firing = evaluate(tmp_path, rules, written(pages, 8, "n"), [FIRING], step_s=STEP_S, steps=8)[
         FIRING
     ]
-    assert [[label(one, "pod") for one in now] for now in told[4:]] == [["vllm-0"]] * 4
+    assert [[label(alert, "pod") for alert in now] for now in firing[4:]] == [["vllm-0"]] * 4
 
 
 def test_without_an_exporter_there_is_nothing(rules: str, tmp_path: Path) -> None:
@@ -251,8 +257,8 @@ def test_a_gpu_that_leaves_its_nodes_page_is_missed_and_a_whole_node_is_not(
     there = (GPU, labels(1), labels(0, host="gpu-node-2"))
     page, left = dict.fromkeys(there, NORMAL), {labels(1): NORMAL}
     series = written([page, page, left, left, left, left], 6, "gpu-node-1")
-    told = evaluate(tmp_path, rules, series, [FIRING], step_s=STEP_S, steps=6)[FIRING][-1]
-    assert [(label(one, "ailment"), label(one, "UUID")) for one in told] == [
+    firing = evaluate(tmp_path, rules, series, [FIRING], step_s=STEP_S, steps=6)[FIRING][-1]
+    assert [(label(alert, "ailment"), label(alert, "UUID")) for alert in firing] == [
         ("gone", "GPU-gpu-node-1-0")
     ]
 

@@ -48,8 +48,8 @@ def gpu_page(tick: int) -> Page:
 
 def until_the_end_of_load(name: str) -> list[tuple[float, Page]]:
     """A recording's pages up to the end of its last phase under load."""
-    mine = [one for one in phases() if one.capture.name.startswith(f"{name}.")]
-    end_s = max(one.to_s for one in mine if one.state not in ("idle", "draining"))
+    mine = [phase for phase in phases() if phase.capture.name.startswith(f"{name}.")]
+    end_s = max(phase.to_s for phase in mine if phase.state not in ("idle", "draining"))
     parser = PageParser(Limits())
     return [
         (entry.t_s, parser.parse(entry.body, content_type=entry.content_type))
@@ -134,9 +134,9 @@ def test_a_dashboard_can_be_read(board: Board) -> None:
     document: dict[str, Any] = json.loads((GENERATED / f"{board.uid}.json").read_text())
     assert document["uid"] == board.uid
     assert document["description"]
-    names = {one["name"] for one in document["templating"]["list"]}
+    names = {variable["name"] for variable in document["templating"]["list"]}
     assert {"datasource", "tier", "model", "replica"} <= names
-    shown = [one for one in document["panels"] if one["type"] != "row"]
+    shown = [panel for panel in document["panels"] if panel["type"] != "row"]
     assert len(shown) == sum(len(row.panels) for row in board.rows)
     for panel in shown:
         assert panel["title"]

@@ -138,7 +138,7 @@ def promtool(
 ) -> str:
     """What promtool has against the expectations of the wanted rules; nothing where they hold."""
     document = yaml.load(rule_files(plan)[RULES_FILE], yaml.CSafeLoader)
-    judging = needed([one for one in document["groups"] if one["name"] in JUDGING], wanted)
+    judging = needed([group for group in document["groups"] if group["name"] in JUDGING], wanted)
     (folder / RULES_FILE).write_text(json.dumps({"groups": judging}))  # JSON is YAML
     test = {
         "interval": duration(scrape_s),

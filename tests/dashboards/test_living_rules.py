@@ -38,18 +38,18 @@ TOLD = {
 def test_faults_during_a_rollout_are_one_notification_each(tmp_path: Path) -> None:
     require("promtool")
     plan = Plan(scrape_s=SCRAPE_S, interval_s=SCRAPE_S)
-    found = fired(with_faults(living(SCRAPE_S)), plan, tmp_path, to_s=27 * MIN_S)
-    told = sorted((one.labels["namespace"], one.labels["alertname"]) for one in found)
-    assert told == sorted(TOLD.items())
-    late = [str(one) for one in found if one.begins_s - FAULTS_S[0] > WITHIN_S]
+    firings = fired(with_faults(living(SCRAPE_S)), plan, tmp_path, to_s=27 * MIN_S)
+    alerts = sorted((firing.labels["namespace"], firing.labels["alertname"]) for firing in firings)
+    assert alerts == sorted(TOLD.items())
+    late = [str(firing) for firing in firings if firing.begins_s - FAULTS_S[0] > WITHIN_S]
     assert late == []
-    assert [str(one) for one in found if one.ends_s is None] == []
-    assert notified(found, plan, tmp_path) == Counter(
+    assert [str(firing) for firing in firings if firing.ends_s is None] == []
+    assert notified(firings, plan, tmp_path) == Counter(
         (namespace, status) for namespace in TOLD for status in ("firing", "resolved")
     )
 
 
-def notified(found: Iterable[Firing], plan: Plan, folder: Path) -> Counter[tuple[str, str]]:
+def notified(firings: Iterable[Firing], plan: Plan, folder: Path) -> Counter[tuple[str, str]]:
     """What a real Alertmanager in kube-prometheus-stack's default sends: the notifications with
     alerts that fire and that are resolved, by namespace. Only its waiting is shortened."""
     taker = Taker()
@@ -67,7 +67,7 @@ def notified(found: Iterable[Firing], plan: Plan, folder: Path) -> Counter[tuple
     manager = Manager(require("prometheus-alertmanager"), folder, json.dumps(settings))
     try:
         count = 0
-        for posted in _posts(found):
+        for posted in _posts(firings):
             manager.ask("/api/v2/alerts", posted)
             count += len(posted)
             taker.wait(count)
@@ -82,14 +82,14 @@ def notified(found: Iterable[Firing], plan: Plan, folder: Path) -> Counter[tuple
     )
 
 
-def _posts(found: Iterable[Firing]) -> list[list[dict[str, Any]]]:
+def _posts(firings: Iterable[Firing]) -> list[list[dict[str, Any]]]:
     """The alerts as Prometheus posts them, in the order in which they begin and end."""
     now = datetime.now(UTC).isoformat()
     events: list[tuple[float, dict[str, Any]]] = []
-    for one in found:
-        alert = {"labels": dict(one.labels)}
+    for firing in firings:
+        alert = {"labels": dict(firing.labels)}
         events += [
-            (one.begins_s, alert),
-            (one.ends_s or 0.0, {**alert, "startsAt": now, "endsAt": now}),
+            (firing.begins_s, alert),
+            (firing.ends_s or 0.0, {**alert, "startsAt": now, "endsAt": now}),
         ]
     return [[alert] for _, alert in sorted(events, key=lambda event: event[0])]

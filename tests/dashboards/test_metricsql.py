@@ -178,8 +178,12 @@ def test_what_is_first_recorded_at_a_full_hour_holds_from_the_next_evaluation_on
 
 def test_every_rule_is_spelled() -> None:
     exprs = [rule.expr for group in groups(Plan(ordered=False)) for rule in group.rules]
-    told = [metricsql(expr) for expr in exprs]
+    translated = [metricsql(expr) for expr in exprs]
     assert sum("rate(" in expr for expr in exprs) > 50
     for own in ("rate(", "increase(", "changes("):
-        left = [one for one in told if f" {own}" in one or f"({own}" in one or one.startswith(own)]
+        left = [
+            expr
+            for expr in translated
+            if f" {own}" in expr or f"({own}" in expr or expr.startswith(own)
+        ]
         assert left == [], own

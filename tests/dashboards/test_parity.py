@@ -48,9 +48,9 @@ def test_a_ruler_without_keep_firing_for_says_the_same(tmp_path: Path) -> None:
 
 def test_what_promql_cannot_conclude_it_cannot_fold_either(tmp_path: Path) -> None:
     require("promtool")
-    found = differences(CAPTURES / "round_robin_two_replicas.r1.jsonl.gz", tmp_path)
+    differing = differences(CAPTURES / "round_robin_two_replicas.r1.jsonl.gz", tmp_path)
     # The sidecar tells these stalls with prefix_churn, which needs the KV capacity.
-    assert {one.key for one in found} == {"prefill_interference"}
+    assert {difference.key for difference in differing} == {"prefill_interference"}
 
 
 def test_a_difference_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,8 +58,10 @@ def test_a_difference_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sooner = tuple((stage, KV_USAGE >= 0.2 if stage == 1 else when) for stage, when in EVIDENCE)
     monkeypatch.setattr("kneewatch.dashboards.prometheus.recording_rules.EVIDENCE", sooner)
     path = CAPTURES / "kv_pressure_cascade.jsonl.gz"
-    found = differences(path, tmp_path, wanted=lambda rule: rule.get("record") == STAGE)
-    assert any(isinstance(one, Difference) and one.key == "stage" for one in found)
+    differing = differences(path, tmp_path, wanted=lambda rule: rule.get("record") == STAGE)
+    assert any(
+        isinstance(difference, Difference) and difference.key == "stage" for difference in differing
+    )
 
 
 def test_an_exported_cause_explains_others_only_where_the_live_one_does(tmp_path: Path) -> None:

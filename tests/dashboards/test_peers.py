@@ -106,7 +106,7 @@ def series(case: str, odd: Odd) -> Iterator[dict[str, str]]:
 
     def level(name: str, where: str, value: float, **more: str) -> dict[str, str]:
         labels = {**pod(where), "model_name": case, **more}
-        inner = ", ".join(f'{label}="{told}"' for label, told in labels.items())
+        inner = ", ".join(f'{label}="{text}"' for label, text in labels.items())
         return {"series": f"{name}{{{inner}}}", "values": f"{value!r} {value!r}"}
 
     for where, own in odd.engines():
@@ -131,15 +131,15 @@ def played(tmp_path: Path, cases: Mapping[str, Odd], expected: list[dict[str, An
             and (rule.name == gate_of(query) or rule.labels.get("cause") == query.series)
         ),
     ]
-    told = [{"record": r.name, "expr": r.expr, "labels": dict(r.labels)} for r in rules]
+    recorded_rules = [{"record": r.name, "expr": r.expr, "labels": dict(r.labels)} for r in rules]
     test = {
         "interval": "15s",
-        "input_series": [one for case, odd in cases.items() for one in series(case, odd)],
+        "input_series": [row for case, odd in cases.items() for row in series(case, odd)],
         "promql_expr_test": [{"expr": ASKED, "eval_time": "15s", "exp_samples": expected}],
     }
     document = {"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": [test]}
     (tmp_path / "rules.yml").write_text(
-        json.dumps({"groups": [{"name": "peers", "rules": told}]})  # JSON is YAML
+        json.dumps({"groups": [{"name": "peers", "rules": recorded_rules}]})  # JSON is YAML
     )
     (tmp_path / "tests.yml").write_text(json.dumps(document))
     command = [require("promtool"), "test", "rules", str(tmp_path / "tests.yml")]
@@ -148,8 +148,8 @@ def played(tmp_path: Path, cases: Mapping[str, Odd], expected: list[dict[str, An
 
 
 def test_it_is_as_sure_as_the_diagnosis(tmp_path: Path) -> None:
-    known = {case: odd.confidence() for case, odd in CASES.items()}
-    assert {case for case, sure in known.items() if sure is None} == {
+    confidences = {case: odd.confidence() for case, odd in CASES.items()}
+    assert {case for case, sure in confidences.items() if sure is None} == {
         "slow for its own KV pressure",
         "not slow enough",
         "on two sides of a bucket's edge",
@@ -159,7 +159,7 @@ def test_it_is_as_sure_as_the_diagnosis(tmp_path: Path) -> None:
     }
     expected = [
         {"labels": f'{{model_name="{case}", pod="p0"}}', "value": round(100 * sure)}
-        for case, sure in known.items()
+        for case, sure in confidences.items()
         if sure is not None
     ]
     assert played(tmp_path, CASES, expected) == ""
@@ -168,5 +168,7 @@ def test_it_is_as_sure_as_the_diagnosis(tmp_path: Path) -> None:
 def test_nobody_is_woken_for_what_is_no_node(tmp_path: Path) -> None:
     assert all(odd.confidence() is not None for odd in GUARDED.values())
     few = {"two of eight": Odd(SLOW, servers=8, few=2)}
-    told = [{"labels": f'{{model_name="two of eight", pod="p{at}"}}', "value": 75} for at in (0, 1)]
-    assert played(tmp_path, {**GUARDED, **few}, told) == ""
+    expected_samples = [
+        {"labels": f'{{model_name="two of eight", pod="p{at}"}}', "value": 75} for at in (0, 1)
+    ]
+    assert played(tmp_path, {**GUARDED, **few}, expected_samples) == ""

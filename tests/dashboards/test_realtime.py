@@ -23,14 +23,14 @@ SLOPES = frozenset({"QUEUE-GROWS"})
 """Which scrapes fall into a window decides whether a slope is at its bound."""
 
 
-def harmful(found: Mapping[str, Sequence[Difference]]) -> list[Difference]:
+def harmful(by_recording: Mapping[str, Sequence[Difference]]) -> list[Difference]:
     """Disagreements about harm: between stages 0 and 1 a slope decides."""
     return [
-        one
-        for differences in found.values()
-        for one in differences
-        if one.key not in BASELINE | SLOPES
-        and not (one.key == "stage" and max(one.sidecar, one.prometheus) < 2)
+        difference
+        for differences in by_recording.values()
+        for difference in differences
+        if difference.key not in BASELINE | SLOPES
+        and not (difference.key == "stage" and max(difference.sidecar, difference.prometheus) < 2)
     ]
 
 

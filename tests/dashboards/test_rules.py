@@ -95,8 +95,8 @@ def only(folder: Path, wanted: str) -> list[dict[str, Any]]:
     test["promql_expr_test"] = [e for e in test["promql_expr_test"] if re.search(wanted, e["expr"])]
     test["input_series"] = [s for s in test["input_series"] if re.search(wanted, s["series"])]
     (folder / TESTS_FILE).write_text(json.dumps(tests))  # JSON is YAML
-    found: list[dict[str, Any]] = test["promql_expr_test"]
-    return found
+    queries: list[dict[str, Any]] = test["promql_expr_test"]
+    return queries
 
 
 @pytest.mark.parametrize(
@@ -118,16 +118,19 @@ def test_all_scenarios_are_in_the_exported_tests() -> None:
     (test,) = loaded(files_of("joined")[TESTS_FILE])["tests"]
     played = scenarios(PLANS["joined"])
     assert [len(e["exp_samples"]) for e in test["promql_expr_test"]] == [
-        len(one.fires) for one in played
+        len(scenario.fires) for scenario in played
     ]
-    for one in played:
-        named = [other.name for other in played if other.name.startswith(one.name)]
-        assert named == [one.name]
-        assert all(re.search(rf'="{one.name}', series) for series in one.series)
-    told = {one.name: sorted(alert for alert, _ in one.fires) for one in played}
-    assert told["a GPU falls off the bus"] == ["KneewatchCauseGpuFault", "KneewatchGpuFault"], (
-        "a GPU that is joined is told of its server too"
-    )
+    for scenario in played:
+        named = [other.name for other in played if other.name.startswith(scenario.name)]
+        assert named == [scenario.name]
+        assert all(re.search(rf'="{scenario.name}', series) for series in scenario.series)
+    alerts_by_scenario = {
+        scenario.name: sorted(alert for alert, _ in scenario.fires) for scenario in played
+    }
+    assert alerts_by_scenario["a GPU falls off the bus"] == [
+        "KneewatchCauseGpuFault",
+        "KneewatchGpuFault",
+    ], "a GPU that is joined is told of its server too"
 
 
 def test_the_exported_tests_can_fail(tmp_path: Path) -> None:
@@ -268,7 +271,9 @@ def test_names_and_selector_reach_every_series() -> None:
 
 def test_an_alert_has_the_labels_of_a_pool_alone() -> None:
     alerts = [rule for group in groups(Plan()) for rule in group.rules if isinstance(rule, Alert)]
-    of_pools = [one for one in alerts if one.labels["kneewatch"] in ("cause", "finding", "stage")]
+    of_pools = [
+        alert for alert in alerts if alert.labels["kneewatch"] in ("cause", "finding", "stage")
+    ]
     assert len(of_pools) > 50
     for alert in of_pools:
         assert alert.expr.lstrip("(").startswith(f"count by ({Plan().pool}) ("), alert.name

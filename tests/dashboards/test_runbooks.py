@@ -18,7 +18,7 @@ def alerts_of(plan: Plan) -> list[Alert]:
 
 def test_every_alert_links_to_its_dashboard() -> None:
     plan = Plan(grafana_url="https://grafana/", gpu_join=(("pod", "pod"),))
-    variables = {one.uid: {name for name, *_ in VARIABLES} for one in BOARDS}
+    variables = {board.uid: {name for name, *_ in VARIABLES} for board in BOARDS}
     for alert in alerts_of(plan):
         if alert.name == "KneewatchNoMetrics":
             continue

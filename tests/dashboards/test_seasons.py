@@ -49,31 +49,33 @@ class Weeks:
     now: float
     night: float | None
     fires: bool = False
-    known: int = HOUR
+    scrapes_per_hour: int = HOUR
 
     def inverted(self) -> Weeks:
         """The same of a signal that is bad when it is low."""
         before = [1 / value for value in self.before]
         night = None if self.night is None else 1 / self.night
-        return Weeks(before, 1 / self.now, night, known=self.known)
+        return Weeks(before, 1 / self.now, night, scrapes_per_hour=self.scrapes_per_hour)
 
     def series(self, key: str, labels: str) -> Iterator[tuple[str, str]]:
         """The recorded signal until ten o'clock of the fifth week, and its quiet values, as
         promtool writes them."""
-        told = ["_"] * NOW
+        samples = ["_"] * NOW
         for back, value in enumerate(reversed(self.before), 1):
             begins = NOW - back * WEEK - HOUR + 1
-            told[begins : begins + self.known] = [str(value)] * self.known
-        yield f"kneewatch:{key}{labels}", " ".join([*told, str(self.now)])
+            samples[begins : begins + self.scrapes_per_hour] = [str(value)] * self.scrapes_per_hour
+        yield f"kneewatch:{key}{labels}", " ".join([*samples, str(self.now)])
         if self.night is not None:
             yield f"kneewatch:{key}:calm{labels}", f"_x{NOW - HOUR - NIGHT} {self.night}x{NIGHT}"
 
     def held_against(self, key: str) -> float | None:
         """What the sidecar holds it against: the rule of rules/baseline.py."""
-        weeks = [hourly({key: [value] * self.known}) for value in self.before]
-        known = [one for one in (self.night, usual(weeks).get(key)) if one is not None]
+        weeks = [hourly({key: [value] * self.scrapes_per_hour}) for value in self.before]
+        references = [
+            reference for reference in (self.night, usual(weeks).get(key)) if reference is not None
+        ]
         worse = min if key in MORE_IS_BETTER else max
-        return worse(known) if known else None
+        return worse(references) if references else None
 
 
 CASES = {
@@ -82,8 +84,10 @@ CASES = {
     "one Monday is no habit": Weeks([5.0], 5.4, 2.0, fires=True),
     "Mondays with nothing in common": Weeks([5.0, 50.0], 5.4, 2.0, fires=True),
     "an incident among four": Weeks([5.0, 50.0, 5.2, 4.8], 5.4, 2.0),
-    "too little was seen": Weeks([5.0, 5.6], 5.4, 2.0, fires=True, known=SCRAPES_MIN - 1),
-    "enough was seen": Weeks([5.0, 5.6], 5.4, 2.0, known=SCRAPES_MIN),
+    "too little was seen": Weeks(
+        [5.0, 5.6], 5.4, 2.0, fires=True, scrapes_per_hour=SCRAPES_MIN - 1
+    ),
+    "enough was seen": Weeks([5.0, 5.6], 5.4, 2.0, scrapes_per_hour=SCRAPES_MIN),
     "better Mondays accuse nobody": Weeks([1.0, 1.0], 3.0, 2.0),
     "no quiet but Mondays": Weeks([5.0, 5.6], 5.4, None),
     "nothing to hold it against": Weeks([], 5.4, None),
@@ -109,17 +113,17 @@ def asked() -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
     for at in (NOW - HOUR, NOW):  # from the hour's beginning on
         yield at, "round(1e6 * kneewatch:prefix_hit_quiet_ratio)", fewest
     fires = [case for case, weeks in CASES.items() if weeks.fires]
-    told = [{"labels": f'{{instance="{case}"}}', "value": 1} for case in fires]
-    yield NOW, "count by (instance) (kneewatch:finding_met)", told
+    expected_samples = [{"labels": f'{{instance="{case}"}}', "value": 1} for case in fires]
+    yield NOW, "count by (instance) (kneewatch:finding_met)", expected_samples
 
 
 def test_what_is_usual_at_this_hour_of_the_week_is_no_anomaly(tmp_path: Path) -> None:
     # One group, seasons first: promtool evaluates groups in any order, once an hour here.
     rules = [
-        told
+        written_rule
         for group in reversed(groups(Plan()))
         for rule in group.rules
-        if (told := written(rule))
+        if (written_rule := written(rule))
     ]
     series = [
         {"series": name, "values": values}

@@ -23,7 +23,7 @@ from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, Flavor, group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.dashboards.parity import Difference
-from tests.dashboards.playing import Play, compared, play_of, process, staged, told
+from tests.dashboards.playing import Play, compared, play_of, process, staged, summary_lines
 from tests.programs import require
 from tests.recordings import phases
 
@@ -82,8 +82,10 @@ def introduce(url: str, play: Play, plan: Plan) -> None:
         for rule in group.rules
         for name, labels in _series(group, rule, engine)
     ]
-    with urlopen(f"{url}/api/v1/import/prometheus", "\n".join(lines).encode(), timeout=30) as told:
-        told.read()
+    with urlopen(
+        f"{url}/api/v1/import/prometheus", "\n".join(lines).encode(), timeout=30
+    ) as response:
+        response.read()
 
 
 def _engines(name: str, pages: Sequence[Entry]) -> Iterator[dict[str, str]]:
@@ -111,11 +113,11 @@ def _series(
 def main() -> None:
     """Play what the command line names; all recordings at once, unless told."""
     speed, *names = sys.argv[1:] or ["1"]
-    every = sorted({one.capture.name.removesuffix(".jsonl.gz") for one in phases()})
+    every = sorted({phase.capture.name.removesuffix(".jsonl.gz") for phase in phases()})
     with tempfile.TemporaryDirectory(prefix="kneewatch-victoria-") as folder:
-        found = played(play_of(names or every, speed=float(speed)), Path(folder))
-    print("\n".join(told(found)))
-    sys.exit(any(found.values()))
+        by_recording = played(play_of(names or every, speed=float(speed)), Path(folder))
+    print("\n".join(summary_lines(by_recording)))
+    sys.exit(any(by_recording.values()))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from kneewatch.rules.rule import Severity
 from tests.accuracy import Verdict, first_word, judge, mark, summary, verdict, with_targets, wrong
 from tests.agent.store.factories import cause, diagnosis
 from tests.recordings import CAPTURES, Phase
-from tests.reports.made import finding
+from tests.reports.diagnoses import finding
 from tests.target_levels import LOOSE_LEAST_S, completed, is_missed, loose, middle
 
 QUIET = Phase(CAPTURES / "idle.jsonl.gz", "steady", "healthy", 0.0, 100.0, 0.0)

@@ -13,7 +13,7 @@ from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.reports.recommendation_text import advised, change_words, rows, stop_gap
 from tests.recordings import CAPTURES, diagnoses
-from tests.reports.made import SICK, changed
+from tests.reports.diagnoses import SICK, changed
 from tests.reports.schema import problems
 
 FP8 = Recommendation(

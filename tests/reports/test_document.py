@@ -22,7 +22,7 @@ from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import WORDS
 from tests.recordings import CAPTURES, FIRST_CAUSES, diagnoses
-from tests.reports.made import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
+from tests.reports.diagnoses import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
 from tests.reports.schema import problems, schema
 
 MADE = {

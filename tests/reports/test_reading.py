@@ -20,7 +20,7 @@ from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import Clearing, Severity
 from tests.recordings import CAPTURES, diagnoses
-from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
+from tests.reports.diagnoses import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
 from tests.reports.schema import problems
 
 EVERY = 7

@@ -23,7 +23,7 @@ from kneewatch.reports.diagnosis_text import (
 )
 from kneewatch.rules.rule import Clearing, Severity
 from tests.recordings import CAPTURES, diagnoses
-from tests.reports.made import (
+from tests.reports.diagnoses import (
     HEALTHY,
     NOW_S,
     NUMBERS,

@@ -12,7 +12,7 @@ from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.diagnosis_timeline import Timeline, progress
 from kneewatch.rules.rule import Severity
 from tests.recordings import CAPTURES, diagnoses
-from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed
+from tests.reports.diagnoses import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed
 
 
 def rendered(moment: Sequence[Diagnosis], full: bool) -> str:

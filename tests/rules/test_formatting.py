@@ -22,7 +22,7 @@ from kneewatch.rules.formatting import (
     span,
     wrapped,
 )
-from tests.reports.made import NOW_S
+from tests.reports.diagnoses import NOW_S
 
 
 @pytest.mark.parametrize(

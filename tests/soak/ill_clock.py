@@ -23,8 +23,8 @@ from kneewatch.agent.targets import argument_specs
 from tests.agent.daemon.factories import settings
 from tests.agent.daemon.test_scheduler import Clock
 from tests.agent.store.factories import EVER
+from tests.soak.fault_outcome import FaultOutcome
 from tests.soak.servers import servers
-from tests.soak.told import Told
 
 TARGETS = 8
 INTERVAL_S = 1.0
@@ -61,7 +61,7 @@ def worst_wait_s(came_s: Sequence[float]) -> float:
     return max((after - before for before, after in pairwise(came_s)), default=float("inf"))
 
 
-def clock_set() -> Told:
+def clock_set() -> FaultOutcome:
     """An hour forward, an hour back, an hour back again."""
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -94,5 +94,5 @@ def clock_set() -> Told:
         f"cycles {sum(put.values())}, in the history {sum(stored.values())}",
         f"targets told as unknown at the end: {unknown} of {TARGETS}",
     )
-    return Told("clock set forward, back and back by an hour", lines,
+    return FaultOutcome("clock set forward, back and back by an hour", lines,
                 stored == put and worst_s < WAIT_S and not unknown)  # fmt: skip

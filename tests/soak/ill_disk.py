@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.agent.daemon.running import Daemon
+from tests.soak.fault_outcome import FaultOutcome
 from tests.soak.punctual import Punctual, punctual
 from tests.soak.servers import servers
-from tests.soak.told import Told
 from tests.waiting import until
 
 TARGETS = 8
@@ -66,7 +66,9 @@ def cycles_of(store: Path, names: list[str], *, from_s: float, to_s: float) -> P
     return punctual(store, names, interval_s=INTERVAL_S, from_s=from_s, to_s=to_s)
 
 
-def not_writable(what: str, ill: Callable[[int, Path], AbstractContextManager[None]]) -> Told:
+def not_writable(
+    what: str, ill: Callable[[int, Path], AbstractContextManager[None]]
+) -> FaultOutcome:
     """A daemon whose history takes nothing for a while: nothing may be missing in the end."""
     with tempfile.TemporaryDirectory() as name, servers(live=TARGETS) as urls:
         folder, store = Path(name), Path(name) / "kneewatch.db"
@@ -90,15 +92,15 @@ def not_writable(what: str, ill: Callable[[int, Path], AbstractContextManager[No
         f"written again {after_s:.0f} s after it could be; in the history then: {cycles}",
     )
     kept = bool(said) and answered == TARGETS and not cycles.missed and not traces
-    return Told(f"{what} for {DURING_S:.0f} s", lines, kept)
+    return FaultOutcome(f"{what} for {DURING_S:.0f} s", lines, kept)
 
 
-def disk_full() -> Told:
+def disk_full() -> FaultOutcome:
     """No room."""
     return not_writable("disk full", full)
 
 
-def read_only() -> Told:
+def read_only() -> FaultOutcome:
     """A file that became read-only."""
     return not_writable("history read-only", unchangeable)
 
@@ -154,7 +156,7 @@ def two_lives(*, running: bool) -> Flipped:
         return Flipped(tuple(logs), answered, aside, cycles)
 
 
-def flipped(*, running: bool) -> Told:
+def flipped(*, running: bool) -> FaultOutcome:
     """A history with bytes flipped under a running daemon, or between two."""
     lives = two_lives(running=running)
     log = "".join(lives.logs)
@@ -169,14 +171,14 @@ def flipped(*, running: bool) -> Told:
     # A running daemon may have the damaged pages in memory; then the next start comes across them.
     kept = lives.answered == TARGETS and "Traceback" not in log and lives.aside == 1
     whole = running or not lives.cycles.missed
-    return Told(f"{FLIPPED} bytes of the history flipped {when}", lines, kept and whole)
+    return FaultOutcome(f"{FLIPPED} bytes of the history flipped {when}", lines, kept and whole)
 
 
-def flipped_running() -> Told:
+def flipped_running() -> FaultOutcome:
     """Bytes flipped under a running daemon."""
     return flipped(running=True)
 
 
-def flipped_before() -> Told:
+def flipped_before() -> FaultOutcome:
     """Bytes flipped before a start."""
     return flipped(running=False)

@@ -14,10 +14,10 @@ from pathlib import Path
 from kneewatch.agent.store.reader import Reader
 from tests.agent.daemon.running import Daemon
 from tests.agent.store.factories import EVER
+from tests.soak.fault_outcome import FaultOutcome
 from tests.soak.process import MIB, cpu_s, peak_bytes, threads
 from tests.soak.punctual import Punctual, punctual
 from tests.soak.servers import servers
-from tests.soak.told import Told
 from tests.waiting import until
 
 INTERVAL_S = 2.0
@@ -77,7 +77,7 @@ def beside(
         return Beside(well_paced, words, peak, running, cpu_ratio, stopped_s, daemon.log)
 
 
-def told(what: str, outcome: Beside) -> Told:
+def told(what: str, outcome: Beside) -> FaultOutcome:
     """The same in words."""
     lines = (
         f"healthy targets: {outcome.well}",
@@ -86,7 +86,7 @@ def told(what: str, outcome: Beside) -> Told:
         f"{100 * outcome.cpu_ratio:.1f} % of one core, stopped in {outcome.stopped_s:.1f} s",
     )
     kept = outcome.well.on_time and outcome.stopped_s < STOP_S and "Traceback" not in outcome.log
-    return Told(what, lines, kept)
+    return FaultOutcome(what, lines, kept)
 
 
 def _said(store: Path, names: list[str], told_of: Mapping[str, Mapping[str, object]]) -> str:
@@ -103,21 +103,21 @@ def _said(store: Path, names: list[str], told_of: Mapping[str, Mapping[str, obje
     return f"{ended or 'no scrape has ended'}; said of them: {last}"
 
 
-def half_hang() -> Told:
+def half_hang() -> FaultOutcome:
     """50 targets, half of them hanging."""
     return told("50 targets, half of them hang", beside(well=25, hang=25, for_s=40.0))
 
 
-def half_open() -> Told:
+def half_open() -> FaultOutcome:
     """Servers that are gone without a word, or stop in the middle of a page."""
     return told("half-open sockets", beside(well=8, vanish=8, stop=8, for_s=40.0))
 
 
-def dripping() -> Told:
+def dripping() -> FaultOutcome:
     """Servers that say one byte a second."""
     return told("one byte a second", beside(well=8, drip=8, for_s=40.0))
 
 
-def huge() -> Told:
+def huge() -> FaultOutcome:
     """Servers with pages of 30 MB."""
     return told("pages of 30 MB", beside(well=8, huge=2, for_s=60.0, interval_s=5.0))

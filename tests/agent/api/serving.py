@@ -18,7 +18,7 @@ from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.target_state import Board, SourceState, TargetState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from tests.reports.made import HEALTHY, NOW_S, SICK
+from tests.reports.diagnoses import HEALTHY, NOW_S, SICK
 
 HERE = "http://127.0.0.1"
 SICK_NAME, WELL_NAME = "http://gpu-7:8000", "r1"

@@ -24,7 +24,7 @@ from tests.agent.api.serving import (
     state_of,
 )
 from tests.agent.api.test_triage import JSON, TRIAGE, told
-from tests.reports.made import HEALTHY, NOW_S, SICK
+from tests.reports.diagnoses import HEALTHY, NOW_S, SICK
 
 
 @pytest.fixture

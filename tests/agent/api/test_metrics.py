@@ -29,7 +29,7 @@ from tests.agent.api.serving import (
 )
 from tests.agent.api.test_triage import HOSTILE
 from tests.programs import require
-from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, finding
+from tests.reports.diagnoses import HEALTHY, NOW_S, SICK, UNREADABLE, finding
 
 
 def samples(service: Service, name: str) -> list[Sample]:

@@ -26,7 +26,7 @@ from tests.agent.store.factories import (
     settle,
     written,
 )
-from tests.reports.made import NOW_S
+from tests.reports.diagnoses import NOW_S
 from tests.waiting import PATIENCE_S, until
 
 BEGAN_S = NOW_S - 60 * STEP_S

@@ -10,7 +10,7 @@ from kneewatch.agent.api.service import Service
 from kneewatch.agent.fleet.watch import FleetWatch
 from tests.agent.api.serving import WELL_STATE, asking, service_of, settings_of, state_of
 from tests.diagnose.fleet.made import fleet, verdict
-from tests.reports.made import HEALTHY, NOW_S
+from tests.reports.diagnoses import HEALTHY, NOW_S
 
 
 def fleet_watch(**changes: object) -> FleetWatch:

@@ -15,7 +15,7 @@ from tests.agent.api.serving import (
     settings_of,
     state_of,
 )
-from tests.reports.made import HEALTHY
+from tests.reports.diagnoses import HEALTHY
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 CURL = "*/*"

@@ -28,7 +28,7 @@ from tests.agent.api.serving import (
     state_of,
 )
 from tests.agent.api.test_access import READER, token_file
-from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, finding
+from tests.reports.diagnoses import HEALTHY, NOW_S, SICK, UNREADABLE, finding
 from tests.reports.schema import problems
 
 TRIAGE = "/api/v1/triage"

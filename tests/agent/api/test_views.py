@@ -13,7 +13,7 @@ from kneewatch.reports.triage.view_model import SINCE_DEFAULT, TriageView
 from tests.agent.api.memory_history import reader
 from tests.agent.api.serving import SICK_NAME, SICK_STATE, WELL_STATE, asking, service_of, state_of
 from tests.agent.api.test_metrics import Stats
-from tests.reports.made import HEALTHY, NOW_S, SICK
+from tests.reports.diagnoses import HEALTHY, NOW_S, SICK
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.rules.rule import Severity
 from tests.agent.running import capture
 from tests.recordings import diagnoses
-from tests.reports.made import SICK
+from tests.reports.diagnoses import SICK
 
 ERROR = CollectError("connection refused", kind="refused", hint="start it")
 

@@ -17,7 +17,7 @@ from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import Asker, service_of, settings_of
 from tests.diagnose.fleet.made import fleet, verdict
-from tests.reports.made import NOW_S
+from tests.reports.diagnoses import NOW_S
 
 
 @pytest.fixture

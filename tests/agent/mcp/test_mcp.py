@@ -19,7 +19,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.ranking import CAUSES
 from tests.agent.api.memory_history import Remembered
 from tests.agent.api.serving import SICK_NAME, SICK_STATE, WELL_STATE, served, service_of
-from tests.reports.made import NOW_S, SICK
+from tests.reports.diagnoses import NOW_S, SICK
 
 TRIAGE_WORDS = "CRITICAL  kv_pressure"
 

@@ -15,7 +15,7 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import Severity
-from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE
+from tests.reports.diagnoses import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE
 
 FP8 = Recommendation(
     id="kv-fp8",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.reports.made import NOW_S
+from tests.reports.diagnoses import NOW_S
 
 
 def time_of(t_s: float) -> str:

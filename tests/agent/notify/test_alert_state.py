@@ -22,7 +22,7 @@ from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.factories import cause, healthy, receiver, settings, sick, state, unreadable
 from tests.recordings import CAPTURES
-from tests.reports.made import NOW_S
+from tests.reports.diagnoses import NOW_S
 
 HOLD_S = 20.0
 

@@ -27,7 +27,7 @@ from tests.agent.notify.web import Taking
 from tests.agent.notify.webhooks import settle, webhook
 from tests.collector.oracle import free_port
 from tests.programs import require
-from tests.reports.made import NOW_S
+from tests.reports.diagnoses import NOW_S
 from tests.waiting import PATIENCE_S, until
 
 TOKEN = "a-token-that-may-post-0123456789"

@@ -24,7 +24,7 @@ from tests.agent.notify.posts import time_of
 from tests.agent.notify.web import Reply, Taking
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.programs import require
-from tests.reports.made import NOW_S
+from tests.reports.diagnoses import NOW_S
 from tests.waiting import PATIENCE_S, until
 
 CONFIG = """

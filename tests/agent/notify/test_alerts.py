@@ -24,7 +24,7 @@ from tests.agent.notify.factories import FP8, healthy, sick, state
 from tests.agent.notify.posts import alert, post
 from tests.agent.notify.web import Taking
 from tests.agent.notify.webhooks import settle, webhook
-from tests.reports.made import NOW_S
+from tests.reports.diagnoses import NOW_S
 from tests.waiting import PATIENCE_S
 
 START_S = NOW_S - 300

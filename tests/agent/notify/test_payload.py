@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.notify.forward import ALERTS_MAX, PayloadError, payload_of
 from tests.agent.notify.posts import alert, post
-from tests.reports.made import NOW_S
+from tests.reports.diagnoses import NOW_S
 
 
 def test_a_post_is_read() -> None:

@@ -18,7 +18,7 @@ from kneewatch.agent.notify.alert_state import AlertState
 from kneewatch.agent.notify.events import Event
 from kneewatch.agent.notify.message import Line, Message, Part
 from tests.agent.notify.factories import receiver, sick, state
-from tests.reports.made import NOW_S, PRESSURE
+from tests.reports.diagnoses import NOW_S, PRESSURE
 
 BASE = "https://ops.example"
 HOSTILE = (

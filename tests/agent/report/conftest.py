@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.notify.mail_server import MailServer, Ways
-from tests.made_once import made_once
+from tests.shared_folders import filled_once
 from tests.weeks import EVERY_S, Week, week
 
 
@@ -21,7 +21,7 @@ def made_week() -> Week:
 @pytest.fixture(scope="session")
 def made_store(made_week: Week, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its store."""
-    folder = made_once(
+    folder = filled_once(
         tmp_path_factory,
         "week",
         lambda folder: made_week.write(folder / "week.db", every_s=EVERY_S),

@@ -17,7 +17,7 @@ from kneewatch.agent.watch.state import Kind, ScreenState
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from tests.agent.running import capture
 from tests.recordings import WINDOW_S
-from tests.reports.made import HEALTHY, SICK
+from tests.reports.diagnoses import HEALTHY, SICK
 
 SERVER = "http://10.0.0.7:8000"
 SMALL = (80, 24)

@@ -28,7 +28,7 @@ from tests.agent.api.serving import SICK_STATE, WELL_NAME, served, service_of, s
 from tests.agent.api.serving import settings_of as daemon_settings
 from tests.agent.watch.screens import settings_of
 from tests.collector.servers import Start, always, answer
-from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE
+from tests.reports.diagnoses import HEALTHY, NOW_S, SICK, UNREADABLE
 from tests.waiting import until
 
 TOKEN = "a-token-that-only-a-daemon-sees"

@@ -14,7 +14,7 @@ from kneewatch.agent.watch.state import EngineKey, Kind, Row, Trail
 from kneewatch.diagnose.engine.diagnosis import Diagnosis, judged_against
 from kneewatch.rules.facts import Targets
 from tests.recordings import CAPTURES, diagnoses
-from tests.reports.made import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
+from tests.reports.diagnoses import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
 
 CASCADE = diagnoses(CAPTURES / "kv_pressure_cascade.jsonl.gz")
 QUEUEING = [d for d in CASCADE if d.stage and d.stage.number == 3 and d.health == "critical"][9]

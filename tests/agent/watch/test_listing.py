@@ -8,7 +8,7 @@ from kneewatch.agent.watch import rendering as listing
 from kneewatch.agent.watch.glyphs import ASCII, UNICODE, Line, cells
 from kneewatch.agent.watch.state import ScreenState
 from tests.agent.watch.screens import Clock, three, told
-from tests.reports.made import HEALTHY, SICK, UNREADABLE, changed
+from tests.reports.diagnoses import HEALTHY, SICK, UNREADABLE, changed
 
 
 def text_of(line: Line) -> str:

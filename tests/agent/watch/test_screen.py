@@ -25,7 +25,7 @@ from tests.agent.watch.screens import (
     told,
     view_of,
 )
-from tests.reports.made import HEALTHY, NOW_S, SICK, changed
+from tests.reports.diagnoses import HEALTHY, NOW_S, SICK, changed
 
 
 def selected(lines: list[str]) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from kneewatch.agent.watch.state import CHARTED, KEPT, EngineKey, Kind, ScreenState, Trail
 from tests.agent.watch.screens import SERVER, Clock, three, told
-from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, changed
+from tests.reports.diagnoses import HEALTHY, NOW_S, SICK, UNREADABLE, changed
 
 KEY = EngineKey(SERVER, SERVER, "llama", "0")
 

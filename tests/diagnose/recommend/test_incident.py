@@ -20,7 +20,7 @@ from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised, cause, changes
 from tests.diagnose.situations import CALM, NOW_S
 from tests.examples import examples
-from tests.reports.made import SICK
+from tests.reports.diagnoses import SICK
 from tests.reports.schema import problems
 
 OVERRIDE = {**PAGE, "num_gpu_blocks_override": "10001"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kneewatch.reports.triage.charts import TICKS_MOST, Axis, axis_of
 from kneewatch.reports.triage.view_model import EngineView, IntervalView
-from tests.reports.made import HEALTHY, NOW_S
+from tests.reports.diagnoses import HEALTHY, NOW_S
 from tests.reports.triage import views
 
 MIDNIGHT_S = 1795219200.0

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from kneewatch.reports.triage.view_model import EngineView, TriageView
 from tests.browser import Seen, browser, opened
-from tests.reports.made import HEALTHY, PRESSURE, SICK, changed
+from tests.reports.diagnoses import HEALTHY, PRESSURE, SICK, changed
 from tests.reports.test_advice import FP8
 from tests.reports.triage import views
 from tests.reports.triage.page_server import PageServer, serving

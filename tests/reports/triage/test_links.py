@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kneewatch.reports.triage.page import Links, stamp
 from kneewatch.reports.triage.view_model import EngineView
-from tests.reports.made import HEALTHY, NOW_S
+from tests.reports.diagnoses import HEALTHY, NOW_S
 from tests.reports.triage import views
 
 PAGE = views.view(views.target("http://gpu-7:8000/a?b", EngineView(HEALTHY)))

@@ -22,7 +22,7 @@ from kneewatch.reports.triage.view_model import (
 )
 from kneewatch.rules.library import slo_rules
 from kneewatch.rules.rule import Clearing, Finding, Severity
-from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
+from tests.reports.diagnoses import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
 from tests.reports.triage import views
 from tests.reports.triage.html_tree import Node, read, tree
 

@@ -16,7 +16,7 @@ from kneewatch.reports.triage.view_model import (
     tally,
 )
 from kneewatch.rules.rule import Clearing, Severity
-from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, changed, finding
+from tests.reports.diagnoses import HEALTHY, NOW_S, SICK, UNREADABLE, changed, finding
 from tests.reports.triage import views
 
 

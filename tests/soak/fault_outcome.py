@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class FaultOutcome:
     """What was done, what happened, and whether that is what is promised."""
 
     what: str

@@ -1,4 +1,4 @@
-"""What is dear to make and only read, made once for all processes of a test run."""
+"""Folders that are dear to fill and only read, filled once for all processes of a test run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+def filled_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """A folder that `make` fills, or a copy of the one that another process has filled."""
     own = factory.mktemp(name)
     base = factory.getbasetemp()
