@@ -267,7 +267,8 @@ def _join(pieces: list[Piece], piece: Piece) -> None:
 
 GAP = 2
 LADDER_FROM = 70
-STATED_TARGET = re.compile(r"targets: .*?TTFT P99 (\d+) ms")
+STATED_TARGET = re.compile(r"targets: .*?TTFT P99 ([\d.]+) (ms|s|min)")
+UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0}
 
 Format = Callable[[float], str]
 CHART_NUMBERS: tuple[tuple[str, str, Format], ...] = (
@@ -395,7 +396,7 @@ def ttft_bound_s(diagnosis: Diagnosis) -> float | None:
     """The bound of TTFT P99 in seconds: the target, or three times the baseline, which follows from
     the drift; None without both."""
     if target := STATED_TARGET.match(diagnosis.judged_against):
-        return float(target[1]) / 1000
+        return float(target[1]) * UNITS_S[target[2]]
     value, drift = (diagnosis.values.get(f"ttft_p99_{key}") for key in ("s", "drift_ratio"))
     return TTFT_DRIFT * value / drift if value and drift else None
 

@@ -35,7 +35,7 @@ def test_the_sweeps_alone_are_a_note_and_symptom_s5() -> None:
     cause = SPLIT.causes()["tp_overhead"]
     assert cause.severity == Severity.INFO
     assert "loses 50%" in cause.summary
-    assert "TTFT P99 1200 ms" in " ".join(evidence.text for evidence in cause.evidence)
+    assert "TTFT P99 1.2 s" in " ".join(evidence.text for evidence in cause.evidence)
     assert symptoms(SPLIT.facts(), ranked([cause])) == ["S5"]
 
 

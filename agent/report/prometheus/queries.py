@@ -168,9 +168,7 @@ def gained(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: 
     """The increase of a counter (`part` is empty) or of a histogram's `bucket`s, `sum` or `count`,
     summed by the labels `by`."""
     whole = _with_bounds(part, by)
-    return _either(
-        asking, range_s, lambda dialect: hourly_sums.increase(dialect, key, part, whole)
-    )
+    return _either(asking, range_s, lambda dialect: hourly_sums.increase(dialect, key, part, whole))
 
 
 def gained_kept(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
