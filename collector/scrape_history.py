@@ -231,9 +231,6 @@ NO_COLUMNS = Columns(EngineBinding(EngineKey("", ""), {}, {}, {}, {}, (), frozen
 FRAMES_MAX = 4_000
 """Most scrapes kept, however short the interval (an hour at one per second)."""
 
-FRESH_FRAMES = 2
-"""Number of newest scrapes kept unpacked: they are compared value by value."""
-
 CLOCK_STEP_BACK_S = 1.0
 """A clock that jumps back by more than this was set: earlier scrapes cannot be compared."""
 
@@ -306,10 +303,10 @@ class History:
         self._mark_resets(frame)
         self.frames.append(frame)
         self.times.append(t_s)
-        if len(self.frames) > FRESH_FRAMES:
-            # Seldom read again, and half as large without an object for each number.
-            old = self.frames[-1 - FRESH_FRAMES]
-            old.counters, old.gauges = array("d", old.counters), array("d", old.gauges)
+        if len(self.frames) > 1:
+            # Seldom read again, and a quarter as large without an object for each number.
+            last = self.frames[-2]
+            last.counters, last.gauges = array("d", last.counters), array("d", last.gauges)
         for index in (*self.counters.absent, *bad_counters):
             self._mark_uneven(index, t_s)
         self._trim(t_s)

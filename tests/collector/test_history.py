@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from itertools import pairwise
 
 import pytest
@@ -198,6 +199,15 @@ def test_old_scrapes_are_forgotten_but_never_less_than_asked_for_is_kept() -> No
         assert times[-1] - times[0] <= 1.25 * 60
         assert times[0] == 0 or times[-1] - times[0] >= 60
     assert rate(handmade.history, "c") == pytest.approx(1.0)
+
+
+def test_all_scrapes_but_the_newest_are_packed() -> None:
+    scraped = Scraped()
+    for at in range(3):
+        scraped.take(100.0 + at, FIRST if at % 2 else NEXT)
+    *packed, newest = scraped.history.frames
+    assert all(isinstance(row, array) for f in packed for row in (f.counters, f.gauges))
+    assert isinstance(newest.counters, tuple)
 
 
 def test_a_short_interval_does_not_fill_the_memory() -> None:

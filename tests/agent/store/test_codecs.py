@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import tracemalloc
 from array import array
 
 import pytest
@@ -40,10 +41,15 @@ from kneewatch.agent.store.columns import (
     unpack_times,
     value_in_column,
 )
-from kneewatch.agent.store.encoding import compress_document, decompress_document
+from kneewatch.agent.store.encoding import (
+    compress_document,
+    decompress_document,
+    encode_document,
+)
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.agent.store.stored_series import scrapes_from_rows
 from kneewatch.collector.scrape_history import Column
+from tests.agent.store.factories import diagnosis
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -172,6 +178,18 @@ def test_thinned_scrapes_keep_every_failure_and_a_minute_its_success(rows: Rows)
 @given(st.binary(), st.none() | st.binary(min_size=1))
 def test_documents_come_back_alone_and_against_another(data: bytes, base: bytes | None) -> None:
     assert decompress_document(compress_document(data, base), base) == data
+
+
+def test_a_document_takes_no_more_memory_than_its_bytes() -> None:
+    verdict = diagnosis(0.0, values={f"signal_{at}": 1.0 for at in range(1000)})
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        document = encode_document(verdict)
+        kept_bytes = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 1.1 * len(document)
 
 
 def test_a_document_that_hardly_differs_takes_little() -> None:
