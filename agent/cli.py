@@ -7,6 +7,8 @@ Commands import their modules when they run: version and help texts need none of
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 import time
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import get_completion_class
 
-from kneewatch.agent.console import NO_DATA, OK, say
+from kneewatch.agent.console import NO_DATA, OK, infrequent_gc, say
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.table import (
     DEPLOYMENT,
@@ -474,8 +476,10 @@ def completion(shell: str) -> int:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit; an expected error becomes a message and exit status 2."""
+    atexit.register(gc.freeze)  # a search for garbage at exit takes longer than most commands
     try:
-        status = cli(args, prog_name="kneewatch", standalone_mode=False)
+        with infrequent_gc():
+            status = cli(args, prog_name="kneewatch", standalone_mode=False)
     except click.ClickException as exc:
         exc.show()
         status = NO_DATA

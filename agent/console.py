@@ -1,6 +1,11 @@
-"""Exit status and messages of every command, without the imports of a diagnosis. I/O edge."""
+"""Exit status, messages and garbage collection of every command, without the imports of a
+diagnosis. I/O edge."""
 
 from __future__ import annotations
+
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import click
 
@@ -13,3 +18,18 @@ OK, FOUND, NO_DATA = 0, 1, 2
 def say(message: str) -> None:
     """Print a message of the program itself to stderr."""
     click.echo(f"kneewatch: {printable(message)}", err=True)
+
+
+COLLECT_AFTER = 20_000
+"""New objects until Python's garbage collector runs (default: 700)."""
+
+
+@contextmanager
+def infrequent_gc() -> Generator[None]:
+    """A context with rare garbage collection: imports and parsed pages leave next to no garbage."""
+    before = gc.get_threshold()
+    gc.set_threshold(COLLECT_AFTER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -16,7 +16,7 @@ from kneewatch.agent.printing import print_timeline, style
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import timestamp
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.stream import Captures, PageReader, TargetStream, capture_names, infrequent_gc
+from kneewatch.agent.stream import Captures, PageReader, TargetStream, capture_names
 from kneewatch.collector.errors import CaptureError, CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.samples import Layout, Page
@@ -187,8 +187,7 @@ def replay(
     pages = PrefetchedPages(Captures(captures, from_s=from_s, to_s=to_s), settings.limits())
     profile = settings.profile(stated=stated(settings))
     diagnoses = _replayed(pages, captures, profile, settings)
-    with infrequent_gc():
-        status = print_timeline(diagnoses, form, settings.docs_url, named=len(captures) > 1)
+    status = print_timeline(diagnoses, form, settings.docs_url, named=len(captures) > 1)
     return NO_DATA if status == OK and pages.unusable else status
 
 

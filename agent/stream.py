@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import heapq
 import itertools
 import signal
@@ -241,8 +240,6 @@ def ticks(
 
 Numbered = tuple[int, Entry]
 BATCH_ENTRIES = 16
-COLLECT_AFTER = 100_000
-"""New objects until Python's garbage collector runs (default: 700)."""
 
 
 def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> int:
@@ -317,17 +314,6 @@ def sigint_blocked() -> Generator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def infrequent_gc() -> Generator[None]:
-    """A context with rare garbage collection: parsed pages have no reference cycles."""
-    before = gc.get_threshold()
-    gc.set_threshold(COLLECT_AFTER, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def capture_names(paths: Sequence[str]) -> list[str]:

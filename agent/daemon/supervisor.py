@@ -45,17 +45,13 @@ if TYPE_CHECKING:
 
 M_ARENA_MAX = -8
 MALLOC_ARENAS = 2
-COLLECT_AFTER = 20_000
-"""New objects until Python's garbage collector runs (default: 700); parsed pages have no cycles."""
-
-
 OPEN_FILES = 65_536
 """Each target keeps a connection; the usual limit is 1,024."""
 
 
 def tune_process() -> None:
-    """Limit malloc arenas, return the memory that imports left free, run the garbage collector
-    rarely, and raise the limit on open files.
+    """Limit malloc arenas, return the memory that imports left free, and raise the limit on open
+    files.
 
     glibc gives each allocating thread an arena of its own, up to 8 per core, and rarely returns
     their memory.
@@ -70,7 +66,6 @@ def tune_process() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(M_ARENA_MAX, MALLOC_ARENAS)
         libc.malloc_trim(0)
-    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
 # --- Notifications to systemd ---------------------------------------------------------------------

@@ -9,13 +9,8 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent import stream
-from kneewatch.agent.stream import (
-    BATCH_ENTRIES,
-    COLLECT_AFTER,
-    Captures,
-    TargetStream,
-    infrequent_gc,
-)
+from kneewatch.agent.console import COLLECT_AFTER, infrequent_gc
+from kneewatch.agent.stream import BATCH_ENTRIES, Captures, TargetStream
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError

@@ -316,6 +316,17 @@ def test_version_and_help_do_not_import_the_diagnosis(args: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
+def test_no_garbage_is_searched_for_at_exit() -> None:
+    code = (
+        "import atexit, gc\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > len(gc.get_objects())))\n"
+        "from kneewatch.agent.cli import main\n"
+        "main(['--version'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 def test_the_first_page_is_scraped_before_the_diagnosis_is_imported() -> None:
     slow = ("kneewatch.agent.printing", "kneewatch.diagnose.causes", "kneewatch.rules.library")
     code = (

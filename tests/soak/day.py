@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kneewatch.agent.console import infrequent_gc
 from kneewatch.agent.daemon import supervisor as process
 from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
 from kneewatch.agent.daemon.discovery import TargetProfiles
@@ -116,7 +117,7 @@ class Node:
 def node(path: Path) -> Generator[Node]:
     """A node whose history is at `path`."""
     clock = Clock()
-    with servers(turn=TARGETS, gpu=1) as urls:
+    with servers(turn=TARGETS, gpu=1) as urls, infrequent_gc():
         daemon_settings = settings(interval_s=INTERVAL_S, gpu_metrics=urls["gpu"][0])
         specs, board = argument_specs(urls["turn"], daemon_settings), Board()
         specs.sort(key=lambda spec: phase_ratio(spec.name, PHASES))
