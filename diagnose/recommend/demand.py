@@ -31,10 +31,10 @@ LEAST_PER_S = 1e-3
 class Demand:
     """What the load needs, served or not.
 
-    `requests` run or wait for capacity at the most, to size for, and `mean_requests` in the mean,
-    to which mean latencies belong. `held_tokens` is the mean KV cache of a running request in
-    tokens, None if unknown, and `spread_tokens` its standard deviation: requests grow while they
-    run and differ in length. `served_per_s` and `arrival_per_s` count requests.
+    `requests` run or wait for capacity at the most, to size for, and `mean_requests` in the mean
+    of a window, to which mean latencies belong. `held_tokens` is the mean KV cache of a running
+    request in tokens, None if unknown, and `spread_tokens` its standard deviation: requests grow
+    while they run and differ in length. `served_per_s` and `arrival_per_s` count requests.
     """
 
     requests: float

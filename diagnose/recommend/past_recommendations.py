@@ -41,6 +41,7 @@ class CausePeaks:
         self._peaks[cause] = highest = replace(
             now,
             requests=max(earlier.requests, now.requests),
+            mean_requests=max(earlier.mean_requests, now.mean_requests),
             running=max(earlier.running, now.running),
             waiting=max(earlier.waiting, now.waiting),
             held_tokens=_larger(earlier.held_tokens, now.held_tokens),
