@@ -77,10 +77,10 @@ def diagnose_log(settings: Settings, *, form: str) -> int:
 
 
 def _check_is_no_log(path: str) -> None:
-    """Check that a file that was given as target is not vLLM's log.
+    """Check that a target is not vLLM's log.
 
     Raises:
-        SettingsError: it is; the message has the option for it.
+        SettingsError: it is a log; the message says which option takes logs.
     """
     if path.endswith((".jsonl", ".gz")) or not Path(path).is_file():
         return

@@ -54,14 +54,14 @@ class Profile:
         )
 
     def split(self) -> Comparison | None:
-        """What the stated sweeps say of the stated tensor-parallel degree; None without either."""
+        """The stated tensor-parallel degree compared by the stated sweeps; None without either."""
         stated = self.stated
         if not stated.sweeps or stated.degree is None:
             return None
         return self.split_at(stated.degree)
 
     def split_at(self, tensor_parallel: int) -> Comparison:
-        """What the stated sweeps say of a degree, within the targets."""
+        """A degree compared with narrower ones by the stated sweeps, within the targets."""
         targets = self.targets
         unit, degrees = degrees_of(
             self.stated.sweeps, ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s

@@ -190,7 +190,8 @@ class IntervalBook:
         return changes
 
     def _given_up(self, verdict: Verdict, interval: Open) -> bool:
-        """Whether a paused interval that this verdict lacks has ended."""
+        """Whether a paused interval has ended, given a verdict without its condition: the pause was
+        too long, or the target is down no more, or has been readable for a while."""
         if verdict.t_s - interval.last_s > BRIDGED_S:
             return True
         if self._readable_s is None:

@@ -196,8 +196,8 @@ def finding_document(finding: Finding) -> dict[str, Any]:
 
 
 def signals_document(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Signals by key, unrounded (a hundred to a line: rounding would be the dearest part of it);
-    null where there is no value."""
+    """Signals by key, null where there is no value. They are not rounded: with a hundred of them
+    that would take most of the document's time."""
     if isfinite(sum(filter(None, values.values()))):
         return dict(values)
     return {

@@ -309,5 +309,5 @@ class Watched(Leaf):
 
 
 def signals_of(root: object) -> tuple[str, ...]:
-    """Keys of the signals that it reads over the window, each once."""
+    """Keys of the signals that a condition or quantity reads over the window, each once."""
     return tuple(dict.fromkeys(node.key for node in nodes(root) if isinstance(node, Signal)))

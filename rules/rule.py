@@ -19,7 +19,7 @@ LONG_WINDOWS = 5.0
 
 
 class Severity(IntEnum):
-    """How bad; `ok` when nothing is."""
+    """How bad a state is; `ok` where nothing is wrong."""
 
     OK = 0
     INFO = 1

@@ -287,7 +287,7 @@ def _without(tally: Tally, lacks: Collection[int]) -> Tally:
 
 
 def _parts(column: Column) -> list[Part]:
-    """The parts that a column adds to."""
+    """The totals of the report to which a column's counter is added."""
     if column.metric == BY_SOURCE:
         return [(COMPUTED, "")] if LOCAL in column.labels else []
     parts: list[Part] = [(column.metric, column.part)]

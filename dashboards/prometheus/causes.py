@@ -159,8 +159,8 @@ def left_out(plan: Plan) -> Mapping[str, str]:
 
 
 def _queries(spelling: Recorded, record: CauseRecord, form: Form) -> Iterator[CauseQuery]:
-    """A form as PromQL: where other causes may follow from it, and where it stands apart, so that
-    Alertmanager can tell by an alert's name whether it mutes others."""
+    """The queries of a form: one for where it explains other causes, and one for where it stands
+    apart. They give alerts of two names, because Alertmanager mutes by name."""
     to = ToPromQL(spelling)
     gates = [(form.gate, form.name, False)]
     if form.apart is not None:
@@ -323,8 +323,8 @@ def _gpu_pods(plan: Plan) -> Record:
 
 
 def _alone(queries: Sequence[CauseQuery]) -> Record:
-    """The causes in force, without those that a GPU alert of the same pod, as severe or worse,
-    explains."""
+    """The causes in force, except those explained by a GPU alert of the same pod that is at least
+    as severe."""
     under = {*EXPLAINS["gpu_fault"], *EXPLAINS["gpu_throttled"]}
     names = "|".join(query.series for query in queries if query.record.id in under)
     of_gpus = f'{CAUSE}{{cause=~"{names}"}} <= on ({", ".join(POD)}) group_left () {GPU_PODS}'

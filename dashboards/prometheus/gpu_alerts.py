@@ -102,7 +102,8 @@ def _given(plan: Plan) -> str:
 
 
 def _engine(plan: Plan, fold: str, expr: str, by: str = BOARD) -> str:
-    """An expression per board (or MIG instance), aggregated with `fold` over the engine's own."""
+    """An expression per engine: `expr`, which is per board or MIG instance, aggregated with `fold`
+    over the engine's boards."""
     mine = ", ".join(label for label, _ in plan.gpu_join)
     folded = f"{fold} by ({mine}) ({GIVEN} * on ({by}) group_left () ({expr}))"
     return f"({recorded('running')} * 0 + on ({mine}) group_left () {folded})"

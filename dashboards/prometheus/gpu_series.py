@@ -114,7 +114,7 @@ def raw(plan: Plan, name: str, extra: str = "") -> str:
 
 
 def spellings(name: str) -> list[tuple[str, float]]:
-    """A field's names on pages, those that win first, and the way of each to the field's unit."""
+    """A field's metric names, the preferred one first, each with its factor to the field's unit."""
     names = [(n.rank, text, n.scale) for text, n in field_table().names.items()
              if n.field.name == name]  # fmt: skip
     return [(text, scale) for _, text, scale in sorted(names)]

@@ -166,7 +166,7 @@ def _compressed_tensors(section: Config) -> str:
 
 
 def _fp8(section: Config) -> str:
-    """The scheme id of FP8 weights (also FBGEMM's): of all projections, or without attention."""
+    """The scheme id of FP8 weights, FBGEMM's included, by the parts left in 16 bit."""
     return _spared("fp8", section.words("modules_to_not_convert"))
 
 

@@ -358,7 +358,7 @@ def _completed(
     launch: Launch | None,
     readings: Sequence[SourceReading],
 ) -> Stated:
-    """The settings, with what was found in place of what is not set."""
+    """The settings; unset ones have the facts that were read."""
     degree, gpu_fact = chosen.get(TENSOR_PARALLEL), chosen.get(GPU)
     length = chosen.get(MAX_MODEL_LEN)
     tokens = chosen.get(KV_TOKENS)

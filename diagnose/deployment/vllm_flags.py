@@ -390,9 +390,9 @@ def oldest_version(config: Mapping[str, str]) -> Version | None:
 
 
 def supports_flag(flag: str, *, version: Version | None, config: Mapping[str, str]) -> bool:
-    """Whether the running version takes the flag; one that is no flag of vLLM's always passes.
+    """Whether the running version has the flag; true for what is not a flag of vLLM.
 
-    With no version known, only flags that are as old as anything in use pass, or those whose
+    Without a known version: true for flags that every version in use has, and for those whose
     label is on the page.
     """
     if not flag.startswith("--"):

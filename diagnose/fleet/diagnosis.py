@@ -105,7 +105,7 @@ def split_notes(tiers: Sequence[Tier], profile: Profile) -> list[str]:
 
 
 def several_kinds(tiers: Sequence[Tier]) -> bool:
-    """Whether more than one model or GPU type is served; sweeps are of one."""
+    """Whether more than one model or GPU type is served. Benchmark sweeps then fit no tier."""
     return len({_kind(tier)[:2] for tier in tiers}) > 1
 
 

@@ -339,7 +339,7 @@ def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
 
 
 def _queues(engine: Engine) -> bool:
-    """Whether the cause is one of requests that queue for capacity."""
+    """Whether requests queue for capacity on this engine, by its causes."""
     return any(BY_ID[cause.id].queues for cause in engine.causes)
 
 

@@ -373,7 +373,7 @@ class StepTimes:
 
     A decode step takes a + b x running + c x context tokens of all running requests. The fit is by
     least squares, and windows count more the nearer their batch is to the requested one, because
-    step times are no straight line from one request to hundreds. `windows` are two or more.
+    step times are no straight line from one request to hundreds. `windows` must be at least two.
     """
 
     windows: Sequence[Point]

@@ -12,11 +12,17 @@ from kneewatch.diagnose.causes.evidence import Cause, Evidence
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
-from kneewatch.reports.diagnosis_text import clearing_words, notable, quiet_notes, summary_words
+from kneewatch.reports.diagnosis_text import (
+    GAUGES,
+    clearing_words,
+    notable,
+    quiet_notes,
+    summary_words,
+)
 from kneewatch.reports.recommendation_text import NUMBERS, advised, change_words, stop_gap
 from kneewatch.reports.triage.charts import Axis, Bound, Chart, chart
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS, EngineView
-from kneewatch.rules.formatting import quantity
+from kneewatch.rules.formatting import quantity, span
 from kneewatch.rules.rule import Finding, Severity
 
 
@@ -177,11 +183,14 @@ def stop_gap_steps(cause: Cause) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class VitalView:
-    """One of CASCADE_SIGNALS; `note` says why its rule is ok despite an out-of-bounds value."""
+    """One of CASCADE_SIGNALS; `note` says why its rule is ok despite an out-of-bounds value.
+
+    `measured` says whether the value is of one scrape or of the window."""
 
     label: str
     signal: str
     value: str
+    measured: str
     note: str
     chart: Chart | None
 
@@ -228,12 +237,13 @@ class Reasons:
 
     def vitals(self) -> list[VitalView]:
         """A view of each of CASCADE_SIGNALS."""
-        quiet = quiet_notes(self.diagnosis)
+        quiet, window = quiet_notes(self.diagnosis), f"last {span(self.diagnosis.window_s)}"
         return [
             VitalView(
                 LABELS[key],
                 key,
                 quantity(key, self.diagnosis.values.get(key)).removesuffix("/s"),
+                "last scrape" if key in GAUGES else window,
                 quiet.get(key, ""),
                 self._chart(key, self._rule_bounds(key)),
             )

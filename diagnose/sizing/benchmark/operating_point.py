@@ -282,8 +282,10 @@ class Comparison:
 def degrees_of(
     sweeps: Sequence[Sweep], *, ttft_p99_s: float | None, itl_p99_s: float | None
 ) -> tuple[Unit, tuple[Degree, ...]]:
-    """What each degree gives within the targets (seconds; None: no target), by rising degree, and
-    in which unit: generated tokens where every sweep says them, else requests.
+    """The unit of throughput, and each degree's throughput within the targets, lowest degree first.
+
+    The unit is tokens if every sweep has the generated tokens, else requests. Targets are in
+    seconds; None: no target.
 
     Raises:
         SizingError: a target is not positive.
@@ -330,7 +332,8 @@ def _levelled(points: Sequence[BenchmarkPoint], unit: Unit) -> bool:
 
 
 def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Comparison:
-    """A degree against the smaller one that gives most a GPU, as far as they can be compared."""
+    """A degree compared with the smaller one that has the most throughput per GPU; `why` says what
+    prevents it."""
     plain, name = Comparison(unit), f"TP {tensor_parallel}"
     if tensor_parallel == 1:
         return plain

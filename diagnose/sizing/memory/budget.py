@@ -366,7 +366,10 @@ _SECOND_COPY_RATIO = 0.27
 
 
 def second_copy_ratio(setup: Setup) -> float:
-    """How much more of the computed weights a load on that GPU and version has taken, at most."""
+    """Extra memory that loading weights takes on that GPU and version, as a ratio of the weights.
+
+    The largest that was measured; 0 where none was.
+    """
     first, after = _SECOND_COPY_VERSIONS
     amd = setup.gpu is not None and setup.gpu.vendor == "amd"
     if not amd or setup.weights_bytes is not None or not first <= setup.version < after:

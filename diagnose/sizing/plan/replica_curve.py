@@ -378,7 +378,7 @@ def _best_steps(replica: Serving, best: Point) -> list[Step]:
 
 
 def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:
-    """Step 7 (baseline) or 10 (final)."""
+    """Step 7 or 10 of the plan: one replica's benchmark without, or with, the optimizations."""
     best = curve.best
     again = "Benchmark again with all optimizations on"
     step = PlanStep(

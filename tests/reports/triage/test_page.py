@@ -167,6 +167,8 @@ def test_a_healthy_page_is_short_and_says_so() -> None:
     labels = [node.text for node in root.one(css="vitals").every(css="label")]
     assert labels == ["KV cache used", "running", "waiting", "preempted/s", "TTFT P99",
                       "ITL P99"]  # fmt: skip
+    measured = [node.text for node in root.one(css="vitals").every(css="signal")]
+    assert measured == ["last scrape"] * 3 + ["last 15 s"] * 3
 
 
 def test_a_page_that_cannot_be_read_shows_what_was_known_before() -> None:
