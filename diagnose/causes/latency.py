@@ -146,6 +146,8 @@ PREFILL_INTERFERENCE = CauseRecord(
     explains=("past_knee", "slo_conflict", "slow_steps"),
     covers=("ITL-STALL",),
     moves=(ITL, TTFT),
+    # A tail that only misses its target may be as ever: it is what slow steps are held against.
+    unusual=STALLS,
     symptoms=("S2",),
     levers=("chunked_prefill", "smaller_budget", "long_prefill_threshold", "disaggregation"),
     enough="itl_stall_per_s",

@@ -155,6 +155,7 @@ STREAKS = {
 """Conditions that must hold for a while before a cause is concluded, by name."""
 
 _EXAMINE = tuple(record.examine for record in EXAMINED)
+_UNUSUAL = {record.id: record.unusual.python() for record in EXAMINED if record.moves}
 _OVER = {record.id: record.over.python() for record in CAUSES if record.over is not None}
 
 
@@ -166,6 +167,16 @@ def conclude(facts: Facts) -> list[Cause]:
 def over(facts: Facts) -> set[str]:
     """Ids of causes that have surely ended, so that their clear time is not waited for."""
     return {cause_id for cause_id, holds in _OVER.items() if holds(facts)}
+
+
+def moved_families(causes: Sequence[Cause], facts: Facts) -> set[str]:
+    """Families of signals that are not normal while these causes stand."""
+    return {
+        family
+        for cause in causes
+        if cause.id not in _UNUSUAL or _UNUSUAL[cause.id](facts)
+        for family in BY_ID[cause.id].moves
+    }
 
 
 def ranked(causes: Sequence[Cause]) -> list[Cause]:

@@ -162,10 +162,11 @@ class CauseRecord:
     """A cause: what it is called, how it is concluded, and what follows from it.
 
     `explains` are the causes that are reported under it. `covers` are rules whose findings say no
-    more than it does. `moves` are the families of signals that are not normal while it stands:
-    their baselines are not learned then. `symptoms` are those of the guide's list that show while
-    it stands. `levers` are ids of changes (diagnose/recommend), best first. `enough` is the signal
-    that a change must be predicted to bring to 0. `sidecar` says why PromQL cannot conclude it.
+    more than it does. `moves` are the families of signals that are not normal while it stands and
+    `unusual` holds: their baselines are not learned then. `symptoms` are those of the guide's list
+    that show while it stands. `levers` are ids of changes (diagnose/recommend), best first.
+    `enough` is the signal that a change must be predicted to bring to 0. `sidecar` says why PromQL
+    cannot conclude it.
     """
 
     id: str
@@ -176,6 +177,7 @@ class CauseRecord:
     explains: tuple[str, ...] = ()
     covers: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
+    unusual: Condition = ALWAYS
     symptoms: tuple[str, ...] = ()
     levers: tuple[str, ...] = ()
     enough: str = ""

@@ -17,7 +17,7 @@ from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.lora_adapters import adapters_seen
-from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, over, ranked
+from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, moved_families, over, ranked
 from kneewatch.diagnose.causes.workload import LENGTH_POINTS
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import CanaryState, ServerFacts
@@ -495,7 +495,7 @@ class EngineMonitor:
         self, facts: Facts, concluded: list[Cause], findings: list[Finding], window: Window
     ) -> None:
         """Add the scrape to the baselines of those families that no recent problem disturbed."""
-        disturbed = {family for cause in concluded for family in BY_ID[cause.id].moves}
+        disturbed = moved_families(concluded, facts)
         disturbed.update(
             family
             for finding in findings

@@ -9,9 +9,17 @@ import pytest
 
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import ReplacedProcess
-from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES, EXAMINED, conclude, ranked
+from kneewatch.diagnose.causes.ranking import (
+    BY_ID,
+    CAUSES,
+    EXAMINED,
+    conclude,
+    moved_families,
+    ranked,
+)
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.knee import LearnedKnee, Range
+from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.collector.name_pages import recorded
@@ -830,6 +838,27 @@ def test_prompts_that_break_both_targets_are_a_conflict_of_them() -> None:
     behind = long_prompts.but(prefill_mean_s=0.6, queue_mean_s=0.6)
     (head,) = ranked(conclude(behind.facts()))
     assert head.id == "prefill_interference", "prompts wait behind others"
+
+
+@pytest.mark.parametrize(
+    ("stall_share", "moved"),
+    [
+        pytest.param(0.01, set[str](), id="the tail only misses its target"),
+        pytest.param(0.2, {ITL, TTFT}, id="streams stall"),
+    ],
+)
+def test_a_missed_target_keeps_no_baseline_from_being_learned(
+    stall_share: float, moved: set[str]
+) -> None:
+    facts = replace(
+        CONCLUSIVE["prefill_interference"].but(
+            itl_stall_time_ratio=stall_share, itl_p99_s=0.12, itl_p50_s=0.04
+        ),
+        targets=Targets(itl_p99_s=0.1),
+    ).facts()
+    causes = conclude(facts)
+    assert [cause.id for cause in causes] == ["prefill_interference"]
+    assert moved_families(causes, facts) == moved
 
 
 OUTSIDE = CALM.but(
