@@ -301,8 +301,13 @@ def facts_list(record: CauseRecord) -> list[str]:
     if record.fleet:
         lines.append("- Concluded from more than one engine's page, or by the observer.")
     above = [other.id for other in CAUSES if record.id in other.explains]
+    roots = ", ".join(str(at) for at, form in enumerate(record.forms, 1) if form.root)
     rows = (
         ("Reported under it", [cause_link(other) for other in dict.fromkeys(record.explains)]),
+        (
+            f"Reported under its variant {roots}, with all that they explain",
+            [cause_link(other) for other in dict.fromkeys(record.heads)],
+        ),
         ("It is reported under", [cause_link(other) for other in above]),
         ("Covers the rules", [rule_link(rule) for rule in dict.fromkeys(record.covers)]),
         (

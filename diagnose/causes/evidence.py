@@ -123,7 +123,7 @@ class Cause:
     All numbers in it are of one moment, `seen_s`: that of the diagnosis, or where the cause only
     lingers the last one at which it was concluded. `unless` says, for the first cause of a
     diagnosis, at which values it would not have stood then. `apart`: nothing follows from it now,
-    so that it explains nothing.
+    so that it explains nothing. `root`: it explains its record's `heads` now, not they it.
     """
 
     id: str
@@ -139,6 +139,7 @@ class Cause:
     explains: tuple[str, ...] = ()
     unless: tuple[Counterfactual, ...] = ()
     apart: bool = False
+    root: bool = False
 
 
 @dataclass(slots=True)
@@ -152,6 +153,7 @@ class Case:
     severity: Severity
     log_odds: float = 0.0
     apart: bool = False
+    root: bool = False
     evidence: list[Evidence] = field(default_factory=list[Evidence])
     against: list[Evidence] = field(default_factory=list[Evidence])
 
@@ -194,6 +196,7 @@ class Case:
             self.guide,
             self.lever,
             apart=self.apart,
+            root=self.root,
         )
 
 

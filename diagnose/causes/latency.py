@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kneewatch.diagnose.causes.bottleneck import LEVERS, bound_of, bound_terms, is_bound
+from dataclasses import replace
+
+from kneewatch.diagnose.causes.bottleneck import LEVERS, WHY, bound_of, bound_terms, is_bound
 from kneewatch.diagnose.causes.common_conditions import (
     ARRIVALS,
     BATCH,
@@ -10,7 +12,9 @@ from kneewatch.diagnose.causes.common_conditions import (
     ITL_P99_S,
     ITL_TARGET_S,
     NOT_EVICTING,
+    QUEUES,
     SERVED,
+    SLOW_PROMPTS,
     STALL_SHARE,
     TTFT_P99_S,
     TTFT_TARGET_S,
@@ -277,46 +281,57 @@ def _decode_lever(facts: Facts) -> str:
 
 _DECODE_ACTION = "Quantize weights to FP8, raise --tensor-parallel-size, or add replicas."
 
+_DECODE = Form(
+    gate=(ITL_P50_S > ITL_TARGET_S) | SLOW_STEPS_ALONE,
+    start=Number(0.3),
+    terms=(
+        term(ITL_P50_S, ITL_TARGET_S, 2.0, "ITL P50 {value:s}"),
+        term(
+            DECODE_SHARE,
+            0.5,
+            0.8,
+            "{value:%} of request time is decode",
+            when=DECODE_SHARE >= 0.5,
+        ),
+        *bound_terms("memory")[:2],
+    ),
+    levels=(Level(Severity.CRITICAL, SLOW_STEPS_ALONE), Level(Severity.WARNING)),
+    say=(
+        (
+            SLOW_STEPS_ALONE,
+            "Slow steps put TTFT and ITL over their targets: ITL P50 is {itl_p50_s:s}, "
+            "P99 {itl_p99_s:s} (target {target_s:s}); TTFT P99 is {ttft_p99_s:s}.",
+        ),
+        (
+            ALWAYS,
+            "Decode is slow at every percentile: ITL P50 is {itl_p50_s:s} (target {target_s:s}).",
+        ),
+    ),
+    words=(("target_s", ITL_TARGET_S),),
+    summary="Decode is slow at every percentile",
+    lever=_decode_lever,
+    action=_DECODE_ACTION,
+    guide=("3.3", "9.3"),
+)
+_IDLE_GPUS = replace(
+    _DECODE,
+    gate=_DECODE.gate & is_bound("host"),
+    terms=(*_DECODE.terms[:2], *bound_terms("host")[:1]),
+    root=True,
+    summary="Decode is slow at every percentile, and the GPUs idle meanwhile",
+    name="idle",
+    sidecar=WHY,
+)
+"""GPUs that idle while requests run are not short of anything: requests stay longer because steps
+are slow, fill the KV cache and queue."""
+
 DECODE_BOUND = CauseRecord(
     id="decode_bound",
     title="Decode slow at every percentile",
     means="ITL exceeds its target already at P50, or slow steps put both ITL and TTFT over their "
     "targets.",
-    forms=(
-        Form(
-            gate=(ITL_P50_S > ITL_TARGET_S) | SLOW_STEPS_ALONE,
-            start=Number(0.3),
-            terms=(
-                term(ITL_P50_S, ITL_TARGET_S, 2.0, "ITL P50 {value:s}"),
-                term(
-                    DECODE_SHARE,
-                    0.5,
-                    0.8,
-                    "{value:%} of request time is decode",
-                    when=DECODE_SHARE >= 0.5,
-                ),
-                *bound_terms("memory"),
-            ),
-            levels=(Level(Severity.CRITICAL, SLOW_STEPS_ALONE), Level(Severity.WARNING)),
-            say=(
-                (
-                    SLOW_STEPS_ALONE,
-                    "Slow steps put TTFT and ITL over their targets: ITL P50 is {itl_p50_s:s}, "
-                    "P99 {itl_p99_s:s} (target {target_s:s}); TTFT P99 is {ttft_p99_s:s}.",
-                ),
-                (
-                    ALWAYS,
-                    "Decode is slow at every percentile: ITL P50 is {itl_p50_s:s} (target "
-                    "{target_s:s}).",
-                ),
-            ),
-            words=(("target_s", ITL_TARGET_S),),
-            summary="Decode is slow at every percentile",
-            lever=_decode_lever,
-            action=_DECODE_ACTION,
-            guide=("3.3", "9.3"),
-        ),
-    ),
+    forms=(_IDLE_GPUS, _DECODE),
+    heads=("kv_pressure", *QUEUES, *SLOW_PROMPTS),
     levers=("speculation", "quantized_weights", "tensor_parallel", "more_replicas"),
 )
 

@@ -131,20 +131,23 @@ EXAMINED = tuple(record for record in CAUSES if record.forms or record.judge is 
 """Those that one engine's facts can show; the others are concluded by whoever sees them."""
 
 
-def _closed(record: CauseRecord) -> tuple[str, ...]:
+def _closed(cause_id: str, explains: Sequence[str]) -> tuple[str, ...]:
     """What a cause explains, and what that explains in turn."""
     reached: dict[str, None] = {}
-    ahead = list(record.explains)
+    ahead = list(explains)
     while ahead:
         other = ahead.pop(0)
-        if other not in reached and other != record.id:
+        if other not in reached and other != cause_id:
             reached[other] = None
             ahead += BY_ID[other].explains
     return tuple(reached)
 
 
-EXPLAINS = {record.id: _closed(record) for record in CAUSES if record.explains}
+EXPLAINS = {record.id: _closed(record.id, record.explains) for record in CAUSES if record.explains}
 """What follows from a cause, also by way of another: it is reported under it, not beside it."""
+
+ROOTS = {record.id: _closed(record.id, record.heads) for record in CAUSES if record.heads}
+"""What follows from a cause in a form that is a root."""
 
 STREAKS = {
     held.name: held.of.python()
@@ -197,14 +200,26 @@ def ranked(causes: Sequence[Cause]) -> list[Cause]:
 
 def _under(cause: Cause, present: Mapping[str, Cause]) -> list[Cause]:
     """The causes that are reported under this one, worst first."""
-    under = [present[other] for other in explained_by(cause) if other in present]
-    return sorted(under, key=lambda other: (-other.severity, -other.confidence))
+    under = dict[str, Cause]()
+    for other in map(present.get, explained_by(cause)):
+        if other is not None and is_under(other, cause):
+            nested = _under(other, present) if other.root else ()
+            under |= {each.id: each for each in (other, *nested)}
+    return sorted(under.values(), key=lambda other: (-other.severity, -other.confidence))
+
+
+def is_under(cause: Cause, head: Cause) -> bool:
+    """Whether a cause is reported under another one where both stand."""
+    follows_too = cause.root and head.id in explained_by(cause)
+    return cause.id in explained_by(head) and not follows_too
 
 
 def explained_by(cause: Cause) -> tuple[str, ...]:
-    """Ids of the causes that are reported under this one; none where it is doubtful or nothing
-    follows from it now."""
-    return EXPLAINS.get(cause.id, ()) if may_explain(cause) else ()
+    """Ids of the causes that follow from this one; none where it is doubtful or nothing follows
+    from it now."""
+    if not may_explain(cause):
+        return ()
+    return (ROOTS if cause.root else EXPLAINS).get(cause.id, ())
 
 
 def may_explain(cause: Cause) -> bool:

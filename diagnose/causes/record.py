@@ -137,7 +137,7 @@ class Form:
     `start` is the log-odds before any evidence. The severity is that of the first of `levels` that
     applies; the last one always does. `words` are quantities that the texts may use, by name.
     `summary` is the alert's text, `name` part of the names of the recorded series. While `apart`
-    holds, the cause explains no other cause.
+    holds, the cause explains no other cause. A `root` explains the record's `heads`.
     """
 
     gate: Condition
@@ -153,6 +153,7 @@ class Form:
     name: str = ""
     words: tuple[tuple[str, Quantity], ...] = ()
     apart: Condition | None = None
+    root: bool = False
     sidecar: str = ""
     """Why PromQL cannot conclude this form; empty where it can."""
 
@@ -161,12 +162,13 @@ class Form:
 class CauseRecord:
     """A cause: what it is called, how it is concluded, and what follows from it.
 
-    `explains` are the causes that are reported under it. `covers` are rules whose findings say no
-    more than it does. `moves` are the families of signals that are not normal while it stands and
-    `unusual` holds: their baselines are not learned then. `symptoms` are those of the guide's list
-    that show while it stands. `levers` are ids of changes (diagnose/recommend), best first.
-    `enough` is the signal that a change must be predicted to bring to 0. `sidecar` says why PromQL
-    cannot conclude it.
+    `explains` are the causes that are reported under it. `heads` are causes that explain it, but
+    are reported under it, with all that they explain, where its form is a root. `covers` are rules
+    whose findings say no more than it does. `moves` are the families of signals that are not normal
+    while it stands and `unusual` holds: their baselines are not learned then. `symptoms` are those
+    of the guide's list that show while it stands. `levers` are ids of changes (diagnose/recommend),
+    best first. `enough` is the signal that a change must be predicted to bring to 0. `sidecar` says
+    why PromQL cannot conclude it.
     """
 
     id: str
@@ -175,6 +177,7 @@ class CauseRecord:
     forms: tuple[Form, ...] = ()
     judge: Callable[[Facts], Cause | None] | None = None
     explains: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
     covers: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
     unusual: Condition = ALWAYS
@@ -269,6 +272,7 @@ class Examiner:
             next(severity for severity, applies in self._levels if applies(facts)),
             log_odds=self._form.start.value,
             apart=self._apart is not None and self._apart(facts),
+            root=self._form.root,
         )
         self._terms.weigh(case, facts)
         return case.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kneewatch.diagnose.causes.evidence import Case
-from kneewatch.diagnose.causes.ranking import CAUSES, explained_by, with_explained
+from kneewatch.diagnose.causes.ranking import CAUSES, is_under, with_explained
 from kneewatch.diagnose.causes.tensor_parallel import is_queued, split_case, weigh_live
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
@@ -425,11 +425,11 @@ def folded(causes: Sequence[FleetCause]) -> list[FleetCause]:
 
 
 def _under(head: FleetCause, causes: Sequence[FleetCause]) -> list[FleetCause]:
-    follows, replicas = explained_by(head.cause), set(head.replicas)
+    replicas = set(head.replicas)
     return [
         other
         for other in causes
-        if other.cause.id in follows
+        if is_under(other.cause, head.cause)
         and (other.pool, other.tier) == (head.pool, head.tier)
         and replicas.issuperset(other.replicas)
     ]

@@ -52,7 +52,7 @@ class Judge:
         names = [name for (name, _), holds in self._held.items() if holds(facts)]
         if cause is None:
             return None, None, " ".join(names)
-        names += ["apart"] * cause.apart
+        names += ["apart"] * cause.apart + ["root"] * cause.root
         return cause.confidence, cause.severity.word, " ".join(names)
 
 

@@ -51,17 +51,18 @@ def verdict(situation: Situation, cause_id: str, values: dict[str, float]) -> Ca
     return situation.but(**values).causes()[cause_id]
 
 
-def test_slow_decode_is_surer_where_memory_is_short_and_its_lever_follows() -> None:
+def test_slow_decode_is_surer_where_memory_is_short_or_gpus_idle_and_its_lever_follows() -> None:
     plain = DECODE.causes()["decode_bound"]
     memory, compute, host = (
         verdict(DECODE, "decode_bound", values) for values in (READING, MULTIPLYING, RESTING)
     )
-    assert memory.confidence > plain.confidence > max(compute.confidence, host.confidence)
+    assert min(memory.confidence, host.confidence) > plain.confidence > compute.confidence
     assert "DRAM active 82%, tensor pipes active 11%" in memory.evidence[-1].text
     assert "Quantize" in memory.lever
     assert "compute is the limit" in compute.lever
     assert "host" in host.lever
-    assert [evidence.signal for evidence in host.against] == ["gpu_engine_active_ratio"]
+    assert host.evidence[-1].signal == "gpu_engine_active_ratio"
+    assert [cause.root for cause in (plain, memory, compute, host)] == [False, False, False, True]
 
 
 def test_slow_prefill_is_surer_where_arithmetic_is_short() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW, Case, Cause, strength
-from kneewatch.diagnose.causes.ranking import EXPLAINS, ranked
+from kneewatch.diagnose.causes.ranking import EXPLAINS, ROOTS, ranked
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, Situation
 
@@ -247,6 +248,42 @@ def test_what_explains_nothing_is_still_explained() -> None:
 def test_what_a_cause_explains_is_all_that_follows(head: str) -> None:
     for other in EXPLAINS[head]:
         assert set(EXPLAINS.get(other, ())) <= set(EXPLAINS[head]), other
+
+
+STARVED = replace(cause("decode_bound", Severity.WARNING), root=True)
+
+
+@pytest.mark.parametrize("head", [head for head in EXPLAINS if "decode_bound" in EXPLAINS[head]])
+def test_a_root_heads_what_explains_it_otherwise(head: str) -> None:
+    other = cause(head, Severity.CRITICAL)
+    assert [c.id for c in ranked([other, replace(STARVED, root=False)])] == [head]
+    (first,) = ranked([other, STARVED])
+    is_below = head in ROOTS["decode_bound"]
+    assert first.id == ("decode_bound" if is_below else head)
+    assert first.severity == Severity.CRITICAL
+
+
+@pytest.mark.parametrize("head", [head for head in EXPLAINS if "decode_bound" in EXPLAINS[head]])
+def test_all_is_reported_with_a_root_and_nothing_twice(head: str) -> None:
+    present = {"decode_bound", head, *EXPLAINS[head], *ROOTS["decode_bound"]}
+    causes = [
+        STARVED if each == "decode_bound" else cause(each, Severity.WARNING) for each in present
+    ]
+    reported = [name for c in ranked(causes) for name in (c.id, *c.explains)]
+    assert sorted(reported) == sorted(present)
+
+
+@pytest.mark.parametrize("cause_id", ["queue_saturation", "kv_pressure", "admission_limit"])
+def test_idle_gpus_head_the_queue_that_slow_steps_make(cause_id: str) -> None:
+    slow = replace(
+        CONCLUSIVE[cause_id].but(itl_p50_s=0.15, itl_p99_s=0.2), targets=Targets(itl_p99_s=0.1)
+    )
+    idle, *others = ranked([*slow.but(gpu_engine_active_ratio=0.3).causes().values()])
+    assert (idle.id, others) == ("decode_bound", [])
+    assert cause_id in idle.explains
+    assert "the GPU idles while requests run" in idle.evidence[-1].text
+    busy, *_ = ranked([*slow.but(gpu_engine_active_ratio=0.9).causes().values()])
+    assert busy.id == cause_id
 
 
 def test_a_cause_is_explained_by_way_of_another_though_that_one_is_not_there() -> None:

@@ -157,7 +157,8 @@ class GpuSteps:
         """So many such steps were done."""
         read_s, compute_s, kernels_s, rest_s = self._parts_s(work)
         stretched = steps * step_s / (kernels_s + rest_s)
-        self.busy.engine_s += stretched * (kernels_s + rest_s / 2)
+        # While the host is late nothing runs.
+        self.busy.engine_s += stretched * (kernels_s + (rest_s - self.host_late_s) / 2)
         # While it reads as fast as it can, the bus is busy for the share that it reaches.
         self.busy.dram_s += (
             stretched
