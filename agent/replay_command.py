@@ -143,7 +143,7 @@ def _serve(source: Connection, sink: Connection, captures: Captures, limits: Lim
 
 
 def _packed(read: PageRead, last: dict[int, Layout]) -> _Packed | _Failed:
-    """The message for a scrape; exemplars are omitted because no signal uses them."""
+    """The message for a scrape."""
     at, t_s, page = read
     if isinstance(page, CollectError):
         return _Failed(at, t_s, str(page), page.kind, page.hint)

@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 import orjson
 
 from kneewatch.collector.errors import ExpositionError
-from kneewatch.collector.samples import Exemplar, Layout, Page, Series
+from kneewatch.collector.samples import Layout, Page, Series
 
 # --- The grammar of a line: names, labels, numbers, timestamps and exemplars ----------------------
 
@@ -100,7 +100,6 @@ class Tail(NamedTuple):
 
     value: float
     timestamp_s: float | None = None
-    exemplar: Exemplar | None = None
 
 
 def excerpt(text: str) -> str:
@@ -187,24 +186,24 @@ def series_name(before: str | None, inner: str | None, limits: Limits) -> str:
 
 
 def read_tail(text: str, *, openmetrics: bool, limits: Limits) -> Tail:
-    """The value of a sample, and its timestamp and exemplar if it has them.
+    """The value of a sample, and its timestamp if it has one.
 
     Timestamps are whole milliseconds in 0.0.4 and seconds in OpenMetrics; only OpenMetrics has
-    exemplars. The format's limit of 128 characters for exemplar labels is not enforced: a page that
-    exceeds it is still readable.
+    exemplars, which are checked and not kept. The format's limit of 128 characters for exemplar
+    labels is not enforced: a page that exceeds it is still readable.
     """
     match = _TAIL.fullmatch(text)
     if match is None:
         raise ExpositionError(f"{excerpt(text)} is not a value with an optional timestamp")
     value, at, block, exemplar_value, exemplar_at = match.groups()
-    exemplar = None
     if block is not None:
-        name, labels = read_labels(block, limits)
+        name, _ = read_labels(block, limits)
         if not openmetrics or name is not None:
             raise ExpositionError("an exemplar is misplaced or malformed")
-        exemplar = Exemplar(labels, number(exemplar_value), _seconds(exemplar_at))
+        number(exemplar_value)
+        _seconds(exemplar_at)
     timestamp_s = _seconds(at) if openmetrics else _milliseconds(at)
-    return Tail(number(value), timestamp_s, exemplar)
+    return Tail(number(value), timestamp_s)
 
 
 def read_type(line: str, limits: Limits) -> tuple[str, str] | None:
@@ -423,16 +422,11 @@ class _Template:
             return None  # reading in full raises the error
 
     def full_page(self, tails: Sequence[Tail]) -> Page:
-        """The page with these values, timestamps and exemplars."""
+        """The page with these values and timestamps."""
         return Page(
             self.layout,
             [tail.value for tail in tails],
             {at: t_s for at, tail in enumerate(tails) if (t_s := tail.timestamp_s) is not None},
-            {
-                at: exemplar
-                for at, tail in enumerate(tails)
-                if (exemplar := tail.exemplar) is not None
-            },
         )
 
 

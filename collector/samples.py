@@ -24,15 +24,6 @@ class Series(NamedTuple):
         return default
 
 
-@dataclass(frozen=True, slots=True)
-class Exemplar:
-    """An OpenMetrics exemplar: a labelled example of an observation."""
-
-    labels: tuple[tuple[str, str], ...]
-    value: float
-    timestamp_s: float | None = None
-
-
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Layout:
     """A page without its values. Compared by identity: the same object means the same layout.
@@ -57,7 +48,6 @@ class Page:
     layout: Layout
     values: list[float]
     timestamps_s: Mapping[int, float] = field(default_factory=dict[int, float])
-    exemplars: Mapping[int, Exemplar] = field(default_factory=dict[int, Exemplar])
     host: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def samples(self) -> Iterator[tuple[Series, float]]:

@@ -42,11 +42,6 @@ class Pace:
         """Seconds of a recording that are played per second."""
         return self._speed
 
-    @property
-    def stopped(self) -> bool:
-        """Whether the program stops."""
-        return self._stopped
-
     def change_speed(self, factor: float) -> None:
         """Play recordings faster or slower."""
         with self._changed:

@@ -244,7 +244,7 @@ def outcome(read: Callable[[str], Page], body: str) -> object:
     except ExpositionError as exc:
         return str(exc), exc.line, exc.kind
     layout = page.layout
-    parts = (layout.series, dict(layout.types), layout.repeated, page.timestamps_s, page.exemplars)
+    parts = (layout.series, dict(layout.types), layout.repeated, page.timestamps_s)
     return [repr(value) for value in page.values], *parts
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.exposition import parse
-from kneewatch.collector.samples import Exemplar, Series
+from kneewatch.collector.samples import Series
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -71,7 +71,7 @@ def test_a_sample_line_names_its_series(line: str, name: str, labels: dict[str, 
     page = parse(f"{line}\n")
     assert page.layout.series == (Series(name, tuple(sorted(labels.items()))),)
     assert page.values == [1.0]
-    assert (page.timestamps_s, page.exemplars) == ({}, {})
+    assert page.timestamps_s == {}
 
 
 def test_two_spellings_of_a_series_are_equal() -> None:
@@ -169,11 +169,6 @@ def test_openmetrics_samples_can_have_exemplars() -> None:
     page = parse(body, content_type=OPENMETRICS)
     assert page.values == [5, 6, 8, 9]
     assert page.timestamps_s == {1: 7.5}
-    assert page.exemplars == {
-        0: Exemplar((("b", '"'), ("trace", "x,} # y")), 0.5, 1.25),
-        1: Exemplar((), math.inf),
-        2: Exemplar((("trace", "x" * 200),), 1.0),
-    }
 
 
 @pytest.mark.parametrize(
