@@ -74,8 +74,8 @@ def _peer_records(plan: Plan, queries: Sequence[CauseQuery]) -> tuple[Record, ..
 
 
 def bad_node(plan: Plan, queries: Sequence[CauseQuery]) -> CauseQuery:
-    """The `bad_node` cause: slower tokens without more requests and without another of the causes
-    that makes them slow, or a lower GPU clock."""
+    """The `bad_node` cause: a server whose tokens are slower than its peers', without more requests
+    and without another cause of slow tokens; or whose GPU clock is lower."""
     pool, beside = plan.pool, _beside_peers(plan)
     peers = f"count by ({pool}) ({recorded('running')})"
     few = f"count by ({pool}) ({BEHIND}) <= clamp_min({number(FEW_RATIO)} * {peers}, 1)"

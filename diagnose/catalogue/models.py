@@ -83,8 +83,8 @@ def own_layers(config: Config) -> Config | None:
 
 
 def own_parameters(config: Config, body: Parameters) -> Parameters:
-    """Parameters of a checkpoint's own prediction layers. The tables are the model's; each layer
-    joins embedding and hidden state."""
+    """Parameters of a checkpoint's own draft layers, without the embedding and output tables, which
+    they share with the model. Each layer has a matrix that joins embedding and hidden state."""
     hidden = config.positive("hidden_size")
     joined = 2.0 * hidden * hidden * config.positive("num_hidden_layers")
     return replace(body, embedding=0.0, head=0.0, small=body.small + joined)

@@ -54,7 +54,7 @@ class SlowQuantity:
 
     @property
     def straight(self) -> str:
-        """Key of the share of the levels' variance that the line explains."""
+        """Key of the ratio of the levels' variance that a straight line explains."""
         return f"{self.name}_straight_ratio"
 
     @property

@@ -230,7 +230,7 @@ class Held:
 
     @property
     def until_s(self) -> float:
-        """The end; while it is open, when it was last seen."""
+        """The end; of an open episode the time at which it was last seen."""
         return self.last_s if self.end_s is None else self.end_s
 
 

@@ -389,7 +389,7 @@ class _Bucket:
 
     @property
     def deepest(self) -> int:
-        """Layers of the page size that has most."""
+        """The largest number of layers that have the same page size."""
         return max(self.pages.values())
 
     def narrows(self, *, dealt: bool) -> bool:
