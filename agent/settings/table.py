@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, tzinfo
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -311,7 +311,7 @@ class Target(click.ParamType[str]):
         return [CompletionItem(incomplete, type="file")]
 
 
-SPAN, PAIR = Span(), Pair()
+SPAN, PAIR, FILE = Span(), Pair(), click.Path()
 
 
 # --- Flags for settings ---------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def setting_option(row: Setting) -> Callable[[Command], Command]:
         "seconds": {"type": SPAN},
         "count": {"type": int},
         "number": {"type": float},
-        "text": {"type": click.Path() if row.key.endswith(("_file", ".file", "_log")) else str},
+        "text": {"type": FILE if row.key.endswith(("_file", ".file", "_log")) else str},
         "url": {"type": str, "metavar": "URL"},
         "flag": {"default": None},
         "pairs": {"type": PAIR, "multiple": True},
@@ -374,9 +374,16 @@ def setting_option(row: Setting) -> Callable[[Command], Command]:
         flag,
         *ALIASES.get(row.key, ()),
         parameter(row.key),
+        cls=cast("type[click.Option]", _shared_option),
         help=f"{row.help}  [{row.env}]",
         **kinds[row.kind],
     )
+
+
+@cache
+def _shared_option(declarations: tuple[str, ...], **attributes: Hashable) -> click.Option:
+    """The option of a setting: one object for all commands, which keep nothing in it."""
+    return click.Option(declarations, **cast("dict[str, Any]", attributes))
 
 
 def parameter(key: str) -> str:

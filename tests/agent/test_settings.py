@@ -6,8 +6,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from kneewatch.agent.cli import cli
 from kneewatch.agent.settings.effective import HIDDEN, load
 from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting
 from tests.agent.running import Main
@@ -445,3 +447,14 @@ def test_what_is_not_set_is_not_passed_on() -> None:
     assert settings.fetch().bearer_token_file is None
     assert settings.fetch().headers == {}
     assert settings.profile().targets.ttft_p99_s is None
+
+
+def test_commands_share_the_option_of_a_setting() -> None:
+    for setting in SETTINGS:
+        named = [
+            option
+            for command in cli.commands.values()
+            for option in command.params
+            if isinstance(option, click.Option) and f"[{setting.env}]" in (option.help or "")
+        ]
+        assert len({id(option) for option in named}) == 1, setting.key
