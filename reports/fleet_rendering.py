@@ -334,7 +334,7 @@ def replica_words(replicas: Sequence[str]) -> str:
 
 
 def worst_engines(diagnosis: FleetDiagnosis) -> list[Engine]:
-    """Engines of unknown health, and those at warning or worse that no cause at that level names."""
+    """Engines of unknown health, and those at warning or worse that no such cause names."""
     named = {
         (c.pool, name)
         for c in diagnosis.causes

@@ -163,8 +163,8 @@ def _query(plan: Plan, signal: Signal) -> str | None:
 
 
 def _reaching(plan: Plan, query: Callable[[Dialect], str]) -> str:
-    """A query on the window, or where no two scrapes are in it on a range that holds four scrapes
-    of a minute; not for an engine that is gone."""
+    """A query over the window. Where the window holds fewer than two scrapes it is over a range
+    that holds four at one scrape a minute, and has no value for an engine that is gone."""
     near = query(plan.dialect)
     if plan.range_s >= WIDE_RANGE_S:
         return near

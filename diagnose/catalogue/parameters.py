@@ -345,8 +345,8 @@ def _mixers(config: Config, hidden: int) -> _Mixers:
 
 
 def _routed_values(config: Config, hidden: int) -> float:
-    """Parameters of K2 Horizon's value projections beside the first, of which each token uses a
-    few: its layers with experts have a choice of them."""
+    """Parameters of K2 Horizon's further value projections: its layers with experts have several,
+    and each token uses a few of them."""
     choice = config.count("mova_num_experts", default=0)
     if not choice:
         return 0.0

@@ -75,7 +75,7 @@ class Drafts:
         return self.accepted[tokens] / tokens
 
     def speedup(self, tokens: int) -> float:
-        """Estimated speed over that without speculation (guide 6.6)."""
+        """Estimated speed as a multiple of the speed without speculation."""
         return (1 + self.accepted[tokens]) / (self.verify[tokens] + tokens * self.cost_ratio)
 
     @property
