@@ -290,7 +290,7 @@ def _reported(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> s
 
 
 def _sure(queries: Sequence[CauseQuery]) -> str:
-    """The confidence series of these causes, where it is not doubtful."""
+    """The confidences of these causes, without doubtful ones."""
     names = "|".join(query.series for query in queries)
     return f'({recorded(CONFIDENCE)}{{cause=~"{names}"}} >= {number(DOUBTFUL_BELOW)})'
 
@@ -310,8 +310,8 @@ def _knows_pods(plan: Plan) -> bool:
 
 
 def _gpu_pods(plan: Plan) -> Record:
-    """The severity of the worst alert about a GPU that each pod uses, kept for two windows: what
-    it explains may end after it."""
+    """The severity of the worst alert about the GPUs that each pod uses, kept for two windows: the
+    causes that it explains may end later than the alert."""
     lately_s = 2 * plan.range_s
     alerts = " or ".join(
         f'(max_over_time(ALERTS{{kneewatch="gpu", pod!="", at_work!="false", alertstate="firing",'
