@@ -387,5 +387,5 @@ def test_markdown(main: Main) -> None:
 def test_a_target_of_a_capture_is_judged_against_what_is_promised(main: Main) -> None:
     ended = main("diagnose", CASCADE, *JSON, "--slo-ttft", "500ms", "--slo-itl", "10s")
     (document,) = ended.documents
-    assert document["judged_against"] == "targets: TTFT P99 500 ms, ITL P99 10000 ms"
+    assert document["judged_against"] == "targets: TTFT P99 500 ms, ITL P99 10 s"
     assert "TTFT-P99" in {finding["rule"] for finding in document["findings"]}
