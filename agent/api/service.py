@@ -12,7 +12,7 @@ from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.triage.view_model import LATE_INTERVALS, LATE_S, RANKS
-from kneewatch.rules.formatting import clock, date
+from kneewatch.rules.formatting import clock, date, span
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetWatch
@@ -118,7 +118,7 @@ def source_problems(service: Service) -> list[str]:
         if state is None:
             lines.append(f"{spec.name}: not scraped yet")
         elif late(state, now_s):
-            lines.append(f"{spec.name}: no scrape for {now_s - state.t_s:.0f} s")
+            lines.append(f"{spec.name}: no scrape for {span(now_s - state.t_s)}")
     if service.fleet is not None:
         diagnosis = service.fleet.state.current_diagnosis(now_s)
         if diagnosis is None:

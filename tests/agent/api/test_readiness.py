@@ -34,7 +34,7 @@ DOWN = {"diagnosis": verdict(*fleet(3)), "seen_s": NOW_S - 900, "failing": 5, "e
         ),
         pytest.param(
             service_of(state_of("r1", HEALTHY, t_s=NOW_S - 600)),
-            200, 503, "r1: no scrape for 600 s", id="a target is late",
+            200, 503, "r1: no scrape for 10 min", id="a target is late",
         ),
         pytest.param(
             service_of(fleet=fleet_watch(error="connection refused", failures=1)),
