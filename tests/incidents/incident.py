@@ -27,7 +27,8 @@ class Incident:
     `source` is the issue thread or the recording. `first_cause` must come first in every scrape
     from `judged_from_s` to the end, at `least` or worse; NOTHING: no cause at warning or worse.
     Its summary must contain `says`. `never` are causes that no judged scrape may say, `no_change`
-    flags that no judged scrape may recommend to change.
+    flags that no judged scrape may recommend to change. `other_engines` are data-parallel engines
+    on the same page; the first engine is judged.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Incident:
     no_change: frozenset[str] = frozenset()
     targets: Targets = NO_TARGETS
     step_s: float = STEP_S
+    other_engines: tuple[Phases, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,9 @@ def said(incident: Incident) -> Said:
     profile = Profile(targets=incident.targets, stated=Stated(replicas=1))
     stream = TargetStream("m@r0", profile, Limits())
     diagnoses: list[Diagnosis] = []
-    for at_s, page in pages(incident.load_at, incident.lasts_s, incident.step_s):
-        diagnoses += stream.take(BEGUN_S + at_s, page, "text/plain")
+    engines = (incident.load_at, *incident.other_engines)
+    for at_s, page in pages(engines, incident.lasts_s, incident.step_s):
+        diagnoses.append(stream.take(BEGUN_S + at_s, page, "text/plain")[0])
     return Said(incident, diagnoses)
 
 

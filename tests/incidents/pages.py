@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 STEP_S = 5.0
@@ -21,9 +21,9 @@ class Load:
     request that finished took `request_s`, `queued_s` of it in the queue, `prefill_s` in prefill
     and `outside_s` outside the engine, and had a prompt of `prompt_tokens`; `cut_share` of them
     ended at their limit; of the prompts, `giant_share` had `giant_tokens`; every answer had
-    `answer_tokens`. `resident_bytes` is the memory of the process that serves the page. Of the four
-    tokens of a draft `accepted_per_draft` were accepted. Every step had `step_tokens`. Of the
-    prompt tokens that were looked up in the prefix cache, `hit_ratio` were found; of
+    `answer_tokens`. `resident_bytes` is the memory of the process that serves the page. Of the
+    `draft_tokens` of a draft `accepted_per_draft` were accepted. Every step had `step_tokens`. Of
+    the prompt tokens that were looked up in the prefix cache, `hit_ratio` were found; of
     `tier_lookups_per_s` tokens that were looked up in another tier, `tier_hit_ratio`. `adapters`
     are the LoRA adapters in the one slot, and those that wait for it. None leaves a metric out.
     """
@@ -63,6 +63,7 @@ class Load:
     resident_bytes: float | None = None
     drafts_per_s: float | None = None
     accepted_per_draft: float = 0.0
+    draft_tokens: int = 4
 
 
 Phases = Callable[[float], Load]
@@ -83,15 +84,21 @@ STEP_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 
 TOKENS = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0)
 
 
-def pages(load_at: Phases, lasts_s: float, step_s: float = STEP_S) -> Iterator[tuple[float, str]]:
-    """Seconds since the first page, and the page, every `step_s` seconds."""
-    counted = Counter[str]()
+def pages(
+    engines: Sequence[Phases], lasts_s: float, step_s: float = STEP_S
+) -> Iterator[tuple[float, str]]:
+    """Seconds since the first page, and the page of all engines, every `step_s` seconds."""
+    counted = [Counter[str]() for _ in engines]
     at_s = 0.0
     while at_s <= lasts_s:
-        load = load_at(at_s)
-        if at_s:
-            counted.update({name: per_s * step_s for name, per_s in _rates(load).items()})
-        yield at_s, _page(load, counted)
+        page = ""
+        for number, load_at in enumerate(engines):
+            load = load_at(at_s)
+            if at_s:
+                rates = _rates(load).items()
+                counted[number].update({name: per_s * step_s for name, per_s in rates})
+            page += _page(load, counted[number]).replace('engine="0"', f'engine="{number}"')
+        yield at_s, page
         at_s += step_s
 
 
@@ -126,7 +133,7 @@ def _rates(load: Load) -> dict[str, float]:
         accepted_per_s = load.drafts_per_s * load.accepted_per_draft
         for name, per_s in (
             ("drafts", load.drafts_per_s),
-            ("draft_tokens", 4 * load.drafts_per_s),
+            ("draft_tokens", load.draft_tokens * load.drafts_per_s),
             ("accepted_tokens", accepted_per_s),
         ):
             rates[f"vllm:spec_decode_num_{name}_total{{{LABELS}}}"] = per_s

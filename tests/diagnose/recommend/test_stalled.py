@@ -72,7 +72,7 @@ def of_pages(load_at: Phases, lasts_s: float) -> dict[float, Diagnosis]:
     stream = TargetStream("t", Profile(window_s=12.0), Limits())
     taken = [
         (at_s, stream.take(1_795_000_000.0 + at_s, page, "text/plain"))
-        for at_s, page in pages(load_at, lasts_s, STEP_S)
+        for at_s, page in pages([load_at], lasts_s, STEP_S)
     ]
     return {at_s: diagnoses[0] for at_s, diagnoses in taken}
 
