@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -18,6 +19,9 @@ from tests.recordings import NO_TARGETS
 BEGUN_S = 1_795_000_000.0
 NOTHING = ""
 """The expected cause where no cause may be said at warning or worse."""
+
+
+TIMED_OUT = CollectError("timed out", kind="timeout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +102,9 @@ def said(incident: Incident) -> Said:
     diagnoses: list[Diagnosis] = []
     engines = (incident.load_at, *incident.other_engines)
     for at_s, page in pages(engines, incident.lasts_s, incident.step_s):
-        diagnoses.append(stream.take(BEGUN_S + at_s, page, "text/plain")[0])
+        t_s = BEGUN_S + at_s
+        taken = stream.take(t_s, page, "text/plain") if page else stream.judge(t_s, TIMED_OUT)
+        diagnoses.append(taken[0])
     return Said(incident, diagnoses)
 
 

@@ -66,8 +66,8 @@ class Load:
     draft_tokens: int = 4
 
 
-Phases = Callable[[float], Load]
-"""The load by seconds since the first page."""
+Phases = Callable[[float], Load | None]
+"""The load by seconds since the first page; None while the page is not answered."""
 
 SERVING = Load(
     running=4,
@@ -87,13 +87,15 @@ TOKENS = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0
 def pages(
     engines: Sequence[Phases], lasts_s: float, step_s: float = STEP_S
 ) -> Iterator[tuple[float, str]]:
-    """Seconds since the first page, and the page of all engines, every `step_s` seconds."""
+    """Seconds since the first page, and the page of all engines, every `step_s` seconds; empty
+    where it is not answered."""
     counted = [Counter[str]() for _ in engines]
     at_s = 0.0
     while at_s <= lasts_s:
         page = ""
         for number, load_at in enumerate(engines):
-            load = load_at(at_s)
+            if (load := load_at(at_s)) is None:
+                continue
             if at_s:
                 rates = _rates(load).items()
                 counted[number].update({name: per_s * step_s for name, per_s in rates})
