@@ -74,14 +74,18 @@ def mean(metric: str) -> Expr:
 
 
 COMPLETED: Expr = FirstOf((Rate("request_success"), PartRate(E2E, "count")))
-ARRIVALS: Expr = FirstOf((PartRate(TTFT, "count"), COMPLETED))
 QUEUED_MEAN: Expr = FirstOf(
     (
         OverTime("num_requests_waiting_by_reason", "avg", (("reason", "capacity"),)),
         OverTime("num_requests_waiting", "avg"),
     )
 )
-EXPECTED_WAIT: Expr = Ratio(QUEUED_MEAN, FirstOf((Positive(COMPLETED), PartRate(TTFT, "count"))))
+FIRST_TOKENS: Expr = PartRate(TTFT, "count")
+ARRIVALS: Expr = FirstOf((FIRST_TOKENS, COMPLETED))
+MOVING: Expr = FirstOf((Sum((COMPLETED, Difference(FIRST_TOKENS, COMPLETED))), ARRIVALS))
+"""The larger rate of first tokens and finished requests. In a steady state they are equal; in a
+burst of long answers, or where clients hang up, few requests finish and the queue still moves."""
+EXPECTED_WAIT: Expr = Ratio(QUEUED_MEAN, MOVING)
 HTTP = "http_requests"
 GENERATION_HANDLERS = (
     "/v1/chat/completions",
@@ -191,8 +195,8 @@ LOAD = (
         "expected_wait_s",
         EXPECTED_WAIT,
         "Expected wait in the queue by Little's law: requests queued for capacity (mean over the "
-        "window) divided by finished requests/s, or by first tokens/s if none finished. No value "
-        "if no request left the queue.",
+        "window) divided by first tokens/s or finished requests/s, whichever is more. No value if "
+        "no request left the queue.",
     ),
     Signal(
         "waiting_slope_per_s",

@@ -17,6 +17,7 @@ from kneewatch.diagnose.learned.derived_signals import (
     LONGEST_PREFILL_S,
     PREFILL_SILENCE,
 )
+from kneewatch.diagnose.sizing.arithmetic import counted
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number, Scope
 from kneewatch.rules.facts import WIDE_RANGE_S, Spelling, duration, number, range_s
@@ -140,8 +141,8 @@ def _still(facts: Facts) -> str:
 
 def _stalled(facts: Facts) -> str:
     counts = [
-        f"{count:.0f} {state}"
-        for signal, state in (("running", "requests running"), ("waiting", "queued"))
+        f"{counted(round(count), 'request')} {state}"
+        for signal, state in (("running", "running"), ("waiting", "queued"))
         if (count := facts.values.get(signal)) is not None
     ]
     if not facts.get("running") + facts.get("waiting") and "accepted_per_s" in facts.values:
@@ -168,6 +169,17 @@ STALLED_LEVER = (
     "never be scheduled."
 )
 
+
+def _stalled_lever(facts: Facts) -> str:
+    """What to do first; where requests are held back, what they may wait for."""
+    if not facts.get("waiting_deferred"):
+        return STALLED_LEVER
+    return (
+        "Save the log, then restart the engine. Requests are held back for KV from elsewhere, an "
+        "adapter or a grammar: look for errors of the KV connector and at the peer that sends."
+    )
+
+
 ENGINE_STALLED = CauseRecord(
     id="engine_stalled",
     title="Engine stalled",
@@ -189,7 +201,8 @@ ENGINE_STALLED = CauseRecord(
             levels=(Level(Severity.CRITICAL, Stalled(whole=True)), Level(Severity.INFO)),
             say=((ALWAYS, _stalled),),
             summary="Engine stalled: requests are in flight and no token is generated",
-            lever=STALLED_LEVER,
+            lever=_stalled_lever,
+            action=STALLED_LEVER,
             guide=("9.4",),
         ),
     ),

@@ -390,7 +390,8 @@ SLOW_STEPS = CauseRecord(
             summary="Steps take far longer than in quiet times at equal work",
             lever="Look at the GPUs' clocks (`nvidia-smi -q -d CLOCK,PERFORMANCE`) and processes, "
             "at the host's CPU (`top`), and at what clients ask for since then: structured "
-            "outputs, logprobs, penalties. If nothing is found, move the replica to another node.",
+            "outputs, LoRA adapters, logprobs, penalties. If nothing is found, move the replica to "
+            "another node.",
             guide=("8.4",),
         ),
     ),

@@ -70,8 +70,13 @@ The gauges may not show it: they are of the end of the last step, and a giant ho
 the beginning of its long first step on. What waits while seats and steps have room waits for
 blocks."""
 
-FEW_FILL_THE_CACHE = ((HELD_EACH >= GIANT_FROM) & (HELD_EACH > KV_FREE)).assume(unknown=False)
-"""Few requests run, and one more does not fit."""
+FEW_FILL_THE_CACHE = (
+    (HELD_EACH >= GIANT_FROM)
+    & (HELD_EACH > KV_FREE)
+    & (Signal("generation_tokens_per_s") > 0.0).assume(unknown=True)
+).assume(unknown=False)
+"""Few requests run, and one more does not fit. While no token comes out, those that run are still
+under prefill, and the others wait for its steps."""
 
 SLOW_PROMPTS = ("prefill_interference", "prefill_bound", "slo_conflict", "past_knee")
 QUEUES = ("queue_saturation", "admission_limit", "past_knee", "prefill_bound")

@@ -32,6 +32,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Finds, Form, Level, Say, term
+from kneewatch.diagnose.sizing.arithmetic import counted
 from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
 from kneewatch.rules.cascade import EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
@@ -264,14 +265,19 @@ RUNS = (BATCH_MOST > 0.0).assume(unknown=True)
 """A queue in front of an engine that runs nothing is no overload: see engine_stalled."""
 
 MORE_REPLICAS = "Add replicas; the KV cache is not the limit."
+BEHIND_A_PREFILL = (
+    "A long prompt is under prefill and holds the others back: --long-prefill-token-threshold lets "
+    "shorter ones pass it. More replicas take some of the others."
+)
 
 SLOW_FROM_DRIFT = 1.6
 """From this inter-token latency on, over its quiet mean, steps count as slow."""
 
-STEPS_ARE_SHORT = (ITL_P50_S < 0.1) & (PREFILL_BUSY < 0.75)
+STEPS_ARE_SHORT = ((ITL_P50_S < 0.1) | (BATCH_MOST <= 1.0)) & (PREFILL_BUSY < 0.75)
 """Most steps count as fast although no quiet baseline is known, and prompts leave a quarter of the
 time: a third more requests fit before prompts are the limit. That streams stall behind a few long
-prompts does not matter: a larger batch stalls no longer."""
+prompts does not matter: a larger batch stalls no longer. Steps of one request are as fast as this
+machine makes them, and mostly read weights: a second request takes little more."""
 
 STEPS_ARE_FAST = ((ITL_DRIFT < SLOW_FROM_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_SHORT)) & ~(
     is_bound("compute") | is_bound("memory")
@@ -296,6 +302,8 @@ def _steps(facts: Facts) -> str:
 
 
 def _more_replicas(facts: Facts) -> str:
+    if facts.values.get("generation_tokens_per_s") == 0 and facts.get("running") >= 1:
+        return BEHIND_A_PREFILL
     return MORE_REPLICAS if _KV_HAS_ROOM(facts) else "Add replicas."
 
 
@@ -313,7 +321,7 @@ FAST_STEPS = (
         0.3,
         "ITL P50 is {value:s} and prefill runs {prefill_busy_ratio:%} of the time: most steps are "
         "fast",
-        when=~ITL_DRIFT.known,
+        when=~ITL_DRIFT.known & (ITL_P50_S < 0.1),
         below=True,
     ),
 )
@@ -322,7 +330,7 @@ FAST_STEPS = (
 
 def _expected_wait(facts: Facts) -> str:
     queued, wait_s = (
-        f"{facts.get('waiting_by_capacity'):.0f} requests queued",
+        f"{counted(round(facts.get('waiting_by_capacity')), 'request')} queued",
         facts.values.get("expected_wait_s"),
     )
     if wait_s is not None:
@@ -338,6 +346,14 @@ def _overloaded(facts: Facts) -> str:
     grows = facts.get("waiting_slope_per_s") > GROWS_FROM_PER_S
     state = "Overloaded" if grows or lost else "Requests queue for capacity"
     return f"{state}: {_expected_wait(facts)}{lost}."
+
+
+def _pinned(facts: Facts) -> str:
+    batch, queued = (
+        counted(round(facts.get(key)), "request") for key in ("running_max", "waiting_by_capacity")
+    )
+    fast = " and fast steps" if batch != "1 request" else ""
+    return f"Batch pinned at {batch} with room in the KV cache{fast}: {queued} queued."
 
 
 def _queue(
@@ -422,8 +438,7 @@ ADMISSION_LIMIT = replace(
             BATCH_LIMIT_BINDS & ONE_MORE_FITS,
             pinned=True,
             summary="Batch pinned at its limit with room in the KV cache and fast steps",
-            say="Batch pinned at {running_max} requests with room in the KV cache and fast steps: "
-            "{waiting_by_capacity} requests queued.",
+            say=_pinned,
             lever="Raise --max-num-seqs; check ITL as the batch grows.",
         ),
     ),

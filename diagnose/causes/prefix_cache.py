@@ -381,7 +381,7 @@ PREFIX_REUSE_LOST = CauseRecord(
             summary="Prompts stopped sharing prefixes",
             lever="Check what changed at the start of the prompts (a date, an id, a reordered "
             "template) and the router's session affinity. The shared prefix must come first, byte "
-            "for byte.",
+            "for byte. If prompts and router are as before, compare vLLM's version and flags.",
             guide=("7.2", "7.3", "9.3"),
         ),
         Form(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import floor, inf, sqrt
 
+from kneewatch.diagnose.causes.kv_and_queue import GROWS_FROM_PER_S
 from kneewatch.diagnose.deployment.deployment import Deployment
 
 KV_TARGET_RATIO = 0.9
@@ -91,13 +92,9 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
     # and so arrive, at once. By Little's law, with tokens, which come evenly.
     length_tokens = get("output_tokens_mean") or inf
     by_little = get("generation_tokens_per_s") / length_tokens * get("e2e_mean_s")
-    served = values.get("completed_per_s")
-    if served is None:
-        served = get("arrival_per_s")
-    accepted = values.get("accepted_per_s") or 0.0
-    if served < LEAST_PER_S and accepted:
-        # Nobody waits for the end: what gets a first token is what the server can begin.
-        served = get("arrival_per_s")
+    # A burst of long answers, or clients that hang up: requests begin, and few of them finish.
+    served = max(get("completed_per_s"), get("arrival_per_s"))
+    accepted, grows = get("accepted_per_s"), get("waiting_slope_per_s")
     if served < LEAST_PER_S:
         served = 0.0
     requests = max(now, mean, get("running_max"))
@@ -108,7 +105,7 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
         waiting=waiting,
         held_tokens=_held_tokens(values, server),
         served_per_s=served,
-        arrival_per_s=max(served + max(0.0, get("waiting_slope_per_s")), accepted),
+        arrival_per_s=max(served + (grows if grows > GROWS_FROM_PER_S else 0.0), accepted),
         input_tokens=values.get("prompt_tokens_mean") or values.get("prompt_tokens_p50"),
         output_tokens=values.get("output_tokens_mean") or values.get("output_tokens_p50"),
         saved_ratio=min(1.0, max(0.0, get("prefix_saved_ratio"))),

@@ -23,6 +23,7 @@ from kneewatch.diagnose.recommend.prediction import (
     resized_tokens,
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.sizing.arithmetic import figure
 from kneewatch.diagnose.sizing.memory.weights import Adapters
 from kneewatch.rules.formatting import duration, percent, span
 
@@ -96,6 +97,10 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
     now = server.max_num_seqs or floor(context.get("running_max"))
     held = seats_held(context, usage_ratio=KV_AIM_RATIO)
     pinned = context.get("running_max") >= 0.95 * now
+    if not server.max_num_seqs:
+        # A limit that is only observed binds where the batch is at it while requests wait.
+        queued = context.get("waiting_by_capacity") > 0
+        pinned = max(context.get("running") * queued, context.get("running_avg")) >= 0.9 * now
     if now < 1 or held is None or not pinned or _steps_are_slow(context):
         return None
     seats_wanted = min(demand.requests * SPARE_SEATS, held, SEATS_GROWTH * now)
@@ -119,9 +124,9 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
         [("--max-num-seqs", now, seats)],
         f"{seats} requests would run at once instead of {now}{'' if stated else ' (observed)'}, "
         f"with the KV cache {percent(numbers.get('kv_usage_ratio', 0))} full. At the present step "
-        f"time they complete up to {served_per_s:.1f} requests/s; {demand.arrival_per_s:.1f} "
-        "requests/s "
-        "arrive" + (": not enough alone." if short else "."),
+        f"time they complete up to {figure(round(served_per_s, 2))} requests/s; "
+        f"{figure(round(demand.arrival_per_s, 2))} requests/s arrive"
+        + (": not enough alone." if short else "."),
         before=before,
         predicted=numbers,
         checks=[

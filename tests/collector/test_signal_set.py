@@ -28,7 +28,7 @@ from kneewatch.collector.signals.expr import (
     Sum,
 )
 from kneewatch.collector.signals.signal import Reading, Signal, SignalSet
-from kneewatch.collector.signals.vllm import configured
+from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.collector.window import Window
 from tests.collector.histories import Handmade, Scraped
 from tests.examples import examples
@@ -117,6 +117,25 @@ def test_what_was_bound_early_equals_what_is_bound_anew(shown: list[Shown]) -> N
         for key, expr in KINDS.items():
             anew = expr.bind(watched.history.columns)(window)
             assert values[key] == anew or math.isnan(values[key] or 0.0), key
+
+
+def test_a_queue_moves_by_first_tokens_while_few_requests_finish() -> None:
+    page = (
+        'vllm:num_requests_waiting{{model_name="m"}} 30\n'
+        'vllm:time_to_first_token_seconds_count{{model_name="m"}} {begun}\n'
+        'vllm:request_success_total{{finished_reason="stop",model_name="m"}} {ended}\n'
+    )
+
+    def expected_wait_s(begun: int, ended: int) -> float | None:
+        scraped = Scraped()
+        scraped.take(0.0, page.format(begun=0, ended=0))
+        scraped.take(60.0, page.format(begun=begun, ended=ended))
+        window = Window(scraped.history, now_s=60.0, range_s=60.0)
+        return SignalSet(VLLM_SIGNALS, scraped.history).read(window).values.get("expected_wait_s")
+
+    assert expected_wait_s(begun=60, ended=6) == pytest.approx(30.0)
+    assert expected_wait_s(begun=6, ended=60) == pytest.approx(30.0)
+    assert expected_wait_s(begun=0, ended=0) is None
 
 
 def test_goodput_takes_off_the_share_of_late_gaps() -> None:

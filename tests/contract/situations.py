@@ -12,6 +12,7 @@ from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, SAME_WORK, SLOW, Situation
 
 MEASURED_ROOM = {"itl_p50_s": 0.02, "prefill_busy_ratio": 0.1, "itl_mean_drift_ratio": None}
+MEASURED_SLOW = {**MEASURED_ROOM, "itl_p50_s": 0.15}
 KV, CHURN, LOST, OFF, XFER, SPEC, STALLS, KNEE = (
     CONCLUSIVE[cause]
     for cause in (
@@ -87,6 +88,12 @@ OTHERS: Mapping[str, Situation] = {
     ),
     "admission_limit:one seat": QUEUED.but(
         kv_usage_avg_ratio=0.45, running_avg=1.0, running_max=1.0
+    ),
+    "admission_limit:one seat, slow steps": QUEUED.but(
+        kv_usage_avg_ratio=0.2, running_avg=1.0, running_max=1.0, **MEASURED_SLOW
+    ),
+    "admission_limit: not two seats, slow steps": QUEUED.but(
+        kv_usage_avg_ratio=0.2, running_avg=2.0, running_max=2.0, **MEASURED_SLOW
     ),
     "kv_pressure:giants between steps": QUEUED.but(
         kv_usage_avg_ratio=0.1, prompt_tokens_p99=50_000.0, iteration_tokens_mean=40.0,

@@ -34,6 +34,17 @@ def of(held_tokens: float, spread_tokens: float) -> Demand:
     )
 
 
+def test_a_burst_is_served_at_the_rate_at_which_requests_begin() -> None:
+    burst = {"completed_per_s": 0.2, "arrival_per_s": 4.3, "waiting_slope_per_s": 7.0}
+    wanted = demand(burst, SERVER)
+    assert (wanted.served_per_s, wanted.arrival_per_s) == (4.3, 11.3)
+
+
+def test_a_queue_of_one_or_two_in_turn_does_not_grow() -> None:
+    wanted = demand({"completed_per_s": 0.02, "waiting_slope_per_s": 0.04}, SERVER)
+    assert wanted.arrival_per_s == 0.02
+
+
 def test_a_request_grows_while_it_runs() -> None:
     wanted = demand({"prompt_tokens_mean": 100.0, "output_tokens_mean": 300.0}, SERVER)
     assert wanted.held_tokens == 266  # 100 + 300 / 2 + 32 / 2

@@ -204,6 +204,14 @@ def test_no_more_seats_where_the_gpu_is_busy() -> None:
     assert "max-num-seqs-up" not in advised("queue_saturation", situation=busy)
 
 
+def test_no_more_seats_where_the_batch_is_below_what_it_was() -> None:
+    below = PINNED.but(running=4.0, running_avg=4.0, itl_mean_drift_ratio=1.0)
+    assert "max-num-seqs-up" not in advised("queue_saturation", situation=below)
+    assert "max-num-seqs-up" in advised("queue_saturation", situation=below.but(running=8.0))
+    drained = below.but(running=8.0, waiting_by_capacity=0.0)
+    assert "max-num-seqs-up" not in advised("queue_saturation", situation=drained)
+
+
 def test_a_queue_limit_only_where_the_version_knows_it() -> None:
     slow = replace(PINNED, targets=Targets(ttft_p99_s=2.0))
     assert "queue-limit" not in advised("queue_saturation", situation=slow)
