@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.incidents import (
+    fourth_held_out,
     held_out,
     lost_memory,
     overload,
@@ -10,6 +11,7 @@ from tests.incidents import (
     second_held_out,
     slow_decay,
     slow_server,
+    third_held_out,
     without_progress,
 )
 from tests.incidents.incident import Incident, said, table
@@ -23,6 +25,8 @@ INCIDENTS: tuple[Incident, ...] = (
     *slow_server.INCIDENTS,
     *held_out.INCIDENTS,
     *second_held_out.INCIDENTS,
+    *third_held_out.INCIDENTS,
+    *fourth_held_out.INCIDENTS,
 )
 
 
