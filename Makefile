@@ -104,9 +104,10 @@ soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/
 	$(BIN)/python -m tests.soak.footprint --targets 1000 --interval 15 --cpu 0
 	$(BIN)/python -m pytest -q -m live
 
-accuracy: $(VENV)/.dev  ## expected against given, over labelled recordings and simulated hard cases
+accuracy: $(VENV)/.dev  ## expected against given: labelled recordings, simulated hard cases, random cases
 	$(BIN)/python -m tests.accuracy
 	$(BIN)/python -m tests.hard_cases
+	$(BIN)/python -m tests.random_cases
 
 mutations: $(VENV)/.dev  ## double and halve every number of the causes' records: each must change a verdict
 	$(BIN)/python -m tests.contract.mutations

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from random import Random
 
 from kneewatch.agent.stream import PageReader, TargetStream
 from kneewatch.collector.errors import CollectError
@@ -22,14 +21,18 @@ from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import WINDOW_S, Severity
-from tests.simulator.cases import LASTS_S, Case
+from tests.simulator.cases import Case
+from tests.simulator.harm import Ledger
 from tests.simulator.page import START_S
-from tests.simulator.server import GPU_SCRAPE_S, Begin, Server, scrapes
+from tests.simulator.server import GPU_SCRAPE_S, Server, scrapes
 from tests.target_levels import LATENCY_CAUSES, is_missed
 
 TOLD_RATIO = 0.5
 QUEUED_RATIO = 0.1
 """A queue by capacity longer than this share of the batch is one, by the simulator's books."""
+
+FULL_FROM = 0.95
+"""Requests that wait while live ones hold so much of the KV cache wait for its blocks."""
 
 LINGERS_S = 45.0
 """A cause about a target may stand for so long after the target is met again: it does not flap."""
@@ -43,7 +46,8 @@ class Judged:
     """A case and what was said of it at a level of targets. `shares`: of each cause the share of
     judged scrapes that told it at warning or worse; `listed`: those told by themselves. `follows`:
     what was as true, by the simulator's own books; `missed`: whether a target was missed in judged
-    scrapes; `unmeasured`: whether room on the GPU was claimed that nothing had measured."""
+    scrapes; `unmeasured`: whether room on the GPU was claimed that nothing had measured;
+    `paged`: causes that were critical in a judged or healthy scrape."""
 
     case: Case
     level: str
@@ -56,6 +60,7 @@ class Judged:
     follows: frozenset[str]
     missed: bool
     unmeasured: bool
+    paged: frozenset[str]
 
     @property
     def concluded(self) -> frozenset[str]:
@@ -106,20 +111,25 @@ class Judged:
 
 @dataclass(slots=True)
 class Books:
-    """What was true while a case was judged, whatever its pages showed."""
+    """What was true while a case was judged, whatever its pages showed; `ledger` has the time
+    before as well."""
 
     scrapes: int = 0
     queued: int = 0
     seated: int = 0
+    full: int = 0
     preempted: float = -1.0
     preempted_since: float = 0.0
+    ledger: Ledger = field(default_factory=Ledger)
 
     def note(self, server: Server) -> None:
         """A scrape's truth."""
         scheduler, counts = server.engine.scheduler, server.engine.counters.counts
         by_capacity = len(scheduler.waiting) - scheduler.deferred
         self.scrapes += 1
-        self.queued += by_capacity > QUEUED_RATIO * len(scheduler.running)
+        is_queued = by_capacity > QUEUED_RATIO * len(scheduler.running)
+        self.queued += is_queued
+        self.full += is_queued and scheduler.blocks.usage_ratio >= FULL_FROM
         self.seated += len(scheduler.running) >= server.setting.launch.max_num_seqs
         if self.preempted < 0:
             self.preempted = counts["num_preemptions_total"]
@@ -133,7 +143,7 @@ class Books:
             causes.add("queue_saturation")
             if self.seated > self.scrapes / 2:
                 causes.add("admission_limit")
-        if self.preempted_since >= self.scrapes:
+        if self.full > self.scrapes / 4 or self.preempted_since >= max(1, self.scrapes):
             causes.add("kv_pressure")
         return frozenset(causes)
 
@@ -151,24 +161,18 @@ class Incident:
 
 def played(case: Case, seed: int) -> Incident:
     """A case's server from its start to the end of its faults."""
-    server = Server(case.setting(), Random(f"{seed} {case.machine} {case.name}"))
+    server = case.server(seed)
     incident = Incident(case)
     reader, gpu_parser, gpu_resolver = PageReader(Limits()), PageParser(Limits()), GpuResolver()
 
-    def begin(begun: Server) -> None:
-        for fault in case.faults:
-            fault.begin(begun)
-
-    at: dict[float, Begin] = {case.begins_s: begin}
-    if case.trouble is not None:
-        at[0.0] = case.trouble.begin
     gpu_due_s = START_S
-    for entry in scrapes(server, for_s=case.begins_s + LASTS_S, at=at):
+    for entry in scrapes(server, for_s=case.ends_s, at=case.events(), every_s=case.scrape_s):
         gpus = None
         if case.gpu_page and entry.t_s >= gpu_due_s:
             gpu_due_s = entry.t_s + GPU_SCRAPE_S
             page = gpu_parser.parse(server.exporter.page(entry.t_s - START_S))
             gpus = GpuPage(page, gpu_resolver.resolve(page.layout))
+        incident.books.ledger.note(entry.t_s - START_S, server)
         if entry.t_s - START_S >= case.judged_from_s:
             incident.books.note(server)
         incident.pages.append((entry.t_s, gpus, reader.read(case.stripped(entry))))
@@ -220,6 +224,18 @@ def judge(
         incident.books.follows,
         missed,
         not case.gpu_page and any(_claims_gpu_room(d) for d in late),
+        _paged([*healthy(case, diagnoses), *late], targets),
+    )
+
+
+def _paged(diagnoses: Sequence[Diagnosis], targets: Targets) -> frozenset[str]:
+    """Causes at critical; not those of a target that is missed."""
+    return frozenset(
+        cause.id
+        for diagnosis in diagnoses
+        for cause in diagnosis.causes
+        if cause.severity == Severity.CRITICAL
+        and not (cause.id in LATENCY_CAUSES and is_missed(diagnosis, targets))
     )
 
 

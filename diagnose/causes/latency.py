@@ -70,8 +70,9 @@ else delays decoding."""
 PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)
 QUEUE_S = Signal("queue_mean_s").otherwise(0.0)
 PREFILL_OF_WAIT = PREFILL_S / (PREFILL_S + QUEUE_S).at_least(1e-9)
+MOST_OF_WAIT, NEARLY_ALL = 0.5, 0.75
 ALONE = PREFILL_S > TTFT_TARGET_S
-PREFILL_BREAKS_TTFT = (TTFT_P99_S > TTFT_TARGET_S) & ((PREFILL_OF_WAIT > 0.75) | ALONE)
+PREFILL_BREAKS_TTFT = (TTFT_P99_S > TTFT_TARGET_S) & ((PREFILL_OF_WAIT > NEARLY_ALL) | ALONE)
 TAIL_ONLY = (
     (ITL_P99_S > ITL_TARGET_S)
     & (ITL_P50_S <= 0.5 * ITL_TARGET_S)
@@ -238,7 +239,9 @@ PREFILL_BOUND = CauseRecord(
     means="TTFT P99 exceeds its target, and prefill is most of that time or alone exceeds it.",
     forms=(
         Form(
-            gate=PREFILL_BREAKS_TTFT & ~SLOW_STEPS_ALONE,
+            gate=(TTFT_P99_S > TTFT_TARGET_S)
+            & ((PREFILL_OF_WAIT > MOST_OF_WAIT) | ALONE)
+            & ~SLOW_STEPS_ALONE,
             start=Number(0.0),
             terms=(
                 term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}"),
@@ -252,7 +255,7 @@ PREFILL_BOUND = CauseRecord(
                 ),
                 term(
                     PREFILL_OF_WAIT,
-                    0.75,
+                    MOST_OF_WAIT,
                     1.5,
                     "{value:%} of TTFT is prefill",
                     when=~ALONE,

@@ -180,16 +180,16 @@ DRAFT_TOKENS = PER_DRAFT / MEAN
 CHECK_COST = (BATCH.otherwise(0.0) * (1.0 + DRAFT_TOKENS) / RIDGE_TOKENS).at_least(1.0)
 """Time of a step that verifies the batch's drafts over that of a plain one."""
 
-SPEEDUP = (1.0 + PER_DRAFT) / (CHECK_COST + DRAFT_COST_RATIO * DRAFT_TOKENS)
-"""Estimated speed over that without speculation, at this batch."""
+SPEEDUP = (1.0 + ACCEPTED * DRAFT_TOKENS) / (CHECK_COST + DRAFT_COST_RATIO * DRAFT_TOKENS)
+"""Estimated speed over that without speculation, at this batch and the newest acceptance."""
 
 SURE_SPEEDUP = 1.2
 """From this estimate on speculation surely pays. The estimate takes a draft token for a tenth of a
 step: where it costs a fifth, 1.2x with drafts of three tokens is no gain."""
 
-PAYS = ((SPEEDUP >= SURE_SPEEDUP) & ~FALLEN & ~LOADED).assume(unknown=False)
-PAYS_LITTLE = ((SPEEDUP >= WORTH_AT_BEST) & ~FALLEN & ~LOADED).assume(unknown=False)
-PAYS_NOT = ((SPEEDUP < WORTH_AT_BEST) & ~FALLEN & ~LOADED).assume(unknown=False)
+PAYS = ((SPEEDUP >= SURE_SPEEDUP) & ~LOADED).assume(unknown=False)
+PAYS_LITTLE = ((SPEEDUP >= WORTH_AT_BEST) & ~LOADED).assume(unknown=False)
+PAYS_NOT = ((SPEEDUP < WORTH_AT_BEST) & ~LOADED).assume(unknown=False)
 
 
 def _settled(facts: Facts) -> Drafts | None:

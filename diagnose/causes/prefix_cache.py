@@ -6,7 +6,9 @@ from kneewatch.diagnose.causes.common_conditions import (
     GIANTS_BLOCK,
     KV_USAGE,
     PREFILL_BUSY,
+    SERVED,
     SLOW_PROMPTS,
+    WINDOW_S,
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -23,6 +25,7 @@ from kneewatch.rules.quantities import (
     Named,
     Recent,
     Signal,
+    SquareRoot,
     Watched,
 )
 from kneewatch.rules.rule import Severity
@@ -88,6 +91,13 @@ NEVER_HIT = (
 
 BLOCK_TOKENS, PROMPT_TOKENS = Signal("prefix_block_tokens"), Signal("prompt_tokens_p95")
 MEAN_PROMPT_TOKENS = Signal("prompt_tokens_mean")
+LOSS_MATTERS = (
+    (QUIET_HIT_TOKENS <= 0.0) | (QUIET_HIT_TOKENS - HIT_TOKENS >= 0.1 * MEAN_PROMPT_TOKENS)
+).assume(unknown=True)
+"""The tokens that a request no longer hits are a part of its prompt. Prompts that became far longer
+have a lower hit ratio, and hits would hardly shorten them. Where a hit ratio is stated and none was
+ever measured, the lost tokens are unknown."""
+
 BUCKET_STEP = 2.5
 """A quantile may lie above the true one by as much as the bounds of a histogram lie apart; the mean
 is exact."""
@@ -157,8 +167,15 @@ HIT_SPREAD_SIGMAS = Signal(HIT_SPREAD)
 ALL_HIT_ALIKE = (HIT_SPREAD_SIGMAS <= -2.3).assume(unknown=False)
 """The hits of prompts that hit whole or not at all vary as little once in a hundred times."""
 
+WHOLE_PART = 0.7
+"""Of the hit ratio: where prompts hit whole or not at all, those that hit make up as much at least.
+"""
+
+CHANCE = 0.5 / SquareRoot(SERVED * WINDOW_S)
+"""The greatest standard deviation of a share of the window's requests."""
+
 ONLY_HEADS_HIT = (QUIET_HIT_RATIO >= 0.8) & (
-    (WHOLE_HITS <= 0.7 * HIT_RATIO).assume(unknown=False) | ALL_HIT_ALIKE
+    (WHOLE_HITS <= WHOLE_PART * HIT_RATIO).assume(unknown=False) | ALL_HIT_ALIKE
 )
 """Prompts that hit nearly whole once do not any more, and their first tokens still hit. Where whole
 prefixes are evicted, those that hit account for the hit ratio, and chance moves it."""
@@ -320,7 +337,8 @@ PREFIX_REUSE_LOST = CauseRecord(
             & ~IN_A_BLOCK
             & (HITS <= 0.5 * QUIET_HIT_RATIO)
             & ((HITS <= 0.08) | ~TURNOVER_IS_SHORT | PROMPTS_DIFFER)
-            & (HIT_TOKENS <= 0.5 * QUIET_HIT_TOKENS).assume(unknown=True),
+            & (HIT_TOKENS <= 0.5 * QUIET_HIT_TOKENS).assume(unknown=True)
+            & LOSS_MATTERS,
             start=Number(0.5),
             terms=(
                 term(
@@ -415,11 +433,17 @@ PREFIX_REUSE_LOST = CauseRecord(
 )
 
 REUSED = Signal("block_reuse_per_s") > 0.0
-ALL_OR_NOTHING = (WHOLE_HITS >= 0.1) & (MISSES >= 0.1) & (WHOLE_HITS + MISSES >= 0.75)
+ALL_OR_NOTHING = (
+    (MISSES >= 0.1) & (WHOLE_HITS + MISSES >= 0.75) & (WHOLE_HITS - CHANCE > WHOLE_PART * HIT_RATIO)
+)
+"""Prompts hit whole or miss whole, and those that hit whole account for the hit ratio: where all
+hit the same short beginning, a few short prompts seem to hit whole."""
+
 DROPPED = (
     SHARED
     & (HIT_RATIO <= 0.75 * QUIET_HIT_RATIO)
     & (HIT_TOKENS <= 0.75 * QUIET_HIT_TOKENS).assume(unknown=True)
+    & LOSS_MATTERS
 )
 HITS_AGAIN = (
     (SHARED & (RECENT_HIT_RATIO >= 0.9 * QUIET_HIT_RATIO))
@@ -448,7 +472,10 @@ PREFIX_CHURN = CauseRecord(
             & TURNOVER_IS_SHORT
             & ~HITS_AGAIN
             & ~PROMPTS_DIFFER
-            & (DROPPED | ((HIT_RATIO >= 0.1) & (HIT_RATIO <= 0.8) & (REUSED | ALL_OR_NOTHING))),
+            & (
+                DROPPED
+                | ((HIT_RATIO >= 0.1) & (HIT_RATIO <= 0.8) & (REUSED | ALL_OR_NOTHING) & FILLED)
+            ),
             start=Number(-0.3),
             terms=(
                 term(

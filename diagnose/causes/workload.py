@@ -315,6 +315,7 @@ RUNAWAY_GENERATION = CauseRecord(
         "underused",
         "workload_drift",
         "slo_conflict",
+        "kv_pressure",
         "kv_exhaustion_ahead",
         "queue_saturation",
         "admission_limit",

@@ -129,8 +129,9 @@ FOLLOWED: Mapping[str, str] = {
     "slo_breaks_latest_s": "the same at the flattest likely trend; no value beyond half an hour",
     "prefill_hit_share": "share of requests that computed at most a quarter of a median prompt; no "
     f"value where the mean prompt is over {TYPICAL:g} medians long",
-    "prefill_miss_share": "share of requests that computed three quarters of a median prompt or "
-    "more; no value where the mean prompt is that long",
+    "prefill_miss_share": "share of requests that computed their prompt whole: those that computed "
+    "more than the bucket bound below the median prompt, over prompts above that bound; no value "
+    "where the mean prompt is that long",
     HIT_SPREAD: "how much more the prefix cache's hits vary from scrape to scrape than if each "
     "request hit whole or not at all, in standard deviations: far below 0 where all requests hit "
     "the same share; no value while the hit ratio is near its baseline",
@@ -415,12 +416,22 @@ def _gained(history: History, columns: Sequence[int]) -> float | None:
 def _prefill_sides(
     values: Mapping[str, float | None], window: Window
 ) -> tuple[float | None, float | None]:
+    """The shares of requests that hit nearly whole, and that miss whole; None where unknown.
+
+    Requests that miss compute their prompts, so that they are as many of those that compute more
+    than some tokens as of the prompts that are longer than that.
+    """
     prompt, mean = values.get("prompt_tokens_p50"), values.get("prompt_tokens_mean")
-    buckets = window.buckets("request_prefill_kv_computed_tokens")
-    if prompt is None or mean is None or mean > TYPICAL * prompt or buckets is None:
+    computed = window.buckets("request_prefill_kv_computed_tokens")
+    prompts = window.buckets("request_prompt_tokens")
+    if prompt is None or mean is None or mean > TYPICAL * prompt:
         return None, None
-    low, high = buckets.share_at_most(0.25 * prompt), buckets.share_at_most(0.75 * prompt)
-    return low, None if high is None else 1 - high
+    if computed is None or prompts is None:
+        return None, None
+    at_most, shorter = computed.share_at_most(prompt), prompts.share_at_most(prompt)
+    if at_most is None or shorter is None:
+        return None, None
+    return computed.share_at_most(0.25 * prompt), min(1.0, (1 - at_most) / (1 - shorter))
 
 
 def _hit_spread(window: Window) -> float | None:

@@ -333,9 +333,14 @@ OTHERS: Mapping[str, Situation] = {
         quiet={}, recent={"prefix_hit_ratio": 0.3},
     ),
     "prefix_churn:few hit": replace(
-        CHURN.but(prefill_hit_share=0.12, prefill_miss_share=0.8, prefix_hit_ratio=0.3,
+        CHURN.but(prefill_hit_share=0.16, prefill_miss_share=0.8, prefix_hit_ratio=0.15,
                   kv_capacity_tokens=250_000.0),
-        quiet={}, recent={"prefix_hit_ratio": 0.3},
+        quiet={}, recent={"prefix_hit_ratio": 0.15},
+    ),
+    "prefix_churn: not where all hit a short head": replace(
+        CHURN.but(prefill_hit_share=0.16, prefill_miss_share=0.62, prefix_hit_ratio=0.36,
+                  kv_capacity_tokens=250_000.0),
+        quiet={}, recent={"prefix_hit_ratio": 0.36},
     ),
     "prefix_churn:few miss": replace(
         CHURN.but(prefill_hit_share=0.8, prefill_miss_share=0.12, prefix_hit_ratio=0.3,

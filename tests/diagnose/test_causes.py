@@ -168,6 +168,22 @@ NEAR_MISSES = [
         "a cold cache that has warmed up, no baseline",
     ),
     ("prefix_churn", replace(CHURN, quiet={}), "partial hits, and no reuse or mix was seen"),
+    (
+        "prefix_churn",
+        replace(CHURN, quiet={}).but(
+            prefill_hit_share=0.16, prefill_miss_share=0.62, prefix_hit_ratio=0.36
+        ),
+        "all hit the same short beginning, and few prompts are short",
+    ),
+    (
+        "prefix_churn",
+        replace(CHURN, quiet={}).but(
+            prefill_hit_share=0.25, prefill_miss_share=0.62, completed_per_s=0.4
+        ),
+        "a quarter of 24 requests hit whole: chance",
+    ),
+    ("prefix_churn", CHURN.but(prompt_tokens_mean=9_000.0), "prompts are far longer than before"),
+    ("prefix_reuse_lost", LOST.but(prompt_tokens_mean=9_000.0), "prompts are far longer"),
     # features
     ("adapter_thrash", THRASH.but(lora_max=None), "requests are deferred, LoRA is off"),
     ("adapter_thrash", THRASH.lasting(deferred=9.0), "deferred for a moment"),
@@ -240,7 +256,7 @@ NEAR_MISSES = [
     ),
     ("slo_conflict", CONCLUSIVE["slo_conflict"].but(itl_p99_s=None), "ITL unknown"),
     ("prefill_bound", CONCLUSIVE["prefill_bound"].but(ttft_p99_s=1.0), "TTFT at its target"),
-    ("prefill_bound", CONCLUSIVE["prefill_bound"].but(queue_mean_s=0.4), "a third is queue"),
+    ("prefill_bound", CONCLUSIVE["prefill_bound"].but(queue_mean_s=0.9), "most of it is queue"),
     (
         "prefill_bound",
         CONCLUSIVE["prefill_bound"].but(prefill_mean_s=1.0, queue_mean_s=2.0),

@@ -111,6 +111,14 @@ def test_half_a_window_from_before_a_fall_is_no_excuse() -> None:
     assert (fell.severity, steady.severity) == (Severity.WARNING, Severity.INFO)
 
 
+def test_a_fall_that_many_requests_prove_is_a_note_while_drafts_still_pay() -> None:
+    falling = drafting((0.46,) * 4, arrival_per_s=40.0)
+    cause = draft_cause(replace(falling, recent={"spec_acceptance_ratio": 0.42}))
+    assert cause is not None
+    assert cause.severity == Severity.INFO
+    assert "still pays" in cause.summary
+
+
 def test_without_counts_by_position_each_token_has_one_chance() -> None:
     values = {"spec_acceptance_ratio": 0.4, "spec_accepted_per_draft_tokens": 1.2}
     drafts = drafts_of(values)

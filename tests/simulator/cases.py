@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from random import Random
 
 from kneewatch.collector.captures.format import Entry
 from tests.simulator.faults import FAULTS, Fault
 from tests.simulator.gpus import Hardware, chunk_tokens, hardware
 from tests.simulator.page import NEWEST, WITH_SPECULATION
 from tests.simulator.scheduler import Launch
-from tests.simulator.server import Setting
+from tests.simulator.server import SCRAPE_S, Begin, Server, Setting
 
 BEGINS_S, LASTS_S = 300.0, 360.0
 SETTLE_S = 150.0
@@ -67,6 +68,12 @@ class Case:
     accepted: frozenset[str] = frozenset()
     trouble: Fault | None = None
     begins_s: float = BEGINS_S
+    scrape_s: float = SCRAPE_S
+
+    @property
+    def ends_s(self) -> float:
+        """When the last scrape is, in seconds from the server's start."""
+        return self.begins_s + LASTS_S
 
     @property
     def judged_from_s(self) -> float:
@@ -79,22 +86,41 @@ class Case:
         planted = self.faults if self.trouble is None else (self.trouble, *self.faults)
         return frozenset(each.cause for each in planted).union(*(each.also for each in planted))
 
-    def setting(self) -> Setting:
-        """What the server is started with."""
-        case_setting = Setting(
-            hardware=_hardware(self.machine),
+    def healthy_setting(self) -> Setting:
+        """What a server without faults is started with."""
+        device = hardware_of(self.machine)
+        return Setting(
+            hardware=device,
             launch=Launch(
-                num_gpu_blocks=_hardware(self.machine).blocks(),
-                max_num_batched_tokens=chunk_tokens(_hardware(self.machine)),
+                num_gpu_blocks=device.blocks(), max_num_batched_tokens=chunk_tokens(device)
             ),
             form=self.form,
             fuller_gpu_page=self.machine in FULLER,
         )
+
+    def setting(self) -> Setting:
+        """What the server is started with."""
+        case_setting = self.healthy_setting()
         for fault in self.faults if self.trouble is None else (self.trouble, *self.faults):
             fault.start(case_setting)
         if case_setting.launch.num_speculative_tokens:
             case_setting.form = WITH_SPECULATION
         return case_setting
+
+    def server(self, seed: int) -> Server:
+        """The server, not yet started."""
+        return Server(self.setting(), Random(f"{seed} {self.machine} {self.name}"))
+
+    def events(self) -> dict[float, Begin]:
+        """What is done to the server, and when, in seconds from its start."""
+        at: dict[float, Begin] = {self.begins_s: self._begin}
+        if self.trouble is not None:
+            at[0.0] = self.trouble.begin
+        return at
+
+    def _begin(self, server: Server) -> None:
+        for fault in self.faults:
+            fault.begin(server)
 
     def stripped(self, entry: Entry) -> Entry:
         """The entry as kneewatch gets to see it."""
@@ -104,7 +130,8 @@ class Case:
 
 
 @cache
-def _hardware(machine: str) -> Hardware:
+def hardware_of(machine: str) -> Hardware:
+    """The model and the GPUs of a machine."""
     return hardware(*MACHINES[machine])
 
 

@@ -259,7 +259,8 @@ class Engine:
     def _finish(self, request: Request) -> None:
         self.scheduler.finish(request)
         self._blocked = False
-        observe_end(self.counters, request, self.now_s, self.steps.request_s)
+        if not request.hung_up:  # vLLM counts nothing of a request whose client went away
+            observe_end(self.counters, request, self.now_s, self.steps.request_s)
         self.source.ended(request, self.now_s + self.steps.request_s)
 
     def _note_adapters(self) -> None:

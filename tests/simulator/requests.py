@@ -31,6 +31,9 @@ class Request:
     adapter: str = ""
     acceptance_ratio: float = 0.0
     capped: bool = False
+    hung_up: bool = False
+    """Whether its client goes away before the answer is complete."""
+
     own: Chain = field(default_factory=Chain)
     """What only this request holds; stays findable while it waits after a preemption."""
     held: float = 0.0
@@ -78,6 +81,7 @@ class Kind:
     adapters: tuple[str, ...] = ()
     acceptance: Callable[[Random], float] = lambda _rng: 0.0
     output_cap: int = 1 << 30
+    hang_up_ratio: float = 0.0
 
     def make(self, arrived_s: float, rng: Random) -> Request:
         """A request. The prompt's length is that of what follows the prefix."""
@@ -94,6 +98,9 @@ class Kind:
             request.prefix = rng.choice(self.prefixes)
             request.prefix_tokens = self.prefix_tokens
             request.prompt_tokens += self.prefix_tokens
+        if self.hang_up_ratio and rng.random() < self.hang_up_ratio:
+            request.hung_up = True
+            request.output_tokens = max(1, int(rng.random() * request.output_tokens))
         return request
 
 
@@ -108,6 +115,10 @@ class Open:
 
     def _after(self, now_s: float) -> float:
         return now_s + self._rng.expovariate(max(self.rate(now_s), 1e-6))
+
+    def resume(self, now_s: float) -> None:
+        """Draw anew when the next one comes: the rate has changed at once."""
+        self._next_s = self._after(now_s)
 
     def next_s(self) -> float:
         """When the next one comes."""
@@ -179,6 +190,12 @@ class Merged:
 def lengths(mean: float, shape: float = 2.0) -> Length:
     """Gamma-distributed lengths; a smaller `shape` has a longer tail."""
     return lambda rng: max(1, round(rng.gammavariate(shape, mean / shape)))
+
+
+def lognormal(mean: float, sigma: float) -> Length:
+    """Lognormal lengths, up to ten times the mean; a greater `sigma` has a longer tail."""
+    mu, most = math.log(mean) - sigma * sigma / 2, 10 * mean
+    return lambda rng: max(1, round(min(rng.lognormvariate(mu, sigma), most)))
 
 
 def between(low: int, high: int) -> Length:

@@ -11,7 +11,7 @@ from tests.simulator.blocks import Chain
 from tests.simulator.engine import Engine
 from tests.simulator.gpus import Exporter, GpuSteps, Hardware
 from tests.simulator.page import NEWEST, START_S, PageWriter
-from tests.simulator.requests import Kind, Open, lengths
+from tests.simulator.requests import Kind, Open, lengths, lognormal
 from tests.simulator.scheduler import Launch
 from tests.simulator.work import Work
 
@@ -23,7 +23,8 @@ _ROUNDS = 20
 class Shape:
     """What requests are like, in means. `prefixes` shared beginnings of `prefix_tokens` each;
     `long_ratio` of the prompts are `long_tokens` more; `runaway_ratio` of the outputs go on to
-    the cap."""
+    the cap; `hang_up_ratio` of the clients go away. Lengths are lognormal with this `sigma`, or
+    gamma-distributed where it is 0."""
 
     prompt: float = 300.0
     output: float = 250.0
@@ -35,6 +36,8 @@ class Shape:
     runaway_ratio: float = 0.0
     long_ratio: float = 0.0
     long_tokens: int = 0
+    hang_up_ratio: float = 0.0
+    sigma: float = 0.0
 
     @property
     def prompt_tokens(self) -> float:
@@ -46,10 +49,22 @@ class Shape:
         """KV tokens of a running request in the mean, without what it shares."""
         return self.prompt + self.output / 2
 
+    def scaled(self, ratio: float) -> Shape:
+        """The same requests, so much longer."""
+        return replace(
+            self,
+            prompt=ratio * self.prompt,
+            output=ratio * self.output,
+            prefix_tokens=round(ratio * self.prefix_tokens),
+        )
+
     def kind(self, chains: list[Chain]) -> Kind:
         """Such requests; `chains` grows to as many prefixes as are needed."""
         chains += [Chain() for _ in range(self.prefixes - len(chains))]
-        prompt, output = lengths(self.prompt), lengths(self.output)
+        prompt, output = (
+            lognormal(mean, self.sigma) if self.sigma else lengths(mean)
+            for mean in (self.prompt, self.output)
+        )
         ratio = self.acceptance_ratio
 
         def long_prompt(rng: Random) -> int:
@@ -66,6 +81,7 @@ class Shape:
             adapters=tuple(f"adapter-{at}" for at in range(self.adapters)),
             acceptance=lambda rng: min(0.98, max(0.02, rng.gauss(ratio, 0.08))),
             output_cap=self.output_cap,
+            hang_up_ratio=self.hang_up_ratio,
         )
 
 
@@ -87,6 +103,10 @@ class Setting:
     """Requests in the batch, in the mean, when all is well."""
     rate_per_s: float | None = None
     """Requests a second when all is well, where that is not told by `running`."""
+    length_ratio: float = 1.0
+    load_ratio: float = 1.0
+    """How much longer requests and how much higher the load are than a fault's own, where that
+    fault comes with requests or a load of its own."""
     draft_cost_ratio: float = 0.0
     model: str = "served"
     form: str = NEWEST
@@ -125,6 +145,8 @@ class Server:
     shape: Shape = field(init=False)
     rate_per_s: float = field(init=False)
     down: bool = False
+    factor: Callable[[float], float] = lambda _now_s: 1.0
+    """What the rate of requests is multiplied by at a moment."""
     _writer: PageWriter = field(init=False)
     _chains: list[Chain] = field(default_factory=list[Chain])
 
@@ -135,10 +157,29 @@ class Server:
             setting.hardware, setting.launch.num_speculative_tokens, setting.draft_cost_ratio
         )
         self.rate_per_s = setting.rate_per_s or setting.rate_for(setting.running)
-        self.source = Open(self.shape.kind(self._chains), lambda _now_s: self.rate_per_s, self.rng)
-        self.engine = Engine(setting.launch, self.steps, self.source, self.rng)
-        self._writer = PageWriter(self.engine, model=setting.model, form=setting.form)
+        self.source = Open(
+            self.shape.kind(self._chains),
+            lambda now_s: self.rate_per_s * self.factor(now_s),
+            self.rng,
+        )
+        self._start(0.0)
         self.exporter = Exporter(self.steps, self.rng, fuller=setting.fuller_gpu_page)
+
+    def _start(self, now_s: float) -> None:
+        setting = self.setting
+        self.engine = Engine(setting.launch, self.steps, self.source, self.rng)
+        self.engine.now_s = now_s
+        self._writer = PageWriter(
+            self.engine, model=setting.model, form=setting.form, started_s=START_S + now_s
+        )
+
+    def restart(self, now_s: float) -> None:
+        """Replace the process: all caches are empty, all counters zero."""
+        for chain in self._chains:
+            chain.blocks, chain.refs, chain.filling = 0.0, 0, False
+        self.down = False
+        self.source.resume(now_s)
+        self._start(now_s)
 
     def reshape(self, **changes: float) -> None:
         """Let requests be otherwise from now on."""
@@ -156,13 +197,25 @@ class Server:
 Begin = Callable[[Server], None]
 
 
-def scrapes(server: Server, *, for_s: float, at: dict[float, Begin]) -> Iterator[Entry]:
-    """Scrapes of a server for so long; `at` a moment something is done to it."""
+def moments(
+    server: Server, *, for_s: float, at: dict[float, Begin], every_s: float = SCRAPE_S
+) -> Iterator[float]:
+    """The moments at which a server is scraped, as it comes to them; `at` a moment something is
+    done to it."""
     due = sorted(at.items())
-    for turn in range(1, round(for_s / SCRAPE_S) + 1):
-        t_s = turn * SCRAPE_S
+    for turn in range(1, round(for_s / every_s) + 1):
+        t_s = turn * every_s
         while due and due[0][0] <= t_s:
             moment_s, begin = due.pop(0)
             server.engine.run(moment_s)
             begin(server)
+        server.engine.run(t_s)
+        yield t_s
+
+
+def scrapes(
+    server: Server, *, for_s: float, at: dict[float, Begin], every_s: float = SCRAPE_S
+) -> Iterator[Entry]:
+    """Scrapes of a server for so long."""
+    for t_s in moments(server, for_s=for_s, at=at, every_s=every_s):
         yield server.scrape(t_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from random import Random
 
 from tests.simulator.cases import Case, fault
@@ -100,7 +100,7 @@ def _no_tokens(_rng: Random) -> int:
     return 0
 
 
-def _top_up(server: Server) -> None:
+def _top_up(server: Server, _strength: float) -> None:
     # Seats for what runs of its own accord when all is well, and no more.
     server.setting.launch.max_num_seqs = seats_for(server.setting)
     server.engine.source = ToppedUp(server)
@@ -116,7 +116,7 @@ TROUBLES = (
     Fault(
         cause="admission_limit",
         name="a small steady queue",
-        begin=_top_up,
+        lay=_top_up,
         also=frozenset({"queue_saturation"}),
     ),
     Fault(cause="spec_decode_poor", name="a poor draft", start=_poor_drafts),
@@ -210,12 +210,12 @@ def _long_shared_prompts(setting: Setting) -> None:
     setting.rate_per_s = SHARED_LOAD * prompt_bound_per_s(setting, setting.shape.prompt_tokens)
 
 
-def _fresh_now_and_then(server: Server) -> None:
+def _fresh_now_and_then(server: Server, _strength: float) -> None:
     ratio = 1 / (FRESH_EVERY_S * server.rate_per_s)
     server.reshape(long_ratio=ratio, long_tokens=server.shape.prefix_tokens)
 
 
-def _lose(kept_ratio: float, server: Server) -> None:
+def _lose(server: Server, kept_ratio: float) -> None:
     """Prompts share only their first part; clients back off once the queue is long."""
     whole, begun_s = server.shape.prompt_tokens, server.engine.now_s
     before_per_s, bound_per_s = server.rate_per_s, prompt_bound_per_s(server.setting, whole)
@@ -234,12 +234,13 @@ def _lost_under_stalls(machine: str, kept_ratio: float) -> Case:
         cause="prefill_interference",
         name="constant prefill stalls",
         start=_long_shared_prompts,
-        begin=_fresh_now_and_then,
+        lay=_fresh_now_and_then,
     )
     lost = Fault(
         cause="prefix_reuse_lost",
         name=f"hit ratio from 0.97 to {kept_ratio:g}, {QUEUE} queued",
-        begin=partial(_lose, kept_ratio),
+        lay=_lose,
+        strength=kept_ratio,
         also=frozenset({"queue_saturation"}),
     )
     return Case(
