@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
-from kneewatch.diagnose.learned.forecast import AHEAD_S
+from kneewatch.diagnose.learned.kv_forecast import AHEAD_S
 from kneewatch.diagnose.learned.live_workload import unwatched
 from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison, compared, degrees_of
 from kneewatch.rules.facts import Targets

@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.learned.forecast import AHEAD_S
+from kneewatch.diagnose.learned.kv_forecast import AHEAD_S
 from kneewatch.rules.rule import WINDOW_S
 
 if TYPE_CHECKING:

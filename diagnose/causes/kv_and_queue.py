@@ -226,7 +226,7 @@ KV_EXHAUSTION_AHEAD = CauseRecord(
                     Signal("kv_peak_demand_ratio"),
                     0.5,
                     1.0,
-                    "KV demand is {value:%} of the cache at its peaks",
+                    "KV demand is {value:%} of the cache at its likely peaks",
                 ),
             ),
             levels=(Level(Severity.WARNING),),
@@ -234,12 +234,12 @@ KV_EXHAUSTION_AHEAD = CauseRecord(
                 (
                     EXHAUSTED_IN_S < 1.0,
                     "The KV cache is about to be exhausted: demand is {kv_peak_demand_ratio:%} of "
-                    "it at its peaks and climbs.",
+                    "it at its likely peaks and climbs.",
                 ),
                 (
                     ALWAYS,
                     "The KV cache will be exhausted in about {kv_exhausted_in_s:s}: demand is "
-                    "{kv_peak_demand_ratio:%} of it at its peaks and climbs.",
+                    "{kv_peak_demand_ratio:%} of it at its likely peaks and climbs.",
                 ),
             ),
             summary="The KV cache will be exhausted in minutes",

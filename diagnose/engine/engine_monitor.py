@@ -38,18 +38,17 @@ from kneewatch.diagnose.learned.derived_signals import (
     PREFILL_SILENCE,
     STALL,
     Streaks,
+    arrivals_since_last,
     derive,
     increase_since_last,
     recent,
     unused,
 )
-from kneewatch.diagnose.learned.forecast import (
-    KvForecaster,
-    SloForecaster,
-)
 from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
+from kneewatch.diagnose.learned.kv_forecast import KvForecaster
 from kneewatch.diagnose.learned.length_drift import ANSWERS, Departure, Drift, OutputLengths
 from kneewatch.diagnose.learned.live_workload import WorkloadWatch
+from kneewatch.diagnose.learned.slo_forecast import SloForecaster
 from kneewatch.diagnose.learned.slow_trends import SlowTrends
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison
@@ -102,9 +101,13 @@ class Learned:
     def _new_knee(self) -> LiveKnee:
         return LiveKnee(window_s=self._profile.window_s, targets=self._profile.targets)
 
-    def forecasts(self, t_s: float, values: Values) -> dict[str, float | None]:
-        """The forecast signals after a scrape with these values."""
-        return self._forecaster.update(t_s, values) | self._slo_forecaster.update(t_s, values)
+    def forecasts(
+        self, t_s: float, values: Values, *, arrivals: float | None
+    ) -> dict[str, float | None]:
+        """The forecast signals after a scrape with these values; `arrivals` since the scrape
+        before."""
+        exhausted = self._forecaster.update(t_s, values, arrivals=arrivals)
+        return exhausted | self._slo_forecaster.update(t_s, values)
 
     def set_seats(self, seats: float | None) -> None:
         """Set the launch's limit on running requests; None: unknown."""
@@ -380,7 +383,8 @@ class EngineMonitor:
         profile, learned, config = self.profile, self.learned, self.config
         learned.set_launch(config)
         derived, notes = derive(reading.values, window, learned.baseline, profile.targets)
-        forecasts = learned.forecasts(t_s, reading.values)
+        arrivals = arrivals_since_last(self.history)
+        forecasts = learned.forecasts(t_s, reading.values, arrivals=arrivals)
         workload = learned.workload.update(t_s, self.history)
         values = {**reading.values, **derived, **forecasts, **gpus.values}
         values |= workload.values() if workload else {}

@@ -116,11 +116,12 @@ FOLLOWED: Mapping[str, str] = {
     "cascade_stage": "stage of the KV memory-pressure cascade, 0 to 4",
     "cascade_severity": "severity of that stage: 0 ok, 1 info, 2 warning, 3 critical",
     "kv_demand_ratio": "KV tokens needed by requests in flight over the KV cache's capacity",
-    "kv_peak_demand_ratio": "kv_demand_ratio at the window's highest KV usage",
+    "kv_peak_demand_ratio": "kv_demand_ratio at the window's highest KV usage; while a climb is "
+    "forecast, at the likely peaks of the next minutes",
     "kv_demand_ahead_ratio": "kv_peak_demand_ratio at its trend, kv_horizon_s from now; without a "
     "trend kv_demand_ratio",
     "kv_exhausted_in_s": "seconds until kv_peak_demand_ratio reaches 1 at its trend; no value "
-    "without a trend, while requests in flight fall, or in a burst that does not fill the cache",
+    "without a trend, or in a burst that does not fill the cache",
     "kv_exhausted_soonest_s": "the same at the steepest likely trend",
     "kv_exhausted_latest_s": "the same at the flattest likely trend; no value beyond half an hour",
     "slo_breaks_in_s": "seconds until TTFT exceeds its target at the present trend; no value "
@@ -389,6 +390,11 @@ def unused(history: History) -> bool:
 def increase_since_last(history: History, metric: str) -> float:
     """The increase of a counter between the last two scrapes; 0 where it is unknown."""
     return _step(history, metric) or 0.0
+
+
+def arrivals_since_last(history: History) -> float | None:
+    """Requests that got their first token between the last two scrapes; None if unknown."""
+    return _gained(history, history.columns.counter_columns(TTFT, part="count"))
 
 
 def _step(history: History, metric: str, *, unless: tuple[str, str] | None = None) -> float | None:

@@ -7,8 +7,10 @@ from math import log
 from statistics import median
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kneewatch.diagnose.learned.forecast import SloForecaster, slo_loads
+from kneewatch.diagnose.learned.slo_forecast import Forecaster, SloForecaster, slo_loads
 from tests.slo_ramps import climbs, kinds, run
 
 TARGET_S = 2.0
@@ -123,3 +125,43 @@ def test_slow_ramps_leave_time_to_scale() -> None:
     ]
     assert [ramp for ramp in runs if ramp.exhausted_s is None] == []
     assert median(ramp.lead_s or 0.0 for ramp in runs) >= 120
+
+
+def climb(slope_per_s: float, *, start: float = 0.4, for_s: float = 600.0) -> Forecaster:
+    """A forecaster after a load that climbs by so much a second."""
+    forecaster = Forecaster(window_s=60.0)
+    for tick in range(round(for_s / 5)):
+        forecaster.update(5.0 * tick, start + slope_per_s * 5 * tick)
+    return forecaster
+
+
+@given(st.floats(4e-4, 8e-4))
+def test_a_straight_climb_is_foreseen_exactly(slope_per_s: float) -> None:
+    forecast = climb(slope_per_s).update(600.0, 0.4 + 600 * slope_per_s)
+    assert forecast is not None
+    assert forecast.expected_s == pytest.approx(
+        (1 - 0.4 - 600 * slope_per_s) / slope_per_s, rel=0.05
+    )
+    assert forecast.soonest_s <= forecast.expected_s <= forecast.latest_s
+
+
+def test_it_counts_down_between_samples() -> None:
+    forecaster = climb(5e-4)
+    forecast = forecaster.update(600.0, 0.7)
+    other = forecaster.update(610.0, 0.705)
+    assert forecast is not None
+    assert other is not None
+    assert other.expected_s == pytest.approx(forecast.expected_s - 10, abs=1)
+
+
+@pytest.mark.parametrize("usage", [0.0, 0.5, 0.95])
+def test_a_load_that_stays_is_silence(usage: float) -> None:
+    forecaster = Forecaster(window_s=60.0)
+    forecasts = [forecaster.update(5.0 * tick, usage) for tick in range(400)]
+    assert forecasts == [None] * 400
+
+
+def test_a_climb_that_has_ended_is_silence() -> None:
+    forecaster = climb(5e-4)
+    forecasts = [forecaster.update(600.0 + 5 * tick, 0.7) for tick in range(31)]
+    assert forecasts[-1] is None

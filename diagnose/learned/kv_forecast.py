@@ -1,0 +1,463 @@
+"""Forecast of when the KV cache will be full, from KV demand and from arrivals. Pure.
+
+Two series are watched, each as a share of the cache: the demand of the requests in flight, and
+what the present arrivals will ask for once as many requests end as arrive (Little's law). Arrivals
+show a climb one request's duration earlier; demand also shows requests that grow longer. Each is
+averaged in bins of several lengths, so that a climb of a minute and one of hours both stand out
+from the chance of random arrivals.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import exp, inf, isfinite, sqrt
+
+DEMAND_BINS = (1 / 12, 1 / 4, 1.0, 2.5, 5.0)
+"""Lengths of the bins of demand in windows, from 5 s to 5 min at a window of 60 s: trends of two
+minutes to two hours. A bin is never shorter than a scrape."""
+
+ARRIVAL_BINS = (1 / 12, 1 / 4)
+"""The same of arrivals. Over longer times demand shows the same climb."""
+
+SCATTER_BINS_FROM = 1 / 4
+"""Scatter is measured at bins of this many windows and longer, at the longest there are: a short
+trend does not see all of it."""
+
+BINS_MAX = 24
+BINS_MIN = 8
+PART_MIN = 4
+"""Smallest number of bins of a climb, and of the level before it."""
+
+TREND_MIN = 4.5
+"""Smallest slope, in standard errors, that counts as a climb."""
+
+NO_STEP = 1.1
+"""A step of the load must fit the bins worse than the climb by this factor of the squares left."""
+
+LATE_RISE = 0.6
+"""Smallest rise from a climb's first half to its second, as a share of the line's: a load that has
+ceased to climb has less."""
+
+REQUESTS_MIN = 2.0
+"""Least length of a climb of demand, in durations of a request: after a step of the arrivals
+demand climbs for one."""
+
+CHANCE = 1.4
+"""Variance of the demand of requests that arrive at random, over mean demand x that of one
+request: more than 1 since requests differ and grow."""
+
+PEAK_SIGMAS = 2.8
+"""Demand's peaks over some minutes, in standard deviations above its mean."""
+
+DEMAND_MIN = 0.3
+"""Demand below this share of the cache gives no forecast, whatever the slope."""
+
+BURST_REQUESTS = 30.0
+"""A climb of demand that has lasted for fewer durations of a request may be a burst: it counts only
+if the present arrivals fill the cache. A longer one may be of requests that grow longer."""
+
+ARRIVALS_MIN = 10.0
+"""Arrivals from which on what a request asks for is known."""
+
+MEMORY_WINDOWS = 15.0
+"""Time constant of what a request asks for, in windows: a climb of minutes hardly changes it."""
+
+HORIZON_S = 1800.0
+"""Longest forecast: half an hour."""
+
+AHEAD_S = 300.0
+"""How far ahead KV demand is projected unless configured: new replicas take minutes to serve."""
+
+
+def demand_ratio(values: Mapping[str, float | None]) -> float | None:
+    """KV tokens demanded over the KV cache's capacity; None if usage is unknown.
+
+    Usage x requests in flight / running requests: queued requests are assumed to need as much as
+    running ones do on average.
+    """
+    usage, running = values.get("kv_usage_avg_ratio"), values.get("running_avg")
+    if usage is None or not isfinite(usage):
+        return None
+    if not running:
+        return usage
+    return usage * (1 + (values.get("waiting_by_capacity") or 0.0) / running)
+
+
+class KvForecaster:
+    """Forecasts when one engine's KV demand reaches the cache's capacity at its peaks: vLLM evicts
+    at the first peak beyond it, while the mean is still below. `window_s` is the short window,
+    `ahead_s` how far ahead demand is projected. No forecast without counted arrivals."""
+
+    def __init__(self, *, window_s: float, ahead_s: float = AHEAD_S) -> None:
+        self._window_s, self._ahead_s = window_s, ahead_s
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the trends after a restart: an empty cache has none."""
+        self._demand = tuple(_Trend(share * self._window_s) for share in DEMAND_BINS)
+        self._arrivals = tuple(_Trend(share * self._window_s) for share in ARRIVAL_BINS)
+        self._requests = _Requests(memory_s=MEMORY_WINDOWS * self._window_s)
+        self._last_s: float | None = None
+        self._no_arrival_s = 0.0
+
+    def update(
+        self, now_s: float, values: Mapping[str, float | None], *, arrivals: float | None
+    ) -> dict[str, float | None]:
+        """The derived signals after a scrape with these values; `arrivals` since the scrape before,
+        None where they are not counted."""
+        mean_demand = demand_ratio(values)
+        climb = self._climb(now_s, values, arrivals, mean_demand)
+        mean, most = values.get("kv_usage_avg_ratio"), values.get("kv_usage_max_ratio")
+        peak_demand = mean_demand * most / mean if mean_demand and mean and most else mean_demand
+        is_late = climb is None or climb.left_s() > HORIZON_S
+        if climb is None or is_late or mean_demand is None or mean_demand >= 1.0:
+            return _signals(mean_demand, peak_demand, mean_demand)
+        return _signals(
+            mean_demand, climb.ahead_ratio(0.0), climb.ahead_ratio(self._ahead_s), climb
+        )
+
+    def _climb(
+        self,
+        now_s: float,
+        values: Mapping[str, float | None],
+        arrivals: float | None,
+        mean_demand: float | None,
+    ) -> _Climb | None:
+        """The climb that exhausts the cache first; None without one."""
+        usage, running = values.get("kv_usage_ratio"), values.get("running")
+        if usage is None or not isfinite(usage) or running is None or mean_demand is None:
+            self.forget()
+            return None
+        last_s, self._last_s = self._last_s, now_s
+        if arrivals is None or last_s is None:
+            return None
+        since_s = now_s - last_s
+        in_flight = running + (values.get("waiting_by_capacity") or 0.0)
+        demand = usage * in_flight / running if running else usage
+        requests = self._requests
+        requests.add(since_s, demand=demand, in_flight=in_flight, arrivals=arrivals)
+        for trend in self._demand:
+            trend.add(now_s, demand, since_s)
+        for trend in self._arrivals:
+            trend.add(now_s, arrivals / since_s, since_s)
+        self._no_arrival_s = 0.0 if arrivals else self._no_arrival_s + since_s
+        grow_alone = self._no_arrival_s >= self._window_s
+        if demand < DEMAND_MIN or (requests.arrivals < ARRIVALS_MIN and not grow_alone):
+            return None
+        if grow_alone:
+            climbs = self._grown(now_s)
+        else:
+            climbs = self._climbs(now_s, self._capacity(), mean_demand)
+        return min(climbs, key=_Climb.left_s, default=None)
+
+    def _grown(self, now_s: float) -> Iterator[_Climb]:
+        """Climbs since the last arrival: the same requests grow, and chance has no part in it."""
+        for trend in self._demand:
+            line = trend.climb(variance=0.0, overlap=1.0)
+            if line is not None and not line.is_step and line.lasts_s <= self._no_arrival_s:
+                yield _Climb(line, 1.0, now_s - trend.bins[-1].t_s, 0.0)
+
+    def _climbs(self, now_s: float, capacity: float, mean_demand: float) -> Iterator[_Climb]:
+        requests = self._requests
+        sustained = requests.sustained(self._arrivals[0].bins)
+        spread = CHANCE * requests.ratio * min(1.0, requests.lasts_s / self._window_s)
+        most = mean_demand + sqrt(spread * mean_demand)
+        for trend in self._demand:
+            overlap = requests.lasts_s / trend.bins[-1].lasts_s if trend.bins else 0.0
+            line = trend.climb(
+                variance=CHANCE * requests.ratio * min(1.0, overlap), overlap=max(1.0, overlap)
+            )
+            if line is None or line.is_step or line.lasts_s < REQUESTS_MIN * requests.lasts_s:
+                continue
+            is_burst = line.lasts_s < BURST_REQUESTS * requests.lasts_s
+            if not is_burst or sustained >= max(capacity, line.level):
+                climb = _Climb(line, capacity, now_s - trend.bins[-1].t_s, 0.0)
+                if climb.before(self._window_s / 2) <= most:
+                    yield climb
+        for trend in self._arrivals:
+            bin_s = trend.bins[-1].lasts_s if trend.bins else trend.bin_s
+            line = trend.climb(variance=1 / bin_s, overlap=1.0, scale=requests.ratio_s)
+            if line is None:
+                continue
+            # Where a step of the arrivals fills the cache, it does so before demand has followed.
+            is_followed = line.lasts_s > REQUESTS_MIN * requests.lasts_s
+            if line.is_step and (is_followed or line.late_least < capacity):
+                continue
+            climb = _Climb(line, capacity, now_s - trend.bins[-1].t_s, requests.lasts_s)
+            if climb.before(self._window_s / 2 + REQUESTS_MIN * requests.lasts_s) <= most:
+                yield climb
+
+    def _capacity(self) -> float:
+        """The mean demand whose peaks fill the cache. Its variance grows in proportion to it."""
+        long = (t for t in self._demand if t.bin_s >= SCATTER_BINS_FROM * self._window_s)
+        scatters = [scatter for trend in long if (scatter := trend.scatter()) is not None]
+        scatter = scatters[-1] if scatters else CHANCE * self._requests.ratio
+        peak = PEAK_SIGMAS * sqrt(scatter)
+        return ((sqrt(peak * peak + 4) - peak) / 2) ** 2
+
+
+def _signals(
+    demand: float | None, peak: float | None, ahead: float | None, climb: _Climb | None = None
+) -> dict[str, float | None]:
+    latest_s = inf if climb is None else climb.left_s(-2.0)
+    return {
+        "kv_demand_ratio": demand,
+        "kv_peak_demand_ratio": peak,
+        "kv_demand_ahead_ratio": ahead,
+        "kv_exhausted_in_s": None if climb is None else climb.left_s(),
+        "kv_exhausted_soonest_s": None if climb is None else climb.left_s(2.0),
+        "kv_exhausted_latest_s": latest_s if latest_s <= HORIZON_S else None,
+    }
+
+
+class _Requests:
+    """What requests ask for on average, with a fading memory: sums over time and over arrivals."""
+
+    def __init__(self, *, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self._demand_s = self._in_flight_s = self.arrivals = 0.0
+
+    def add(self, since_s: float, *, demand: float, in_flight: float, arrivals: float) -> None:
+        kept = exp(-since_s / self._memory_s)
+        self._demand_s = kept * self._demand_s + demand * since_s
+        self._in_flight_s = kept * self._in_flight_s + in_flight * since_s
+        self.arrivals = kept * self.arrivals + arrivals
+
+    @property
+    def ratio(self) -> float:
+        """Share of the cache that a request in flight holds."""
+        return self._demand_s / self._in_flight_s if self._in_flight_s else 0.0
+
+    @property
+    def lasts_s(self) -> float:
+        """Seconds of a request, by Little's law."""
+        return self._in_flight_s / self.arrivals
+
+    @property
+    def ratio_s(self) -> float:
+        """Share of the cache times seconds that an arrival asks for."""
+        return self._demand_s / self.arrivals
+
+    def sustained(self, arrivals: Sequence[_Bin]) -> float:
+        """The most demand that the newest arrivals sustain: over one request's duration, and a
+        standard deviation of such a random count more. Infinite before any are counted."""
+        lasts_s = count = 0.0
+        for at, part in enumerate(reversed(arrivals)):
+            if at >= PART_MIN and lasts_s >= self.lasts_s:
+                break
+            lasts_s += part.lasts_s
+            count += part.mean * part.lasts_s
+        return (count + sqrt(max(1.0, count))) * self.ratio_s / lasts_s if lasts_s else inf
+
+
+@dataclass(frozen=True, slots=True)
+class _Bin:
+    """A stretch of a series: its middle, mean, variance and length."""
+
+    t_s: float
+    mean: float
+    variance: float
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A climb: the value at the newest bin's middle, the slope with its standard error, and the
+    seconds since it began. `late_least` is the mean of its second half less a standard deviation;
+    `is_step`: it may have ended."""
+
+    level: float
+    slope_per_s: float
+    error_per_s: float
+    lasts_s: float
+    late_least: float
+    is_step: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Climb:
+    """A line to the mean demand `capacity`; its end is `age_s` old, and demand follows it `lag_s`
+    later."""
+
+    line: _Line
+    capacity: float
+    age_s: float
+    lag_s: float
+
+    def left_s(self, errors: float = 0.0) -> float:
+        """Seconds until the cache is full, with the slope this many standard errors steeper."""
+        slope_per_s = self.line.slope_per_s + errors * self.line.error_per_s
+        if slope_per_s <= 0:
+            return inf
+        rise_s = (self.capacity - self.line.level) / slope_per_s
+        return max(0.0, rise_s - self.age_s + self.lag_s)
+
+    def before(self, ago_s: float) -> float:
+        """The line's value so many seconds ago."""
+        return self.line.level + self.line.slope_per_s * (self.age_s - ago_s)
+
+    def ahead_ratio(self, ahead_s: float) -> float:
+        """Demand at its peaks in `ahead_s`; beyond exhaustion a climb is projected no longer than
+        it has lasted."""
+        ahead_s = min(ahead_s, self.left_s() + self.line.lasts_s)
+        return self.before(self.lag_s - ahead_s) / self.capacity
+
+
+class _Trend:
+    """Means of a series in bins of one length, and the climb that fits the newest of them."""
+
+    def __init__(self, bin_s: float) -> None:
+        self.bin_s = bin_s
+        self.bins: deque[_Bin] = deque(maxlen=BINS_MAX)
+        self._lasts_s = self._sum = self._squares = 0.0
+        self._fit: _Fit | None = None
+
+    def add(self, now_s: float, value: float, lasts_s: float) -> None:
+        """Add a value that stands for the `lasts_s` before `now_s`."""
+        self._lasts_s += lasts_s
+        self._sum += value * lasts_s
+        self._squares += value * value * lasts_s
+        if self._lasts_s < self.bin_s * (1 - 1e-6):
+            return
+        mean = self._sum / self._lasts_s
+        variance = max(0.0, self._squares / self._lasts_s - mean * mean)
+        self.bins.append(_Bin(now_s - self._lasts_s / 2, mean, variance, self._lasts_s))
+        self._lasts_s = self._sum = self._squares = 0.0
+        self._fit = None
+
+    def _fitted(self) -> _Fit | None:
+        if self._fit is None and len(self.bins) >= BINS_MIN:
+            self._fit = _fit(self.bins)
+        return self._fit
+
+    def scatter(self) -> float | None:
+        """Variance of single values about the trend, over their mean; None with few bins."""
+        fit = self._fitted()
+        if fit is None or fit.mean <= 0:
+            return None
+        return (sum(part.variance for part in self.bins) / len(self.bins) + fit.variance) / fit.mean
+
+    def climb(self, *, variance: float, overlap: float, scale: float = 1.0) -> _Line | None:
+        """The climb times `scale`, None where chance explains it. `variance` is a bin's variance by
+        chance, over its mean; `overlap` the number of neighbouring bins that hold the same
+        requests."""
+        fit = self._fitted()
+        if fit is None or fit.slope_per_s <= 0:
+            return None
+        bin_variance = max(fit.variance, variance * fit.mean)
+        error_per_s = sqrt(bin_variance * overlap) * fit.error_unit
+        if fit.slope_per_s < TREND_MIN * error_per_s:
+            return None
+        late_error = sqrt(fit.late_mean * variance / fit.late_bins)
+        return _Line(
+            scale * fit.level,
+            scale * fit.slope_per_s,
+            scale * error_per_s,
+            fit.lasts_s,
+            scale * (fit.late_mean - late_error),
+            fit.is_step,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """The line through the newest bins, after a level or from the first bin on. `error_unit` is the
+    slope's standard error for bins with an error of 1."""
+
+    level: float
+    slope_per_s: float
+    error_unit: float
+    lasts_s: float
+    mean: float
+    variance: float
+    late_mean: float
+    late_bins: int
+    is_step: bool
+
+
+def _fit(bins: Sequence[_Bin]) -> _Fit:
+    """The line, or the level and the line from its end, that leaves the smallest squares."""
+    end_s = bins[-1].t_s
+    points = [(part.t_s - end_s, part.mean) for part in bins]
+    count, sums = len(points), _Sums.of(points)
+    begins = range(PART_MIN, count - PART_MIN + 1)
+    best = min(sums.line(), *(sums.level_and_line(points[at - 1][0], at) for at in begins))
+    squares_left, begin, slope, error_unit, level, begin_s = best
+    late = (count - begin) // 2
+    first, last = points[begin : begin + late], points[-late:]
+    late_mean = sum(value for _, value in last) / late
+    rise = late_mean - sum(value for _, value in first) / late
+    line_rise = slope * (sum(t_s for t_s, _ in last) - sum(t_s for t_s, _ in first)) / late
+    return _Fit(
+        level,
+        slope,
+        error_unit,
+        -begin_s,
+        sums.values[-1] / count,
+        max(0.0, squares_left) / (count - 3),
+        late_mean,
+        late,
+        sums.step() <= NO_STEP * squares_left or rise < LATE_RISE * line_rise,
+    )
+
+
+_Candidate = tuple[float, int, float, float, float, float]
+"""Squares left, first bin of the line, its slope, the slope's error for bins with an error of 1,
+its value at time 0, and when it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Sums over the first points, by how many: of times t, values v and their products."""
+
+    begin_s: float
+    times: Sequence[float]
+    values: Sequence[float]
+    tt: Sequence[float]
+    vv: Sequence[float]
+    tv: Sequence[float]
+
+    @classmethod
+    def of(cls, points: Sequence[tuple[float, float]]) -> _Sums:
+        """The sums of points (time, value), newest last."""
+        return cls(
+            points[0][0],
+            list(accumulate((t for t, _ in points), initial=0.0)),
+            list(accumulate((v for _, v in points), initial=0.0)),
+            list(accumulate((t * t for t, _ in points), initial=0.0)),
+            list(accumulate((v * v for _, v in points), initial=0.0)),
+            list(accumulate((t * v for t, v in points), initial=0.0)),
+        )
+
+    def line(self) -> _Candidate:
+        """The least-squares line through all points."""
+        count = len(self.times) - 1
+        mean_s, mean = self.times[-1] / count, self.values[-1] / count
+        spread = self.tt[-1] - count * mean_s**2
+        slope = (self.tv[-1] - count * mean_s * mean) / spread
+        left = self.vv[-1] - count * mean**2 - slope**2 * spread
+        return left, 0, slope, sqrt(1 / spread), mean - slope * mean_s, self.begin_s
+
+    def level_and_line(self, from_s: float, begin: int) -> _Candidate:
+        """The mean of the points before `begin`, and from it at `from_s` on a line."""
+        count, base = len(self.times) - 1 - begin, self.values[begin] / begin
+        times = self.times[-1] - self.times[begin]
+        values = self.values[-1] - self.values[begin] - count * base
+        span = times - count * from_s
+        spread = self.tt[-1] - self.tt[begin] - 2 * from_s * times + count * from_s**2
+        product = self.tv[-1] - self.tv[begin] - base * times - from_s * values
+        slope = product / spread
+        left = self.vv[-1] - 2 * base * self.values[-1] + (count + begin) * base**2
+        error_unit = sqrt(1 / spread + (span / spread) ** 2 / begin)
+        return left - slope * product, begin, slope, error_unit, base - slope * from_s, from_s
+
+    def step(self) -> float:
+        """The squares that the best step from one level to another leaves."""
+        count, total = len(self.times) - 1, self.values[-1]
+        return self.vv[-1] - max(
+            self.values[at] ** 2 / at + (total - self.values[at]) ** 2 / (count - at)
+            for at in range(1, count)
+        )
