@@ -21,7 +21,6 @@ SEEDS = {
     46: "acceptance that varies by a hundredth: drafts still pay",
     181: "prefill is two thirds of a TTFT over its target",
     258: "prompts forty times longer, whose hits would not matter",
-    1065: "a cache that is cold after the start: no churn",
 }
 
 

@@ -6,9 +6,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     GIANTS_BLOCK,
     KV_USAGE,
     PREFILL_BUSY,
-    SERVED,
     SLOW_PROMPTS,
-    WINDOW_S,
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -25,7 +23,6 @@ from kneewatch.rules.quantities import (
     Named,
     Recent,
     Signal,
-    SquareRoot,
     Watched,
 )
 from kneewatch.rules.rule import Severity
@@ -170,9 +167,6 @@ ALL_HIT_ALIKE = (HIT_SPREAD_SIGMAS <= -2.3).assume(unknown=False)
 WHOLE_PART = 0.7
 """Of the hit ratio: where prompts hit whole or not at all, those that hit make up as much at least.
 """
-
-CHANCE = 0.5 / SquareRoot(SERVED * WINDOW_S)
-"""The greatest standard deviation of a share of the window's requests."""
 
 ONLY_HEADS_HIT = (QUIET_HIT_RATIO >= 0.8) & (
     (WHOLE_HITS <= WHOLE_PART * HIT_RATIO).assume(unknown=False) | ALL_HIT_ALIKE
@@ -434,7 +428,7 @@ PREFIX_REUSE_LOST = CauseRecord(
 
 REUSED = Signal("block_reuse_per_s") > 0.0
 ALL_OR_NOTHING = (
-    (MISSES >= 0.1) & (WHOLE_HITS + MISSES >= 0.75) & (WHOLE_HITS - CHANCE > WHOLE_PART * HIT_RATIO)
+    (MISSES >= 0.1) & (WHOLE_HITS + MISSES >= 0.75) & (WHOLE_HITS > WHOLE_PART * HIT_RATIO)
 )
 """Prompts hit whole or miss whole, and those that hit whole account for the hit ratio: where all
 hit the same short beginning, a few short prompts seem to hit whole."""
@@ -473,8 +467,8 @@ PREFIX_CHURN = CauseRecord(
             & ~HITS_AGAIN
             & ~PROMPTS_DIFFER
             & (
-                DROPPED
-                | ((HIT_RATIO >= 0.1) & (HIT_RATIO <= 0.8) & (REUSED | ALL_OR_NOTHING) & FILLED)
+                (DROPPED & FILLED)
+                | ((HIT_RATIO >= 0.1) & (HIT_RATIO <= 0.8) & (REUSED | ALL_OR_NOTHING))
             ),
             start=Number(-0.3),
             terms=(

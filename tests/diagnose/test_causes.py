@@ -175,13 +175,6 @@ NEAR_MISSES = [
         ),
         "all hit the same short beginning, and few prompts are short",
     ),
-    (
-        "prefix_churn",
-        replace(CHURN, quiet={}).but(
-            prefill_hit_share=0.25, prefill_miss_share=0.62, completed_per_s=0.4
-        ),
-        "a quarter of 24 requests hit whole: chance",
-    ),
     ("prefix_churn", CHURN.but(prompt_tokens_mean=9_000.0), "prompts are far longer than before"),
     ("prefix_reuse_lost", LOST.but(prompt_tokens_mean=9_000.0), "prompts are far longer"),
     # features
