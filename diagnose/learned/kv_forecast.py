@@ -115,9 +115,9 @@ class KvForecaster:
         is_late = climb is None or climb.left_s() > HORIZON_S
         if climb is None or is_late or mean_demand is None or mean_demand >= 1.0:
             return _signals(mean_demand, peak_demand, mean_demand)
-        return _signals(
-            mean_demand, climb.ahead_ratio(0.0), climb.ahead_ratio(self._ahead_s), climb
-        )
+        # A line from arrivals is behind demand by a request's duration, and may begin below it.
+        now, ahead = climb.ahead_ratio(0.0), climb.ahead_ratio(self._ahead_s)
+        return _signals(mean_demand, max(mean_demand, now), max(mean_demand, ahead), climb)
 
     def _climb(
         self,
