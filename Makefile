@@ -96,12 +96,12 @@ bench: $(VENV)/.dev  ## the table of figures, with the peers measured beside us
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.bench
 
 soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/explanation/reliability.md (half an hour)
-	$(BIN)/python -m tests.soak.kills 200
-	$(BIN)/python -m tests.soak.faults
-	$(BIN)/python -m tests.soak.day
-	$(BIN)/python -m tests.soak.triage
-	$(BIN)/python -m tests.soak.footprint
-	$(BIN)/python -m tests.soak.footprint --targets 1000 --interval 15 --cpu 0
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.kills 200
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.faults
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.day
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.triage
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.footprint
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak.footprint --targets 1000 --interval 15 --cpu 0
 	$(BIN)/python -m pytest -q -m live
 
 accuracy: $(VENV)/.dev  ## expected against given: labelled recordings, simulated hard cases, random cases
