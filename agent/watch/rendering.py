@@ -4,7 +4,6 @@ advice and reasons. Pure."""
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -267,8 +266,6 @@ def _join(pieces: list[Piece], piece: Piece) -> None:
 
 GAP = 2
 LADDER_FROM = 70
-STATED_TARGET = re.compile(r"targets: .*?TTFT P99 ([\d.]+) (ms|s|min)")
-UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0}
 
 Format = Callable[[float], str]
 CHART_NUMBERS: tuple[tuple[str, str, Format], ...] = (
@@ -382,8 +379,7 @@ def _chart_specs(diagnosis: Diagnosis) -> tuple[_ChartSpec, ...]:
     running = values.get("running")
     # The largest queue that does not yet count for stage 3.
     queue = None if running is None else ceil(max(2.0, QUEUE_SHARE_OF_RUNNING * running)) - 1.0
-    rules = {finding.rule.id: finding.rule for finding in diagnosis.findings}
-    stated = rules["KV-FULL"].threshold(Severity.INFO) if "KV-FULL" in rules else None
+    stated = _threshold(diagnosis, "KV-FULL", Severity.INFO)
     full = FILLING_FROM_RATIO if stated is None else stated
     return (
         _ChartSpec("kv_usage_ratio", "KV", percent, full, 1.0),
@@ -392,11 +388,18 @@ def _chart_specs(diagnosis: Diagnosis) -> tuple[_ChartSpec, ...]:
     )
 
 
+def _threshold(diagnosis: Diagnosis, rule: str, severity: Severity) -> float | None:
+    """The threshold of a rule's bound; None where the rule is not among the findings."""
+    rules = (finding.rule for finding in diagnosis.findings if finding.rule.id == rule)
+    return next((judged.threshold(severity) for judged in rules), None)
+
+
 def ttft_bound_s(diagnosis: Diagnosis) -> float | None:
     """The bound of TTFT P99 in seconds: the target, or three times the baseline, which follows from
     the drift; None without both."""
-    if target := STATED_TARGET.match(diagnosis.judged_against):
-        return float(target[1]) * UNITS_S[target[2]]
+    target_s = _threshold(diagnosis, "TTFT-P99", Severity.WARNING)
+    if target_s is not None:
+        return target_s
     value, drift = (diagnosis.values.get(f"ttft_p99_{key}") for key in ("s", "drift_ratio"))
     return TTFT_DRIFT * value / drift if value and drift else None
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from kneewatch.agent.watch.glyphs import ASCII, TONES, UNICODE, Glyphs, Line, cells
 from kneewatch.agent.watch.rendering import Frame, details, ttft_bound_s
 from kneewatch.agent.watch.state import EngineKey, Kind, Row, Trail
-from kneewatch.diagnose.engine.diagnosis import Diagnosis, judged_against
-from kneewatch.rules.facts import Targets
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.library import slo_rules
+from kneewatch.rules.rule import Finding, Severity
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.diagnoses import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
 
@@ -153,18 +154,20 @@ def test_how_many_may_wait(running: float, most: int) -> None:
     assert f"≤ {most} " in shown[3]
 
 
+def with_targets(ttft_s: float | None, itl_s: float | None) -> Diagnosis:
+    """A healthy diagnosis of a server with these targets."""
+    rules = slo_rules(ttft_p99_s=ttft_s, itl_p99_s=itl_s)
+    ok = [Finding(rule, "ok", Severity.OK, None, None) for rule in rules]
+    return changed(HEALTHY, findings=(*HEALTHY.findings, *ok))
+
+
 @pytest.mark.parametrize(
     ("diagnosis", "bound_s"),
     [
-        (changed(HEALTHY, judged_against=judged_against(Targets(2.0), has_baseline=True)), 2.0),
-        (
-            changed(HEALTHY, judged_against=judged_against(Targets(2.0, 0.1), has_baseline=True)),
-            2.0,
-        ),
-        (
-            changed(HEALTHY, judged_against=judged_against(Targets(None, 0.1), has_baseline=True)),
-            None,
-        ),
+        (with_targets(2.0, None), 2.0),
+        (with_targets(2.0, 0.1), 2.0),
+        (with_targets(1.25, None), 1.25),
+        (with_targets(None, 0.1), None),
         (changed(HEALTHY, values={"ttft_p99_s": 0.4, "ttft_p99_drift_ratio": 2.0}), 0.6),
         (HEALTHY, None),
     ],
