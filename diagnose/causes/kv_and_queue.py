@@ -349,11 +349,12 @@ def _overloaded(facts: Facts) -> str:
 
 
 def _pinned(facts: Facts) -> str:
-    batch, queued = (
-        counted(round(facts.get(key)), "request") for key in ("running_max", "waiting_by_capacity")
+    batch, queued = (round(facts.get(key)) for key in ("running_max", "waiting_by_capacity"))
+    fast = " and fast steps" if batch != 1 else ""
+    return (
+        f"Batch pinned at {counted(batch, 'request')} with room in the KV cache{fast}: "
+        f"{counted(queued, 'request')} queued."
     )
-    fast = " and fast steps" if batch != "1 request" else ""
-    return f"Batch pinned at {batch} with room in the KV cache{fast}: {queued} queued."
 
 
 def _queue(
