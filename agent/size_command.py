@@ -21,7 +21,7 @@ from kneewatch.agent.stated_deployment import (
     sweeps_of,
     text_of,
 )
-from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpus
+from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
@@ -239,19 +239,14 @@ def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
 
 
 def choices_of(given: dict[str, Any]) -> Choices:
-    """What --search may vary: whatever no flag fixes, on data-centre GPUs."""
+    """What --search may vary: whatever no flag fixes."""
     sweeps = ("benchmark", "benchmark_by_tensor_parallel")
     for flag in ("dp", "dcp", "concurrency", "expert_parallel", *sweeps):
         if given[flag] not in (None, False, 1, ()):
             raise SizingError("not available with --search", name=flag)
-    ids = None
-    if given["gpu"] is None:
-        ids = [key for key, card in gpus().items() if card.segment == "data-centre"]
     return Choices(
-        gpu_ids=ids,
-        tensor_parallels=None if given["tp"] is None else [given["tp"]],
-        pipeline_parallels=None if given["pp"] == 1 else [given["pp"]],
-        kv_cache_dtypes=None if given["kv_cache_dtype"] == "auto" else [given["kv_cache_dtype"]],
+        tensor_parallel=given["tp"],
+        pipeline_parallel=None if given["pp"] == 1 else given["pp"],
         most_gpus=given["gpus"],
     )
 

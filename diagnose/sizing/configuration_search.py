@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpu, gpus
-from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpus
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import exact, figure, seconds
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
@@ -18,18 +18,8 @@ from kneewatch.diagnose.sizing.requirements import Question, check_question
 from kneewatch.diagnose.sizing.search_results import (
     BY_HOUR,
     BY_TOKENS,
-    CONTEXT_RANKS,
-    FORMAT,
-    GPUS,
-    HEADS,
-    ITL_MISSED,
-    KV,
-    LAYERS,
-    NODE,
-    REQUANTIZED,
-    TTFT_MISSED,
-    WEIGHTS,
     Candidate,
+    Reason,
     SearchResult,
     Tally,
     gpu_of,
@@ -37,7 +27,7 @@ from kneewatch.diagnose.sizing.search_results import (
 from kneewatch.diagnose.sizing.serving_cost import SECONDS_PER_HOUR
 from kneewatch.diagnose.sizing.size import peak_utilization
 from kneewatch.diagnose.sizing.speed.performance import Load
-from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Efficiency, launch_costs
+from kneewatch.diagnose.sizing.speed.roofline_inputs import Efficiency, launch_costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
     ITL,
     RUNNING_LIMIT,
@@ -49,7 +39,6 @@ from kneewatch.diagnose.sizing.speed.slo_capacity import (
 
 _TENSOR_PARALLELS = (1, 2, 4, 8)
 _PIPELINE_PARALLELS = (2, 4)
-_KV_CACHE_DTYPES = ("auto", "fp8")
 # Beside a 16-bit checkpoint's own. INT4 formats differ in quality, not in bytes or speed.
 _QUANTIZATIONS = ("fp8", "awq", "nvfp4")
 _LONGEST_TO_MEAN = 2
@@ -57,20 +46,16 @@ _LONGEST_TO_MEAN = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What a search may try; None: what the question states, or else all that is sensible.
+    """What the question's launch leaves open; None: all that is sensible is tried.
 
-    A question's parallelism counts as stated where it has more than one GPU, its KV dtype where it
-    is not "auto"; give them here to fix one GPU or "auto".
-    `pipeline_parallels` given are tried always, others only where no tensor-parallel size starts.
-    `most_gpus` bounds the fleet.
+    Quantization, KV dtype, longest context and GPU are fixed where the launch states them, without
+    a GPU every data-centre GPU is tried. A launch's parallelism counts as stated where it has more
+    than one GPU; give it here to fix one GPU, or the stages. A given `pipeline_parallel` is always
+    tried, others only where no tensor-parallel size starts. `most_gpus` bounds the fleet.
     """
 
-    gpu_ids: Sequence[str] | None = None
-    tensor_parallels: Sequence[int] | None = None
-    pipeline_parallels: Sequence[int] | None = None
-    quantizations: Sequence[str] | None = None
-    kv_cache_dtypes: Sequence[str] | None = None
-    max_model_lens: Sequence[int] | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
     most_gpus: int | None = None
 
 
@@ -80,33 +65,23 @@ ANYTHING = Choices()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """What is tried. `max_model_lens` has the longest first; `deeper` are the pipeline sizes that
-    are tried where no layout of `pipeline_parallels` starts."""
+    are tried where `pipeline_parallel` starts with no tensor-parallel size."""
 
     gpus: tuple[Gpu, ...]
     tensor_parallels: tuple[int, ...]
-    pipeline_parallels: tuple[int, ...]
+    pipeline_parallel: int
     deeper: tuple[int, ...]
     quantizations: tuple[str, ...]
     kv_cache_dtypes: tuple[str, ...]
     max_model_lens: tuple[int, ...]
     input_tokens: float
     output_tokens: float
-    most_gpus: int | None
-    efficiency: Efficiency = DEFAULT
+    efficiency: Efficiency
 
     @property
     def request_tokens(self) -> float:
         """Tokens of a whole request."""
         return self.input_tokens + self.output_tokens
-
-    @property
-    def layouts(self) -> tuple[tuple[int, int], ...]:
-        """Tensor and pipeline sizes that are always tried."""
-        return tuple(
-            (tensor, pipeline)
-            for pipeline in self.pipeline_parallels
-            for tensor in self.tensor_parallels
-        )
 
 
 def space(question: Question, choices: Choices = ANYTHING) -> Space:
@@ -121,40 +96,6 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
             "a search needs the input and output lengths",
             name="input_tokens" if inputs is None else "output_tokens",
         )
-    _refuse_launch_figures(question)
-    if choices.max_model_lens:
-        setup = replace(setup, max_model_len=max(choices.max_model_lens))
-    check_question(replace(question, setup=setup))
-    within("safety", question.safety, low=1, high=10)
-    if choices.most_gpus is not None:
-        positive("gpus", choices.most_gpus)
-    candidates = _gpus(question, choices)
-    if question.usd_per_gpu_hour is not None and len(candidates) > 1:
-        raise SizingError(
-            f"one price cannot apply to {len(candidates)} GPUs: set the GPU as well",
-            name="usd_per_gpu_hour",
-            choices=[card.id for card in candidates],
-        )
-    staged = _counts("pipeline_parallel", choices.pipeline_parallels)
-    if not staged and setup.parallel.gpus > 1:
-        staged = (setup.parallel.pipeline,)
-    return Space(
-        gpus=candidates,
-        tensor_parallels=_tensor_parallels(question, choices),
-        pipeline_parallels=staged or (1,),
-        deeper=() if staged else _PIPELINE_PARALLELS,
-        quantizations=_quantizations(question, choices),
-        kv_cache_dtypes=_kv_cache_dtypes(question, choices),
-        max_model_lens=_max_model_lens(question, choices, needed=inputs + outputs),
-        input_tokens=inputs,
-        output_tokens=outputs,
-        most_gpus=choices.most_gpus,
-        efficiency=question.efficiency,
-    )
-
-
-def _refuse_launch_figures(question: Question) -> None:
-    setup = question.setup
     for name, value in (
         ("weights_gib", setup.weights_bytes),
         ("available_kv_gib", setup.available_kv_bytes),
@@ -162,70 +103,44 @@ def _refuse_launch_figures(question: Question) -> None:
     ):
         if value is not None:
             raise SizingError("a search computes this for each launch: leave it out", name=name)
-    if setup.parallel.data != 1:
+    check_question(question)
+    data_centre = (card for card in gpus().values() if card.segment == "data-centre")
+    cards = tuple(data_centre) if setup.gpu is None else (setup.gpu,)
+    if question.usd_per_gpu_hour is not None and len(cards) > 1:
         raise SizingError(
-            f"data_parallel is {setup.parallel.data}; a search sizes replicas of one engine",
-            name="data_parallel",
-            choices=("1",),
+            f"one price cannot apply to {len(cards)} GPUs: set the GPU as well",
+            name="usd_per_gpu_hour",
+            choices=[card.id for card in cards],
         )
+    is_spread = setup.parallel.gpus > 1
+    tensor = choices.tensor_parallel or (setup.parallel.tensor if is_spread else None)
+    pipeline = choices.pipeline_parallel or (setup.parallel.pipeline if is_spread else None)
+    kv_format(setup.kv_cache_dtype)
+    return Space(
+        gpus=cards,
+        tensor_parallels=(tensor,) if tensor else _TENSOR_PARALLELS,
+        pipeline_parallel=pipeline or 1,
+        deeper=() if pipeline else _PIPELINE_PARALLELS,
+        quantizations=_quantizations(setup),
+        kv_cache_dtypes=(
+            ("auto", "fp8") if setup.kv_cache_dtype == "auto" else (setup.kv_cache_dtype,)
+        ),
+        max_model_lens=_max_model_lens(setup, inputs + outputs),
+        input_tokens=inputs,
+        output_tokens=outputs,
+        efficiency=question.efficiency,
+    )
 
 
-def _counts(name: str, values: Sequence[int] | None) -> tuple[int, ...]:
-    for value in values or ():
-        positive(name, value)
-    return tuple(sorted(set(values or ())))
-
-
-def _gpus(question: Question, choices: Choices) -> tuple[Gpu, ...]:
-    if choices.gpu_ids is not None:
-        by_id = {card.id: card for card in map(gpu, choices.gpu_ids)}
-        if not by_id:
-            raise SizingError("no GPU to search", name="gpu", choices=tuple(gpus()))
-        return tuple(by_id.values())
-    if question.setup.gpu is not None:
-        return (question.setup.gpu,)
-    return tuple(gpus().values())
-
-
-def _tensor_parallels(question: Question, choices: Choices) -> tuple[int, ...]:
-    parallel = question.setup.parallel
-    stated = _counts("tensor_parallel", choices.tensor_parallels)
-    if not stated and parallel.gpus > 1:
-        return (parallel.tensor,)
-    return stated or _TENSOR_PARALLELS
-
-
-def _quantizations(question: Question, choices: Choices) -> tuple[str, ...]:
-    setup = question.setup
-    own = scheme(setup.model.quantization)
-    if choices.quantizations:
-        return tuple(dict.fromkeys(scheme(name).id for name in choices.quantizations))
+def _quantizations(setup: Setup) -> tuple[str, ...]:
     if setup.quantization is not None:
         return (scheme(setup.quantization).id,)
+    own = scheme(setup.model.quantization)
     return (own.id, *_QUANTIZATIONS) if own.linear_bits == own.expert_bits == 16 else (own.id,)
 
 
-def _kv_cache_dtypes(question: Question, choices: Choices) -> tuple[str, ...]:
-    stated = choices.kv_cache_dtypes
-    if not stated and question.setup.kv_cache_dtype != "auto":
-        stated = (question.setup.kv_cache_dtype,)
-    for name in stated or ():
-        kv_format(name)
-    return tuple(dict.fromkeys(stated or _KV_CACHE_DTYPES))
-
-
-def _max_model_lens(question: Question, choices: Choices, *, needed: float) -> tuple[int, ...]:
-    setup = question.setup
-    needed = max(needed, setup.context_tokens or 0)
-    if choices.max_model_lens:
-        stated = _counts("max_model_len", choices.max_model_lens)
-        if stated[0] < needed:
-            raise SizingError(
-                f"max_model_len {stated[0]} is shorter than a request of {needed:g} tokens",
-                name="max_model_len",
-            )
-        return stated[::-1]
-    lengths = [setup.longest_tokens]
+def _max_model_lens(setup: Setup, request_tokens: float) -> tuple[int, ...]:
+    lengths, needed = [setup.longest_tokens], max(request_tokens, setup.context_tokens or 0)
     # The stated lengths are means: leave room for requests of twice that.
     while setup.max_model_len is None and lengths[-1] // 2 >= needed * _LONGEST_TO_MEAN:
         lengths.append(lengths[-1] // 2)
@@ -238,10 +153,10 @@ def _max_model_lens(question: Question, choices: Choices, *, needed: float) -> t
 _BF16_BITS = 16
 # What of a launch an error of its memory is about.
 _REASONS = {
-    "tensor_parallel": HEADS,
-    "draft_model": HEADS,
-    "dcp": CONTEXT_RANKS,
-    "quantization": FORMAT,
+    "tensor_parallel": Reason.HEADS,
+    "draft_model": Reason.HEADS,
+    "dcp": Reason.CONTEXT_RANKS,
+    "quantization": Reason.FORMAT,
 }
 
 
@@ -276,9 +191,8 @@ def launches(base: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
                     kv_cache_dtype=kv_cache_dtype,
                     max_model_len=space.max_model_lens[0],
                 )
-                if _formats_fit(
-                    setup, board, tally, len(space.layouts) * len(space.max_model_lens)
-                ):
+                configurations = len(space.tensor_parallels) * len(space.max_model_lens)
+                if _formats_fit(setup, board, tally, configurations):
                     yield from _spread(setup, space, tally)
 
 
@@ -286,7 +200,7 @@ def _formats_fit(setup: Setup, gpu: Gpu, tally: Tally, configurations: int) -> b
     own, launched = scheme(setup.model.quantization), setup.scheme
     if setup.quantization is not None and min(own.linear_bits, own.expert_bits) < _BF16_BITS:
         tally.reject(
-            REQUANTIZED,
+            Reason.REQUANTIZED,
             setup,
             lambda: f"{setup.model.id} is published in {own.id}",
             configurations=configurations,
@@ -303,15 +217,15 @@ def _formats_fit(setup: Setup, gpu: Gpu, tally: Tally, configurations: int) -> b
     else:
         return True
     tally.reject(
-        FORMAT, setup, lambda: f"{gpu.name} has no {missing}", configurations=configurations
+        Reason.FORMAT, setup, lambda: f"{gpu.name} has no {missing}", configurations=configurations
     )
     return False
 
 
 def _spread(setup: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
     started = False
-    for tensor, pipeline in space.layouts:
-        for launch in _lengths(setup, tensor, pipeline, space.max_model_lens, tally):
+    for tensor in space.tensor_parallels:
+        for launch in _lengths(setup, tensor, space.pipeline_parallel, space.max_model_lens, tally):
             started = True
             yield launch
     if started:
@@ -334,12 +248,17 @@ def _lengths(
     if gpu is not None and tensor * pipeline > 1 and unlinked:
         failed = replace(setup, parallel=spread)
         tally.reject(
-            NODE, failed, lambda: f"{gpu.name} has no link to other GPUs", configurations=every
+            Reason.NODE,
+            failed,
+            lambda: f"{gpu.name} has no link to other GPUs",
+            configurations=every,
         )
         return
     if pipeline > setup.model.depth:
         failed = replace(setup, parallel=spread)
-        tally.reject(LAYERS, failed, lambda: f"{setup.model.depth} layers", configurations=every)
+        tally.reject(
+            Reason.LAYERS, failed, lambda: f"{setup.model.depth} layers", configurations=every
+        )
         return
     # V0 profiles whole prompts, so there every length has a memory of its own.
     parts = [lengths] if setup.version >= V1 else [[length] for length in lengths]
@@ -379,7 +298,7 @@ def _reject_weights(answer: Memory, configurations: int, tally: Tally) -> None:
     usable = setup.utilization * (setup.gpu.memory_bytes if setup.gpu is not None else 0)
     overhead = answer.overhead.expected_bytes if answer.overhead is not None else 0.0
     tally.reject(
-        WEIGHTS,
+        Reason.WEIGHTS,
         setup,
         lambda: (
             f"each GPU needs {figure(weights_bytes / GIB)} GiB for weights and "
@@ -393,7 +312,7 @@ def _reject_weights(answer: Memory, configurations: int, tally: Tally) -> None:
 def _reject_length(answer: Memory, length: int, needed_ratio: float, tally: Tally) -> None:
     needed = answer.layout.request_bytes(length)
     tally.reject(
-        KV,
+        Reason.KV,
         replace(answer.setup, max_model_len=length),
         lambda: (
             f"needs {figure(needed / GIB)} GiB per GPU, "
@@ -415,10 +334,11 @@ def _reject_length(answer: Memory, length: int, needed_ratio: float, tally: Tall
 KV_CACHE, MAX_NUM_SEQS = "KV cache", "max_num_seqs"
 # Nearer than this to a whole number a quotient is worked out in decimals.
 _NEAR_WHOLE = 1e-9
+_BEST = 3
 
 
-def search(question: Question, choices: Choices = ANYTHING, *, top: int = 3) -> SearchResult:
-    """The `top` cheapest launches for the question's lengths, targets and peak.
+def search(question: Question, choices: Choices = ANYTHING) -> SearchResult:
+    """The cheapest launches for the question's lengths, targets and peak.
 
     Of equal cost, the fewer GPUs come first, then what leaves less quality to validate, then the
     lower latency. The question's concurrency and replicas are results here and are not read.
@@ -426,13 +346,12 @@ def search(question: Question, choices: Choices = ANYTHING, *, top: int = 3) -> 
     Raises:
         SizingError: an invalid or missing input, or one that describes a single launch.
     """
-    positive("top", top)
     tried, tally = space(question, choices), Tally()
     chosen: dict[tuple[object, ...], tuple[tuple[float, ...], Candidate]] = {}
     launched = meeting = 0
     for launch in launches(question.setup, tried, tally):
         launched += 1
-        candidate = _candidate(question, tried, launch, tally)
+        candidate = _candidate(question, tried, launch, choices.most_gpus, tally)
         if candidate is not None:
             meeting += launch.configurations
             setup = candidate.setup
@@ -448,7 +367,7 @@ def search(question: Question, choices: Choices = ANYTHING, *, top: int = 3) -> 
     return SearchResult(
         question=question,
         ranked_by=BY_TOKENS if question.peak_requests_per_s is None else BY_HOUR,
-        best=tuple(ordered[:top]),
+        best=tuple(ordered[:_BEST]),
         by_gpu=tuple(by_gpu.values()),
         rejections=rejections,
         configurations=meeting + sum(rejection.configurations for rejection in rejections),
@@ -466,7 +385,9 @@ def _rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
     return cost, candidate.gpus, candidate.validations, request_s, -longest
 
 
-def _candidate(question: Question, tried: Space, launch: Launch, tally: Tally) -> Candidate | None:
+def _candidate(
+    question: Question, tried: Space, launch: Launch, most_gpus: int | None, tally: Tally
+) -> Candidate | None:
     """The launch with its replicas at the highest load it may have; None where it fails."""
     setup, gpus_per_replica = launch.setup, launch.setup.parallel.gpus
     held, limit, binding = _limit(tried, launch)
@@ -476,14 +397,13 @@ def _candidate(question: Question, tried: Space, launch: Launch, tally: Tally) -
         return None
     speed = limit_at_targets.performance
     replicas = _replicas(question, speed.requests_per_s)
-    if tried.most_gpus is not None and replicas * gpus_per_replica > tried.most_gpus:
-        most = tried.most_gpus
+    if most_gpus is not None and replicas * gpus_per_replica > most_gpus:
         tally.reject(
-            GPUS,
+            Reason.GPUS,
             setup,
-            lambda: f"{replicas} replicas of {gpus_per_replica} GPUs, {most} GPUs are allowed",
+            lambda: f"{replicas} replicas of {gpus_per_replica} GPUs, {most_gpus} GPUs are allowed",
             configurations=launch.configurations,
-            needed_ratio=replicas * gpus_per_replica / most,
+            needed_ratio=replicas * gpus_per_replica / most_gpus,
         )
         return None
     price = question.usd_per_gpu_hour
@@ -551,9 +471,9 @@ def _replicas(question: Question, usable_requests_per_s: float) -> int:
 
 def _reject_latency(question: Question, launch: Launch, reached: Capacity, tally: Tally) -> None:
     speed = reached.performance
-    missed, missed_s, target_s = TTFT_MISSED, speed.ttft_s, question.ttft_slo_s
+    missed, missed_s, target_s = Reason.TTFT_MISSED, speed.ttft_s, question.ttft_slo_s
     if reached.binding == ITL:
-        missed, missed_s, target_s = ITL_MISSED, speed.itl_s, question.itl_slo_s
+        missed, missed_s, target_s = Reason.ITL_MISSED, speed.itl_s, question.itl_slo_s
     if target_s is None:
         raise TypeError(f"{reached.binding} missed without a target")
     target = target_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.quantization import scheme
@@ -14,30 +15,21 @@ from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import over_pcie, size, steps
 from kneewatch.rules.formatting import percent
 
-NODE = "GPU cannot be linked to others"
-FORMAT = "number format not supported by the GPU"
-REQUANTIZED = "checkpoint is already quantized"
-HEADS = "TP does not divide the attention heads"
-CONTEXT_RANKS = "decode context parallel size does not fit the TP"
-LAYERS = "more pipeline stages than layers"
-WEIGHTS = "weights do not fit"
-KV = "KV cache is too small for one request of the longest length"
-TTFT_MISSED = "TTFT misses the target with a single request"
-ITL_MISSED = "ITL misses the target with a single request"
-GPUS = "needs more GPUs than allowed"
-REASONS = (
-    NODE,
-    FORMAT,
-    REQUANTIZED,
-    HEADS,
-    CONTEXT_RANKS,
-    LAYERS,
-    WEIGHTS,
-    KV,
-    TTFT_MISSED,
-    ITL_MISSED,
-    GPUS,
-)
+
+class Reason(StrEnum):
+    """Why a launch fails, in the order in which it runs into them."""
+
+    NODE = "GPU cannot be linked to others"
+    FORMAT = "number format not supported by the GPU"
+    REQUANTIZED = "checkpoint is already quantized"
+    HEADS = "TP does not divide the attention heads"
+    CONTEXT_RANKS = "decode context parallel size does not fit the TP"
+    LAYERS = "more pipeline stages than layers"
+    WEIGHTS = "weights do not fit"
+    KV = "KV cache is too small for one request of the longest length"
+    TTFT_MISSED = "TTFT misses the target with a single request"
+    ITL_MISSED = "ITL misses the target with a single request"
+    GPUS = "needs more GPUs than allowed"
 
 
 def name_of(setup: Setup) -> str:
@@ -52,32 +44,32 @@ def name_of(setup: Setup) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """One reason, how many configurations fail for it, and the nearest of them in words."""
-
-    reason: str
-    configurations: int
-    example: str
-
-
 @dataclass(slots=True)
-class _Count:
+class Rejection:
+    """One reason, how many configurations fail for it, and the nearest of them: the one that needs
+    the smallest multiple of what there is."""
+
+    reason: Reason
     configurations: int
     needed_ratio: float
     setup: Setup
     detail: Callable[[], str]
+
+    @property
+    def example(self) -> str:
+        """The nearest configuration in words."""
+        return f"{name_of(self.setup)}: {self.detail()}"
 
 
 class Tally:
     """Counts failures while a search runs; of each reason the nearest one is kept."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, _Count] = {}
+        self._by_reason: dict[Reason, Rejection] = {}
 
     def reject(
         self,
-        reason: str,
+        reason: Reason,
         setup: Setup,
         detail: Callable[[], str],
         *,
@@ -85,21 +77,17 @@ class Tally:
         needed_ratio: float = 1.0,
     ) -> None:
         """Count configurations that need `needed_ratio` times what there is."""
-        count = self._counts.get(reason)
-        if count is None:
-            self._counts[reason] = _Count(configurations, needed_ratio, setup, detail)
+        nearest = self._by_reason.get(reason)
+        if nearest is None:
+            self._by_reason[reason] = Rejection(reason, configurations, needed_ratio, setup, detail)
             return
-        count.configurations += configurations
-        if needed_ratio < count.needed_ratio:
-            count.needed_ratio, count.setup, count.detail = needed_ratio, setup, detail
+        nearest.configurations += configurations
+        if needed_ratio < nearest.needed_ratio:
+            nearest.needed_ratio, nearest.setup, nearest.detail = needed_ratio, setup, detail
 
     def rejections(self) -> tuple[Rejection, ...]:
         """The reasons met, in the order in which a launch runs into them."""
-        return tuple(
-            Rejection(reason, count.configurations, f"{name_of(count.setup)}: {count.detail()}")
-            for reason in REASONS
-            if (count := self._counts.get(reason)) is not None
-        )
+        return tuple(self._by_reason[reason] for reason in Reason if reason in self._by_reason)
 
 
 # --- The result: candidates that meet the targets, and reasons for the others ---------------------

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from kneewatch.diagnose.catalogue.gpu_specs import gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.deployment.deployment import Deployment, deployment
-from kneewatch.diagnose.sizing.configuration_search import Choices, search
+from kneewatch.diagnose.sizing.configuration_search import search
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU
 from kneewatch.diagnose.sizing.replica_count import size_fleet
 from kneewatch.diagnose.sizing.requirements import Question
@@ -124,7 +123,6 @@ PRESENT_S = 2 * HOUR_S
 """The replicas of a tier are counted over this time before its newest scrape, in seconds."""
 
 NOT_STATED = "set model, gpu and tensor_parallel (or launch_file) to get memory and prices"
-DATA_CENTRE = "data-centre"
 NEAR = (0.9, 1.1)
 """The server's KV capacity is as expected within these factors of the predicted range."""
 
@@ -264,11 +262,8 @@ def _options(answer: Size | None) -> tuple[Option, ...]:
     """The cheapest launches for the measured workload on the catalogue's data-centre GPUs."""
     if answer is None or not answer.question.has_target:
         return ()
-    choices = Choices(
-        gpu_ids=[key for key, card in gpus().items() if card.segment == DATA_CENTRE],
-    )
     try:
-        best = search(_unpriced(answer.question), choices).best
+        best = search(_unpriced(answer.question)).best
     except SizingError:
         return ()
     return tuple(
@@ -288,10 +283,10 @@ def _options(answer: Size | None) -> tuple[Option, ...]:
 
 
 def _unpriced(question: Question) -> Question:
-    """The question at the catalogue's prices: the stated one is that of the present GPU, and its
-    parallelism is that of the present launch."""
+    """The question without the present GPU, its stated price, and the present launch's
+    parallelism."""
     setup = replace(
-        question.setup, parallel=ONE_GPU, gpu_memory_utilization=None, block_tokens=None
+        question.setup, gpu=None, parallel=ONE_GPU, gpu_memory_utilization=None, block_tokens=None
     )
     return replace(question, setup=setup, usd_per_gpu_hour=None)
 

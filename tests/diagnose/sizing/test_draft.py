@@ -9,7 +9,7 @@ import pytest
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model, model_from_config
-from kneewatch.diagnose.sizing.configuration_search import Choices, search
+from kneewatch.diagnose.sizing.configuration_search import search
 from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, memory_steps
@@ -170,10 +170,9 @@ def test_another_vocabulary_is_doubted() -> None:
 
 
 def test_a_search_carries_the_draft_along() -> None:
-    question = replace(ASKED, setup=replace(DRAFTED, gpu=None, parallel=Parallel()), ttft_slo_s=2.0)
-    choices = Choices(gpu_ids=("h200",), quantizations=("bf16",), kv_cache_dtypes=("auto",))
+    setup = replace(DRAFTED, gpu=gpu("h200"), parallel=Parallel())
 
-    winner = search(question, choices).winner
+    winner = search(replace(ASKED, setup=setup, ttft_slo_s=2.0)).winner
 
     assert winner is not None
     assert winner.setup.draft == SMALL
