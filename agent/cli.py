@@ -285,13 +285,11 @@ def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
 def config(**given: Any) -> int:  # noqa: ANN401
     """Print the effective settings and where each came from."""
     from kneewatch.agent.notify.receivers import as_toml as receivers_toml
-    from kneewatch.agent.report.schedule import cron_of, receivers_of
+    from kneewatch.agent.report.schedule import cron_of
     from kneewatch.agent.targets import targets_toml
 
     settings = effective(given)
-    # Whatever `run` would reject is an error before anything is printed.
-    if cron_of(settings) is not None:
-        receivers_of(settings)
+    cron_of(settings)  # whatever `run` would reject is an error before anything is printed
     for line in (*settings.as_toml(), *targets_toml(settings), *receivers_toml(settings)):
         click.echo(line)
     return OK

@@ -26,22 +26,18 @@ from kneewatch.agent.api.server import HttpServer
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.console import OK
 from kneewatch.agent.daemon import supervisor as process
-from kneewatch.agent.daemon.baselines import KNEES_EVERY_S as KNEES_EVERY_S
 from kneewatch.agent.daemon.baselines import (
-    KNEES_JOB,
+    KNEES_EVERY_S,
     PEAKS_EVERY_S,
-    PEAKS_JOB,
-    SEASONS_JOB,
+    SEASONS_EVERY_S,
     KneeLoader,
     SeasonalBaselines,
     WeeklyPeaks,
 )
-from kneewatch.agent.daemon.baselines import SEASONS_EVERY_S as SEASONS_EVERY_S
 from kneewatch.agent.daemon.cycle import Sinks
-from kneewatch.agent.daemon.discovery import PODS_EVERY_S, PODS_JOB, Discovery, target_profile
-from kneewatch.agent.daemon.gpu_sources import GPU_JOB, GpuSources
-from kneewatch.agent.daemon.periodic_jobs import Scheduler
-from kneewatch.agent.daemon.scrape_queue import DueQueue
+from kneewatch.agent.daemon.discovery import PODS_EVERY_S, Discovery, target_profile
+from kneewatch.agent.daemon.gpu_sources import GpuSources
+from kneewatch.agent.daemon.periodic_jobs import DueQueue, own
 from kneewatch.agent.daemon.supervisor import Parts, Reload, Supervisor, Systemd, TargetJobs
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.replay_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
@@ -157,11 +153,11 @@ class Daemon:
             self._gpus = GpuSources(discovery.specs(), settings)
             parts.callback(self._close_gpus)
             self._fleet_job = None if fleet_watch is None else self._job_of(fleet_watch)
-            self._scheduler, self._cycles = Scheduler(), DueQueue()
-            parts.callback(self._end_cycles)
+            self._queue = DueQueue()
+            parts.callback(self._end_jobs)
             self._reload = Reload(
                 settings,
-                scheduler=self._scheduler.scheduler,
+                queue=self._queue,
                 store_file=store_file,
                 notifier=self._notifier,
                 fleet_watch=fleet_watch,
@@ -179,7 +175,7 @@ class Daemon:
                 seasons=self._seasons,
                 knees=self._knees,
             )
-            self._jobs = TargetJobs(self._cycles, sinks, on_targets=self._retarget)
+            self._jobs = TargetJobs(self._queue, sinks, on_targets=self._retarget)
             self._server = HttpServer(make_app(self._service()), settings)
             parts.callback(lambda: self._server.stop(self._left_s(0.7)))
             self._server.bind()
@@ -193,8 +189,7 @@ class Daemon:
         systemd = Systemd(os.environ)
         supervisor = Supervisor(
             Parts(
-                scheduler=self._scheduler,
-                cycles=self._cycles,
+                queue=self._queue,
                 jobs=self._jobs,
                 discovery=self._discovery,
                 board=self._board,
@@ -206,22 +201,20 @@ class Daemon:
         )
         process.tune_process()
         with supervisor.handled(), self._parts:
-            self._scheduler.start()
-            self._cycles.start()
+            self._queue.start()
             supervisor.start()
-            # Not the scheduler's: the queue's threads are awake for the targets as often.
-            every_s = self._settings["gpu_interval_s"]
-            self._cycles.put(GPU_JOB, self._gpus, interval_s=every_s, first_in_s=0.0)
-            self._scheduler.put(PEAKS_JOB, self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)
-            self._scheduler.put(
-                SEASONS_JOB, self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0
+            gpus_s = self._settings["gpu_interval_s"]
+            self._queue.put(own("gpus"), self._gpus, interval_s=gpus_s, first_in_s=0.0)
+            self._queue.put(own("peaks"), self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)
+            self._queue.put(
+                own("seasons"), self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0
             )
-            self._scheduler.put(KNEES_JOB, self._knees, interval_s=KNEES_EVERY_S)
+            self._queue.put(own("knees"), self._knees, interval_s=KNEES_EVERY_S)
             if (pods := self._discovery.pods) is not None:
-                self._scheduler.put(PODS_JOB, pods, interval_s=PODS_EVERY_S, first_in_s=0.0)
+                self._queue.put(own("pods"), pods, interval_s=PODS_EVERY_S, first_in_s=0.0)
             if self._fleet_watch is not None and self._fleet_job is not None:
-                every_s = self._fleet_watch.state.interval_s
-                self._scheduler.put("fleet", self._fleet_job, interval_s=every_s, first_in_s=0.0)
+                fleet_s = self._fleet_watch.state.interval_s
+                self._queue.put(own("fleet"), self._fleet_job, interval_s=fleet_s, first_in_s=0.0)
             self._server.start()
             click.echo(f"triage   {self._server.url}/triage\nhistory  {self._store_file}")
             if self._fleet_watch is not None:
@@ -258,11 +251,10 @@ class Daemon:
 
         return FleetJob(watch, self._notifier, on_names=self._report_watched)
 
-    def _end_cycles(self) -> None:
-        self._scheduler.stop()
-        self._cycles.stop()
+    def _end_jobs(self) -> None:
+        self._queue.stop()
         until_s = time.monotonic() + self._left_s(0.3)
-        while (self._scheduler.pool.busy or self._cycles.busy) and time.monotonic() < until_s:
+        while self._queue.busy and time.monotonic() < until_s:
             time.sleep(0.01)
 
     def _close_gpus(self) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kneewatch.agent import logs
 from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
@@ -29,11 +29,10 @@ from kneewatch.agent.daemon.discovery import (
     TargetProfiles,
     target_profile,
 )
-from kneewatch.agent.daemon.periodic_jobs import Scheduler, phase_count, phase_ratio
-from kneewatch.agent.daemon.scrape_queue import DueQueue
+from kneewatch.agent.daemon.periodic_jobs import DueQueue, own, phase_count, phase_ratio
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
-from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job
+from kneewatch.agent.report.schedule import ReportJob, cron_of
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
@@ -135,13 +134,13 @@ class TargetJobs:
 
     def __init__(
         self,
-        cycles: DueQueue,
+        queue: DueQueue,
         sinks: Sinks,
         *,
         on_targets: Callable[[Sequence[TargetSpec]], None] | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._cycles, self._sinks, self._wall = cycles, sinks, wall
+        self._queue, self._sinks, self._wall = queue, sinks, wall
         self._on_targets = on_targets
         self._watches: dict[str, TargetWatch] = {}
         self._specs: tuple[TargetSpec, ...] = ()
@@ -170,7 +169,7 @@ class TargetJobs:
                 old
                 if old is not None and same
                 else TargetWatch(
-                    spec, profile, self._sinks, wall=self._wall, computing=self._cycles.computing
+                    spec, profile, self._sinks, wall=self._wall, computing=self._queue.computing
                 )
             )
         before, self._watches, self._specs = self._watches, watches, tuple(specs)
@@ -196,12 +195,12 @@ class TargetJobs:
             watch.adopt(spec)
             if same and phase_count(len(before), interval_s) == phases:
                 return
-        self._cycles.put(
+        self._queue.put(
             spec.name, watch, interval_s=interval_s, phases=phases, first_in_s=first_in_s
         )
 
     def _end(self, name: str, watch: TargetWatch) -> None:
-        self._cycles.drop(name)
+        self._queue.drop(name)
         watch.retire()
         if name not in self._watches:
             self._sinks.board.drop(name)
@@ -219,8 +218,7 @@ ready it looks more often. A signal is handled at once."""
 
 READY_AFTER_S = 10.0
 STALLED_S = 20.0
-"""The scheduler counts as stalled after this many idle seconds, because it has a heartbeat more
-often; the cycles do once one has been due for this long."""
+"""The jobs count as stalled once one has been due for this many seconds."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
@@ -231,8 +229,7 @@ class Parts:
     """What the supervisor runs. `read_settings` reads the settings again, `apply_settings` passes
     them to everything but the targets, `address` is the URL of the triage page."""
 
-    scheduler: Scheduler
-    cycles: DueQueue
+    queue: DueQueue
     jobs: TargetJobs
     discovery: Discovery
     board: Board
@@ -276,7 +273,7 @@ class Supervisor:
 
     def _tick(self, elapsed_s: float) -> None:
         parts = self._parts
-        step_s = max(parts.scheduler.check(), parts.cycles.check(), key=abs)
+        step_s = parts.queue.check()
         if step_s:
             log.warning("system clock was set, rescheduling step_s=%.1f", step_s)
         if self._discovery.poll():
@@ -285,7 +282,7 @@ class Supervisor:
             self._ready = True
             parts.systemd.ready(self._status_line())
             log.info("ready targets=%s after_s=%.1f", len(parts.jobs.specs()), elapsed_s)
-        if parts.scheduler.idle_s < STALLED_S and parts.cycles.late_s < STALLED_S:
+        if parts.queue.late_s < STALLED_S:
             parts.systemd.alive()
         if self._ready and (status := self._status_line()) != self._status:
             self._status = status
@@ -377,14 +374,15 @@ class Reload:
         self,
         settings: Settings,
         *,
-        scheduler: Any,  # noqa: ANN401 - APScheduler has no types
+        queue: DueQueue,
         store_file: Path,
         notifier: Notifier,
         fleet_watch: FleetWatch | None = None,
     ) -> None:
-        self._began, self._scheduler, self._store_file = settings, scheduler, store_file
+        self._began, self._queue = settings, queue
         self._notifier, self._fleet_watch = notifier, fleet_watch
-        self._reports: ReportJob | None = None
+        fleet = fleet_watch.url_and_selector if fleet_watch is not None else None
+        self._reports = ReportJob(settings, store_file, fleet=fleet)
         self.restart_needed: tuple[str, ...] = ()
         self._plan_reports(settings)
 
@@ -405,20 +403,15 @@ class Reload:
 
     def stop(self) -> None:
         """Cancel a running report."""
-        if self._reports is not None:
-            self._reports.stop()
+        self._reports.stop()
 
     def _plan_reports(self, settings: Settings) -> None:
-        planned = add_report_job(
-            self._scheduler,
-            settings,
-            self._store_file,
-            before=self._reports,
-            fleet=self._fleet_watch.url_and_selector if self._fleet_watch is not None else None,
-        )
-        if planned is None and self._scheduler.get_job(JOB_ID) is not None:
-            self._scheduler.remove_job(JOB_ID)
-        self._reports = planned or self._reports
+        cron = cron_of(settings)
+        if cron is None:
+            self._queue.drop(own("report"))
+            return
+        self._reports.adopt(settings)
+        self._queue.put_at(own("report"), self._reports, cron)
 
 
 def _apply(part: str, apply: Callable[[], None]) -> None:

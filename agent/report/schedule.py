@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import orjson
 from apscheduler.triggers.cron import CronTrigger  # type: ignore[import-untyped]
 
+from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.notify.delivery import SendError, deliver, post
 from kneewatch.agent.notify.message import Line, Message, Part, email, identity, slack, webhook
 from kneewatch.agent.notify.receivers import ALERTMANAGER, SLACK, Receiver, Web, receivers
@@ -143,8 +144,8 @@ def _hand_over(receiver: Receiver, message: Message, file: Path) -> None:
 # When the daemon makes reports: cron expressions, and the process that runs each one. I/O edge.
 
 
-NEVER_S = 32_503_680_000.0
-"""The year 3000: for an expression such as 0 0 31 2 *."""
+NEVER_S = 4_102_444_800.0
+"""The year 2100: for an expression such as 0 0 31 2 *. Threads cannot wait for much longer."""
 
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 """Cron's weekdays by number; 7 is Sunday as well."""
@@ -216,8 +217,8 @@ def cron_of(settings: Settings) -> Cron | None:
     """The times at which reports are due; None if `report.cron` is not set.
 
     Raises:
-        SettingsError: the expression or the time zone is invalid, or this installation makes no
-            reports; the message names the key.
+        SettingsError: the expression, the time zone or a receiver is invalid, or this installation
+            makes no reports; the message names the key.
     """
     expression: str | None = settings["report.cron"]
     if expression is None:
@@ -239,6 +240,7 @@ def cron_of(settings: Settings) -> Cron | None:
             "0 6 * * mon"
         ) from exc
     cron.every_hour = expression.split()[1].startswith("*")
+    receivers_of(settings)
     return cron
 
 
@@ -323,15 +325,11 @@ def settings_of(given: dict[str, Any]) -> Settings:
     return Settings(values, given["thresholds"], given["thresholds_origin"], given["tables"])
 
 
-# --- When `run` makes reports: a cron expression in a time zone. I/O edge -------------------------
-#
-# Each report is made by a process of its own, one at a time; the daemon starts it and logs its
-# result.
+# --- When `run` makes reports: each by a process of its own, which the daemon starts. I/O edge ----
 
 
 log = logging.getLogger(__name__)
 
-JOB_ID = "report"
 FOLDER = "reports"
 LIMIT_S = 1800.0
 """A report process that takes longer is killed."""
@@ -345,8 +343,8 @@ def folder_of(settings: Settings, store: Path) -> Path:
     return Path(stated) if stated else store.parent / FOLDER
 
 
-class ReportJob:
-    """Makes a report when it is due, one at a time. Thread-safe."""
+class ReportJob(Job):
+    """Makes a report when it is due, and logs its result. Thread-safe."""
 
     def __init__(
         self,
@@ -359,22 +357,9 @@ class ReportJob:
     ) -> None:
         self._settings, self._store, self._fleet = settings, store, fleet
         self._clock, self._limit_s = clock, limit_s
-        self._turn, self._lock = Lock(), Lock()
+        self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
-
-    def __call__(self) -> None:
-        """Make a report now, unless one is being made. Errors are logged."""
-        if not self._turn.acquire(blocking=False):
-            log.warning("report skipped: the previous one is not finished")
-            return
-        try:
-            self._make()
-        except Exception:
-            # The scheduler must go on with the next report.
-            log.exception("report failed store=%s", self._store)
-        finally:
-            self._turn.release()
 
     def adopt(self, settings: Settings) -> None:
         """Use these settings for the next reports."""
@@ -387,7 +372,8 @@ class ReportJob:
             if self._process is not None:
                 self._process.kill()
 
-    def _make(self) -> None:
+    def cycle(self) -> float | None:
+        """Make a report now. What goes wrong is logged."""
         folder = folder_of(self._settings, self._store)
         report_order = order(
             self._settings,
@@ -398,7 +384,7 @@ class ReportJob:
         )
         process = self._start()
         if process is None:
-            return
+            return None
         timed_out = False
         try:
             out, err = process.communicate(report_order, timeout=self._limit_s)
@@ -409,7 +395,7 @@ class ReportJob:
         with self._lock:
             self._process = None
         if self._stopped:
-            return
+            return None
         if timed_out:
             log.error("report timed out limit_s=%s", self._limit_s)
         elif process.returncode != 0:
@@ -417,6 +403,7 @@ class ReportJob:
             log.error("report failed status=%s error=%s", process.returncode, message)
         else:
             self._log_result(orjson.loads(out))
+        return None
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         with self._lock:
@@ -437,29 +424,3 @@ class ReportJob:
         )  # fmt: skip
         for receiver, why in result["failed"].items():
             log.error("report delivery failed receiver=%s error=%s", receiver, why)
-
-
-def add_report_job(
-    scheduler: Any,  # noqa: ANN401 - APScheduler has no types
-    settings: Settings,
-    store: Path,
-    *,
-    clock: Callable[[], float] = time.time,
-    before: ReportJob | None = None,
-    fleet: FleetAsked | None = None,
-) -> ReportJob | None:
-    """Add the report job to an APScheduler scheduler. Returns the job, which the caller stops at
-    the end; None if `report.cron` is not set. `before`: a job with older settings, to be reused.
-    `fleet`: the metrics system to report on if the history has no engine.
-
-    Raises:
-        SettingsError: the schedule, the time zone or a receiver is invalid.
-    """
-    cron = cron_of(settings)
-    if cron is None:
-        return None
-    receivers_of(settings)
-    job = before or ReportJob(settings, store, clock=clock, fleet=fleet)
-    job.adopt(settings)
-    scheduler.add_job(job, cron, id=JOB_ID, replace_existing=True)
-    return job

@@ -13,7 +13,7 @@ import pytest
 
 from kneewatch.agent.daemon.cycle import Sinks
 from kneewatch.agent.daemon.discovery import TargetProfiles
-from kneewatch.agent.daemon.scrape_queue import DueQueue
+from kneewatch.agent.daemon.periodic_jobs import DueQueue
 from kneewatch.agent.daemon.supervisor import TICK_S, TargetJobs
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention
