@@ -8,6 +8,9 @@ from datetime import UTC, datetime
 WIDTH = 100
 """Lines are at most this long where their words allow it."""
 
+MINUTES_FROM_S = 120.0
+"""Shorter times are shown in seconds."""
+
 
 def number(value: float | None) -> str:
     """A number with three significant digits; a dash for None."""
@@ -29,11 +32,18 @@ def percent(ratio: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A measured time: 35 ms, 2.5 s, 40 s, 12 min."""
-    if abs(seconds) < 0.9995:
-        millis = 1000 * seconds
-        return f"{millis:.0f} ms" if abs(millis) >= 9.95 else f"{millis:.2g} ms"
-    return f"{seconds:.1f} s" if seconds < 9.95 else span(seconds)
+    """A time: 35 ms, 2.5 s, 40 s, 12 min. One that three digits state exactly is not rounded, so a
+    target reads as it was set: 35.5 ms, 1.25 s, 12.5 s."""
+    if seconds >= MINUTES_FROM_S:
+        return span(seconds)
+    value, unit = (1000 * seconds, "ms") if abs(seconds) < 0.9995 else (seconds, "s")
+    if unit == "ms":
+        rounded = f"{value:.0f}" if abs(value) >= 9.95 else f"{value:.2g}"
+    else:
+        rounded = f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+    stated = f"{value:.3g}"
+    exact = float(f"{seconds:.3g}") == seconds and len(stated) > len(rounded)
+    return f"{stated if exact else rounded} {unit}"
 
 
 LOAD_RATIOS = ("load_ratio", "demand_ratio", "capacity_ratio")
@@ -57,7 +67,7 @@ def quantity(key: str, value: float | None) -> str:
 
 def span(seconds: float) -> str:
     """How long something has lasted: 45 s, 12 min, 3.2 h, 4.5 days."""
-    if seconds < 120:
+    if seconds < MINUTES_FROM_S:
         return f"{max(0.0, seconds):.0f} s"
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"

@@ -65,12 +65,14 @@ def test_percent(ratio: float, shown: str) -> None:
     [
         (0.0, "0 ms"),
         (0.0012, "1.2 ms"),
-        (0.00996, "10 ms"),
-        (0.0576, "58 ms"),
+        (0.0012345, "1.2 ms"),
+        (0.009961, "10 ms"),
+        (0.05764, "58 ms"),
         (0.9994, "999 ms"),
         (0.9996, "1.0 s"),
-        (2.46, "2.5 s"),
-        (39.67, "40 s"),
+        (2.4631, "2.5 s"),
+        (39.671, "40 s"),
+        (315.0, "5 min"),
         (600.0, "10 min"),
     ],
 )
@@ -98,7 +100,8 @@ def test_span(seconds: float, shown: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "shown"),
     [
-        ("ttft_p99_s", 2.46, "2.5 s"),
+        ("ttft_p99_s", 2.4631, "2.5 s"),
+        ("ttft_p99_s", 1.25, "1.25 s"),
         ("ttft_p99_s", None, "-"),
         ("kv_usage_ratio", 0.5, "50%"),
         ("kv_demand_ratio", 1.73, "173%"),
@@ -144,9 +147,23 @@ def test_what_could_steer_a_terminal_is_replaced() -> None:
     assert printable("a\x1b[2Jb\nc\u202ed\x07") == "a?[2Jb?c?d?"
 
 
-def test_targets_are_durations_like_any_other() -> None:
-    targets = Targets(ttft_p99_s=0.5, itl_p99_s=10.0)
-    assert judged_against(targets, has_baseline=False) == ("targets: TTFT P99 500 ms, ITL P99 10 s")
+@pytest.mark.parametrize(
+    ("stated_s", "shown"),
+    [
+        (0.0355, "35.5 ms"),
+        (0.5, "500 ms"),
+        (1.25, "1.25 s"),
+        (2.0, "2.0 s"),
+        (2.35, "2.35 s"),
+        (10.0, "10 s"),
+        (12.5, "12.5 s"),
+        (90.0, "90 s"),
+    ],
+)
+def test_targets_read_as_they_were_stated(stated_s: float, shown: str) -> None:
+    targets = Targets(ttft_p99_s=stated_s, itl_p99_s=stated_s)
+    said = judged_against(targets, has_baseline=False)
+    assert said == f"targets: TTFT P99 {shown}, ITL P99 {shown}"
 
 
 @pytest.mark.parametrize("folder", ["diagnose", "reports", "agent"])

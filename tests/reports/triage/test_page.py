@@ -254,6 +254,11 @@ def test_all_targets_worst_first() -> None:
     assert [item.one("h3").text for item in items[:2]] == ["vllm-0", "vllm-1"]
 
 
+def test_the_scrape_interval_reads_as_it_was_set() -> None:
+    target = replace(views.target("vllm-0", EngineView(HEALTHY)), interval_s=2.5)
+    assert "every 2.5 s, last at" in page(views.view(target, single=True)).text
+
+
 def test_engines_of_one_target_are_told_apart() -> None:
     root = page(views.many_engines())
     engines = list(root.every("details", css="engine"))
@@ -282,7 +287,7 @@ def test_findings_that_no_cause_tells() -> None:
 
 @pytest.mark.parametrize("percent", [50, 99])
 def test_a_target_is_drawn_where_its_rule_is_out_of_bounds(percent: int) -> None:
-    rules = {rule.id: rule for rule in slo_rules(ttft_p99_s=2.0, itl_p99_s=None)}
+    rules = {rule.id: rule for rule in slo_rules(ttft_p99_s=1.25, itl_p99_s=None)}
     recorded = list(views.until("kv_pressure_cascade", 100))
     rule = rules[f"TTFT-P{percent}"]
     out_of_bounds = Finding(rule, "critical", Severity.CRITICAL, 5.1, recorded[-1].t_s - 20)
@@ -291,7 +296,7 @@ def test_a_target_is_drawn_where_its_rule_is_out_of_bounds(percent: int) -> None
     shown = replace(views.engine(recorded), diagnosis=read)
     item = page(alone(shown)).one("li", css="finding")
     assert [line.attributes["class"] for line in item.every("line", css="bound")] == ["bound"]
-    assert " 2.0 s" in item.one("p", css="bounds").text
+    assert " 1.25 s" in item.one("p", css="bounds").text
 
 
 def test_what_is_over_is_told_as_over_and_its_stretch_ends() -> None:

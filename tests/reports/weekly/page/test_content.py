@@ -48,7 +48,7 @@ def test_the_verdict_is_a_line_per_tier_with_one_thing_to_do(fleet: Node) -> Non
 def test_arrows_stand_with_words_and_only_where_there_is_a_change(fleet: Node) -> None:
     first, second = section(fleet, "verdict").every("tr", css="trends")
     assert [item.text for item in first.every("li")] == [
-        "▲ TTFT P99 4.2 s, up from 1.3 s, worse",
+        "▲ TTFT P99 4.21 s, up from 1.32 s, worse",
         "▼ Cost 1.84 USD per million tokens, down from 2.31 USD per million tokens, better",
     ]
     assert [item.text for item in second.every("li")] == ["TTFT P99 620 ms"]

@@ -24,7 +24,7 @@ from kneewatch.rules.library import RULES
         (None, "s", "unknown"),
         (math.nan, "s", "unknown"),
         (math.inf, "usd", "unknown"),
-        (0.0351, "s", "35 ms"),
+        (0.03512, "s", "35 ms"),
         (0.956, "ratio", "96%"),
         (0.013, "ratio_per_s", "1.3%/s"),
         (1.34, "per_s", "1.34/s"),
