@@ -59,6 +59,7 @@ from kneewatch.reports.size_rendering import (
     size_markdown,
     size_text,
 )
+from kneewatch.rules.facts import Targets
 
 OWN_DRAFT = "mtp"
 
@@ -82,8 +83,10 @@ def asked(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
         output_tokens=given["output_tokens"],
         peak_requests_per_s=given["peak_rps"],
         usable_requests_per_s=given["usable_rps"],
-        ttft_slo_s=_target("ttft_slo", given["ttft_slo"], TTFT_TARGET_MOST_S),
-        itl_slo_s=_target("itl_slo", given["itl_slo"], ITL_TARGET_MOST_S),
+        targets=Targets(
+            _target("ttft_slo", given["ttft_slo"], TTFT_TARGET_MOST_S),
+            _target("itl_slo", given["itl_slo"], ITL_TARGET_MOST_S),
+        ),
         safety=SAFETY_DEFAULT if given["safety"] is None else given["safety"],
         usd_per_gpu_hour=given["usd_per_gpu_hour"],
         utilization_ratio=given["utilization"],
@@ -299,7 +302,7 @@ def _sized(given: dict[str, Any]) -> Answer:
     requests per second."""
     sweeps = sweeps_of(given["benchmark_by_tensor_parallel"])
     plain = asked(given)
-    point = _operating_point(given, _measured(given, sweeps, plain))
+    point = _operating_point(given, plain.targets, _measured(given, sweeps, plain))
     question = plain
     if point is not None and point.usable_requests_per_s is not None:
         question = replace(
@@ -341,22 +344,22 @@ def _measured(
     """
     if given["benchmark"] is not None:
         return read_benchmark(text_of(given["benchmark"], "benchmark"))
-    if not question.has_target or given["usable_rps"] is not None:
+    if not question.targets.are_set or given["usable_rps"] is not None:
         return None
     tensor = question.setup.parallel.tensor
     return next((sweep.benchmark for sweep in sweeps if sweep.tensor_parallel == tensor), None)
 
 
-def _operating_point(given: dict[str, Any], measured: Benchmark | None) -> OperatingPoint | None:
+def _operating_point(
+    given: dict[str, Any], targets: Targets, measured: Benchmark | None
+) -> OperatingPoint | None:
     if measured is None:
         return None
     if given["usable_rps"] is not None:
         raise SizingError(
             "the benchmark gives the usable RPS: set only one of the two", name="usable_rps"
         )
-    return operating_point(
-        benchmark=measured, ttft_p99_s=given["ttft_slo"], itl_p99_s=given["itl_slo"]
-    )
+    return operating_point(measured, targets)
 
 
 def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
@@ -366,8 +369,7 @@ def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
         )
     return scaling(
         sweeps,
-        ttft_p99_s=question.ttft_slo_s,
-        itl_p99_s=question.itl_slo_s,
+        question.targets,
         usd_per_gpu_hour=price_of(question),
         utilization_ratio=question.full_load_ratio,
     )

@@ -62,10 +62,7 @@ class Profile:
 
     def split_at(self, tensor_parallel: int) -> Comparison:
         """A degree compared with narrower ones by the stated sweeps, within the targets."""
-        targets = self.targets
-        unit, degrees = degrees_of(
-            self.stated.sweeps, ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s
-        )
+        unit, degrees = degrees_of(self.stated.sweeps, self.targets)
         return compared(unit, degrees, tensor_parallel)
 
     def unstated(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kneewatch.collector.signals.expr import ENGINE_LABELS, Dialect
@@ -57,6 +57,18 @@ class Targets:
 
     ttft_p99_s: float | None = None
     itl_p99_s: float | None = None
+
+    @property
+    def are_set(self) -> bool:
+        """Whether any target is set."""
+        return self.ttft_p99_s is not None or self.itl_p99_s is not None
+
+    def beside(self, ttft_s: float, itl_s: float) -> Iterator[tuple[str, float, float]]:
+        """Name, latency and target in seconds, of each latency with a target."""
+        if self.ttft_p99_s is not None:
+            yield "TTFT", ttft_s, self.ttft_p99_s
+        if self.itl_p99_s is not None:
+            yield "ITL", itl_s, self.itl_p99_s
 
 
 NO_TARGETS = Targets()

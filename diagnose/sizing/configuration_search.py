@@ -29,10 +29,8 @@ from kneewatch.diagnose.sizing.size import peak_utilization
 from kneewatch.diagnose.sizing.speed.performance import Load
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Efficiency, launch_costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
-    ITL,
     RUNNING_LIMIT,
     Capacity,
-    Targets,
     capacity,
     drafting_of,
 )
@@ -453,8 +451,7 @@ def _capacity(question: Question, tried: Space, setup: Setup, limit: int) -> Cap
         max_num_batched_tokens=setup.batched_tokens,
         drafting=drafting_of(question, setup, costs),
     )
-    targets = Targets(question.ttft_slo_s, question.itl_slo_s)
-    return capacity(costs, load, targets, tried.efficiency)
+    return capacity(costs, load, question.targets, tried.efficiency)
 
 
 def _replicas(question: Question, usable_requests_per_s: float) -> int:
@@ -470,17 +467,16 @@ def _replicas(question: Question, usable_requests_per_s: float) -> int:
 
 
 def _reject_latency(question: Question, launch: Launch, reached: Capacity, tally: Tally) -> None:
-    speed = reached.performance
-    missed, missed_s, target_s = Reason.TTFT_MISSED, speed.ttft_s, question.ttft_slo_s
-    if reached.binding == ITL:
-        missed, missed_s, target_s = Reason.ITL_MISSED, speed.itl_s, question.itl_slo_s
-    if target_s is None:
-        raise TypeError(f"{reached.binding} missed without a target")
-    target = target_s
+    speed, targets = reached.performance, question.targets
+    missed_s, target_s = next(
+        (latency_s, target_s)
+        for name, latency_s, target_s in targets.beside(speed.ttft_s, speed.itl_s)
+        if name == reached.binding
+    )
     tally.reject(
-        missed,
+        Reason.ITL_MISSED if reached.binding == "ITL" else Reason.TTFT_MISSED,
         launch.setup,
-        lambda: f"{seconds(missed_s)}, the target is {seconds(target)}",
+        lambda: f"{seconds(missed_s)}, the target is {seconds(target_s)}",
         configurations=launch.configurations,
-        needed_ratio=missed_s / target,
+        needed_ratio=missed_s / target_s,
     )

@@ -9,6 +9,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, posit
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Efficiency, with_shares
+from kneewatch.rules.facts import NO_TARGETS, Targets
 
 # Beyond these no load, rate or target has a meaning.
 _SMALLEST, _LARGEST = 1e-9, 1e12
@@ -35,8 +36,7 @@ class Question:
     peak_requests_per_s: float | None = None
     usable_requests_per_s: float | None = None
     is_benchmarked: bool = False
-    ttft_slo_s: float | None = None
-    itl_slo_s: float | None = None
+    targets: Targets = NO_TARGETS
     safety: float = SAFETY_DEFAULT
     usd_per_gpu_hour: float | None = None
     utilization_ratio: float | None = None
@@ -67,11 +67,6 @@ class Question:
         """The stated average share of the capacity in use; 1 where none is stated."""
         return 1.0 if self.utilization_ratio is None else self.utilization_ratio
 
-    @property
-    def has_target(self) -> bool:
-        """True where a latency is promised."""
-        return self.ttft_slo_s is not None or self.itl_slo_s is not None
-
 
 def check_question(question: Question) -> None:
     """Check load, targets and price.
@@ -85,8 +80,8 @@ def check_question(question: Question) -> None:
         ("output_tokens", question.output_tokens),
         ("peak_rps", question.peak_requests_per_s),
         ("usable_rps", question.usable_requests_per_s),
-        ("ttft_slo", question.ttft_slo_s),
-        ("itl_slo", question.itl_slo_s),
+        ("ttft_slo", question.targets.ttft_p99_s),
+        ("itl_slo", question.targets.itl_p99_s),
     ):
         if value is not None:
             positive(name, value)

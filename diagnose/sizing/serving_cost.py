@@ -13,6 +13,7 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import (
     compared,
     degrees_of,
 )
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent
 
 HOURS_PER_YEAR = 8760
@@ -172,18 +173,17 @@ class Scaling:
 
 def scaling(
     sweeps: Sequence[Sweep],
+    targets: Targets,
     *,
-    ttft_p99_s: float | None,
-    itl_p99_s: float | None,
     usd_per_gpu_hour: float | None,
     utilization_ratio: float = 1.0,
 ) -> Scaling:
-    """The degrees side by side within the targets (seconds; None: no target).
+    """The degrees side by side within the targets.
 
     Raises:
         SizingError: a target is not positive.
     """
-    unit, degrees = degrees_of(sweeps, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s)
+    unit, degrees = degrees_of(sweeps, targets)
     kept = [degree for degree in degrees if degree.point is not None]
     best = max(kept, key=lambda degree: degree.per_s_per_gpu, default=None)
     rows = [

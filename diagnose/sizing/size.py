@@ -38,7 +38,6 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     launch_costs,
 )
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
-    Targets,
     capacity,
     drafting_of,
     performance_steps,
@@ -361,7 +360,7 @@ def size(question: Question) -> Size:
     notes += load_notes(
         source=source,
         starts=answer.holds_one,
-        has_target=question.has_target,
+        has_target=question.targets.are_set,
         has_peak=question.peak_requests_per_s is not None,
         predicted=speed,
     )
@@ -426,16 +425,11 @@ def _load(question: Question, answer: Memory) -> tuple[Costs, Load] | None:
 def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
     if speed is None:
         return ()
-    missed: list[str] = []
-    for name, predicted_s, target_s in (
-        ("TTFT", speed.ttft_s, question.ttft_slo_s),
-        ("ITL", speed.itl_s, question.itl_slo_s),
-    ):
-        if target_s is not None and predicted_s > target_s:
-            missed.append(
-                f"{name} {seconds(predicted_s)} is above the target of {seconds(target_s)}"
-            )
-    return tuple(missed)
+    return tuple(
+        f"{name} {seconds(predicted_s)} is above the target of {seconds(target_s)}"
+        for name, predicted_s, target_s in question.targets.beside(speed.ttft_s, speed.itl_s)
+        if predicted_s > target_s
+    )
 
 
 def _intensity(
@@ -458,15 +452,14 @@ def _predicted_usable(
     if loaded is None or speed is None:
         return None, "unknown", None
     costs, load = loaded
-    if not question.has_target:
+    if not question.targets.are_set:
         # Without a target any concurrency would do: only a stated one says what is usable.
         if question.concurrency is None:
             return None, "unknown", None
         step = _usable_step(question, speed, load.concurrency, "at the stated concurrency")
         return speed.requests_per_s * question.setup.parallel.data, "predicted", step
-    targets = Targets(question.ttft_slo_s, question.itl_slo_s)
     most = replace(load, concurrency=max(floor(load.max_running), 1))
-    best = capacity(costs, most, targets, question.efficiency)
+    best = capacity(costs, most, question.targets, question.efficiency)
     if not best.concurrency:
         return None, "unknown", None
     step = _usable_step(question, best.performance, best.concurrency, "the most within the targets")

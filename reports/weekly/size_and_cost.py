@@ -214,8 +214,7 @@ def _answer(
         input_tokens=work.prompt.mean.value or None,
         output_tokens=work.output.mean.value or None,
         peak_requests_per_s=work.arrivals.p99_per_s.value or None,
-        ttft_slo_s=targets.ttft_p99_s,
-        itl_slo_s=targets.itl_p99_s,
+        targets=targets,
         safety=tier.stated.safety,
         usd_per_gpu_hour=tier.stated.usd_per_gpu_hour,
     )
@@ -260,7 +259,7 @@ def _memory(answer: Size | None) -> tuple[MemoryPart, ...]:
 
 def _options(answer: Size | None) -> tuple[Option, ...]:
     """The cheapest launches for the measured workload on the catalogue's data-centre GPUs."""
-    if answer is None or not answer.question.has_target:
+    if answer is None or not answer.question.targets.are_set:
         return ()
     try:
         best = search(_unpriced(answer.question)).best

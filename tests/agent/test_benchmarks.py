@@ -13,6 +13,7 @@ import pytest
 from kneewatch.agent.stated_deployment import sweeps_of
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
+from kneewatch.rules.facts import NO_TARGETS
 from tests.agent.running import Main
 from tests.diagnose.sizing.test_benchmark import AIPERF, AIPERF_CSV, VLLM, guidellm_run
 from tests.recordings import CAPTURES
@@ -101,7 +102,7 @@ def test_every_tools_files_are_read(text: Callable[[int], str], tmp_path: Path) 
     for gpus, path in paths.items():
         path.write_text(text(int(gpus)))
     sweeps = sweeps_of((gpus, str(path)) for gpus, path in paths.items())
-    unit, degrees = degrees_of(sweeps, ttft_p99_s=None, itl_p99_s=None)
+    unit, degrees = degrees_of(sweeps, NO_TARGETS)
     assert unit == "tokens"
     assert compared(unit, degrees, 4).share_ratio == pytest.approx(0.5)
 

@@ -16,7 +16,7 @@ from kneewatch.diagnose.learned.live_workload import SHIFTS, LiveWorkload
 from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison, compared, degrees_of
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
-from kneewatch.rules.facts import Moment, Targets
+from kneewatch.rules.facts import NO_TARGETS, Moment, Targets
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import Finding, Severity
 from tests.diagnose.sweeps import sweep
@@ -189,8 +189,7 @@ def split_of(per_gpu: Mapping[int, float], *, tensor_parallel: int) -> Compariso
     """What sweeps say of a degree, with so many tokens a second and GPU at each."""
     unit, degrees = degrees_of(
         [sweep(degree, tokens) for degree, tokens in per_gpu.items()],
-        ttft_p99_s=None,
-        itl_p99_s=None,
+        NO_TARGETS,
     )
     return compared(unit, degrees, tensor_parallel)
 

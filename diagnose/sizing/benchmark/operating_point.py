@@ -18,6 +18,7 @@ from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     red_flags,
     worst_per_concurrency,
 )
+from kneewatch.rules.facts import Targets
 
 BRACKET_RATIO = 1.25
 """The next measured point may lie this far above C_max before measuring between is worth it."""
@@ -52,10 +53,8 @@ class OperatingPoint:
         return self.c_max is not None and self.first_miss is None
 
 
-def operating_point(
-    *, benchmark: Benchmark, ttft_p99_s: float | None, itl_p99_s: float | None
-) -> OperatingPoint:
-    """C_max and usable requests per second at the targets (seconds; None: no target).
+def operating_point(benchmark: Benchmark, targets: Targets) -> OperatingPoint:
+    """C_max and usable requests per second at the targets.
 
     The run of measured points from the first that keeps both targets to the last before one that
     breaks them. A higher point that keeps them again is noise, and flagged.
@@ -64,13 +63,12 @@ def operating_point(
         SizingError: no target is stated, or one is not positive.
     Source: guide 8.3, steps 1 and 2.
     """
-    if ttft_p99_s is None and itl_p99_s is None:
+    if not targets.are_set:
         raise SizingError("C_max needs a TTFT P99 or ITL P99 target", name="ttft_slo")
-    for name, target in (("ttft_slo", ttft_p99_s), ("itl_slo", itl_p99_s)):
-        if target is not None:
-            positive(name, target)
+    for name, _, target in targets.beside(0.0, 0.0):
+        positive(f"{name.lower()}_slo", target)
     points = worst_per_concurrency(benchmark.points)
-    misses = [missed_targets(p, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s) for p in points]
+    misses = [missed_targets(p, targets) for p in points]
     start = next((i for i, missed in enumerate(misses) if not missed), None)
     bend = knee(points)
     peak = max(p.requests_per_s for p in points)
@@ -91,33 +89,24 @@ def operating_point(
         knee=bend,
         peak_requests_per_s=peak,
         flags=(*load_flags, *red_flags(benchmark)),
-        steps=(*bend.steps, *_steps(best, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s)),
+        steps=(*bend.steps, *_steps(best, targets)),
     )
 
 
-def missed_targets(
-    point: BenchmarkPoint, *, ttft_p99_s: float | None, itl_p99_s: float | None
-) -> tuple[str, ...]:
+def missed_targets(point: BenchmarkPoint, targets: Targets) -> tuple[str, ...]:
     """The targets that a point breaks, with its numbers; at the target exactly is kept."""
-    pairs = (("TTFT", point.ttft_p99_s, ttft_p99_s), ("ITL", point.itl_p99_s, itl_p99_s))
     return tuple(
         f"{name} P99 {seconds(measured)} at {point.concurrency:g} in flight, target "
         f"{seconds(target)}"
-        for name, measured, target in pairs
-        if target is not None and measured > target
+        for name, measured, target in targets.beside(point.ttft_p99_s, point.itl_p99_s)
+        if measured > target
     )
 
 
-def _steps(
-    best: BenchmarkPoint, *, ttft_p99_s: float | None, itl_p99_s: float | None
-) -> list[Step]:
+def _steps(best: BenchmarkPoint, targets: Targets) -> list[Step]:
     kept = [
         f"{name} {seconds(measured)} <= {seconds(target)}"
-        for name, measured, target in (
-            ("TTFT", best.ttft_p99_s, ttft_p99_s),
-            ("ITL", best.itl_p99_s, itl_p99_s),
-        )
-        if target is not None
+        for name, measured, target in targets.beside(best.ttft_p99_s, best.itl_p99_s)
     ]
     return [
         Step(
@@ -279,13 +268,10 @@ class Comparison:
         return self.most_ratio is not None and self.most_ratio < FAR_BELOW
 
 
-def degrees_of(
-    sweeps: Sequence[Sweep], *, ttft_p99_s: float | None, itl_p99_s: float | None
-) -> tuple[Unit, tuple[Degree, ...]]:
+def degrees_of(sweeps: Sequence[Sweep], targets: Targets) -> tuple[Unit, tuple[Degree, ...]]:
     """The unit of throughput, and each degree's throughput within the targets, lowest degree first.
 
-    The unit is tokens if every sweep has the generated tokens, else requests. Targets are in
-    seconds; None: no target.
+    The unit is tokens if every sweep has the generated tokens, else requests.
 
     Raises:
         SizingError: a target is not positive.
@@ -293,24 +279,20 @@ def degrees_of(
     points = [point for sweep in sweeps for point in sweep.benchmark.points]
     unit: Unit = "tokens" if all(point.output_tokens_per_s for point in points) else "requests"
     degrees = [
-        _degree(sweep, unit, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s)
+        _degree(sweep, unit, targets)
         for sweep in sorted(sweeps, key=lambda sweep: sweep.tensor_parallel)
     ]
     return unit, tuple(degrees)
 
 
-def _degree(
-    sweep: Sweep, unit: Unit, *, ttft_p99_s: float | None, itl_p99_s: float | None
-) -> Degree:
+def _degree(sweep: Sweep, unit: Unit, targets: Targets) -> Degree:
     tensor = sweep.tensor_parallel
-    if ttft_p99_s is None and itl_p99_s is None:
+    if not targets.are_set:
         points = worst_per_concurrency(sweep.benchmark.points)
         best = max(points, key=lambda point: throughput(point, unit))
         most = throughput(best, unit)
         return Degree(tensor, best, most, most, _levelled(points, unit))
-    at_targets = operating_point(
-        benchmark=sweep.benchmark, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s
-    )
+    at_targets = operating_point(sweep.benchmark, targets)
     if at_targets.c_max is None:
         return Degree(tensor, None, 0.0, 0.0, reached=True, missed=at_targets.missed[0])
     per_s = throughput(at_targets.c_max, unit)

@@ -23,7 +23,6 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     at,
     best_point,
     fits,
-    has_target,
     launch,
     serving,
     tuned,
@@ -116,7 +115,7 @@ def choose_split(pool: Pool, floor: Floor, *, quantization: str, kv_cache_dtype:
             f"{'; '.join(refused)}",
             name="tensor_parallel" if pool.deployment.tensor_parallel else "gpus",
         )
-    if not has_target(pool.profile.slo):
+    if not pool.profile.slo.are_set:
         return Split(setup=fitting[0], refused=tuple(refused), keeps_targets=True)
     return _for_targets(pool, fitting, refused)
 

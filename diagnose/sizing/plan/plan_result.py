@@ -18,6 +18,7 @@ from kneewatch.diagnose.learned.length_drift import ANSWERS, KEYS, PROMPTS, Stat
 from kneewatch.diagnose.learned.length_drift import Part as DriftPart
 from kneewatch.diagnose.learned.length_drift import Point as DriftPoint
 from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, gigabytes, seconds
+from kneewatch.diagnose.sizing.benchmark.latency_curve import BenchmarkPoint
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.plan.workload_profile import (
@@ -203,16 +204,6 @@ def longest_request_tokens(pool: Pool) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """The performance of one replica at a concurrency; P99s are measured or from the roofline."""
-
-    concurrency: float
-    requests_per_s: float
-    ttft_p99_s: float
-    itl_p99_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
     """A fleet after step 10. `usable_source` is measured, predicted, stated or unknown.
 
@@ -226,7 +217,7 @@ class Sized:
     steps: tuple[PlanStep, ...]
     usable_requests_per_s: float | None
     usable_source: str
-    point: Point | None
+    point: BenchmarkPoint | None
     quiet_ttft_s: float | None
     hit_ratio: float | None = None
 

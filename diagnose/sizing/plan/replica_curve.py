@@ -18,14 +18,13 @@ from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, weights
 from kneewatch.diagnose.sizing.plan.plan_result import (
     Part,
     PlanStep,
-    Point,
     Pool,
     longest_request_tokens,
 )
-from kneewatch.diagnose.sizing.plan.workload_profile import Slo
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import step_arithmetic
+from kneewatch.rules.facts import Targets
 
 BUDGETS_TOKENS = (4096, 2048, 1024, 512, 256)
 """Token budgets to try beside vLLM's own (guide 6.4: 256 in its example, 512 or 1,024 in use)."""
@@ -110,13 +109,13 @@ def at(replica: Serving, concurrency: float) -> Performance:
     return performance(replica.costs, load)
 
 
-def point(replica: Serving, concurrency: float) -> Point:
+def point(replica: Serving, concurrency: float) -> BenchmarkPoint:
     """The prediction with P99s: TTFT of a P99 prompt, ITL of a step with a prompt's chunk."""
     lengths, predicted = replica.pool.lengths, at(replica, concurrency)
     longer = max(lengths.input_p99_tokens - lengths.mean_input_tokens, 0.0)
     chunked = predicted.prefill_step_ratio > _P99_STEP_RATIO
     step = predicted.prefill_step if chunked else predicted.decode_step
-    return Point(
+    return BenchmarkPoint(
         concurrency=concurrency,
         requests_per_s=predicted.requests_per_s,
         ttft_p99_s=predicted.ttft_s + longer / predicted.prefill_tokens_per_s,
@@ -124,27 +123,16 @@ def point(replica: Serving, concurrency: float) -> Point:
     )
 
 
-def keeps(point: Point, slo: Slo) -> bool:
-    """Whether a point meets every stated target."""
-    return not missed(point, slo)
-
-
-def missed(point: Point, slo: Slo) -> tuple[str, ...]:
+def missed(point: BenchmarkPoint, targets: Targets) -> tuple[str, ...]:
     """The targets that a point misses, as text with its values."""
-    pairs = (("TTFT", point.ttft_p99_s, slo.ttft_p99_s), ("ITL", point.itl_p99_s, slo.itl_p99_s))
     return tuple(
         f"{name} P99 {seconds(value)}, above the target of {seconds(target)}"
-        for name, value, target in pairs
-        if target is not None and value > target
+        for name, value, target in targets.beside(point.ttft_p99_s, point.itl_p99_s)
+        if value > target
     )
 
 
-def has_target(slo: Slo) -> bool:
-    """Whether any target is stated."""
-    return slo.ttft_p99_s is not None or slo.itl_p99_s is not None
-
-
-def best_point(replica: Serving) -> Point | None:
+def best_point(replica: Serving) -> BenchmarkPoint | None:
     """C_max: the highest concurrency that meets the targets; None if none does.
 
     A batch without targets runs at the lowest concurrency with 99% of the highest throughput.
@@ -154,20 +142,19 @@ def best_point(replica: Serving) -> Point | None:
     profile, limit = replica.pool.profile, replica.limit
     if limit < 1:
         return None
-    if not has_target(profile.slo):
+    if not profile.slo.are_set:
         return _busiest(replica, limit) if profile.traffic.kind == "batch" else None
-    if not keeps(point(replica, 1), profile.slo):
+    if missed(point(replica, 1), profile.slo):
         return None
     low, high = 1, limit
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (
-            (middle, high) if keeps(point(replica, middle), profile.slo) else (low, middle - 1)
-        )
+        late = missed(point(replica, middle), profile.slo)
+        low, high = (low, middle - 1) if late else (middle, high)
     return point(replica, low)
 
 
-def _busiest(replica: Serving, limit: int) -> Point:
+def _busiest(replica: Serving, limit: int) -> BenchmarkPoint:
     points = [point(replica, count) for count in sweep(limit)]
     most = max(candidate.requests_per_s for candidate in points)
     return next(
@@ -239,7 +226,7 @@ _MORE = "more per point: TTFT and ITL P50 and P99, requests/s, tokens/s, GPU uti
 class Curve:
     """The load of one replica at the targets. `source` is measured, predicted or unknown."""
 
-    best: Point | None
+    best: BenchmarkPoint | None
     source: str
     part: Part
 
@@ -253,9 +240,9 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
     if name not in benchmarks:
         raise SizingError(f"benchmark {name!r} is named in the profile but missing", name="plan")
     table, slo = read_benchmark(benchmarks[name]), pool.profile.slo
-    if not has_target(slo):
+    if not slo.are_set:
         return _untargeted(pool, table)
-    measured = operating_point(benchmark=table, ttft_p99_s=slo.ttft_p99_s, itl_p99_s=slo.itl_p99_s)
+    measured = operating_point(table, slo)
     part = Part(steps=list(measured.steps), notes=[*table.notes])
     part.notes += [flag.message for flag in measured.flags]
     best = measured.c_max
@@ -274,7 +261,7 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
         )
         part.steps += gap.steps
         part.notes.append(f"Little's law: {gap.meaning}")
-    return Curve(_point(best), "measured", part)
+    return Curve(best, "measured", part)
 
 
 def _untargeted(pool: Pool, table: Benchmark) -> Curve:
@@ -289,16 +276,7 @@ def _untargeted(pool: Pool, table: Benchmark) -> Curve:
         result=f"{figure(best.requests_per_s)} requests/s",
         source="guide 1.4",
     )
-    return Curve(_point(best), "measured", Part(steps=[step], notes=[*table.notes]))
-
-
-def _point(row: BenchmarkPoint) -> Point:
-    return Point(
-        concurrency=row.concurrency,
-        requests_per_s=row.requests_per_s,
-        ttft_p99_s=row.ttft_p99_s,
-        itl_p99_s=row.itl_p99_s,
-    )
+    return Curve(best, "measured", Part(steps=[step], notes=[*table.notes]))
 
 
 def predicted_curve(replica: Serving) -> Curve:
@@ -311,13 +289,13 @@ def predicted_curve(replica: Serving) -> Curve:
         return Curve(None, "unknown", part)
     best = best_point(replica)
     part.notes.append("predicted, not measured, and without bursts: run a benchmark before you buy")
-    if best is None and has_target(profile.slo):
+    if best is None and profile.slo.are_set:
         part.notes.append(
             "even a single request is predicted to miss a target, so no concurrency meets them"
         )
     elif best is None:
         part.notes.append("no latency target is set: C_max and usable RPS are unknown")
-    elif best.concurrency < limit and has_target(profile.slo):
+    elif best.concurrency < limit and profile.slo.are_set:
         beyond = point(replica, best.concurrency + 1)
         part.notes.append(
             f"with one more request in flight: {'; '.join(missed(beyond, profile.slo))}"
@@ -341,8 +319,8 @@ def _sweep_step(replica: Serving, count: int) -> Step:
     measured = point(replica, count)
     slo = replica.pool.profile.slo
     verdict = ""
-    if has_target(slo):
-        verdict = ", meets the targets" if keeps(measured, slo) else ", misses a target"
+    if slo.are_set:
+        verdict = ", misses a target" if missed(measured, slo) else ", meets the targets"
     return Step(
         title=f"{count} in flight",
         formula="predicted",
@@ -352,7 +330,7 @@ def _sweep_step(replica: Serving, count: int) -> Step:
     )
 
 
-def _best_steps(replica: Serving, best: Point) -> list[Step]:
+def _best_steps(replica: Serving, best: BenchmarkPoint) -> list[Step]:
     predicted, lengths = at(replica, best.concurrency), replica.pool.lengths
     step = predicted.decode_step
     formula, values = step_arithmetic(step)

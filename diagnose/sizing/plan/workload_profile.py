@@ -33,6 +33,7 @@ from kneewatch.diagnose.documents import (
     toml_document,
 )
 from kneewatch.diagnose.sizing.replica_count import STORAGE_PATHS
+from kneewatch.rules.facts import Targets
 
 SAFETY_BY_PREDICTABILITY = {"predictable": 1.2, "typical": 1.3, "uncertain": 1.5}
 """Guide 8.3: 20 % for known patterns, 50 % for new deployments; its example takes 30 %."""
@@ -138,8 +139,8 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
-    """Targets at P99; None where not stated."""
+class Slo(Targets):
+    """Targets at P99, with their bounds."""
 
     ttft_p99_s: Annotated[int | float, number_to(600)] | None = None
     itl_p99_s: Annotated[int | float, number_to(10)] | None = None

@@ -27,6 +27,7 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     Efficiency,
     costs,
 )
+from kneewatch.rules.facts import Targets
 
 
 def drafting_of(question: Question, setup: Setup, target: Costs) -> Drafting | None:
@@ -79,7 +80,6 @@ def cost_ratio(
 # one.
 
 
-TTFT, ITL = "TTFT", "ITL"
 TOKEN_BUDGET = "token budget"
 RUNNING_LIMIT = "running limit"
 
@@ -98,21 +98,13 @@ class Capacity:
     binding: str
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """The latency targets in seconds; None where there is no target."""
-
-    ttft_s: float | None = None
-    itl_s: float | None = None
-
-    def strain(self, speed: Latency | Performance) -> tuple[float, str]:
-        """The highest ratio of a latency to its target (above 1: missed), and which latency."""
-        worst = (0.0, RUNNING_LIMIT)
-        if self.ttft_s is not None:
-            worst = max(worst, (speed.ttft_s / self.ttft_s, TTFT))
-        if self.itl_s is not None:
-            worst = max(worst, (speed.itl_s / self.itl_s, ITL))
-        return worst
+def strain(targets: Targets, speed: Latency | Performance) -> tuple[float, str]:
+    """The highest ratio of a latency to its target (above 1: missed), and which latency."""
+    ratios = [
+        (latency_s / target_s, name)
+        for name, latency_s, target_s in targets.beside(speed.ttft_s, speed.itl_s)
+    ]
+    return max(ratios, default=(0.0, RUNNING_LIMIT))
 
 
 def capacity(
@@ -131,13 +123,13 @@ def capacity(
 def _highest(loop: ClosedLoop, high: int, targets: Targets) -> tuple[int, Latency, str]:
     """The highest concurrency, what it sees, and what one more would break."""
     best = loop.at(high)
-    strain, binding = _strain(targets, best)
-    if strain <= 1:
+    over, binding = _strain(targets, best)
+    if over <= 1:
         return high, best, RUNNING_LIMIT
     low, missed = 0, best
     # Secants through the last two points, as latencies are nearly straight lines; the middle where
     # there is none, or where the bracket did not halve in two steps.
-    before, last, widths = (0, 0.0), (high, strain), (inf, inf)
+    before, last, widths = (0, 0.0), (high, over), (inf, inf)
     while high - low > 1:
         middle = (low + high) // 2
         rise = (last[1] - before[1]) / (last[0] - before[0])
@@ -145,22 +137,22 @@ def _highest(loop: ClosedLoop, high: int, targets: Targets) -> tuple[int, Latenc
             middle = min(max(last[0] + floor((1 - last[1]) / rise), low + 1), high - 1)
         widths = widths[1], high - low
         latency = loop.at(middle)
-        strain, what = _strain(targets, latency)
-        before, last = last, (middle, strain)
-        if strain <= 1:
+        over, what = _strain(targets, latency)
+        before, last = last, (middle, over)
+        if over <= 1:
             low, best = middle, latency
         else:
             high, missed, binding = middle, latency, what
     if low:
         return low, best, binding
-    strain, alone = targets.strain(missed)
+    over, alone = strain(targets, missed)
     # One request that waits for nobody else is no queue.
-    return (0, missed, alone) if strain > 1 else (1, missed, binding)
+    return (0, missed, alone) if over > 1 else (1, missed, binding)
 
 
 def _strain(targets: Targets, speed: Latency) -> tuple[float, str]:
     # Requests that only wait for prompts to come in add no throughput.
-    return (inf, TOKEN_BUDGET) if speed.queueing else targets.strain(speed)
+    return (inf, TOKEN_BUDGET) if speed.queueing else strain(targets, speed)
 
 
 # --- The roofline's prediction as arithmetic that can be checked by hand --------------------------

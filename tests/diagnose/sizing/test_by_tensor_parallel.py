@@ -18,6 +18,7 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import (
     degrees_of,
 )
 from kneewatch.diagnose.sizing.serving_cost import scaling
+from kneewatch.rules.facts import NO_TARGETS, Targets
 from tests.diagnose.sweeps import LOADS, sweep
 
 TTFT_S = 1.5
@@ -29,7 +30,7 @@ PER_GPU = st.floats(10.0, 5000.0)
 
 def held(*sweeps: Sweep, tensor_parallel: int = 4, ttft_s: float | None = TTFT_S) -> Comparison:
     """A degree against the smaller ones."""
-    unit, degrees = degrees_of(sweeps, ttft_p99_s=ttft_s, itl_p99_s=None)
+    unit, degrees = degrees_of(sweeps, Targets(ttft_s))
     return compared(unit, degrees, tensor_parallel)
 
 
@@ -183,7 +184,7 @@ def test_the_cheapest_degree_gives_most_a_gpu_within_the_targets() -> None:
     late = changed(sweep(2, 5000), ttft_p99_s=20.0)
     by_degree = scaling(
         [sweep(4, 500), late, sweep(1, 1000)],
-        ttft_p99_s=TTFT_S, itl_p99_s=None, usd_per_gpu_hour=3.0,
+        Targets(TTFT_S), usd_per_gpu_hour=3.0,
     )  # fmt: skip
     assert [row.degree.tensor_parallel for row in by_degree.rows] == [1, 2, 4]
     assert [row.usd_per_million_tokens for row in by_degree.rows] == [
@@ -196,11 +197,9 @@ def test_the_cheapest_degree_gives_most_a_gpu_within_the_targets() -> None:
 
 
 def test_no_price_and_no_degree_are_not_made_up() -> None:
-    by_degree = scaling(
-        [sweep(1, 1000), sweep(4, 500)], ttft_p99_s=0.1, itl_p99_s=None, usd_per_gpu_hour=None
-    )
+    by_degree = scaling([sweep(1, 1000), sweep(4, 500)], Targets(0.1), usd_per_gpu_hour=None)
     assert by_degree.cheapest is None
     assert all(row.efficiency_ratio is None for row in by_degree.rows)
     no_tokens = [sweep(1, 1000, tokens_per_request=None)]
-    (row,) = scaling(no_tokens, ttft_p99_s=None, itl_p99_s=None, usd_per_gpu_hour=3.0).rows
+    (row,) = scaling(no_tokens, NO_TARGETS, usd_per_gpu_hour=3.0).rows
     assert row.usd_per_million_tokens is None

@@ -18,6 +18,7 @@ from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import size
 from kneewatch.diagnose.sizing.speed.performance import Drafting
 from kneewatch.diagnose.sizing.speed.speculation import tokens_per_pass
+from kneewatch.rules.facts import Targets
 from tests.diagnose.catalogue.test_drafts import HEAD
 
 LARGE = Setup(
@@ -172,7 +173,7 @@ def test_another_vocabulary_is_doubted() -> None:
 def test_a_search_carries_the_draft_along() -> None:
     setup = replace(DRAFTED, gpu=gpu("h200"), parallel=Parallel())
 
-    winner = search(replace(ASKED, setup=setup, ttft_slo_s=2.0)).winner
+    winner = search(replace(ASKED, setup=setup, targets=Targets(2.0))).winner
 
     assert winner is not None
     assert winner.setup.draft == SMALL

@@ -18,6 +18,7 @@ from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     red_flags,
 )
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint, operating_point
+from kneewatch.rules.facts import Targets
 
 
 def at(
@@ -54,7 +55,7 @@ NO_MEDIANS = Benchmark(tuple(replace(p, ttft_p50_s=None) for p in GUIDE.points))
 def best_point(
     benchmark: Benchmark, *, ttft_p99_s: float | None = 2.0, itl_p99_s: float | None = None
 ) -> OperatingPoint:
-    return operating_point(benchmark=benchmark, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s)
+    return operating_point(benchmark, Targets(ttft_p99_s, itl_p99_s))
 
 
 def kinds(point: OperatingPoint) -> set[str]:
@@ -396,7 +397,7 @@ def test_without_mean_latencies_medians_and_tokens_check_littles_law() -> None:
             itl_p50_s=0.016,
             output_tokens_per_s=1010.0,
         )
-        return kinds(operating_point(benchmark=ordered([point]), ttft_p99_s=1.0, itl_p99_s=None))
+        return kinds(operating_point(ordered([point]), Targets(1.0)))
 
     # 0.4 s + 100 x 0.016 s hold 20 requests in flight at 10 requests/s.
     assert "littles_law" not in flags(20.0)

@@ -9,8 +9,8 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     Serving,
     at,
     best_point,
-    keeps,
     launch,
+    missed,
     point,
     serving,
     sweep,
@@ -58,8 +58,8 @@ def test_c_max_is_the_last_concurrency_that_keeps_the_targets() -> None:
     best, slo = best_point(served), served.pool.profile.slo
     assert best is not None
     assert 1 < best.concurrency < served.limit
-    assert keeps(best, slo)
-    assert not keeps(point(served, best.concurrency + 1), slo)
+    assert not missed(best, slo)
+    assert missed(point(served, best.concurrency + 1), slo)
 
 
 def test_a_smaller_chunk_carries_more_at_an_itl_target() -> None:

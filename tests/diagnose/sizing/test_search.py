@@ -31,7 +31,8 @@ from kneewatch.diagnose.sizing.search_results import (
 from kneewatch.diagnose.sizing.size import size
 from kneewatch.diagnose.sizing.speed.performance import Load, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import costs
-from kneewatch.diagnose.sizing.speed.slo_capacity import Targets, capacity
+from kneewatch.diagnose.sizing.speed.slo_capacity import capacity, strain
+from kneewatch.rules.facts import Targets
 from tests.effort import calls
 from tests.examples import examples
 
@@ -53,8 +54,7 @@ def asked(
         input_tokens=lengths[0],
         output_tokens=lengths[1],
         peak_requests_per_s=peak,
-        ttft_slo_s=ttft_s,
-        itl_slo_s=itl_s,
+        targets=Targets(ttft_s, itl_s),
     )
 
 
@@ -91,12 +91,12 @@ def test_one_request_more_would_miss(
         concurrency=limit,
         max_running=limit,
     )
-    targets = Targets(ttft_s=ttft_s, itl_s=itl_s)
+    targets = Targets(ttft_s, itl_s)
     at_capacity = capacity(server_costs, load, targets)
 
     def keeps(concurrency: int) -> bool:
         speed = performance(server_costs, replace(load, concurrency=concurrency))
-        late = targets.strain(speed)[0] > 1
+        late = strain(targets, speed)[0] > 1
         return not late and (concurrency == 1 or not speed.queueing)
 
     assert at_capacity.concurrency == 0 or keeps(at_capacity.concurrency)
