@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
 GIB: Final = 2**30
-Dtype = Literal["bf16", "fp16", "fp8", "fp4", "int8"]
 
 
 LINK_BYTES_PER_S: Mapping[str, float] = MappingProxyType(
@@ -75,19 +74,6 @@ class Gpu:
     def memory_is_estimated(self) -> bool:
         """Whether `memory_bytes` is estimated, not from a log."""
         return self.memory_source.startswith("estimated")
-
-    def flop_per_s(self, dtype: Dtype) -> float | None:
-        """Dense peak of a number format, in operations per second.
-
-        None if the GPU does not compute in it: weights may still be stored in it, and are then
-        unpacked to 16 bits.
-        """
-        narrow = {
-            "fp8": self.fp8_flop_per_s,
-            "fp4": self.fp4_flop_per_s,
-            "int8": self.int8_op_per_s,
-        }
-        return narrow.get(dtype, self.bf16_flop_per_s)
 
 
 def plain_name(name: str) -> str:

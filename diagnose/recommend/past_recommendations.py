@@ -111,7 +111,7 @@ def _same_number(text: str, number: str | float) -> bool:
 # --- Followed recommendations are not reversed ----------------------------------------------------
 
 
-REMEMBERED_S = 24 * 3600.0
+LAPSED_S = 24 * 3600.0
 """A change within this time after its recommendation counts as following it."""
 
 HELD_S = 6 * 3600.0
@@ -164,7 +164,7 @@ class RecommendationTracker:
         """
         crashed = before is not None and _flags_of(before) == _flags_of(config)
         for flag, advised in list(self._advised.items()):
-            if now_s - advised.t_s > REMEMBERED_S:
+            if now_s - advised.t_s > LAPSED_S:
                 del self._advised[flag]
             elif crashed and flag != SEATS:
                 continue
@@ -240,9 +240,6 @@ def _rank(value: Value) -> float | None:
 
 OPEN, APPLIED, KEPT, MISSED = "open", "applied", "kept", "missed"
 WORSENED, LAPSED = "worsened", "lapsed"
-
-LAPSED_S = 24 * 3600.0
-"""A change within this time after its recommendation counts as following it."""
 
 SETTLED_S = 120.0
 """Settling time in seconds after a restart: caches are cold and the window is filling."""

@@ -99,24 +99,20 @@ class UtilizationTrap:
     """The cost of idle GPUs.
 
     `multiple_of_full` is the cost per token over that of a full fleet. `recoverable_usd_per_year`
-    is what the same work at TRAP_TARGET_RATIO would save. `trapped`: below the guide's 40 %.
+    is what the same work at TRAP_TARGET_RATIO would save.
     """
 
     multiple_of_full: float
     recoverable_usd_per_year: float
-    trapped: bool
     steps: tuple[Step, ...]
 
 
-def utilization_trap(
-    *, gpus: float, usd_per_gpu_hour: float, utilization_ratio: float
-) -> UtilizationTrap:
-    """The utilization trap in money, for a fleet's average utilization (0..1).
+def utilization_trap(usd_per_year: float, utilization_ratio: float) -> UtilizationTrap:
+    """The utilization trap in money, for a fleet's cost and its average utilization (0..1).
 
     Above the target nothing is recoverable. Source: guide 9.2, 9.3.
     """
-    yearly = gpus * usd_per_gpu_hour * HOURS_PER_YEAR
-    recoverable = yearly * max(0.0, 1 - utilization_ratio / TRAP_TARGET_RATIO)
+    recoverable = usd_per_year * max(0.0, 1 - utilization_ratio / TRAP_TARGET_RATIO)
     multiple, used = 1 / utilization_ratio, figure(utilization_ratio)
     steps = (
         Step(
@@ -129,19 +125,19 @@ def utilization_trap(
         Step(
             title="Cost of idle GPU time per year",
             formula="USD per year x (1 - utilization)",
-            values=f"{figure(yearly)} x (1 - {used})",
-            result=f"{figure(yearly * (1 - utilization_ratio))} USD",
+            values=f"{figure(usd_per_year)} x (1 - {used})",
+            result=f"{figure(usd_per_year * (1 - utilization_ratio))} USD",
             source="guide 9.2",
         ),
         Step(
             title=f"Saving per year at {percent(TRAP_TARGET_RATIO)} utilization",
             formula="USD per year x (1 - utilization / target)",
-            values=f"{figure(yearly)} x (1 - {used} / {figure(TRAP_TARGET_RATIO)})",
+            values=f"{figure(usd_per_year)} x (1 - {used} / {figure(TRAP_TARGET_RATIO)})",
             result=f"{figure(recoverable)} USD",
             source="guide 9.2",
         ),
     )
-    return UtilizationTrap(multiple, recoverable, utilization_ratio < TRAP_RATIO, steps)
+    return UtilizationTrap(multiple, recoverable, steps)
 
 
 # --- What each measured tensor-parallel degree gives a GPU and what its tokens cost. Pure ---------

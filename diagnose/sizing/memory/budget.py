@@ -15,7 +15,6 @@ from kneewatch.diagnose.catalogue.layers import (
     Layers,
     SlidingStates,
 )
-from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout, KvSettings, kv_layout
 from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat, kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN, V1, Setup, Version, check
@@ -71,17 +70,6 @@ HEADROOM_LOW_RATIO, HEADROOM_HIGH_RATIO = 0.30, 0.50
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """The settings of a launch that decide the overhead."""
-
-    version: Version
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_context_tokens: int
-    enforce_eager: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Overhead:
     """Bytes on one GPU: the expected parts, and a lower and upper bound of their sum."""
 
@@ -97,46 +85,46 @@ class Overhead:
         return self.activation_bytes + self.framework_bytes + self.graphs_bytes
 
 
-def guide_overhead(*, weights_bytes: float, memory_bytes: float) -> Overhead:
-    """The guide's planning figures: 20% of the weights, and 5 to 10% of the memory.
-
-    Source: guide 2.3 and 2.4.
-    """
-    activation = ACTIVATION_RATIO * weights_bytes
-    return Overhead(
-        activation_bytes=activation,
-        framework_bytes=0.075 * memory_bytes,
-        graphs_bytes=0.0,
-        low_bytes=activation + FRAMEWORK_LOW_RATIO * memory_bytes,
-        high_bytes=activation + FRAMEWORK_HIGH_RATIO * memory_bytes,
-    )
-
-
-def corrected_overhead(predicted: Overhead, excess_bytes: float) -> Overhead:
-    """The overhead that a running server showed: `excess_bytes` more than predicted, without a
-    band."""
-    expected_bytes = predicted.expected_bytes + excess_bytes
+def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
+    """The overhead beside weights and KV cache: by the launch's overhead model, or as the running
+    server showed, without a band."""
+    guide = setup.overhead == "guide"
+    predicted = _guide_overhead(weights_bytes, gpu) if guide else _fitted_overhead(setup, gpu)
+    excess_bytes = setup.overhead_excess_bytes
+    if excess_bytes is None:
+        return predicted
+    shown_bytes = predicted.expected_bytes + excess_bytes
     return replace(
         predicted,
         framework_bytes=predicted.framework_bytes + excess_bytes,
-        low_bytes=expected_bytes,
-        high_bytes=expected_bytes,
+        low_bytes=shown_bytes,
+        high_bytes=shown_bytes,
     )
 
 
-def fitted_overhead(
-    *, model: Model, gpu: Gpu | None, parallel: Parallel, launch: Launch
-) -> Overhead:
-    """The overhead by logged start-ups of that version on such a GPU; without a GPU, an H100.
+def _guide_overhead(weights_bytes: float, gpu: Gpu) -> Overhead:
+    """The guide's planning figures: 20% of the weights, and 5 to 10% of the memory (2.3, 2.4)."""
+    activation = ACTIVATION_RATIO * weights_bytes
+    return Overhead(
+        activation_bytes=activation,
+        framework_bytes=0.075 * gpu.memory_bytes,
+        graphs_bytes=0.0,
+        low_bytes=activation + FRAMEWORK_LOW_RATIO * gpu.memory_bytes,
+        high_bytes=activation + FRAMEWORK_HIGH_RATIO * gpu.memory_bytes,
+    )
+
+
+def _fitted_overhead(setup: Setup, gpu: Gpu) -> Overhead:
+    """The overhead by logged start-ups of that version on such a GPU.
 
     The lower bound is 1.5 GiB below the expected value, but at least half of it. The upper bound is
     1.5 GiB above it, with the most that CUDA graphs may take.
     """
-    activation = _activation_bytes(model, gpu, parallel, launch)
-    framework = _framework_bytes(gpu, parallel.tensor, launch.version)
-    if model.multimodal and launch.version >= V1:
+    activation = _activation_bytes(setup, gpu)
+    framework = _framework_bytes(gpu, setup.parallel.tensor, setup.version)
+    if setup.model.multimodal and setup.version >= V1:
         activation += _ENCODER_GIB * GIB
-    graphs, graphs_high = _graphs_bytes(model, gpu, parallel, launch)
+    graphs, graphs_high = _graphs_bytes(setup, gpu)
     expected = activation + framework + graphs
     return Overhead(
         activation_bytes=activation,
@@ -147,51 +135,36 @@ def fitted_overhead(
     )
 
 
-def _ampere(gpu: Gpu | None) -> bool:
-    return gpu is not None and gpu.architecture == "ampere"
-
-
-def _activation_bytes(model: Model, gpu: Gpu | None, parallel: Parallel, launch: Launch) -> float:
+def _activation_bytes(setup: Setup, gpu: Gpu) -> float:
     """The larger of the sampler's peak and the widest layer's activations."""
-    copies = _SAMPLER_COPIES
-    if launch.version >= _KERNEL_SAMPLER:
+    model, copies = setup.model, _SAMPLER_COPIES
+    if setup.version >= _KERNEL_SAMPLER:
         copies = _KERNEL_SAMPLER_COPIES
-    elif launch.version >= V1 and _ampere(gpu):
+    elif setup.version >= V1 and gpu.architecture == "ampere":
         copies = _AMPERE_COPIES
-    sampler = copies * launch.max_num_seqs * model.vocab_size * _LOGIT_BYTES
-    tokens = launch.max_num_batched_tokens
-    if launch.version < V1:
-        tokens = max(tokens, _whole_prompt_tokens(model, launch))
+    sampler = copies * setup.seqs * model.vocab_size * _LOGIT_BYTES
+    latent = [part.kind for part in model.layers if isinstance(part.kind, LatentAttention)]
+    tokens = setup.batched_tokens
+    # V0 profiled whole prompts at once, and chunked only contexts beyond 32,768 tokens; latent
+    # attention could not be chunked at first.
+    chunked = setup.longest_tokens > _V0_WHOLE_PROMPT_TOKENS
+    if setup.version < V1 and (not chunked or (setup.version < _V0_CHARGED and latent)):
+        tokens = max(tokens, setup.longest_tokens)
     # Gate, up and their product, and three rows of the hidden state, in 16 bit.
-    row_elements = 3 * model.intermediate_size / parallel.tensor + 3 * model.hidden_size
-    latent = _latent(model)
+    row_elements = 3 * model.intermediate_size / setup.parallel.tensor + 3 * model.hidden_size
     workspace = 0
-    if latent is not None and latent.index_dim:
-        workspace = _INDEX_WORKSPACE_BYTES_PER_TOKEN * launch.max_context_tokens
+    if latent and latent[0].index_dim:
+        workspace = _INDEX_WORKSPACE_BYTES_PER_TOKEN * setup.longest_tokens
     return max(sampler, tokens * row_elements * 2) + workspace
 
 
-def _whole_prompt_tokens(model: Model, launch: Launch) -> int:
-    # V0 profiled whole prompts at once, and chunked only contexts beyond 32,768 tokens; latent
-    # attention could not be chunked at first.
-    chunked = launch.max_context_tokens > _V0_WHOLE_PROMPT_TOKENS
-    if chunked and not (launch.version < _V0_CHARGED and _latent(model)):
-        return 0
-    return launch.max_context_tokens
-
-
-def _latent(model: Model) -> LatentAttention | None:
-    kinds = [part.kind for part in model.layers if isinstance(part.kind, LatentAttention)]
-    return kinds[0] if kinds else None
-
-
-def _framework_bytes(gpu: Gpu | None, tensor_parallel: int, version: Version) -> float:
-    large = gpu is None or (gpu.nvlink_bytes_per_s is not None and not _ampere(gpu))
+def _framework_bytes(gpu: Gpu, tensor_parallel: int, version: Version) -> float:
+    large = gpu.nvlink_bytes_per_s is not None and gpu.architecture != "ampere"
     table = _NON_TORCH_GIB if large else _SMALL_NON_TORCH_GIB
     taken = table[max(size for size in table if size <= tensor_parallel)]
     if version < _V0_CHARGED and tensor_parallel > 1:
         taken = _V0_GIB_PER_RANK * tensor_parallel
-    if gpu is not None and gpu.vendor == "amd":
+    if gpu.vendor == "amd":
         taken = max(taken, _ROCM_GIB_PER_RANK * tensor_parallel)
     if version >= _KERNEL_SAMPLER and tensor_parallel > 1 and large:
         # No log shows more than eight ranks: a node's workspaces are its own.
@@ -200,16 +173,14 @@ def _framework_bytes(gpu: Gpu | None, tensor_parallel: int, version: Version) ->
     return taken * GIB
 
 
-def _graphs_bytes(
-    model: Model, gpu: Gpu | None, parallel: Parallel, launch: Launch
-) -> tuple[float, float]:
+def _graphs_bytes(setup: Setup, gpu: Gpu) -> tuple[float, float]:
     """Bytes of CUDA graphs taken from the KV budget: expected, and at most."""
-    if launch.version < GRAPHS_TAKEN or launch.enforce_eager:
+    if setup.version < GRAPHS_TAKEN or setup.enforce_eager:
         return 0.0, 0.0
     expected, most = _GRAPHS_GIB
-    blackwell = gpu is not None and gpu.architecture == "blackwell"
-    if model.experts.count and parallel.experts and blackwell:
-        expected, most = _DATA_EXPERT_GRAPHS_GIB if parallel.data > 1 else _EXPERT_GRAPHS_GIB
+    if setup.model.experts.count and setup.parallel.experts and gpu.architecture == "blackwell":
+        wide = setup.parallel.data > 1
+        expected, most = _DATA_EXPERT_GRAPHS_GIB if wide else _EXPERT_GRAPHS_GIB
     return expected * GIB, most * GIB
 
 
@@ -386,17 +357,24 @@ def memory(setup: Setup) -> Memory:
     check(setup)
     layout = kv_layout_of(setup)
     weights, weights_bytes, overhead = None, setup.weights_bytes, None
-    adapters, draft = _beside(setup)
+    parallel, adapters, draft = setup.parallel, 0.0, 0.0
+    if setup.adapters is not None:
+        adapters = adapter_bytes(setup.model, setup.adapters, parallel)
+    if setup.draft is not None:
+        draft = draft_bytes(setup.draft, parallel)
     if setup.available_kv_bytes is not None:
         available = Range(*[setup.available_kv_bytes] * 3)
     else:
         if weights_bytes is None:
             vendor = setup.gpu.vendor if setup.gpu is not None else "nvidia"
-            weights = weights_per_gpu(setup.model, setup.scheme, setup.parallel, vendor=vendor)
+            weights = weights_per_gpu(setup.model, setup.scheme, parallel, vendor=vendor)
             weights_bytes = weights.total_bytes
-        gpu = _known_gpu(setup)
-        overhead = overhead_of(setup, weights_bytes, gpu)
-        room = setup.utilization * gpu.memory_bytes - weights_bytes - adapters - draft
+        if setup.gpu is None:
+            raise SizingError(
+                "set the GPU, or the available KV cache memory that vLLM logged", name="gpu"
+            )
+        overhead = overhead_of(setup, weights_bytes, setup.gpu)
+        room = setup.utilization * setup.gpu.memory_bytes - weights_bytes - adapters - draft
         copied_bytes = second_copy_ratio(setup) * weights_bytes
         available = Range(
             room - overhead.high_bytes - copied_bytes,
@@ -422,48 +400,6 @@ def memory(setup: Setup) -> Memory:
         concurrency=concurrency,
         adapter_bytes=adapters,
         draft_bytes=draft,
-    )
-
-
-def _beside(setup: Setup) -> tuple[float, float]:
-    """Bytes of adapters and draft model on the fullest GPU."""
-    adapters, draft, parallel = setup.adapters, setup.draft, setup.parallel
-    return (
-        0.0 if adapters is None else adapter_bytes(setup.model, adapters, parallel),
-        0.0 if draft is None else draft_bytes(draft, parallel),
-    )
-
-
-def _known_gpu(setup: Setup) -> Gpu:
-    if setup.gpu is None:
-        raise SizingError(
-            "set the GPU, or the available KV cache memory that vLLM logged", name="gpu"
-        )
-    return setup.gpu
-
-
-def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
-    """The overhead beside weights and KV cache: by the launch's overhead model, corrected by what
-    the running server showed."""
-    predicted = _predicted_overhead(setup, weights_bytes, gpu)
-    excess_bytes = setup.overhead_excess_bytes
-    return predicted if excess_bytes is None else corrected_overhead(predicted, excess_bytes)
-
-
-def _predicted_overhead(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
-    if setup.overhead == "guide":
-        return guide_overhead(weights_bytes=weights_bytes, memory_bytes=gpu.memory_bytes)
-    return fitted_overhead(
-        model=setup.model,
-        gpu=gpu,
-        parallel=setup.parallel,
-        launch=Launch(
-            version=setup.version,
-            max_num_seqs=setup.seqs,
-            max_num_batched_tokens=setup.batched_tokens,
-            max_context_tokens=setup.longest_tokens,
-            enforce_eager=setup.enforce_eager,
-        ),
     )
 
 

@@ -326,7 +326,7 @@ def _check_dtypes(setup: Setup) -> None:
     if missing is not None:
         raise SizingError(missing, name="kv_cache_dtype")
     # Ampere and older run 8- and 4-bit weights through weight-only kernels, which is no refusal.
-    if gpu is not None and arithmetic == "fp4" and gpu.flop_per_s("fp8") is None:
+    if gpu is not None and arithmetic == "fp4" and gpu.fp8_flop_per_s is None:
         raise SizingError(
             f"{gpu.name} has neither FP4 nor FP8 arithmetic, which {setup.scheme.id} weights need",
             name="quantization",
@@ -362,17 +362,15 @@ def check_tensor_parallel(
     )
     if tensor_parallel in choices:
         return
-    if tensor_parallel < 1:
-        reason = "it must be 1 or more"
-    elif tensor_parallel > domain_gpus:
+    if tensor_parallel > domain_gpus:
         reason = f"one NVLink domain has {domain_gpus} GPUs"
     elif attention_heads % tensor_parallel:
         reason = f"it does not divide {attention_heads} attention heads"
     else:
         reason = f"{kv_heads} KV heads neither divide by it nor into it"
-    listed = ", ".join(str(choice) for choice in choices)
+    listed = [str(choice) for choice in choices]
     raise SizingError(
-        f"tensor_parallel is {tensor_parallel}: {reason}; choose one of {listed}",
+        f"tensor_parallel is {tensor_parallel}: {reason}; choose one of {', '.join(listed)}",
         name="tensor_parallel",
-        choices=tuple(str(choice) for choice in choices),
+        choices=listed,
     )

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.layers import FullAttention, SlidingAttention
 from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.launch_setup import (
     Setup,
     check_tensor_parallel,
     tensor_parallel_choices,
 )
-from kneewatch.diagnose.sizing.memory.weights import Parallel
+from kneewatch.diagnose.sizing.memory.weights import Parallel, fewest_kv_heads
 from kneewatch.diagnose.sizing.plan.memory_steps import Floor, planned_concurrency
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
 from kneewatch.diagnose.sizing.plan.replica_curve import (
@@ -61,11 +60,7 @@ def splits(pool: Pool) -> tuple[Parallel, ...]:
     """
     node, gpu = pool.profile.hosting.node_gpus, pool.gpu
     linked = min(node, gpu.nvlink_gpus) if gpu.nvlink_bytes_per_s else PCIE_TENSOR_PARALLEL
-    kinds = [part.kind for part in pool.model.layers]
-    kv_heads = min(
-        (k.kv_heads for k in kinds if isinstance(k, FullAttention | SlidingAttention)), default=1
-    )
-    heads = max(pool.model.attention_heads, 1)
+    heads, kv_heads = max(pool.model.attention_heads, 1), fewest_kv_heads(pool.model)
     stated, pipeline = pool.deployment.tensor_parallel, pool.deployment.pipeline_parallel
     if stated is not None:
         check_tensor_parallel(

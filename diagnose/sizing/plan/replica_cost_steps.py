@@ -275,10 +275,10 @@ def _cost(sized: Sized) -> _Cost | None:
         cost = token_cost(
             gpus=fleet.gpus, usd_per_gpu_hour=price, tokens_per_s=full, utilization_ratio=ratio
         )
-        trap = utilization_trap(gpus=fleet.gpus, usd_per_gpu_hour=price, utilization_ratio=ratio)
+        trap = utilization_trap(year.usd_per_year, ratio)
         part.output["usd_per_million_output_tokens"] = cost.usd_per_million_tokens
         part.steps += (_utilization_step(sized, fleet, ratio), *cost.steps, *trap.steps)
-        if trap.trapped:
+        if ratio < TRAP_RATIO:
             part.notes.append(
                 f"utilization trap: at {percent(ratio)} a token costs "
                 f"{trap.multiple_of_full:.1f}x that of a full fleet; the same work at 70% would "

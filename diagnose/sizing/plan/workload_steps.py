@@ -271,9 +271,6 @@ def _most_step(pool: Pool, cards: Sequence[Gpu], bottleneck: str, label: str) ->
 # Step 3 of a plan: one fleet, or a tier for each kind of request or hardware. Pure. Guide 1.5.
 
 
-_UNBOUND_TTFT_S = 1e9
-
-
 def candidates(deployment: Deployment) -> tuple[Gpu, ...]:
     """The GPUs available to a deployment.
 
@@ -331,18 +328,37 @@ def simple_ratio(profile: WorkloadProfile) -> float | None:
     return profile.routing.simple_ratio
 
 
+@dataclass(frozen=True, slots=True)
+class RoutingAdvice:
+    """Whether tiers are worth it, and each reason for or against."""
+
+    worth_it: bool
+    reasons: tuple[str, ...]
+
+
 def advice(profile: WorkloadProfile, large_gpus: int) -> RoutingAdvice:
     """Whether a small model for simple requests pays off, compared with a large fleet of that many
-    GPUs."""
-    routing, target = profile.routing, profile.slo.ttft_p99_s
+    GPUs: by the guide's table of fleet size, skew, quality and the router's time."""
+    routing, ttft_s, simple = profile.routing, profile.slo.ttft_p99_s, simple_ratio(profile) or 0.0
     router_s = ROUTER_HIGH_S if routing.router_s is None else routing.router_s
-    return routing_advice(
-        large_model_gpus=large_gpus,
-        simple_share_ratio=simple_ratio(profile) or 0.0,
-        small_model_acceptable=bool(routing.small_model_acceptable),
-        ttft_budget_s=_UNBOUND_TTFT_S if target is None else target,
-        router_s=router_s,
-    )
+    against: list[str] = []
+    if large_gpus <= WORTH_FROM_GPUS:
+        against.append(
+            f"the fleet without tiers has {large_gpus} GPUs; routing pays above {WORTH_FROM_GPUS}"
+        )
+    if simple == 0:
+        against.append("no share of requests is known to be simple enough for a small model")
+    if not routing.small_model_acceptable:
+        against.append("the small model's answer quality is not confirmed (small_model_acceptable)")
+    if ttft_s is not None and router_s > TTFT_BUDGET_RATIO * ttft_s:
+        against.append(
+            f"the router takes {percent(router_s / ttft_s)} of the TTFT budget, "
+            f"above {percent(TTFT_BUDGET_RATIO)}"
+        )
+    if against:
+        return RoutingAdvice(worth_it=False, reasons=tuple(against))
+    reason = f"{percent(simple)} of requests can move off the {large_gpus} GPUs of the large model"
+    return RoutingAdvice(worth_it=True, reasons=(reason,))
 
 
 def routing_step(
@@ -451,44 +467,3 @@ def session_prefill_tokens(
     grown = added_tokens + output_tokens
     computed_tokens = calls * first_prompt_tokens + grown * calls * (calls - 1) // 2
     return computed_tokens, first_prompt_tokens + (calls - 1) * added_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingAdvice:
-    """Whether tiers are worth it, and each reason for or against."""
-
-    worth_it: bool
-    reasons: tuple[str, ...]
-
-
-def routing_advice(
-    *,
-    large_model_gpus: int,
-    simple_share_ratio: float,
-    small_model_acceptable: bool,
-    ttft_budget_s: float,
-    router_s: float = ROUTER_HIGH_S,
-) -> RoutingAdvice:
-    """Whether to route, by the guide's table: fleet size, skew, quality and the router's time."""
-    against: list[str] = []
-    if large_model_gpus <= WORTH_FROM_GPUS:
-        against.append(
-            f"the fleet without tiers has {large_model_gpus} GPUs; routing pays above "
-            f"{WORTH_FROM_GPUS}"
-        )
-    if simple_share_ratio == 0:
-        against.append("no share of requests is known to be simple enough for a small model")
-    if not small_model_acceptable:
-        against.append("the small model's answer quality is not confirmed (small_model_acceptable)")
-    if router_s > TTFT_BUDGET_RATIO * ttft_budget_s:
-        against.append(
-            f"the router takes {percent(router_s / ttft_budget_s)} of the TTFT budget, "
-            f"above {percent(TTFT_BUDGET_RATIO)}"
-        )
-    if against:
-        return RoutingAdvice(worth_it=False, reasons=tuple(against))
-    reason = (
-        f"{percent(simple_share_ratio)} of requests can move off the {large_model_gpus} GPUs of "
-        "the large model"
-    )
-    return RoutingAdvice(worth_it=True, reasons=(reason,))

@@ -10,7 +10,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.recommend.adviser import Adviser
 from kneewatch.diagnose.recommend.past_recommendations import (
     HELD_S,
-    REMEMBERED_S,
+    LAPSED_S,
     RecommendationTracker,
 )
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
@@ -91,8 +91,8 @@ def test_both_names_of_a_switch_are_one() -> None:
 def test_a_restart_long_after_is_no_answer() -> None:
     tracker = RecommendationTracker()
     tracker.advised(NOW_S, [recommended("--max-num-seqs", 128, 64)], requests=100.0)
-    tracker.restarted(NOW_S + REMEMBERED_S + 1, {})
-    assert allowed(tracker, recommended("--max-num-seqs", 64, 128), at_s=NOW_S + REMEMBERED_S + 2)
+    tracker.restarted(NOW_S + LAPSED_S + 1, {})
+    assert allowed(tracker, recommended("--max-num-seqs", 64, 128), at_s=NOW_S + LAPSED_S + 2)
 
 
 def at(situation: Situation, seconds: float, **labels: str) -> Facts:

@@ -200,9 +200,8 @@ def test_drafts_help_when_accepted_and_hurt_when_not() -> None:
 
 
 def test_weights_in_a_format_that_the_gpu_lacks_are_computed_in_16_bit() -> None:
-    assert costs_of(SMALL, "a100-80gb", quantization="fp8").flop_per_s == gpu(
-        "a100-80gb"
-    ).flop_per_s("bf16")
+    ampere = costs_of(SMALL, "a100-80gb", quantization="fp8")
+    assert ampere.flop_per_s == gpu("a100-80gb").bf16_flop_per_s
     assert costs_of(SMALL, quantization="fp8").flop_per_s == H100.fp8_flop_per_s
 
 

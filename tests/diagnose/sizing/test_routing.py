@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from kneewatch.diagnose.sizing.plan.workload_steps import ROUTER_HIGH_S, routing_advice
+from kneewatch.diagnose.sizing.plan.workload_profile import (
+    Routing,
+    Slo,
+    example_profile,
+    read_profile,
+)
+from kneewatch.diagnose.sizing.plan.workload_steps import advice
 
 
 @pytest.mark.parametrize(
@@ -21,12 +29,12 @@ from kneewatch.diagnose.sizing.plan.workload_steps import ROUTER_HIGH_S, routing
 def test_when_to_route(
     gpus: int, simple: float, acceptable: bool, ttft_s: float, worth_it: bool, reason: str
 ) -> None:
-    advice = routing_advice(
-        large_model_gpus=gpus,
-        simple_share_ratio=simple,
-        small_model_acceptable=acceptable,
-        ttft_budget_s=ttft_s,
-        router_s=ROUTER_HIGH_S,
+    profile = replace(
+        read_profile(example_profile()),
+        tiers=(),
+        routing=Routing(simple_ratio=simple, small_model_acceptable=acceptable),
+        slo=Slo(ttft_p99_s=ttft_s),
     )
-    assert advice.worth_it is worth_it
-    assert any(reason in said for said in advice.reasons)
+    given = advice(profile, gpus)
+    assert given.worth_it is worth_it
+    assert any(reason in said for said in given.reasons)
