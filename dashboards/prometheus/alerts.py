@@ -165,7 +165,6 @@ def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
         "summary": f"{rule.summary}: {count_text(plan)}",
         "description": worst_text(plan, worst, said),
         "action": rule.advice,
-        "guide": ", ".join(rule.guide),
     }
     return annotations | link_annotations(plan, rule_page(plan.runbooks, rule.id), worst)
 
@@ -300,7 +299,6 @@ def _burn_rate_alerts(plan: Plan) -> list[Alert]:
                     f"{duration(long_s)} exceeded the TTFT target. At this rate a month's error "
                     f"budget is used up in {gone}.",
                     "action": "Find the replicas above the TTFT target on the triage page.",
-                    "guide": "9.3",
                 }
                 | link_annotations(plan, rule_page(plan.runbooks, "TTFT-P99")),
             )
@@ -372,7 +370,6 @@ def _stage(plan: Plan, number_: int, severity: Severity) -> Alert:
                 "are concluded from KV cache usage, preemptions and the queue.",
             ),
             "action": STAGE_ADVICE[number_],
-            "guide": "7.4",
         }
         | link_annotations(plan, cause_page(plan.runbooks, "kv_pressure"), worst),
     )

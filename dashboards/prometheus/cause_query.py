@@ -49,7 +49,6 @@ class CauseQuery:
     levels: Levels
     summary: str
     lever: str
-    guide: tuple[str, ...]
     note: str = ""
     for_s: float | None = None
     needs: tuple[Record, ...] = ()

@@ -88,7 +88,6 @@ def bad_node(plan: Plan, queries: Sequence[CauseQuery]) -> CauseQuery:
         "Replica slower than its peers at the same load",
         "Take it out of the pool and check its GPU (clocks, XID, temperature, power). Replace the "
         "node if nothing is found.",
-        ("9.3",),
         for_s=HOLDS_WINDOWS * plan.range_s,
         needs=_peer_records(plan, queries),
     )
@@ -181,7 +180,6 @@ def _queries(spelling: Recorded, record: CauseRecord, form: Form) -> Iterator[Ca
             tuple((severity, when.vector) for severity, when in levels if not when.nowhere),
             form.summary,
             form.action or _plain(form.lever),
-            form.guide,
             note,
             apart=apart,
         )
@@ -364,7 +362,6 @@ def _alert(plan: Plan, query: CauseQuery, severity: Severity) -> Alert:
             "summary": f"{query.summary}: {count_text(plan)}",
             "description": worst_text(plan, worst, said),
             "action": query.lever,
-            "guide": ", ".join(query.guide),
         }
         | link_annotations(plan, cause_page(plan.runbooks, record.id), worst),
     )

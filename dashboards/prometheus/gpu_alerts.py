@@ -178,7 +178,6 @@ def _fault(when: str, note: str = "") -> CauseQuery:
         ),
         "A GPU of this server reports a hardware error",
         "Drain its node. The alert KneewatchGpuFault names the GPU and the repair.",
-        ("9.3",),
         note,
         apart=bool(note),
     )
@@ -198,7 +197,6 @@ def _throttled(when: str, levels: tuple[tuple[Severity, str], ...], note: str = 
         "A GPU of this server is throttled under load",
         "Check that GPU's temperature, power limit and clock settings. The alert "
         "KneewatchGpuThrottled names the GPU and the reason.",
-        ("9.3",),
         note,
         apart=bool(note),
     )

@@ -117,7 +117,6 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
             "description": "gpu_throttled with confidence {{ $value | humanizePercentage }}. "
             f"Clocks and throttled time are the series {series_of('')}*.",
             "action": f"On {WHERE} {reason.action}.",
-            "guide": "9.3",
         }
         | runbook_annotation(cause_page(plan.runbooks, "gpu_throttled"))
         | dashboard_annotation(plan, "kneewatch-gpus", node="Hostname"),

@@ -209,7 +209,6 @@ def _fault_alert(plan: Plan, fault: GpuFault) -> Alert:
             "description": "A hardware error, not a problem of the KV cache or the batch "
             f"({fault.id}: {{{{ $value | humanize }}}}).",
             "action": f"Drain {WHERE}: {fault.action}." if fault.action else WORKS_AGAIN,
-            "guide": "9.3",
         }
         | runbook_annotation(cause_page(plan.runbooks, "gpu_fault"))
         | dashboard_annotation(plan, "kneewatch-gpus", node="Hostname"),

@@ -119,7 +119,6 @@ def _routers(plan: Plan) -> tuple[Alert, ...]:
                 "summary": f"{summary}{{{{ with $labels.namespace }}}} in {{{{ . }}}}{{{{ end }}}}",
                 "description": "Read from the router's own metrics and its namespace's engines.",
                 "action": action,
-                "guide": "7.3",
             }
             | link_annotations(plan, cause_page(plan.runbooks, "router_fault")),
         )
@@ -147,7 +146,6 @@ def _missing(plan: Plan) -> tuple[Alert, Alert]:
                 "summary": "No vLLM server is scraped",
                 "description": "Prometheus has no vLLM series, so no other alert can fire.",
                 "action": "Check the Prometheus targets page and vLLM's /metrics.",
-                "guide": "",
             },
         ),
         Alert(
@@ -164,7 +162,6 @@ def _missing(plan: Plan) -> tuple[Alert, Alert]:
                 f'{{{{ printf "%.0f" $value }}}} of {WHERE}',
                 "description": "The page answers, but lacks series of the last hour.",
                 "action": "Check whether an engine died or --disable-log-stats was set.",
-                "guide": "",
             }
             | link_annotations(plan, cause_page(plan.runbooks, "metrics_missing")),
         ),
@@ -226,7 +223,6 @@ def _target_down(plan: Plan) -> Alert:
             "summary": f"vLLM servers are not reachable: {count_text(plan, also=DOWN_SINCE)}",
             "description": worst_text(plan, longest, said),
             "action": "Check the vLLM process and its log, then `curl` its /metrics.",
-            "guide": "",
         }
         | link_annotations(plan, cause_page(plan.runbooks, "target_down"), longest),
     )
@@ -279,7 +275,6 @@ def _vanished(plan: Plan, expr: str, for_s: float, how: str) -> Alert:
             "description": "It had {{ $value }} engines within the last hour and has none now. "
             "Deployments and StatefulSets that were scaled to zero do not count.",
             "action": "Check the workload's pods and events, and the monitor that selects them.",
-            "guide": "",
         }
         | runbook_annotation(cause_page(plan.runbooks, "target_down"))
         | dashboard_annotation(plan, "kneewatch-fleet", model="model_name"),

@@ -218,7 +218,9 @@ def test_alerts_carry_what_a_person_needs() -> None:
     alerts = [rule for group in document["groups"] for rule in group["rules"] if "alert" in rule]
     assert len(alerts) > 50
     for alert in alerts:
-        assert {"summary", "description", "action", "guide"} <= set(alert["annotations"])
+        assert {"summary", "description", "action"} <= set(alert["annotations"])
+        assert "guide" not in alert["annotations"], "readers do not have its text"
+        assert all(alert["annotations"].values()), "an empty annotation is no use to anybody"
         assert alert["labels"]["severity"] in ("info", "warning", "critical")
         if alert["labels"]["kneewatch"] in ("cause", "finding", "stage"):
             link = alert["annotations"]["triage"]
