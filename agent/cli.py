@@ -30,6 +30,7 @@ from kneewatch.agent.settings.table import (
     FLEET,
     SPAN,
     SWEEPS,
+    Check,
     Command,
     Target,
     effective,
@@ -221,8 +222,17 @@ def run(targets: tuple[str, ...], *, demo: bool, **given: Any) -> None:  # noqa:
         raise click.UsageError("--selector needs --prometheus.")
     from kneewatch.agent.daemon import command as daemon
 
-    load = loader(given, daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS)
+    defaults = daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS
+    load = loader(given, defaults, _checks_of_run())
     daemon.run(targets, load, demo=demo, **given)
+
+
+def _checks_of_run() -> tuple[Check, ...]:
+    """Checks of settings that only the daemon uses; `config` reports their mistakes as well."""
+    from kneewatch.agent.daemon.discovery import check_intervals
+    from kneewatch.agent.report.schedule import cron_of
+
+    return check_intervals, cron_of
 
 
 @cli.command(short_help="Diagnose recordings scrape by scrape.")
@@ -285,11 +295,9 @@ def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
 def config(**given: Any) -> int:  # noqa: ANN401
     """Print the effective settings and where each came from."""
     from kneewatch.agent.notify.receivers import as_toml as receivers_toml
-    from kneewatch.agent.report.schedule import cron_of
     from kneewatch.agent.targets import targets_toml
 
-    settings = effective(given)
-    cron_of(settings)  # whatever `run` would reject is an error before anything is printed
+    settings = effective(given, _checks_of_run())
     for line in (*settings.as_toml(), *targets_toml(settings), *receivers_toml(settings)):
         click.echo(line)
     return OK

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.kubernetes import Cluster, Pod, Pods, own_namespace, pod_reading
-from kneewatch.agent.settings.effective import Settings, is_pairs, is_texts
+from kneewatch.agent.settings.effective import Settings, gathered, is_pairs, is_texts
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, table_specs
 from kneewatch.agent.targets import spec as target_spec
@@ -464,17 +464,35 @@ class TargetProfiles:
         return profiles
 
 
+def check_intervals(settings: Settings) -> None:
+    """Check the scrape interval of the settings and those of the [[targets]] tables.
+
+    Raises:
+        SettingsError: one is too short.
+    """
+    mistakes: list[str] = []
+    for stated_settings in (settings, *(spec.settings for spec in table_specs(settings))):
+        with gathered(mistakes):
+            _check_interval(stated_settings)
+    if mistakes:
+        raise SettingsError(*dict.fromkeys(mistakes))
+
+
+def _check_interval(settings: Settings) -> None:
+    if settings["interval_s"] < MIN_INTERVAL_S:
+        raise SettingsError(
+            f"{settings.origin('interval_s')}: interval_s = {settings['interval_s']:g} is too "
+            f"short: it must be {MIN_INTERVAL_S:g} or more"
+        )
+
+
 def target_profile(settings: Settings) -> TargetProfile:
     """The profile for these settings.
 
     Raises:
         SettingsError: as `TargetProfiles.of`.
     """
-    if settings["interval_s"] < MIN_INTERVAL_S:
-        raise SettingsError(
-            f"{settings.origin('interval_s')}: interval_s = {settings['interval_s']:g} is too "
-            f"short: it must be {MIN_INTERVAL_S:g} or more"
-        )
+    _check_interval(settings)
     profile = settings.profile(stated=stated(settings))
     return TargetProfile(profile, settings.limits(), Catalogue.of(profile))
 

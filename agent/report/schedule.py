@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -21,7 +21,7 @@ from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.notify.delivery import SendError, deliver, post
 from kneewatch.agent.notify.message import Line, Message, Part, email, identity, slack, webhook
 from kneewatch.agent.notify.receivers import ALERTMANAGER, SLACK, Receiver, Web, receivers
-from kneewatch.agent.settings.effective import Effective, Settings
+from kneewatch.agent.settings.effective import Effective, Settings, gathered
 from kneewatch.collector.errors import SettingsError
 from kneewatch.rules.formatting import plural
 
@@ -47,19 +47,22 @@ def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
         SettingsError: no receiver has that name, or it is an Alertmanager.
     """
     by_name = {receiver.name: receiver for receiver in receivers(settings)}
-    for name in settings["report.send"] or ():
+    names = list(dict.fromkeys(settings["report.send"] or ()))
+    place = f"{settings.origin('report.send')}: report.send"
+    mistakes: list[str] = []
+    for name in names:
         if name not in by_name:
             there = ", ".join(by_name) or "none"
-            raise SettingsError(
-                f"{settings.origin('report.send')}: report.send: no receiver is named {name!r}; "
-                f"the [[notify]] tables have {there}"
+            mistakes.append(
+                f"{place}: no receiver is named {name!r}; the [[notify]] tables have {there}"
             )
-        if by_name[name].kind == ALERTMANAGER:
-            raise SettingsError(
-                f"{settings.origin('report.send')}: report.send: {name!r} is an Alertmanager, "
-                "which accepts alerts but no reports"
+        elif by_name[name].kind == ALERTMANAGER:
+            mistakes.append(
+                f"{place}: {name!r} is an Alertmanager, which accepts alerts but no reports"
             )
-    return tuple(by_name[name] for name in dict.fromkeys(settings["report.send"] or ()))
+    if mistakes:
+        raise SettingsError(*mistakes)
+    return tuple(by_name[name] for name in names)
 
 
 def message_of(report: WeeklyReport, file: str) -> Message:
@@ -218,19 +221,42 @@ def cron_of(settings: Settings) -> Cron | None:
 
     Raises:
         SettingsError: the expression, the time zone or a receiver is invalid, or this installation
-            makes no reports; the message names the key.
+            makes no reports; a message for each mistake names the key.
     """
-    expression: str | None = settings["report.cron"]
-    if expression is None:
+    if settings["report.cron"] is None:
         return None
+    mistakes: list[str] = []
+    zone: tzinfo = UTC
+    cron: Cron | None = None
+    with gathered(mistakes):
+        _check_installation(settings)
+    with gathered(mistakes):
+        zone = _zone(settings)
+    with gathered(mistakes):
+        cron = _cron(settings, zone)
+    with gathered(mistakes):
+        receivers_of(settings)
+    if mistakes:
+        raise SettingsError(*mistakes)
+    return cron
+
+
+def _check_installation(settings: Settings) -> None:
     try:
         check_libraries()
     except SettingsError as exc:
         raise SettingsError(f"{settings.origin('report.cron')}: report.cron: {exc}") from exc
+
+
+def _zone(settings: Settings) -> tzinfo:
     try:
-        zone = zone_of(settings["report.timezone"])
+        return zone_of(settings["report.timezone"])
     except SettingsError as exc:
         raise SettingsError(f"{settings.origin('report.timezone')}: {exc}") from exc
+
+
+def _cron(settings: Settings, zone: tzinfo) -> Cron:
+    expression: str = settings["report.cron"]
     try:
         cron: Cron = cast("Any", Cron).from_crontab(with_names(expression), timezone=zone)
     except ValueError as exc:
@@ -240,7 +266,6 @@ def cron_of(settings: Settings) -> Cron | None:
             "0 6 * * mon"
         ) from exc
     cron.every_hour = expression.split()[1].startswith("*")
-    receivers_of(settings)
     return cron
 
 

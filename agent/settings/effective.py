@@ -223,7 +223,7 @@ def load(
         with gathered(mistakes):
             check(settings)
     if mistakes:
-        raise SettingsError(*mistakes)
+        raise SettingsError(*dict.fromkeys(mistakes))  # two checks can find the same
     return settings
 
 

@@ -391,15 +391,24 @@ def parameter(key: str) -> str:
     return key.replace(".", "__")
 
 
-def effective(given: dict[str, Any]) -> Settings:
-    """A command's effective settings. Removes the settings' flags from its arguments `given`."""
-    return loader(given)()
+Check = Callable[["Settings"], object]
+"""Raises SettingsError where settings that are valid one by one contain a mistake."""
 
 
-def loader(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> Callable[[], Settings]:
+def effective(given: dict[str, Any], checks: Sequence[Check] = ()) -> Settings:
+    """A command's effective settings, as `loader` reads them."""
+    return loader(given, checks=checks)()
+
+
+def loader(
+    given: dict[str, Any],
+    defaults: dict[str, Any] | None = None,
+    checks: Sequence[Check] = (),
+) -> Callable[[], Settings]:
     """A function that reads a command's effective settings anew at each call.
 
-    Removes the settings' flags from the arguments `given`. `defaults` are the command's own.
+    Removes the settings' flags from the arguments `given`. `defaults` are the command's own, and so
+    are `checks`, whose mistakes are reported together with all others.
     """
     from kneewatch.agent.settings.effective import load  # lazy: slow to import
 
@@ -415,7 +424,7 @@ def loader(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> Cal
         environ=os.environ,
         flags=flags,
         defaults=defaults,
-        checks=(_check_targets, _check_receivers, _check_thresholds),
+        checks=(_check_targets, _check_receivers, _check_thresholds, *checks),
     )
 
 

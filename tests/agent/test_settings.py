@@ -341,6 +341,37 @@ def test_all_mistakes_are_named_at_once(main: Main, tmp_path: Path) -> None:
     ]
 
 
+MISTAKES_OF_RUN = """\
+window = 3
+interval_s = 0.01
+[report]
+cron = "0 6 * *"
+timezone = "Mars/Olympus"
+send = ["ops", "chat"]
+[[targets]]
+url = "http://a:8000"
+interval_s = 0.02
+"""
+
+
+@pytest.mark.parametrize("command", ["config", "run"])
+def test_mistakes_of_settings_that_only_run_reads_come_with_all_others(
+    main: Main, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "k.toml").write_text(MISTAKES_OF_RUN)
+    ended = main(command, "--config", "k.toml")
+    assert ended.status == 2
+    assert [line.split(": ", 2)[2].split(";")[0] for line in ended.err.splitlines()] == [
+        "unknown setting 'window'",
+        "interval_s = 0.01 is too short: it must be 0.1 or more",
+        "[[targets]] number 1: interval_s = 0.02 is too short: it must be 0.1 or more",
+        "report.timezone = 'Mars/Olympus' is not a time zone",
+        "report.cron = '0 6 * *' is not a cron expression (4 fields instead of 5)",
+        "report.send: no receiver is named 'ops'",
+        "report.send: no receiver is named 'chat'",
+    ]
+
+
 MANY_MISTAKES = """\
 window = 3
 rules.KV-EVICTS.warning = 1
