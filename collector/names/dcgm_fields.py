@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from operator import attrgetter
 from typing import Any, Literal
 
 from kneewatch.collector.errors import CollectError
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.collector.samples import Layout, Series
 
 BY_NAMESPACE = attrgetter("namespace", "pod", "container")
@@ -51,14 +50,9 @@ class FieldTable:
 @cache
 def field_table() -> FieldTable:
     """The packaged table; read on first use."""
-    text = (
-        resources.files("kneewatch.collector.names")
-        .joinpath("dcgm_metrics.toml")
-        .read_text("utf-8")
-    )
     fields: dict[str, Field] = {}
     names: dict[str, FieldName] = {}
-    for name, row in tomllib.loads(text)["fields"].items():
+    for name, row in packaged_tables("collector.names", "dcgm_metrics.toml")["fields"].items():
         field = fields[name] = _field(name, row)
         scale = float(row.get("scale", 1))
         spellings = [(newer["name"], newer.get("scale", 1)) for newer in row.get("newer", ())]

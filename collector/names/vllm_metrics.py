@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 import sys
-import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any, Literal, NamedTuple
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.collector.samples import Layout
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
@@ -75,12 +74,7 @@ class MetricTable:
 @cache
 def metric_table() -> MetricTable:
     """The packaged table; read on first use."""
-    text = (
-        resources.files("kneewatch.collector.names")
-        .joinpath("vllm_metrics.toml")
-        .read_text("utf-8")
-    )
-    return table_from(tomllib.loads(text))
+    return table_from(packaged_tables("collector.names", "vllm_metrics.toml"))
 
 
 def table_from(document: Mapping[str, Any]) -> MetricTable:

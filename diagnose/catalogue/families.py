@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
-from functools import cache
-from importlib.resources import files
 from typing import Any, Literal
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
@@ -29,10 +27,8 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 
 
-@cache
 def _tables() -> Mapping[str, Mapping[str, Any]]:
-    text = files("kneewatch.diagnose.catalogue").joinpath("families.toml").read_text("utf-8")
-    return tomllib.loads(text)
+    return packaged_tables("diagnose.catalogue", "families.toml")
 
 
 def in_group(config: Config, *groups: str) -> bool:

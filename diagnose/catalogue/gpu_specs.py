@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
 GIB: Final = 2**30
@@ -90,8 +89,7 @@ def plain_name(name: str) -> str:
 @cache
 def gpus() -> Mapping[str, Gpu]:
     """The packaged GPUs by id; read on first use. Tests check the file."""
-    text = resources.files("kneewatch.diagnose.catalogue").joinpath("gpus.toml").read_text("utf-8")
-    rows: dict[str, dict[str, Any]] = tomllib.loads(text)["gpus"]
+    rows: dict[str, dict[str, Any]] = packaged_tables("diagnose.catalogue", "gpus.toml")["gpus"]
     return MappingProxyType({gpu_id: _gpu(gpu_id, **row) for gpu_id, row in rows.items()})
 
 

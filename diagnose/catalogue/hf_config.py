@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import cast
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
-# Names that older families have for the same thing; the first that is there counts.
-ALIASES: Mapping[str, tuple[str, ...]] = {
-    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
-    "hidden_size": ("n_embd", "d_model", "n_embed"),
-    "num_attention_heads": ("n_head", "n_heads"),
-    "num_key_value_heads": (
-        "num_kv_heads",
-        "kv_n_heads",
-        "multi_query_group_num",
-        "num_attention_groups",
-    ),
-    "head_dim": ("attention_head_dim", "kv_channels"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "block_ff_dim"),
-    "vocab_size": ("padded_vocab_size",),
-    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "max_sequence_length"),
-    "moe_intermediate_size": ("expert_ffn_hidden_size",),
-    "n_routed_experts": ("num_local_experts", "num_experts", "moe_num_experts"),
-    "num_experts_per_tok": (
-        "num_experts_per_token",
-        "top_k_experts",
-        "moe_top_k",
-        "moe_topk",
-        "moe_k",
-    ),
-    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
-}
 # Parts of a configuration whose fields are read as if they stood beside them (DBRX).
 _FLATTENED = ("attn_config", "ffn_config")
 # What a file at the top level always states; class defaults fill these in nested parts only.
@@ -51,10 +23,9 @@ _STATED = {
 }  # fmt: skip
 
 
-@cache
-def _defaults() -> Mapping[str, Mapping[str, object]]:
-    text = files("kneewatch.diagnose.catalogue").joinpath("defaults.toml").read_text("utf-8")
-    return cast("Mapping[str, Mapping[str, object]]", tomllib.loads(text))
+def _aliases() -> Mapping[str, Sequence[str]]:
+    """Names that older families have for a field; the first that is there counts."""
+    return packaged_tables("diagnose.catalogue", "field_aliases.toml")
 
 
 def mapping(value: object) -> Mapping[str, object] | None:
@@ -74,10 +45,11 @@ def completed(
     for key in _FLATTENED:
         flat = {**(mapping(flat.get(key)) or {}), **flat}
     nested = fields is not outer
+    defaults = packaged_tables("diagnose.catalogue", "defaults.toml").get(family, {})
     return {
         **{
             key: value
-            for key, value in _defaults().get(family, {}).items()
+            for key, value in defaults.items()
             if (nested or key not in _STATED)
             and not _named(key, flat)
             and not (key == "tie_word_embeddings" and key in outer)
@@ -88,11 +60,9 @@ def completed(
 
 def _named(key: str, fields: Mapping[str, object]) -> bool:
     # A null in the file is the file's word; only what it does not name is filled in.
-    same = next((group for group in _GROUPS if key in group), (key,))
+    groups = ((name, *also) for name, also in _aliases().items())
+    same = next((group for group in groups if key in group), (key,))
     return any(name in fields for name in same)
-
-
-_GROUPS = tuple((name, *also) for name, also in ALIASES.items())
 
 
 # --- A Hugging Face `config.json`, read with care: what is needed and absent is an error ----------
@@ -141,7 +111,7 @@ class Config:
 
     def stated(self, key: str) -> tuple[str, object]:
         """The name and value of a field, under the name that this file uses; None if absent."""
-        for name in (key, *ALIASES.get(key, ())):
+        for name in (key, *_aliases().get(key, ())):
             value = self.fields.get(name)
             if value is not None:
                 return name, value

@@ -109,7 +109,7 @@ class Model:
 
     `parameters` is None if the source does not say enough to count them: then the weights must be
     stated. `quantization` is the checkpoint's own scheme (a key of
-    `catalogue.quantization.SCHEMES`). `adapters`: the LoRA shape, None like `parameters`.
+    `catalogue.quantization.schemes`). `adapters`: the LoRA shape, None like `parameters`.
     `target_hidden_size` is above 0 for a draft head, which needs a target of that size; `own_draft`
     are the prediction layers of the checkpoint itself. `expert_width` is the inner size of a routed
     expert, `expert_matrices` 3 with a gate and 2 without. `notes` list assumptions.

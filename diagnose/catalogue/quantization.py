@@ -6,12 +6,12 @@ scheme here, as in published checkpoints.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from typing import Any
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.families import in_group
 from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -32,9 +32,9 @@ class Scheme:
     id: str
     linear_bits: float
     expert_bits: float
-    attention_bits: float | None
     compute: str
     source: str
+    attention_bits: float | None = None
     stated_as: str = ""
 
     def attention_bits_of(self, *, mixture: bool) -> float:
@@ -44,37 +44,14 @@ class Scheme:
         return FULL_BITS if mixture else self.linear_bits
 
 
-_GROUP_128 = 4 + (16 + 4) / 128
-_GROUP_32 = 4 + 16 / 32
-
-SCHEMES: Mapping[str, Scheme] = {
-    scheme.id: scheme
-    for scheme in (
-        Scheme("bf16", 16, 16, 16, "bf16", "IEEE and bfloat16: two bytes"),
-        Scheme("fp16", 16, 16, 16, "bf16", "IEEE and bfloat16: two bytes"),
-        Scheme("fp8", 8, 8, 8, "fp8", "guide 4.2; E4M3 with scales a channel or a 128x128 block"),
-        Scheme("fp8-mlp", 8, 8, 16, "fp8", "FP8 checkpoints that leave attention in 16 bit", "fp8"),
-        Scheme("fp8-experts", 16, 8, 16, "fp8", "Llama 4: FP8 in the routed experts alone", "fp8"),
-        Scheme("int8", 8, 8, 8, "bf16", "guide 4.2; W8A8 or W8A16 with scales a channel"),
-        Scheme("awq", _GROUP_128, _GROUP_128, _GROUP_128, "bf16", "AWQ: groups of 128"),
-        Scheme("gptq", _GROUP_128, _GROUP_128, _GROUP_128, "bf16", "GPTQ: groups of 128"),
-        Scheme("int4", _GROUP_128, _GROUP_128, _GROUP_128, "bf16", "W4A16: groups of 128"),
-        Scheme(
-            "int4-experts", 16, _GROUP_32, 16, "bf16", "Kimi K2: experts only, groups of 32", "int4"
-        ),
-        Scheme("fp8-mxfp4", 8, 4.25, 8, "fp8", "DeepSeek V4: FP8, its experts in MXFP4", "fp8"),
-        Scheme("mxfp4", 16, 4.25, 16, "bf16", "OCP MX: 4 bit, one scale byte for 32; experts only"),
-        Scheme("nvfp4", 4.5, 4.5, None, "fp4", "NVFP4: 4 bit, one scale byte for 16"),
-        Scheme("bitsandbytes", 4.13, 4.13, 4.13, "bf16", "NF4 with double quantization"),
-    )
-}
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    return packaged_tables("diagnose.catalogue", "quantization.toml")
 
 
 @cache
-def _names() -> Mapping[str, Mapping[str, str]]:
-    """The scheme ids by other names, from the packaged quantization.toml."""
-    text = files("kneewatch.diagnose.catalogue").joinpath("quantization.toml").read_text("utf-8")
-    return tomllib.loads(text)
+def schemes() -> Mapping[str, Scheme]:
+    """The packaged schemes by id."""
+    return {name: Scheme(name, **row) for name, row in _tables()["schemes"].items()}
 
 
 def scheme(name: str) -> Scheme:
@@ -84,10 +61,10 @@ def scheme(name: str) -> Scheme:
         SizingError: an unknown name; the choices are listed.
     """
     key = name.lower()
-    stored = SCHEMES.get(_names()["aliases"].get(key, key))
+    stored = schemes().get(_tables()["aliases"].get(key, key))
     if stored is None:
         raise SizingError(
-            f"unknown quantization {name!r}", name="quantization", choices=tuple(SCHEMES)
+            f"unknown quantization {name!r}", name="quantization", choices=tuple(schemes())
         )
     return stored
 
@@ -112,8 +89,8 @@ def checkpoint_scheme(config: Config) -> str:
     reader = _READERS.get(method)
     if reader is not None:
         return reader(section)
-    named = _names()["aliases"].get(method, method)
-    if named not in SCHEMES:
+    named: str = _tables()["aliases"].get(method, method)
+    if named not in schemes():
         raise _not_modelled(section, f"quant_method {method!r}")
     return named
 
@@ -138,7 +115,7 @@ def _bitsandbytes(section: Config) -> str:
 
 def _modelopt(section: Config) -> str:
     algorithm = section.word("quant_algo", default="FP8").upper()
-    scheme_id = _names()["modelopt"].get(algorithm)
+    scheme_id: str | None = _tables()["modelopt"].get(algorithm)
     if scheme_id is None:
         raise _not_modelled(section, f"quant_algo {algorithm!r}")
     return scheme_id
@@ -197,7 +174,7 @@ def _not_modelled(section: Config, what: str) -> SizingError:
     return SizingError(
         f"{section.name}: {what} is not modelled; set --quantization",
         name="quantization",
-        choices=tuple(SCHEMES),
+        choices=tuple(schemes()),
     )
 
 

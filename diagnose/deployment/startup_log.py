@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from importlib.resources import files
 from typing import Any, Literal, cast
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST, Launch
 from kneewatch.diagnose.sizing.memory.launch_setup import Version, parse_version
 
@@ -84,10 +83,8 @@ class Wording:
 _NUMBER = r"(-?[\d,]{1,15}(?:\.\d{1,12})?)"
 
 
-@cache
 def _tables() -> Mapping[str, Any]:
-    package = files("kneewatch.diagnose.deployment")
-    return tomllib.loads(package.joinpath("startup_log.toml").read_text("utf-8"))
+    return packaged_tables("diagnose.deployment", "startup_log.toml")
 
 
 @cache

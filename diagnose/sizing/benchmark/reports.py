@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias, cast
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.sizing.benchmark.csv_tables import aiperf_metrics, is_aiperf, table_points
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     Benchmark,
@@ -18,46 +19,11 @@ from kneewatch.diagnose.sizing.benchmark.latency_curve import (
 )
 
 Json: TypeAlias = Mapping[str, object]
-Keys: TypeAlias = Mapping[str, tuple[str, ...]]
+Keys: TypeAlias = Mapping[str, Sequence[str]]
 """Fields of a point to the paths that hold them, the first that is there counts; those with `_ms`
-are in milliseconds. Keys as written by vllm/benchmarks/serve.py (009e6d4), guidellm 0.3 to 0.6
-(benchmark/schemas/generative) and aiperf 0.10 (profile_export_aiperf.json, schema 1.3)."""
+are in milliseconds."""
 
 TOOLS = ("vllm bench serve", "guidellm", "aiperf")
-VLLM: Keys = {
-    "concurrency": ("max_concurrency",),
-    "requests_per_s": ("request_throughput",),
-    "ttft_p99_s": ("p99_ttft_ms",),
-    "itl_p99_s": ("p99_itl_ms",),
-    "ttft_p50_s": ("p50_ttft_ms", "median_ttft_ms"),
-    "itl_p50_s": ("p50_itl_ms", "median_itl_ms"),
-    "latency_mean_s": ("mean_e2el_ms", "mean_e2e_latency_ms"),
-    "output_tokens_per_s": ("output_throughput",),
-    "requests": ("completed",),
-    "failed": ("failed",),
-}
-GUIDELLM: Keys = {
-    "requests_per_s": ("metrics.requests_per_second.successful.mean",),
-    "ttft_p99_s": ("metrics.time_to_first_token_ms.successful.percentiles.p99",),
-    "itl_p99_s": ("metrics.inter_token_latency_ms.successful.percentiles.p99",),
-    "ttft_p50_s": ("metrics.time_to_first_token_ms.successful.median",),
-    "itl_p50_s": ("metrics.inter_token_latency_ms.successful.median",),
-    "latency_mean_s": ("metrics.request_latency.successful.mean",),
-    "output_tokens_per_s": ("metrics.output_tokens_per_second.successful.mean",),
-    "requests": ("metrics.request_totals.successful",),
-    "failed": ("metrics.request_totals.errored",),
-}
-AIPERF: Keys = {
-    "requests_per_s": ("request_throughput.avg",),
-    "ttft_p99_s": ("time_to_first_token.p99",),
-    "itl_p99_s": ("inter_token_latency.p99",),
-    "ttft_p50_s": ("time_to_first_token.p50",),
-    "itl_p50_s": ("inter_token_latency.p50",),
-    "latency_mean_s": ("request_latency.avg",),
-    "output_tokens_per_s": ("output_token_throughput.avg",),
-    "requests": ("request_count.avg",),
-    "failed": ("error_request_count.avg",),
-}
 _UNITS_PER_S = {"ms": 1e3, "s": 1.0, "sec": 1.0, "us": 1e6, "ns": 1e9}
 _AIPERF_TIMES = (
     *("time_to_first_token", "inter_token_latency"),
@@ -91,6 +57,11 @@ _UNIFORM = (
     "with the lengths of real requests"
 )
 _FEW_PROMPTS = "{origin}: concurrency {stated:g} stated, but only {requests} requests were sent"
+
+
+def _keys_of(tool: str) -> Keys:
+    keys: Keys = packaged_tables("diagnose.sizing.benchmark", "report_fields.toml")[tool]
+    return keys
 
 
 def documents(text: str) -> Iterator[tuple[str, Json]]:
@@ -141,7 +112,7 @@ def _figures(document: object, keys: Keys) -> dict[str, float]:
 
 
 def _point(
-    origin: str, figures: Mapping[str, float], notes: list[str], *, keys: Keys, advice: str
+    origin: str, figures: Mapping[str, float], notes: list[str], *, tool: str, advice: str
 ) -> BenchmarkPoint:
     """The point of a report's figures.
 
@@ -150,7 +121,8 @@ def _point(
     """
     for name in ("requests_per_s", "ttft_p99_s", "itl_p99_s"):
         if name not in figures:
-            raise refuse(f"{origin}: no {keys[name][0]}; {advice}", keys[name][0])
+            key = _keys_of(tool)[name][0]
+            raise refuse(f"{origin}: no {key}; {advice}", key)
     concurrency = in_flight(
         origin,
         figures.get("concurrency"),
@@ -163,7 +135,7 @@ def _point(
 
 def _vllm_point(origin: str, document: Json, notes: list[str]) -> BenchmarkPoint:
     """The point of one result file of `vllm bench serve` (SGLang's has the same keys)."""
-    figures = _figures(document, VLLM)
+    figures = _figures(document, _keys_of("vllm"))
     if not figures.get("latency_mean_s"):
         figures |= _derived(document)
     notes += _too_even(document)
@@ -176,7 +148,7 @@ def _vllm_point(origin: str, document: Json, notes: list[str]) -> BenchmarkPoint
         "run `vllm bench serve` with --percentile-metrics ttft,tpot,itl,e2el "
         "--metric-percentiles 50,99"
     )
-    return _point(origin, figures, notes, keys=VLLM, advice=advice)
+    return _point(origin, figures, notes, tool="vllm", advice=advice)
 
 
 def _too_even(document: Json) -> list[str]:
@@ -208,8 +180,8 @@ def _derived(document: Json) -> dict[str, float]:
 def _guidellm_point(origin: str, benchmark: object, notes: list[str]) -> BenchmarkPoint:
     """The point of one entry of guidellm's `benchmarks`; its successful requests count."""
     notes.append(_PER_REQUEST_ITL.format(tool="guidellm"))
-    figures = {**_guidellm_concurrency(benchmark), **_figures(benchmark, GUIDELLM)}
-    return _point(origin, figures, notes, keys=GUIDELLM, advice="check that guidellm wrote it")
+    figures = {**_guidellm_concurrency(benchmark), **_figures(benchmark, _keys_of("guidellm"))}
+    return _point(origin, figures, notes, tool="guidellm", advice="check that guidellm wrote it")
 
 
 def _guidellm_concurrency(benchmark: object) -> dict[str, float]:
@@ -235,8 +207,8 @@ def _aiperf_point(origin: str, metrics: Json, notes: list[str]) -> BenchmarkPoin
     notes.append(_CHUNKS if by_gaps else _PER_REQUEST)
     if by_gaps:
         metrics = {**metrics, "inter_token_latency": metrics["inter_chunk_latency"]}
-    figures = {**_aiperf_concurrency(metrics), **_figures(metrics, AIPERF)}
-    return _point(origin, figures, notes, keys=AIPERF, advice="run aiperf with --streaming")
+    figures = {**_aiperf_concurrency(metrics), **_figures(metrics, _keys_of("aiperf"))}
+    return _point(origin, figures, notes, tool="aiperf", advice="run aiperf with --streaming")
 
 
 def _in_seconds(document: Json, origin: str) -> Json:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
@@ -75,7 +77,7 @@ class KvFormat:
                 f"vLLM has no kernel for latent attention with a KV cache in {self.id}",
                 name="kv_cache_dtype",
                 choices=tuple(
-                    kind.id for kind in _FORMATS.values() if kind.latent_bytes is not None
+                    kind.id for kind in _formats().values() if kind.latent_bytes is not None
                 ),
             )
         element_bytes = self.key_bits / _BYTE_BITS
@@ -83,53 +85,10 @@ class KvFormat:
         return latent_dim * element_bytes + rope_dim * rope_bytes + self.latent_bytes
 
 
-def _of_both(name: str, bits: float, *, scale_bytes: int = 0, latent: bool = True) -> KvFormat:
-    return KvFormat(
-        id=name,
-        key_bits=bits,
-        value_bits=bits,
-        key_bytes=scale_bytes,
-        value_bytes=scale_bytes,
-        latent_bytes=2 * scale_bytes if latent else None,
-    )
-
-
-def _rotated(name: str, key_bits: int, value_bits: int) -> KvFormat:
-    """TurboQuant: a norm for each key that is not FP8, scale and zero point for each value."""
-    return KvFormat(
-        id=name,
-        key_bits=key_bits,
-        value_bits=value_bits,
-        key_bytes=0 if key_bits == _BYTE_BITS else 2,
-        value_bytes=4,
-        plain_layers=2,
-    )
-
-
-_FORMATS: Mapping[str, KvFormat] = {
-    kind.id: kind
-    for kind in (
-        *(_of_both(name, 16) for name in ("auto", "bfloat16", "float16")),
-        *(_of_both(name, 8) for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")),
-        # A float32 scale for each token, head, and side.
-        _of_both("fp8_per_token_head", 8, scale_bytes=4),
-        _of_both("int8_per_token_head", 8, scale_bytes=4),
-        _of_both("int4_per_token_head", 4, scale_bytes=4),
-        # 4 bits, and a scale of 8 bits for 16 elements.
-        _of_both("nvfp4", 4.5, latent=False),
-        _of_both("nvfp4_4over6", 4.5, latent=False),
-        _rotated("turboquant_k8v4", 8, 4),
-        _rotated("turboquant_4bit_nc", 4, 4),
-        _rotated("turboquant_k3v4_nc", 3, 4),
-        _rotated("turboquant_3bit_nc", 3, 3),
-        # 4 bits, and a scale of 8 bits for 32 elements.
-        KvFormat(id="ultraquant_4bit", key_bits=4.25, value_bits=4.25, plain_layers=2),
-        # FP8 with a float32 scale for 128 elements, the position's part in 16 bit.
-        KvFormat(id="fp8_ds_mla", key_bits=8.25, value_bits=8.25, latent_bytes=0, rope_bytes=2),
-        # NVFP4, the position's part in FP8.
-        KvFormat(id="nvfp4_ds_mla", key_bits=4.5, value_bits=4.5, latent_bytes=0, rope_bytes=1),
-    )
-}
+@cache
+def _formats() -> Mapping[str, KvFormat]:
+    rows = packaged_tables("diagnose.sizing.memory", "kv_formats.toml")
+    return {name: KvFormat(id=name, **row) for name, row in rows.items()}
 
 
 def kv_format(kv_cache_dtype: str) -> KvFormat:
@@ -138,12 +97,12 @@ def kv_format(kv_cache_dtype: str) -> KvFormat:
     Raises:
         SizingError: an unknown dtype; the choices are listed.
     """
-    named = _FORMATS.get(kv_cache_dtype.lower())
+    named = _formats().get(kv_cache_dtype.lower())
     if named is None:
         raise SizingError(
             f"unknown KV cache dtype {kv_cache_dtype!r}",
             name="kv_cache_dtype",
-            choices=tuple(_FORMATS),
+            choices=tuple(_formats()),
         )
     return named
 

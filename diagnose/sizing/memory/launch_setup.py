@@ -10,7 +10,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.catalogue.quantization import SCHEMES, Scheme, scheme
+from kneewatch.diagnose.catalogue.quantization import Scheme, scheme, schemes
 from kneewatch.diagnose.sizing.memory.kv_formats import kernel_missing, kv_format
 from kneewatch.diagnose.sizing.memory.weights import (
     ONE_GPU,
@@ -330,7 +330,7 @@ def _check_dtypes(setup: Setup) -> None:
         raise SizingError(
             f"{gpu.name} has neither FP4 nor FP8 arithmetic, which {setup.scheme.id} weights need",
             name="quantization",
-            choices=tuple(key for key in SCHEMES if SCHEMES[key].compute != "fp4"),
+            choices=tuple(key for key, one in schemes().items() if one.compute != "fp4"),
         )
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import math
 import textwrap
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
-from importlib.resources import files
 
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
@@ -235,13 +233,6 @@ _UNITS = {"_requests_per_s": "requests/s", "_requests_per_s_per_instance": "requ
 """Name endings that are printed as a unit after the value instead."""
 
 
-@cache
-def _labels() -> Mapping[str, Mapping[str, str]]:
-    """The labels of values and of words in their names, from the packaged labels.toml."""
-    text = files("kneewatch.diagnose.sizing.plan").joinpath("labels.toml").read_text("utf-8")
-    return tomllib.loads(text)
-
-
 def plan_lines(plan: Plan) -> tuple[str, ...]:
     """The plan as text: the fleet and its cost, then every decision with its arithmetic."""
     fleet, cost = plan.step(11).decision, plan.step(12).decision
@@ -298,7 +289,7 @@ def _folded(text: str, first: str, rest: str) -> list[str]:
 def _label(name: str) -> str:
     tier, dot, plain = name.rpartition(".")
     words = plain.removesuffix("_s").replace("_bytes", "").split("_")
-    labels = _labels()
+    labels = packaged_tables("diagnose.sizing.plan", "labels.toml")
     label = labels["values"].get(plain) or " ".join(labels["words"].get(w, w) for w in words)
     return f"{tier}{dot}{label}"
 

@@ -12,7 +12,7 @@ import pytest
 from kneewatch.diagnose.catalogue.hf_config import Config, read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model, model_from_config
-from kneewatch.diagnose.catalogue.quantization import SCHEMES
+from kneewatch.diagnose.catalogue.quantization import schemes
 from tests.diagnose.catalogue.configurations import DEEPSEEK_V3, llama
 
 _TEXT = files("kneewatch.diagnose.catalogue").joinpath("models.json").read_text("utf-8")
@@ -45,7 +45,7 @@ def test_entry_is_whole_and_meets_its_published_total(name: str) -> None:
 
     assert entry.id == name
     assert entry.source
-    assert entry.quantization in SCHEMES
+    assert entry.quantization in schemes()
     assert entry.layers
     # A layer may both attend and recur, and may do neither.
     assert 0 < entry.depth <= 200

@@ -8,7 +8,7 @@ import pytest
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model_from_config
-from kneewatch.diagnose.catalogue.quantization import SCHEMES, scheme
+from kneewatch.diagnose.catalogue.quantization import scheme, schemes
 from tests.diagnose.catalogue.configurations import llama
 
 
@@ -123,7 +123,7 @@ def test_wrong_types_are_named(section: object) -> None:
 def test_aliases_lead_to_schemes() -> None:
     assert scheme("W4A16").id == "int4"
     assert scheme("modelopt_fp4").id == "nvfp4"
-    assert all(scheme(name) is entry for name, entry in SCHEMES.items())
+    assert all(scheme(name) is entry for name, entry in schemes().items())
     with pytest.raises(SizingError, match="unknown quantization 'fp3'") as caught:
         scheme("fp3")
     assert caught.value.name == "quantization"
