@@ -208,9 +208,9 @@ def text(diagnosis: FleetDiagnosis, style: Style) -> str:
         *state(diagnosis),
     ):
         lines += wrapped(row, width=style.width)
-    said: dict[str, int] = {}
+    first_places: dict[str, int] = {}
     for place, cause in enumerate(diagnosis.causes, 1):
-        lines += ["", *_cause(place, cause, style, said)]
+        lines += ["", *_cause(place, cause, style, first_places)]
     if diagnosis.advice:
         lines += ["", "recommendations:"]
         for advised in diagnosis.advice:
@@ -403,10 +403,12 @@ def _tiers(diagnosis: FleetDiagnosis, style: Style) -> list[str]:
     return [*in_full, *([""] if in_a_line or splits else []), *splits, *in_a_line]
 
 
-def _cause(place: int, fleet_cause: FleetCause, style: Style, said: dict[str, int]) -> list[str]:
-    """A cause in lines. `said` maps advice to its first place: repeats refer to that."""
+def _cause(
+    place: int, fleet_cause: FleetCause, style: Style, first_places: dict[str, int]
+) -> list[str]:
+    """A cause in lines. `first_places` maps advice to its first place: repeats refer to that."""
     cause = fleet_cause.cause
-    first = said.setdefault(cause.lever, place)
+    first = first_places.setdefault(cause.lever, place)
     head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
     rows = [
         cause.summary,

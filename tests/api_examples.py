@@ -11,7 +11,7 @@ from tests.agent.api.memory_history import reader
 from tests.agent.api.serving import SICK_NAME, Asker, asking, service_of, settings_of, state_of
 from tests.agent.notify.factories import sick
 from tests.agent.notify.posts import alert, post
-from tests.diagnose.fleet.made import fleet, verdict
+from tests.diagnose.fleet.example_fleets import fleet, verdict
 from tests.reports.diagnoses import NOW_S
 
 JSON, TEXT, MARKDOWN = "application/json", "text/plain", "text/markdown"

@@ -50,26 +50,26 @@ logging.disable(logging.CRITICAL)
 from aiconfigurator.cli.api import cli_estimate
 package = pathlib.Path(importlib.util.find_spec("aiconfigurator_core").origin).parent
 for line in sys.stdin:
-    asked, found = json.loads(line), None
-    config = asked.pop("config")
-    name = asked["model_path"].replace("/", "--") + "_config.json"
+    arguments, figures = json.loads(line), None
+    config = arguments.pop("config")
+    name = arguments["model_path"].replace("/", "--") + "_config.json"
     folder = tempfile.mkdtemp()
     pathlib.Path(folder, "config.json").write_text(json.dumps(config))
     own = (package / "model_configs" / name).exists()
     # It may refer to a configuration of its own that it downloads.
-    for path in [asked["model_path"], folder] if own else [folder]:
+    for path in [arguments["model_path"], folder] if own else [folder]:
         try:
-            made = cli_estimate(**{**asked, "model_path": path}, backend_name="vllm")
-            found = [made.tokens_per_second, made.tpot / 1e3, made.ttft / 1e3]
+            estimate = cli_estimate(**{**arguments, "model_path": path}, backend_name="vllm")
+            figures = [estimate.tokens_per_second, estimate.tpot / 1e3, estimate.ttft / 1e3]
             break
         except Exception:
             pass
-    print(json.dumps(found), flush=True)
+    print(json.dumps(figures), flush=True)
 """
 
 
 def aiconfigurator_estimates(
-    asked: Sequence[Mapping[str, object]],
+    arguments: Sequence[Mapping[str, object]],
 ) -> list[tuple[float, float, float] | None]:
     """AIConfigurator's output tokens/s, TPOT and TTFT in seconds for each set of arguments of its
     `cli_estimate`; None where it does not support a model or has no measured tables for it.
@@ -81,7 +81,7 @@ def aiconfigurator_estimates(
         return []
     finished = subprocess.run(
         [str(ENVIRONMENT / "bin" / "python"), "-W", "ignore", "-c", _ESTIMATE],
-        input="\n".join(map(json.dumps, asked)),
+        input="\n".join(map(json.dumps, arguments)),
         capture_output=True,
         text=True,
         check=False,
@@ -97,11 +97,11 @@ def doctor_checks(program: Path, capture: Path, page: int) -> list[str]:
     """Ids of the checks that it fires at warning or worse on one recorded page."""
     with pages_server(capture, page, page + 1) as url:
         argv = [str(program), "diagnose", url, "-o", "json"]
-        said = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+        finished = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     try:
-        checks = json.loads(said.stdout)["checks"]
+        checks = json.loads(finished.stdout)["checks"]
     except (ValueError, KeyError):
-        print(f"vllm-doctor: {said.stderr.strip()[:200]}", file=sys.stderr)
+        print(f"vllm-doctor: {finished.stderr.strip()[:200]}", file=sys.stderr)
         return []
     fired = [row for row in checks if row.get("finding")]
     return [r["id"] for r in fired if r["finding"]["severity"] in ("warning", "critical")]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from kneewatch.rules.rule import Severity
-from tests.diagnose.fleet.made import Row, pod, verdict
+from tests.diagnose.fleet.example_fleets import Row, pod, verdict
 from tests.simulator.routed import (
     BAD_CHANGES,
     CHANGES,

@@ -187,7 +187,7 @@ def refused(problem: Problem, scope: Scope) -> Response:
         status=problem.status.value,
         title=problem.status.phrase,
         words=sentence(problem.brief),
-        known=problem.target_names[:NAMES_SHOWN],
+        names=problem.target_names[:NAMES_SHOWN],
         more=max(0, len(problem.target_names) - NAMES_SHOWN),
         up=ROOT * (scope.get("raw_path", b"/").count(b"/") - 1),
     )

@@ -251,19 +251,19 @@ class Gpm:
         """Overwrite the older sample. Returns whether that succeeded."""
         if self._instance is None:
             return calls.ask("nvmlGpmSampleGet", self._handle, self._samples[1]) is not None
-        asked = ("nvmlGpmMigSampleGet", self._handle, self._instance, self._samples[1])
-        return calls.ask(*asked) is not None
+        call = ("nvmlGpmMigSampleGet", self._handle, self._instance, self._samples[1])
+        return calls.ask(*call) is not None
 
     def _compared(self, calls: Calls) -> dict[str, float]:
         fields_by_metric = {calls.constant(name): field for name, field in METRICS.items()}
         metric_ids = [metric_id for metric_id in fields_by_metric if metric_id is not None]
-        asked = calls.nvml.c_nvmlGpmMetricsGet_t()
-        asked.version = calls.nvml.NVML_GPM_METRICS_GET_VERSION
-        asked.numMetrics = len(metric_ids)
-        asked.sample1, asked.sample2 = self._samples[1], self._samples[0]
+        query = calls.nvml.c_nvmlGpmMetricsGet_t()
+        query.version = calls.nvml.NVML_GPM_METRICS_GET_VERSION
+        query.numMetrics = len(metric_ids)
+        query.sample1, query.sample2 = self._samples[1], self._samples[0]
         for at, metric in enumerate(metric_ids):
-            asked.metrics[at].metricId = metric
-        answer = calls.ask("nvmlGpmMetricsGet", asked)
+            query.metrics[at].metricId = metric
+        answer = calls.ask("nvmlGpmMetricsGet", query)
         if answer is None:
             return {}
         answers = [answer.metrics[at] for at in range(len(metric_ids))]
@@ -493,10 +493,10 @@ class NvmlCollector:
             except GpuLostError as error:
                 notes.append(self._lost(index, str(error)))
         if not readings:
-            said = notes[0].text if notes else "the driver no longer lists any of its GPUs"
+            reason = notes[0].text if notes else "the driver no longer lists any of its GPUs"
             gone = not notes or any(note.lost for note in notes)
             kind = GPUS_LOST if gone else "driver"
-            raise CollectError(said, kind=kind, hint="drain the node, then read dmesg on it")
+            raise CollectError(reason, kind=kind, hint="drain the node, then read dmesg on it")
         notes += self._missed(notes)
         self._watch_xids(calls)
         return self._page(readings, notes)

@@ -105,14 +105,14 @@ class Calls:
     def fields(self, handle: Handle, fields: Sequence[tuple[str, int]]) -> list[float | None]:
         """The values of fields, by their pynvml names and scopes, in one call; None where
         unsupported. Shape: (fields,)."""
-        asked = [(self.constant(name), scope) for name, scope in fields]
-        supported = [field for field in asked if field[0] is not None]
+        requested = [(self.constant(name), scope) for name, scope in fields]
+        supported = [field for field in requested if field[0] is not None]
         answered = self._answered
         answers = self.ask("nvmlDeviceGetFieldValues", handle, supported) or ()
         # The call succeeds also where no field does: each has an error of its own.
         self._answered = answered
         values = iter([self._value(answer) for answer in answers])
-        return [None if field[0] is None else next(values, None) for field in asked]
+        return [None if field[0] is None else next(values, None) for field in requested]
 
     def _value(self, answer: Any) -> float | None:  # noqa: ANN401 - an nvmlFieldValue_t
         if answer.nvmlReturn:

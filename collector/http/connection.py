@@ -52,9 +52,9 @@ PORT_HINT = (
 )
 
 
-def failure(address: Address, kind: str, said: str, hint: str) -> CollectError:
+def failure(address: Address, kind: str, problem: str, hint: str) -> CollectError:
     """The error of one kind about an address."""
-    return CollectError(f"{address.url}: {said}", kind=kind, hint=hint)
+    return CollectError(f"{address.url}: {problem}", kind=kind, hint=hint)
 
 
 def not_connected(address: Address, exc: OSError) -> CollectError:
@@ -72,8 +72,8 @@ def not_connected(address: Address, exc: OSError) -> CollectError:
 def unknown_name(address: Address, exc: Exception) -> CollectError:
     """The error when the host name does not resolve."""
     why = "not a valid name" if isinstance(exc, UnicodeError) else words_of(exc)
-    said = f"the host name {address.host!r} cannot be resolved: {why}"
-    return failure(address, "dns", said, "check the spelling, or use the IP address")
+    problem = f"the host name {address.host!r} cannot be resolved: {why}"
+    return failure(address, "dns", problem, "check the spelling, or use the IP address")
 
 
 def slow(address: Address, what: str, timeout_s: float) -> CollectError:
@@ -84,17 +84,17 @@ def slow(address: Address, what: str, timeout_s: float) -> CollectError:
 
 def tls_failed(address: Address, exc: Exception) -> CollectError:
     """The error when the TLS handshake fails or the server refuses the client certificate."""
-    said = f"the TLS handshake failed: {words_of(exc)}"
+    problem = f"the TLS handshake failed: {words_of(exc)}"
     hint = "use http:// if this port does not serve HTTPS"
     if isinstance(exc, ssl.SSLCertVerificationError):
-        said = f"its certificate is not accepted: {exc.verify_message}"
-        said, hint = TLS_CODES.get(exc.verify_code, (said, "check ca_file"))
+        problem = f"its certificate is not accepted: {exc.verify_message}"
+        problem, hint = TLS_CODES.get(exc.verify_code, (problem, "check ca_file"))
     elif isinstance(exc, ssl.SSLError) and exc.reason in TLS_NOT_SPOKEN:
-        said, hint = "this port does not speak TLS", "use http:// instead of https://"
+        problem, hint = "this port does not speak TLS", "use http:// instead of https://"
     elif isinstance(exc, ssl.SSLError) and "ALERT" in (exc.reason or ""):
-        said = f"the server ended TLS: {(exc.reason or '').lower().replace('_', ' ')}"
+        problem = f"the server ended TLS: {(exc.reason or '').lower().replace('_', ' ')}"
         hint = CLIENT_HINT
-    return failure(address, "tls", said, hint)
+    return failure(address, "tls", problem, hint)
 
 
 def unreadable_file(what: str, path: str, exc: Exception, *, kind: str) -> CollectError:
@@ -109,9 +109,9 @@ def no_answer(
     """The error when the connection ended before a whole answer arrived."""
     if isinstance(exc, TimeoutError):
         got = f"only {received_bytes} bytes" if received_bytes else "nothing"
-        said = f"timed out reading: {got} came within {timeout_s:g} s"
+        problem = f"timed out reading: {got} came within {timeout_s:g} s"
         hint = "check whether the server is stuck; raise fetch.read_timeout_s if it is only slow"
-        return failure(address, "timeout", said, hint)
+        return failure(address, "timeout", problem, hint)
     if isinstance(exc, OSError) and not received_bytes:
         return _closed(address, exc)
     if isinstance(exc, ssl.SSLError):
@@ -120,33 +120,33 @@ def no_answer(
         return truncated(address, f"the connection ended after {received_bytes} bytes")
     if "\x15\x03" in str(exc):  # a TLS alert where a status line was due
         return failure(address, "tls", "this port speaks TLS", "use https:// instead")
-    said = f"the answer is not HTTP ({type(exc).__name__})"
+    problem = f"the answer is not HTTP ({type(exc).__name__})"
     hint = "check host and port: another program listens there"
-    return failure(address, "not_metrics", said, hint)
+    return failure(address, "not_metrics", problem, hint)
 
 
 def _closed(address: Address, exc: OSError) -> CollectError:
-    said = "the server closed the connection without an answer"
+    problem = "the server closed the connection without an answer"
     hint = "check whether it is starting or shutting down"
     if address.scheme == "http":
-        return failure(address, "truncated", said, f"{hint}; use https:// if it serves HTTPS")
+        return failure(address, "truncated", problem, f"{hint}; use https:// if it serves HTTPS")
     if isinstance(exc, ssl.SSLError) and not isinstance(exc, ssl.SSLEOFError):
         return tls_failed(address, exc)
     # A client without a certificate is refused so too: the alert may be lost with the connection.
-    return failure(address, "tls", said, f"{hint}; {CLIENT_HINT}")
+    return failure(address, "tls", problem, f"{hint}; {CLIENT_HINT}")
 
 
-def truncated(address: Address, said: str) -> CollectError:
+def truncated(address: Address, problem: str) -> CollectError:
     """The error when an answer is cut short."""
     hint = "check whether the server restarted, or a proxy in between cuts pages"
-    return failure(address, "truncated", f"the page stops midway: {said}", hint)
+    return failure(address, "truncated", f"the page stops midway: {problem}", hint)
 
 
 def too_large(address: Address, limit_bytes: int, when: str) -> CollectError:
     """The error when the page is larger than any metrics page should be."""
-    said = f"the page is larger than {limit_bytes} bytes {when}"
+    problem = f"the page is larger than {limit_bytes} bytes {when}"
     hint = "check that this is a metrics page; raise limits.body_bytes if it is"
-    return failure(address, "too_large", said, hint)
+    return failure(address, "too_large", problem, hint)
 
 
 def bad_status(address: Address, *, status: int, reason: str, token_sent: bool) -> CollectError:
@@ -160,14 +160,14 @@ def bad_status(address: Address, *, status: int, reason: str, token_sent: bool) 
         kind, hint = "not_found", "check the path: vLLM's page is /metrics"
     elif status in (429, 503):
         hint = "try again later: the server is starting, overloaded or limits its clients"
-    said = f"{address.url}: the server answered {status} {reason[:80]}".rstrip()
-    return CollectError(said, kind=kind, hint=hint, status=status)
+    problem = f"{address.url}: the server answered {status} {reason[:80]}".rstrip()
+    return CollectError(problem, kind=kind, hint=hint, status=status)
 
 
-def not_metrics(address: Address, said: str) -> CollectError:
+def not_metrics(address: Address, problem: str) -> CollectError:
     """The error when the page cannot be a metrics page."""
     hint = "check the port and the path; vLLM's page is /metrics on its API port"
-    return failure(address, "not_metrics", said, hint)
+    return failure(address, "not_metrics", problem, hint)
 
 
 def words_of(exc: BaseException) -> str:

@@ -149,7 +149,7 @@ class EngineKey:
     replica: str = ""
 
 
-class Found(NamedTuple):
+class PageSeries(NamedTuple):
     """A series of the page that is in the table. A named tuple, because a page has hundreds."""
 
     position: int
@@ -162,7 +162,7 @@ class PageNames:
     """The series of a page by kind, as positions."""
 
     prefix: str
-    found: tuple[Found, ...]
+    identified: tuple[PageSeries, ...]
     process_start: int | None
 
 
@@ -195,14 +195,14 @@ def find_prefix(names: Collection[str], table: MetricTable) -> str | None:
 def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:
     """The meaning of each series of a page, without repeated ones."""
     samples = {name: _sample(name, prefix, table) for name in {s.name for s in layout.series}}
-    identified: list[Found] = []
+    identified: list[PageSeries] = []
     starts: list[int] = []
     for position, series in enumerate(layout.series):
         sample = samples[series.name]
         if position in layout.repeated:
             continue
         if sample is not None:
-            identified.append(Found(position, sample, series.labels))
+            identified.append(PageSeries(position, sample, series.labels))
         elif series.name == "process_start_time_seconds":
             starts.append(position)
     # Several processes on one page: no telling which one is the engine's.
@@ -216,7 +216,7 @@ def _sample(name: str, prefix: str, table: MetricTable) -> SampleName | None:
     return table.samples.get(name[len(prefix) :]) if name.startswith(prefix) else None
 
 
-def find_engines(page_series: Sequence[Found]) -> Engines:
+def find_engines(page_series: Sequence[PageSeries]) -> Engines:
     """The engines that these series belong to.
 
     A series without a label that others have, such as `admission_rejections` without `engine`,
@@ -267,7 +267,7 @@ class _KeyReader:
         self._model, self._engine = "model_name" in used, "engine" in used
         self._replica = replica
 
-    def read(self, series: Found) -> _Partial:
+    def read(self, series: PageSeries) -> _Partial:
         """The parts of the engine's key that one series has."""
         if is_unowned(series):  # a model_name is LMCache's own
             return _Partial(None, None, None)
@@ -298,12 +298,12 @@ class _KeyReader:
         return EngineKey(part.model or "", part.engine or "0", part.replica or "")
 
 
-def is_unowned(series: Found) -> bool:
+def is_unowned(series: PageSeries) -> bool:
     """Whether the series has no label for its engine: LMCache's and the HTTP server's have none."""
     return series.sample.spelling.startswith(_UNOWNED)
 
 
-def _anchors(page_series: Sequence[Found]) -> list[tuple[Labels, Labels]]:
+def _anchors(page_series: Sequence[PageSeries]) -> list[tuple[Labels, Labels]]:
     """For each series of a core metric: its name with its own labels, and its other labels.
 
     The own labels of core metrics are known, so all other labels come from the target.
@@ -338,7 +338,7 @@ def _replica_labels(
 
 
 def _most_said_first(part: _Partial) -> tuple[int, str]:
-    return -sum(said is not None for said in (part.model, part.engine, part.replica)), repr(part)
+    return -sum(value is not None for value in (part.model, part.engine, part.replica)), repr(part)
 
 
 def _order(key: EngineKey) -> tuple[str, int, str, str]:
@@ -372,7 +372,7 @@ class _Pieces:
     count: int | None = None
 
 
-def read_histograms(labelled: Iterable[tuple[Found, Labels]]) -> tuple[HistogramSlots, ...]:
+def read_histograms(labelled: Iterable[tuple[PageSeries, Labels]]) -> tuple[HistogramSlots, ...]:
     """The histograms of one metric and engine, one per set of own labels, without damaged ones."""
     pieces: dict[Labels, _Pieces] = {}
     for f, own in labelled:

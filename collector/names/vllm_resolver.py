@@ -11,9 +11,9 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_metrics import (
     EngineKey,
     Engines,
-    Found,
     HistogramSlots,
     Labels,
+    PageSeries,
     find_engines,
     find_prefix,
     is_unowned,
@@ -165,10 +165,10 @@ def _resolved(layout: Layout) -> Binding:
     if prefix is None:
         raise _not_vllm(layout)
     page = read_names(layout, prefix, table)
-    engines = find_engines(page.found)
+    engines = find_engines(page.identified)
     bound = (
         _bind(key, mine, shared, engines.target_labels)
-        for key, mine, shared in _by_engine(page.found, engines)
+        for key, mine, shared in _by_engine(page.identified, engines)
     )
     # Ray shows a counter only once it is not 0.
     shown = [_with_zeros(engine) if prefix.startswith("ray") else engine for engine in bound]
@@ -176,10 +176,10 @@ def _resolved(layout: Layout) -> Binding:
 
 
 def _by_engine(
-    page_series: Sequence[Found], engines: Engines
-) -> Iterator[tuple[EngineKey, Mapping[str, list[Found]], frozenset[str]]]:
+    page_series: Sequence[PageSeries], engines: Engines
+) -> Iterator[tuple[EngineKey, Mapping[str, list[PageSeries]], frozenset[str]]]:
     """Each engine with its series by metric, and its metrics that other engines share."""
-    series: list[dict[str, list[Found]]] = [{} for _ in engines.keys]
+    series: list[dict[str, list[PageSeries]]] = [{} for _ in engines.keys]
     shared: list[set[str]] = [set() for _ in engines.keys]
     for f, owners in zip(page_series, engines.owners, strict=True):
         name = f.sample.metric.name
@@ -193,7 +193,7 @@ def _by_engine(
 
 def _bind(
     key: EngineKey,
-    series: Mapping[str, Sequence[Found]],
+    series: Mapping[str, Sequence[PageSeries]],
     shared: frozenset[str],
     target_labels: frozenset[str],
 ) -> EngineBinding:
@@ -235,7 +235,7 @@ def _with_zeros(engine: EngineBinding) -> EngineBinding:
     return replace(engine, zeros=frozenset(core - engine.counters.keys()))
 
 
-def _newest(metric_series: Sequence[Found]) -> tuple[list[Found], list[int]]:
+def _newest(metric_series: Sequence[PageSeries]) -> tuple[list[PageSeries], list[int]]:
     """The series of one metric under its best name on the page, and the positions of creation
     times."""
     values = [f for f in metric_series if f.sample.part != "created"]

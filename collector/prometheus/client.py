@@ -35,10 +35,10 @@ from kneewatch.collector.prometheus.responses import (
     bad_status_error,
     halves,
     incomplete_error,
+    message_of,
     not_prometheus_error,
     pieces,
     refused_error,
-    said_of,
     samples_of,
     slow_error,
     steps_a_piece,
@@ -175,7 +175,7 @@ class TimedSession(requests.Session):
         raise bad_status_error(
             url,
             status=status if status != HTTPStatus.OK else UNPROCESSABLE,
-            said=said_of(answer),
+            message=message_of(answer),
             query=query,
             after_s=_retry_after_s(response),
         )
@@ -189,8 +189,8 @@ class TimedSession(requests.Session):
 
 
 def _retry_after_s(response: requests.Response) -> float:
-    said = response.headers.get("Retry-After", "")
-    return min(float(said), RETRY_AFTER_MOST_S) if said.isdecimal() else 0.0
+    retry_after = response.headers.get("Retry-After", "")
+    return min(float(retry_after), RETRY_AFTER_MOST_S) if retry_after.isdecimal() else 0.0
 
 
 def _inner_words(exc: BaseException) -> str:

@@ -57,7 +57,7 @@ REASONS = ("error", "message", "Message", "error_description", "detail", "title"
 """Keys in which servers and gateways put the reason of an error, the best first."""
 
 
-def said_of(document: Document) -> str:
+def message_of(document: Document) -> str:
     """The reason of an error in the server's own words; empty without one."""
     for key in REASONS:
         reason = document.get(key)
@@ -131,8 +131,8 @@ def tracks_of(result: Json) -> list[Track]:
 
 def warnings_of(document: Document) -> tuple[str, ...]:
     """The warnings of a response: a shard that is down, a store that did not answer."""
-    said: Json = document.get("warnings")
-    warnings = [str(warning) for warning in _rows(said or [])]
+    answered: Json = document.get("warnings")
+    warnings = [str(warning) for warning in _rows(answered or [])]
     if document.get("isPartial") is True:  # so VictoriaMetrics says it
         warnings.append("the server marks its answer as partial")
     return tuple(warnings)
@@ -145,7 +145,7 @@ def _rows(result: Json) -> list[Json]:
 
 
 QUERY_SHOWN = 120
-SAID_SHOWN = 300
+MESSAGE_SHOWN = 300
 UNPARSABLE, FORBIDDEN, UNPROCESSABLE = 400, 403, 422
 BUSY = frozenset({429, 502, 503, 504})
 """Statuses after which a query is repeated."""
@@ -188,44 +188,44 @@ def shortened(query: str) -> str:
     return line if len(line) <= QUERY_SHOWN else f"{line[: QUERY_SHOWN - 1]}…"
 
 
-def refused_error(url: str, said: str) -> BusyError:
+def refused_error(url: str, problem: str) -> BusyError:
     """The error when there is no connection, or it ended before an answer."""
     hint = "check host and port, and that Prometheus runs there"
-    return BusyError(f"{url}: {said}", kind="refused", hint=hint)
+    return BusyError(f"{url}: {problem}", kind="refused", hint=hint)
 
 
-def incomplete_error(url: str, said: str) -> BusyError:
+def incomplete_error(url: str, problem: str) -> BusyError:
     """The error when an answer is cut short or is not JSON."""
-    return BusyError(f"{url}: the answer is damaged: {said}", kind="truncated", hint=CUT_HINT)
+    return BusyError(f"{url}: the answer is damaged: {problem}", kind="truncated", hint=CUT_HINT)
 
 
 def slow_error(url: str, timeout_s: float, query: str) -> CollectError:
     """The error when no whole answer came in time. Not repeated: that would double the load."""
-    said = f"no whole answer within {timeout_s:g} s to {shortened(query)}"
-    return CollectError(f"{url}: {said}", kind="timeout", hint=SLOW_HINT)
+    problem = f"no whole answer within {timeout_s:g} s to {shortened(query)}"
+    return CollectError(f"{url}: {problem}", kind="timeout", hint=SLOW_HINT)
 
 
-def tls_error(url: str, said: str) -> CollectError:
+def tls_error(url: str, problem: str) -> CollectError:
     """The error when the TLS handshake fails."""
-    return CollectError(f"{url}: TLS failed: {said[:SAID_SHOWN]}", kind="tls", hint=TLS_HINT)
+    return CollectError(f"{url}: TLS failed: {problem[:MESSAGE_SHOWN]}", kind="tls", hint=TLS_HINT)
 
 
 def too_large_error(url: str, limit_bytes: int, query: str) -> CollectError:
     """The error when an answer exceeds the limits."""
-    said = f"the answer to {shortened(query)} is larger than {limit_bytes} bytes"
-    return CollectError(f"{url}: {said}", kind="too_large", hint=NARROW_HINT)
+    problem = f"the answer to {shortened(query)} is larger than {limit_bytes} bytes"
+    return CollectError(f"{url}: {problem}", kind="too_large", hint=NARROW_HINT)
 
 
-def not_prometheus_error(url: str, said: str) -> CollectError:
+def not_prometheus_error(url: str, problem: str) -> CollectError:
     """The error when the server does not speak Prometheus's API."""
-    return CollectError(f"{url}: {said}", kind="not_found", hint=API_HINT)
+    return CollectError(f"{url}: {problem}", kind="not_found", hint=API_HINT)
 
 
 def bad_status_error(
-    url: str, *, status: int, said: str, query: str, after_s: float = 0.0
+    url: str, *, status: int, message: str, query: str, after_s: float = 0.0
 ) -> CollectError:
-    """The error for an error response. `said` is the server's own message."""
-    reason = " ".join(said.split())[:SAID_SHOWN] or "no reason given"
+    """The error for an error response. `message` is the server's own message."""
+    reason = " ".join(message.split())[:MESSAGE_SHOWN] or "no reason given"
     words = f"{url}: {status}: {reason}"
     if status in (UNPARSABLE, UNPROCESSABLE):
         words = f"{url}: the server refuses the query {shortened(query)}: {reason}"

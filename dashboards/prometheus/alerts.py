@@ -157,13 +157,13 @@ def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
     pick = "bottomk" if rule.below else "topk"
     engines = f'{FINDING}{{rule="{rule.id}", {POOL}}}'
     worst = f"{pick}(1, {recorded(rule.signal)}{{{POOL}}} and on ({plan.engine}) {engines})"
-    said = (
+    description = (
         f"{rule.signal} is {unit.text('value $worst')} on {WORST_NAME}, the worst replica "
         f"(threshold: {sign} {unit.threshold(bound.threshold)})."
     )
     annotations = {
         "summary": f"{rule.summary}: {count_text(plan)}",
-        "description": worst_text(plan, worst, said),
+        "description": worst_text(plan, worst, description),
         "action": rule.advice,
     }
     return annotations | link_annotations(plan, rule_page(plan.runbooks, rule.id), worst)

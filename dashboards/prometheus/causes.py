@@ -345,7 +345,7 @@ def _alert(plan: Plan, query: CauseQuery, severity: Severity) -> Alert:
         f'{series}{{cause="{query.series}", {POOL}}}' for series in (recorded(CONFIDENCE), in_force)
     )
     worst = f"{sure} and topk(1, {sure} + {engines})"
-    said = (
+    description = (
         f"{record.id} with confidence {{{{ value $worst | humanizePercentage }}}} on {WORST_NAME}, "
         "the worst replica."
     )
@@ -360,7 +360,7 @@ def _alert(plan: Plan, query: CauseQuery, severity: Severity) -> Alert:
         },
         annotations={
             "summary": f"{query.summary}: {count_text(plan)}",
-            "description": worst_text(plan, worst, said),
+            "description": worst_text(plan, worst, description),
             "action": query.lever,
         }
         | link_annotations(plan, cause_page(plan.runbooks, record.id), worst),

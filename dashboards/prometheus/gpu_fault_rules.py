@@ -162,12 +162,12 @@ def _by_field() -> tuple[GpuFault, ...]:
     ecc = series_of("gpu_ecc_uncorrectable")
     rising = f"({series_of('gpu_ecc_uncorrectable_per_s')} > 0)"
     errors = "uncorrectable memory errors since the driver was loaded"
-    asked = _chosen('printf "%.0f" $value', {str(code): text for code, text in RECOVERY.items()})
+    repairs = _chosen('printf "%.0f" $value', {str(code): text for code, text in RECOVERY.items()})
     here, node = recorded(CLOCK), "cluster, Hostname, hostname"
     before = f"last_over_time({here}[{duration(LOST_S)}])"
     return (
         GpuFault("recovery_wanted", f"{series_of('gpu_recovery_action')} > 0",
-                 "the driver requests a recovery", asked, Severity.CRITICAL),
+                 "the driver requests a recovery", repairs, Severity.CRITICAL),
         GpuFault("row_remap_failed", f"{series_of('gpu_row_remap_failures')} > 0",
                  "a memory row could not be remapped", REPLACE, Severity.WARNING, False),
         GpuFault("row_remap_pending", f"{series_of('gpu_row_remap_pending')} > 0",

@@ -210,7 +210,7 @@ def _down_since(plan: Plan) -> str:
 def _target_down(plan: Plan) -> Alert:
     """Fires once servers of a pool have been down for a scrape."""
     longest = f"topk(1, time() - {DOWN_SINCE}{{{POOL}}})"
-    said = (
+    description = (
         f"The scrapes of {WORST_NAME} have failed for "
         "{{ value $worst | humanizeDuration }}, the longest."
     )
@@ -221,7 +221,7 @@ def _target_down(plan: Plan) -> Alert:
         labels={"severity": "critical", "kneewatch": "cause", "cause": "target_down"},
         annotations={
             "summary": f"vLLM servers are not reachable: {count_text(plan, also=DOWN_SINCE)}",
-            "description": worst_text(plan, longest, said),
+            "description": worst_text(plan, longest, description),
             "action": "Check the vLLM process and its log, then `curl` its /metrics.",
         }
         | link_annotations(plan, cause_page(plan.runbooks, "target_down"), longest),

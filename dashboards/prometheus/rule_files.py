@@ -55,8 +55,8 @@ SPELLED = (
 
 def metricsql(expr: str) -> str:
     """An expression as VictoriaMetrics from 1.79 on evaluates it like Prometheus."""
-    for pattern, said in SPELLED:
-        expr = pattern.sub(said, expr)
+    for pattern, replacement in SPELLED:
+        expr = pattern.sub(replacement, expr)
     return expr
 
 

@@ -276,8 +276,8 @@ def worst_text(plan: Plan, query: str, text: str) -> str:
     `query` has POOL for the pool's matchers, and no other percent sign.
     """
     pools = " ".join(["$pool"] * query.count(POOL))
-    asked = query.replace('"', r"\"").replace(POOL, "%s")
-    query = f'printf "{asked}" {pools}'
+    escaped = query.replace('"', r"\"").replace(POOL, "%s")
+    query = f'printf "{escaped}" {pools}'
     return (
         f"{_pool(plan)}{{{{ with {query} | query }}}}{{{{ $worst := first . }}}}{text}{{{{ end }}}}"
     )

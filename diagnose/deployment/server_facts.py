@@ -199,12 +199,12 @@ def models_reading(models: Sequence[str], read_s: float) -> SourceReading:
 
 def _uncounted(stated: Stated, counted: Fact | None) -> list[str]:
     """A note where the server uses another number of GPUs than its command line asks for."""
-    asked = stated.server_gpus
-    if counted is None or asked is None or counted.value == asked:
+    requested = stated.server_gpus
+    if counted is None or requested is None or counted.value == requested:
         return []
     return [
         f"the server uses {counted.value} GPUs of this node, but its command line or the settings "
-        f"ask for {asked}"
+        f"ask for {requested}"
     ]
 
 

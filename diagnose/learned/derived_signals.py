@@ -322,8 +322,8 @@ class Progress:
         running, usage = values.get("running") or 0.0, values.get("kv_usage_ratio") or 0.0
         generated, answered = _step(history, GENERATED), _step(history, ANSWERED, unless=ABORTED)
         in_flight = running + (values.get("waiting") or 0.0) >= 1
-        asked = in_flight or _unanswered(values)
-        if not asked or generated is None or generated > 0 or (answered or 0.0) > 0:
+        has_requests = in_flight or _unanswered(values)
+        if not has_requests or generated is None or generated > 0 or (answered or 0.0) > 0:
             if self._silent_s and _gained(
                 history, history.columns.counter_columns(TTFT, part="count")
             ):

@@ -86,7 +86,7 @@ def spellings(layout: Layout) -> dict[str, str]:
     table = metric_table()
     prefix = find_prefix({series.name for series in layout.series}, table) or ""
     spelling_of_name: dict[str, tuple[int, str]] = {}
-    for name_read in read_names(layout, prefix, table).found:
+    for name_read in read_names(layout, prefix, table).identified:
         if name_read.sample.part != "created":
             spelled = (name_read.sample.rank, prefix + name_read.sample.spelling)
             spelling_of_name[name_read.sample.metric.name] = min(

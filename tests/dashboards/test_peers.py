@@ -15,7 +15,7 @@ from kneewatch.dashboards.prometheus.rule_files import groups
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
-from tests.diagnose.fleet.made import USUAL, pod, verdict
+from tests.diagnose.fleet.example_fleets import USUAL, pod, verdict
 from tests.programs import require
 
 PLAN = Plan(gpu_join=(("pod", "exported_pod"),))

@@ -366,7 +366,7 @@ def test_a_full_cache_with_a_queue_is_told_before_anything_is_evicted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target_s", "waiting", "told"),
+    ("target_s", "waiting", "concluded"),
     [
         pytest.param(None, 30.0, True, id="15 s of waiting, no target"),
         pytest.param(None, 1.9, False, id="a second of waiting, no target"),
@@ -376,10 +376,10 @@ def test_a_full_cache_with_a_queue_is_told_before_anything_is_evicted() -> None:
     ],
 )
 def test_a_queue_matters_where_its_wait_does(
-    target_s: float | None, waiting: float, *, told: bool
+    target_s: float | None, waiting: float, *, concluded: bool
 ) -> None:
     queued = replace(QUEUED, targets=Targets(ttft_p99_s=target_s))
-    assert ("queue_saturation" in queued.but(waiting_by_capacity=waiting).causes()) == told
+    assert ("queue_saturation" in queued.but(waiting_by_capacity=waiting).causes()) == concluded
 
 
 @pytest.mark.parametrize(
@@ -475,9 +475,9 @@ def test_a_sleeping_engine_is_told_as_asleep_and_is_why_it_stalls() -> None:
 
 def test_a_sleeping_engine_is_no_healthy_one() -> None:
     body = re.sub(r'(sleep_state="awake"\}) 1.0', r"\1 0.0", recorded("0.32.0-loaded"))
-    told = Target().one(body, body, body)
-    assert told.health == "info"
-    assert [cause.id for cause in told.causes] == ["engine_asleep"]
+    diagnosis = Target().one(body, body, body)
+    assert diagnosis.health == "info"
+    assert [cause.id for cause in diagnosis.causes] == ["engine_asleep"]
 
 
 def test_prompts_that_never_shared_a_prefix_are_a_note_that_leaves_open_why() -> None:
@@ -697,7 +697,7 @@ def carries(low: float, expected: float, high: float, *, reached: bool = True) -
 
 
 @pytest.mark.parametrize(
-    ("knee", "told"),
+    ("knee", "concluded"),
     [
         pytest.param(None, False, id="no knee is known"),
         pytest.param(carries(14.0, 16.0, 20.0), True, id="beyond its knee"),
@@ -705,18 +705,19 @@ def carries(low: float, expected: float, high: float, *, reached: bool = True) -
         pytest.param(carries(14.0, 16.0, 20.0, reached=False), False, id="no load past it seen"),
     ],
 )
-def test_the_learned_knee_tells_what_is_too_much(knee: LearnedKnee | None, told: bool) -> None:
+def test_the_learned_knee_tells_what_is_too_much(knee: LearnedKnee | None, concluded: bool) -> None:
     late = KNEE.but(ttft_p99_p50_drift_ratio=None)
-    found = BY_ID["past_knee"].examine(replace(late.facts(), knee=knee))
-    assert (found is not None) == told
-    if found is not None:
-        assert "the knee is at 16 (14 to 20, learned from 40 windows" in found.evidence[-1].text
+    past_knee = BY_ID["past_knee"].examine(replace(late.facts(), knee=knee))
+    assert (past_knee is not None) == concluded
+    if past_knee is not None:
+        assert "the knee is at 16 (14 to 20, learned from 40 windows" in past_knee.evidence[-1].text
     kept = replace(late.but(ttft_p99_s=0.5).facts(), knee=knee)
     assert BY_ID["past_knee"].examine(kept) is None, "the target is kept"
 
 
 def test_a_load_short_of_the_knee_speaks_against_it() -> None:
-    plain, short = (replace(KNEE.facts(), knee=one) for one in (None, carries(40.0, 50.0, 60.0)))
+    plain = replace(KNEE.facts(), knee=None)
+    short = replace(KNEE.facts(), knee=carries(40.0, 50.0, 60.0))
     sure, doubtful = BY_ID["past_knee"].examine(plain), BY_ID["past_knee"].examine(short)
     assert sure is not None
     assert doubtful is None or doubtful.confidence < sure.confidence
@@ -728,7 +729,7 @@ def test_prompts_that_fill_the_engine_are_heavy_though_answers_take_longer() -> 
     )
     assert "prefix_reuse_lost" not in quick.causes()
     filled = quick.but(prefill_busy_ratio=0.5).causes()["prefix_reuse_lost"]
-    assert "0.5 prompts are under prefill on average" in [one.text for one in filled.evidence]
+    assert "0.5 prompts are under prefill on average" in [item.text for item in filled.evidence]
     assert "prefix_reuse_lost" not in quick.but(prefill_busy_ratio=0.2).causes()
 
 

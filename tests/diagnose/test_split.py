@@ -20,7 +20,7 @@ from kneewatch.diagnose.recommend.levers_replicas import lower_tensor_parallel
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
-from tests.diagnose.fleet.made import Row, causes, pod, verdict
+from tests.diagnose.fleet.example_fleets import Row, causes, pod, verdict
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised, changes
 from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, Situation, split_of
 from tests.diagnose.sweeps import sweep

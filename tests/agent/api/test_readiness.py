@@ -9,7 +9,7 @@ import pytest
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.fleet.watch import FleetWatch
 from tests.agent.api.serving import WELL_STATE, asking, service_of, settings_of, state_of
-from tests.diagnose.fleet.made import fleet, verdict
+from tests.diagnose.fleet.example_fleets import fleet, verdict
 from tests.reports.diagnoses import HEALTHY, NOW_S
 
 

@@ -196,9 +196,9 @@ def test_a_value_a_minute_tells_as_well(tmp_path: Path) -> None:
     old = loaded(NOW_S - 3 * DAY_S)
     clock_s = [old[0][0]]
     store = Store.open(path, retention=Retention(keep_s=DAY_S), clock=lambda: clock_s[0])
-    for one in (*cycles(old), *cycles([(NOW_S - 60.0, values_at_load(1.0, knee_at=8.0))])):
-        clock_s[0] = one.t_s
-        store.put(one)
+    for stored in (*cycles(old), *cycles([(NOW_S - 60.0, values_at_load(1.0, knee_at=8.0))])):
+        clock_s[0] = stored.t_s
+        store.put(stored)
     store.close(PATIENCE_S)
     knee = recalled(path, engine())
     assert knee is not None
@@ -319,18 +319,19 @@ def test_the_next_cycle_is_held_against_it(serving: Start, tmp_path: Path) -> No
     sinks = replace(kept.sinks(), knees=knees)
     start_s = time.time()
     clock = iter(start_s + 2.0 * at for at in range(100))
-    one = TargetWatch(spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock))
-    one.cycle()
+    profile = TargetProfiles().of([spec])[spec.name]
+    watch = TargetWatch(spec, profile, sinks, wall=lambda: next(clock))
+    watch.cycle()
     while knees.cycle() is not None:
         pass
     for _ in range(6):
-        one.cycle()
-    (told,) = kept.states[-1].diagnoses
-    texts = [text.text for cause in told.causes for text in cause.evidence]
-    assert "past_knee" in [cause.id for cause in told.causes]
+        watch.cycle()
+    (diagnosis,) = kept.states[-1].diagnoses
+    texts = [text.text for cause in diagnosis.causes for text in cause.evidence]
+    assert "past_knee" in [cause.id for cause in diagnosis.causes]
     assert any("the knee is at 16 " in text for text in texts), texts
     assert knees.cycle() is None, "it is asked once"
-    one.retire()
+    watch.retire()
     reader.close()
 
 

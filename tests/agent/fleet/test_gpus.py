@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kneewatch.agent.fleet.snapshot import images_of, with_gpus
 from kneewatch.collector.prometheus.responses import Sample
-from tests.diagnose.fleet.made import pod, shaped
+from tests.diagnose.fleet.example_fleets import pod, shaped
 
 
 def gpu(value: float, **labels: str) -> Sample:

@@ -18,7 +18,7 @@ from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Gone, Why
 from tests.agent.api.serving import settings_of
 from tests.agent.notify.factories import receiver, settings
-from tests.diagnose.fleet.made import fleet, pod, verdict
+from tests.diagnose.fleet.example_fleets import fleet, pod, verdict
 
 STEP_S, HOLD_S = 60.0, 120.0
 FULL = {

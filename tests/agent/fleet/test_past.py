@@ -18,7 +18,7 @@ from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from tests.agent.api.serving import Asker, service_of, settings_of
-from tests.diagnose.fleet.made import fleet, verdict
+from tests.diagnose.fleet.example_fleets import fleet, verdict
 from tests.waiting import PATIENCE_S
 
 FOUND = verdict(*fleet(3))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kneewatch.agent.fleet.snapshot import capacity_tokens, kv_pools
-from tests.diagnose.fleet.made import pod, shaped
+from tests.diagnose.fleet.example_fleets import pod, shaped
 
 ENGINES = [("a", "0"), ("a", "1"), ("b", "0")]
 

@@ -16,7 +16,7 @@ from kneewatch.agent.api.service import source_problems
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import Asker, service_of, settings_of
-from tests.diagnose.fleet.made import fleet, verdict
+from tests.diagnose.fleet.example_fleets import fleet, verdict
 from tests.reports.diagnoses import NOW_S
 
 

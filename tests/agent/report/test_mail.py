@@ -12,7 +12,7 @@ from kneewatch.agent.report.schedule import TIERS_MOST, message_of, receivers_of
 from kneewatch.agent.settings.effective import load
 from tests.agent.notify.mail_server import MailServer
 from tests.agent.report.receivers import team
-from tests.reports.weekly.page import made
+from tests.reports.weekly.page import examples
 
 CUT_BYTES = 102 * 1024
 """Mail programs show no more of a body (Gmail: "message clipped")."""
@@ -26,7 +26,7 @@ def test_the_body_is_short_and_the_page_attached(
     settings = load(file=tmp_path / "kneewatch.toml", environ={}, flags={})
     page = tmp_path / "report-1.html"
     page.write_text("<!doctype html>" + "x" * 3 * CUT_BYTES)
-    assert send(receivers_of(settings), made.many(tiers), page) == {}
+    assert send(receivers_of(settings), examples.many(tiers), page) == {}
     (taken,) = mail.mails
     parsed = BytesParser(policy=policy.default).parsebytes(taken.data)
     for kind in ("plain", "html"):
@@ -40,7 +40,7 @@ def test_the_body_is_short_and_the_page_attached(
 
 
 def test_of_many_tiers_the_worst_are_told() -> None:
-    message = message_of(made.many(200), "report-1.html")
+    message = message_of(examples.many(200), "report-1.html")
     titles = [part.title for part in message.parts]
     assert len(titles) == TIERS_MOST + 1
     assert titles[-1] == f"{200 - TIERS_MOST} more tiers: see the report"

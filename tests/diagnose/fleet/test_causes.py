@@ -15,23 +15,23 @@ from kneewatch.diagnose.gpu import GpuState, XidSeen
 from kneewatch.diagnose.learned.length_drift import Buckets
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
-from tests.diagnose.fleet.made import DILUTED, Row, causes, fleet, pod, verdict
+from tests.diagnose.fleet.example_fleets import DILUTED, Row, causes, fleet, pod, verdict
 
 HOT = {"running": 40.0, "running_avg": 40.0, "waiting": 10.0, "arrival_per_s": 9.0}
 SLOW = {"itl_p50_s": 0.06, "itl_p99_s": 0.2}
 
 
 def test_a_fleet_without_trouble() -> None:
-    found = verdict(*fleet(6))
-    assert causes(found) == {}
-    assert found.health == "ok"
+    diagnosis = verdict(*fleet(6))
+    assert causes(diagnosis) == {}
+    assert diagnosis.health == "ok"
 
 
 def test_one_hot_replica_is_seen_whatever_the_mean() -> None:
-    found = verdict(*fleet(40), (pod("hot"), HOT))
-    assert causes(found) == {"replica_imbalance": ("hot",)}
-    (tier,) = found.tiers
-    running = next(one for one in tier.spreads if one.signal == "running")
+    diagnosis = verdict(*fleet(40), (pod("hot"), HOT))
+    assert causes(diagnosis) == {"replica_imbalance": ("hot",)}
+    (tier,) = diagnosis.tiers
+    running = next(spread for spread in tier.spreads if spread.signal == "running")
     assert (running.worst, running.most, running.count) == ("hot", 40.0, 41)
     assert running.mean < 9
 
@@ -42,17 +42,17 @@ def test_imbalance_between_two_replicas() -> None:
 
 def test_imbalance_between_data_parallel_engines() -> None:
     engines: list[Row] = [(pod("a", engine=str(at)), {}) for at in range(3)]
-    found = verdict(*engines, (pod("a", engine="3"), HOT))
-    assert causes(found) == {"replica_imbalance": ("a engine 3",)}
-    assert "data-parallel engines of one replica" in found.causes[0].cause.summary
+    diagnosis = verdict(*engines, (pod("a", engine="3"), HOT))
+    assert causes(diagnosis) == {"replica_imbalance": ("a engine 3",)}
+    assert "data-parallel engines of one replica" in diagnosis.causes[0].cause.summary
 
 
 def test_an_imbalance_of_tokens_where_requests_are_even() -> None:
     long = {"kv_usage_ratio": 0.95, "waiting": 1.0}
     others: list[Row] = [(pod(str(at)), {"kv_usage_ratio": 0.3}) for at in range(5)]
-    found = verdict(*others, (pod("long"), long))
-    assert causes(found) == {"replica_imbalance": ("long",)}
-    (cause,) = [each.cause for each in found.causes]
+    diagnosis = verdict(*others, (pod("long"), long))
+    assert causes(diagnosis) == {"replica_imbalance": ("long",)}
+    (cause,) = [each.cause for each in diagnosis.causes]
     assert "a KV cache 95% full" in cause.summary
     assert causes(verdict(*others, (pod("long"), {"kv_usage_ratio": 0.55}))) == {}
 
@@ -69,27 +69,27 @@ def test_an_imbalance_among_engines_that_are_all_full_explains_nothing() -> None
 
 
 def test_an_imbalance_that_harms_nobody_is_a_note() -> None:
-    found = verdict(*fleet(5), (pod("hot"), {**HOT, "waiting": 0.0}))
-    assert found.causes[0].cause.severity == Severity.INFO
+    diagnosis = verdict(*fleet(5), (pod("hot"), {**HOT, "waiting": 0.0}))
+    assert diagnosis.causes[0].cause.severity == Severity.INFO
 
 
 def test_a_slow_replica_is_no_imbalance() -> None:
     slow = {**SLOW, "running": 48.0, "running_avg": 48.0, "waiting": 10.0}
-    found = verdict(*fleet(5), (pod("slow", node="n7"), slow))
-    assert causes(found) == {"bad_node": ("slow",)}
-    assert "n7" in found.causes[0].cause.summary
+    diagnosis = verdict(*fleet(5), (pod("slow", node="n7"), slow))
+    assert causes(diagnosis) == {"bad_node": ("slow",)}
+    assert "n7" in diagnosis.causes[0].cause.summary
 
 
 def test_a_gpu_with_low_clocks_and_xid_makes_the_case_stronger() -> None:
     well = {f"r{at}": {"sm_clock_mhz": 1980.0, "temperature_c": 50.0} for at in range(5)}
     ill = {"sm_clock_mhz": 1200.0, "temperature_c": 85.0, "xid": 79.0}
     plain = verdict(*fleet(5), (pod("slow"), SLOW)).causes[0].cause
-    known = verdict(*fleet(5), (pod("slow"), SLOW), gpus={**well, "slow": ill}).causes[0].cause
+    faulty = verdict(*fleet(5), (pod("slow"), SLOW), gpus={**well, "slow": ill}).causes[0].cause
     fine = (
         verdict(*fleet(5), (pod("slow"), SLOW), gpus={**well, "slow": well["r0"]}).causes[0].cause
     )
-    assert fine.confidence < plain.confidence < known.confidence
-    assert "XID 79" in " ".join(item.text for item in known.evidence)
+    assert fine.confidence < plain.confidence < faulty.confidence
+    assert "XID 79" in " ".join(item.text for item in faulty.evidence)
     assert fine.against
 
 
@@ -100,9 +100,9 @@ def dead_gpu(**more: bool) -> GpuState:
 def test_a_gpu_with_an_xid_explains_the_slow_replica() -> None:
     own = {"gpus": 1.0, "xid": 79.0}
     rows = (*fleet(5), (pod("slow"), SLOW))
-    found = verdict(*rows, gpus={"slow": own}, faulty_gpus={"slow": [dead_gpu()]})
-    assert causes(found) == {"gpu_fault": ("slow",)}
-    (fault,) = found.causes
+    diagnosis = verdict(*rows, gpus={"slow": own}, faulty_gpus={"slow": [dead_gpu()]})
+    assert causes(diagnosis) == {"gpu_fault": ("slow",)}
+    (fault,) = diagnosis.causes
     assert (fault.cause.severity, fault.cause.explains) == (Severity.CRITICAL, ("bad_node",))
     assert "GPU 3 of n7" in fault.cause.summary
 
@@ -115,10 +115,10 @@ def test_a_gpu_that_works_again_or_may_be_of_another_pod_explains_nothing() -> N
         faulty_gpus={"slow": [dead_gpu(worked_since=True)]},
     )
     of_node = verdict(*rows, gpus={"slow": {"xid": 79.0}}, faulty_gpus={"slow": [dead_gpu()]})
-    for found, severity in ((works, Severity.INFO), (of_node, Severity.WARNING)):
-        assert causes(found).keys() == {"bad_node", "gpu_fault"}
-        told = {one.cause.id: one.cause.severity for one in found.causes}
-        assert told["gpu_fault"] <= severity
+    for diagnosis, severity in ((works, Severity.INFO), (of_node, Severity.WARNING)):
+        assert causes(diagnosis).keys() == {"bad_node", "gpu_fault"}
+        severities = {c.cause.id: c.cause.severity for c in diagnosis.causes}
+        assert severities["gpu_fault"] <= severity
 
 
 def test_a_median_beyond_the_edge_of_a_bucket_is_not_slow() -> None:
@@ -166,9 +166,9 @@ def diluted(count: int, **more: float) -> list[Row]:
 
 
 def test_hits_near_one_in_n_while_prompts_repeat() -> None:
-    found = verdict(*diluted(4))
-    assert causes(found) == {"routing_dilution": ("r0", "r1", "r2", "r3")}
-    assert found.causes[0].cause.severity == Severity.WARNING
+    diagnosis = verdict(*diluted(4))
+    assert causes(diagnosis) == {"routing_dilution": ("r0", "r1", "r2", "r3")}
+    assert diagnosis.causes[0].cause.severity == Severity.WARNING
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def routing(
 ) -> dict[str, Cause]:
     """What is reported of lost hits, by id."""
     profile = Profile(targets=Targets(ttft_p99_s=ttft_target_s))
-    found = verdict(*rows, usual=usual, recent=LENGTHS, profile=profile)
+    diagnosis = verdict(*rows, usual=usual, recent=LENGTHS, profile=profile)
     lost = ("routing_dilution", "prefix_reuse_lost")
-    return {c.cause.id: c.cause for c in found.causes if c.cause.id in lost}
+    return {c.cause.id: c.cause for c in diagnosis.causes if c.cause.id in lost}
 
 
 def pool(**changes: float) -> list[Row]:
@@ -282,9 +282,9 @@ def test_new_replicas_and_short_lived_blocks_add_to_the_case() -> None:
 
 def test_prompts_that_stopped_sharing_are_told_apart_from_routing() -> None:
     heavy = {"computed_prompt_tokens_per_s": 3000.0, "prefill_service_ratio": 0.3}
-    told = routing(pool(prefix_hit_ratio=0.0, **heavy))
-    assert list(told) == ["prefix_reuse_lost"]
-    assert "baseline 64%" in told["prefix_reuse_lost"].summary
+    causes_by_id = routing(pool(prefix_hit_ratio=0.0, **heavy))
+    assert list(causes_by_id) == ["prefix_reuse_lost"]
+    assert "baseline 64%" in causes_by_id["prefix_reuse_lost"].summary
     routed = routing(pool(**heavy))
     assert list(routed) == ["routing_dilution"]
     assert "prefix_reuse_lost" in routed["routing_dilution"].explains
@@ -315,8 +315,8 @@ def test_the_usual_hit_ratio(hours: Mapping[float, dict[str, float]], expected: 
 def test_kinds_of_gpu_behind_one_balancer() -> None:
     slow = {"ttft_p99_s": 1.2, "itl_p99_s": 0.1}
     a100 = [(pod(f"a{at}", tier="A100"), slow) for at in range(2)]
-    found = verdict(*fleet(6, tier="H100"), *a100)
-    assert causes(found) == {"mixed_tiers": ("a0", "a1")}
+    diagnosis = verdict(*fleet(6, tier="H100"), *a100)
+    assert causes(diagnosis) == {"mixed_tiers": ("a0", "a1")}
     routed = [(labels, {**own, "arrival_per_s": 0.4}) for labels, own in a100]
     apart = verdict(*fleet(6, tier="H100"), *routed)
     assert causes(apart) == {}
@@ -328,16 +328,16 @@ def test_kinds_of_gpu_that_are_equally_fast_do_no_harm() -> None:
 
 def test_tiers_are_never_compared_or_averaged() -> None:
     fast = [(pod(f"f{at}", tier="B200"), {"itl_p50_s": 0.005}) for at in range(5)]
-    found = verdict(*fast, (pod("x", tier="H100"), {}))
-    assert "bad_node" not in causes(found)
-    assert [tier.tier for tier in found.tiers] == ["B200", "H100"]
+    diagnosis = verdict(*fast, (pod("x", tier="H100"), {}))
+    assert "bad_node" not in causes(diagnosis)
+    assert [tier.tier for tier in diagnosis.tiers] == ["B200", "H100"]
 
 
 def test_a_cold_replica_among_warm_ones() -> None:
     cold = {"age_s": 90.0, "prefix_hit_ratio": 0.2, "ttft_p99_s": 1.0}
-    found = verdict(*fleet(5), (pod("new"), cold))
-    assert causes(found) == {"cold_replica": ("new",)}
-    assert found.health == "info"
+    diagnosis = verdict(*fleet(5), (pod("new"), cold))
+    assert causes(diagnosis) == {"cold_replica": ("new",)}
+    assert diagnosis.health == "info"
 
 
 def test_a_rollout_is_no_cold_replica() -> None:
@@ -346,9 +346,9 @@ def test_a_rollout_is_no_cold_replica() -> None:
 
 def test_idle_for_an_hour() -> None:
     idle = {"running_hour_avg": 0.1}
-    found = verdict(*fleet(2), (pod("i"), idle), (pod("j"), idle))
-    assert causes(found) == {"underused": ("i", "j")}
-    assert found.causes[0].cause.severity == Severity.INFO
+    diagnosis = verdict(*fleet(2), (pod("i"), idle), (pod("j"), idle))
+    assert causes(diagnosis) == {"underused": ("i", "j")}
+    assert diagnosis.causes[0].cause.severity == Severity.INFO
 
 
 def test_less_than_an_hour_says_nothing_of_hours() -> None:
@@ -357,12 +357,12 @@ def test_less_than_an_hour_says_nothing_of_hours() -> None:
 
 
 def test_a_replica_that_does_not_answer() -> None:
-    found = verdict(
+    diagnosis = verdict(
         *fleet(3), gone=[Gone("r9", "prod/m", Why.DOWN), Gone("r8", "prod/m", Why.LEFT)]
     )
-    assert causes(found) == {"target_down": ("r9",)}
-    assert found.health == "critical"
-    assert any("r8" in note for note in found.notes)
+    assert causes(diagnosis) == {"target_down": ("r9",)}
+    assert diagnosis.health == "critical"
+    assert any("r8" in note for note in diagnosis.notes)
 
 
 def test_what_is_not_known_is_never_healthy() -> None:
@@ -401,30 +401,30 @@ def split_fleet(per_gpu: Mapping[int, float] = PER_GPU, **more: float) -> FleetD
     """Two replicas each on so many GPUs, with so many tokens a second and GPU, and queues."""
     rows: list[Row] = []
     for gpus, tokens in per_gpu.items():
-        made = {**QUEUED, "generation_tokens_per_s": gpus * tokens}
-        made["computed_prompt_tokens_per_s"] = 0.75 * gpus * tokens
-        rows += [(pod(f"tp{gpus}-{at}", tier="H100"), {**made, **more}) for at in range(2)]
+        own = {**QUEUED, "generation_tokens_per_s": gpus * tokens}
+        own["computed_prompt_tokens_per_s"] = 0.75 * gpus * tokens
+        rows += [(pod(f"tp{gpus}-{at}", tier="H100"), {**own, **more}) for at in range(2)]
     counts = {str(labels["pod"]): float(labels["pod"][2]) for labels, _ in rows}
     return verdict(*rows, gpus={name: {"gpus": count} for name, count in counts.items()})
 
 
 def test_tensor_parallelism_that_halves_what_a_gpu_gives() -> None:
-    found = split_fleet()
-    (one,) = [one for one in found.causes if one.cause.id == "tp_overhead"]
-    assert one.replicas == ("tp4-0", "tp4-1")
-    assert one.cause.severity == Severity.INFO
-    assert "4 GPUs lose 50%" in one.cause.summary
+    diagnosis = split_fleet()
+    (overhead,) = [overhead for overhead in diagnosis.causes if overhead.cause.id == "tp_overhead"]
+    assert overhead.replicas == ("tp4-0", "tp4-1")
+    assert overhead.cause.severity == Severity.INFO
+    assert "4 GPUs lose 50%" in overhead.cause.summary
 
 
 def test_of_several_splits_each_is_held_against_the_best_below_it() -> None:
-    found = split_fleet({1: 1000.0, 2: 900.0, 8: 300.0})
-    assert [one.replicas for one in found.causes if one.cause.id == "tp_overhead"] == [
+    diagnosis = split_fleet({1: 1000.0, 2: 900.0, 8: 300.0})
+    assert [c.replicas for c in diagnosis.causes if c.cause.id == "tp_overhead"] == [
         ("tp8-0", "tp8-1")
     ]
 
 
 @pytest.mark.parametrize(
-    "found",
+    "diagnosis",
     [
         pytest.param(split_fleet({1: 1000.0, 4: 800.0}), id="hardly less"),
         pytest.param(split_fleet({1: 500.0, 4: 1000.0}), id="more a GPU"),
@@ -433,16 +433,16 @@ def test_of_several_splits_each_is_held_against_the_best_below_it() -> None:
         pytest.param(verdict(*[(pod("a"), {**QUEUED}), (pod("b"), {**QUEUED})]), id="no GPUs"),
     ],
 )
-def test_no_overhead_without_proof(found: FleetDiagnosis) -> None:
-    assert "tp_overhead" not in causes(found)
+def test_no_overhead_without_proof(diagnosis: FleetDiagnosis) -> None:
+    assert "tp_overhead" not in causes(diagnosis)
 
 
 def test_other_requests_are_no_proof() -> None:
     wide = {**QUEUED, "generation_tokens_per_s": 2000.0, "computed_prompt_tokens_per_s": 1500.0}
     narrow = {**QUEUED, "generation_tokens_per_s": 1000.0, "computed_prompt_tokens_per_s": 100.0}
     gpus = {"wide": {"gpus": 4.0}, "narrow": {"gpus": 1.0}}
-    found = verdict((pod("wide"), wide), (pod("narrow"), narrow), gpus=gpus)
-    assert "tp_overhead" not in causes(found)
+    diagnosis = verdict((pod("wide"), wide), (pod("narrow"), narrow), gpus=gpus)
+    assert "tp_overhead" not in causes(diagnosis)
     alike = {**narrow, "computed_prompt_tokens_per_s": 750.0}
     assert "tp_overhead" in causes(
         verdict((pod("wide"), wide), (pod("narrow"), alike), gpus=gpus)

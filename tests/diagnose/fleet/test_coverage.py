@@ -11,7 +11,7 @@ from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.engine_state import MOMENT_S, coverage
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
-from tests.diagnose.fleet.made import pod, verdict
+from tests.diagnose.fleet.example_fleets import pod, verdict
 
 PROFILES = {
     "plain": Profile(),

@@ -12,7 +12,7 @@ from kneewatch.diagnose.fleet.engine_state import LEFT_OUT
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import text
 from kneewatch.rules.rule import Severity
-from tests.diagnose.fleet.made import Row, causes, fleet, pod, verdict
+from tests.diagnose.fleet.example_fleets import Row, causes, fleet, pod, verdict
 
 OVERLOADED: Mapping[str, float] = {
     "running": 26.0,

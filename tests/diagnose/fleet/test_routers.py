@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.diagnose.fleet.routers import ROUTERS, RouterState, router_queries, routers_of
-from tests.diagnose.fleet.made import Row, pod, verdict
+from tests.diagnose.fleet.example_fleets import Row, pod, verdict
 from tests.programs import require
 
 PLACE = {"namespace": "prod"}

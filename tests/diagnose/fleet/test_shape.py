@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.fleet.inventory import distinguishing, label_map, shape_of
-from tests.diagnose.fleet.made import pod, shaped
+from tests.diagnose.fleet.example_fleets import pod, shaped
 
 PLAIN = label_map({}, "default")
 

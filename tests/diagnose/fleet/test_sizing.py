@@ -17,7 +17,7 @@ from kneewatch.diagnose.fleet.inventory import WEEK_S, Gone, Peak, Why, peak_of
 from kneewatch.diagnose.fleet.replica_count import TierSize
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import document, text
-from tests.diagnose.fleet.made import Row, fleet, pod, verdict
+from tests.diagnose.fleet.example_fleets import Row, fleet, pod, verdict
 
 GROUP = ("prod/m", "", "")
 KNOWN = Profile(

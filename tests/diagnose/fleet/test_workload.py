@@ -11,7 +11,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Group
 from kneewatch.diagnose.learned.length_drift import Buckets
-from tests.diagnose.fleet.made import Row, causes, fleet, pod, verdict
+from tests.diagnose.fleet.example_fleets import Row, causes, fleet, pod, verdict
 from tests.diagnose.workloads import stated
 
 PROMPTS, ANSWERS = "prompt_tokens_mean", "output_tokens_mean"

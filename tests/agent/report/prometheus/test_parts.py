@@ -42,7 +42,7 @@ from kneewatch.agent.report.series import Floats
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
 from kneewatch.reports.weekly.measures import KV_USAGE, RUNNING, WAITING
 from kneewatch.reports.weekly.observed import DAY_S, HOUR_S, SERVING, grid
-from tests.diagnose.fleet.made import pod, shaped
+from tests.diagnose.fleet.example_fleets import pod, shaped
 
 TO_S = 1_795_262_400.0
 NAN = math.nan

@@ -13,16 +13,16 @@ from playwright.sync_api import Browser, Page, expect
 from kneewatch.reports.weekly.page.html import render
 from kneewatch.reports.weekly.report import WeeklyReport
 from tests.browser import Seen, browser, opened
-from tests.reports.weekly.page import made
-from tests.reports.weekly.page.made_hostile import hostile
+from tests.reports.weekly.page import examples
+from tests.reports.weekly.page.hostile_report import hostile
 
 __all__ = ["browser"]
 
 SHOWN: dict[str, Callable[[], WeeklyReport]] = {
-    "fleet": made.fleet,
-    "empty": made.empty,
-    "many tiers": lambda: made.many(14, incidents=3),
-    "hostile": lambda: hostile(made.fleet()),
+    "fleet": examples.fleet,
+    "empty": examples.empty,
+    "many tiers": lambda: examples.many(14, incidents=3),
+    "hostile": lambda: hostile(examples.fleet()),
 }
 TOO_WIDE = """[...document.querySelectorAll('body *')]
     .filter(e => !e.closest('.wide, svg, .unseen, .skip, .stack td .numbers'))
@@ -64,7 +64,7 @@ def test_a_report_fits_and_asks_for_nothing(browser: Browser, tmp_path: Path, na
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_light_and_dark(browser: Browser, tmp_path: Path, dark: bool) -> None:
-    with looking(browser, tmp_path, made.fleet(), dark=dark) as (page, seen):
+    with looking(browser, tmp_path, examples.fleet(), dark=dark) as (page, seen):
         ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
         assert ground == ("rgb(16, 18, 21)" if dark else "rgb(245, 243, 238)")
         line = page.evaluate("getComputedStyle(document.querySelector('.plot .p99')).stroke")
@@ -73,7 +73,7 @@ def test_light_and_dark(browser: Browser, tmp_path: Path, dark: bool) -> None:
 
 
 def test_on_a_phone_charts_can_be_read(browser: Browser, tmp_path: Path) -> None:
-    with looking(browser, tmp_path, made.fleet(), width=360) as (page, _):
+    with looking(browser, tmp_path, examples.fleet(), width=360) as (page, _):
         assert page.evaluate(SMALLEST_TEXT) >= 9
         line = page.locator(".tiers .line").first
         expect(line.locator("td").nth(3)).to_contain_text("Store the KV cache in fp8.")
@@ -81,7 +81,7 @@ def test_on_a_phone_charts_can_be_read(browser: Browser, tmp_path: Path) -> None
 
 
 def test_the_tables_behind_charts_fold_out(browser: Browser, tmp_path: Path) -> None:
-    with looking(browser, tmp_path, made.fleet()) as (page, _):
+    with looking(browser, tmp_path, examples.fleet()) as (page, _):
         details = page.locator("details.behind", has_text="The numbers behind these charts").first
         cell = details.get_by_role("cell", name="31 s").first
         expect(cell).to_be_hidden()
@@ -90,7 +90,7 @@ def test_the_tables_behind_charts_fold_out(browser: Browser, tmp_path: Path) -> 
 
 
 def test_links_lead_to_the_sections(browser: Browser, tmp_path: Path) -> None:
-    with looking(browser, tmp_path, made.fleet()) as (page, seen):
+    with looking(browser, tmp_path, examples.fleet()) as (page, seen):
         page.get_by_role("navigation").get_by_role("link", name="Money").click()
         expect(page.get_by_role("heading", name="8 Money")).to_be_in_viewport()
         assert seen.errors == []
@@ -98,7 +98,7 @@ def test_links_lead_to_the_sections(browser: Browser, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_on_paper(browser: Browser, tmp_path: Path, dark: bool) -> None:
-    with looking(browser, tmp_path, made.fleet(), dark=dark) as (page, _):
+    with looking(browser, tmp_path, examples.fleet(), dark=dark) as (page, _):
         pdf = page.pdf(prefer_css_page_size=True, print_background=True)
         pages = len(re.findall(rb"/Type\s*/Page\b(?!s)", pdf))
         assert 5 <= pages <= PAPERS_MOST
@@ -118,7 +118,7 @@ def test_on_paper(browser: Browser, tmp_path: Path, dark: bool) -> None:
 
 
 def test_hostile_text_runs_nothing(browser: Browser, tmp_path: Path) -> None:
-    with looking(browser, tmp_path, hostile(made.fleet())) as (page, seen):
+    with looking(browser, tmp_path, hostile(examples.fleet())) as (page, seen):
         dialogs: list[str] = []
         page.on("dialog", lambda dialog: dialogs.append(dialog.message))
         page.reload()

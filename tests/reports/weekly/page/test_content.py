@@ -12,8 +12,8 @@ from kneewatch.reports.weekly.page.html import incident_parts, render
 from kneewatch.reports.weekly.report import WeeklyReport
 from kneewatch.reports.weekly.tier_sections import TableRow
 from tests.reports.triage.html_tree import Node, tree
-from tests.reports.weekly.page import made
-from tests.reports.weekly.page.made_service import figure
+from tests.reports.weekly.page import examples
+from tests.reports.weekly.page.example_service import figure
 
 
 def page(report: WeeklyReport) -> Node:
@@ -28,7 +28,7 @@ def section(root: Node, name: str) -> Node:
 
 @pytest.fixture(scope="module")
 def fleet() -> Node:
-    return page(made.fleet())
+    return page(examples.fleet())
 
 
 def test_the_verdict_is_a_line_per_tier_with_one_thing_to_do(fleet: Node) -> None:
@@ -36,7 +36,7 @@ def test_the_verdict_is_a_line_per_tier_with_one_thing_to_do(fleet: Node) -> Non
     assert verdict.one("p", css="headline").text == "2 tiers: 1 critical, 1 ok."
     sick, calm = verdict.every("tr", css="line")
     cells = [cell.text for cell in sick.children]
-    assert cells[0] == f"{made.CHAT} 4 engines, 8 GPUs"
+    assert cells[0] == f"{examples.CHAT} 4 engines, 8 GPUs"
     assert cells[1].startswith("Critical The KV cache was too small")
     assert cells[1].endswith("In incidents for 89 min.")
     assert cells[2].startswith("Too small. 12 GPUs needed, 8 present")
@@ -60,23 +60,23 @@ def test_arrows_stand_with_words_and_only_where_there_is_a_change(fleet: Node) -
 
 def test_figures_that_are_not_known_are_named_in_the_verdict() -> None:
     unknown = Trend("goodput_per_s", "requests in time", "per_s", None, missing="no target")
-    report = made.one()
+    report = examples.one()
     report = replace(report, verdicts=(replace(report.verdicts[0], trends=(unknown,)),))
     (line,) = section(page(report), "verdict").every("tr", css="trends")
     assert line.text == "unknown: requests in time"
 
 
 def test_the_worst_tier_stands_first() -> None:
-    report = made.fleet()
+    report = examples.fleet()
     report = replace(report, tiers=report.tiers[::-1])
     names = [
         line.one("bdi").text for line in section(page(report), "verdict").every("tr", css="line")
     ]
-    assert names == [made.CHAT, made.CODE]
+    assert names == [examples.CHAT, examples.CODE]
 
 
 def test_a_tier_without_a_verdict_is_unknown() -> None:
-    root = page(replace(made.fleet(), verdicts=()))
+    root = page(replace(examples.fleet(), verdicts=()))
     assert section(root, "verdict").one("p", css="headline").text == "2 tiers: 2 unknown."
     for line in section(root, "verdict").every("tr", css="line"):
         assert "Unknown" in line.text
@@ -84,7 +84,7 @@ def test_a_tier_without_a_verdict_is_unknown() -> None:
 
 
 def test_an_empty_week_says_so_and_nothing_is_healthy() -> None:
-    root = page(made.empty())
+    root = page(examples.empty())
     assert section(root, "verdict").one("p", css="headline").text == (
         "No target was watched in this period: health unknown."
     )
@@ -115,7 +115,7 @@ def test_an_incident_is_told_in_full(fleet: Node) -> None:
 
 
 def test_what_else_was_advised_folds() -> None:
-    report = made.fleet()
+    report = examples.fleet()
     cascade, *others = report.incidents
     more = replace(cascade.advice[0], id="replicas")
     report = replace(report, incidents=(replace(cascade, advice=(*cascade.advice, more)), *others))
@@ -126,7 +126,7 @@ def test_what_else_was_advised_folds() -> None:
 
 
 def test_a_tier_that_was_not_watched_stands_in_the_verdict_alone() -> None:
-    report = made.fleet()
+    report = examples.fleet()
     chat, code = report.tiers
     root = page(replace(report, tiers=(chat, replace(code, engines=()))))
     assert code.id in section(root, "verdict").text
@@ -137,7 +137,7 @@ def test_a_tier_that_was_not_watched_stands_in_the_verdict_alone() -> None:
 
 
 def test_how_to_have_it_is_not_said_twice() -> None:
-    report = made.one()
+    report = examples.one()
     (tables,) = report.tables
     row = replace(tables.monitoring[0], state="unknown", enable="name it",
                   missing="no source: name it")  # fmt: skip
@@ -147,7 +147,7 @@ def test_how_to_have_it_is_not_said_twice() -> None:
 
 
 def test_every_incident_is_named_though_only_the_worst_are_told_in_full() -> None:
-    incidents_section = section(page(made.many(1, incidents=30)), "incidents")
+    incidents_section = section(page(examples.many(1, incidents=30)), "incidents")
     assert len(list(incidents_section.one("table", css="index").one("tbody").children)) == 30
     assert len(list(incidents_section.every("article"))) == 20
 
@@ -163,7 +163,7 @@ def test_every_row_of_the_guides_tables_is_there(fleet: Node) -> None:
         for line in table.one("tbody").children
         if line.attributes.get("class") != "note"
     ]
-    assert shown == [row.subject for row in rows_of(made.fleet())]
+    assert shown == [row.subject for row in rows_of(examples.fleet())]
 
 
 def test_an_unknown_row_says_what_is_missing_and_how_to_have_it(fleet: Node) -> None:
@@ -196,7 +196,7 @@ def test_an_unknown_row_says_what_is_missing_and_how_to_have_it(fleet: Node) -> 
     ],
 )
 def test_states(state: str, shown: str) -> None:
-    report = made.one()
+    report = examples.one()
     row = replace(report.tables[0].monitoring[0], state=state, figures=(figure("", "s", None),))
     report = replace(report, tables=(replace(report.tables[0], monitoring=(row,), kv=()),))
     (line, note) = section(page(report), "tables").one("table", css="monitoring").one(
@@ -238,7 +238,7 @@ def test_figures_of_a_tier_are_those_of_the_model(fleet: Node) -> None:
 
 
 def test_in_a_crowd_every_tier_stands_in_every_section() -> None:
-    report = made.many(14)
+    report = examples.many(14)
     root = page(report)
     assert "14 tiers in one file" in root.one("main").text
     for name in ("verdict", "tables", "slo", "knee", "workload", "size", "money"):
@@ -251,8 +251,13 @@ def test_in_a_crowd_every_tier_stands_in_every_section() -> None:
 
 
 def test_another_period_than_a_week_is_not_called_one() -> None:
-    day = Period(made.FROM_S, made.FROM_S + made.DAY_S, made.DAY_S, 1)
-    report = replace(made.one(), period=day, compared=None)
+    day = Period(
+        examples.FROM_S,
+        examples.FROM_S + examples.DAY_S,
+        examples.DAY_S,
+        1,
+    )
+    report = replace(examples.one(), period=day, compared=None)
     root = page(report)
     assert root.one("h1").text == "Health report Mon 9 Nov 2026 (Europe/Berlin time)"
     assert "compared with" not in root.one("header").text
@@ -264,14 +269,18 @@ def test_another_period_than_a_week_is_not_called_one() -> None:
     ("ended", "open_at_s", "ending"),
     [
         ("restarted", None, "ended by a restart"),
-        ("", made.TO_S - 10, "ongoing at the end of the period"),
-        ("", made.TO_S - made.DAY_S, "no data after Sun 15 Nov, 00:00; still active then"),
+        ("", examples.TO_S - 10, "ongoing at the end of the period"),
+        (
+            "",
+            examples.TO_S - examples.DAY_S,
+            "no data after Sun 15 Nov, 00:00; still active then",
+        ),
     ],
 )
 def test_an_incident_whose_data_ended_is_not_called_ongoing(
     ended: str, open_at_s: float | None, ending: str
 ) -> None:
-    report = made.fleet()
+    report = examples.fleet()
     incident = report.incidents[0]
     changed = replace(
         incident,
@@ -279,7 +288,7 @@ def test_an_incident_whose_data_ended_is_not_called_ongoing(
         end_s=incident.end_s if open_at_s is None else None,
         last_s=open_at_s or incident.last_s,
     )
-    period = Period(made.FROM_S, made.TO_S, 7 * made.DAY_S, 7)
+    period = Period(examples.FROM_S, examples.TO_S, 7 * examples.DAY_S, 7)
     (part,) = incident_parts(
         replace(report, incidents=(changed,)), Calendar("Europe/Berlin", period)
     )

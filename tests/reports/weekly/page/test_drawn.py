@@ -24,9 +24,14 @@ from kneewatch.reports.weekly.page.charts import (
 from kneewatch.reports.weekly.page.formatting import Calendar
 from kneewatch.reports.weekly.page.incident_chart import TABLE_ROWS, strip
 from kneewatch.reports.weekly.page.svg import ROLES, path, run_path
-from tests.reports.weekly.page import made, made_incidents, made_planning, made_service
+from tests.reports.weekly.page import (
+    example_incidents,
+    example_planning,
+    example_service,
+    examples,
+)
 
-CALENDAR = Calendar(made.ZONE, Period(made.FROM_S, made.TO_S, 1.0, 7))
+CALENDAR = Calendar(examples.ZONE, Period(examples.FROM_S, examples.TO_S, 1.0, 7))
 NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?")
 places = st.floats(-1000, 1000)
 
@@ -100,7 +105,7 @@ def test_gpus_are_squares(count: int, beside: int, each: int, shown: int) -> Non
 
 
 def test_the_field_of_hours_tells_each_hour_once() -> None:
-    slo = made_service.slo("t", made.FROM_S, 0)
+    slo = example_service.slo("t", examples.FROM_S, 0)
     field = heat(slo.by_weekday)
     assert field is not None
     assert sum(drawn.count("M") for _, drawn in field.paths) == 7 * 24
@@ -120,7 +125,7 @@ def test_the_field_of_hours_tells_each_hour_once() -> None:
 def test_an_hour_that_nobody_watched_is_not_a_good_one(
     requests: float | None, burn: float | None, name: str
 ) -> None:
-    slo = made_service.slo("t", made.FROM_S, 0)
+    slo = example_service.slo("t", examples.FROM_S, 0)
     cell = replace(slo.by_weekday[5], requests=requests, burn=burn)
     other = replace(slo.by_weekday[6], requests=1.0, burn=99.0)
     field = heat([cell, other])
@@ -133,7 +138,7 @@ def test_an_hour_that_nobody_watched_is_not_a_good_one(
 
 
 def test_the_strip_draws_stages_as_steps_on_one_ground() -> None:
-    incident = made_incidents.cascade("t", made.FROM_S + 38.1 * 3600)
+    incident = example_incidents.cascade("t", examples.FROM_S + 38.1 * 3600)
     drawn = strip(incident, CALENDAR)
     heights = [step.height for step in drawn.steps]
     assert heights[3] == max(heights)
@@ -152,7 +157,7 @@ def test_the_strip_draws_stages_as_steps_on_one_ground() -> None:
 
 
 def test_an_incident_that_is_a_moment_or_has_no_lines() -> None:
-    incident = made_incidents.queue("t", made.FROM_S)
+    incident = example_incidents.queue("t", examples.FROM_S)
     moment = replace(incident, end_s=incident.start_s, last_s=incident.start_s, lines=(), causes=())
     drawn = strip(moment, CALENDAR)
     assert drawn.charts == ()
@@ -161,9 +166,10 @@ def test_an_incident_that_is_a_moment_or_has_no_lines() -> None:
 
 
 def test_a_chart_has_only_roles_and_no_ids() -> None:
-    slo = made_service.slo("t", made.FROM_S, 0)
-    drawn = charts(slo, made_service.knee("t", made.FROM_S, 0), made_planning.size("t", 0),
-                   made_planning.money("t", 0), CALENDAR)  # fmt: skip
+    slo = example_service.slo("t", examples.FROM_S, 0)
+    knee = example_service.knee("t", examples.FROM_S, 0)
+    size, money = example_planning.size("t", 0), example_planning.money("t", 0)
+    drawn = charts(slo, knee, size, money, CALENDAR)
     for plot in (drawn.latency, drawn.requests, drawn.knee_tokens, drawn.knee_latency):
         assert plot is not None
         assert set(re.findall(r'class="([^"]*)"', plot.inside)) <= ROLES
@@ -179,7 +185,7 @@ def test_a_chart_has_only_roles_and_no_ids() -> None:
 
 
 def test_an_hour_between_two_that_nobody_watched_is_a_dot() -> None:
-    hours = made_service.slo("t", made.FROM_S, 0).hours
+    hours = example_service.slo("t", examples.FROM_S, 0).hours
     lone = [replace(hour, ttft_p99_s=None) if at in (9, 11) else hour
             for at, hour in enumerate(hours)]  # fmt: skip
     drawn = plots.latency_by_hour(lone, CALENDAR, None)
@@ -192,7 +198,7 @@ def test_an_hour_between_two_that_nobody_watched_is_a_dot() -> None:
 
 def test_hours_without_anything_known_are_not_drawn() -> None:
     hours = [replace(hour, requests=None, ttft_p99_s=None)
-             for hour in made_service.slo("t", made.FROM_S, 0).hours]  # fmt: skip
+             for hour in example_service.slo("t", examples.FROM_S, 0).hours]  # fmt: skip
     assert plots.latency_by_hour(hours, CALENDAR, 2.0) is None
     assert plots.requests_by_hour(hours, CALENDAR) is None
     assert plots.latency_by_hour([], CALENDAR, 2.0) is None

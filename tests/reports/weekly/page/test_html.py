@@ -21,17 +21,17 @@ from html5lib import HTMLParser
 from kneewatch.reports.weekly.page.html import render
 from kneewatch.reports.weekly.report import WeeklyReport
 from tests.reports.triage.html_tree import Node, read, tree
-from tests.reports.weekly.page import made
-from tests.reports.weekly.page.made_hostile import MARKUP, hostile
+from tests.reports.weekly.page import examples
+from tests.reports.weekly.page.hostile_report import MARKUP, hostile
 
 MOST_BYTES = 1_500_000
 ROOT = Path(__file__).parents[4]
 REPORTS: dict[str, Callable[[], WeeklyReport]] = {
-    "fleet": made.fleet,
-    "one target": made.one,
-    "empty week": made.empty,
-    "many tiers": lambda: made.many(14, incidents=12),
-    "hostile": lambda: hostile(made.fleet()),
+    "fleet": examples.fleet,
+    "one target": examples.one,
+    "empty week": examples.empty,
+    "many tiers": lambda: examples.many(14, incidents=12),
+    "hostile": lambda: hostile(examples.fleet()),
 }
 SECTIONS = ["verdict", "incidents", "tables", "slo", "knee", "workload", "size", "money",
             "track-record", "data-quality"]  # fmt: skip
@@ -112,7 +112,7 @@ def test_nothing_outside_of_the_file_is_referred_to(pages: dict[str, str], name:
 
 
 def test_the_policy_allows_the_one_stylesheet_and_nothing_else() -> None:
-    html = render(made.empty())
+    html = render(examples.empty())
     (css,) = re.findall(r"<style>(.*?)</style>", html, flags=re.DOTALL)
     digest = b64encode(sha256(css.encode()).digest()).decode()
     policy = tree(html).one("head").one("meta", css="").parent
@@ -132,7 +132,7 @@ def test_the_policy_allows_the_one_stylesheet_and_nothing_else() -> None:
 
 
 def test_every_colour_has_a_plain_value_before_its_variable() -> None:
-    (css,) = re.findall(r"<style>(.*?)</style>", render(made.empty()), flags=re.DOTALL)
+    (css,) = re.findall(r"<style>(.*?)</style>", render(examples.empty()), flags=re.DOTALL)
     used = re.findall(r"([\w-]+): ?([^;{}]*);\1: ?([^;{}]*var\([^;{}]*)", css)
     assert len(used) == css.count("var(")
     for _, plain, varying in used:
@@ -144,8 +144,8 @@ def test_every_colour_has_a_plain_value_before_its_variable() -> None:
 
 def test_the_same_values_give_the_same_file(pages: dict[str, str]) -> None:
     script = (
-        "from tests.reports.weekly.page import made; from kneewatch.reports.weekly.page import "
-        "render; import sys; sys.stdout.buffer.write(render(made.fleet()).encode())"
+        "from tests.reports.weekly.page import examples; from kneewatch.reports.weekly.page import "
+        "render; import sys; sys.stdout.buffer.write(render(examples.fleet()).encode())"
     )
     # Another process, whose hashes and object addresses are others.
     process = subprocess.run(
@@ -183,9 +183,11 @@ def test_a_word_that_is_not_known_is_unknown_and_never_healthy(pages: dict[str, 
 @pytest.mark.parametrize(
     "report",
     [
-        pytest.param(lambda: made.many(50, incidents=60), id="a tier each"),
-        pytest.param(lambda: made.many(2, engines_each=25, incidents=60), id="two tiers"),
-        pytest.param(lambda: made.many(12, engines_each=4, incidents=60), id="as many as in full"),
+        pytest.param(lambda: examples.many(50, incidents=60), id="a tier each"),
+        pytest.param(lambda: examples.many(2, engines_each=25, incidents=60), id="two tiers"),
+        pytest.param(
+            lambda: examples.many(12, engines_each=4, incidents=60), id="as many as in full"
+        ),
     ],
 )
 def test_fifty_targets_weigh_little_enough(report: Callable[[], WeeklyReport]) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from kneewatch.reports.weekly.page.html import SECTIONS
 from kneewatch.reports.weekly.page.markdown import render_markdown
-from tests.reports.weekly.page import made
-from tests.reports.weekly.page.made_hostile import hostile
+from tests.reports.weekly.page import examples
+from tests.reports.weekly.page.hostile_report import hostile
 from tests.reports.weekly.page.test_html import REPORTS
 
 BAR = re.compile(r"(?<!\\)\|")
@@ -50,7 +50,7 @@ def test_the_ten_sections(name: str) -> None:
 
 
 def test_what_came_from_elsewhere_stays_text() -> None:
-    document = render_markdown(hostile(made.fleet()))
+    document = render_markdown(hostile(examples.fleet()))
     assert not re.search("[\x00\x1b\u202e\ud800]", document)
     assert not re.search(r"(?<!\\)[<>\[\]]", document.replace("\n> ", "\n"))
     assert "\n# no heading" not in document
@@ -59,7 +59,7 @@ def test_what_came_from_elsewhere_stays_text() -> None:
 
 
 def test_the_same_figures_as_in_html() -> None:
-    document = render_markdown(made.fleet())
+    document = render_markdown(examples.fleet())
     for words in (
         "\n**2 tiers: 1 critical, 1 ok.**\n",
         "TTFT P99 4.21 s, up from 1.32 s, worse",
@@ -81,18 +81,18 @@ def test_the_same_figures_as_in_html() -> None:
 
 
 def test_without_drawings_and_folded_parts() -> None:
-    document = render_markdown(made.fleet())
+    document = render_markdown(examples.fleet())
     for words in ("small chart", "Folded parts", "numbers behind", "Skip to", "| Trend |"):
         assert words not in document, words
 
 
 def test_links_lead_to_the_cause_and_not_into_the_page() -> None:
-    document = render_markdown(made.fleet(), docs_url="https://docs")
+    document = render_markdown(examples.fleet(), docs_url="https://docs")
     assert "[kv_pressure](https://docs/causes/kv_pressure" in document
     assert "](#" not in document
 
 
 def test_the_worst_tier_stands_first() -> None:
-    report = made.fleet()
+    report = examples.fleet()
     document = render_markdown(replace(report, tiers=report.tiers[::-1]))
-    assert document.index(f"| **{made.CHAT}**") < document.index(f"| **{made.CODE}**")
+    assert document.index(f"| **{examples.CHAT}**") < document.index(f"| **{examples.CODE}**")

@@ -14,7 +14,7 @@ from kneewatch.reports.weekly.figures import (
     UnknownSignal,
 )
 from kneewatch.reports.weekly.report import Comparison, TrackRecord, TrackRow
-from tests.reports.weekly.page.made_incidents import advice
+from tests.reports.weekly.page.example_incidents import advice
 
 HOUR_S = 3600.0
 

@@ -17,7 +17,12 @@ from kneewatch.reports.weekly.report import (
     Verdict,
     WeeklyReport,
 )
-from tests.reports.weekly.page import made_incidents, made_planning, made_service, made_trust
+from tests.reports.weekly.page import (
+    example_incidents,
+    example_planning,
+    example_quality,
+    example_service,
+)
 
 ZONE = "Europe/Berlin"
 FROM_S = datetime(2026, 11, 9, tzinfo=ZoneInfo(ZONE)).timestamp()
@@ -110,16 +115,18 @@ def report(
         tiers=tuple(tiers),
         verdicts=tuple(verdicts),
         incidents=tuple(incidents),
-        tables=tuple(made_service.tables(tier_id, place) for place, tier_id in enumerate(ids)),
-        slo=tuple(made_service.slo(tier_id, FROM_S, place) for place, tier_id in enumerate(ids)),
-        knees=tuple(made_service.knee(tier_id, FROM_S, place) for place, tier_id in enumerate(ids)),
-        workloads=tuple(
-            made_planning.workload(tier_id, FROM_S, place) for place, tier_id in enumerate(ids)
+        tables=tuple(example_service.tables(tier_id, place) for place, tier_id in enumerate(ids)),
+        slo=tuple(example_service.slo(tier_id, FROM_S, place) for place, tier_id in enumerate(ids)),
+        knees=tuple(
+            example_service.knee(tier_id, FROM_S, place) for place, tier_id in enumerate(ids)
         ),
-        sizes=tuple(made_planning.size(tier_id, place) for place, tier_id in enumerate(ids)),
-        money=tuple(made_planning.money(tier_id, place) for place, tier_id in enumerate(ids)),
-        track_record=track_record or made_trust.nothing_advised(),
-        data_quality=data_quality or made_trust.quality((), FROM_S),
+        workloads=tuple(
+            example_planning.workload(tier_id, FROM_S, place) for place, tier_id in enumerate(ids)
+        ),
+        sizes=tuple(example_planning.size(tier_id, place) for place, tier_id in enumerate(ids)),
+        money=tuple(example_planning.money(tier_id, place) for place, tier_id in enumerate(ids)),
+        track_record=track_record or example_quality.nothing_advised(),
+        data_quality=data_quality or example_quality.quality((), FROM_S),
     )
 
 
@@ -130,9 +137,9 @@ def fleet() -> WeeklyReport:
     return report(
         (tier(CHAT, "H100", chat, gpus=8), tier(CODE, "H200", code, gpus=4)),
         (sick(), calm()),
-        incidents=made_incidents.both(CHAT, FROM_S),
-        track_record=made_trust.track_record(CHAT, FROM_S),
-        data_quality=made_trust.quality((*chat, *code), FROM_S),
+        incidents=example_incidents.both(CHAT, FROM_S),
+        track_record=example_quality.track_record(CHAT, FROM_S),
+        data_quality=example_quality.quality((*chat, *code), FROM_S),
         notices=("gpu-node-2:8000 was not watched on Sunday from 02:00 to 03:30.",),
     )
 
@@ -142,7 +149,7 @@ def one() -> WeeklyReport:
     return report(
         (tier(CODE, "H200", ["coder-a:8000"], gpus=2),),
         (calm(),),
-        data_quality=made_trust.quality(("coder-a:8000",), FROM_S),
+        data_quality=example_quality.quality(("coder-a:8000",), FROM_S),
     )
 
 
@@ -158,7 +165,7 @@ def many(tiers: int, *, engines_each: int = 1, incidents: int = 0) -> WeeklyRepo
         [f"node-{number:02}-{engine}:8000" for engine in range(engines_each)]
         for number in range(tiers)
     ]
-    tier_incidents = made_incidents.many(names[0], FROM_S, incidents)
+    tier_incidents = example_incidents.many(names[0], FROM_S, incidents)
     return report(
         [
             tier(name, "H100", addresses, gpus=2 * engines_each)
@@ -166,6 +173,8 @@ def many(tiers: int, *, engines_each: int = 1, incidents: int = 0) -> WeeklyRepo
         ],
         [sick(name) if place % 5 == 0 else calm(name) for place, name in enumerate(names)],
         incidents=tier_incidents,
-        track_record=made_trust.track_record(names[0], FROM_S),
-        data_quality=made_trust.quality([target for some in targets for target in some], FROM_S),
+        track_record=example_quality.track_record(names[0], FROM_S),
+        data_quality=example_quality.quality(
+            [target for some in targets for target in some], FROM_S
+        ),
     )

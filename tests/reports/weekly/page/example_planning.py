@@ -16,7 +16,7 @@ from kneewatch.reports.weekly.tier_sections import (
     TierSize,
     TierWorkload,
 )
-from tests.reports.weekly.page.made_service import figure
+from tests.reports.weekly.page.example_service import figure
 
 GIB = 1024.0**3
 
