@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from kneewatch.agent.daemon.periodic_jobs import Job
+from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import DAY_S, ConfigChange, Series, StoredEngine
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import StoreError
@@ -52,24 +52,8 @@ SEEN_S = 86_400.0
 KEYS = ("running", "waiting")
 
 
-class HistoryReader(Protocol):
-    """The history queries used here."""
-
-    def engines(self, target: str | None = None) -> list[StoredEngine]:
-        """The engines of a target."""
-        ...
-
-    def signals(self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float) -> Series:
-        """Signals of an engine."""
-        ...
-
-    def configs(self, engine_id: int, *, from_s: float, to_s: float) -> list[ConfigChange]:
-        """Starts and changes of configuration of an engine."""
-        ...
-
-
 def recent_engines(
-    history: HistoryReader, targets: Sequence[TargetSpec], now_s: float
+    history: Reader, targets: Sequence[TargetSpec], now_s: float
 ) -> Iterator[tuple[tuple[str, EngineKey], StoredEngine]]:
     """Recently seen engines of some targets, keyed by target and engine."""
     for spec in targets:
@@ -83,7 +67,7 @@ class WeeklyPeaks(Job):
 
     def __init__(
         self,
-        history: HistoryReader,
+        history: Reader,
         targets: Callable[[], Sequence[TargetSpec]],
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -143,7 +127,7 @@ class SeasonalBaselines(Job):
 
     def __init__(
         self,
-        history: HistoryReader,
+        history: Reader,
         targets: Callable[[], Sequence[TargetSpec]],
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -221,9 +205,7 @@ class KneeLoader(Job):
     """Loads past windows into engines' knees, a day at a time, each engine once. An engine whose
     reading crashes is skipped: its knee is learned from scratch."""
 
-    def __init__(
-        self, history: HistoryReader, clock_s: Callable[[], float] = time.thread_time
-    ) -> None:
+    def __init__(self, history: Reader, clock_s: Callable[[], float] = time.thread_time) -> None:
         self._history, self._clock_s = history, clock_s
         self._requests: deque[KneeRequest] = deque()
         self._reading: Iterator[None] = iter(())

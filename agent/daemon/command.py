@@ -168,8 +168,8 @@ class Daemon:
             self._knees = KneeLoader(self._reader)
             sinks = Sinks(
                 board=self._board,
-                store=self._store,
-                notifier=self._notifier,
+                store=self._store.put,
+                notify=self._notifier.offer,
                 gpus=self._gpus,
                 peaks=self._peaks,
                 seasons=self._seasons,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
-from typing import Protocol
 
+from kneewatch.agent.daemon.baselines import KneeLoader, SeasonalBaselines, WeeklyPeaks
 from kneewatch.agent.daemon.discovery import TargetProfile, with_tier
+from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.node_gpus import UsedGpus
 from kneewatch.agent.daemon.scraping import Canary, CanarySettings, canary_settings, open_pages
 from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
@@ -20,7 +21,6 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.agent.target_state import Board, SourceState, TargetState, backoff_s
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts
@@ -183,73 +183,18 @@ PAGE = "page"
 STARTED_OVER = "the recording starts over"
 
 
-class CycleSink(Protocol):
-    """The store. Never blocks, never raises."""
-
-    def put(self, cycle: Cycle) -> None:
-        """Queue a cycle for writing."""
-        ...
-
-
-class StateSink(Protocol):
-    """The notifier. Never blocks, never raises."""
-
-    def offer(self, state: TargetState) -> None:
-        """Queue a target's newest state."""
-        ...
-
-
-class GpuReadings(Protocol):
-    """The GPU sources. Returns their last readings without waiting."""
-
-    def reading(self, spec: TargetSpec, t_s: float) -> GpuReading:
-        """The last reading of a target's GPUs."""
-        ...
-
-    def states(self, spec: TargetSpec) -> Sequence[SourceState]:
-        """States of the target's sources."""
-        ...
-
-    def set_used(self, target: str, used: UsedGpus) -> None:
-        """Set the GPUs that a target's server was found to use."""
-        ...
-
-
-class PeakSource(Protocol):
-    """Peaks of the last week, from the history."""
-
-    def peak_requests(self, target: str, key: EngineKey) -> float | None:
-        """The most requests (running and queued) of an engine in the last week; None if unknown."""
-        ...
-
-
-class SeasonSource(Protocol):
-    """Seasonal baselines, from the history."""
-
-    def usual(self, target: str, key: EngineKey, t_s: float) -> Mapping[str, float]:
-        """Usual values of an engine's signals at this hour of the week, by key."""
-        ...
-
-
-class KneeSource(Protocol):
-    """Past loads and latencies, from the history. Never waits."""
-
-    def request(self, target: str, engine: EngineMonitor) -> None:
-        """Request that an engine's knee be loaded from the history."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """Where a cycle's results go, and where GPU signals and history come from."""
+    """Where a cycle's results go, and where GPU signals and history come from. `store` and `notify`
+    never block and never raise."""
 
     board: Board
-    store: CycleSink | None = None
-    notifier: StateSink | None = None
-    gpus: GpuReadings | None = None
-    peaks: PeakSource | None = None
-    seasons: SeasonSource | None = None
-    knees: KneeSource | None = None
+    store: Callable[[Cycle], None] | None = None
+    notify: Callable[[TargetState], None] | None = None
+    gpus: GpuSources | None = None
+    peaks: WeeklyPeaks | None = None
+    seasons: SeasonalBaselines | None = None
+    knees: KneeLoader | None = None
 
 
 class TargetWatch:
@@ -416,9 +361,9 @@ class TargetWatch:
     def _send(self, cycle: Cycle, state: TargetState) -> None:
         self._sinks.board.put(state)
         if self._sinks.store:
-            self._sinks.store.put(cycle)
-        if self._sinks.notifier:
-            self._sinks.notifier.offer(state)
+            self._sinks.store(cycle)
+        if self._sinks.notify:
+            self._sinks.notify(state)
 
     def _state(self, t_s: float, interval_s: float, spent_s: float) -> TargetState:
         error = self._stream.monitor.last_error

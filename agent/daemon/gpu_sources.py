@@ -374,13 +374,9 @@ class GpuSources(Job):
             return self._without.get(spec.name, NO_GPUS)
         return subscription.monitor.reading(t_s)
 
-    def states(self, spec: TargetSpec | None = None) -> list[SourceState]:
-        """State of a target's source with the mapping of its GPUs; without a target, the states of
-        all sources. A node without a GPU has no state, because that is not a failure."""
-        if spec is None:
-            with self._lock:
-                sources = list(self._sources.values())
-            return [source.state for source in sources if source.state is not None]
+    def states(self, spec: TargetSpec) -> list[SourceState]:
+        """State of a target's source with the mapping of its GPUs. A node without a GPU has no
+        state, because that is not a failure."""
         subscription = self._subscriptions.get(spec.name)
         source = self._sources.get(subscription.selection.key) if subscription else None
         if subscription is None or source is None or (state := source.state) is None:

@@ -34,81 +34,6 @@ STARTS = ("_created", "process_start_time_seconds")
 """Suffixes of metrics that hold start times of the process."""
 
 
-class Player:
-    """Plays the pages of a capture in real time, with their times shifted to now.
-
-    At the end it restarts, as a new process: `begun` counts the starts.
-
-    Raises:
-        CaptureError: the capture is empty.
-    """
-
-    def __init__(self, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._clock = Path(path), clock
-        self.begun = 0
-        self._entries: Iterator[Entry] = iter(())
-        self._next = self._open()
-        self._due_s = clock()
-        self._shift_s = 0.0
-        self._fresh = True
-        self._starts: tuple[Layout, list[int]] | None = None
-
-    def take(self, stream: TargetStream, now_s: float) -> Page | CollectError:
-        """The page that is due at `now_s`, parsed by the stream; missed pages are skipped.
-
-        Raises:
-            CaptureError: the file can no longer be read.
-        """
-        entry = self._next
-        if self._fresh:
-            self._fresh, self._shift_s = False, now_s - entry.t_s
-            self.begun += 1
-        page = stream.read(entry)
-        while True:
-            following = next(self._entries, None)
-            if following is None:
-                self._start_over()
-                break
-            self._next = following
-            self._due_s += max(following.t_s - entry.t_s, 0.0)
-            if self._due_s > self._clock():
-                break
-            entry, page = following, stream.read(following)
-        return self._moved(page) if isinstance(page, Page) else page
-
-    @property
-    def due_in_s(self) -> float:
-        """Seconds until the next page."""
-        return max(self._due_s - self._clock(), LEAST_GAP_S)
-
-    def _start_over(self) -> None:
-        self._due_s = max(self._due_s, self._clock()) + PAUSE_S
-        self._next, self._fresh = self._open(), True
-
-    def _open(self) -> Entry:
-        self._entries = iter(CaptureReader(self._path))
-        first = next(self._entries, None)
-        if first is None:
-            raise CaptureError(f"{self._path}: the capture is empty")
-        return first
-
-    def _moved(self, page: Page) -> Page:
-        """The page with shifted process start times, so that each restart is a new process."""
-        if self._starts is None or self._starts[0] is not page.layout:
-            at = [
-                index
-                for index, series in enumerate(page.layout.series)
-                if series.name.endswith(STARTS)
-            ]
-            self._starts = (page.layout, at)
-        for index in self._starts[1]:
-            page.values[index] += self._shift_s
-        return page
-
-
-# --- Sources of pages -----------------------------------------------------------------------------
-
-
 class Pages(Protocol):
     """A target's pages, one at a time."""
 
@@ -123,6 +48,15 @@ class Pages(Protocol):
     def close(self) -> None:
         """Release connections."""
         ...
+
+
+def open_pages(spec: TargetSpec) -> Pages:
+    """The source of the target's pages.
+
+    Raises:
+        CaptureError: the target is a capture that cannot be played.
+    """
+    return PlayedPages(spec.address, spec.name) if spec.played else LivePages(spec)
 
 
 class LivePages:
@@ -145,39 +79,78 @@ class LivePages:
 
 
 class PlayedPages:
-    """Pages of a capture; the stream is reset at each restart."""
+    """The pages of a capture in real time, with their times shifted to now. At its end it restarts,
+    as a new process: the stream is reset.
 
-    def __init__(self, spec: TargetSpec) -> None:
-        self._player, self._name = Player(spec.address), spec.name
-        self._begun = 0
+    Raises:
+        CaptureError: the capture is empty.
+    """
+
+    def __init__(
+        self, path: str, name: str, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path, self._name, self._clock = Path(path), name, clock
+        self._entries: Iterator[Entry] = iter(())
+        self._next = self._open()
+        self._due_s = clock()
+        self._shift_s: float | None = None
+        """Seconds from the recorded times to now; None where the recording begins."""
+        self._has_played = False
+        self._starts: tuple[Layout, list[int]] | None = None
 
     def take(self, stream: TargetStream, now_s: float) -> Page | CollectError:
-        """The due page, or the error."""
+        """The page that is due at `now_s`, or the error; missed pages are skipped."""
+        if self._shift_s is None:
+            if self._has_played:
+                log.info("recording starts again target=%s", self._name)
+                stream.reset()
+            self._shift_s, self._has_played = now_s - self._next.t_s, True
+        shift_s = self._shift_s
         try:
-            page = self._player.take(stream, now_s)
+            page = self._due_page(stream)
         except CaptureError as error:
             return CollectError(str(error), kind="recorded", hint="Restore the recording.")
-        if self._player.begun > max(self._begun, 1):
-            log.info("recording starts again target=%s", self._name)
-            stream.reset()
-        self._begun = self._player.begun
-        return page
+        return self._moved(page, shift_s) if isinstance(page, Page) else page
 
     def due_in_s(self) -> float | None:
         """Seconds until the next page of the recording."""
-        return self._player.due_in_s
+        return max(self._due_s - self._clock(), LEAST_GAP_S)
 
     def close(self) -> None:
         """Nothing to release."""
 
+    def _due_page(self, stream: TargetStream) -> Page | CollectError:
+        entry = self._next
+        page = stream.read(entry)
+        while (following := next(self._entries, None)) is not None:
+            self._next = following
+            self._due_s += max(following.t_s - entry.t_s, 0.0)
+            if self._due_s > self._clock():
+                return page
+            entry, page = following, stream.read(following)
+        self._due_s = max(self._due_s, self._clock()) + PAUSE_S
+        self._next, self._shift_s = self._open(), None
+        return page
 
-def open_pages(spec: TargetSpec) -> Pages:
-    """The source of the target's pages.
+    def _open(self) -> Entry:
+        self._entries = iter(CaptureReader(self._path))
+        first = next(self._entries, None)
+        if first is None:
+            raise CaptureError(f"{self._path}: the capture is empty")
+        return first
 
-    Raises:
-        CaptureError: the target is a capture that cannot be played.
-    """
-    return PlayedPages(spec) if spec.played else LivePages(spec)
+    def _moved(self, page: Page, shift_s: float) -> Page:
+        """The page with shifted process start times, so that each restart is a new process."""
+        if self._starts is None or self._starts[0] is not page.layout:
+            at = [
+                index
+                for index, series in enumerate(page.layout.series)
+                if series.name.endswith(STARTS)
+            ]
+            self._starts = (page.layout, at)
+        for index in self._starts[1]:
+            page.values[index] += shift_s
+        return page
 
 
 # --- Sends a request for one token now and then: proof that an idle server works. I/O edge --------

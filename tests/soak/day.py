@@ -126,7 +126,7 @@ def node(path: Path) -> Generator[Node]:
             TargetProfiles().of(specs),
         )
         store = Store.open(path, retention=Retention(), clock=clock)
-        sinks = Sinks(board, store, None, gpus)
+        sinks = Sinks(board, store.put, None, gpus)
         watches = [TargetWatch(spec, bases[spec.name], sinks, wall=clock) for spec in specs]
         process.tune_process()
         try:

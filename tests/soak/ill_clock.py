@@ -67,7 +67,7 @@ def clock_set() -> FaultOutcome:
         specs = argument_specs(urls["live"], daemon_settings)
         store = Store.open(path, retention=Retention(), clock=wall)
         noted, board, clockwork = Noted(store), Board(), DueQueue(wall=wall)
-        fleet = TargetJobs(clockwork, Sinks(board, noted), wall=wall)
+        fleet = TargetJobs(clockwork, Sinks(board, noted.put), wall=wall)
         clockwork.start()
         fleet.apply(specs, TargetProfiles().of(specs))
         for step_s in (0.0, HOUR_S, -HOUR_S, -HOUR_S):

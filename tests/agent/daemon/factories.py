@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kneewatch.agent.daemon.cycle import GpuReadings, Sinks, TargetWatch
+from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
 from kneewatch.agent.daemon.discovery import TargetProfiles
+from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.settings.effective import Effective, Settings, load
 from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.target_state import Board, TargetState
@@ -46,22 +47,16 @@ class Kept:
         self.states: list[TargetState] = []
         self.board = Board()
 
-    def sinks(self, gpus: GpuReadings | None = None) -> Sinks:
+    def sinks(self, gpus: GpuSources | None = None) -> Sinks:
         """Everything goes here."""
-        return Sinks(self.board, self, self, gpus)
-
-    def put(self, cycle: Cycle) -> None:
-        self.cycles.append(cycle)
-
-    def offer(self, state: TargetState) -> None:
-        self.states.append(state)
+        return Sinks(self.board, self.cycles.append, self.states.append, gpus)
 
 
 def watch(
     spec: TargetSpec,
     kept: Kept,
     *,
-    gpus: GpuReadings | None = None,
+    gpus: GpuSources | None = None,
     **more: Any,  # noqa: ANN401
 ) -> TargetWatch:
     """A target under watch."""

@@ -75,7 +75,6 @@ def test_targets_share_an_exporter_and_each_reads_its_own_gpus(serving: Start, m
     (state,) = sources.states(specs[0])
     assert (state.name, state.t_s, state.success, state.error) == ("dcgm", t_s, True, "")
     assert 0 < state.duration_s < PATIENCE_S
-    assert len(sources.states()) == 1
 
 
 def test_targets_with_the_same_gpus_share_what_is_computed_from_a_page(

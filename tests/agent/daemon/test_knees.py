@@ -205,7 +205,7 @@ def test_a_value_a_minute_tells_as_well(tmp_path: Path) -> None:
     assert knee.c_max.expected == pytest.approx(8.0, rel=0.5)
 
 
-class Held:
+class Held(Reader):
     """A history of many days, each alike, that can be gone."""
 
     def __init__(self) -> None:

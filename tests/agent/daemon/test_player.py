@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon.scraping import PAUSE_S, Player, open_pages
+from kneewatch.agent.daemon.scraping import PAUSE_S, PlayedPages
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
@@ -16,7 +16,6 @@ from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.diagnosis_config import Profile
-from tests.agent.daemon.factories import target
 from tests.agent.running import capture
 
 HEALTHY = capture("healthy_light")
@@ -56,40 +55,45 @@ def values(page: Page | CollectError) -> dict[str, float]:
     return {series.name: value for series, value in page.samples()}
 
 
+def due_in_s(player: PlayedPages) -> float:
+    due_s = player.due_in_s()
+    assert due_s is not None
+    return due_s
+
+
 def test_pages_come_at_their_own_pace() -> None:
     entries = list(CaptureReader(HEALTHY))
     clock = Clock()
-    player, reader = Player(str(HEALTHY), clock=clock), stream()
+    player, reader = PlayedPages(str(HEALTHY), "c", clock=clock), stream()
     for before, after in pairwise(entries[:7]):
         page = player.take(reader, NOW_S)
         assert isinstance(page, Page)
-        assert player.due_in_s == pytest.approx(after.t_s - before.t_s, abs=1e-6)
-        clock.now_s += player.due_in_s + 1e-6
+        assert player.due_in_s() == pytest.approx(after.t_s - before.t_s, abs=1e-6)
+        clock.now_s += due_in_s(player) + 1e-6
 
 
 def test_missed_pages_are_left_out(tmp_path: Path) -> None:
     path = recorded(tmp_path / "c.jsonl", *(Entry(100.0 + 2 * n, simple(n)) for n in range(10)))
     clock = Clock()
-    player, reader = Player(path, clock=clock), stream()
+    player, reader = PlayedPages(path, "c", clock=clock), stream()
     assert values(player.take(reader, NOW_S))["a_total"] == 0
     clock.now_s += 7.0
     assert values(player.take(reader, NOW_S + 7))["a_total"] == 3
-    assert player.due_in_s == pytest.approx(1.0)
+    assert player.due_in_s() == pytest.approx(1.0)
 
 
 def test_times_of_the_process_are_moved_and_each_start_is_another_process(tmp_path: Path) -> None:
     path = recorded(tmp_path / "c.jsonl", Entry(100.0, simple(40)), Entry(102.0, simple(40)))
     clock = Clock()
-    player, reader = Player(path, clock=clock), stream()
+    player, reader = PlayedPages(path, "c", clock=clock), stream()
     starts: list[float] = []
-    for turn in range(3):
+    for _ in range(3):
         for _ in range(2):
             page_values = values(player.take(reader, NOW_S + clock.now_s - 1000))
             assert page_values["a_total"] == page_values["vllm:num_requests_running"] == 40
             assert page_values["a_created"] == page_values["process_start_time_seconds"]
             starts.append(page_values["a_created"])
-            assert player.begun == turn + 1
-            clock.now_s += player.due_in_s
+            clock.now_s += due_in_s(player)
     assert starts[0::2] == starts[1::2], "as long as it is one process"
     lasts_s = 2.0 + PAUSE_S
     assert starts[0::2] == [NOW_S - 60 + turn * lasts_s for turn in range(3)]
@@ -97,7 +101,7 @@ def test_times_of_the_process_are_moved_and_each_start_is_another_process(tmp_pa
 
 def test_a_recorded_failure_is_one(tmp_path: Path) -> None:
     path = recorded(tmp_path / "c.jsonl", Entry(100.0, None, "connection refused"))
-    page = Player(path).take(stream(), NOW_S)
+    page = PlayedPages(path, "c").take(stream(), NOW_S)
     assert isinstance(page, CollectError)
     assert str(page) == "connection refused"
 
@@ -110,29 +114,30 @@ def test_times_that_go_back_do_not_hurry(tmp_path: Path) -> None:
         Entry(52.0, simple(3)),
     )
     clock = Clock()
-    player, reader = Player(path, clock=clock), stream()
+    player, reader = PlayedPages(path, "c", clock=clock), stream()
     assert values(player.take(reader, NOW_S))["a_total"] == 2
-    assert player.due_in_s == pytest.approx(2.0)
+    assert player.due_in_s() == pytest.approx(2.0)
 
 
 def test_a_file_that_goes_is_tried_again(tmp_path: Path) -> None:
     file = tmp_path / "c.jsonl"
     path = recorded(file, Entry(100.0, simple(1)))
     clock = Clock()
-    player, reader = Player(path, clock=clock), stream()
+    player, reader = PlayedPages(path, "c", clock=clock), stream()
     file.rename(tmp_path / "d.jsonl")
     for _ in range(3):
-        with pytest.raises(CaptureError, match="no such file"):
-            player.take(reader, NOW_S)
-        assert player.due_in_s == PAUSE_S
-        clock.now_s += player.due_in_s
+        page = player.take(reader, NOW_S)
+        assert isinstance(page, CollectError)
+        assert "no such file" in str(page)
+        assert player.due_in_s() == PAUSE_S
+        clock.now_s += due_in_s(player)
     (tmp_path / "d.jsonl").rename(file)
     assert values(player.take(reader, NOW_S))["a_total"] == 1
 
 
 def test_a_new_start_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = recorded(tmp_path / "c.jsonl", Entry(100.0, simple(1)))
-    pages, reader = open_pages(target(path)), stream()
+    pages, reader = PlayedPages(path, "c"), stream()
     with caplog.at_level(logging.INFO):
         pages.take(reader, NOW_S)
         assert caplog.messages == []
@@ -143,6 +148,6 @@ def test_a_new_start_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 def test_nothing_to_play(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").touch()
     with pytest.raises(CaptureError, match="it is empty"):
-        Player(str(tmp_path / "c.jsonl"))
+        PlayedPages(str(tmp_path / "c.jsonl"), "c")
     with pytest.raises(CaptureError, match="no such file"):
-        Player(str(tmp_path / "d.jsonl"))
+        PlayedPages(str(tmp_path / "d.jsonl"), "c")

@@ -13,7 +13,7 @@ from kneewatch.agent.daemon.baselines import SeasonalBaselines
 from kneewatch.agent.daemon.cycle import TargetWatch
 from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import ConfigChange, Series, StoredEngine
+from kneewatch.agent.store.records import Series, StoredEngine
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.rules.baseline import HOUR_S, WEEK_S
@@ -63,7 +63,7 @@ def test_the_hour_is_known_from_the_weeks_before(
     reader.close()
 
 
-class Failing:
+class Failing(Reader):
     """A history that can be read until it cannot."""
 
     def __init__(self) -> None:
@@ -81,11 +81,6 @@ class Failing:
         self.reads += 1
         times = array("d", [from_s + 60 * at for at in range(10)])
         return Series(times, {key: array("d", [2.0] * 10) for key in keys})
-
-    def configs(self, engine_id: int, *, from_s: float, to_s: float) -> list[ConfigChange]:
-        """None: no baseline needs them."""
-        del engine_id, from_s, to_s
-        return []
 
 
 def test_each_hour_is_read_once_and_kept_while_the_history_is_gone() -> None:

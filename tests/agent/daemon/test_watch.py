@@ -12,6 +12,7 @@ import pytest
 
 from kneewatch.agent.daemon.cycle import TargetWatch
 from kneewatch.agent.daemon.discovery import TargetProfiles
+from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.node_gpus import UsedGpus
 from kneewatch.agent.target_state import SourceState
 from kneewatch.agent.targets import TargetSpec
@@ -215,8 +216,11 @@ def test_no_tier_where_nothing_states_one(serving: Start, kept: Kept, watching: 
     assert kept.states[-1].diagnoses[0].tier is None
 
 
-class Gpus:
-    """GPU sources."""
+class Gpus(GpuSources):
+    """GPU sources that read nothing."""
+
+    def __init__(self) -> None:
+        pass
 
     def reading(self, spec: TargetSpec, t_s: float) -> GpuReading:
         del spec, t_s
