@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kneewatch.agent.server.host import text_of
 from kneewatch.agent.server.process import DEFAULT_PORT, is_local, shown_variables
@@ -51,18 +51,6 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 Pod = Mapping[str, Any]
 """A pod as the API's JSON has it."""
-
-
-class Pods(Protocol):
-    """Lists pods."""
-
-    def pods(self, namespace: str, *, selector: str, node: str | None) -> Sequence[Pod]:
-        """The pods of a namespace that have the labels, on one node if `node` is set.
-
-        Raises:
-            CollectError: the API cannot be reached, or refuses.
-        """
-        ...
 
 
 class Cluster:
@@ -165,9 +153,6 @@ def own_namespace() -> str:
 
 
 # --- Reads the pod that kneewatch runs in, for a server in the same pod. I/O edge -----------------
-#
-# `python -m kneewatch.agent.kubernetes` is the child process that asks the Kubernetes API: its
-# client is an extra that takes 35 MiB, which must not stay in the daemon.
 
 
 CHILD_TIMEOUT_S = 15.0

@@ -56,7 +56,7 @@ def named_gpu(name: str) -> Gpu:
     return recognise(name) or gpu(name)
 
 
-def named_model(name: str, environ: Mapping[str, str] = os.environ) -> Model:
+def named_model(name: str) -> Model:
     """The model of a path, a catalogue id, or an id in the local Hugging Face cache.
 
     Raises:
@@ -75,15 +75,15 @@ def named_model(name: str, environ: Mapping[str, str] = os.environ) -> Model:
     try:
         return model(name)
     except SizingError:
-        cached = _cached(name, environ)
+        cached = _cached(name)
         if cached is None:
             raise
         return model_from_config(name, _document(cached))
 
 
-def _cached(name: str, environ: Mapping[str, str]) -> Path | None:
-    home = environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    hub = Path(environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+def _cached(name: str) -> Path | None:
+    home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     folder = hub / ("models--" + name.replace("/", "--")) / "snapshots"
     if "/" not in name or not folder.is_dir():
         return None

@@ -266,7 +266,7 @@ class Server:
         engines = engine_cycles(diagnoses, tiered, self._stream.monitor, None)
         self._judged = (t_s, engines)
         text = None if error is None else str(error)
-        return Cycle(t_s, self.name, self.labels, engines, 0.002, text)
+        return Cycle(t_s, self.name, self.labels, engines, text)
 
     def near(self, t_s: float) -> bool:
         """Whether something planted is at hand."""
@@ -287,7 +287,7 @@ class Server:
             )
             for replayed in said
         )
-        return Cycle(t_s, self.name, self.labels, engines, 0.002)
+        return Cycle(t_s, self.name, self.labels, engines)
 
     def _page(self, t_s: float) -> Page | CollectError:
         for problem in self.planted:

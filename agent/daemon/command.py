@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -38,7 +37,7 @@ from kneewatch.agent.daemon.cycle import Sinks
 from kneewatch.agent.daemon.discovery import PODS_EVERY_S, Discovery, target_profile
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.periodic_jobs import DueQueue, own
-from kneewatch.agent.daemon.supervisor import Parts, Reload, Supervisor, Systemd, TargetJobs
+from kneewatch.agent.daemon.supervisor import Reload, Supervisor, Systemd, TargetJobs
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.replay_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
 from kneewatch.agent.settings.effective import Settings
@@ -151,7 +150,7 @@ class Daemon:
             self._notifier = Notifier.of(settings, store=store_file)
             parts.callback(lambda: self._notifier.close(self._left_s(0.3)))
             self._gpus = GpuSources(discovery.specs(), settings)
-            parts.callback(self._close_gpus)
+            parts.callback(lambda: self._gpus.close(self._left_s(0.3)))
             self._fleet_job = None if fleet_watch is None else self._job_of(fleet_watch)
             self._queue = DueQueue()
             parts.callback(self._end_jobs)
@@ -186,18 +185,15 @@ class Daemon:
     ) -> None:
         """Print the addresses and the note, run until stopped, then shut down in under 3 s, even
         if a part hangs."""
-        systemd = Systemd(os.environ)
         supervisor = Supervisor(
-            Parts(
-                queue=self._queue,
-                jobs=self._jobs,
-                discovery=self._discovery,
-                board=self._board,
-                systemd=systemd,
-                read_settings=settings_of,
-                apply_settings=self._reload,
-                address=f"{self._server.url}/triage",
-            )
+            queue=self._queue,
+            jobs=self._jobs,
+            discovery=self._discovery,
+            board=self._board,
+            systemd=Systemd(os.environ),
+            read_settings=settings_of,
+            apply_settings=self._reload,
+            address=f"{self._server.url}/triage",
         )
         process.tune_process()
         with supervisor.handled(), self._parts:
@@ -256,12 +252,6 @@ class Daemon:
         until_s = time.monotonic() + self._left_s(0.3)
         while self._queue.busy and time.monotonic() < until_s:
             time.sleep(0.01)
-
-    def _close_gpus(self) -> None:
-        # In a thread, so that a hanging driver does not delay the shutdown.
-        closing = Thread(target=self._gpus.close, name="gpus-close", daemon=True)
-        closing.start()
-        closing.join(self._left_s(0.3))
 
     def _left_s(self, most_s: float = STOP_S) -> float:
         """Seconds left for the shutdown, `most_s` at most."""

@@ -14,7 +14,13 @@ from kneewatch.agent.daemon.baselines import KneeLoader, SeasonalBaselines, Week
 from kneewatch.agent.daemon.discovery import TargetProfile, with_tier
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.node_gpus import UsedGpus
-from kneewatch.agent.daemon.scraping import Canary, CanarySettings, canary_settings, open_pages
+from kneewatch.agent.daemon.scraping import (
+    Canary,
+    CanarySettings,
+    LivePages,
+    PlayedPages,
+    canary_settings,
+)
 from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
 from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters
 from kneewatch.agent.stream import TargetStream
@@ -217,7 +223,7 @@ class TargetWatch:
     ) -> None:
         self.spec, self.profile = spec, profile
         self._sinks, self._wall, self._jitter = sinks, wall, jitter
-        self._pages, self._shown_address = open_pages(spec), spec.shown_address
+        self._pages, self._shown_address = _pages(spec), spec.shown_address
         self._stream = TargetStream(spec.name, profile.profile, profile.limits, profile.catalogue)
         self._stream.gpus, self._stream.computing = self, computing
         self._stream.server = _server_watch(spec)
@@ -322,7 +328,7 @@ class TargetWatch:
         same_fetch = spec.settings.fetch() == self.spec.settings.fetch()
         if not spec.played and not same_fetch:
             self._pages.close()
-            self._pages = open_pages(spec)
+            self._pages = _pages(spec)
         same_watch = all(spec.settings[key] == self.spec.settings[key] for key in WATCH_SETTINGS)
         if not same_fetch or not same_watch or spec.pod != self.spec.pod:
             self._stream.server = _server_watch(spec)
@@ -352,7 +358,7 @@ class TargetWatch:
             if self._retired:
                 return None
             message = None if error is None else str(error)
-            cycle = Cycle(t_s, self.spec.name, self.spec.labels, engines, spent_s, message)
+            cycle = Cycle(t_s, self.spec.name, self.spec.labels, engines, message)
             self._send(cycle, state)
         self._changes.scraped(error, state.interval_s)
         self._changes.diagnosed(diagnoses)
@@ -382,6 +388,10 @@ class TargetWatch:
             failing=self._failing,
             sources=(page, *gpus),
         )
+
+
+def _pages(spec: TargetSpec) -> LivePages | PlayedPages:
+    return PlayedPages(spec.address, spec.name) if spec.played else LivePages(spec)
 
 
 def _canary_settings(spec: TargetSpec) -> CanarySettings | None:

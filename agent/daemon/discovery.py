@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kneewatch.agent.daemon.periodic_jobs import Job
-from kneewatch.agent.kubernetes import Cluster, Pod, Pods, own_namespace, pod_reading
+from kneewatch.agent.kubernetes import Cluster, Pod, own_namespace, pod_reading
 from kneewatch.agent.settings.effective import Settings, gathered, is_pairs, is_texts
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, table_specs
@@ -53,7 +53,7 @@ class PodTargets(Job):
             access to the API.
     """
 
-    def __init__(self, settings: Settings, connect: Callable[[], Pods] = Cluster) -> None:
+    def __init__(self, settings: Settings, connect: Callable[[], Cluster] = Cluster) -> None:
         self._selector: str = settings["kubernetes.pods"]
         self._namespaces: tuple[str, ...] = settings["kubernetes.namespaces"] or (own_namespace(),)
         self._node: str | None = settings["kubernetes.node"]

@@ -243,7 +243,6 @@ NVML, NONE = "nvml", "none"
 CONNECT_S, READ_S = 3.0, 6.0
 """Longest timeouts for a page: together less than HANG_S."""
 
-CLOSING_S = 1.0
 TURN_S = 0.2
 ELSEWHERE = GpuReading(
     {}, ("gpu_*: no GPU source (the target is not on this node; gpu_metrics names its page)",)
@@ -383,12 +382,12 @@ class GpuSources(Job):
             return []
         return [replace(state, joined=subscription.monitor.reading(state.t_s).joined)]
 
-    def close(self) -> None:
-        """Close all sources; hanging ones are not waited for."""
+    def close(self, timeout_s: float) -> None:
+        """Close all sources; those that hang are waited for no longer than `timeout_s`."""
         self._closed.set()
         with self._lock:
             sources, self._sources, self._subscriptions = list(self._sources.values()), {}, {}
-        until_s = time.monotonic() + CLOSING_S
+        until_s = time.monotonic() + timeout_s
         for closed in [source.retire() for source in sources]:
             closed.wait(max(0.0, until_s - time.monotonic()))
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from kneewatch.agent.server.probe import answer_of
 from kneewatch.agent.settings.effective import Settings
@@ -32,31 +32,6 @@ PAUSE_S = 1.0
 
 STARTS = ("_created", "process_start_time_seconds")
 """Suffixes of metrics that hold start times of the process."""
-
-
-class Pages(Protocol):
-    """A target's pages, one at a time."""
-
-    def take(self, stream: TargetStream, now_s: float) -> Page | CollectError:
-        """The page at `now_s`, or the error."""
-        ...
-
-    def due_in_s(self) -> float | None:
-        """Seconds until the next page; None if a page is always available."""
-        ...
-
-    def close(self) -> None:
-        """Release connections."""
-        ...
-
-
-def open_pages(spec: TargetSpec) -> Pages:
-    """The source of the target's pages.
-
-    Raises:
-        CaptureError: the target is a capture that cannot be played.
-    """
-    return PlayedPages(spec.address, spec.name) if spec.played else LivePages(spec)
 
 
 class LivePages:

@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -224,26 +223,29 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the supervisor runs. `read_settings` reads the settings again, `apply_settings` passes
-    them to everything but the targets, `address` is the URL of the triage page."""
-
-    queue: DueQueue
-    jobs: TargetJobs
-    discovery: Discovery
-    board: Board
-    systemd: Systemd
-    read_settings: Callable[[], Settings]
-    apply_settings: Callable[[Settings], None]
-    address: str
-
-
 class Supervisor:
-    """Runs the daemon until a signal stops it."""
+    """Runs the daemon until a signal stops it.
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts, self._discovery, self._profiles = parts, parts.discovery, TargetProfiles()
+    `read_settings` reads the settings again, `apply_settings` passes them to everything but the
+    targets, `address` is the URL of the triage page.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: DueQueue,
+        jobs: TargetJobs,
+        discovery: Discovery,
+        board: Board,
+        systemd: Systemd,
+        read_settings: Callable[[], Settings],
+        apply_settings: Callable[[Settings], None],
+        address: str,
+    ) -> None:
+        self._queue, self._jobs, self._discovery = queue, jobs, discovery
+        self._board, self._systemd, self._address = board, systemd, address
+        self._read_settings, self._apply_settings = read_settings, apply_settings
+        self._profiles = TargetProfiles()
         # A signal handler may only call reentrant code; SimpleQueue.put is.
         self._signals: SimpleQueue[int] = SimpleQueue()
         self._ready = False
@@ -269,28 +271,27 @@ class Supervisor:
                 break
             if number == signal.SIGHUP:
                 self._reload()
-        self._parts.systemd.stopping()
+        self._systemd.stopping()
 
     def _tick(self, elapsed_s: float) -> None:
-        parts = self._parts
-        step_s = parts.queue.check()
+        step_s = self._queue.check()
         if step_s:
             log.warning("system clock was set, rescheduling step_s=%.1f", step_s)
         if self._discovery.poll():
             self._apply_file_changes()
-        if not self._ready and (parts.jobs.all_scraped or elapsed_s > READY_AFTER_S):
+        if not self._ready and (self._jobs.all_scraped or elapsed_s > READY_AFTER_S):
             self._ready = True
-            parts.systemd.ready(self._status_line())
-            log.info("ready targets=%s after_s=%.1f", len(parts.jobs.specs()), elapsed_s)
-        if parts.queue.late_s < STALLED_S:
-            parts.systemd.alive()
+            self._systemd.ready(self._status_line())
+            log.info("ready targets=%s after_s=%.1f", len(self._jobs.specs()), elapsed_s)
+        if self._queue.late_s < STALLED_S:
+            self._systemd.alive()
         if self._ready and (status := self._status_line()) != self._status:
             self._status = status
-            parts.systemd.status(status)
+            self._systemd.status(status)
 
     def _watch(self, discovery: Discovery) -> None:
         specs = discovery.specs()
-        self._parts.jobs.apply(specs, self._profiles.of(specs))
+        self._jobs.apply(specs, self._profiles.of(specs))
         self._discovery = discovery
 
     def _apply_file_changes(self) -> None:
@@ -300,22 +301,20 @@ class Supervisor:
             log.error("keeping the previous targets error=%s", error)  # noqa: TRY400 - no bug
 
     def _reload(self) -> None:
-        parts = self._parts
-        parts.systemd.reloading()
+        self._systemd.reloading()
         try:
-            settings = parts.read_settings()
+            settings = self._read_settings()
             target_profile(settings)  # also when no target uses them yet
             self._watch(self._discovery.reloaded(settings))
-            parts.apply_settings(settings)
-            log.info("settings reloaded targets=%s", len(parts.jobs.specs()))
+            self._apply_settings(settings)
+            log.info("settings reloaded targets=%s", len(self._jobs.specs()))
         except KneewatchError as error:
             log.error("reload failed, keeping the old settings error=%s", error)  # noqa: TRY400 - no bug
-        parts.systemd.ready(self._status_line())
+        self._systemd.ready(self._status_line())
 
     def _status_line(self) -> str:
-        parts = self._parts
-        watched = len(parts.jobs.specs())
-        return f"{parts.board.answering} of {watched} targets up; {parts.address}"
+        watched = len(self._jobs.specs())
+        return f"{self._board.answering} of {watched} targets up; {self._address}"
 
     def _next_signal(self, left_s: float) -> int | None:
         """The next signal; None without one until the next tick, which is in `left_s` at most."""

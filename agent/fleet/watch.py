@@ -74,15 +74,12 @@ class FleetState:
 class FleetWatch:
     """Diagnoses a fleet once per interval. Other threads read `state`, which is immutable."""
 
-    def __init__(
-        self, url: str, settings: Settings, selector: str, *, wall: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, url: str, settings: Settings, selector: str) -> None:
         """Sends no query yet.
 
         Raises:
             KneewatchError: the URL, the selector or a setting is wrong.
         """
-        self._selector, self._wall = selector, wall
         self.url_and_selector = url, selector
         query_settings = source_settings(settings)
         self._source = PrometheusSource(url, query_settings)
@@ -98,11 +95,11 @@ class FleetWatch:
         """
         profile = settings.profile(stated=stated(settings))
         profile.rules()
-        self._config, self._profile = fleet_config(settings, self._selector), profile
+        self._config, self._profile = fleet_config(settings, self.url_and_selector[1]), profile
 
     def cycle(self) -> float | None:
         """Run one cycle. Returns the seconds until the retry if it failed, else None."""
-        before, now_s = self.state, self._wall()
+        before, now_s = self.state, time.time()
         is_past_fresh = before.diagnosis is not None and now_s - before.past_s < PAST_S
         past = before.diagnosis.observed.past if is_past_fresh and before.diagnosis else None
         try:
@@ -123,7 +120,7 @@ class FleetWatch:
         self.state = replace(
             self._with_counts(),
             diagnosis=diagnosis,
-            seen_s=self._wall(),
+            seen_s=time.time(),
             past_s=now_s if is_past_complete else before.past_s,
             failing=0,
             error="",
@@ -142,10 +139,6 @@ class FleetWatch:
     def crashed(self, error: Exception) -> float | None:
         """Count a cycle that raised, which is a bug: the fleet's state is unknown."""
         return self._failed(f"bug in kneewatch: {type(error).__name__}; see the log")
-
-    def now_s(self) -> float:
-        """The time."""
-        return self._wall()
 
     def close(self) -> None:
         """Close the connections."""
@@ -340,9 +333,8 @@ class FleetJob:
             return
         state = self._watch.state
         if state.failing:
-            now_s = self._watch.now_s()
             self._notifier.offer(
-                lost_state(state.url, state.error, t_s=now_s, interval_s=state.interval_s)
+                lost_state(state.url, state.error, t_s=time.time(), interval_s=state.interval_s)
             )
         elif state.diagnosis is not None:
             states = states_of(state.diagnosis, interval_s=state.interval_s)

@@ -368,9 +368,7 @@ def history_tool(answer: Callable[[Arguments], Answer]) -> Tool:
     )
 
 
-# `kneewatch mcp`: the tools over stdio or streamable HTTP, by the protocol's own SDK. I/O edge.
-#
-# Only the command imports this module, and only with the extra `mcp` installed.
+# --- The server -----------------------------------------------------------------------------------
 
 
 READ_ONLY = types.ToolAnnotations(

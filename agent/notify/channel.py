@@ -13,11 +13,11 @@ from threading import Condition, Thread
 
 from kneewatch.agent.notify import events
 from kneewatch.agent.notify.alert_state import AlertState, StateFile
-from kneewatch.agent.notify.delivery import SendError, deliver, post
+from kneewatch.agent.notify.delivery import SendError, send
 from kneewatch.agent.notify.events import Event, Groups, SentAlerts
 from kneewatch.agent.notify.forward import DiagnosedAlert, forwarded
-from kneewatch.agent.notify.message import Message, email, slack, webhook
-from kneewatch.agent.notify.receivers import SLACK, Receiver, Web
+from kneewatch.agent.notify.message import Message
+from kneewatch.agent.notify.receivers import Receiver
 from kneewatch.agent.target_state import TargetState
 
 QUEUE_MAX = 256
@@ -323,7 +323,7 @@ class Channel(ReceiverThread):
     def _try(self, outgoing: Outgoing) -> bool:
         timeout_s = min(self.receiver.timeout_s, self._close_at_s - time.monotonic())
         try:
-            self._send(outgoing.message, timeout_s)
+            send(self.receiver, outgoing.message, timeout_s=timeout_s, now_s=self._clock())
         except SendError as exc:
             with self._changed:
                 retry_s = self._outbox.failed(outgoing, exc, time.monotonic())
@@ -337,12 +337,3 @@ class Channel(ReceiverThread):
         with self._changed:
             self._outbox.delivered(outgoing)
         return True
-
-    def _send(self, message: Message, timeout_s: float) -> None:
-        endpoint = self.receiver.endpoint
-        if isinstance(endpoint, Web):
-            body = slack(message) if self.receiver.kind == SLACK else webhook(message)
-            post(endpoint, body, timeout_s=timeout_s, now_s=self._clock())
-        else:
-            mail = email(message, sender=endpoint.sender, recipients=endpoint.recipients)
-            deliver(endpoint, mail, timeout_s=timeout_s)

@@ -14,9 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any, cast
 
-from kneewatch.agent.notify.receivers import Mail, Web
+from kneewatch.agent.notify.message import Message, email, slack, webhook
+from kneewatch.agent.notify.receivers import SLACK, Mail, Receiver, Web
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.http.address import Address
 from kneewatch.collector.http.connection import TimedSocket, TlsAccess, connect, request_headers
@@ -33,6 +35,31 @@ class SendError(KneewatchError):
     def __init__(self, message: str, *, final: bool = False, after_s: float | None = None) -> None:
         super().__init__(message)
         self.final, self.after_s = final, after_s
+
+
+def send(
+    receiver: Receiver,
+    message: Message,
+    *,
+    timeout_s: float,
+    now_s: float,
+    attachment: Path | None = None,
+) -> None:
+    """Send a message in the receiver's format; mails also carry the attachment, a page.
+
+    Raises:
+        SendError: the receiver did not accept it.
+    """
+    endpoint = receiver.endpoint
+    if isinstance(endpoint, Web):
+        body = slack(message) if receiver.kind == SLACK else webhook(message)
+        post(endpoint, body, timeout_s=timeout_s, now_s=now_s)
+        return
+    mail = email(message, sender=endpoint.sender, recipients=endpoint.recipients)
+    if attachment is not None:
+        page, name = attachment.read_bytes(), attachment.name
+        mail.add_attachment(page, maintype="text", subtype="html", filename=name)
+    deliver(endpoint, mail, timeout_s=timeout_s)
 
 
 # --- SMTP -----------------------------------------------------------------------------------------

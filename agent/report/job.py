@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import orjson
 
 from kneewatch.agent.report.command import renderer, report_of, write
-from kneewatch.agent.report.schedule import receivers_of, send, settings_of
+from kneewatch.agent.report.schedule import receivers_of, send_report, settings_of
 from kneewatch.agent.report.store_source import History, seen
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import KneewatchError, SettingsError
@@ -47,7 +47,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     write(renderer("json")(report), str(page.with_suffix(".json")))
     write(renderer("html", settings.docs_url)(report), str(page))
     prune(folder, keep=settings["report.keep"])
-    failed = send(to, report, page)
+    failed = send_report(to, report, page)
     return {
         "file": str(page),
         "severity": report.severity,

@@ -18,9 +18,9 @@ import orjson
 from apscheduler.triggers.cron import CronTrigger  # type: ignore[import-untyped]
 
 from kneewatch.agent.daemon.periodic_jobs import Job
-from kneewatch.agent.notify.delivery import SendError, deliver, post
-from kneewatch.agent.notify.message import Line, Message, Part, email, identity, slack, webhook
-from kneewatch.agent.notify.receivers import ALERTMANAGER, SLACK, Receiver, Web, receivers
+from kneewatch.agent.notify.delivery import SendError, send
+from kneewatch.agent.notify.message import Line, Message, Part, identity
+from kneewatch.agent.notify.receivers import ALERTMANAGER, Receiver, receivers
 from kneewatch.agent.settings.effective import Effective, Settings, gathered
 from kneewatch.collector.errors import SettingsError
 from kneewatch.rules.formatting import plural
@@ -112,36 +112,29 @@ def _part(verdict: Verdict) -> Part:
     return Part(f"{verdict.tier}: {verdict.health}", tuple(lines))
 
 
-def send(
-    to: Sequence[Receiver], report: WeeklyReport, file: Path, *, waits_s: Sequence[float] = WAITS_S
-) -> dict[str, str]:
+def send_report(to: Sequence[Receiver], report: WeeklyReport, file: Path) -> dict[str, str]:
     """Send a report to each receiver, with up to three attempts. Returns the error of each receiver
     that did not get it."""
     message = message_of(report, file.name)
     failed: dict[str, str] = {}
     for receiver in to:
-        for wait_s in (*waits_s, None):
+        for wait_s in (*WAITS_S, None):
             try:
-                _hand_over(receiver, message, file)
+                send(
+                    receiver,
+                    message,
+                    timeout_s=receiver.timeout_s,
+                    now_s=message.t_s,
+                    attachment=file,
+                )
                 failed.pop(receiver.name, None)
                 break
             except SendError as exc:
                 failed[receiver.name] = str(exc)
                 if exc.final or wait_s is None:
                     break
-                time.sleep(min(exc.after_s or wait_s, max(waits_s)))
+                time.sleep(min(exc.after_s or wait_s, max(WAITS_S)))
     return failed
-
-
-def _hand_over(receiver: Receiver, message: Message, file: Path) -> None:
-    endpoint = receiver.endpoint
-    if isinstance(endpoint, Web):
-        body = slack(message) if receiver.kind == SLACK else webhook(message)
-        post(endpoint, body, timeout_s=receiver.timeout_s, now_s=message.t_s)
-        return
-    mail = email(message, sender=endpoint.sender, recipients=endpoint.recipients)
-    mail.add_attachment(file.read_bytes(), maintype="text", subtype="html", filename=file.name)
-    deliver(endpoint, mail, timeout_s=receiver.timeout_s)
 
 
 # When the daemon makes reports: cron expressions, and the process that runs each one. I/O edge.

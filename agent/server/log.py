@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from kneewatch.agent.server.process import container_id
 from kneewatch.agent.stated_deployment import named_model
@@ -57,21 +56,6 @@ TAIL_BYTES = 64 * 1024 * 1024
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,100}/[A-Za-z0-9][\w.-]{0,200}")
 
 NO_START = "no vLLM start-up in this log; save it from the start of the server"
-
-
-class LogSource(Protocol):
-    """A log and what has been read of it; the newest start counts. `path` says where it is."""
-
-    path: str
-    log: StartupLog
-
-    def read_rest(self, limit_bytes: int = ...) -> bool:
-        """Read what is new, about `limit_bytes` at most. Returns whether that was all.
-
-        Raises:
-            SettingsError: the log cannot be read.
-        """
-        ...
 
 
 class LogFollower:
@@ -205,7 +189,7 @@ class LogPlace:
     user_id: int | None = None
     unit: str = ""
 
-    def open(self) -> LogSource:
+    def open(self) -> LogFollower | Journal:
         """A follower of the log."""
         return Journal(self.unit) if self.unit else LogFollower(self.path, user_id=self.user_id)
 

@@ -112,8 +112,6 @@ def read_yaml(path: Path, *, user_id: int) -> Mapping[str, object]:
 
 
 # --- Finds the vLLM process that listens on a target's port on this node. I/O edge ----------------
-#
-# psutil is imported here only, and only for targets on this node.
 
 
 Read = TypeVar("Read")

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kneewatch.agent.server.host import HostReader
-from kneewatch.agent.server.log import LogFollower, LogSource, failure_of, reading_of
+from kneewatch.agent.server.log import Journal, LogFollower, failure_of, reading_of
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.connection import FetchSettings
@@ -109,7 +109,7 @@ class ServerWatch:
         fetch: FetchSettings,
         *,
         read: ReadServer = read_server,
-        log: LogSource | None = None,
+        log: LogFollower | Journal | None = None,
         liveness: Liveness | None = None,
     ) -> None:
         self._address, self._fetch, self._read = address, fetch, read

@@ -249,8 +249,6 @@ BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 
 # --- Command line options: parameter types, and a flag for each setting ---------------------------
-#
-# Help texts need only the flags, so this module does not import the diagnosis.
 
 
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

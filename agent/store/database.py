@@ -415,17 +415,17 @@ def _read_only(path: Path, query: str) -> sqlite3.Connection:
     return connection
 
 
-def find_damage(connection: sqlite3.Connection, *, limit_s: float = CHECK_LIMIT_S) -> str:
-    """Damage found by SQLite's quick check; empty if none was found within `limit_s`."""
+def find_damage(connection: sqlite3.Connection) -> str:
+    """Damage found by SQLite's quick check; empty if none was found within `CHECK_LIMIT_S`."""
     # A timer, because SQLite calls no progress handler while it checks a table.
-    alarm = threading.Timer(limit_s, connection.interrupt)
+    alarm = threading.Timer(CHECK_LIMIT_S, connection.interrupt)
     alarm.start()
     try:
         (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.OperationalError as error:
         if is_damage(error):
             return str(error)
-        log.warning("store check incomplete reason=%s limit_s=%s", error, limit_s)
+        log.warning("store check incomplete reason=%s limit_s=%s", error, CHECK_LIMIT_S)
         return ""
     except sqlite3.DatabaseError as error:
         return str(error)

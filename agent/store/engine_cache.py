@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import orjson
 
@@ -72,43 +71,6 @@ class CachedEngine:
     """Whether this process has read a page of it."""
     seen_s: float = 0.0
     """Time of its last cycle on the monotonic clock."""
-
-
-def load_engine(
-    connection: sqlite3.Connection,
-    target_id: int,
-    name: EngineName,
-    t_s: float,
-    *,
-    admits: Callable[[], bool],
-) -> CachedEngine | None:
-    """The engine from the file, inserted if missing; None if `admits()` allows no new engine."""
-    execute = connection.execute
-    named = (target_id, name.model, name.engine, name.replica)
-    row = execute(
-        "SELECT id, last_s, labels FROM engines"
-        " WHERE (target_id, model, engine, replica) = (?, ?, ?, ?)",
-        named,
-    ).fetchone()
-    if row is None:
-        if not admits():
-            return None
-        inserted = execute(
-            "INSERT INTO engines (target_id, model, engine, replica, labels, first_s, last_s)"
-            " VALUES (?, ?, ?, ?, '{}', ?, ?)",
-            (*named, t_s, t_s),
-        )
-        return CachedEngine(inserted.lastrowid or 0, t_s, {}, 0, IntervalBook())
-    engine_id, last_s, labels = row
-    count, newest = execute(
-        "SELECT count(*), max(id) FROM open_signals WHERE id BETWEEN ? AND ?", rows_of(engine_id)
-    ).fetchone()
-    if newest is not None:
-        (last_s,) = execute("SELECT t_s FROM open_signals WHERE id = ?", (newest,)).fetchone()
-    book = IntervalBook(_open_intervals(connection, engine_id, last_s))
-    engine = CachedEngine(engine_id, last_s, orjson.loads(labels), count, book)
-    _load_rest(connection, engine)
-    return engine
 
 
 def _load_rest(connection: sqlite3.Connection, engine: CachedEngine) -> None:
@@ -250,8 +212,7 @@ class EngineCache:
         """The engine of that name, inserted if missing; None at the limit on new engines."""
         engine = target.engines.get(name)
         if engine is None:
-            admits = partial(self._admits, target, name.target, t_s)
-            engine = load_engine(self._connection, target.id, name, t_s, admits=admits)
+            engine = self._load(target, name, t_s)
             if engine is None:
                 self.refused.add(name)
                 return None
@@ -264,6 +225,36 @@ class EngineCache:
                 (orjson.dumps(dict(labels)).decode(), engine.id),
             )
         engine.labels = labels
+        return engine
+
+    def _load(self, target: CachedTarget, name: EngineName, t_s: float) -> CachedEngine | None:
+        """The engine from the file, inserted if missing; None at the limit on new engines."""
+        execute = self._connection.execute
+        named = (target.id, name.model, name.engine, name.replica)
+        row = execute(
+            "SELECT id, last_s, labels FROM engines"
+            " WHERE (target_id, model, engine, replica) = (?, ?, ?, ?)",
+            named,
+        ).fetchone()
+        if row is None:
+            if not self._admits(target, name.target, t_s):
+                return None
+            inserted = execute(
+                "INSERT INTO engines (target_id, model, engine, replica, labels, first_s, last_s)"
+                " VALUES (?, ?, ?, ?, '{}', ?, ?)",
+                (*named, t_s, t_s),
+            )
+            return CachedEngine(inserted.lastrowid or 0, t_s, {}, 0, IntervalBook())
+        engine_id, last_s, labels = row
+        count, newest = execute(
+            "SELECT count(*), max(id) FROM open_signals WHERE id BETWEEN ? AND ?",
+            rows_of(engine_id),
+        ).fetchone()
+        if newest is not None:
+            (last_s,) = execute("SELECT t_s FROM open_signals WHERE id = ?", (newest,)).fetchone()
+        book = IntervalBook(_open_intervals(self._connection, engine_id, last_s))
+        engine = CachedEngine(engine_id, last_s, orjson.loads(labels), count, book)
+        _load_rest(self._connection, engine)
         return engine
 
     def _admits(self, target: CachedTarget, name: str, t_s: float) -> bool:

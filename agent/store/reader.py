@@ -65,36 +65,6 @@ class Scrape:
         return at_s - self.t_s <= self.lasts_s
 
 
-def document_at(
-    connection: sqlite3.Connection, engine_id: int, at_s: float
-) -> dict[str, Any] | None:
-    """The diagnosis in force at a time; None if the engine was not watched then. Call within a
-    transaction.
-
-    Raises:
-        DamagedError: the data of that time is damaged.
-    """
-    scrape = _newest_scrape(connection, engine_id, at_s)
-    if scrape is None or not scrape.covers(at_s):
-        return None
-    stored = _stored_document(connection, engine_id, scrape.t_s)
-    if stored is None:
-        return None
-    document, exact = stored
-    return document_at_scrape(
-        document, scrape.t_s, scrape.values(), averaged=not scrape.exact, exact=exact
-    )
-
-
-def watched(connection: sqlite3.Connection, engine_id: int, at_s: float) -> bool:
-    """Whether the engine was watched at a time. Call within a transaction."""
-    try:
-        scrape = _newest_scrape(connection, engine_id, at_s)
-    except DamagedError:
-        return False
-    return scrape is not None and scrape.covers(at_s)
-
-
 def document_from_queue(
     connection: sqlite3.Connection,
     engine_id: int,
@@ -308,7 +278,17 @@ class Reader:
         """The diagnosis in force at a time, and whether the data is damaged."""
         with self._snapshot() as connection:
             try:
-                return DiagnosisLookup(document_at(connection, engine_id, at_s))
+                scrape = _newest_scrape(connection, engine_id, at_s)
+                if scrape is None or not scrape.covers(at_s):
+                    return DiagnosisLookup(None)
+                stored = _stored_document(connection, engine_id, scrape.t_s)
+                if stored is None:
+                    return DiagnosisLookup(None)
+                document, exact = stored
+                values, averaged = scrape.values(), not scrape.exact
+                return DiagnosisLookup(
+                    document_at_scrape(document, scrape.t_s, values, averaged=averaged, exact=exact)
+                )
             except DamagedError as error:
                 log_damage("document", engine_id, error)
                 return DiagnosisLookup(None, damaged=True)
@@ -328,7 +308,11 @@ class Reader:
     def watched(self, engine_id: int, at_s: float) -> bool:
         """Whether the engine was watched at a time."""
         with self._snapshot() as connection:
-            return watched(connection, engine_id, at_s)
+            try:
+                scrape = _newest_scrape(connection, engine_id, at_s)
+            except DamagedError:
+                return False
+        return scrape is not None and scrape.covers(at_s)
 
     def recommendations(
         self, *, from_s: float, to_s: float, engine_id: int | None = None
@@ -349,12 +333,12 @@ class Reader:
         """The engine's starts and changes of configuration in a time range."""
         with self._snapshot() as connection:
             rows = connection.execute(
-                "SELECT t_s, lag(labels, 1, '{}') OVER (ORDER BY id), labels, started_s, restart"
+                "SELECT t_s, lag(labels, 1, '{}') OVER (ORDER BY id), labels, restart"
                 " FROM configs WHERE engine_id = ? ORDER BY id",
                 (engine_id,),
             ).fetchall()
         return [
-            ConfigChange(row[0], orjson.loads(row[1]), orjson.loads(row[2]), row[3], row[4])
+            ConfigChange(row[0], orjson.loads(row[1]), orjson.loads(row[2]), row[3])
             for row in rows
             if from_s <= row[0] <= to_s
         ]

@@ -138,14 +138,13 @@ class StoredRecommendation:
 class ConfigChange:
     """A start of the engine or a change of its configuration.
 
-    `before` is empty for the first configuration seen. `started_s` is the process's start time if
-    the page has it; `restart` states how the restart was detected.
+    `before` is empty for the first configuration seen; `restart` states how the restart was
+    detected.
     """
 
     t_s: float
     before: Mapping[str, str]
     after: Mapping[str, str]
-    started_s: float | None
     restart: str
 
 
@@ -183,14 +182,10 @@ class EngineCycle:
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One target after a scrape; `error` is None if it succeeded.
-
-    `duration_s` is the duration of the whole cycle, `labels` are the target's.
-    """
+    """One target after a scrape, with its labels; `error` is None if it succeeded."""
 
     t_s: float
     target: str
     labels: Mapping[str, str]
     engines: tuple[EngineCycle, ...]
-    duration_s: float
     error: str | None = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import orjson
 
@@ -98,29 +98,6 @@ INTERVALS_MISSED = 3
 PATIENCE_S = 10.0
 
 
-class Feed(Protocol):
-    """A source of diagnoses; `run` puts them on the screen until the program stops."""
-
-    @property
-    def name(self) -> str:
-        """The source's name on the screen."""
-        ...
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of source."""
-        ...
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds after which the source counts as stale if it sends no data."""
-        ...
-
-    def run(self, screen: ScreenState, pace: Pace) -> None:
-        """Put diagnoses on the screen."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ServerFeed:
     """A live server, scraped each interval; the first scrape comes after `offset_s`."""
@@ -188,38 +165,6 @@ class GpuFeed:
         with closing(self.stream):
             for _ in pace.ticks(GPU_INTERVAL_S):
                 self.stream.scrape()
-
-
-class FeedThreads:
-    """Runs each feed in a thread. `bug` is an unexpected exception in one of them."""
-
-    def __init__(self, feeds: Sequence[Feed], screen: ScreenState, pace: Pace) -> None:
-        self.bug: BaseException | None = None
-        self._screen, self._pace = screen, pace
-        for feed in feeds:
-            screen.expect(feed.name, feed.kind, patience_s=feed.patience_s)
-        self._threads = [
-            threading.Thread(target=self._run, args=(feed,), name="kneewatch-feed", daemon=True)
-            for feed in feeds
-        ]
-
-    def start(self) -> None:
-        """Start the threads."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Stop the threads; one that hangs is abandoned."""
-        self._pace.stop()
-        until_s = time.monotonic() + LEAVE_S
-        for thread in self._threads:
-            thread.join(max(0.0, until_s - time.monotonic()))
-
-    def _run(self, feed: Feed) -> None:
-        try:
-            feed.run(self._screen, self._pace)
-        except BaseException as bug:  # noqa: BLE001 - it is raised again where the screen has gone
-            self.bug = bug
 
 
 def patience_s(interval_s: float) -> float:
@@ -366,3 +311,43 @@ def access(settings: Settings, token_file: Path | None) -> FetchSettings:
     if token_file is not None:
         fetch = replace(fetch, bearer_token_file=str(token_file), bearer_token_env=None)
     return replace(fetch, headers={**fetch.headers, "Accept": "application/json"})
+
+
+# --- The threads of all feeds ---------------------------------------------------------------------
+
+
+Feed = ServerFeed | RecordingFeed | GpuFeed | DaemonFeed
+"""A source of diagnoses; `run` puts them on the screen until the program stops. The source counts
+as stale if it sends no data for `patience_s`."""
+
+
+class FeedThreads:
+    """Runs each feed in a thread. `bug` is an unexpected exception in one of them."""
+
+    def __init__(self, feeds: Sequence[Feed], screen: ScreenState, pace: Pace) -> None:
+        self.bug: BaseException | None = None
+        self._screen, self._pace = screen, pace
+        for feed in feeds:
+            screen.expect(feed.name, feed.kind, patience_s=feed.patience_s)
+        self._threads = [
+            threading.Thread(target=self._run, args=(feed,), name="kneewatch-feed", daemon=True)
+            for feed in feeds
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop the threads; one that hangs is abandoned."""
+        self._pace.stop()
+        until_s = time.monotonic() + LEAVE_S
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    def _run(self, feed: Feed) -> None:
+        try:
+            feed.run(self._screen, self._pace)
+        except BaseException as bug:  # noqa: BLE001 - it is raised again where the screen has gone
+            self.bug = bug

@@ -134,7 +134,7 @@ def node(path: Path) -> Generator[Node]:
         finally:
             for watch in watches:
                 watch.retire()
-            gpus.close()
+            gpus.close(1.0)
             store.close(60.0)
 
 

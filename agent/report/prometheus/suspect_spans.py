@@ -198,25 +198,23 @@ hour."""
 
 
 @dataclass(frozen=True, slots=True)
-class EmptySpan:
-    """A time, in Unix seconds, in which a pool that had replicas has none. `goes_on`: to the end of
-    the period."""
+class FleetSpan:
+    """A time, in Unix seconds, in which a pool that had replicas has none, or in which one engine
+    of it generates tokens more slowly than its peers. `goes_on`: to the end of the period;
+    `judged_s`: the moment at which fleet mode judges it."""
 
     pool: str
+    engine: TierEngine | None
     from_s: float
     to_s: float
     goes_on: bool
-
-    @property
-    def judged_s(self) -> float:
-        """The moment at which fleet mode judges it: as late as it remembers the replicas."""
-        return min(self.to_s, self.from_s + JUDGED_AFTER_S)
+    judged_s: float
 
 
-def empty_spans(pools: Mapping[str, Sequence[Key]], running: Rows, at: Steps) -> list[EmptySpan]:
+def empty_spans(pools: Mapping[str, Sequence[Key]], running: Rows, at: Steps) -> list[FleetSpan]:
     """The spans of whole steps without any engine of a pool. `pools`: the engines of each;
     `running` has a value in the steps in which an engine has series."""
-    spans: list[EmptySpan] = []
+    spans: list[FleetSpan] = []
     for pool, keys in pools.items():
         rows = [~np.isnan(running[key]) for key in keys if key in running]
         serving = np.logical_or.reduce(rows) if rows else np.zeros(at.count, dtype=bool)
@@ -227,7 +225,8 @@ def empty_spans(pools: Mapping[str, Sequence[Key]], running: Rows, at: Steps) ->
         for run in runs(empty):
             from_s = float(at.begins_s[run[0]])
             to_s = float(at.begins_s[run[-1]]) + at.step_s
-            spans.append(EmptySpan(pool, from_s, to_s, bool(run[-1] == at.count - 1)))
+            goes_on, judged_s = bool(run[-1] == at.count - 1), min(to_s, from_s + JUDGED_AFTER_S)
+            spans.append(FleetSpan(pool, None, from_s, to_s, goes_on, judged_s))
     return spans
 
 
@@ -239,25 +238,9 @@ SLOW_CAUSES = ("gpu_fault", "gpu_throttled", "bad_node")
 """Why a replica is slower than its peers, root causes first."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlowSpan:
-    """A time, in Unix seconds, in which an engine generates tokens more slowly than its peers.
-    `goes_on`: to the end of the period."""
-
-    engine: TierEngine
-    from_s: float
-    to_s: float
-    goes_on: bool
-
-    @property
-    def judged_s(self) -> float:
-        """The moment at which fleet mode judges it."""
-        return min((self.from_s + self.to_s) / 2, self.from_s + SLOW_JUDGED_AFTER_S)
-
-
 def slow_spans(
     engines: Sequence[TierEngine], itl_s: Rows, begun: Rows, at: Steps
-) -> list[SlowSpan]:
+) -> list[FleetSpan]:
     """The spans in which single engines of a tier are slow at the same load, as `bad_node` has it.
     `itl_s` is the mean ITL, `begun` the number of requests in each step."""
     measured = [engine for engine in engines if engine.key in itl_s]
@@ -269,14 +252,17 @@ def slow_spans(
     compared = (~np.isnan(means_s)).sum(axis=0) >= PEERS_MIN
     busier = arrivals > SAME_ARRIVALS * _middle(arrivals)
     slow = compared & (means_s >= SLOWER * _middle(means_s)) & ~busier
-    return [
-        SlowSpan(engine, from_s, to_s, bool(run[-1] == at.count - 1))
-        for engine, holds in zip(measured, slow, strict=True)
-        for run in runs(holds, bridged=BRIDGED_STEPS)
-        for from_s in (float(at.begins_s[run[0]]),)
-        for to_s in (float(at.begins_s[run[-1]]) + at.step_s,)
-        if to_s - from_s >= SLOW_LASTS_S
-    ]
+    spans: list[FleetSpan] = []
+    for engine, holds in zip(measured, slow, strict=True):
+        for run in runs(holds, bridged=BRIDGED_STEPS):
+            from_s = float(at.begins_s[run[0]])
+            to_s = float(at.begins_s[run[-1]]) + at.step_s
+            if to_s - from_s >= SLOW_LASTS_S:
+                goes_on = bool(run[-1] == at.count - 1)
+                judged_s = min((from_s + to_s) / 2, from_s + SLOW_JUDGED_AFTER_S)
+                pool = engine.member.pool
+                spans.append(FleetSpan(pool, engine, from_s, to_s, goes_on, judged_s))
+    return spans
 
 
 def _middle(rows: Floats) -> Floats:
@@ -299,26 +285,26 @@ class FleetIncidents:
     ) -> None:
         self._ranges, self._selector, self._names = ranges, selector, names
         self._fleet, self._profile = fleet, profile
-        self._outages: list[tuple[EmptySpan, Observed, FleetCause]] = []
-        self._slow: dict[Key, list[tuple[SlowSpan, FleetCause]]] = {}
+        self._outages: list[tuple[FleetSpan, Observed, FleetCause]] = []
+        self._slow: dict[Key, list[tuple[FleetSpan, FleetCause]]] = {}
         self.left_out = 0
 
     def look(self, now: PeriodData) -> None:
         """Judge the longest spans."""
-        spans: list[EmptySpan | SlowSpan] = [*self._empty(now), *self._behind(now)]
+        spans = [*self._empty(now), *self._behind(now)]
         spans.sort(key=lambda span: span.from_s - span.to_s)
         self.left_out = len(spans[JUDGED_MOST:])
         for span in spans[:JUDGED_MOST]:
             observed = self._observed(span)
             if observed is None:
                 continue
-            if isinstance(span, EmptySpan):
+            if span.engine is None:
                 causes = vanished_causes(observed)
                 self._outages += [(span, observed, c) for c in causes if c.pool == span.pool]
-            elif (cause := self._why_slow(span, observed)) is not None:
+            elif (cause := self._why_slow(span.engine, observed)) is not None:
                 self._slow.setdefault(span.engine.key, []).append((span, cause))
 
-    def _empty(self, now: PeriodData) -> list[EmptySpan]:
+    def _empty(self, now: PeriodData) -> list[FleetSpan]:
         fleet_pools = {engine.member.pool for engine in self._fleet.members}
         pools: dict[str, list[Key]] = {}
         for member in self._fleet.shape.members:
@@ -326,26 +312,26 @@ class FleetIncidents:
                 pools.setdefault(member.pool, []).append(member.key)
         return empty_spans(pools, now.gauges[RUNNING], now.at)
 
-    def _behind(self, now: PeriodData) -> Iterator[SlowSpan]:
+    def _behind(self, now: PeriodData) -> Iterator[FleetSpan]:
         itl_s, begun = now.signs[queries.ITL_MEAN], now.signs[queries.BEGUN]
         for tier in self._fleet.tiers():
             yield from slow_spans(self._fleet.of(tier), itl_s, begun, now.at)
 
-    def _observed(self, span: EmptySpan | SlowSpan) -> Observed | None:
+    def _observed(self, span: FleetSpan) -> Observed | None:
         """The fleet at the moment at which a span is judged; None if it cannot be read."""
         window_s = self._fleet.asking.window_s
         config = FleetConfig(self._selector, self._names, window_s, at_s=span.judged_s, past=Past())
         try:
             return observe(self._ranges.source, config)
         except CollectError as exc:
-            name = span.pool if isinstance(span, EmptySpan) else span.engine.target
+            name = span.pool if span.engine is None else span.engine.target
             with self._ranges.problems.lock:
                 self._ranges.problems.failed[f"replicas of {name}"] = exc
             return None
 
-    def _why_slow(self, span: SlowSpan, observed: Observed) -> FleetCause | None:
+    def _why_slow(self, engine: TierEngine, observed: Observed) -> FleetCause | None:
         """The cause by which a replica is slow; None where fleet mode has none."""
-        name = span.engine.member.name
+        name = engine.member.name
         causes = {
             cause.cause.id: cause
             for cause in diagnose(observed, self._profile).causes
@@ -392,7 +378,7 @@ class FleetIncidents:
         return observed
 
 
-def _held(span: EmptySpan | SlowSpan, cause: FleetCause, start_s: float) -> Held:
+def _held(span: FleetSpan, cause: FleetCause, start_s: float) -> Held:
     """The interval of a span's cause."""
     return Held(
         "cause",
@@ -409,7 +395,7 @@ def _both_held(interval: Held, other: Held) -> bool:
     return interval.start_s <= other.until_s and other.start_s <= interval.until_s
 
 
-def _last_seen_s(span: EmptySpan, observed: Observed) -> float:
+def _last_seen_s(span: FleetSpan, observed: Observed) -> float:
     """When the last series of a pool ended."""
     last_seen_s = [
         row.seen_s for row in observed.gone if row.pool == span.pool and row.seen_s is not None

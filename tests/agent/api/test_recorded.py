@@ -49,7 +49,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     for number, entry in enumerate(CaptureReader(capture), 1):
         diagnoses, end_s = stream.replay(entry), entry.t_s
         engines = tuple(EngineCycle(diagnosis) for diagnosis in diagnoses)
-        store.put(Cycle(entry.t_s, NAME, {}, engines, 0.004))
+        store.put(Cycle(entry.t_s, NAME, {}, engines))
         board.put(
             TargetState(NAME, NAME, {}, entry.t_s, tuple(diagnoses), 0.004, 2.0, number, 0, 0,
                         (PAGE,))

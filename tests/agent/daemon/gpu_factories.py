@@ -116,7 +116,7 @@ class Make:
 
     def close(self) -> None:
         for sources in self._made:
-            sources.close()
+            sources.close(1.0)
 
 
 def active(sources: GpuSources, target_spec: TargetSpec, t_s: float = T_S) -> float | None:

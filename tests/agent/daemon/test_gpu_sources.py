@@ -260,7 +260,7 @@ def test_closing_does_not_wait_for_what_hangs(make: Make) -> None:
     collecting = threading.Thread(target=sources.collect, args=(T_S,))
     collecting.start()
     until(lambda: driver.calls)
-    sources.close()
+    sources.close(1.0)
     collecting.join(PATIENCE_S)
     assert not collecting.is_alive()
     held.set()

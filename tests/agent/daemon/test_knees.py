@@ -220,7 +220,7 @@ class Held(Reader):
     def configs(self, engine_id: int, *, from_s: float, to_s: float) -> list[ConfigChange]:
         """Launched once."""
         del engine_id, from_s, to_s
-        return [ConfigChange(0.0, {}, LAUNCH, None, "")]
+        return [ConfigChange(0.0, {}, LAUNCH, "")]
 
     def signals(self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float) -> Series:
         """A scrape a minute, four of each load."""

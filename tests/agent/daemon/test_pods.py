@@ -108,7 +108,7 @@ def test_a_port_is_a_number_or_a_name() -> None:
     assert port_number(pod(), "metrics") is None
 
 
-class Api:
+class Api(Cluster):
     """Pods by namespace; what is asked for is kept. `error` is raised in place of an answer."""
 
     def __init__(self, **pods: Sequence[Mapping[str, Any]]) -> None:

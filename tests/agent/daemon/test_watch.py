@@ -23,7 +23,6 @@ from tests.agent.running import bodies, capture, in_turn
 from tests.agent.test_diagnose_live import two_engines, unused_url
 from tests.collector.servers import Start, always, answer
 from tests.pages import recreated, restarted
-from tests.waiting import PATIENCE_S
 
 HEALTHY = bodies("healthy_light", 10, 30)
 
@@ -73,7 +72,6 @@ def test_what_a_cycle_leaves(serving: Start, kept: Kept, watching: Watching) -> 
     assert [cycle.t_s for cycle in kept.cycles] == [1_900_000_000.0 + 5 * n for n in range(1, 5)]
     first, *_, last = kept.cycles
     assert (last.target, last.labels, last.error) == (spec.name, {}, None)
-    assert 0 < last.duration_s < PATIENCE_S
     (engine,) = last.engines
     assert engine.diagnosis.health == "ok"
     assert engine.config["block_size"] == "32"

@@ -116,7 +116,7 @@ def history(tmp_path: Path) -> Iterator[tuple[Reader, float]]:
     for number in range(40):
         t_s = now_s - 200 + 5 * number
         diagnosis = at(sick() if t_s < now_s - 100 else healthy(), t_s)
-        store.put(Cycle(t_s, "r0", {}, (EngineCycle(diagnosis),), 0.01))
+        store.put(Cycle(t_s, "r0", {}, (EngineCycle(diagnosis),)))
     store.close(10.0)
     reader = Reader(tmp_path / "kneewatch.db")
     yield reader, now_s - 118  # two seconds after a scrape

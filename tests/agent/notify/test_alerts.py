@@ -42,7 +42,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         t_s = START_S - 100 + 5 * number
         ill = START_S - 30 <= t_s <= START_S + 30
         diagnosis = at(sick() if ill else healthy(), t_s)
-        store.put(Cycle(t_s, "r0", {}, (EngineCycle(diagnosis),), 0.01))
+        store.put(Cycle(t_s, "r0", {}, (EngineCycle(diagnosis),)))
     store.close(10.0)
     open_reader = Reader(tmp_path / "kneewatch.db")
     yield open_reader

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.report.schedule import TIERS_MOST, message_of, receivers_of, send
+from kneewatch.agent.report.schedule import TIERS_MOST, message_of, receivers_of, send_report
 from kneewatch.agent.settings.effective import load
 from tests.agent.notify.mail_server import MailServer
 from tests.agent.report.receivers import team
@@ -26,7 +26,7 @@ def test_the_body_is_short_and_the_page_attached(
     settings = load(file=tmp_path / "kneewatch.toml", environ={}, flags={})
     page = tmp_path / "report-1.html"
     page.write_text("<!doctype html>" + "x" * 3 * CUT_BYTES)
-    assert send(receivers_of(settings), examples.many(tiers), page) == {}
+    assert send_report(receivers_of(settings), examples.many(tiers), page) == {}
     (taken,) = mail.mails
     parsed = BytesParser(policy=policy.default).parsebytes(taken.data)
     for kind in ("plain", "html"):

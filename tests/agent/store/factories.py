@@ -82,7 +82,7 @@ def cycle(
     """The cycle that gave these diagnoses, all of one target."""
     engines = tuple(EngineCycle(d, raw, config or {}, started_s, restart) for d in diagnoses)
     first = diagnoses[0]
-    return Cycle(first.t_s, first.target, labels or {}, engines, 0.001, error)
+    return Cycle(first.t_s, first.target, labels or {}, engines, error)
 
 
 def settle(store: Store) -> None:
@@ -130,5 +130,5 @@ def recorded(name: str) -> list[Cycle]:
             engines.append(EngineCycle(verdict, raw, engine.config, started_s, engine.restart))
         error = stream.monitor.last_error
         said = None if error is None else str(error)
-        cycles.append(Cycle(entry.t_s, path.stem, {}, tuple(engines), 0.001, said))
+        cycles.append(Cycle(entry.t_s, path.stem, {}, tuple(engines), said))
     return cycles

@@ -204,7 +204,7 @@ class Server:
             )
             for diagnosis, engine in zip(diagnoses, self._stream.monitor.engines, strict=True)
         )
-        return Cycle(t_s, self.name, {"node": "n1"}, engines, 0.002)
+        return Cycle(t_s, self.name, {"node": "n1"}, engines)
 
     def _fresh(self, t_s: float) -> list[float]:
         values: list[float] = []

@@ -188,8 +188,8 @@ def test_the_engine_of_a_target_that_was_never_up_ends_when_the_real_ones_come(
 ) -> None:
     path = tmp_path / "store.db"
     nobody = replace(down(0).engines[0].diagnosis, engine="", model="")
-    never = Cycle(at(0), "a", {}, (replace(down(0).engines[0], diagnosis=nobody),), 0.0, "refused")
-    empty = Cycle(at(2), "a", {}, (), 0.0)  # not newer than the last scrape
+    never = Cycle(at(0), "a", {}, (replace(down(0).engines[0], diagnosis=nobody),), "refused")
+    empty = Cycle(at(2), "a", {}, ())  # not newer than the last scrape
     written(path, never, well(1), empty, well(3))
     reader = Reader(path)
     first, second = reader.engines("a")

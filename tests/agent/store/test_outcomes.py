@@ -354,6 +354,6 @@ def test_configurations_and_starts_are_kept(tmp_path: Path) -> None:
     assert (first.t_s, first.before, first.after) == (first_s, {}, {"cache_dtype": "auto"})
     assert (second.t_s, second.restart) == (changed_s, "new")
     assert (second.before, second.after) == ({"cache_dtype": "auto"}, {"cache_dtype": "fp8"})
-    assert (third.restart, third.started_s) == ("the process has a new start time", life.started_s)
+    assert third.restart == "the process has a new start time"
     assert [c.t_s for c in reader.configs(1, from_s=changed_s, to_s=changed_s)] == [changed_s]
     reader.close()

@@ -30,8 +30,7 @@ from kneewatch.agent.report.prometheus.suspect_spans import (
     QUEUED,
     STALLED,
     TOO_LATE,
-    EmptySpan,
-    SlowSpan,
+    FleetSpan,
     SuspectSpan,
     empty_spans,
     slow_spans,
@@ -254,8 +253,8 @@ def test_a_pool_is_empty_where_no_engine_of_it_has_series() -> None:
     }
     pools = {"a": [("a0",), ("a1",)], "b": [("b0",)], "c": [("c0",), ("c1",)], "d": [("d0",)]}
     assert empty_spans(pools, running, AT) == [
-        EmptySpan("a", TO_S + 120, TO_S + 240, goes_on=False),
-        EmptySpan("b", TO_S + 240, TO_S + 360, goes_on=True),
+        FleetSpan("a", None, TO_S + 120, TO_S + 240, goes_on=False, judged_s=TO_S + 240),
+        FleetSpan("b", None, TO_S + 240, TO_S + 360, goes_on=True, judged_s=TO_S + 360),
     ]
 
 
@@ -265,13 +264,20 @@ def test_a_replica_is_slow_beside_its_peers_at_the_same_load_for_five_minutes() 
     ]
     usual, slow = row(*[0.02] * 6), row(0.02, *[0.05] * 5)
 
-    def found(*itl: Floats, busy: float = 60.0, of: int = 4) -> list[SlowSpan]:
+    def found(*itl: Floats, busy: float = 60.0, of: int = 4) -> list[FleetSpan]:
         means = {engine.key: means_s for engine, means_s in zip(engines, itl, strict=False)}
         begun = {e.key: row(*[busy if e is engines[0] else 60.0] * 6) for e in engines}
         return slow_spans(engines[:of], means, begun, AT)
 
     assert found(slow, usual, usual, usual) == [
-        SlowSpan(engines[0], TO_S + 60, TO_S + 360, goes_on=True)
+        FleetSpan(
+            engines[0].member.pool,
+            engines[0],
+            TO_S + 60,
+            TO_S + 360,
+            goes_on=True,
+            judged_s=TO_S + 210,
+        )
     ]
     assert found(slow, usual, usual, usual, busy=90.0) == []
     assert found(row(0.02, 0.02, *[0.05] * 4), usual, usual, usual) == []
