@@ -15,12 +15,12 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model, model_from_config
-from kneewatch.diagnose.deployment.deployment import Stated, stated_version
+from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import NUMBERS, Launch, parse_launch
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
-from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 
 if TYPE_CHECKING:
@@ -253,7 +253,8 @@ def stated(settings: Settings) -> Stated:
     with _named_by(settings, "gpu"):
         gpu = named_gpu(settings["gpu"]) if settings["gpu"] is not None else None
     with _named_by(settings, "vllm_version"):
-        version = stated_version(settings["vllm_version"])
+        written = settings["vllm_version"]
+        version = None if written is None else parse_version(written)
     deployment = Stated(
         model=_model(settings, launch),
         gpu=gpu,

@@ -169,6 +169,14 @@ def model(name: str) -> Model:
     )
 
 
+def known_model(name: str) -> Model | None:
+    """The catalogue's model with this id; None where it has none, or several."""
+    try:
+        return model(name)
+    except SizingError:
+        return None
+
+
 @cache
 def _from_entry(key: str) -> Model:
     entry = _entries()[key]

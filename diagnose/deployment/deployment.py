@@ -25,7 +25,6 @@ from kneewatch.diagnose.sizing.memory.launch_setup import (
     Setup,
     Version,
     defaults,
-    parse_version,
 )
 from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, RANKS, Adapters, Parallel
 
@@ -358,12 +357,3 @@ def _taken(stated: Stated, flag: str) -> int | None:
         return given or None
     taken = defaults(stated.version, stated.gpu)
     return taken.max_num_seqs if flag == "--max-num-seqs" else taken.max_num_batched_tokens
-
-
-def stated_version(text: str | None) -> Version | None:
-    """A version as the user writes it.
-
-    Raises:
-        SizingError: it is none.
-    """
-    return None if text is None else parse_version(text)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpus, recognise
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpus, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import Model, model
+from kneewatch.diagnose.catalogue.models import Model, known_model
 from kneewatch.diagnose.deployment.deployment import KV_SIZE_LABEL, Reported, Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS, Launch, oldest_version
 from kneewatch.diagnose.sizing.memory.launch_setup import Version, parse_version
@@ -320,12 +320,7 @@ def typed(text: str) -> Value:
 
 def _catalogued(path: Value | None, model_names: Collection[str]) -> Model | None:
     """The catalogue's model of an id; None for a path, and on a page with several models."""
-    if not isinstance(path, str) or len(model_names) > 1:
-        return None
-    try:
-        return model(path)
-    except SizingError:
-        return None
+    return known_model(path) if isinstance(path, str) and len(model_names) <= 1 else None
 
 
 def _page_problem(fact: Fact, config: Mapping[str, str]) -> str:
@@ -366,7 +361,7 @@ def _completed(
     return replace(
         stated,
         model=stated.model or _model_of(chosen.get(MODEL), readings),
-        gpu=stated.gpu or (recognised_gpu(gpu_fact.value) if gpu_fact else None),
+        gpu=stated.gpu or (gpus().get(str(gpu_fact.value)) if gpu_fact else None),
         tensor_parallel=stated.degree or (_count(degree.value) if degree else None),
         version=stated.version or (version_of(version.value) if version else None),
         launch=stated.launch or launch,
@@ -385,11 +380,6 @@ def _model_of(fact: Fact | None, readings: Sequence[SourceReading]) -> Model | N
         return None
     read = [reading.model for reading in readings if reading.source == fact.source]
     return read[0] if read and read[0] is not None else _catalogued(fact.value, ())
-
-
-def recognised_gpu(gpu_id: Value) -> Gpu | None:
-    """The catalogue's GPU of an id; None without one."""
-    return gpus().get(str(gpu_id))
 
 
 def _count(value: Value) -> int | None:

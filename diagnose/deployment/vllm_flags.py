@@ -66,7 +66,8 @@ def _commands(text: str) -> Iterator[list[str]]:
                 words.append("".join(word))
                 word = None
             if char == "#":
-                at = _line_end(text, at)
+                end = text.find("\n", at)
+                at = len(text) if end < 0 else end
             elif char in _SEPARATORS and words:
                 yield words
                 words = []
@@ -79,11 +80,6 @@ def _commands(text: str) -> Iterator[list[str]]:
         words.append("".join(word))
     if words:
         yield words
-
-
-def _line_end(text: str, at: int) -> int:
-    end = text.find("\n", at)
-    return len(text) if end < 0 else end
 
 
 def _quoted(text: str, at: int, quote: str) -> tuple[str, int]:

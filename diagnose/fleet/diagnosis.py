@@ -228,18 +228,15 @@ def advice_of(
         if size.advice is not None
     ]
     more = [advice for advice in resizes if advice.recommendation.id != "fewer-replicas"]
+    diluted = {(cause.cause.id, cause.pool, cause.tier) for cause in causes}
     routing = [
         advice
         for tier in tiers
-        if any(_dilutes(cause, tier) for cause in causes)
+        if ("routing_dilution", tier.pool, tier.tier) in diluted
         and (advice := _routing(tier, stated, targets)) is not None
     ]
     splitting = [advice for split in splits if (advice := _resplit(split)) is not None]
     return [*more, *routing, *splitting, *(advice for advice in resizes if advice not in more)]
-
-
-def _dilutes(cause: FleetCause, tier: Tier) -> bool:
-    return (cause.cause.id, cause.pool, cause.tier) == ("routing_dilution", tier.pool, tier.tier)
 
 
 def _routing(tier: Tier, stated: Stated, targets: Targets) -> FleetAdvice | None:

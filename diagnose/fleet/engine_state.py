@@ -18,7 +18,6 @@ from kneewatch.diagnose.causes.gpu_faults import GPU_FAULT
 from kneewatch.diagnose.causes.ranking import CAUSES, conclude, ranked
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.inventory import HOUR_S, Labels, Member, Observed, Values
-from kneewatch.diagnose.gpu import GpuState
 from kneewatch.diagnose.learned.derived_signals import MOMENTARY
 from kneewatch.rules.cascade import (
     EVIDENCE,
@@ -84,39 +83,6 @@ class RecordedBaselines(Baselines):
     def get(self, key: str) -> float | None:
         """The baseline of a signal; None where the rules have none."""
         return self.values.get(BASELINES.get(key, f"{key}:baseline"))
-
-
-def causes_of(
-    values: Values,
-    *,
-    streaks_s: Mapping[str, float],
-    stage: int | None,
-    severity: Severity,
-    config: Labels,
-    targets: Targets,
-    window_s: float,
-    scale: float,
-    faulty_gpus: Sequence[GpuState] = (),
-    gpus_guessed: bool = False,
-) -> list[Cause]:
-    """The causes of one engine, ranked; those that others explain are folded into them."""
-    age_s = values.get("age_s", HOUR_S if "running_hour_ago" in values else 0.0)
-    current: Mapping[str, float | None] = values
-    facts = Facts(
-        current,
-        targets,
-        streaks_s,
-        config,
-        {key: values.get(name, values.get(key)) for key, name in RECENT.items()},
-        RecordedBaselines(values),
-        window_s,
-        age_s,
-        scale,
-        stage=Stage(stage or 0, 0.0, severity, None, ()),
-        gpus=faulty_gpus,
-        gpus_guessed=gpus_guessed,
-    )
-    return ranked(conclude(facts))
 
 
 # --- Its state ------------------------------------------------------------------------------------
@@ -286,14 +252,6 @@ def engines_of(observed: Observed, profile: Profile, covered: Coverage) -> list[
     return [evaluator.engine(member, observed) for member in observed.shape.members]
 
 
-def _baselines(observed: Observed, member: Member) -> Values:
-    """The pool's usual hit ratio as its engines' baseline. Baselines that recording rules keep are
-    the engine's own and come first."""
-    usual = observed.past.usual.get(member.group)
-    key = BASELINES["prefix_hit_ratio"]
-    return {} if usual is None else {key: usual.hit_ratio}
-
-
 class _Evaluator:
     """The rules of a profile, compiled to evaluate engines."""
 
@@ -305,7 +263,11 @@ class _Evaluator:
 
     def engine(self, member: Member, observed: Observed) -> Engine:
         """One engine's verdict."""
-        values = {**_baselines(observed, member), **observed.values.get(member.key, {})}
+        values = dict(observed.values.get(member.key, {}))
+        usual = observed.past.usual.get(member.group)
+        if usual is not None:
+            # Baselines that recording rules keep are the engine's own and come first.
+            values.setdefault(BASELINES["prefix_hit_ratio"], usual.hit_ratio)
         gpus, config = observed.gpus.get(member.key, {}), observed.configs.get(member.key, {})
         alerts = observed.alerts.get(member.key, {})
         moment = Moment(values, self._targets, window_s=self._window_s)
@@ -317,7 +279,9 @@ class _Evaluator:
         stage = stage_of(completed, self._targets, self._window_s)
         if stage is not None:
             completed["cascade_stage"] = float(stage)
-            completed.setdefault("cascade_severity", float(self._severity(completed)))
+            judged = Moment(completed, self._targets)
+            severity = next(severity for severity, holds in self._severities if holds(judged))
+            completed.setdefault("cascade_severity", float(severity))
         findings = [
             finding for rule in self._covered.moment if (finding := _finding(rule, completed))
         ]
@@ -326,18 +290,7 @@ class _Evaluator:
             for rule in self._covered.recorded
             if rule.id in alerts and rule.signal in completed
         ]
-        causes = causes_of(
-            completed,
-            streaks_s=observed.streaks_s.get(member.key, {}),
-            stage=stage,
-            severity=stage_severity(completed),
-            config=config,
-            targets=self._targets,
-            window_s=self._window_s,
-            scale=self._window_s / WINDOW_S,
-            faulty_gpus=observed.faulty_gpus.get(member.key, ()),
-            gpus_guessed="gpus" not in gpus,
-        )
+        causes = self._causes(completed, stage, member, observed)
         severity = max(
             stage_severity(completed),
             *(finding.severity for finding in findings),
@@ -356,9 +309,26 @@ class _Evaluator:
             observed.images.get(member.key, ""),
         )
 
-    def _severity(self, values: Values) -> Severity:
-        moment = Moment(values, self._targets)
-        return next(severity for severity, holds in self._severities if holds(moment))
+    def _causes(
+        self, values: Values, stage: int | None, member: Member, observed: Observed
+    ) -> list[Cause]:
+        """The engine's causes, ranked; those that others explain are folded into them."""
+        age_s = values.get("age_s", HOUR_S if "running_hour_ago" in values else 0.0)
+        facts = Facts(
+            values,
+            self._targets,
+            observed.streaks_s.get(member.key, {}),
+            observed.configs.get(member.key, {}),
+            {key: values.get(name, values.get(key)) for key, name in RECENT.items()},
+            RecordedBaselines(values),
+            self._window_s,
+            age_s,
+            self._window_s / WINDOW_S,
+            stage=Stage(stage or 0, 0.0, stage_severity(values), None, ()),
+            gpus=observed.faulty_gpus.get(member.key, ()),
+            gpus_guessed="gpus" not in observed.gpus.get(member.key, {}),
+        )
+        return ranked(conclude(facts))
 
 
 def stage_of(values: Values, targets: Targets, window_s: float) -> int | None:

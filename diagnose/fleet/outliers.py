@@ -98,12 +98,12 @@ def bad_nodes(tier: Tier) -> list[FleetCause]:
     """A cause for each replica that is slower than its peers at the same load or has a slow GPU."""
     if len(tier.engines) < PEERS_MIN:
         return []
-    causes = [_bad_node(engine, tier) for engine in tier.engines if _suspect(engine, tier)]
-    return [cause for cause in causes if cause is not None]
-
-
-def _suspect(engine: Engine, tier: Tier) -> bool:
-    return is_slow(engine, tier) or _clock_low(engine, tier) is not None
+    return [
+        cause
+        for engine in tier.engines
+        if is_slow(engine, tier) or _clock_low(engine, tier) is not None
+        if (cause := _bad_node(engine, tier)) is not None
+    ]
 
 
 def is_slow(engine: Engine, tier: Tier) -> bool:

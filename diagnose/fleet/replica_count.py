@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
-from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import Model, model
+from kneewatch.diagnose.catalogue.models import known_model
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.deployment import Deployment, Stated, deployment
@@ -27,7 +26,6 @@ from kneewatch.diagnose.deployment.server_facts import (
     printable,
 )
 from kneewatch.diagnose.deployment.vllm_flags import image_version
-from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.inventory import DAY_S, Observed, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
 from kneewatch.diagnose.recommend.context import LeverContext
@@ -108,7 +106,7 @@ def tier_facts(tier: Tier, stated: Stated, *, t_s: float) -> tuple[ServerFacts, 
     facts, completed = merge(
         replace(stated, replicas=tier.replicas),
         (
-            SourceReading(PAGE, t_s, model=_model_named(member.model)),
+            SourceReading(PAGE, t_s, model=known_model(member.model)),
             _of_images({engine.image for engine in tier.engines}, t_s),
             SourceReading(GPUS, t_s, {k: v for k, v in devices.items() if v is not None}),
         ),
@@ -132,13 +130,6 @@ def _of_images(images: Set[str], t_s: float) -> SourceReading:
     if len(images) == 1:
         values["image"] = printable(next(iter(images)))
     return SourceReading(POD, t_s, values)
-
-
-def _model_named(name: str) -> Model | None:
-    try:
-        return model(name)
-    except SizingError:
-        return None
 
 
 def average_engine(
@@ -306,7 +297,7 @@ def _more_replicas(
 ) -> Recommendation | None:
     """More replicas: for the peak (0: unknown) with the guide's headroom, for what presses now, or
     none."""
-    options: list[Recommendation] = []
+    options: list[Recommendation | None] = []
     # A backlog is there once: only where the cache is what keeps requests queued do they count as
     # if they ran.
     evicting = _engines_ratio(tier, evicting=True) >= MOST_OF
@@ -317,11 +308,11 @@ def _more_replicas(
         ratio = at_peak.demand.tokens / capacity * (1 + HEADROOM_LOW_RATIO)
         now = tier.replicas
         if (requests_each and ceil(round(now * ratio, 6)) > now) or evicting:
-            options += [advice for advice in [more_replicas(at_peak)] if advice is not None]
+            options.append(more_replicas(at_peak))
     if _engines_ratio(tier, evicting=False) >= MOST_OF:
         queue = replace(context, cause="queue_saturation")
-        options += [advice for advice in [more_replicas(queue)] if advice is not None]
-    return max(options, key=_replicas_after, default=None)
+        options.append(more_replicas(queue))
+    return max(filter(None, options), key=_replicas_after, default=None)
 
 
 def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
@@ -332,15 +323,13 @@ def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
         shown = [
             engine
             for engine in tier.engines
-            if ((engine.get("waiting_min") or 0.0) >= 1 or _queues(engine))
+            if (
+                (engine.get("waiting_min") or 0.0) >= 1
+                or any(BY_ID[cause.id].queues for cause in engine.causes)
+            )
             and not (engine.stage or 0) >= 2
         ]
     return len(shown) / len(tier.engines)
-
-
-def _queues(engine: Engine) -> bool:
-    """Whether requests queue for capacity on this engine, by its causes."""
-    return any(BY_ID[cause.id].queues for cause in engine.causes)
 
 
 def _replicas_after(advice: Recommendation) -> int:

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
-from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.catalogue.models import known_model
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.causes.workload import departure_text, drift_text
 from kneewatch.diagnose.deployment.deployment import Stated
@@ -144,9 +143,5 @@ def _evidence(shift: Drift, side: str) -> str:
 
 
 def _model_id(tier: Tier, stated: Stated) -> str | None:
-    if stated.model is not None:
-        return stated.model.id
-    try:
-        return model(tier.engines[0].member.model).id
-    except SizingError:
-        return None
+    served = stated.model or known_model(tier.engines[0].member.model)
+    return None if served is None else served.id

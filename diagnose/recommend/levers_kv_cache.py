@@ -418,14 +418,14 @@ def transfer_path(context: LeverContext) -> Recommendation | None:
     mean_s = context.facts.values.get("kv_transfer_mean_s")
     if mean_s is None:
         return None
-    quiet_s, numbers = (
-        context.facts.baseline.get("kv_transfer_mean_s"),
-        {"kv_transfer_mean_s": mean_s},
-    )
-    fabric_s, fabric_words = _fabric_s(context), ""
-    if fabric_s is not None:
+    quiet_s = context.facts.baseline.get("kv_transfer_mean_s")
+    # KV bytes of a mean prompt on one GPU.
+    layout, fabric_s, fabric_words = context.server.layout, None, ""
+    moved_bytes = layout.token_bytes * context.get("prompt_tokens_mean") if layout else 0.0
+    if moved_bytes:
+        fabric_s = moved_bytes / LINK_BYTES_PER_S[FABRIC]
         fabric_words = (
-            f" One prompt's KV of {_moved_bytes(context) / GIB:.2f} GiB per GPU should take "
+            f" One prompt's KV of {moved_bytes / GIB:.2f} GiB per GPU should take "
             f"{duration(fabric_s)} at {LINK_BYTES_PER_S[FABRIC] * 8 / 1e9:.0f} Gbit/s per GPU."
         )
     aim_s = max((value for value in (quiet_s, fabric_s) if value), default=None)
@@ -442,22 +442,9 @@ def transfer_path(context: LeverContext) -> Recommendation | None:
         "kv-transfer-path",
         [],
         f"KV transfers are slow: inspect the data path, not the GPU.{fabric_words}",
-        before=numbers,
+        before={"kv_transfer_mean_s": mean_s},
         checks=checks,
         risk="If the path cannot be fixed, prefill and decode on the same server are faster.",
         verify=[verify],
         guide=("6.5", "7.7"),
     )
-
-
-def _moved_bytes(context: LeverContext) -> float:
-    """KV bytes of a mean prompt on one GPU; 0 where model or lengths are unknown."""
-    layout, tokens = context.server.layout, context.get("prompt_tokens_mean")
-    return 0.0 if layout is None else tokens * layout.token_bytes
-
-
-def _fabric_s(context: LeverContext) -> float | None:
-    moved_bytes = _moved_bytes(context)
-    if not moved_bytes:
-        return None
-    return moved_bytes / LINK_BYTES_PER_S[FABRIC]

@@ -197,19 +197,15 @@ def speed_notes(question: Question, predicted: Performance | None) -> Iterator[s
 
 
 def load_notes(
-    *,
-    source: str,
-    starts: bool,
-    has_target: bool,
-    has_peak: bool,
-    predicted: Performance | None,
+    question: Question, predicted: Performance | None, *, source: str, starts: bool
 ) -> Iterator[str]:
     """Doubts about the load, and the reason if no fleet was sized."""
+    has_target = question.targets.are_set
     if source == "predicted":
         yield ("usable requests/s are predicted, not measured: run a benchmark before you buy")
     if predicted is not None and has_target:
         yield "the targets are compared with predicted mean latencies; P99 is higher"
-    if source == "unknown" and has_peak:
+    if source == "unknown" and question.peak_requests_per_s is not None:
         why = "no load is predicted to meet the targets"
         if not starts:
             why = "the launch does not fit"
@@ -357,13 +353,7 @@ def size(question: Question) -> Size:
         if not question.is_benchmarked:
             notes += stated_notes(stated, usable, _full_requests_per_s(question, loaded))
         usable, source, usable_step = stated, "stated", None
-    notes += load_notes(
-        source=source,
-        starts=answer.holds_one,
-        has_target=question.targets.are_set,
-        has_peak=question.peak_requests_per_s is not None,
-        predicted=speed,
-    )
+    notes += load_notes(question, speed, source=source, starts=answer.holds_one)
     fleet = _fleet(question, usable)
     capacity_per_s = None
     if fleet is not None and usable is not None:

@@ -55,10 +55,6 @@ class Column:
     second_choice: bool = False
 
 
-def _words(name: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", name.lower().replace("tokens_per", "tokens per"))
-
-
 def _time(words: set[str]) -> str | None:
     if "ttft" in words or {"first", "token"} <= words:
         return "ttft"
@@ -83,7 +79,7 @@ def _time_field(quantity: str, words: set[str]) -> str | None:
 
 def column(name: str) -> Column | None:
     """What a column with this name holds; None for one that sizing has no use for."""
-    ordered = _words(name)
+    ordered = re.findall(r"[a-z0-9]+", name.lower().replace("tokens_per", "tokens per"))
     words = set(ordered)
     quantity = _time(words)
     if quantity is not None:

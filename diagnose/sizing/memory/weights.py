@@ -98,16 +98,16 @@ def weights_per_gpu(
     parameters = parameters_of(model)
     tp, stage = parallel.tensor, ceil(model.depth / parallel.pipeline) / model.depth
     attention_bits = scheme.attention_bits_of(mixture=bool(model.experts.count))
-    kv_ranks = min(tp, fewest_kv_heads(model))
-    split = (parameters.attention - parameters.kv) / tp + parameters.kv / kv_ranks
-    whole = parameters.replicated
     ranks = tp * parallel.data if parallel.experts else tp
     tables = (parameters.embedding + parameters.head) / tp
     if parallel.pipeline > 1:
         # The first stage holds the input table, the last the output projection.
         tables = max(parameters.embedding, parameters.head) / tp
     return Weights(
-        attention_bytes=(split + whole) * stage * attention_bits / _BITS,
+        attention_bytes=attention_parameters(model, parameters, tp)
+        * stage
+        * attention_bits
+        / _BITS,
         mlp_bytes=parameters.mlp * stage / tp * scheme.linear_bits / _BITS,
         experts_bytes=parameters.experts
         * _padding_ratio(model, scheme, tensor=1 if parallel.experts else tp, vendor=vendor)
@@ -119,6 +119,13 @@ def weights_per_gpu(
         small_bytes=parameters.small * stage * FULL_BITS / _BITS,
         vision_bytes=parameters.vision * FULL_BITS / _BITS,
     )
+
+
+def attention_parameters(model: Model, parameters: Parameters, tensor_parallel: int) -> float:
+    """Attention parameters on one GPU: KV projections are split no further than the KV heads."""
+    split = (parameters.attention - parameters.kv) / tensor_parallel
+    kv = parameters.kv / min(tensor_parallel, fewest_kv_heads(model))
+    return split + kv + parameters.replicated
 
 
 def _padding_ratio(model: Model, scheme: Scheme, *, tensor: int, vendor: str) -> float:

@@ -237,18 +237,14 @@ def plan_lines(plan: Plan) -> tuple[str, ...]:
     """The plan as text: the fleet and its cost, then every decision with its arithmetic."""
     fleet, cost = plan.step(11).decision, plan.step(12).decision
     lines = [f"Plan for {plan.profile.name}: {fleet}"]
-    cards = " and ".join(dict.fromkeys(_gpu_ids(plan)))
-    lines += _folded(f"GPU: {cards}. Cost: {cost}.", "  ", "  ")
+    chosen = plan.step(2).output.items()
+    cards = dict.fromkeys(str(gpu) for name, gpu in chosen if name.rpartition(".")[2] == "gpu")
+    lines += _folded(f"GPU: {' and '.join(cards)}. Cost: {cost}.", "  ", "  ")
     open_ends = sum(len(step.to_measure) for step in plan.steps)
     lines.append(f"  To measure before you rely on it: {counted(open_ends, 'figure')}, see below.")
     for step in plan.steps:
         lines += ["", *_step_lines(step)]
     return tuple(lines)
-
-
-def _gpu_ids(plan: Plan) -> list[str]:
-    output = plan.step(2).output
-    return [str(value) for name, value in output.items() if name.rpartition(".")[2] == "gpu"]
 
 
 def _step_lines(step: PlanStep) -> list[str]:
@@ -367,11 +363,11 @@ def _lengths(first: Lengths, profile: WorkloadProfile) -> Mapping[str, tuple[Dri
     last = call_lengths(first, profile.session)
     # The plan's P50 is of the call in the middle, its P95 and P99 are of the last one.
     grown = {PROMPTS: last.input_p99_tokens - first.input_p99_tokens, ANSWERS: 0}
-    return {side: _points(first, KEYS[side], grown[side]) for side in (PROMPTS, ANSWERS)}
-
-
-def _points(first: Lengths, side: str, grown: int) -> tuple[DriftPoint, ...]:
-    stated = [(ratio, getattr(first, f"{side}_{name}_tokens")) for name, ratio in PERCENTILES]
-    return tuple(
-        DriftPoint(ratio, float(tokens), float(tokens + grown)) for ratio, tokens in stated
-    )
+    return {
+        side: tuple(
+            DriftPoint(ratio, float(tokens), float(tokens + grown[side]))
+            for name, ratio in PERCENTILES
+            for tokens in [getattr(first, f"{KEYS[side]}_{name}_tokens")]
+        )
+        for side in (PROMPTS, ANSWERS)
+    }

@@ -16,12 +16,11 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingStates,
 )
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.catalogue.parameters import Parameters
-from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, scheme
+from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
-from kneewatch.diagnose.sizing.memory.weights import fewest_kv_heads
+from kneewatch.diagnose.sizing.memory.weights import attention_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,12 +197,15 @@ def costs(
             name="model",
         )
     stored = scheme(quantization or model.quantization)
+    # Other formats are computed in 16 bit.
+    narrow = {"fp8": gpu.fp8_flop_per_s, "fp4": gpu.fp4_flop_per_s}
+    narrow_flop_per_s = narrow.get(stored.compute)
     linear_bits = stored.linear_bits
     attention_bits = stored.attention_bits_of(mixture=bool(model.experts.count))
     head = parameters.head or parameters.embedding
     kinds = _kinds(model, tensor_parallel, kv_bytes_per_element)
     nvlink = tensor_parallel <= gpu.nvlink_gpus and gpu.nvlink_bytes_per_s is not None
-    attention = _attention_parameters(model, parameters, tensor_parallel)
+    attention = attention_parameters(model, parameters, tensor_parallel)
     experts = model.experts
     touched_ratio = experts.per_token / experts.count if experts.count else 0.0
     routed = parameters.experts / tensor_parallel
@@ -227,7 +229,7 @@ def costs(
         body_flop_per_token=2 * (dense + routed * touched_ratio) + kinds.state_flop,
         experts_flop_per_token=2 * routed * touched_ratio,
         head_flop_per_token=2 * head / tensor_parallel,
-        flop_per_s=_peak_flop_per_s(gpu, stored),
+        flop_per_s=narrow_flop_per_s or gpu.bf16_flop_per_s,
         attention_flop_per_s=gpu.bf16_flop_per_s,
         bandwidth_bytes_per_s=gpu.memory_bandwidth_bytes_per_s,
         link="NVLink" if nvlink else "PCIe",
@@ -260,19 +262,6 @@ def launch_costs(setup: Setup) -> Costs:
         kv_bytes_per_element=kv_format(setup.kv_cache_dtype).element_bytes,
         decode_context_parallel=setup.decode_context_parallel,
     )
-
-
-def _peak_flop_per_s(gpu: Gpu, stored: Scheme) -> float:
-    # Other formats are computed in 16 bit.
-    narrow = {"fp8": gpu.fp8_flop_per_s, "fp4": gpu.fp4_flop_per_s}.get(stored.compute)
-    return narrow or gpu.bf16_flop_per_s
-
-
-def _attention_parameters(model: Model, parameters: Parameters, tensor_parallel: int) -> float:
-    """Attention parameters on one GPU: KV projections split no further than the KV heads go."""
-    split = (parameters.attention - parameters.kv) / tensor_parallel
-    kv = parameters.kv / min(tensor_parallel, fewest_kv_heads(model))
-    return split + kv + parameters.replicated
 
 
 @dataclass(slots=True)
