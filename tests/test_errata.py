@@ -22,7 +22,7 @@ from kneewatch.diagnose.sizing.memory.weights import (
     adapter_bytes,
     parameters_of,
 )
-from kneewatch.diagnose.sizing.replica_count import size_fleet, storage_path
+from kneewatch.diagnose.sizing.replica_count import STORAGE_PATHS, size_fleet
 from kneewatch.diagnose.sizing.speed.speculation import (
     break_even_acceptance_ratio,
     speculative_speedup,
@@ -378,10 +378,10 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
     "guide 7.3, figure 7.3: two of three requests miss, about 25%": lambda: [100 / 3],
     "guide 7.3: 80% shared prompts put 80% on one replica": lambda: [(0.8 + 0.2 / 4) * 100],
     "guide 2.1, 5.6, 7.6, 9.2: NVMe gives 12.5 GB/s; 7; 70 GB take 30-60 s (1": lambda: [
-        70 * GB / storage_path("local-nvme").high_bytes_per_s,
-        70 * GB / storage_path("nvme-drive").high_bytes_per_s,
-        70 * GB / storage_path("nvme-loader").high_bytes_per_s,
-        70 * GB / storage_path("nvme-loader").low_bytes_per_s,
+        70 * GB / STORAGE_PATHS["local-nvme"].high_bytes_per_s,
+        70 * GB / STORAGE_PATHS["nvme-drive"].high_bytes_per_s,
+        70 * GB / STORAGE_PATHS["nvme-loader"].high_bytes_per_s,
+        70 * GB / STORAGE_PATHS["nvme-loader"].low_bytes_per_s,
     ],
     "guide 2.1, table: Object storage moves 0.5-1.0 GB/s and loads 70 GB in 2": lambda: [
         70 / 1.0,
@@ -410,9 +410,7 @@ RECOMPUTED: dict[str, Callable[[], list[float]]] = {
     "guide 8.3: A gap under 2 is good, over 2 bad; the example has exactly 2 ": lambda: [2],
     "guide 8.3 against 9.1 step 11: GPUs = instances x TP x safety; or ceil(p": lambda: [
         7 * 4 * 1.3,
-        size_fleet(
-            peak_requests_per_s=78, usable_requests_per_s=12, tensor_parallel=4, safety=1.3
-        ).gpus,
+        size_fleet(peak_requests_per_s=78, usable_requests_per_s=12, gpus_each=4, safety=1.3).gpus,
     ],
     "guide 9.2: A 30% shorter prompt is 30% more throughput": lambda: [0, (1 / 0.7 - 1) * 100],
     "guide 9.2: From 40 to 70% utilization cuts cost per token nearly in half": lambda: [

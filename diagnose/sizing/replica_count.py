@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -40,16 +41,14 @@ def size_fleet(
     *,
     peak_requests_per_s: float,
     usable_requests_per_s: float,
-    tensor_parallel: int = 1,
-    pipeline_parallel: int = 1,
+    gpus_each: int = 1,
     safety: float = SAFETY_DEFAULT,
 ) -> FleetSize:
     """The fleet that carries the peak at the usable requests/s of one replica, with a margin.
 
-    `safety` is a factor (1.3 adds 30 %).
+    A replica has `gpus_each` GPUs; `safety` is a factor (1.3 adds 30 %).
     Source: guide 8.3 step 3 and figure 8.2; 9.1 step 11.
     """
-    gpus_each = tensor_parallel * pipeline_parallel
     needed = exact(peak_requests_per_s) / exact(usable_requests_per_s)
     instances = math.ceil(needed)
     deployed = math.ceil(instances * exact(safety))
@@ -226,30 +225,17 @@ class StoragePath:
     source: str
 
 
-STORAGE_PATHS = (
-    StoragePath("local-nvme", 12.5e9, 12.5e9, "guide 2.1 and 5.6"),
-    StoragePath("nvme-drive", 7.0e9, 7.0e9, "guide 7.6: one enterprise drive, sequential"),
-    StoragePath("nvme-loader", 70e9 / 60, 70e9 / 30, "guide 9.2: 70 GB in 30-60 s"),
-    StoragePath("network-10gbe", 1.1e9, 1.1e9, "guide 2.1"),
-    # The rates behind the four times of the guide's row; its column of 0.5-1.0 GB/s gives half.
-    StoragePath("object-storage", 70e9 / 300, 70e9 / 120, "guide 2.1: 70 GB in 2-5 min"),
-)
-
-
-def storage_path(name: str) -> StoragePath:
-    """The storage path with this name.
-
-    Raises:
-        SizingError: there is none; the names are its choices.
-    """
-    by_name = {path.name: path for path in STORAGE_PATHS}
-    if name not in by_name:
-        raise SizingError(
-            f"unknown storage path {name!r}; choose one of {', '.join(by_name)}",
-            name="storage_path",
-            choices=tuple(by_name),
-        )
-    return by_name[name]
+STORAGE_PATHS: Mapping[str, StoragePath] = {
+    path.name: path
+    for path in (
+        StoragePath("local-nvme", 12.5e9, 12.5e9, "guide 2.1 and 5.6"),
+        StoragePath("nvme-drive", 7.0e9, 7.0e9, "guide 7.6: one enterprise drive, sequential"),
+        StoragePath("nvme-loader", 70e9 / 60, 70e9 / 30, "guide 9.2: 70 GB in 30-60 s"),
+        StoragePath("network-10gbe", 1.1e9, 1.1e9, "guide 2.1"),
+        # The rates behind the four times of the guide's row; its column of 0.5-1.0 GB/s gives half.
+        StoragePath("object-storage", 70e9 / 300, 70e9 / 120, "guide 2.1: 70 GB in 2-5 min"),
+    )
+}
 
 
 def cold_start(

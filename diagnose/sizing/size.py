@@ -481,12 +481,10 @@ def _usable_step(question: Question, speed: Performance, concurrency: float, loa
 def _fleet(question: Question, usable: float | None) -> FleetSize | None:
     if question.peak_requests_per_s is None or usable is None:
         return None
-    parallel = question.setup.parallel
     return size_fleet(
         peak_requests_per_s=question.peak_requests_per_s,
         usable_requests_per_s=usable,
-        tensor_parallel=parallel.tensor * parallel.data,
-        pipeline_parallel=parallel.pipeline,
+        gpus_each=question.setup.parallel.gpus,
         safety=question.safety,
     )
 

@@ -18,7 +18,7 @@ from kneewatch.collector.signals.vllm import (
     QUEUE,
     TTFT,
 )
-from kneewatch.diagnose.sizing.plan.workload_profile import archetype
+from kneewatch.diagnose.sizing.plan.workload_profile import ARCHETYPES
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
 from kneewatch.reports.weekly.measures import Measure, TierPeriod, in_turn, judged, trend
@@ -228,7 +228,7 @@ def workload(tier: TierObserved, now: TierPeriod | None, before: TierPeriod | No
         arrivals=arrived,
         archetype=kind,
         archetype_why=why,
-        bottleneck=archetype(kind).bottleneck if kind else "",
+        bottleneck=ARCHETYPES[kind].bottleneck if kind else "",
         drift=_drift(tier.stated.workload, prompt, output, arrived),
         drift_missing="" if tier.stated.workload is not None else NO_PROFILE,
     )

@@ -14,11 +14,11 @@ from kneewatch.diagnose.sizing.plan.workload_profile import (
 )
 from kneewatch.diagnose.sizing.replica_count import (
     START_HIGH_S,
+    STORAGE_PATHS,
     FleetSize,
     cold_start,
     scale_up_ratio,
     size_fleet,
-    storage_path,
     warm_minimum,
 )
 from kneewatch.diagnose.sizing.serving_cost import (
@@ -40,12 +40,10 @@ def fleet_of(sized: Sized) -> FleetSize | None:
     """The fleet for the planned peak; None if usable RPS is unknown."""
     if sized.usable_requests_per_s is None or not sized.pool.peak_requests_per_s:
         return None
-    parallel = sized.setup.parallel
     return size_fleet(
         peak_requests_per_s=sized.pool.peak_requests_per_s,
         usable_requests_per_s=sized.usable_requests_per_s,
-        tensor_parallel=parallel.tensor,
-        pipeline_parallel=parallel.pipeline,
+        gpus_each=sized.gpus_each,
         safety=safety_factor(sized.pool.profile),
     )
 
@@ -165,7 +163,7 @@ def _cold(sized: Sized) -> tuple[Part, float]:
     if hosting.storage_path is None:
         lacks = "cold start: it was not computed, because hosting.storage_path is not set"
         return Part(to_measure=[lacks]), START_HIGH_S
-    path = storage_path(hosting.storage_path)
+    path = STORAGE_PATHS[hosting.storage_path]
     weights_bytes = (sized.memory.weights_bytes or 0.0) * sized.gpus_each
     start_s, step = cold_start(
         weights_bytes=weights_bytes,

@@ -10,12 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, cast
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
-from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.documents import (
     STRICT,
     Count,
@@ -46,32 +44,18 @@ _Z95 = 1.6449
 class Archetype:
     """A kind of workload: its bottleneck, the latency to watch, and the GPU resource to buy."""
 
-    id: str
     bottleneck: str
     slo: str
     hardware: str
 
 
-ARCHETYPES = (
-    Archetype("chat", "prefill at low concurrency", "TTFT under load", "compute"),
-    Archetype("rag", "prefill compute", "TTFT", "compute"),
-    Archetype("code", "memory bandwidth in decode", "ITL and decode throughput", "bandwidth"),
-    Archetype("agentic", "KV cache held over a session, both phases", "session time", "memory"),
-)
+ARCHETYPES: Mapping[str, Archetype] = {
+    "chat": Archetype("prefill at low concurrency", "TTFT under load", "compute"),
+    "rag": Archetype("prefill compute", "TTFT", "compute"),
+    "code": Archetype("memory bandwidth in decode", "ITL and decode throughput", "bandwidth"),
+    "agentic": Archetype("KV cache held over a session, both phases", "session time", "memory"),
+}
 """The guide's four archetypes (1.2; hardware: 3.5 and 9.1, step 2)."""
-
-
-def archetype(name: str) -> Archetype:
-    """The archetype called `name`.
-
-    Raises:
-        SizingError: an unknown name; the choices are listed.
-    """
-    by_name = {candidate.id: candidate for candidate in ARCHETYPES}
-    if name not in by_name:
-        message = f"archetype is {name!r}; choose one of {', '.join(by_name)}"
-        raise SizingError(message, name="archetype", choices=tuple(by_name))
-    return by_name[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +66,10 @@ class Target:
     operating_point: str
 
 
-TARGETS: Mapping[str, Target] = MappingProxyType(
-    {
-        "online": Target("TTFT", "a load below the knee"),
-        "batch": Target("tokens per GPU-hour", "the highest sustainable concurrency"),
-    }
-)
+TARGETS: Mapping[str, Target] = {
+    "online": Target("TTFT", "a load below the knee"),
+    "batch": Target("tokens per GPU-hour", "the highest sustainable concurrency"),
+}
 """Online streaming and offline batch are different optimisations (guide 1.4)."""
 
 
@@ -126,7 +108,7 @@ class Traffic:
     """Request rates, their times, and how predictable they are."""
 
     kind: Annotated[str, one_of(TARGETS)]
-    archetype: Annotated[str, one_of(archetype.id for archetype in ARCHETYPES)]
+    archetype: Annotated[str, one_of(ARCHETYPES)]
     average_requests_per_s: Number | None = None
     peak_requests_per_s: Number | None = None
     lowest_requests_per_s: NumberOrZero | None = None
@@ -212,7 +194,7 @@ class Hosting:
 
     node_gpus: Annotated[int, count_to(128)] = 8
     network: Annotated[str, one_of(LINK_BYTES_PER_S)] | None = None
-    storage_path: Annotated[str, one_of(path.name for path in STORAGE_PATHS)] | None = None
+    storage_path: Annotated[str, one_of(STORAGE_PATHS)] | None = None
     provision_s: NumberOrZero | None = None
     initialise_s: NumberOrZero | None = None
     host_memory_bytes: Number | None = None

@@ -17,11 +17,11 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
     planned_peak_per_s,
 )
 from kneewatch.diagnose.sizing.plan.workload_profile import (
+    ARCHETYPES,
     TARGETS,
     Deployment,
     Lengths,
     WorkloadProfile,
-    archetype,
 )
 from kneewatch.rules.formatting import percent
 
@@ -39,7 +39,7 @@ def workload_step(profile: WorkloadProfile) -> PlanStep:
     """Step 1: the lengths, rates and targets for all later steps."""
     traffic, slo = profile.traffic, profile.slo
     lengths = call_lengths(profile.lengths, profile.session)
-    kind, target = archetype(traffic.archetype), TARGETS[traffic.kind]
+    kind, target = ARCHETYPES[traffic.archetype], TARGETS[traffic.kind]
     average, peak = average_requests_per_s(profile), planned_peak_per_s(profile)
     notes = [f"{traffic.archetype}: the bottleneck is {kind.bottleneck}; watch {kind.slo}"]
     if slo.ttft_p99_s is None and slo.itl_p99_s is None and traffic.kind == "online":
@@ -203,7 +203,7 @@ def hardware_step(
     pools: Sequence[Pool], usd_per_year: Sequence[Mapping[str, float | None]]
 ) -> PlanStep:
     """Step 2: the GPU of each fleet, from the available ones, with what each candidate costs."""
-    bottleneck = archetype(pools[0].profile.traffic.archetype).hardware
+    bottleneck = ARCHETYPES[pools[0].profile.traffic.archetype].hardware
     names = ", ".join(dict.fromkeys(pool.gpu.name for pool in pools))
     step = PlanStep(
         number=2,
@@ -295,7 +295,7 @@ def pool_of(
         SizingError: an unknown model or GPU.
     """
     own_model = models.get(deployment.model)
-    bottleneck = archetype(profile.traffic.archetype).hardware
+    bottleneck = ARCHETYPES[profile.traffic.archetype].hardware
     return Pool(
         name=name,
         profile=profile,
