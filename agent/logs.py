@@ -35,8 +35,10 @@ BARE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 LIBRARY_LEVELS = {
     "uvicorn": logging.WARNING,
     "asyncio": logging.WARNING,
+    "apscheduler": logging.ERROR,
 }
-"""Lowest levels logged for libraries."""
+"""Lowest levels logged for libraries. APScheduler warns whenever a cycle is still running when the
+next is due, which kneewatch logs itself."""
 
 
 def configure(*, form: str, level: str, fd: int = STDERR) -> None:

@@ -41,6 +41,9 @@ from kneewatch.rules.baseline import (
 
 log = logging.getLogger(__name__)
 
+PEAKS_JOB = "\0weekly peaks"
+"""Not a possible target name: these are printable."""
+
 PEAKS_EVERY_S = 3600.0
 WEEK_S = 7 * 86_400.0
 MIN_COVERAGE_RATIO = 0.9
@@ -115,6 +118,9 @@ def peak_of(week: Series) -> float | None:
 # --- Seasonal baselines ---------------------------------------------------------------------------
 
 
+SEASONS_JOB = "\0seasons"
+"""Not a possible target name: these are printable."""
+
 SEASONS_EVERY_S = 900.0
 """Four times an hour, so that the next hour is read before it begins."""
 
@@ -177,6 +183,9 @@ class SeasonalBaselines(Job):
 # A knee is learned from days of load. After a restart of the daemon, the windows of the last two
 # weeks are read again if the engine still has the same model and launch.
 
+
+KNEES_JOB = "\0knees"
+"""Not a possible target name: these are printable."""
 
 KNEES_EVERY_S = 10.0
 RETRY_S = 900.0

@@ -25,18 +25,22 @@ from kneewatch.agent.api.server import HttpServer
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.console import OK
 from kneewatch.agent.daemon import supervisor as process
+from kneewatch.agent.daemon.baselines import KNEES_EVERY_S as KNEES_EVERY_S
 from kneewatch.agent.daemon.baselines import (
-    KNEES_EVERY_S,
+    KNEES_JOB,
     PEAKS_EVERY_S,
-    SEASONS_EVERY_S,
+    PEAKS_JOB,
+    SEASONS_JOB,
     KneeLoader,
     SeasonalBaselines,
     WeeklyPeaks,
 )
+from kneewatch.agent.daemon.baselines import SEASONS_EVERY_S as SEASONS_EVERY_S
 from kneewatch.agent.daemon.cycle import Sinks
-from kneewatch.agent.daemon.discovery import PODS_EVERY_S, Discovery, target_profile
-from kneewatch.agent.daemon.gpu_sources import GpuSources
-from kneewatch.agent.daemon.periodic_jobs import DueQueue, own
+from kneewatch.agent.daemon.discovery import PODS_EVERY_S, PODS_JOB, Discovery, target_profile
+from kneewatch.agent.daemon.gpu_sources import GPU_JOB, GpuSources
+from kneewatch.agent.daemon.periodic_jobs import Scheduler
+from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import Reload, Supervisor, Systemd, TargetJobs
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.replay_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
@@ -152,11 +156,11 @@ class Daemon:
             self._gpus = GpuSources(discovery.specs(), settings)
             parts.callback(lambda: self._gpus.close(self._left_s(0.3)))
             self._fleet_job = None if fleet_watch is None else self._job_of(fleet_watch)
-            self._queue = DueQueue()
-            parts.callback(self._end_jobs)
+            self._scheduler, self._cycles = Scheduler(), DueQueue()
+            parts.callback(self._end_cycles)
             self._reload = Reload(
                 settings,
-                queue=self._queue,
+                scheduler=self._scheduler.scheduler,
                 store_file=store_file,
                 notifier=self._notifier,
                 fleet_watch=fleet_watch,
@@ -174,7 +178,7 @@ class Daemon:
                 seasons=self._seasons,
                 knees=self._knees,
             )
-            self._jobs = TargetJobs(self._queue, sinks, on_targets=self._retarget)
+            self._jobs = TargetJobs(self._cycles, sinks, on_targets=self._retarget)
             self._server = HttpServer(make_app(self._service()), settings)
             parts.callback(lambda: self._server.stop(self._left_s(0.7)))
             self._server.bind()
@@ -186,7 +190,8 @@ class Daemon:
         """Print the addresses and the note, run until stopped, then shut down in under 3 s, even
         if a part hangs."""
         supervisor = Supervisor(
-            queue=self._queue,
+            scheduler=self._scheduler,
+            cycles=self._cycles,
             jobs=self._jobs,
             discovery=self._discovery,
             board=self._board,
@@ -197,20 +202,22 @@ class Daemon:
         )
         process.tune_process()
         with supervisor.handled(), self._parts:
-            self._queue.start()
+            self._scheduler.start()
+            self._cycles.start()
             supervisor.start()
-            gpus_s = self._settings["gpu_interval_s"]
-            self._queue.put(own("gpus"), self._gpus, interval_s=gpus_s, first_in_s=0.0)
-            self._queue.put(own("peaks"), self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)
-            self._queue.put(
-                own("seasons"), self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0
+            # Not the scheduler's: the queue's threads are awake for the targets as often.
+            every_s = self._settings["gpu_interval_s"]
+            self._cycles.put(GPU_JOB, self._gpus, interval_s=every_s, first_in_s=0.0)
+            self._scheduler.put(PEAKS_JOB, self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)
+            self._scheduler.put(
+                SEASONS_JOB, self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0
             )
-            self._queue.put(own("knees"), self._knees, interval_s=KNEES_EVERY_S)
+            self._scheduler.put(KNEES_JOB, self._knees, interval_s=KNEES_EVERY_S)
             if (pods := self._discovery.pods) is not None:
-                self._queue.put(own("pods"), pods, interval_s=PODS_EVERY_S, first_in_s=0.0)
+                self._scheduler.put(PODS_JOB, pods, interval_s=PODS_EVERY_S, first_in_s=0.0)
             if self._fleet_watch is not None and self._fleet_job is not None:
-                fleet_s = self._fleet_watch.state.interval_s
-                self._queue.put(own("fleet"), self._fleet_job, interval_s=fleet_s, first_in_s=0.0)
+                every_s = self._fleet_watch.state.interval_s
+                self._scheduler.put("fleet", self._fleet_job, interval_s=every_s, first_in_s=0.0)
             self._server.start()
             click.echo(f"triage   {self._server.url}/triage\nhistory  {self._store_file}")
             if self._fleet_watch is not None:
@@ -247,10 +254,11 @@ class Daemon:
 
         return FleetJob(watch, self._notifier, on_names=self._report_watched)
 
-    def _end_jobs(self) -> None:
-        self._queue.stop()
+    def _end_cycles(self) -> None:
+        self._scheduler.stop()
+        self._cycles.stop()
         until_s = time.monotonic() + self._left_s(0.3)
-        while self._queue.busy and time.monotonic() < until_s:
+        while (self._scheduler.pool.busy or self._cycles.busy) and time.monotonic() < until_s:
             time.sleep(0.01)
 
     def _left_s(self, most_s: float = STOP_S) -> float:

@@ -26,7 +26,7 @@ from kneewatch.diagnose.engine.engine_monitor import Catalogue
 
 log = logging.getLogger(__name__)
 
-PODS_EVERY_S = 10.0
+PODS_JOB, PODS_EVERY_S = "pods", 10.0
 FORBIDDEN = "; a Role must allow its service account `list` on `pods` there"
 
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 
 from kneewatch.agent.daemon.node_gpus import (
     NOTHING_USED,
@@ -19,7 +19,7 @@ from kneewatch.agent.daemon.node_gpus import (
     claim_of,
     on_this_node,
 )
-from kneewatch.agent.daemon.periodic_jobs import Job
+from kneewatch.agent.daemon.periodic_jobs import DaemonPool, Job
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.target_state import SourceState
@@ -56,17 +56,6 @@ class Reading:
     given_up: bool = False
 
 
-def _in_thread(work: Callable[[], None]) -> Thread:
-    """Start work in a thread, so that a driver that hangs delays nothing, nor the daemon's end.
-
-    Raises:
-        RuntimeError: no more threads can be started.
-    """
-    thread = Thread(target=work, name="kneewatch-gpus", daemon=True)
-    thread.start()
-    return thread
-
-
 class GpuSource:
     """A collector, run in one thread at a time, and the monitors that receive its pages.
 
@@ -89,7 +78,7 @@ class GpuSource:
         self._run: Reading | None = None
         self._last: tuple[float, GpuPage] | CollectError | None = None
         self._failing, self._due_s = 0, float("-inf")
-        self._retired, self._closed = False, Event()
+        self._retired = False
         self._logged: set[str] = set()
         self.state: SourceState | None = None
         """State of the last reading; None before the first one, and without a GPU."""
@@ -114,7 +103,7 @@ class GpuSource:
         with self._lock:
             self._monitors.pop(target, None)
 
-    def start(self, t_s: float) -> Reading | None:
+    def start(self, pool: DaemonPool, t_s: float) -> Reading | None:
         """Start a reading if one is due and none is running."""
         with self._lock:
             now_s = self._monotonic()
@@ -122,7 +111,7 @@ class GpuSource:
                 return None
             run = self._run = Reading(t_s, now_s)
         try:
-            _in_thread(lambda: self._read(run))
+            pool.run(lambda: self._read(pool, run))
         except RuntimeError as error:
             with self._lock:
                 self._run = None
@@ -146,21 +135,16 @@ class GpuSource:
                 run.given_up = True
                 self._fail(error, t_s, late_s)
 
-    def retire(self) -> Event:
-        """Stop reading, and close the collector once no reading is running. Returns the event that
-        is set then."""
+    def retire(self, pool: DaemonPool) -> None:
+        """Stop reading, and close the collector once no reading is running."""
         with self._lock:
             self._retired = True
             self._monitors.clear()
-            if self._run is None:
-                _in_thread(self._close)
-        return self._closed
+            if self._run is not None:
+                return
+        pool.run(self._collector.close)
 
-    def _close(self) -> None:
-        self._collector.close()
-        self._closed.set()
-
-    def _read(self, run: Reading) -> None:
+    def _read(self, pool: DaemonPool, run: Reading) -> None:
         page, failed = None, None
         try:
             page = self._collector.collect()
@@ -170,15 +154,15 @@ class GpuSource:
             log.exception("GPU reading crashed source=%s", self._collector.name)
             failed = CollectError(f"internal error: {error!r}", kind="internal", hint="see the log")
         with self._lock:
-            self._run, retired = None, self._retired
+            self._run = None
             took_s = self._monotonic() - run.started_s
-            if page is not None and not run.given_up and not retired:
+            if self._retired:
+                pool.run(self._collector.close)
+            elif page is not None and not run.given_up:
                 self._take(page, run.t_s, took_s)
-            elif failed is not None and not run.given_up and not retired:
+            elif failed is not None and not run.given_up:
                 self._fail(failed, run.t_s, took_s)
         run.done.set()
-        if retired:
-            self._close()
 
     def _take(self, page: GpuPage, t_s: float, took_s: float) -> None:
         name = self._collector.name
@@ -272,6 +256,10 @@ class Subscription:
     monitor: GpuMonitor
 
 
+GPU_JOB = "\0gpus"
+"""Not a possible target name: these are printable."""
+
+
 class GpuSources(Job):
     """All GPU sources of the daemon, read by a job at the GPU interval.
 
@@ -290,7 +278,7 @@ class GpuSources(Job):
     ) -> None:
         self._settings, self._load, self._usual_url = settings, load, usual_url
         self._hang_s, self._monotonic = hang_s, monotonic
-        self._lock, self._closed = Lock(), Event()
+        self._pool, self._lock, self._closed = DaemonPool(), Lock(), Event()
         self._sources: dict[Key, GpuSource] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._without: dict[str, GpuReading] = {}
@@ -338,7 +326,7 @@ class GpuSources(Job):
                 if keys[spec.name] is None
             }
             for key in self._sources.keys() - set(keys.values()):
-                self._sources.pop(key).retire()
+                self._sources.pop(key).retire(self._pool)
 
     def set_used(self, target: str, used: UsedGpus) -> None:
         """Set the GPUs that a target's server was found to use; its labels win over them."""
@@ -356,7 +344,7 @@ class GpuSources(Job):
         """Read every source that is due. Returns when all have answered or hang."""
         with self._lock:
             sources = list(self._sources.values())
-        runs = [run for source in sources if (run := source.start(now_s))]
+        runs = [run for source in sources if (run := source.start(self._pool, now_s))]
         until_s = time.monotonic() + self._hang_s
         for run in runs:
             while not run.done.is_set() and not self._closed.is_set():
@@ -387,9 +375,11 @@ class GpuSources(Job):
         self._closed.set()
         with self._lock:
             sources, self._sources, self._subscriptions = list(self._sources.values()), {}, {}
+        for source in sources:
+            source.retire(self._pool)
         until_s = time.monotonic() + timeout_s
-        for closed in [source.retire() for source in sources]:
-            closed.wait(max(0.0, until_s - time.monotonic()))
+        while self._pool.busy and time.monotonic() < until_s:
+            time.sleep(0.01)
 
     def _watch(
         self, spec: TargetSpec, selection: Selection, monitors: dict[Selection, GpuMonitor]

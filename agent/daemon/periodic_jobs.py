@@ -1,33 +1,120 @@
-"""Runs jobs at their intervals, the cycles of all targets among them, on as few threads as keep up.
+"""Schedules periodic jobs with APScheduler, each at its own phase, and runs them on threads.
+
 I/O edge.
-
-A thread runs the due jobs one after the other, so that short ones cost no hand-over between
-threads; phases have few values (`phase_count`), so that cycles come in runs. A cycle that waits for
-a slow server must not delay the others: a due job that waits longer than the grace time gets
-another thread, and while any job takes that long, a spare thread waits for the next one.
-
-A cycle that computes waits for the CPU at most, not for its server (`computing`): the interpreter
-runs one thread at a time, and more threads would not help.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import contextlib
 import logging
 import math
 import time
 import zlib
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from threading import Condition, Lock, Thread, local
-from typing import Protocol
+from collections.abc import Callable
+from datetime import UTC, datetime
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Protocol, cast
+
+from apscheduler.executors import base  # type: ignore[import-untyped]
+from apscheduler.jobstores.base import JobLookupError  # type: ignore[import-untyped]
+from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
+    BackgroundScheduler,
+)
+from apscheduler.triggers.base import BaseTrigger  # type: ignore[import-untyped]
+
+IDLE_S = 30.0
+"""Idle threads end after this many seconds."""
+
+Work = Callable[[], None]
+
+
+class Worker:
+    """A thread that runs queued work."""
+
+    def __init__(self, pool: DaemonPool) -> None:
+        self.queue: SimpleQueue[Work] = SimpleQueue()
+        self._pool = pool
+
+    def start(self, work: Work) -> None:
+        """Start the thread with a first piece of work."""
+        self.queue.put(work)
+        # The interpreter does not wait for daemon threads, so a hanging scrape delays no stop.
+        Thread(target=self._loop, name="kneewatch-work", daemon=True).start()
+
+    def _loop(self) -> None:
+        while True:
+            try:
+                work = self.queue.get(timeout=IDLE_S)
+            except Empty:
+                if self._pool.leave(self):
+                    return
+                work = self.queue.get()  # work was queued just before the timeout
+            try:
+                work()
+            finally:
+                self._pool.done()
+            del work
+            self._pool.rest(self)
+
+
+class DaemonPool:
+    """Runs each piece of work on an idle or new thread, so that hanging work delays no other.
+
+    The most recently idle thread is used first, so that surplus threads end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._idle: list[Worker] = []
+        self.busy = 0
+
+    def run(self, work: Work) -> None:
+        """Run work on a thread.
+
+        Raises:
+            RuntimeError: no more threads can be started.
+        """
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+            self.busy += 1
+        if worker is not None:
+            worker.queue.put(work)
+            return
+        try:
+            Worker(self).start(work)
+        except RuntimeError:
+            self.done()
+            raise
+
+    def done(self) -> None:
+        """Count finished work."""
+        with self._lock:
+            self.busy -= 1
+
+    def rest(self, worker: Worker) -> None:
+        """Mark a worker as idle."""
+        with self._lock:
+            self._idle.append(worker)
+
+    def leave(self, worker: Worker) -> bool:
+        """Whether an idle worker may end: not if work was queued for it meanwhile."""
+        with self._lock:
+            if worker not in self._idle:
+                return False
+            self._idle.remove(worker)
+            return True
+
+
+# --- Jobs -----------------------------------------------------------------------------------------
+
 
 log = logging.getLogger(__name__)
 
+HEARTBEAT, HEARTBEAT_S = "heartbeat", 10.0
+JOB = "job "
 TOLERANCE_S = 0.001
-"""A moment of the grid this close is the one that a job has just run at: times are rounded."""
+"""Tolerance for times, in seconds: APScheduler rounds them by less than this."""
 
 STEP_S = 1.0
 """The wall clock was set if it moved by more than this against the monotonic clock."""
@@ -66,26 +153,24 @@ def phase_ratio(name: str, phases: int) -> float:
     return zlib.crc32(name.encode()) % phases / phases
 
 
-class Times(Protocol):
-    """When a job runs."""
+class Grid(BaseTrigger):  # type: ignore[misc]
+    """Fires every interval at a fixed phase; missed runs are skipped."""
 
-    def after_s(self, now_s: float) -> float:
-        """The first run after a time, in unix seconds."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """Every interval at a fixed phase; missed runs are skipped."""
-
-    interval_s: float
-    phase_s: float
+    def __init__(self, *, interval_s: float, phase_s: float) -> None:
+        self.interval_s, self.phase_s = interval_s, phase_s
 
     def after_s(self, now_s: float) -> float:
         """The first run after a time."""
         steps = math.floor((now_s - self.phase_s) / self.interval_s) + 1
         next_s = self.phase_s + steps * self.interval_s
         return next_s if next_s - now_s > TOLERANCE_S else next_s + self.interval_s
+
+    def get_next_fire_time(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, previous_fire_time: datetime | None, now: datetime
+    ) -> datetime:
+        """The next run, in APScheduler's interface."""
+        del previous_fire_time
+        return moment(self.after_s(now.timestamp()))
 
 
 def first_run_s(grid: Grid, now_s: float, first_in_s: float | None) -> float:
@@ -98,261 +183,117 @@ def first_run_s(grid: Grid, now_s: float, first_in_s: float | None) -> float:
     return first_s
 
 
-# --- The queue ------------------------------------------------------------------------------------
+class PoolExecutor(base.BaseExecutor):  # type: ignore[misc]
+    """An APScheduler executor on a pool of daemon threads."""
+
+    def __init__(self, pool: DaemonPool) -> None:
+        super().__init__()
+        self._pool = pool
+
+    def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:  # noqa: ANN401
+        untyped = cast("Any", base), cast("Any", self)
+
+        def work() -> None:
+            events = untyped[0].run_job(job, job._jobstore_alias, run_times, self._logger.name)
+            untyped[1]._run_job_success(job.id, events)
+
+        self._pool.run(work)
 
 
-GRACE_RATIO, GRACE_S = 1 / 20, (0.05, 0.5)
-"""The grace time, in which a due cycle waits for a busy thread: a share of the shortest interval,
-within limits."""
+class Scheduler:
+    """Runs jobs at their intervals, never two of the same name at once.
 
-QUICK_MAX = 8
-"""Most threads with a job that computes or has not run for the grace time: more would only take
-turns."""
-
-IDLE_S = 30.0
-"""Surplus threads end after this many seconds."""
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A job in the queue. `due_s` is on the wall clock; None while it runs and once it was dropped.
-    `first_s` is the first run after the running one, if the job was replaced meanwhile. `computes`:
-    it runs, and waits for nothing but the CPU."""
-
-    name: str
-    job: Job
-    times: Times
-    due_s: float | None = None
-    first_s: float | None = None
-    is_dropped: bool = False
-    computes: bool = False
-
-
-def own(name: str) -> str:
-    """The name of a job of the daemon itself. No target can have it: their names are printable."""
-    return f"\0{name}"
-
-
-class DueQueue:
-    """Runs jobs at their intervals, never two of the same name at once."""
+    APScheduler uses the wall clock. A clock set back would stop every job until the old time
+    returns: `check` detects this and reschedules.
+    """
 
     def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
+        self.pool = DaemonPool()
         self._wall = wall
-        self._offset_s = wall() - time.monotonic()
-        self._lock = Lock()
-        self._due, self._spare = Condition(self._lock), Condition(self._lock)
-        self._watch = Condition(self._lock)
-        self._grace_s = GRACE_S[1]
-        self._entries: dict[str, Entry] = {}
-        self._heap: list[tuple[float, int, Entry]] = []
-        self._number = itertools.count()
-        self._running: dict[Entry, float] = {}
-        """Entries that run, with the monotonic time of their start."""
-        self._is_waited_for = False
-        """Whether a thread waits for the next due job."""
-        self._own = local()
-        """`entry`: the one whose job this thread runs."""
-        self._spares = self._wanted = 0
-        """Threads that wait for work, and how many of them are to wake."""
-        self._stopped = False
+        self._offset_s = self._clock_offset_s()
+        self._scheduler = cast(
+            "Any",
+            BackgroundScheduler(
+                timezone=UTC,
+                executors={"default": PoolExecutor(self.pool)},
+                # Late runs still run; several missed runs become one.
+                job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
+            ),
+        )
+        self._heartbeat_s = time.monotonic()
 
     def start(self) -> None:
         """Start running jobs."""
-        Thread(target=self._watch_threads, name="kneewatch-due", daemon=True).start()
+        self._scheduler.start()
+        self._scheduler.add_job(
+            self._heartbeat, Grid(interval_s=HEARTBEAT_S, phase_s=0.0), id=HEARTBEAT
+        )
 
     def put(
-        self,
-        name: str,
-        job: Job,
-        *,
-        interval_s: float,
-        phases: int = 1,
-        first_in_s: float | None = None,
+        self, name: str, job: Job, *, interval_s: float, first_in_s: float | None = None
     ) -> None:
-        """Add a job at an interval, in one of `phases`, replacing the one of that name; the first
-        run is that of `first_run_s`."""
-        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, phases) * interval_s)
-        with self._lock:
-            self._grace_s = min(self._grace_s, max(GRACE_S[0], GRACE_RATIO * interval_s))
-        self.put_at(name, job, grid, first_run_s(grid, self._wall(), first_in_s))
-
-    def put_at(self, name: str, job: Job, times: Times, first_s: float | None = None) -> None:
-        """Add a job at these times, replacing the one of that name. `first_s`: the first run, if
-        that is at another time."""
-        if first_s is None:
-            first_s = times.after_s(self._wall())
-        with self._lock:
-            entry = self._entries.setdefault(name, Entry(name, job, times))
-            entry.job, entry.times = job, times
-            if entry in self._running:
-                entry.first_s = first_s
-            else:
-                self._push(entry, first_s)
+        """Schedule a job at an interval, replacing the one of that name; its first run is that of
+        `first_run_s`."""
+        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, PHASES_MAX) * interval_s)
+        first_s = first_run_s(grid, self._wall(), first_in_s)
+        self._scheduler.add_job(
+            self._run,
+            grid,
+            args=(name, job),
+            id=JOB + name,
+            next_run_time=moment(first_s),
+            replace_existing=True,
+        )
 
     def drop(self, name: str) -> None:
-        """Remove a job; a running one finishes."""
-        with self._lock:
-            entry = self._entries.pop(name, None)
-            if entry is not None:
-                entry.is_dropped, entry.due_s = True, None
+        """Unschedule a job; a running one finishes."""
+        with contextlib.suppress(JobLookupError):
+            self._scheduler.remove_job(JOB + name)
 
     def check(self) -> float:
         """Reschedule all jobs if the clock was set. Returns the change in seconds, else 0."""
-        offset_s = self._wall() - time.monotonic()
+        offset_s = self._clock_offset_s()
         step_s, self._offset_s = offset_s - self._offset_s, offset_s
         if abs(step_s) <= STEP_S:
             return 0.0
-        with self._lock:
-            now_s = self._wall()
-            self._heap.clear()
-            for entry in self._entries.values():
-                if entry.due_s is not None:
-                    self._push(entry, entry.times.after_s(now_s))
+        now_s = self._wall()
+        for job in self._scheduler.get_jobs():
+            with contextlib.suppress(JobLookupError):
+                job.modify(next_run_time=moment(job.trigger.after_s(now_s)))
         return step_s
 
-    @contextmanager
-    def computing(self) -> Generator[None]:
-        """For jobs: entered around what waits for nothing but the CPU."""
-        entry: Entry | None = getattr(self._own, "entry", None)
-        if entry is None:
-            yield
-            return
-        entry.computes = True
-        try:
-            yield
-        finally:
-            entry.computes = False
+    @property
+    def scheduler(self) -> Any:  # noqa: ANN401 - APScheduler has no types
+        """The APScheduler, for jobs with a trigger of their own that has `after_s`."""
+        return self._scheduler
 
     @property
-    def busy(self) -> int:
-        """Number of jobs that are running."""
-        return len(self._running)
-
-    @property
-    def late_s(self) -> float:
-        """Seconds that the next job has been due; 0 if none is."""
-        with self._lock:
-            next_s = self._next_s()
-            return 0.0 if next_s is None else max(0.0, self._wall() - next_s)
+    def idle_s(self) -> float:
+        """Seconds since the scheduler last ran anything."""
+        return time.monotonic() - self._heartbeat_s
 
     def stop(self) -> None:
         """Start no more runs; running ones are not waited for."""
-        with self._lock:
-            self._stopped = True
-            for condition in (self._due, self._spare, self._watch):
-                condition.notify_all()
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
 
-    # ---- under the lock
-
-    def _push(self, entry: Entry, due_s: float) -> None:
-        before_s = self._next_s()
-        entry.due_s = due_s
-        heapq.heappush(self._heap, (due_s, next(self._number), entry))
-        if before_s is None or due_s < before_s:
-            self._due.notify()
-            self._watch.notify()
-
-    def _next_s(self) -> float | None:
-        """When the next job is due; None without one."""
-        while self._heap and self._heap[0][2].due_s != self._heap[0][0]:
-            heapq.heappop(self._heap)  # it was dropped or rescheduled
-        return self._heap[0][0] if self._heap else None
-
-    def _quick(self) -> int:
-        """Number of running jobs that are not held up by a slow server: those that compute, and
-        those that started less than the grace time ago."""
-        since_s = time.monotonic() - self._grace_s
-        return sum(
-            entry.computes or started_s >= since_s for entry, started_s in self._running.items()
-        )
-
-    def _add_thread(self) -> None:
-        """Wake a spare thread, or start one."""
-        if self._spares > self._wanted:
-            self._wanted += 1
-            self._spare.notify()
-            return
+    def _run(self, name: str, job: Job) -> None:
         try:
-            # The interpreter does not wait for daemon threads: a hanging cycle delays no stop.
-            Thread(target=self._run_due, name="kneewatch-work", daemon=True).start()
-        except RuntimeError as error:
-            log.warning("cannot start a thread for a due cycle error=%s", error)
-
-    # ---- threads
-
-    def _watch_threads(self) -> None:
-        """Add a thread if a due job waits for one."""
-        with self._lock:
-            while not self._stopped:
-                next_s = self._next_s()
-                wait_s = None if next_s is None else next_s + self._grace_s - self._wall()
-                if wait_s is None or wait_s > 0:
-                    self._watch.wait(wait_s)
-                    continue
-                if not self._is_waited_for and self._quick() < QUICK_MAX:
-                    self._add_thread()
-                self._watch.wait(GRACE_S[0])
-
-    def _run_due(self) -> None:
-        """Run due jobs, one after the other."""
-        while (entry := self._take()) is not None:
-            after_s = self._run(entry)
-            with self._lock:
-                del self._running[entry]
-                if not entry.is_dropped:
-                    self._push(entry, self._after_s(entry, after_s))
-            del entry
-
-    def _take(self) -> Entry | None:
-        """The next due job, waiting for it; None where this thread is not needed any more."""
-        with self._lock:
-            while not self._stopped:
-                next_s = self._next_s()
-                left_s = None if next_s is None else next_s - self._wall()
-                if left_s is not None and left_s <= 0:
-                    return self._started(heapq.heappop(self._heap)[2])
-                if self._is_waited_for:
-                    if not self._rest():
-                        return None
-                    continue
-                self._is_waited_for = True
-                self._due.wait(left_s)
-                self._is_waited_for = False
-        return None
-
-    def _started(self, entry: Entry) -> Entry:
-        entry.due_s = None
-        if not self._is_waited_for and self._quick() < len(self._running):
-            self._add_thread()
-        self._running[entry] = time.monotonic()
-        return entry
-
-    def _after_s(self, entry: Entry, after_s: float | None) -> float:
-        """When an entry whose job has run is due again; `after_s` is what the job returned."""
-        first_s, entry.first_s = entry.first_s, None
-        if first_s is not None:
-            return first_s
-        now_s = self._wall()
-        return entry.times.after_s(now_s) if after_s is None else now_s + after_s
-
-    def _rest(self) -> bool:
-        """Wait as a spare thread. Returns whether it is wanted again."""
-        self._spares += 1
-        self._spare.wait_for(lambda: self._wanted or self._stopped, IDLE_S)
-        self._spares -= 1
-        if not self._wanted:
-            return False
-        self._wanted -= 1
-        return True
-
-    def _run(self, entry: Entry) -> float | None:
-        job, self._own.entry = entry.job, entry
-        try:
-            return job.cycle()
+            after_s = job.cycle()
         except Exception as error:
-            log.exception("job crashed name=%s", entry.name)
-            try:
-                return job.crashed(error)
-            except Exception:
-                log.exception("job crashed again name=%s", entry.name)
-                return None
+            log.exception("job crashed name=%s", name)
+            after_s = job.crashed(error)
+        if after_s is not None:
+            with contextlib.suppress(JobLookupError):
+                self._scheduler.modify_job(JOB + name, next_run_time=moment(self._wall() + after_s))
+
+    def _heartbeat(self) -> None:
+        self._heartbeat_s = time.monotonic()
+
+    def _clock_offset_s(self) -> float:
+        return self._wall() - time.monotonic()
+
+
+def moment(t_s: float) -> datetime:
+    """A unix time as an aware datetime."""
+    return datetime.fromtimestamp(t_s, UTC)

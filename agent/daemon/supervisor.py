@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kneewatch.agent import logs
 from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
@@ -28,10 +28,11 @@ from kneewatch.agent.daemon.discovery import (
     TargetProfiles,
     target_profile,
 )
-from kneewatch.agent.daemon.periodic_jobs import DueQueue, own, phase_count, phase_ratio
+from kneewatch.agent.daemon.periodic_jobs import Scheduler, phase_count, phase_ratio
+from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
-from kneewatch.agent.report.schedule import ReportJob, cron_of
+from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
@@ -133,13 +134,13 @@ class TargetJobs:
 
     def __init__(
         self,
-        queue: DueQueue,
+        cycles: DueQueue,
         sinks: Sinks,
         *,
         on_targets: Callable[[Sequence[TargetSpec]], None] | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._queue, self._sinks, self._wall = queue, sinks, wall
+        self._cycles, self._sinks, self._wall = cycles, sinks, wall
         self._on_targets = on_targets
         self._watches: dict[str, TargetWatch] = {}
         self._specs: tuple[TargetSpec, ...] = ()
@@ -168,7 +169,7 @@ class TargetJobs:
                 old
                 if old is not None and same
                 else TargetWatch(
-                    spec, profile, self._sinks, wall=self._wall, computing=self._queue.computing
+                    spec, profile, self._sinks, wall=self._wall, computing=self._cycles.computing
                 )
             )
         before, self._watches, self._specs = self._watches, watches, tuple(specs)
@@ -194,12 +195,12 @@ class TargetJobs:
             watch.adopt(spec)
             if same and phase_count(len(before), interval_s) == phases:
                 return
-        self._queue.put(
+        self._cycles.put(
             spec.name, watch, interval_s=interval_s, phases=phases, first_in_s=first_in_s
         )
 
     def _end(self, name: str, watch: TargetWatch) -> None:
-        self._queue.drop(name)
+        self._cycles.drop(name)
         watch.retire()
         if name not in self._watches:
             self._sinks.board.drop(name)
@@ -217,7 +218,8 @@ ready it looks more often. A signal is handled at once."""
 
 READY_AFTER_S = 10.0
 STALLED_S = 20.0
-"""The jobs count as stalled once one has been due for this many seconds."""
+"""The scheduler counts as stalled after this many idle seconds, because it has a heartbeat more
+often; the cycles do once one has been due for this long."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
@@ -233,7 +235,8 @@ class Supervisor:
     def __init__(
         self,
         *,
-        queue: DueQueue,
+        scheduler: Scheduler,
+        cycles: DueQueue,
         jobs: TargetJobs,
         discovery: Discovery,
         board: Board,
@@ -242,7 +245,8 @@ class Supervisor:
         apply_settings: Callable[[Settings], None],
         address: str,
     ) -> None:
-        self._queue, self._jobs, self._discovery = queue, jobs, discovery
+        self._scheduler, self._cycles = scheduler, cycles
+        self._jobs, self._discovery = jobs, discovery
         self._board, self._systemd, self._address = board, systemd, address
         self._read_settings, self._apply_settings = read_settings, apply_settings
         self._profiles = TargetProfiles()
@@ -274,7 +278,7 @@ class Supervisor:
         self._systemd.stopping()
 
     def _tick(self, elapsed_s: float) -> None:
-        step_s = self._queue.check()
+        step_s = max(self._scheduler.check(), self._cycles.check(), key=abs)
         if step_s:
             log.warning("system clock was set, rescheduling step_s=%.1f", step_s)
         if self._discovery.poll():
@@ -283,7 +287,7 @@ class Supervisor:
             self._ready = True
             self._systemd.ready(self._status_line())
             log.info("ready targets=%s after_s=%.1f", len(self._jobs.specs()), elapsed_s)
-        if self._queue.late_s < STALLED_S:
+        if self._scheduler.idle_s < STALLED_S and self._cycles.late_s < STALLED_S:
             self._systemd.alive()
         if self._ready and (status := self._status_line()) != self._status:
             self._status = status
@@ -373,15 +377,14 @@ class Reload:
         self,
         settings: Settings,
         *,
-        queue: DueQueue,
+        scheduler: Any,  # noqa: ANN401 - APScheduler has no types
         store_file: Path,
         notifier: Notifier,
         fleet_watch: FleetWatch | None = None,
     ) -> None:
-        self._began, self._queue = settings, queue
+        self._began, self._scheduler, self._store_file = settings, scheduler, store_file
         self._notifier, self._fleet_watch = notifier, fleet_watch
-        fleet = fleet_watch.url_and_selector if fleet_watch is not None else None
-        self._reports = ReportJob(settings, store_file, fleet=fleet)
+        self._reports: ReportJob | None = None
         self.restart_needed: tuple[str, ...] = ()
         self._plan_reports(settings)
 
@@ -402,15 +405,20 @@ class Reload:
 
     def stop(self) -> None:
         """Cancel a running report."""
-        self._reports.stop()
+        if self._reports is not None:
+            self._reports.stop()
 
     def _plan_reports(self, settings: Settings) -> None:
-        cron = cron_of(settings)
-        if cron is None:
-            self._queue.drop(own("report"))
-            return
-        self._reports.adopt(settings)
-        self._queue.put_at(own("report"), self._reports, cron)
+        planned = add_report_job(
+            self._scheduler,
+            settings,
+            self._store_file,
+            before=self._reports,
+            fleet=self._fleet_watch.url_and_selector if self._fleet_watch is not None else None,
+        )
+        if planned is None and self._scheduler.get_job(JOB_ID) is not None:
+            self._scheduler.remove_job(JOB_ID)
+        self._reports = planned or self._reports
 
 
 def _apply(part: str, apply: Callable[[], None]) -> None:

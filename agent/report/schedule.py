@@ -17,7 +17,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import orjson
 from apscheduler.triggers.cron import CronTrigger  # type: ignore[import-untyped]
 
-from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.notify.delivery import SendError, send
 from kneewatch.agent.notify.message import Line, Message, Part, identity
 from kneewatch.agent.notify.receivers import ALERTMANAGER, Receiver, receivers
@@ -140,8 +139,8 @@ def send_report(to: Sequence[Receiver], report: WeeklyReport, file: Path) -> dic
 # When the daemon makes reports: cron expressions, and the process that runs each one. I/O edge.
 
 
-NEVER_S = 4_102_444_800.0
-"""The year 2100: for an expression such as 0 0 31 2 *. Threads cannot wait for much longer."""
+NEVER_S = 32_503_680_000.0
+"""The year 3000: for an expression such as 0 0 31 2 *."""
 
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 """Cron's weekdays by number; 7 is Sunday as well."""
@@ -343,11 +342,15 @@ def settings_of(given: dict[str, Any]) -> Settings:
     return Settings(values, given["thresholds"], given["thresholds_origin"], given["tables"])
 
 
-# --- When `run` makes reports: each by a process of its own, which the daemon starts. I/O edge ----
+# --- When `run` makes reports: a cron expression in a time zone. I/O edge -------------------------
+#
+# Each report is made by a process of its own, one at a time; the daemon starts it and logs its
+# result.
 
 
 log = logging.getLogger(__name__)
 
+JOB_ID = "report"
 FOLDER = "reports"
 LIMIT_S = 1800.0
 """A report process that takes longer is killed."""
@@ -361,8 +364,8 @@ def folder_of(settings: Settings, store: Path) -> Path:
     return Path(stated) if stated else store.parent / FOLDER
 
 
-class ReportJob(Job):
-    """Makes a report when it is due, and logs its result. Thread-safe."""
+class ReportJob:
+    """Makes a report when it is due, one at a time. Thread-safe."""
 
     def __init__(
         self,
@@ -375,9 +378,22 @@ class ReportJob(Job):
     ) -> None:
         self._settings, self._store, self._fleet = settings, store, fleet
         self._clock, self._limit_s = clock, limit_s
-        self._lock = Lock()
+        self._turn, self._lock = Lock(), Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
+
+    def __call__(self) -> None:
+        """Make a report now, unless one is being made. Errors are logged."""
+        if not self._turn.acquire(blocking=False):
+            log.warning("report skipped: the previous one is not finished")
+            return
+        try:
+            self._make()
+        except Exception:
+            # The scheduler must go on with the next report.
+            log.exception("report failed store=%s", self._store)
+        finally:
+            self._turn.release()
 
     def adopt(self, settings: Settings) -> None:
         """Use these settings for the next reports."""
@@ -390,8 +406,7 @@ class ReportJob(Job):
             if self._process is not None:
                 self._process.kill()
 
-    def cycle(self) -> float | None:
-        """Make a report now. What goes wrong is logged."""
+    def _make(self) -> None:
         folder = folder_of(self._settings, self._store)
         report_order = order(
             self._settings,
@@ -402,7 +417,7 @@ class ReportJob(Job):
         )
         process = self._start()
         if process is None:
-            return None
+            return
         timed_out = False
         try:
             out, err = process.communicate(report_order, timeout=self._limit_s)
@@ -413,7 +428,7 @@ class ReportJob(Job):
         with self._lock:
             self._process = None
         if self._stopped:
-            return None
+            return
         if timed_out:
             log.error("report timed out limit_s=%s", self._limit_s)
         elif process.returncode != 0:
@@ -421,7 +436,6 @@ class ReportJob(Job):
             log.error("report failed status=%s error=%s", process.returncode, message)
         else:
             self._log_result(orjson.loads(out))
-        return None
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         with self._lock:
@@ -442,3 +456,29 @@ class ReportJob(Job):
         )  # fmt: skip
         for receiver, why in result["failed"].items():
             log.error("report delivery failed receiver=%s error=%s", receiver, why)
+
+
+def add_report_job(
+    scheduler: Any,  # noqa: ANN401 - APScheduler has no types
+    settings: Settings,
+    store: Path,
+    *,
+    clock: Callable[[], float] = time.time,
+    before: ReportJob | None = None,
+    fleet: FleetAsked | None = None,
+) -> ReportJob | None:
+    """Add the report job to an APScheduler scheduler. Returns the job, which the caller stops at
+    the end; None if `report.cron` is not set. `before`: a job with older settings, to be reused.
+    `fleet`: the metrics system to report on if the history has no engine.
+
+    Raises:
+        SettingsError: the schedule, the time zone or a receiver is invalid.
+    """
+    cron = cron_of(settings)
+    if cron is None:
+        return None
+    receivers_of(settings)
+    job = before or ReportJob(settings, store, clock=clock, fleet=fleet)
+    job.adopt(settings)
+    scheduler.add_job(job, cron, id=JOB_ID, replace_existing=True)
+    return job

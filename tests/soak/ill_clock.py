@@ -9,9 +9,11 @@ from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from kneewatch.agent.daemon.cycle import Sinks
 from kneewatch.agent.daemon.discovery import TargetProfiles
-from kneewatch.agent.daemon.periodic_jobs import DueQueue
+from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import TICK_S, TargetJobs
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention
@@ -61,8 +63,12 @@ def worst_wait_s(came_s: Sequence[float]) -> float:
 
 def clock_set() -> FaultOutcome:
     """An hour forward, an hour back, an hour back again."""
-    with tempfile.TemporaryDirectory() as name, servers(live=TARGETS) as urls:
-        wall = Clock()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory() as name,
+        servers(live=TARGETS) as urls,
+    ):
+        wall = Clock(patch)
         path, daemon_settings = Path(name) / "kneewatch.db", settings(interval_s=INTERVAL_S)
         specs = argument_specs(urls["live"], daemon_settings)
         store = Store.open(path, retention=Retention(), clock=wall)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.daemon.discovery import Discovery, TargetProfiles
-from kneewatch.agent.daemon.periodic_jobs import DueQueue, Grid, Job, first_run_s, phase_ratio
+from kneewatch.agent.daemon.periodic_jobs import Grid, Job, first_run_s, phase_ratio
+from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.daemon.supervisor import TargetJobs
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CaptureError, SettingsError

@@ -5,33 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
+    BackgroundScheduler,
+)
 
-from kneewatch.agent.daemon.periodic_jobs import DueQueue, Job, Times
 from kneewatch.agent.daemon.supervisor import Reload
 from kneewatch.agent.notify.notifier import Notifier
+from kneewatch.agent.report.schedule import JOB_ID
 from kneewatch.agent.settings.effective import Settings, load
 
 MONDAY, TUESDAY = '[report]\ncron = "0 6 * * mon"\n', '[report]\ncron = "0 6 * * tue"\n'
 RECEIVER = '[[notify]]\nkind = "webhook"\nurl = "http://127.0.0.1:9/"\nname = "oncall"\n'
 Made = Callable[[str], Settings]
-
-
-class Plan(DueQueue):
-    """A queue that notes the times of its jobs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times: dict[str, str] = {}
-
-    def put_at(self, name: str, job: Job, times: Times, first_s: float | None = None) -> None:
-        super().put_at(name, job, times, first_s)
-        self.times[name] = str(times)
-
-    def drop(self, name: str) -> None:
-        super().drop(name)
-        self.times.pop(name, None)
 
 
 @pytest.fixture
@@ -51,6 +39,14 @@ def notifier() -> Iterator[Notifier]:
     notifier.close(0.5)
 
 
+@pytest.fixture
+def scheduler() -> Iterator[Any]:
+    scheduler = cast("Any", BackgroundScheduler(timezone="UTC"))
+    scheduler.start(paused=True)
+    yield scheduler
+    scheduler.shutdown()
+
+
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     """What is done to the log is undone."""
@@ -62,15 +58,21 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture
-def plan() -> Plan:
-    return Plan()
-
-
-@pytest.fixture
-def taking_up(settings_with: Made, notifier: Notifier, plan: Plan, tmp_path: Path) -> Reload:
+def taking_up(
+    settings_with: Made,
+    notifier: Notifier,
+    scheduler: Any,  # noqa: ANN401
+    tmp_path: Path,
+) -> Reload:
     return Reload(
-        settings_with(MONDAY), queue=plan, store_file=tmp_path / "k.db", notifier=notifier
+        settings_with(MONDAY), scheduler=scheduler, store_file=tmp_path / "k.db", notifier=notifier
     )
+
+
+def due(scheduler: Any) -> str:  # noqa: ANN401 - APScheduler has no types
+    """The reports' plan; empty where there is none."""
+    job = scheduler.get_job(JOB_ID)
+    return "" if job is None else str(job.trigger)
 
 
 def test_what_needs_a_restart_is_told_until_it_is_taken_back(
@@ -83,15 +85,21 @@ def test_what_needs_a_restart_is_told_until_it_is_taken_back(
     assert not taking_up.restart_needed
 
 
-def test_reports_are_planned_anew(taking_up: Reload, settings_with: Made, plan: Plan) -> None:
-    (monday,) = plan.times.values()
+def test_reports_are_planned_anew(
+    taking_up: Reload,
+    settings_with: Made,
+    scheduler: Any,  # noqa: ANN401
+) -> None:
+    monday = due(scheduler)
     taking_up(settings_with(TUESDAY))
-    (tuesday,) = plan.times.values()
-    assert tuesday != monday
+    tuesday = due(scheduler)
+    assert monday
+    assert tuesday not in ("", monday)
+    assert len(scheduler.get_jobs()) == 1
     taking_up(settings_with(""))
-    assert not plan.times
+    assert due(scheduler) == ""
     taking_up(settings_with(MONDAY))
-    assert list(plan.times.values()) == [monday]
+    assert due(scheduler) == monday
 
 
 def test_receivers_are_taken_up_and_wrong_ones_change_nothing(

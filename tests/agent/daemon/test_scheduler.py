@@ -7,23 +7,25 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, tzinfo
+from typing import TypeAlias
 
 import pytest
+from apscheduler.schedulers import base  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.agent.daemon.periodic_jobs import (
-    GRACE_RATIO,
-    GRACE_S,
     PHASES_MAX,
-    QUICK_MAX,
-    DueQueue,
     Grid,
-    own,
+    Scheduler,
     phase_count,
     phase_ratio,
 )
+from kneewatch.agent.daemon.scrape_queue import GRACE_RATIO, GRACE_S, QUICK_MAX, DueQueue
 from tests.waiting import PATIENCE_S, until
+
+Clockwork: TypeAlias = Scheduler | DueQueue
 
 
 class Counted:
@@ -43,12 +45,18 @@ class Counted:
         return None
 
 
-@pytest.fixture
-def queue() -> Iterator[DueQueue]:
-    due_queue = DueQueue()
-    due_queue.start()
-    yield due_queue
-    due_queue.stop()
+def busy(clockwork: Clockwork) -> int:
+    """How many jobs are running."""
+    return clockwork.busy if isinstance(clockwork, DueQueue) else clockwork.pool.busy
+
+
+@pytest.fixture(params=[Scheduler, DueQueue])
+def clockwork(request: pytest.FixtureRequest) -> Iterator[Clockwork]:
+    """What runs jobs at their intervals: the scheduler, and the queue of the targets' cycles."""
+    clock_queue: Clockwork = request.param()
+    clock_queue.start()
+    yield clock_queue
+    clock_queue.stop()
 
 
 @given(
@@ -63,13 +71,16 @@ def test_the_grid(interval_s: float, ratio: float, now_s: float) -> None:
     assert 0 < next_s - now_s <= interval_s + 0.002
     steps = (next_s - phase_s) / interval_s
     assert abs(steps - round(steps)) * interval_s < 1e-3, "it is on the grid"
+    now = datetime.fromtimestamp(now_s, UTC)
+    assert grid.get_next_fire_time(None, now) > now, "APScheduler would ask for ever"
 
 
 def test_a_time_on_the_grid_is_not_its_own_next_one() -> None:
     grid = Grid(interval_s=0.1, phase_s=0.0)
     for step in range(2000):
-        now_s = 1.7e9 + step * 0.1
-        assert 0.05 < grid.after_s(now_s) - now_s < 0.15
+        now = datetime.fromtimestamp(1.7e9 + step * 0.1, UTC)
+        later_s = (grid.get_next_fire_time(None, now) - now).total_seconds()
+        assert 0.05 < later_s < 0.15
 
 
 def test_phases_are_spread_evenly() -> None:
@@ -88,43 +99,43 @@ def test_few_jobs_run_one_after_the_other() -> None:
     assert phase_count(8, 0.2) == PHASES_MAX, "a run of 8 would take a tenth of this interval"
 
 
-def test_jobs_keep_their_interval(queue: DueQueue) -> None:
+def test_jobs_keep_their_interval(clockwork: Clockwork) -> None:
     job = Counted()
-    queue.put("a", job, interval_s=0.1)
+    clockwork.put("a", job, interval_s=0.1)
     until(lambda: len(job.times) >= 12)
     gaps = [after - before for before, after in zip(job.times[1:], job.times[2:], strict=False)]
     assert sum(gaps) / len(gaps) > 0.08
 
 
-def test_the_first_run_comes_soon(queue: DueQueue) -> None:
+def test_the_first_run_comes_soon(clockwork: Clockwork) -> None:
     soon, on_the_grid = Counted(), Counted()
     since_s = time.monotonic()
-    queue.put("a", soon, interval_s=1e6, first_in_s=0.05)
-    queue.put("b", on_the_grid, interval_s=1e6)
+    clockwork.put("a", soon, interval_s=1e6, first_in_s=0.05)
+    clockwork.put("b", on_the_grid, interval_s=1e6)
     until(lambda: soon.times)
     assert soon.times[0] - since_s > 0.03
     assert not on_the_grid.times
 
 
-def test_never_two_at_once_and_nobody_is_delayed(queue: DueQueue) -> None:
+def test_never_two_at_once_and_nobody_is_delayed(clockwork: Clockwork) -> None:
     hang = threading.Event()
 
     def hangs() -> None:
         hang.wait(2 * PATIENCE_S)
 
     slow, quick = Counted(hangs), Counted()
-    queue.put("slow", slow, interval_s=0.1)
-    queue.put("quick", quick, interval_s=0.1)
+    clockwork.put("slow", slow, interval_s=0.1)
+    clockwork.put("quick", quick, interval_s=0.1)
     until(lambda: len(quick.times) >= 10 and slow.times)
     assert len(slow.times) == 1
     hang.set()
     until(lambda: len(slow.times) >= 3)
 
 
-def test_a_job_says_when_it_is_next(queue: DueQueue) -> None:
+def test_a_job_says_when_it_is_next(clockwork: Clockwork) -> None:
     waits = iter([0.3, 0.3, 0.3])
     job = Counted(lambda: next(waits, 1e6))
-    queue.put("a", job, interval_s=0.1)
+    clockwork.put("a", job, interval_s=0.1)
     until(lambda: len(job.times) == 4)
     gaps = [after - before for before, after in zip(job.times, job.times[1:], strict=False)]
     assert all(gap > 0.28 for gap in gaps)
@@ -133,11 +144,11 @@ def test_a_job_says_when_it_is_next(queue: DueQueue) -> None:
 
 
 def test_a_crash_is_logged_and_the_next_run_comes(
-    queue: DueQueue, caplog: pytest.LogCaptureFixture
+    clockwork: Clockwork, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = Counted(lambda: 1 / 0)
     with caplog.at_level(logging.ERROR):
-        queue.put("a", job, interval_s=0.1)
+        clockwork.put("a", job, interval_s=0.1)
         until(lambda: len(job.crashes) >= 3)
     assert isinstance(job.crashes[0], ZeroDivisionError)
     record = caplog.records[0]
@@ -145,25 +156,37 @@ def test_a_crash_is_logged_and_the_next_run_comes(
     assert record.exc_info is not None
 
 
-def test_a_dropped_job_runs_no_more(queue: DueQueue) -> None:
+def test_a_dropped_job_runs_no_more(clockwork: Clockwork) -> None:
     job = Counted(lambda: 0.05)
-    queue.put("a", job, interval_s=0.1)
+    clockwork.put("a", job, interval_s=0.1)
     until(lambda: job.times)
-    queue.drop("a")
-    queue.drop("a")
+    clockwork.drop("a")
+    clockwork.drop("a")
     time.sleep(0.1)
-    until(lambda: not queue.busy)
+    until(lambda: not busy(clockwork))
     ran = len(job.times)
     time.sleep(0.3)
     assert len(job.times) == ran
 
 
-def test_no_target_has_the_name_of_an_own_job(queue: DueQueue) -> None:
-    target, job = Counted(), Counted()
-    queue.put("fleet", target, interval_s=0.1)
-    queue.put(own("fleet"), job, interval_s=0.1)
-    queue.drop("fleet")
-    until(lambda: len(job.times) >= 3)
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
+    monkeypatch.setattr("kneewatch.agent.daemon.periodic_jobs.HEARTBEAT_S", 0.5)
+    jobs = Scheduler()
+    jobs.start()
+    yield jobs
+    jobs.stop()
+
+
+def test_a_name_may_be_anything(scheduler: Scheduler) -> None:
+    job = Counted()
+    scheduler.put("heartbeat", job, interval_s=0.1)
+    until(lambda: job.times)
+    scheduler.drop("heartbeat")
+    time.sleep(0.1)
+    dropped_s = time.monotonic()
+    # The scheduler's own heart beats on.
+    until(lambda: time.monotonic() - scheduler.idle_s > dropped_s)
 
 
 # Threads of the queue
@@ -172,6 +195,14 @@ def test_no_target_has_the_name_of_an_own_job(queue: DueQueue) -> None:
 PATIENT_S = GRACE_S[1] / GRACE_RATIO
 """An interval at which a thread that the machine stalls for a moment is not taken for one that
 hangs."""
+
+
+@pytest.fixture
+def queue() -> Iterator[DueQueue]:
+    due_queue = DueQueue()
+    due_queue.start()
+    yield due_queue
+    due_queue.stop()
 
 
 class Threads(Counted):
@@ -254,42 +285,54 @@ def test_a_due_job_without_a_thread_is_seen() -> None:
 
 
 class Clock:
-    """The wall clock, which can be set."""
+    """The wall clock, which can be set: ours and APScheduler's."""
 
-    set_by_s = 0.0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.set_by_s = 0.0
+        clock = self
+
+        class Moments(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+                return datetime.fromtimestamp(clock(), tz)
+
+        monkeypatch.setattr(base, "datetime", Moments)
 
     def __call__(self) -> float:
         return time.time() + self.set_by_s
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_a_clock_that_is_set(hours: int) -> None:
-    clock = Clock()
-    queue = DueQueue(wall=clock)
-    queue.start()
+@pytest.mark.parametrize("kind", [Scheduler, DueQueue])
+def test_a_clock_that_is_set(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Clockwork], hours: int
+) -> None:
+    clock = Clock(monkeypatch)
+    clockwork = kind(wall=clock)
+    clockwork.start()
     try:
         job = Counted()
-        queue.put("a", job, interval_s=0.1)
+        clockwork.put("a", job, interval_s=0.1)
         until(lambda: len(job.times) >= 3)
-        assert queue.check() == 0.0
+        assert clockwork.check() == 0.0
         clock.set_by_s = 3600.0 * hours
         time.sleep(0.3)
         ran = len(job.times)
         time.sleep(0.5)
         if hours < 0:
             assert len(job.times) <= ran + 1, "without the check it waits for the hour"
-        assert queue.check() == pytest.approx(3600.0 * hours, abs=60)
+        assert clockwork.check() == pytest.approx(3600.0 * hours, abs=60)
         ran = len(job.times)
         until(lambda: len(job.times) >= ran + 5)
-        assert queue.check() == 0.0
+        assert clockwork.check() == 0.0
         assert len(job.times) < 10_000, "what was missed is not made up for"
     finally:
-        queue.stop()
+        clockwork.stop()
 
 
 def test_a_clock_that_is_only_slewed_changes_nothing() -> None:
     ahead = {"s": 0.0}
-    queue = DueQueue(wall=lambda: time.time() + ahead["s"])
+    clockwork = Scheduler(wall=lambda: time.time() + ahead["s"])
     for _ in range(20):
         ahead["s"] += 0.2
-        assert queue.check() == 0.0
+        assert clockwork.check() == 0.0

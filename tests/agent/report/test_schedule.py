@@ -8,20 +8,24 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
+    BackgroundScheduler,
+)
 
 from kneewatch.agent.report.job import prune
-from kneewatch.agent.report.schedule import ReportJob, cron_of, with_names
+from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job, cron_of, with_names
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.collector.errors import SettingsError
 from tests.agent.notify.mail_server import MailServer
 from tests.agent.notify.web import Reply, Taker
 from tests.agent.report.receivers import team
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 from tests.weeks import DAY_S, START_S
 
 TO_S = START_S + 7 * DAY_S
@@ -105,7 +109,7 @@ def test_weekdays_are_counted_as_cron_does(field: str, wanted: str) -> None:
 )
 def test_what_cannot_be_planned_is_said(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        cron_of(settings(tmp_path, f"[report]\n{text}\n"))
+        add_report_job(None, settings(tmp_path, f"[report]\n{text}\n"), tmp_path / "x.db")
 
 
 def test_without_the_libraries_a_plan_is_refused(
@@ -117,6 +121,10 @@ def test_without_the_libraries_a_plan_is_refused(
     assert cron_of(settings(tmp_path, "")) is None
 
 
+def test_without_an_expression_nothing_is_planned(tmp_path: Path) -> None:
+    assert add_report_job(None, settings(tmp_path, ""), tmp_path / "x.db") is None
+
+
 @pytest.fixture
 def web() -> Iterator[Taker]:
     taker = Taker(Reply())
@@ -124,7 +132,7 @@ def web() -> Iterator[Taker]:
     taker.close()
 
 
-def test_a_job_makes_it_keeps_it_and_sends_it(
+def test_a_scheduler_makes_it_keeps_it_and_sends_it(
     made_store: Path, tmp_path: Path, mail: MailServer, web: Taker
 ) -> None:
     folder = tmp_path / "kept"
@@ -144,7 +152,16 @@ def test_a_job_makes_it_keeps_it_and_sends_it(
         url = "{web.url}"
         """,
     )
-    ReportJob(stated, made_store, clock=lambda: TO_S).cycle()
+    scheduler: Any = BackgroundScheduler(timezone=UTC)
+    job = add_report_job(scheduler, stated, made_store, clock=lambda: TO_S)
+    assert job is not None
+    scheduler.start(paused=True)
+    planned = scheduler.get_job(JOB_ID)
+    assert planned.next_run_time.astimezone(BERLIN).strftime("%a %H:%M") == "Mon 06:00"
+    planned.modify(next_run_time=datetime.now(UTC))
+    scheduler.resume()
+    until(lambda: web.posts and mail.mails)
+    scheduler.shutdown(wait=True)
     page, data = folder / "report-2026-11-16-0100.html", folder / "report-2026-11-16-0100.json"
     assert json.loads(data.read_text())["schema"] == "kneewatch.report/1"
     assert "<html" in page.read_text()
@@ -160,7 +177,7 @@ def test_a_job_makes_it_keeps_it_and_sends_it(
 
 def test_what_went_wrong_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = ReportJob(settings(tmp_path, ""), tmp_path / "none.db")
-    job.cycle()
+    job()
     assert "report failed" in caplog.text
     assert "none.db" in caplog.text
 
@@ -169,7 +186,7 @@ def test_one_that_takes_too_long_is_ended(
     made_store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = ReportJob(settings(tmp_path, ""), made_store, limit_s=0.05)
-    job.cycle()
+    job()
     assert "report timed out" in caplog.text
 
 
@@ -177,14 +194,14 @@ def test_the_end_does_not_wait_for_a_report(
     made_store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = ReportJob(settings(tmp_path, ""), made_store)
-    working = threading.Thread(target=job.cycle)
+    working = threading.Thread(target=job)
     with caplog.at_level(logging.INFO):
         working.start()
         time.sleep(0.2)
         job.stop()
         working.join(PATIENCE_S)
         assert not working.is_alive()
-        job.cycle()
+        job()
     assert not caplog.records, "what was stopped is no error, and nothing begins any more"
 
 

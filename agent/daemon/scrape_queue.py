@@ -1,0 +1,269 @@
+"""Runs the cycles of all targets at their intervals, on as few threads as keep up. I/O edge.
+
+A thread runs the due cycles one after the other, so that short ones cost no hand-over between
+threads; phases have few values (`phase_count`), so that cycles come in runs. A cycle that waits for
+a slow server must not delay the others: a due cycle that waits longer than the grace time gets
+another thread, and while any cycle takes that long, a spare thread waits for the next one.
+
+A cycle that computes waits for the CPU at most, not for its server (`computing`): the interpreter
+runs one thread at a time, and more threads would not help.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Condition, Lock, Thread, local
+
+from kneewatch.agent.daemon.periodic_jobs import STEP_S, Grid, Job, first_run_s, phase_ratio
+
+log = logging.getLogger(__name__)
+
+GRACE_RATIO, GRACE_S = 1 / 20, (0.05, 0.5)
+"""The grace time, in which a due cycle waits for a busy thread: a share of the shortest interval,
+within limits."""
+
+QUICK_MAX = 8
+"""Most threads with a job that computes or has not run for the grace time: more would only take
+turns."""
+
+IDLE_S = 30.0
+"""Surplus threads end after this many seconds."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A job in the queue. `due_s` is on the wall clock; None while it runs and once it was dropped.
+    `first_s` is the first run after the running one, if the job was replaced meanwhile. `computes`:
+    it runs, and waits for nothing but the CPU."""
+
+    name: str
+    job: Job
+    grid: Grid
+    due_s: float | None = None
+    first_s: float | None = None
+    is_dropped: bool = False
+    computes: bool = False
+
+
+class DueQueue:
+    """Runs jobs at their intervals, never two of the same name at once."""
+
+    def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._offset_s = wall() - time.monotonic()
+        self._lock = Lock()
+        self._due, self._spare = Condition(self._lock), Condition(self._lock)
+        self._watch = Condition(self._lock)
+        self._grace_s = GRACE_S[1]
+        self._entries: dict[str, Entry] = {}
+        self._heap: list[tuple[float, int, Entry]] = []
+        self._number = itertools.count()
+        self._running: dict[Entry, float] = {}
+        """Entries that run, with the monotonic time of their start."""
+        self._is_waited_for = False
+        """Whether a thread waits for the next due job."""
+        self._own = local()
+        """`entry`: the one whose job this thread runs."""
+        self._spares = self._wanted = 0
+        """Threads that wait for work, and how many of them are to wake."""
+        self._stopped = False
+
+    def start(self) -> None:
+        """Start running jobs."""
+        Thread(target=self._watch_threads, name="kneewatch-due", daemon=True).start()
+
+    def put(
+        self,
+        name: str,
+        job: Job,
+        *,
+        interval_s: float,
+        phases: int = 1,
+        first_in_s: float | None = None,
+    ) -> None:
+        """Add a job at an interval, in one of `phases`, replacing the one of that name; the first
+        run is that of `first_run_s`."""
+        grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, phases) * interval_s)
+        first_s = first_run_s(grid, self._wall(), first_in_s)
+        with self._lock:
+            self._grace_s = min(self._grace_s, max(GRACE_S[0], GRACE_RATIO * interval_s))
+            entry = self._entries.setdefault(name, Entry(name, job, grid))
+            entry.job, entry.grid = job, grid
+            if entry in self._running:
+                entry.first_s = first_s
+            else:
+                self._push(entry, first_s)
+
+    def drop(self, name: str) -> None:
+        """Remove a job; a running one finishes."""
+        with self._lock:
+            entry = self._entries.pop(name, None)
+            if entry is not None:
+                entry.is_dropped, entry.due_s = True, None
+
+    def check(self) -> float:
+        """Reschedule all jobs if the clock was set. Returns the change in seconds, else 0."""
+        offset_s = self._wall() - time.monotonic()
+        step_s, self._offset_s = offset_s - self._offset_s, offset_s
+        if abs(step_s) <= STEP_S:
+            return 0.0
+        with self._lock:
+            now_s = self._wall()
+            self._heap.clear()
+            for entry in self._entries.values():
+                if entry.due_s is not None:
+                    self._push(entry, entry.grid.after_s(now_s))
+        return step_s
+
+    @contextmanager
+    def computing(self) -> Generator[None]:
+        """For jobs: entered around what waits for nothing but the CPU."""
+        entry: Entry | None = getattr(self._own, "entry", None)
+        if entry is None:
+            yield
+            return
+        entry.computes = True
+        try:
+            yield
+        finally:
+            entry.computes = False
+
+    @property
+    def busy(self) -> int:
+        """Number of jobs that are running."""
+        return len(self._running)
+
+    @property
+    def late_s(self) -> float:
+        """Seconds that the next job has been due; 0 if none is."""
+        with self._lock:
+            next_s = self._next_s()
+            return 0.0 if next_s is None else max(0.0, self._wall() - next_s)
+
+    def stop(self) -> None:
+        """Start no more runs; running ones are not waited for."""
+        with self._lock:
+            self._stopped = True
+            for condition in (self._due, self._spare, self._watch):
+                condition.notify_all()
+
+    # ---- under the lock
+
+    def _push(self, entry: Entry, due_s: float) -> None:
+        before_s = self._next_s()
+        entry.due_s = due_s
+        heapq.heappush(self._heap, (due_s, next(self._number), entry))
+        if before_s is None or due_s < before_s:
+            self._due.notify()
+            self._watch.notify()
+
+    def _next_s(self) -> float | None:
+        """When the next job is due; None without one."""
+        while self._heap and self._heap[0][2].due_s != self._heap[0][0]:
+            heapq.heappop(self._heap)  # it was dropped or rescheduled
+        return self._heap[0][0] if self._heap else None
+
+    def _quick(self) -> int:
+        """Number of running jobs that are not held up by a slow server: those that compute, and
+        those that started less than the grace time ago."""
+        since_s = time.monotonic() - self._grace_s
+        return sum(
+            entry.computes or started_s >= since_s for entry, started_s in self._running.items()
+        )
+
+    def _add_thread(self) -> None:
+        """Wake a spare thread, or start one."""
+        if self._spares > self._wanted:
+            self._wanted += 1
+            self._spare.notify()
+            return
+        try:
+            # The interpreter does not wait for daemon threads: a hanging cycle delays no stop.
+            Thread(target=self._run_due, name="kneewatch-work", daemon=True).start()
+        except RuntimeError as error:
+            log.warning("cannot start a thread for a due cycle error=%s", error)
+
+    # ---- threads
+
+    def _watch_threads(self) -> None:
+        """Add a thread if a due job waits for one."""
+        with self._lock:
+            while not self._stopped:
+                next_s = self._next_s()
+                wait_s = None if next_s is None else next_s + self._grace_s - self._wall()
+                if wait_s is None or wait_s > 0:
+                    self._watch.wait(wait_s)
+                    continue
+                if not self._is_waited_for and self._quick() < QUICK_MAX:
+                    self._add_thread()
+                self._watch.wait(GRACE_S[0])
+
+    def _run_due(self) -> None:
+        """Run due jobs, one after the other."""
+        while (entry := self._take()) is not None:
+            after_s = self._run(entry)
+            with self._lock:
+                del self._running[entry]
+                if not entry.is_dropped:
+                    self._push(entry, self._after_s(entry, after_s))
+            del entry
+
+    def _take(self) -> Entry | None:
+        """The next due job, waiting for it; None where this thread is not needed any more."""
+        with self._lock:
+            while not self._stopped:
+                next_s = self._next_s()
+                left_s = None if next_s is None else next_s - self._wall()
+                if left_s is not None and left_s <= 0:
+                    return self._started(heapq.heappop(self._heap)[2])
+                if self._is_waited_for:
+                    if not self._rest():
+                        return None
+                    continue
+                self._is_waited_for = True
+                self._due.wait(left_s)
+                self._is_waited_for = False
+        return None
+
+    def _started(self, entry: Entry) -> Entry:
+        entry.due_s = None
+        if not self._is_waited_for and self._quick() < len(self._running):
+            self._add_thread()
+        self._running[entry] = time.monotonic()
+        return entry
+
+    def _after_s(self, entry: Entry, after_s: float | None) -> float:
+        """When an entry whose job has run is due again; `after_s` is what the job returned."""
+        first_s, entry.first_s = entry.first_s, None
+        if first_s is not None:
+            return first_s
+        now_s = self._wall()
+        return entry.grid.after_s(now_s) if after_s is None else now_s + after_s
+
+    def _rest(self) -> bool:
+        """Wait as a spare thread. Returns whether it is wanted again."""
+        self._spares += 1
+        self._spare.wait_for(lambda: self._wanted or self._stopped, IDLE_S)
+        self._spares -= 1
+        if not self._wanted:
+            return False
+        self._wanted -= 1
+        return True
+
+    def _run(self, entry: Entry) -> float | None:
+        job, self._own.entry = entry.job, entry
+        try:
+            return job.cycle()
+        except Exception as error:
+            log.exception("job crashed name=%s", entry.name)
+            try:
+                return job.crashed(error)
+            except Exception:
+                log.exception("job crashed again name=%s", entry.name)
+                return None
