@@ -271,7 +271,8 @@ def _reader(config: Config) -> Callable[[Config, int], tuple[Recurrent, float]]:
 
 # A vector in fp8_ds_mla: 448 elements in FP8, 64 in 16 bit, 8 scales; an indexer's key has one.
 _PACKED_DIM, _PACKED_BYTES = 512, 584
-_INDEX_SCALE_BYTES = 4
+INDEX_SCALE_BYTES = 4
+"""Of an indexer's key, which has 8 bits an element."""
 _STATE_BYTES = 4
 _WINDOW_BLOCK_TOKENS = 64
 # Tokens of a compressor's block, by the tokens that it makes one vector of.
@@ -281,11 +282,17 @@ _INDEXED_RATIO = 4
 
 def _ratios(config: Config) -> tuple[int, ...]:
     """Tokens per vector of each layer; 0 for a layer with its window alone."""
-    ratios = config.counts("compress_ratios")[: config.positive("num_hidden_layers")]
-    if len(ratios) < config.positive("num_hidden_layers"):
+    depth = config.positive("num_hidden_layers")
+    ratios = config.counts("compress_ratios")[:depth]
+    if len(ratios) < depth:
         raise config.wrong("compress_ratios", list(ratios), "one entry for each layer")
-    if not {0, *_COMPRESSOR_BLOCK_TOKENS} >= set(ratios) or _INDEXED_RATIO not in ratios:
-        raise config.wrong("compress_ratios", sorted(set(ratios)), "4, with 0 or 128 beside it")
+    if config.model_type == "deepseek_v41":
+        fitting, expected = {0, 1, 2} >= set(ratios), "0, 1 and 2"
+    else:
+        fitting = {0, *_COMPRESSOR_BLOCK_TOKENS} >= set(ratios) and _INDEXED_RATIO in ratios
+        expected = "4, with 0 or 128 beside it"
+    if not fitting:
+        raise config.wrong("compress_ratios", sorted(set(ratios)), expected)
     if config.positive("head_dim") != _PACKED_DIM:
         raise config.wrong("head_dim", config.positive("head_dim"), f"{_PACKED_DIM}")
     return ratios
@@ -313,7 +320,7 @@ def compressed_layers(config: Config) -> tuple[Layers, ...]:
         kinds.append(Layers(CompressedAttention(_PACKED_BYTES, ratio, size, chosen), count))
         kinds.append(Layers(_compressor(ratio, size), count))
         if ratio == _INDEXED_RATIO:
-            key_bytes = index_dim + _INDEX_SCALE_BYTES
+            key_bytes = index_dim + INDEX_SCALE_BYTES
             kinds.append(Layers(CompressedAttention(key_bytes, ratio), count))
             kinds.append(Layers(_compressor(ratio, index_dim), count))
     return tuple(kinds)
@@ -338,16 +345,9 @@ _SHARED_WINDOW_BLOCK_TOKENS, _RING_TOKENS = 32, 8
 
 def _sources(config: Config) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Tokens per vector of each layer, the layers that own vectors, and those with an indexer."""
-    depth = config.positive("num_hidden_layers")
-    ratios = tuple(config.counts("compress_ratios")[:depth])
-    if len(ratios) < depth:
-        raise config.wrong("compress_ratios", list(ratios), "one entry for each layer")
-    if not {0, 1, 2} >= set(ratios):
-        raise config.wrong("compress_ratios", sorted(set(ratios)), "0, 1 and 2")
-    if config.positive("head_dim") != _PACKED_DIM:
-        raise config.wrong("head_dim", config.positive("head_dim"), f"{_PACKED_DIM}")
+    ratios = _ratios(config)
     owners = tuple(sorted(config.counts("kv_source_layer_ids")))
-    if not owners or any(layer >= depth or not ratios[layer] for layer in owners):
+    if not owners or any(layer >= len(ratios) or not ratios[layer] for layer in owners):
         raise config.wrong("kv_source_layer_ids", list(owners), "layers with a ratio above 0")
     return ratios, owners, tuple(sorted(config.counts("index_source_layer_ids")))
 
@@ -363,7 +363,7 @@ def _shared_compressed_layers(config: Config) -> tuple[Layers, ...]:
         mxfp8_bytes=_MXFP8_BYTES,
     )
     kinds: Counter[LayerKind] = Counter({window: len(ratios)})
-    key_bytes = index_dim + _INDEX_SCALE_BYTES
+    key_bytes = index_dim + INDEX_SCALE_BYTES
     for owner, after in zip(owners, (*owners[1:], len(ratios)), strict=True):
         ratio = ratios[owner]
         vectors = CompressedAttention(
@@ -383,27 +383,6 @@ def _shared_compressed_layers(config: Config) -> tuple[Layers, ...]:
     return tuple(Layers(kind, count) for kind, count in kinds.items())
 
 
-def _shared_compressed_parameters(config: Config) -> tuple[float, float, float]:
-    ratios, owners, indexers = _sources(config)
-    hidden, size = config.positive("hidden_size"), config.positive("head_dim")
-    heads, query_rank = config.positive("num_attention_heads"), config.positive("q_lora_rank")
-    groups, out_rank = config.positive("o_groups"), config.positive("o_lora_rank")
-    index_heads, index_dim = config.positive("index_n_heads"), config.positive("index_head_dim")
-    split = query_rank * heads * size + heads * size * out_rank + groups * out_rank * hidden
-    split *= len(ratios)
-    # The rows that an n-gram's hashes found become a key for each residual stream and a value.
-    tables = len(config.counts("engram_layer_ids")) if config.has("engram_layer_ids") else 0
-    if tables:
-        rows = (config.positive("engram_max_ngram_size") - 1) * config.positive("engram_n_heads")
-        width = rows * config.positive("engram_head_dim")
-        split += tables * width * hidden * (config.positive("hc_mult") + 1)
-    copied = len(ratios) * hidden * (query_rank + size)
-    copied += len(indexers) * query_rank * index_heads * index_dim
-    plain = len(indexers) * hidden * index_heads + len(owners) * size * index_dim
-    plain += sum(hidden * size * (2 if ratios[owner] > 1 else 1) for owner in owners)
-    return float(split), float(copied), float(plain)
-
-
 def ngram_table_bytes(config: Config) -> float:
     """Bytes of the tables of n-grams, which vLLM keeps in the host's memory; 0 without any.
 
@@ -418,20 +397,30 @@ def ngram_table_bytes(config: Config) -> float:
 def compressed_parameters(config: Config) -> tuple[float, float, float]:
     """Parameters of the attention of DeepSeek V4 and V4.1: split over the ranks, copied, and copied
     in 16 bit."""
-    if config.model_type == "deepseek_v41":
-        return _shared_compressed_parameters(config)
     hidden, size = config.positive("hidden_size"), config.positive("head_dim")
     heads, query_rank = config.positive("num_attention_heads"), config.positive("q_lora_rank")
     groups, out_rank = config.positive("o_groups"), config.positive("o_lora_rank")
     index_heads, index_dim = config.positive("index_n_heads"), config.positive("index_head_dim")
-    ratios = _ratios(config)
+    ratios, plain = _ratios(config), 0.0
     split = query_rank * heads * size + heads * size * out_rank + groups * out_rank * hidden
-    copied, plain = float(len(ratios) * hidden * (query_rank + size)), 0.0
-    for ratio in ratios:
-        # A compressor is two projections, of states and scores, with a row for each position.
-        rows = 2 * hidden + ratio
-        plain += rows * _overlap(ratio) * size if ratio else 0.0
-        if ratio == _INDEXED_RATIO:
-            copied += query_rank * index_heads * index_dim
-            plain += hidden * index_heads + rows * _overlap(ratio) * index_dim
-    return float(len(ratios) * split), copied, plain
+    split *= len(ratios)
+    if config.model_type == "deepseek_v41":
+        _, owners, sources = _sources(config)
+        indexers = len(sources)
+        plain += len(owners) * size * index_dim
+        plain += sum(hidden * size * (2 if ratios[owner] > 1 else 1) for owner in owners)
+        # The rows that an n-gram's hashes found become a key for each residual stream and a value.
+        tables = len(config.counts("engram_layer_ids"))
+        if tables:
+            grams = config.positive("engram_max_ngram_size") - 1
+            width = grams * config.positive("engram_n_heads") * config.positive("engram_head_dim")
+            split += tables * width * hidden * (config.positive("hc_mult") + 1)
+    else:
+        indexers = ratios.count(_INDEXED_RATIO)
+        for ratio in filter(None, ratios):
+            # A compressor is two projections, of states and scores, with a row for each position.
+            rows, dim = 2 * hidden + ratio, size + (index_dim if ratio == _INDEXED_RATIO else 0)
+            plain += rows * _overlap(ratio) * dim
+    copied = len(ratios) * hidden * (query_rank + size)
+    copied += indexers * query_rank * index_heads * index_dim
+    return float(split), float(copied), float(plain + indexers * hidden * index_heads)

@@ -9,6 +9,7 @@ from math import ceil
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
+    INDEX_SCALE_BYTES,
     CompressedAttention,
     FullAttention,
     LatentAttention,
@@ -20,9 +21,6 @@ from kneewatch.diagnose.catalogue.layers import (
 )
 from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat, kv_format
 
-# What one token of one layer of a sparse-attention indexer takes: 8-bit keys and a scale.
-_INDEX_SCALE_BYTES = 4
-_INDEX_KEY_BYTES = 1
 # vLLM 0.7 pads a latent row to whole 256 bytes.
 _LATENT_ROW_BYTES = 256
 # Bytes of the convolution's tail of a recurrent layer, kept in the model's own 16-bit dtype.
@@ -95,7 +93,7 @@ def latent_row_bytes(kind: LatentAttention, settings: KvSettings) -> float:
 
 def index_bytes(kind: LatentAttention) -> int:
     """Bytes of a token's key in one layer's indexer; 0 without one."""
-    return kind.index_dim * _INDEX_KEY_BYTES + _INDEX_SCALE_BYTES if kind.index_dim else 0
+    return kind.index_dim + INDEX_SCALE_BYTES if kind.index_dim else 0
 
 
 def heads_per_gpu(kv_heads: int, tensor_parallel: int) -> int:

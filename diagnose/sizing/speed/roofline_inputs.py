@@ -18,6 +18,7 @@ from kneewatch.diagnose.catalogue.layers import (
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.memory.kv_cache import index_bytes
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import attention_parameters
@@ -106,8 +107,6 @@ SOURCE: Final = "fitted to published benchmarks of vLLM on A100, H100 and H200"
 
 SPARSE_TOPK_TOKENS = 2048
 """Tokens that a layer with an indexer attends to (DeepSeek-V3.2 configuration, index_topk)."""
-_INDEX_SCALE_BYTES = 4
-"""The indexer's keys are FP8 with one float32 scale a token (vLLM, DeepSeek-V3.2)."""
 _NVLINK_DIRECTIONS = 2
 
 
@@ -335,8 +334,7 @@ def _add_latent(
     decode_flop = 2 * heads * count * (2 * latent + rope)
     if kind.is_sparse:
         sums.windows += (Window(SPARSE_TOPK_TOKENS, kept, decode_flop),)
-        if kind.index_dim:
-            sums.kv_bytes_per_token += count * (kind.index_dim + _INDEX_SCALE_BYTES)
+        sums.kv_bytes_per_token += count * index_bytes(kind)
         return
     sums.kv_bytes_per_token += kept
     sums.flop_per_pair += decode_flop
