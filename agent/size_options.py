@@ -126,10 +126,14 @@ def _print_ids(context: click.Context, option: click.Parameter, given: bool) -> 
     if not given or context.resilient_parsing:
         return
     # Lazy: slow to import.
-    from kneewatch.diagnose.catalogue.gpu_specs import gpus
+    from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpus
     from kneewatch.diagnose.catalogue.models import model_ids
 
-    listed = [f"{gpu_id:22}{gpu.name}" for gpu_id, gpu in gpus().items()]
+    listed = [
+        f"{gpu_id:22}{gpu.name:52}{gpu.memory_sold_bytes / GIB:4.0f} GB"
+        f" ({gpu.memory_bytes / GIB:.1f} GiB usable)"
+        for gpu_id, gpu in gpus().items()
+    ]
     click.echo("\n".join(model_ids() if option.name == "list_models" else listed))
     context.exit()
 

@@ -467,9 +467,9 @@ def _noted(choice: GpuChoice, notes: Sequence[GpuNote]) -> Iterator[GpuNote]:
 
 
 def engine_binding(gpus: Sequence[GpuFields]) -> tuple[EngineBinding, list[GpuSlot]]:
-    """The GPUs' fields as columns of one binding, and the slots in the order of its positions.
+    """A binding with a column for each field of each GPU, and the page's slots in column order.
 
-    A board's own field is one column, although the page repeats it for each MIG instance.
+    A field of a whole board has one column, although the page repeats it for each MIG instance.
     """
     slots: list[GpuSlot] = []
     gauges: dict[str, tuple[Slot, ...]] = {}

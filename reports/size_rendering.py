@@ -46,7 +46,8 @@ def size_document(answer: Size) -> dict[str, Any]:
 
 
 def nothing_document(extra: Mapping[str, Any], *, fits: bool = False) -> dict[str, Any]:
-    """The document of a plan, or of a search without a result: no single launch is the answer."""
+    """The JSON document of `size` where the answer is no single launch: of a plan, or of a search
+    without a result. `extra` is added to its empty keys."""
     empty: dict[str, Any] = {
         "schema": SCHEMA,
         "fits": fits,

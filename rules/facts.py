@@ -75,7 +75,7 @@ NO_TARGETS = Targets()
 
 
 class Baselines:
-    """Baselines of signals; by themselves, those of an engine that has none."""
+    """The baselines of an engine without any; subclasses have learned ones."""
 
     __slots__ = ()
 

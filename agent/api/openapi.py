@@ -69,7 +69,7 @@ def completed(document: JsonObject) -> JsonObject:
 
 
 def schemas() -> JsonObject:
-    """The schemas by name; definitions of their own are named `Name_definition`."""
+    """The JSON schemas by name; what a schema defines in `$defs` is there as `Name_definition`."""
     components: JsonObject = {}
     for name, (package, file) in SCHEMAS.items():
         text = (files(package) / file).read_text("utf-8")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from pydantic import WithJsonSchema
 
 from kneewatch.agent.api.responses import HTML, JSON, MARKDOWN, TEXT, Problem
 from kneewatch.agent.api.sizing import BOOLEANS
+from kneewatch.agent.settings.table import UNITS_S
 
 TRIAGE_FORMS = (TEXT, JSON, MARKDOWN, HTML)
 FLEET_FORMS = (TEXT, JSON, MARKDOWN)
@@ -92,8 +92,6 @@ PageSince = Annotated[Text, _documented("Length of the timeline.", "3h", "24h")]
 
 # --- Times: unix seconds, ISO 8601, a time of day, or a duration ago ------------------------------
 
-
-UNITS_S: Mapping[str, float] = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 SECONDS = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?")
 AGO = re.compile(r"-?([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])")

@@ -329,7 +329,8 @@ class GpuSources(Job):
                 self._sources.pop(key).retire(self._pool)
 
     def set_used(self, target: str, used: UsedGpus) -> None:
-        """Set the GPUs that a target's server was found to use; its labels win over them."""
+        """Set the GPUs that a target's server uses, as its process shows. Labels of the target that
+        name GPUs take precedence."""
         with self._update_lock:
             if self._used.get(target, NOTHING_USED) != used:
                 self._used[target] = used

@@ -161,7 +161,7 @@ def vanished(scope: QueryScope) -> str:
 
 
 def raw_queries(scope: QueryScope, covered: Coverage) -> dict[str, str]:
-    """A query for each signal that has one, from vLLM's own series."""
+    """Queries by signal, on vLLM's own series; without signals that PromQL cannot compute."""
     exprs = {**_catalogue(covered.signals), **OWN}
     by_key = {key: scope.either(expr.promql) for key, expr in exprs.items()}
     lengths = replace(scope, window_s=HOUR_S)

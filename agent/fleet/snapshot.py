@@ -54,10 +54,11 @@ Place = tuple[str, ...]
 def with_gpus(
     shape: Shape, answers: Mapping[str, Sequence[Sample]]
 ) -> tuple[Shape, dict[Key, dict[str, float]], dict[Key, tuple[GpuState, ...]]]:
-    """The shape with the GPU's model as the tier of engines without a tier label; GPU figures by
-    engine, and those of its GPUs that report an XID.
+    """What DCGM adds to a fleet: its shape, GPU figures by engine, and by engine the GPUs that
+    report an XID. In the shape the GPU's model is the tier of engines that have no tier label.
 
-    `gpus` is among the figures only where DCGM names the pod: a node's GPUs may belong to others.
+    The number of GPUs, `gpus`, is among the figures only where DCGM names the pod: other GPUs of a
+    node may belong to other pods.
     """
     by_place: dict[Place, dict[str, float]] = {}
     models: dict[Place, set[str]] = {}

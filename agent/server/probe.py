@@ -88,11 +88,11 @@ def answer_of(
     post: bytes | None = None,
     timeout_s: float = TIMEOUT_MAX_S,
 ) -> bytes:
-    """The body of the answer to a GET, or to a POST of a JSON document, from the server that has
-    the target's page.
+    """The body of a server's answer to a GET of the path `request`, or to a POST of the JSON
+    document `post`. `target` is the address of the server's metrics page.
 
     Raises:
-        CollectError: there is none with status 200.
+        CollectError: the server does not answer, or not with status 200.
     """
     address = parse_target(target)
     path, _, _ = address.path.partition("?")

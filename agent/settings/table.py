@@ -251,11 +251,12 @@ BY_KEY = {setting.key: setting for setting in SETTINGS}
 # --- Command line options: parameter types, and a flag for each setting ---------------------------
 
 
-UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+"""Units of durations in flags, and in times such as -2h of HTTP requests."""
 
 
 class Span(click.ParamType[float]):
-    """A duration such as 30, 30s, 5m, 2h or 7d, as seconds."""
+    """A duration such as 30, 30s, 5m, 2h, 7d or 1w, as seconds."""
 
     name = "duration"
 

@@ -373,7 +373,8 @@ class _Pieces:
 
 
 def read_histograms(labelled: Iterable[tuple[PageSeries, Labels]]) -> tuple[HistogramSlots, ...]:
-    """The histograms of one metric and engine, one per set of own labels, without damaged ones."""
+    """The histograms of one metric and engine: one for each set of labels that are neither the
+    engine's nor `le`. Histograms with damaged bounds are left out."""
     pieces: dict[Labels, _Pieces] = {}
     for f, own in labelled:
         piece = pieces.setdefault(own, _Pieces())

@@ -22,7 +22,7 @@ def steps_of(*, from_s: float, to_s: float, step_s: float) -> int:
 
 
 def steps_a_piece(series: int) -> int:
-    """Most steps per piece for this number of series."""
+    """The largest number of steps in a piece that keeps the answer within the limits above."""
     return max(1, min(POINTS_MOST, SAMPLES_MOST // max(1, series)))
 
 

@@ -76,9 +76,11 @@ def gpu_records(plan: Plan) -> tuple[Record, ...]:
 
 
 def owner_record(plan: Plan) -> Record:
-    """The pod that uses a board, as labels `namespace` and `pod`: those of the pod alone where the
-    exporter keeps them (honorLabels), else with `exported_` before them. The value is when it was
-    last seen, in Unix seconds. A board that several pods share has the namespace that they share.
+    """A record of the pod that uses each board: its labels are `namespace` and `pod`, its value is
+    the Unix time in seconds at which the pod was last seen.
+
+    The exporter's page has the pod in `exported_namespace` and `exported_pod`, or with honorLabels
+    in `namespace` and `pod`. Where several pods of a namespace share a board, `pod` is missing.
     """
     by_label: list[str] = []
     for name, _ in spellings(CLOCK):

@@ -92,8 +92,11 @@ SHOWN_S = 60.0
 
 
 def groups(plan: Plan) -> tuple[Group, ...]:
-    """One group in which each rule reads what the rules before it recorded at the same moment, with
-    the quiet medians last, for the next evaluation; and the groups that need none of this."""
+    """All groups of rules.
+
+    In the first one order matters: each rule reads what the rules before it recorded in the same
+    evaluation. The quiet medians come last; they are read in the next evaluation.
+    """
     signals = signal_group(plan)
     parts = (
         signals,
@@ -120,8 +123,8 @@ def groups(plan: Plan) -> tuple[Group, ...]:
 
 
 def _once(every: Sequence[Group]) -> tuple[Group, ...]:
-    """The groups with each signal in one of the first two: that of the rules that read it, or the
-    slower one where none does."""
+    """The groups, without recording a signal twice: the first group keeps the signals that some
+    rule reads, the second and slower one all others."""
     judging, shown, *others = every
     read = _read(rule.expr for group in every for rule in group.rules)
     unread = tuple(rule for rule in shown.rules if rule.name not in read)

@@ -264,10 +264,11 @@ class OwnBlock:
 
 
 def own_blocks(config: Config) -> list[OwnBlock]:
-    """The layers of `block_configs`.
+    """The layers that `block_configs` lists, in order: their KV heads and MLP widths.
 
     Raises:
-        SizingError: there are fewer than layers, or a layer has neither heads nor a linear map.
+        SizingError: there are fewer entries than layers, an entry replaces its layer with a linear
+            map, or a field is missing.
     Source: vllm/model_executor/models/nemotron_nas.py (0.32).
     """
     layers, hidden = depth(config), config.positive("hidden_size")

@@ -293,7 +293,7 @@ def _arguments(words: list[str]) -> list[str] | None:
 
 
 def _contained(words: list[str]) -> list[str]:
-    """What `docker run` hands to an image of vLLM; empty where it is none."""
+    """The arguments that `docker run` passes to an image of vLLM; empty for other commands."""
     names = [word.split("/")[-1] for word in words]
     if "run" not in words or not any(name in CONTAINERS for name in names):
         return []

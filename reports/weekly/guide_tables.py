@@ -309,7 +309,11 @@ def tables(
     worst: Mapping[str, Severity],
     c_max: float | None,
 ) -> TierTables:
-    """Both tables. `worst`: worst severity by cause in the incidents; `c_max`: C_max per engine."""
+    """A tier's table of monitoring and its table of KV metrics, beside the period before.
+
+    `worst` is the worst severity by cause in the incidents, `c_max` the requests in flight at which
+    an engine reaches its knee.
+    """
     targets = stated.targets
     own = slo_rules(ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s)
     rules = {rule.id: rule for rule in (*own, *stated.rules)}

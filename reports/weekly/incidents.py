@@ -234,8 +234,8 @@ def incidents(
     recommended: Sequence[Recommended],
     engines: Mapping[str, Sequence[EngineObserved]],
 ) -> tuple[Incident, ...]:
-    """All incidents, numbered and ordered by start: what several replicas of a tier have of one
-    cause at the same time is one incident. `stated` and `engines` are keyed by tier id."""
+    """All incidents, numbered and ordered by start. Where several replicas of a tier have the same
+    cause at the same time, that is one incident. `stated` and `engines` are keyed by tier id."""
     return tuple(
         _incident(f"I{number}", together, stated[tier], recommended, engines.get(tier, ()))
         for number, together in enumerate(_of_tiers(observed), 1)

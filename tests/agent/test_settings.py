@@ -460,6 +460,10 @@ def test_every_flag_is_documented(main: Main) -> None:
     assert len(set(options)) == len(options)
 
 
+def test_durations_take_weeks_as_http_requests_do(main: Main) -> None:
+    assert "window_s = 604800.0  # flag --window; " in main("config", "--window", "1w").out
+
+
 @pytest.mark.parametrize("text", ["30", "30s", "0.5m", "30000ms", " 30 s "])
 def test_durations(main: Main, text: str) -> None:
     assert "window_s = 30.0  # flag --window; " in main("config", "--window", text).out

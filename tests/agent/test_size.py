@@ -489,8 +489,12 @@ def test_answers_stand_before_the_arithmetic_in_the_same_figures() -> None:
 def test_the_gpus_are_listed_on_request() -> None:
     done = size("--list-gpus")
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^h100-sxm +NVIDIA H100 SXM5 80GB$", done.stdout, re.MULTILINE)
-    assert len(done.stdout.splitlines()) >= 36
+    assert re.search(
+        r"^h100-sxm +NVIDIA H100 SXM5 80GB +80 GB \(79\.2 GiB usable\)$", done.stdout, re.MULTILINE
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) >= 36
+    assert len({line.index(" GB (") for line in lines}) == 1, "in columns"
 
 
 def test_the_models_are_listed_on_request() -> None:

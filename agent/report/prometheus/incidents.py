@@ -372,7 +372,8 @@ class IncidentSearch:
         return held
 
     def evidence_of(self, engine: TierEngine) -> Callable[[Episode, bool], EpisodeObserved]:
-        """Adds the evidence to an engine's incidents; a replay always has the diagnosis."""
+        """A function that adds the evidence to an episode of this engine, always in detail: a
+        replay has the whole diagnosis."""
         return lambda episode, _detailed: self._observed(engine, episode, self._of(engine))
 
     def _of(self, engine: TierEngine) -> Sequence[_ReplayWindow]:

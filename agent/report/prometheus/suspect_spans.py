@@ -199,9 +199,11 @@ hour."""
 
 @dataclass(frozen=True, slots=True)
 class FleetSpan:
-    """A time, in Unix seconds, in which a pool that had replicas has none, or in which one engine
-    of it generates tokens more slowly than its peers. `goes_on`: to the end of the period;
-    `judged_s`: the moment at which fleet mode judges it."""
+    """A span, in Unix seconds, in which a pool that had replicas before has none, or in which one
+    `engine` of it generates tokens more slowly than its peers.
+
+    `goes_on`: it lasts to the end of the period. `judged_s` is when fleet mode judges it.
+    """
 
     pool: str
     engine: TierEngine | None

@@ -50,7 +50,7 @@ def point_of(figures: Mapping[str, float], *, origin: str) -> BenchmarkPoint:
 
 
 def refuse(message: str, *choices: str) -> SizingError:
-    """The error for an unusable benchmark; `choices` say what would be read."""
+    """The error for an unusable benchmark; `choices` are the valid values."""
     return SizingError(message, name="benchmark", choices=choices)
 
 
@@ -245,12 +245,12 @@ class LittleGap:
 def littles_gap(
     *, concurrency: float, requests_per_s: float, latency_s: float, basis: Basis = "mean latency"
 ) -> LittleGap:
-    """How far the measured requests/s lie below concurrency / latency.
+    """The ratio of concurrency / latency to the measured requests/s.
 
-    With `basis="mean latency"`, the mean life of a request in seconds, the gap of a sound run is 1:
-    Little's law is an identity. With `basis="target"` it is the guide's own example, which divides
-    by the TTFT target; that gap also holds all of decode, so 2 and more is common with long
-    outputs, and below 1 only says that requests end sooner than the target.
+    With `basis="mean latency"`, `latency_s` is the mean time from a request's arrival to its end;
+    the gap of a sound run is 1, by Little's law. With `basis="target"` it is the TTFT target. Then
+    decode is part of the gap: 2 and more is common with long outputs, and below 1 only means that
+    requests end sooner than the target.
 
     Raises:
         SizingError: a number is not positive.

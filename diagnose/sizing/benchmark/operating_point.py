@@ -303,19 +303,19 @@ def _degree(sweep: Sweep, unit: Unit, targets: Targets) -> Degree:
 
 
 def throughput(point: BenchmarkPoint, unit: Unit) -> float:
-    """What a point gave: generated tokens or requests a second."""
+    """The throughput at a point: generated tokens/s or requests/s."""
     return (point.output_tokens_per_s or 0.0) if unit == "tokens" else point.requests_per_s
 
 
 def _levelled(points: Sequence[BenchmarkPoint], unit: Unit) -> bool:
-    """Whether the last step up gave hardly more, so that the most was reached."""
+    """Whether throughput hardly rose at the last load, so that its maximum was reached."""
     last = [throughput(point, unit) for point in points[-2:]]
     return any(before >= LEVEL_FROM * after for before, after in pairwise(last))
 
 
 def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Comparison:
-    """A degree compared with the smaller one that has the most throughput per GPU; `why` says what
-    prevents it."""
+    """TP `tensor_parallel` compared with the smaller TP that has the most throughput per GPU. Where
+    they cannot be compared, `why` of the result has the reason."""
     plain, name = Comparison(unit), f"TP {tensor_parallel}"
     if tensor_parallel == 1:
         return plain
@@ -342,7 +342,7 @@ def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Com
 
 
 def _doubt(wide: Degree, narrow: Degree) -> str:
-    """Why the two cannot be held against each other; empty where they can."""
+    """Why the two cannot be compared; empty where they can."""
     of_wide, of_narrow = f"TP {wide.tensor_parallel}", f"TP {narrow.tensor_parallel}"
     if narrow.point is None:
         return f"{of_narrow} misses a target at its lowest load: {narrow.missed}"

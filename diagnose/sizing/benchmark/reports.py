@@ -25,6 +25,7 @@ are in milliseconds."""
 
 TOOLS = ("vllm bench serve", "guidellm", "aiperf")
 _UNITS_PER_S = {"ms": 1e3, "s": 1.0, "sec": 1.0, "us": 1e6, "ns": 1e9}
+"""As aiperf names them; tables in CSV have the words of people in their headings."""
 _AIPERF_TIMES = (
     *("time_to_first_token", "inter_token_latency"),
     *("inter_chunk_latency", "request_latency"),

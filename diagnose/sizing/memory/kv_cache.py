@@ -241,17 +241,17 @@ class KvLayout:
         return max(int(available_bytes // self.block_bytes), 0)
 
     def request_blocks(self, context_tokens: int) -> int:
-        """Most blocks that a request of that length occupies."""
+        """The largest number of KV blocks that a request of this length occupies."""
         return sum(
             group.groups * blocks_of(group, context_tokens, self.settings) for group in self.groups
         )
 
     def request_bytes(self, context_tokens: int) -> float:
-        """Most bytes on one GPU that a request of that length occupies."""
+        """The largest number of bytes that a request of this length occupies on one GPU."""
         return self.request_blocks(context_tokens) * self.block_bytes
 
     def concurrency(self, available_bytes: float, context_tokens: int) -> float:
-        """Requests of that length that fit at once, as in vLLM's start-up line."""
+        """How many requests of this length fit at once, as vLLM logs it at start-up."""
         return self.blocks(available_bytes) / self.request_blocks(context_tokens)
 
     def tokens_of_blocks(self, available_bytes: float) -> int:
@@ -267,7 +267,7 @@ class KvLayout:
 
 
 def blocks_of(group: Group, context_tokens: int, settings: KvSettings) -> int:
-    """Most blocks that a request of that length occupies in one group of that kind."""
+    """The largest number of blocks that a request of this length occupies in one group."""
     kind = group.kind
     if isinstance(kind, Recurrent):
         return settings.state_blocks
@@ -396,7 +396,7 @@ class _Bucket:
         return isinstance(self.kind, SlidingStates) and not (self.kind.window_tokens and dealt)
 
     def width_bytes(self, groups: int) -> int:
-        """Bytes of a block that the widest of so many groups takes."""
+        """Bytes of a block of the widest group, with the layers dealt out to this many groups."""
         return sum(ceil(count / groups) * page for page, count in self.pages.items())
 
 

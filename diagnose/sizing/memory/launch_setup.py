@@ -180,7 +180,7 @@ class Setup:
 
     @property
     def seqs(self) -> int:
-        """Most running requests (max_num_seqs)."""
+        """The largest number of running requests (max_num_seqs)."""
         return self.max_num_seqs or self.defaults.max_num_seqs
 
     @property

@@ -80,7 +80,7 @@ class Serving:
 
     @property
     def limit(self) -> int:
-        """Most running requests of P95 length, by KV cache and max_num_seqs."""
+        """The most requests of P95 length that can run at once, by KV cache and max_num_seqs."""
         if not self.memory.holds_one:
             return 0
         free = self.memory.available_bytes.expected - self.stored_bytes

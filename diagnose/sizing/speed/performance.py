@@ -28,14 +28,14 @@ TP_OVERHEAD_RATIO: Mapping[str, Mapping[int, float]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What kernels of one kind take to read and to compute, in seconds: they take the longer."""
+    """The seconds that kernels of one kind need to read and to compute; the two overlap."""
 
     read_s: float
     compute_s: float
 
     @property
     def total_s(self) -> float:
-        """Seconds that they take."""
+        """Seconds that the kernels take: reading or computing, the slower of the two."""
         return max(self.read_s, self.compute_s)
 
 
@@ -55,7 +55,7 @@ class StepTime:
 
     @property
     def memory_s(self) -> float:
-        """Seconds in which the step reads as fast as it can."""
+        """Seconds that the step needs to read weights, experts and KV cache at full bandwidth."""
         return self.weights.read_s + self.experts.read_s + self.attention.read_s
 
     @property
@@ -513,10 +513,11 @@ def performance_of(loop: ClosedLoop, seen: Latency) -> Performance:
 
 
 def planned_overhead_ratio(*, link: str, tensor_parallel: int) -> float:
-    """Share of a step to plan for all-reduces: the guide's figures, a ring's between and beyond.
+    """Share of a step to plan for all-reduces, for a `link` of nvlink or pcie.
 
-    `link` is nvlink or pcie. With 2 (n - 1) / n of the message to send and 1 / n of the compute,
-    communication over compute grows as n - 1; it is anchored at TP 8. Source: guide 5.6.
+    The guide has figures for TP 1, 2, 4 and 8. Other degrees n follow from ring all-reduce: a GPU
+    sends 2 (n - 1) / n of the message and computes 1 / n of the step, so communication over compute
+    grows as n - 1. The value at TP 8 sets the scale. Source: guide 5.6.
     """
     by_degree = TP_OVERHEAD_RATIO[link]
     if tensor_parallel in by_degree:
