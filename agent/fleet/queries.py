@@ -314,8 +314,8 @@ def running_requests(scope: QueryScope, groups: Iterable[str], *, recorded_only:
 
 
 def lengths(scope: QueryScope, groups: Iterable[str]) -> dict[tuple[str, bool], str]:
-    """Queries for a group's buckets of request lengths in the last hour, by signal; with True, in
-    the same hour a week ago."""
+    """Queries for a group's buckets of request lengths in an hour, by signal and whether it is the
+    hour a week ago; otherwise it is the last hour."""
     by, hour = ", ".join((*groups, "le")), duration(HOUR_S)
 
     def increase(metric: str, offset: str, dialect: Dialect) -> str:

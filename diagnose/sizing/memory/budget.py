@@ -319,8 +319,9 @@ def _in_records_of(gpu: Gpu | None, layers: Sequence[Layers]) -> tuple[Layers, .
 
 
 def indexed_format(setup: Setup) -> KvFormat | None:
-    """The format of an FP8 cache's latent vectors with an indexer, which Hopper's kernel packs;
-    None where it is the cache's own: on Blackwell and AMD, and of a packed format.
+    """The packed format in which Hopper's kernel stores the latent vectors of an FP8 cache, in
+    models with an indexer. None where they have the cache's own format: on Blackwell and AMD, and
+    for other caches than FP8.
 
     Source: vllm/platforms/cuda.py and vllm/model_executor/layers/attention/mla_attention.py (0.32).
     """

@@ -476,8 +476,8 @@ class Performance:
 def performance(costs: Costs, load: Load, efficiency: Efficiency = DEFAULT) -> Performance:
     """Throughput and latencies in the steady state of a closed loop.
 
-    Each request prefills, then decodes: throughput = places / (prefill + passes x step), where
-    the mean step is a plain one and, for the share that carries a prompt's chunk, a longer one.
+    Each request prefills, then decodes: throughput = places / (prefill + passes x mean step). The
+    mean is over plain decode steps and the longer ones that also carry a chunk of a prompt.
 
     Raises:
         SizingError: an invalid load, with the input's name.
