@@ -9,11 +9,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kneewatch.agent.api.past import History
+from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.notify.forward import Alert, DiagnosedAlert, payload_of
 from kneewatch.agent.notify.message import Line
 from kneewatch.agent.targets import TargetSpec
-from kneewatch.collector.errors import CollectError, KneewatchError
+from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.doc_links import OWN_DOCS, cause_page
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
@@ -23,7 +25,6 @@ from kneewatch.reports.diagnosis_text import who
 from kneewatch.rules.formatting import cut, moment
 
 if TYPE_CHECKING:
-    from kneewatch.agent.store.reader import Reader
     from kneewatch.agent.store.records import StoredEngine
 
 
@@ -208,7 +209,6 @@ EngineName = tuple[str, str]
 """Model and engine."""
 
 UNREADABLE = "unknown: cannot read the stored diagnosis"
-RANKS = {word: n for n, word in enumerate(("ok", "info", "unknown", "warning", "critical"))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,16 +247,14 @@ class AlertHistory:
     """Stored diagnoses for alerts. Without a readable history all answers are empty, with the
     reason."""
 
-    def __init__(self, reader: Reader | None) -> None:
-        self._reader = reader
-        self._why = "" if reader is not None else "unknown: no history is stored"
+    def __init__(self, history: History) -> None:
+        self._history, self._why = history, ""
         self._stored: dict[str, dict[EngineName, list[StoredEngine]]] = {}
-        if reader is None:
-            return
         try:
-            rows = reader.engines()
-        except KneewatchError as exc:
-            self._failed(exc)
+            rows = history.engines(None)
+        except Problem:
+            why = "cannot read the history" if history.reader else "no history is stored"
+            self._why = f"unknown: {why}"
             return
         for row in rows:
             engines = self._stored.setdefault(row.target, {})
@@ -269,29 +267,22 @@ class AlertHistory:
     def document(
         self, target: str, engine: EngineName, at_s: float
     ) -> tuple[dict[str, Any] | None, str]:
-        """The stored diagnosis in force at `at_s`, and "" or the reason why there is none.
+        """The diagnosis in force at `at_s`, and "" or the reason why there is none.
 
         Where several replicas share the engine's name, the worst one.
         """
-        documents: list[dict[str, Any]] = []
-        damaged = False
-        for row in self._stored.get(target, {}).get(engine, ()):
-            try:
-                stored = self._reader.lookup(row.id, at_s) if self._reader else None
-            except KneewatchError as exc:
-                self._failed(exc)
-            else:
-                damaged = damaged or (stored is not None and stored.damaged)
-                documents += [stored.document] if stored and stored.document is not None else []
-        if documents:
-            return max(documents, key=lambda document: RANKS.get(document.get("health", ""), 0)), ""
-        if damaged:
+        replicas = self._stored.get(target, {}).get(engine, ())
+        if self._why or not replicas:
+            return None, self._why or "unknown: not watched at that time"
+        try:
+            then = self._history.diagnoses(replicas, at_s)
+        except Problem:
+            return None, "unknown: cannot read the history"
+        if then.documents:
+            return then.documents[0], ""
+        if then.damaged:
             return None, "unknown: the history is damaged at that time"
-        return None, self._why or "unknown: not watched at that time"
-
-    def _failed(self, error: KneewatchError) -> None:
-        log.warning("alerts: cannot read the history error=%s", error)
-        self._why = "unknown: cannot read the history"
+        return None, "unknown: not watched at that time"
 
 
 def _decoded(stored: Mapping[str, Any] | None) -> Diagnosis | None:
@@ -371,7 +362,7 @@ class _AlertDiagnoser:
     def __init__(self, service: Service, now_s: float) -> None:
         self._now_s = now_s
         self._docs_url = service.settings.docs_url or OWN_DOCS
-        self._history = AlertHistory(service.reader)
+        self._history = AlertHistory(History(service.reader, service.store))
         self._labels: dict[str, Mapping[str, str]] = {}
         self._now: dict[str, dict[EngineName, Diagnosis]] = {}
         self._candidates: list[Candidate] = []

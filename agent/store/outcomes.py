@@ -139,7 +139,11 @@ class Tracking:
             visible = [change for change in changes if _shown(change, after) is not None]
             if not all(_shown(change, after) for change in visible):
                 if fate == APPLIED:
-                    self._reopen(row)
+                    self._execute(
+                        "UPDATE recommendations SET fate = ?, applied_s = NULL, watched_s = NULL"
+                        " WHERE id = ?",
+                        (OPEN, row),
+                    )
             elif fate == APPLIED:
                 continue
             elif not all(_shown(change, before) for change in visible):
@@ -150,12 +154,6 @@ class Tracking:
                 )
             elif not visible and any(change["flag"] in EVIDENT for change in changes):
                 self._execute("UPDATE recommendations SET watched_s = ? WHERE id = ?", (t_s, row))
-
-    def _reopen(self, row: int) -> None:
-        self._execute(
-            "UPDATE recommendations SET fate = ?, applied_s = NULL, watched_s = NULL WHERE id = ?",
-            (OPEN, row),
-        )
 
 
 def _shown(change: ChangeDocument, config: Mapping[str, str]) -> bool | None:

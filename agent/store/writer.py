@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Backlog:
 
     def __init__(self, *, max_bytes: int = BACKLOG_MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._packer = Packer()
+        self.packer = Packer()
         self._waiting: deque[PackedCycle] = deque()
         self._bytes = 0
         self.dropped = 0
@@ -51,7 +51,7 @@ class Backlog:
     def add(self, cycle: Cycle) -> None:
         """Pack and add a cycle; drop the oldest ones while the queue exceeds its byte limit."""
         try:
-            packed = self._packer.pack(cycle)
+            packed = self.packer.pack(cycle)
         except Exception:
             # A bug in packing one cycle must not lose the others.
             log.exception("cannot encode cycle target=%s", cycle.target)
@@ -100,16 +100,7 @@ class Backlog:
                     )
                     self._waiting[at] = replace(cycle, engines=engines)
                 return
-        self._packer.forget(name)
-
-    def forget_documents(self, names: Iterable[EngineName]) -> None:
-        """These engines were not written for lack of room: pack their next documents whole."""
-        for name in names:
-            self._packer.forget(name)
-
-    def reset(self) -> None:
-        """A new file was started: pack every engine's next document."""
-        self._packer.forget()
+        self.packer.forget(name)
 
 
 # --- The connection of the writer -----------------------------------------------------------------
@@ -410,7 +401,8 @@ class Store:
             with self._wake:
                 self._backlog.mark_written(len(batch))
                 self._written += len(batch)
-            self._backlog.forget_documents(refused)
+            for name in refused:  # pack its next document whole
+                self._backlog.packer.forget(name)
 
     def _back_off(self, error: Exception) -> None:
         """Schedule a retry with doubled delay; move a damaged file aside first."""
@@ -436,4 +428,4 @@ class Store:
         self._backoff_s = self._retry_s = 0.0
         if self._store_file.files != self._files:
             self._files = self._store_file.files
-            self._backlog.reset()
+            self._backlog.packer.forget()  # a new file has no documents yet

@@ -10,7 +10,6 @@ from itertools import pairwise
 import numpy as np
 
 from kneewatch.agent.fleet.presence import namespace_of, pod_of
-from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.fleet.snapshot import Place, places, places_of
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.hourly_counters import (
@@ -28,6 +27,7 @@ from kneewatch.agent.report.prometheus.inventory import (
 )
 from kneewatch.agent.report.prometheus.queries import (
     PROCESS,
+    KeyOf,
     Query,
     Ranges,
     Resolution,
@@ -248,10 +248,7 @@ class PeriodReader:
     def _gpus(self, at: Steps) -> dict[str, Rows]:
         members = [engine.member for engine in self._fleet.members]
         rows = self._ranges.steps(
-            {
-                key: Query(partial(queries.gpus, key), frozen, self._engines, self._scraped(1))
-                for key in queries.GPUS
-            },
+            {key: self._per_engine(partial(queries.gpus, key), frozen) for key in queries.GPUS},
             at,
         )
         return {key: by_engine(gpu_rows, members) for key, gpu_rows in rows.items()}
@@ -262,9 +259,7 @@ class PeriodReader:
             "preempted": self._of_engine(
                 lambda range_s: queries.gained(PREEMPTIONS, "", asking, asking.by, range_s)
             ),
-            "configs": Query(
-                partial(queries.configs, asking), frozen, self._engines, self._scraped(1)
-            ),
+            "configs": self._per_engine(partial(queries.configs, asking), frozen),
         }
 
     def _finely(self, late_s: float | None) -> dict[str, Query]:
@@ -280,24 +275,18 @@ class PeriodReader:
         by_name[queries.STAGE_SEVERITY] = self._of_engine(
             partial(queries.recorded_worst, asking, queries.STAGE_SEVERITY)
         )
-        by_name[queries.CONFIDENCE] = Query(
+        by_name[queries.CONFIDENCE] = self._per_engine(
             partial(queries.recorded_worst, asking, queries.CONFIDENCE),
             lambda labels: (fleet.shape.key(labels), labels.get("cause", "")),
-            self._engines,
-            self._scraped(1),
         )
         for name, text in (("up", queries.up), ("failed", queries.failed_scrapes)):
-            by_name[name] = Query(partial(text, jobs), scrape_of, self._engines, self._scraped(1))
+            by_name[name] = self._per_engine(partial(text, jobs), scrape_of)
         namespaces = sorted({namespace_of(engine.member.labels) for engine in fleet.members} - {""})
-        by_name["deleted"] = Query(
-            partial(queries.deleted, namespaces), pod_key, self._engines, self._scraped(1)
-        )
+        by_name["deleted"] = self._per_engine(partial(queries.deleted, namespaces), pod_key)
         names = process_names(asking.by)
-        by_name["starts"] = Query(
+        by_name["starts"] = self._per_engine(
             partial(queries.starts, asking),
             lambda labels: tuple(labels.get(name, "") for name in names),
-            self._engines,
-            self._scraped(1),
         )
         return by_name
 
@@ -311,7 +300,7 @@ class PeriodReader:
             any_of(name, [engine.member.labels.get(name, "") for engine in chosen])
             for name in fleet.asking.by
         )
-        asking = _with_window(fleet, self._found.window_s)
+        asking = replace(fleet.asking, window_s=self._found.window_s)
 
         def asked_rows(text: Callable[..., str], keys: Sequence[str]) -> dict[str, Rows]:
             return self._ranges.steps(
@@ -342,7 +331,11 @@ class PeriodReader:
         }, POINT_SIGNALS if kept else ()
 
     def _of_engine(self, text: Callable[[float], str]) -> Query:
-        return Query(text, self._fleet.shape.key, self._engines, self._scraped(1))
+        return self._per_engine(text, self._fleet.shape.key)
+
+    def _per_engine(self, text: Callable[[float], str], key: KeyOf) -> Query:
+        """A query with about a row and a raw series for each engine."""
+        return Query(text, key, self._engines, self._scraped(1))
 
     def _scraped(self, parts: int) -> float:
         return self._engines * parts / self._found.scrape_s
@@ -369,10 +362,6 @@ def _disturbing(rows: Rows) -> Rows:
             before = highest.get(key)
             highest[key] = row if before is None else np.fmax(before, row)
     return highest
-
-
-def _with_window(fleet: FleetEngines, window_s: float) -> QueryScope:
-    return replace(fleet.asking, window_s=window_s)
 
 
 # --- Configurations and process starts ------------------------------------------------------------

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.agent.fleet.queries import checked_selector
-from kneewatch.agent.fleet.snapshot import capacity_tokens, source_settings
+from kneewatch.agent.fleet.snapshot import (
+    FleetConfig,
+    capacity_tokens,
+    fleet_config,
+    source_settings,
+)
 from kneewatch.agent.report.period_source import (
     EnginePeriod,
     Remarks,
@@ -57,8 +61,7 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.dashboards.prometheus.hourly_sums import SUM_STEP_S
-from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.fleet.inventory import Key, LabelMap, label_map
+from kneewatch.diagnose.fleet.inventory import Key
 from kneewatch.reports.weekly.figures import Method
 from kneewatch.reports.weekly.measures import EVICTED, PREEMPTIONS, RUNNING, WAITING
 from kneewatch.reports.weekly.observed import (
@@ -317,16 +320,6 @@ QUERIES = 60
 """Approximate number of queries per period, for the progress bar."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceConfig:
-    """What to query: selector, meaning of the labels, diagnosis profile, parallel queries."""
-
-    selector: str
-    names: LabelMap
-    profile: Profile
-    at_once: int
-
-
 class MetricsSource:
     """Reads a report's periods from Prometheus: all series of a fleet at once, in steps."""
 
@@ -334,8 +327,10 @@ class MetricsSource:
         self,
         source: PrometheusSource,
         request: ReportRequest,
-        config: SourceConfig,
+        config: FleetConfig,
         progress: ReportProgress,
+        *,
+        at_once: int,
     ) -> None:
         """Runs all queries, and replays the samples around signs of trouble.
 
@@ -345,7 +340,7 @@ class MetricsSource:
         """
         counter = QueryProgress(progress, QUERIES * (1 if request.before is None else 2))
         self._source, self._selector = source, config.selector
-        self._ranges = Ranges(source, at_once=config.at_once, tell=counter)
+        self._ranges = Ranges(source, at_once=at_once, tell=counter)
         self._fleet = fleet_engines(self._ranges, request, config.selector, config.names)
         self._resolution = resolution(
             request.grid,
@@ -371,9 +366,7 @@ class MetricsSource:
             self._ranges, self._fleet, self._now, self._configs, config.profile, request
         )
         self._search.look(counter)
-        self._of_fleet = FleetIncidents(
-            self._ranges, config.selector, config.names, self._fleet, config.profile
-        )
+        self._of_fleet = FleetIncidents(self._ranges, config, self._fleet)
         self._of_fleet.look(self._now)
         progress(1, 1)
 
@@ -503,11 +496,9 @@ def metrics_source(
         CollectError: the server does not answer, or has no vLLM series in the period.
         SettingsError: the selector or `fleet.labels` is not valid.
     """
-    config = SourceConfig(
-        checked_selector(selector, "--selector"),
-        label_map(settings["fleet.labels"] or {}, settings.origin("fleet.labels")),
-        settings.profile(stated=stated(settings)),
-        settings["fleet.queries_at_once"],
+    config = replace(
+        fleet_config(settings, selector), profile=settings.profile(stated=stated(settings))
     )
+    at_once: int = settings["fleet.queries_at_once"]
     with PrometheusSource(url, source_settings(settings)) as source:
-        yield MetricsSource(source, request, config, progress)
+        yield MetricsSource(source, request, config, progress, at_once=at_once)

@@ -29,10 +29,9 @@ from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW
-from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.absence import vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
-from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Observed, Past
+from kneewatch.diagnose.fleet.inventory import Key, Observed, Past
 from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER, SLOWS_TOKENS
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.reports.diagnosis_json import cause_document
@@ -277,16 +276,8 @@ class FleetIncidents:
     """The incidents of a report that fleet mode concludes. `left_out`: how many suspect spans were
     not judged."""
 
-    def __init__(
-        self,
-        ranges: Ranges,
-        selector: str,
-        names: LabelMap,
-        fleet: FleetEngines,
-        profile: Profile,
-    ) -> None:
-        self._ranges, self._selector, self._names = ranges, selector, names
-        self._fleet, self._profile = fleet, profile
+    def __init__(self, ranges: Ranges, config: FleetConfig, fleet: FleetEngines) -> None:
+        self._ranges, self._config, self._fleet = ranges, config, fleet
         self._outages: list[tuple[FleetSpan, Observed, FleetCause]] = []
         self._slow: dict[Key, list[tuple[FleetSpan, FleetCause]]] = {}
         self.left_out = 0
@@ -321,8 +312,7 @@ class FleetIncidents:
 
     def _observed(self, span: FleetSpan) -> Observed | None:
         """The fleet at the moment at which a span is judged; None if it cannot be read."""
-        window_s = self._fleet.asking.window_s
-        config = FleetConfig(self._selector, self._names, window_s, at_s=span.judged_s, past=Past())
+        config = replace(self._config, at_s=span.judged_s, past=Past())
         try:
             return observe(self._ranges.source, config)
         except CollectError as exc:
@@ -336,7 +326,7 @@ class FleetIncidents:
         name = engine.member.name
         causes = {
             cause.cause.id: cause
-            for cause in diagnose(observed, self._profile).causes
+            for cause in diagnose(observed, self._config.profile).causes
             if name in cause.replicas
         }
         return next((causes[cause] for cause in SLOW_CAUSES if cause in causes), None)

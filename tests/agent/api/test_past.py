@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.api.alerts import AlertHistory
+from kneewatch.agent.api.past import History
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.store.writer import Store
@@ -146,7 +147,7 @@ def test_a_damaged_moment_is_told_as_damaged(statement: str, tmp_path: Path) -> 
     assert "nothing was watched" not in missing.json()["detail"]
     assert "istory is damaged at that moment" in page
     reader = Reader(path)
-    look, why = AlertHistory(reader).document("a", ("m", "0"), NOW_S - 60)
+    look, why = AlertHistory(History(reader)).document("a", ("m", "0"), NOW_S - 60)
     assert (look, why) == (None, "unknown: the history is damaged at that time")
     reader.close()
 
