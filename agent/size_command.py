@@ -64,7 +64,7 @@ from kneewatch.rules.facts import Targets
 OWN_DRAFT = "mtp"
 
 
-def question_of(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> Question:
+def stated_question(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> Question:
     """The sizing question that the flags ask; `find` returns the model of a name.
 
     Raises:
@@ -301,7 +301,7 @@ def _sized(given: dict[str, Any]) -> Answer:
     """The size of one launch, or with --search of the cheapest; with a benchmark, at its usable
     requests per second."""
     sweeps = sweeps_of(given["benchmark_by_tensor_parallel"])
-    plain = question_of(given)
+    plain = stated_question(given)
     point = _operating_point(given, plain.targets, _measured(given, sweeps, plain))
     question = plain
     if point is not None and point.usable_requests_per_s is not None:

@@ -41,8 +41,8 @@ class WorstState:
                 self._last_seen_s = diagnosis.t_s
 
     def ended_words(self, last: Sequence[Diagnosis]) -> str:
-        """The worst state and its time, if it was worse than the last diagnoses; empty if no warning
-        has ended since."""
+        """The worst state and its time, if it was worse than the diagnoses in `last`; empty if no
+        warning has ended since."""
         worst = self.diagnosis
         if worst is None or worst.severity < Severity.WARNING:
             return ""

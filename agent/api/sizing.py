@@ -123,7 +123,7 @@ def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     given = {flag.parameter: flag.default for flag in FLAGS}
     given |= {name: _value(name, value) for name, value in parameters.items()}
     # Imported here to save memory: most daemons never compute a size.
-    from kneewatch.agent.size_command import choices_of, question_of
+    from kneewatch.agent.size_command import choices_of, stated_question
     from kneewatch.diagnose.catalogue.models import Model, model
     from kneewatch.diagnose.sizing.configuration_search import search
     from kneewatch.diagnose.sizing.search_results import document, question_of
@@ -139,7 +139,7 @@ def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     if given["model"] is None:
         raise _wrong("model", NOT_IN_CATALOGUE)
     try:
-        question = question_of(given, catalogued)
+        question = stated_question(given, catalogued)
         if not given["search"]:
             return size_document(size(question))
         result = search(question, choices_of(given))

@@ -63,8 +63,8 @@ for it, as a miss from MISSED on; hits are lost below LOST_BELOW of what repeats
 
 
 def routing_dilution(tier: Tier, past: Past, targets: Targets) -> FleetCause | None:
-    """The cause where most replicas miss prefixes that the pool used to hit, though prompts have not
-    changed. Without a known past, the cause where hit ratios are those of random routing."""
+    """The cause where most replicas miss prefixes that the pool used to hit, though prompts did not
+    change. Without a known past, the cause where hit ratios are those of random routing."""
     engines = [e for e in tier.engines if (e.get("prefix_query_per_s") or 0.0) >= PROMPTS_PER_S]
     usual = past.usual.get(tier.group)
     if usual is None:
