@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 
 import click
+from msgspec.structs import asdict
 
 from kneewatch.agent.console import OK
 from kneewatch.agent.fleet.queries import checked_selector
@@ -141,7 +141,7 @@ def plan_of(
             raise SettingsError(f"--label: {label!r} is not a label name such as zone")
     kept_labels = (*LABELS, *(label for label in labels if label not in LABELS))
     return Plan(
-        **{field.name: getattr(profile, field.name) for field in fields(profile)},
+        **asdict(profile),
         interval_s=evaluation_s,
         scrape_s=scrape_s,
         objective_ratio=settings["slo.objective_ratio"],

@@ -13,10 +13,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from msgspec.structs import replace
 
 from kneewatch.agent.server.host import text_of
 from kneewatch.agent.server.process import DEFAULT_PORT, is_local, shown_variables

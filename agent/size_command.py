@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.console import NO_DATA, OK, say
 from kneewatch.agent.printing import style
@@ -288,8 +289,7 @@ def run(*, form: str, **given: Any) -> int:  # noqa: ANN401 - one keyword a flag
     return OK if answer.document["fits"] else DOES_NOT_FIT
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """An answer in every output format."""
 
     document: Mapping[str, Any]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
+from msgspec import Struct
 
 from kneewatch.agent.settings.table import PAIR, SPAN
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """A flag of `size`; of kind `bool` it is a switch. `multiple`: it may be given several times;
     `alias`: the longer name that the help shows first."""
 

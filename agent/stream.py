@@ -9,9 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
 
 from kneewatch.agent.console import NO_DATA, OK, say
 from kneewatch.agent.server.host import HostReader

@@ -6,15 +6,15 @@ Cycles write the states; API, notifier and reports read them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from threading import Lock
+
+from msgspec import Struct, field
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
 
 
-@dataclass(frozen=True, slots=True)
-class SourceState:
+class SourceState(Struct, frozen=True):
     """The result of a source's last run.
 
     `joined` is how GPUs were matched to the target, and whether that is a guess; empty for the
@@ -29,8 +29,7 @@ class SourceState:
     joined: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetState:
+class TargetState(Struct, frozen=True):
     """One target after its newest cycle. `url` carries no credentials.
 
     `interval_s` is the current interval: longer than the setting during backoff.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from kneewatch.agent.settings.effective import (
     Effective,
@@ -28,8 +29,7 @@ LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_NAME_CHARS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class TargetSpec:
+class TargetSpec(Struct, frozen=True):
     """One configured target. `name` is unique and used in URLs and in the store.
 
     `address` is a server's URL, or the path of a capture that is played as if it were live.

@@ -14,13 +14,13 @@ import math
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import compress
 from operator import eq
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import orjson
+from msgspec import Struct
 
 from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.samples import Layout, Page, Series
@@ -73,8 +73,7 @@ _ESCAPE = re.compile(r'\\([\\"n])')
 _ESCAPED = {"\\": "\\", '"': '"', "n": "\n"}
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Limits on one page; a page beyond any of them is refused as too large.
 
     `body_bytes` applies before and after decompression. `series` counts sample lines. `labels` is
@@ -387,8 +386,7 @@ def parse(
     return parser.parse(body, content_type=content_type, content_encoding=content_encoding)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
-class _Template:
+class _Template(Struct, frozen=True, eq=False, weakref=True):
     """A page without its values, as lines. `is_sample` and `is_other` have an entry per line,
     `prefixes` (a sample line's text before its value) per sample line, `others` per other line."""
 

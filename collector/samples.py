@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 
 class Series(NamedTuple):
@@ -24,8 +25,7 @@ class Series(NamedTuple):
         return default
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
-class Layout:
+class Layout(Struct, frozen=True, eq=False, weakref=True):
     """A page without its values. Compared by identity: the same object means the same layout.
 
     `series` has an entry per sample line, in page order, repeated ones included. `repeated` are the
@@ -38,8 +38,7 @@ class Layout:
     repeated: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Page:
+class Page(Struct, frozen=True, eq=False):
     """One parsed page. Shape: `values` is (samples,), aligned with `layout.series`.
 
     `host` are the signals of the server's host that were recorded with the page.

@@ -11,10 +11,11 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter, lt
 from typing import Any, NamedTuple, TypeAlias, cast
 from weakref import WeakValueDictionary
+
+from msgspec import Struct
 
 from kneewatch.collector.names.vllm_metrics import EngineKey, metric_table
 from kneewatch.collector.names.vllm_resolver import EngineBinding
@@ -55,8 +56,7 @@ def carries(column: Column, where: Where) -> bool:
     return not where or all(pair in column.labels for pair in where)
 
 
-@dataclass(frozen=True, slots=True)
-class BucketColumns:
+class BucketColumns(Struct, frozen=True):
     """A histogram's bounds, ascending, and the counter columns of each, one per label set.
 
     With a single label set, `single` holds its columns and `read` reads them from a scrape at once.
@@ -237,8 +237,7 @@ CLOCK_STEP_BACK_S = 1.0
 Row: TypeAlias = "tuple[float, ...] | array[float]"
 
 
-@dataclass(slots=True)
-class Frame:
+class Frame(Struct):
     """One scrape. Shapes: `counters` (counter columns,), `gauges` (gauge columns,)."""
 
     t_s: float
@@ -246,8 +245,7 @@ class Frame:
     gauges: Row
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(Struct, frozen=True):
     """The process behind a target was replaced. `how` says how that was detected."""
 
     t_s: float

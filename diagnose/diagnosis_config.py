@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
@@ -16,8 +17,7 @@ from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import WINDOW_S, Rule, with_thresholds
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Struct, frozen=True):
     """Everything that a user may state. None: not stated, and signals that need it are unknown."""
 
     window_s: float = WINDOW_S

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.collector.gpu.page import GpuNote, GpuPage
 from kneewatch.collector.names.dcgm_fields import (
@@ -34,8 +36,7 @@ REPLACE = "reset the GPU; replace it if the error returns"
 LINK = "reset all GPUs of that NVLink fabric; check cables, bridges and NVSwitches if it returns"
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(Struct, frozen=True):
     """An XID error number, what it means and what to do about it.
 
     `urgent`: until the action is taken, work on that GPU is lost or its results are wrong. `halts`:
@@ -110,8 +111,7 @@ XID_KEPT_S = 600.0
 """How long an XID counts after another has replaced it as the last one."""
 
 
-@dataclass(frozen=True, slots=True)
-class XidSeen:
+class XidSeen(Struct, frozen=True):
     """An XID that a GPU reported. `since_s` is None where the first scrape already had it.
     `worked_since`: the GPU has done work since."""
 
@@ -120,8 +120,7 @@ class XidSeen:
     worked_since: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GpuState:
+class GpuState(Struct, frozen=True):
     """One GPU now: the signals of collector/signals/gpu.py, None where one is unknown. `is_awake`:
     it reports clock and power, and uses energy."""
 
@@ -270,8 +269,7 @@ OF_AN_INSTANCE = ("DCGM_FI_DEV_FB_", "DCGM_FI_PROF_")
 """Fields of a MIG instance itself; all others are its board's, repeated."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReading:
+class GpuReading(Struct, frozen=True):
     """GPU signals now. `unknown` has a line for each that could not be read.
 
     `joined` describes how the GPUs were matched to the target; `guess`: they were assumed.
@@ -298,8 +296,7 @@ VANISHED_KEPT_S = 3600.0
 """Seconds for which a GPU that left the page is reported."""
 
 
-@dataclass(slots=True)
-class GpuAbsence:
+class GpuAbsence(Struct):
     """A GPU that was on the page: when last, and how many readings have lacked it since."""
 
     name: str
@@ -307,8 +304,7 @@ class GpuAbsence:
     readings: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GpuChoice:
+class GpuChoice(Struct, frozen=True):
     """The GPUs of a page that are the target's, how that is known, and which are missing.
 
     `names` are their known UUIDs or indexes: notes about other GPUs do not concern the target.
@@ -345,8 +341,7 @@ def whole_page(binding: GpuBinding) -> GpuChoice:
     return GpuChoice(binding.gpus, "all GPUs on the page: a guess", guess=True, missing=(why,))
 
 
-@dataclass(frozen=True, slots=True)
-class _Bound:
+class _Bound(Struct, frozen=True):
     """Computed once per page layout."""
 
     layout: Layout

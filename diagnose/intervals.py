@@ -19,8 +19,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
@@ -45,8 +46,7 @@ Name = tuple[str, str]
 """Kind and id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """A stage, cause or health state in a diagnosis, with its start in unix seconds."""
 
     kind: str
@@ -55,8 +55,7 @@ class Condition:
     since_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The parts of a diagnosis that intervals are made of. `stage` is None if unknown; `read` says
     whether the page could be read."""
 
@@ -73,8 +72,7 @@ class Verdict:
         return self.read and self.health.id == "unknown"
 
 
-@dataclass(slots=True)
-class Open:
+class Open(Struct):
     """An open interval. `last_s` is when it was last seen; `paused`: whether it continues is
     unknown."""
 
@@ -86,8 +84,7 @@ class Open:
     paused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A change of an interval: it began, got worse, paused, continued, or (with `ended`) ended at
     `end_s`."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from math import isfinite, nan
 from typing import Any, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Evidence
@@ -309,8 +311,7 @@ def _server(part: _Part, t_s: float) -> ServerFacts:
     return ServerFacts(tuple(facts), part.texts("notes"), tuple(unknown))
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """A JSON object of the document, and its path. Null counts as absent."""
 
     values: Mapping[str, Any]

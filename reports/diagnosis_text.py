@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import isfinite
+
+from msgspec import Struct
 
 from kneewatch.collector.signals.expr import Gauge
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
@@ -82,8 +83,7 @@ COLOURS = {"ok": "32", "info": "36", "warning": "33", "critical": "31;1", "unkno
 """Terminal colours of the health states."""
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
+class Style(Struct, frozen=True):
     """How to print: with colour or without, how wide, and where the pages about causes are."""
 
     colour: bool = False

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.doc_links import cause_page

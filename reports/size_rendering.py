@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from math import floor
 from typing import Any
+
+from msgspec.structs import asdict
 
 from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import BenchmarkPoint

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from msgspec import Struct
+
 from kneewatch.rules.facts import Baselines
 
 SAMPLES_MAX = 240
@@ -156,8 +158,7 @@ SPREAD_MAX = 0.3
 weeks may have been an incident."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usual:
+class Usual(Struct, frozen=True):
     """A signal at an hour of the week: the median over weeks, the median absolute deviation, and
     the number of weeks."""
 

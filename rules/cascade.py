@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
+
+from msgspec import Struct
 
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
 from kneewatch.rules.facts import Holds, Moment, Targets
@@ -27,8 +28,7 @@ SAMPLES_KEPT = 10
 """Samples kept, one each half window."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """A window's tokens/s, requests in flight and GPU activity (None: unknown)."""
 
     t_s: float
@@ -201,8 +201,7 @@ FORECAST = "kv_exhausted_in_s"
 """The derived signal: seconds until demand reaches the KV cache's capacity."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """A stage of the cascade. `forecast_s`: seconds until the KV cache is full at the present
     trend."""
 

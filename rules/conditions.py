@@ -10,9 +10,10 @@ where it is certainly false.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite
 from typing import Protocol, TypeVar, cast
+
+from msgspec import Struct
 
 from kneewatch.rules.facts import EVERYWHERE, Holds, Moment, Read, Spelling, number
 
@@ -122,8 +123,7 @@ def quantity(value: Quantity | float) -> Quantity:
     return value if isinstance(value, Quantity) else Number(float(value))
 
 
-@dataclass(frozen=True, slots=True)
-class Number(Quantity):
+class Number(Quantity, Struct, frozen=True):
     """A constant of a record: a threshold, a weight, a factor."""
 
     scalar = True
@@ -151,8 +151,7 @@ def _both_in_promql(to: Spelling, left: Quantity, right: Quantity, spelled: str)
     return None if a is None or b is None else spelled.format(a, b)
 
 
-@dataclass(frozen=True, slots=True)
-class Arithmetic(Quantity):
+class Arithmetic(Quantity, Struct, frozen=True):
     """A sum, difference or product; unknown if either operand is."""
 
     left: Quantity
@@ -166,8 +165,7 @@ class Arithmetic(Quantity):
         return _both_in_promql(to, self.left, self.right, f"({{}} {self.sign} {{}})")
 
 
-@dataclass(frozen=True, slots=True)
-class Quotient(Quantity):
+class Quotient(Quantity, Struct, frozen=True):
     """One quantity divided by another; unknown if either is or the divisor is not above zero."""
 
     left: Quantity
@@ -181,8 +179,7 @@ class Quotient(Quantity):
         return _both_in_promql(to, self.left, self.right, divided)
 
 
-@dataclass(frozen=True, slots=True)
-class AtLeast(Quantity):
+class AtLeast(Quantity, Struct, frozen=True):
     """The larger of a quantity and a number; unknown if the quantity is."""
 
     positive = True
@@ -197,8 +194,7 @@ class AtLeast(Quantity):
         return _both_in_promql(to, self.of, self.least, "clamp_min({}, {})")
 
 
-@dataclass(frozen=True, slots=True)
-class WithDefault(Quantity):
+class WithDefault(Quantity, Struct, frozen=True):
     """A quantity, with a default number where it is unknown."""
 
     of: Quantity
@@ -257,8 +253,7 @@ def parts_of(kind: type[Every | Some], condition: Condition) -> tuple[Condition,
 OPPOSITE = {">=": "<", ">": "<=", "<=": ">", "<": ">="}
 
 
-@dataclass(frozen=True, slots=True)
-class Compare(Condition):
+class Compare(Condition, Struct, frozen=True):
     """A comparison of two quantities; unknown if either is."""
 
     left: Quantity
@@ -269,8 +264,7 @@ class Compare(Condition):
         return to.compare(self.left, self.sign if side else OPPOSITE[self.sign], self.right)
 
 
-@dataclass(frozen=True, slots=True)
-class Every(Condition):
+class Every(Condition, Struct, frozen=True):
     """A conjunction: true if all parts are, false if one is false."""
 
     parts: tuple[Condition, ...]
@@ -280,8 +274,7 @@ class Every(Condition):
         return to.every(parts) if side else to.some(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Some(Condition):
+class Some(Condition, Struct, frozen=True):
     """A disjunction: true if one part is, false if all are false."""
 
     parts: tuple[Condition, ...]
@@ -291,8 +284,7 @@ class Some(Condition):
         return to.some(parts) if side else to.every(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Not(Condition):
+class Not(Condition, Struct, frozen=True):
     """The negation; unknown stays unknown."""
 
     part: Condition
@@ -301,8 +293,7 @@ class Not(Condition):
         return self.part.compile(to, side=not side)
 
 
-@dataclass(frozen=True, slots=True)
-class Assume(Condition):
+class Assume(Condition, Struct, frozen=True):
     """A condition with a fixed value where it is unknown."""
 
     part: Condition
@@ -314,8 +305,7 @@ class Assume(Condition):
         return self.part.compile(to, side=side)
 
 
-@dataclass(frozen=True, slots=True)
-class Constant(Condition):
+class Constant(Condition, Struct, frozen=True):
     """Always true, or always false."""
 
     value: bool
@@ -344,8 +334,7 @@ class Leaf(Condition):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class Known(Leaf):
+class Known(Leaf, Struct, frozen=True):
     """Whether a quantity has a value; never unknown."""
 
     of: Quantity
@@ -392,8 +381,7 @@ class Scope:
         return cast("Callable[[Moment], object]", eval(f"lambda facts: {source}", self._objects))
 
 
-@dataclass(frozen=True, slots=True)
-class ToPython:
+class ToPython(Struct, frozen=True):
     """Compiles conditions to Python expressions over `facts`."""
 
     scope: Scope
@@ -425,8 +413,7 @@ class ToPython:
         return condition.source(self.scope, side=side)
 
 
-@dataclass(frozen=True, slots=True)
-class Clause:
+class Clause(Struct, frozen=True):
     """PromQL for the engines where a condition holds: engines that appear in one of the options
     (none: no engine), or with `negated_of` all engines that do not."""
 
@@ -527,5 +514,5 @@ def nodes(root: object) -> Iterator[object]:
         yield node
         if isinstance(node, tuple):
             ahead += reversed(cast("tuple[object, ...]", node))
-        elif is_dataclass(node):
-            ahead += [getattr(node, part.name) for part in reversed(fields(node))]
+        elif isinstance(node, Struct):
+            ahead += [getattr(node, name) for name in reversed(node.__struct_fields__)]

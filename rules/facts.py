@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import Struct, field
 
 from kneewatch.collector.signals.expr import ENGINE_LABELS, Dialect
 
@@ -93,8 +95,7 @@ class Baselines:
 NO_BASELINE = Baselines()
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """What quantities and conditions read: one engine at one moment.
 
     - `values`: signals and derived signals; `recent`: some of them over the newest part of the

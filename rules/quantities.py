@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from kneewatch.rules.conditions import (
     Clause,
@@ -17,8 +17,7 @@ from kneewatch.rules.conditions import (
 from kneewatch.rules.facts import EVERYWHERE, Spelling, duration, number, recorded, span_s
 
 
-@dataclass(frozen=True, slots=True)
-class Signal(Quantity):
+class Signal(Quantity, Struct, frozen=True):
     """A signal or derived signal over the window."""
 
     key: str
@@ -39,8 +38,7 @@ RECENT = {
 """Recorded series of the signals that are also read over the newest part of the window."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recent(Quantity):
+class Recent(Quantity, Struct, frozen=True):
     """A signal over the newest part of the window."""
 
     key: str
@@ -56,8 +54,7 @@ BASELINES = {"prefix_hit_ratio": "prefix_hit_quiet_ratio"}
 """Baselines that are also derived signals, by signal."""
 
 
-@dataclass(frozen=True, slots=True)
-class BaselineValue(Quantity):
+class BaselineValue(Quantity, Struct, frozen=True):
     """A signal's baseline: its quiet median or the usual value at this hour of the week."""
 
     key: str
@@ -74,8 +71,7 @@ class BaselineValue(Quantity):
         return BASELINES.get(self.key, f"{self.key}:baseline")
 
 
-@dataclass(frozen=True, slots=True)
-class UsualValue(Quantity):
+class UsualValue(Quantity, Struct, frozen=True):
     """A signal's usual value at this hour of the week; unknown until enough weeks agree."""
 
     key: str
@@ -92,8 +88,7 @@ class UsualValue(Quantity):
         return f"{self.key}:usual"
 
 
-@dataclass(frozen=True, slots=True)
-class Target(Quantity):
+class Target(Quantity, Struct, frozen=True):
     """A latency target; unknown if not configured."""
 
     scalar = True
@@ -109,8 +104,7 @@ class Target(Quantity):
         return None if target_s is None else number(target_s)
 
 
-@dataclass(frozen=True, slots=True)
-class WindowSeconds(Quantity):
+class WindowSeconds(Quantity, Struct, frozen=True):
     """The window in seconds: times a rate it gives a count."""
 
     scalar = True
@@ -125,8 +119,7 @@ class WindowSeconds(Quantity):
         return number(self.share * to.window_s)
 
 
-@dataclass(frozen=True, slots=True)
-class SquareRoot(Quantity):
+class SquareRoot(Quantity, Struct, frozen=True):
     """The square root of a quantity; unknown unless the quantity is above zero."""
 
     of: Quantity
@@ -141,8 +134,7 @@ class SquareRoot(Quantity):
         return None if radicand is None else f"sqrt({radicand} > 0)"
 
 
-@dataclass(frozen=True, slots=True)
-class Named(Quantity):
+class Named(Quantity, Struct, frozen=True):
     """A quantity that PromQL records under its own name, because several records use it."""
 
     key: str
@@ -155,8 +147,7 @@ class Named(Quantity):
         return None if self.of.promql(to) is None else recorded(self.key)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstOf(Quantity):
+class FirstOf(Quantity, Struct, frozen=True):
     """The first known one of several quantities."""
 
     options: tuple[Quantity, ...]
@@ -173,8 +164,7 @@ class FirstOf(Quantity):
         return f"({' or '.join(options)})" if options else None
 
 
-@dataclass(frozen=True, slots=True)
-class Minimum(Quantity):
+class Minimum(Quantity, Struct, frozen=True):
     """The smaller of two quantities; if one is unknown, the other."""
 
     left: Quantity
@@ -197,8 +187,7 @@ def _smaller(left: float | None, right: float | None) -> float | None:
     return min(left, right)
 
 
-@dataclass(frozen=True, slots=True)
-class LastStep(Quantity):
+class LastStep(Quantity, Struct, frozen=True):
     """A counter's increase between the last two scrapes; in PromQL its rate between them."""
 
     metric: str
@@ -211,8 +200,7 @@ class LastStep(Quantity):
         return to.last_rate(self.metric)
 
 
-@dataclass(frozen=True, slots=True)
-class Held(Leaf):
+class Held(Leaf, Struct, frozen=True):
     """Whether a condition has held for `for_s`, and for at least two scrapes. With `stretch` the
     duration is scaled with the window.
 
@@ -259,8 +247,7 @@ class Held(Leaf):
         return None if left is None or right is None else f"{left} {self.of.sign} bool {right}"
 
 
-@dataclass(frozen=True, slots=True)
-class Configured(Leaf):
+class Configured(Leaf, Struct, frozen=True):
     """Whether a label of cache_config_info has this value; unknown without the label."""
 
     label: str
@@ -278,8 +265,7 @@ class Configured(Leaf):
         return Clause((f"({EVERYWHERE} and on ({to.process}, engine) {series})",))
 
 
-@dataclass(frozen=True, slots=True)
-class Exposed(Leaf):
+class Exposed(Leaf, Struct, frozen=True):
     """Whether the page has a metric that only a feature in use exports; in Python by its signal."""
 
     metric: str
@@ -293,8 +279,7 @@ class Exposed(Leaf):
         return clause if side else clause.negated
 
 
-@dataclass(frozen=True, slots=True)
-class Watched(Leaf):
+class Watched(Leaf, Struct, frozen=True):
     """Whether this process has been watched for `windows` windows; never unknown."""
 
     windows: Number

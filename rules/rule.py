@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.spelling import did_you_mean
@@ -40,8 +42,7 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(Struct, frozen=True):
     """From this value on (or down, see Rule.below) the state is `severity`. `source` says who set
     it."""
 
@@ -50,8 +51,7 @@ class Bound:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
+class Guard(Struct, frozen=True):
     """A rule is judged only while this signal is at least (or, with `below`, at most) the value.
 
     A guard on an unknown signal does not hold: without traffic there is nothing to judge. With
@@ -71,8 +71,7 @@ class Guard:
         return value <= self.value if self.below else value >= self.value
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """When a number is bad.
 
     A state begins once its bound has been crossed for `for_s`, and ends once the value has been

@@ -10,10 +10,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
+
+from msgspec import Struct
 
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
@@ -38,8 +39,7 @@ Said = Mapping[Path, Sequence[Diagnosis]]
 """What was said of each recording."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """What was said of one phase. `delay_s`: from its start to the first right word.
 
     `missed`: whether a judged scrape missed a target; `unfounded` are root causes that were said

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from kneewatch.agent.fleet.watch import FleetWatch
 from tests.agent.api.memory_history import reader

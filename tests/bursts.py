@@ -6,13 +6,13 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kneewatch.diagnose.sizing.speed.performance import StepModel
 
 
-@dataclass(slots=True, kw_only=True)
-class Burst:
+class Burst(Struct, kw_only=True):
     """Prompts from an idle server on, `in_flight` at once at most; without it all at once.
 
     `places` is how many requests run at once, `request_s` what the API server takes for a request

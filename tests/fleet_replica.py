@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.rules.facts import recorded
@@ -30,8 +30,7 @@ BUSY, BUSY_PRESSED = 0.8, 0.95
 INCIDENT_S = 900
 
 
-@dataclass(frozen=True, slots=True)
-class Planted:
+class Planted(Struct, frozen=True):
     """What is wrong with a replica, and when."""
 
     cause: str
@@ -45,8 +44,7 @@ class Planted:
         return pod(self.replica)
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """A histogram: its bounds, what is usually observed and what in a cascade (each a value for
     nine in ten, and one for the rest), observations for each request."""
 

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 STEP_S = 15
 DETAIL_S = 180
@@ -35,8 +37,7 @@ NEW_TOKENS = 64.0
 """What is new in a prompt that hits the prefix cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
+class Replica(Struct, frozen=True):
     """How one replica behaves; `plan` is what is wrong with it, empty for nothing."""
 
     name: str
@@ -62,8 +63,7 @@ class Replica:
     ends_before_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Fleet:
+class Fleet(Struct, frozen=True):
     """Replicas, and which of them have what planted."""
 
     replicas: tuple[Replica, ...]
@@ -103,7 +103,7 @@ def fleet(count: int) -> Fleet:
         {"plan": "target_down", "ends_before_s": 60.0},
     )
     for at, changes in enumerate(planted[: max(0, chat - 4)]):
-        replicas[at] = replace(replicas[at], **changes)  # type: ignore[arg-type]
+        replicas[at] = replace(replicas[at], **changes)
     replicas += [
         Replica(f"rag-{at}", "rag", plan="routing_dilution", hit_share=0.15, capacity_blocks=2000)
         for at in range(rag)

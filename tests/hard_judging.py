@@ -6,7 +6,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kneewatch.agent.stream import PageReader, TargetStream
 from kneewatch.collector.errors import CollectError
@@ -41,8 +42,7 @@ GPU_ROOM = re.compile(r"GPUs? (?:has|have) room")
 """What is claimed of the GPU where a batch is said to be pinned by its seats."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Struct, frozen=True):
     """A case and what was said of it at a level of targets. `shares`: of each cause the share of
     judged scrapes that told it at warning or worse; `listed`: those told by themselves. `follows`:
     what was as true, by the simulator's own books; `missed`: whether a target was missed in judged
@@ -109,8 +109,7 @@ class Judged:
         return self.right_and_first if swept else self.right
 
 
-@dataclass(slots=True)
-class Books:
+class Books(Struct):
     """What was true while a case was judged, whatever its pages showed; `ledger` has the time
     before as well."""
 
@@ -148,8 +147,7 @@ class Books:
         return frozenset(causes)
 
 
-@dataclass(slots=True)
-class Incident:
+class Incident(Struct):
     """A case as it went: its pages, the GPUs' pages of the same moments, and the books."""
 
     case: Case

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.facts import Targets
@@ -27,8 +30,7 @@ CRITICAL_WAIT_S = 60.0
 QUEUES = frozenset({"queue_saturation", "admission_limit"})
 
 
-@dataclass(frozen=True, slots=True)
-class Headed:
+class Headed(Struct, frozen=True):
     """Whether a root cause heads the verdict while a queue grows under it.
 
     `after_s`: from the fault to the first scrape that it heads; `first`, `explains`, `critical`:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model
@@ -60,8 +62,7 @@ def setup_of(case: Case) -> Setup:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Miss:
+class Miss(Struct, frozen=True):
     """One quantity of one case: predicted over logged, minus 1."""
 
     case_id: str

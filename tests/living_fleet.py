@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from tests.collector.oracle import Prometheus, sample
 from tests.fleets import Replica, curves, families
@@ -38,8 +40,7 @@ LABEL = re.compile(r'(\w+)="([^"]*)"')
 Labels = Mapping[str, str]
 
 
-@dataclass(slots=True)
-class Pod:
+class Pod(Struct):
     """A pod and when, in seconds of the fleet's life, its target is there and answers."""
 
     name: str
@@ -70,8 +71,7 @@ class Pod:
         self.faults.append((from_s, to_s, changes))
 
 
-@dataclass(slots=True)
-class Pool:
+class Pool(Struct):
     """The pods of one model in one namespace, by the workload that makes them."""
 
     fleet: LivingFleet
@@ -156,7 +156,7 @@ class Pool:
         )
         for from_s, to_s, changes in pod.faults:
             if from_s <= t_s < to_s:
-                usual = replace(usual, **changes)  # type: ignore[arg-type]
+                usual = replace(usual, **changes)
         return usual
 
 

@@ -9,10 +9,11 @@ accuracy`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from math import log
 from random import Random
 from statistics import median
+
+from msgspec import Struct, field
 
 from kneewatch.diagnose.learned.kv_forecast import AHEAD_S, KvForecaster
 
@@ -26,14 +27,12 @@ DAY_S = 86_400.0
 Rate = Callable[[float], float]
 
 
-@dataclass(slots=True)
-class _Request:
+class _Request(Struct):
     held: float
     left: float
 
 
-@dataclass(slots=True)
-class Cache:
+class Cache(Struct):
     """A KV cache with requests in it. `tokens_per_s` is one request's decode speed."""
 
     capacity: float
@@ -78,8 +77,7 @@ class Cache:
         return sum(request.held for request in self.running)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """A run: when the cache was first exhausted, and since when that had been forecast.
 
     `alarmed_s` is the time over which a forecast within the horizon stood, `false_s` the part of it
@@ -131,8 +129,7 @@ def scrapes(
         yield now_s + SCRAPE_S, values, bool(cache.waiting) or cache.preempted > preempted
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
+class Answers(Struct, frozen=True):
     """A cache and what its requests are like, in tokens, and a request's decode speed."""
 
     name: str

@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing import get_context
 from os import cpu_count
+
+from msgspec import Struct
 
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import WINDOW_S
@@ -52,8 +53,7 @@ WITHOUT_GPU_PAGE = {
 """What may come first as well where no page shows the GPUs, beside a queue that follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """A random case and what was wrong with what was said of it: nothing where `wrong` is empty.
 
     `early`: causes at warning or worse while nobody was harmed, before the fault or without any.

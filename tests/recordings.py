@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from msgspec import Struct
 
 from kneewatch.agent.stream import PageReader, TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
@@ -58,8 +59,7 @@ NOT_JUDGED = frozenset({"prefill_bound", "draining", "warming", "filling"})
 QUIET_STAGES = (0, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(Struct, frozen=True):
     """One phase of one capture. `first_causes` is empty for a quiet phase."""
 
     capture: Path

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
-from pydantic import TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema
+from msgspec.json import schema_components
 
 from kneewatch.reports.weekly.report import SCHEMA, WeeklyReport
 
@@ -19,38 +16,11 @@ ABOUT = (
 )
 
 
-class Schema(GenerateJsonSchema):
-    """Without titles, and with every field required: the report leaves none out."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ANN401 - pydantic's
-        """No field has a title: its key says it."""
-        del schema
-        return False
-
-    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """No default: the report states every value."""
-        return self.generate_inner(schema["schema"])
-
-    def sort(self, value: JsonSchemaValue, parent_key: str | None = None) -> JsonSchemaValue:
-        """Keys in the order of the fields."""
-        del parent_key
-        return value
-
-    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
-        """An object, with the docstring on one line."""
-        kind = schema["cls"]
-        return {
-            "description": " ".join((kind.__doc__ or "").split()),
-            "type": "object",
-            "required": [field.name for field in fields(kind)],
-            "properties": super().dataclass_schema(schema)["properties"],
-            "additionalProperties": True,
-        }
-
-
 def report_schema() -> str:
     """The schema as text, with a line end."""
-    whole = TypeAdapter(WeeklyReport).json_schema(schema_generator=Schema, mode="serialization")
+    _, components = schema_components([WeeklyReport], ref_template="#/$defs/{name}")
+    objects = {name: _object(schema) for name, schema in components.items()}
+    whole = objects.pop(WeeklyReport.__name__)
     described = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:kneewatch:report:1",
@@ -60,6 +30,28 @@ def report_schema() -> str:
         "required": ["schema", *whole["required"]],
         "properties": {"schema": {"const": SCHEMA}, **whole["properties"]},
         "additionalProperties": True,
-        "$defs": dict(sorted(whole["$defs"].items())),
+        "$defs": dict(sorted(objects.items())),
     }
     return json.dumps(described, indent=2, ensure_ascii=False) + "\n"
+
+
+def _object(schema: dict[str, Any]) -> dict[str, Any]:
+    """An object with every field required, since the report leaves none out, and the docstring on
+    one line."""
+    return {
+        "description": " ".join(schema["description"].split()),
+        "type": "object",
+        "required": list(schema["properties"]),
+        "properties": {key: _plain(value) for key, value in schema["properties"].items()},
+        "additionalProperties": True,
+    }
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401 - any part of a schema
+    """A part without defaults and titles: the report states every value."""
+    if isinstance(value, list):
+        return [_plain(part) for part in cast("list[object]", value)]
+    if not isinstance(value, dict):
+        return value
+    parts = cast("dict[str, object]", value)
+    return {key: _plain(part) for key, part in parts.items() if key not in ("default", "title")}

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
+
+from msgspec import Struct
 
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.example_fleets import Row, pod, verdict
@@ -31,8 +32,7 @@ HARMED_FROM = 1.5
 LOST = ("routing_dilution", "prefix_reuse_lost")
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingVerdict:
+class RoutingVerdict(Struct, frozen=True):
     """What was reported on one pool, by seconds since the change: the worst severity of each
     cause of lost hits."""
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from random import Random
 from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
@@ -46,8 +48,7 @@ STEADY = (0.0, 0.2, 0.3)
 RECORDED_TARGETS = Targets(ttft_p99_s=1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A server whose load climbs: what limits it, and its loads in requests a second."""
 
     name: str

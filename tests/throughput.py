@@ -19,12 +19,13 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
@@ -40,8 +41,7 @@ ASSUMED_ACCEPTANCE = 0.8
 """Of one MTP token; the source does not say (DeepSeek-V3's report has 0.85 to 0.9)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Point(Struct, frozen=True, kw_only=True):
     """One published measurement; None where the source does not say."""
 
     source: str
@@ -175,8 +175,7 @@ def load(point: Point, in_flight: float) -> Load:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """What the roofline says of a point."""
 
     output_tokens_per_s: float
@@ -302,7 +301,7 @@ def left_out_errors(chosen: Sequence[Point]) -> list[Estimate]:
     least squares over all rows and over those of the other families. What the two fits differ by
     moves the point's figures.
     """
-    names = [field.name for field in fields(DEFAULT) if not field.name.endswith("_factor")]
+    names = [name for name in DEFAULT.__struct_fields__ if not name.endswith("_factor")]
     base = _logs(chosen, DEFAULT)
     slopes = np.stack(
         [

@@ -10,11 +10,12 @@ played, scraped every 5 s. The real monitor judges each page, the real store kee
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.daemon.cycle import engine_cycles
 from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters, Retention
@@ -60,8 +63,7 @@ NO_GAUGE = ("_total", "_sum", "_count", "_bucket", "_created", "_info", "_start_
 OF_PROCESS = ("process_", "python_", "http_")
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """What a recorded server counted a second. Shapes: `counters` (counters,), `observed`
     (buckets,), each bucket's own, `means` (histograms,); `gauges` (gauges,) at the end of it."""
 
@@ -173,8 +175,7 @@ def steps(name: str, phase: str) -> tuple[Rates, ...]:
     return tuple(recording(name).rates(at, at + 1) for at in range(first, last))
 
 
-@dataclass(frozen=True, slots=True)
-class Planted:
+class Planted(Struct, frozen=True):
     """An incident of a made-up week. `phases` are played one after the other, for so long each;
     `down_s`: no answer for so long, then a new process; 0 with no phases: a restart between two
     scrapes."""
@@ -200,8 +201,7 @@ class Planted:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A kind of server: its recording, and its healthy phases from the quietest on, each with the
     load from which on it is played (0 to 1). Between two of them one is drawn."""
 
@@ -353,8 +353,7 @@ class Server:
         return replace(steady(name, levels[at][1]), gauges=drawn), 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Week:
+class Week(Struct, frozen=True):
     """Servers over some days."""
 
     servers: tuple[Server, ...]
@@ -442,7 +441,9 @@ def week(*, start_s: float = START_S, days: float = 7.0) -> Week:
     }  # fmt: skip
     kinds = {"chat": CHAT, "tight": TIGHT, "shared": SHARED, "draft": DRAFTING}
     tiers = {"chat": "h100", "tight": "h200", "shared": "h100", "draft": "b200"}
-    profiles = {"chat-0": Profile(targets=replace(PROFILE.targets, ttft_p99_s=CHAT_TTFT_S))}
+    profiles = {
+        "chat-0": Profile(targets=dataclasses.replace(PROFILE.targets, ttft_p99_s=CHAT_TTFT_S))
+    }
     there = {
         "draft-0": (at(1, 12.5, start_s), at(2, 18, start_s)),
         "shared-0": (at(3, 20, start_s), math.inf),

@@ -6,8 +6,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from kneewatch.agent.api.past import History
 from kneewatch.agent.api.responses import Problem
@@ -43,8 +44,7 @@ IGNORED_LABELS = frozenset({"alertname", "severity"})
 """Labels that describe the alerting rule, not the target."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A watched target that an alert may match. `models` and `engines` include former ones."""
 
     name: str
@@ -54,8 +54,7 @@ class Candidate:
     engines: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedTarget:
+class MatchedTarget(Struct, frozen=True):
     """A target that an alert matches, and the labels that matched. `exact`: they identify it."""
 
     target: str
@@ -63,8 +62,7 @@ class MatchedTarget:
     exact: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """The targets of an alert; `text` explains how they matched, or why none did.
 
     `model` and `engine` are the alert's own labels: other engines of a target are excluded.
@@ -76,8 +74,7 @@ class Match:
     engine: str | None
 
 
-@dataclass(slots=True)
-class _Evidence:
+class _Evidence(Struct):
     """Labels of an alert that identify a target (exact), that it shares with others, and that
     differ from its own (against)."""
 
@@ -211,8 +208,7 @@ EngineName = tuple[str, str]
 UNREADABLE = "unknown: cannot read the stored diagnosis"
 
 
-@dataclass(frozen=True, slots=True)
-class AlertContext:
+class AlertContext(Struct, frozen=True):
     """One engine's diagnosis when an alert started, and now. `why` is the reason if the former is
     missing."""
 

@@ -8,9 +8,10 @@ import hmac
 import logging
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+
+from msgspec import Struct, field
 
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
@@ -29,8 +30,7 @@ LARGEST_BYTES = 64 * 1024
 Stamp = tuple[int, int, int]
 
 
-@dataclass(slots=True)
-class TokenFile:
+class TokenFile(Struct):
     """A file with one token per line. Several lines allow rotation without downtime.
 
     The file is read again when it changes. While it is unreadable, no token is valid.
@@ -88,8 +88,7 @@ class TokenFile:
             self.tokens, self._stamp = (), None
 
 
-@dataclass(slots=True)
-class Auth:
+class Auth(Struct):
     """The scopes that requests get.
 
     Without token files every request gets all scopes: then the listen address, client certificates

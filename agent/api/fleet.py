@@ -7,11 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from http import HTTPStatus
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -55,8 +55,7 @@ SINCE = (
 )
 
 
-@dataclass(slots=True)
-class PastQuery:
+class PastQuery(Struct):
     """A query for a past moment; `ended_s` is when its answer came, None while it runs."""
 
     at_s: float

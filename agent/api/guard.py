@@ -10,10 +10,10 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from time import monotonic
 
+from msgspec import Struct, field
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -54,8 +54,7 @@ NETWORK_BITS = 64
 """IPv6 addresses of one /64 network share a bucket: one client can use them all."""
 
 
-@dataclass(slots=True)
-class Buckets:
+class Buckets(Struct):
     """A token bucket per address: it holds one second of requests and fills at `per_s`.
 
     The table is bounded: the address with the oldest request is dropped first. Its bucket is
@@ -138,8 +137,7 @@ HEADERS: Sequence[tuple[bytes, bytes]] = tuple(
 Headers = Mapping[bytes, list[bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """The limits and checks for requests."""
 
     hosts: frozenset[str]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.store.reader import Reader
@@ -36,8 +38,7 @@ class EngineInterval(NamedTuple):
     interval: Interval
 
 
-@dataclass(frozen=True, slots=True)
-class PastDiagnoses:
+class PastDiagnoses(Struct, frozen=True):
     """Diagnosis documents at a moment, worst first; `damaged`: targets with damaged history."""
 
     documents: Sequence[dict[str, Any]]
@@ -50,8 +51,7 @@ class PastDiagnoses:
         return [text] if names else []
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(Struct, frozen=True):
     """Reads the history. `reader` and `store` are None where no history is kept."""
 
     reader: Reader | None

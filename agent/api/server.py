@@ -14,7 +14,6 @@ import ssl
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from functools import lru_cache, partial
 from pathlib import Path
@@ -23,6 +22,8 @@ from typing import Any, cast
 
 import h11
 import uvicorn
+from msgspec import Struct, field
+from msgspec.structs import replace
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -43,8 +44,7 @@ TOO_SLOW = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """Limits of connections.
 
     `request_s`: from the start of a connection, or a request's first byte, to its last byte;
@@ -58,8 +58,7 @@ class Bounds:
     share: float = 0.5
 
 
-@dataclass(slots=True)
-class ConnectionCounts:
+class ConnectionCounts(Struct):
     """The number of open connections per address."""
 
     bounds: Bounds
@@ -192,8 +191,7 @@ MOST_PORT = 65535
 LISTEN = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """An address to listen on. `host` is as configured, `ip` the resolved address."""
 
     host: str
@@ -278,8 +276,7 @@ FILES = ("http.tls_cert_file", "http.tls_key_file", "http.client_ca_file")
 Stamp = tuple[tuple[int, int, int], ...]
 
 
-@dataclass(slots=True)
-class ServerTls:
+class ServerTls(Struct):
     """The TLS context of the server. New connections use certificates that were renewed on disk."""
 
     context: ssl.SSLContext

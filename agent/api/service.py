@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import Board, TargetState
@@ -21,8 +23,7 @@ if TYPE_CHECKING:
     from kneewatch.agent.store.writer import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class Service(Struct, frozen=True, kw_only=True):
     """The running daemon as requests see it.
 
     `reader` and `store` are None without a history, `notifier` without receivers, `fleet` without

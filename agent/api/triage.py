@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
+from msgspec import Struct
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -41,8 +41,7 @@ SCHEMA = "kneewatch.triage/1"
 FLEET_NOTICE = "only a fleet is watched; its diagnosis is at /api/v1/fleet"
 
 
-@dataclass(frozen=True, slots=True)
-class TriageRequest:
+class TriageRequest(Struct, frozen=True):
     """A parsed request. `target` is empty for all targets, `at_s` None for now, `since_s` None
     without history."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.api.parameters import moment
 from kneewatch.agent.api.past import History, history_reach
@@ -38,8 +40,7 @@ NO_MORE = "no longer watched; its history is available"
 Key = tuple[str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class PageRequest:
+class PageRequest(Struct, frozen=True):
     """The page's parameters. `notices` are errors in them, shown on the page."""
 
     target: str

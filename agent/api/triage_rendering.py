@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from threading import Lock
 from typing import Any
+
+from msgspec import Struct, field
 
 from kneewatch.agent.api.past import EngineInterval
 from kneewatch.agent.api.responses import JSON, MARKDOWN, dumped
@@ -183,8 +184,7 @@ def _interval(row: EngineInterval, t_s: float) -> str:
 CACHE_MAX = 4096
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Moment:
+class Moment(Struct, frozen=True, eq=False):
     """The states of targets at a moment. `late`: names of those without a recent cycle."""
 
     states: tuple[TargetState, ...]
@@ -212,8 +212,7 @@ class Moment:
         )
 
 
-@dataclass(slots=True)
-class RenderCache:
+class RenderCache(Struct):
     """Rendered answers by format and target, valid until a cycle changes the state.
 
     The empty target name means all targets.

@@ -8,8 +8,9 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.store.reader import Reader
@@ -198,8 +199,7 @@ READ_S = 1.0
 """CPU seconds spent on one engine's history; then the oldest days stay unread."""
 
 
-@dataclass(frozen=True, slots=True)
-class KneeRequest:
+class KneeRequest(Struct, frozen=True):
     """An engine whose past windows are requested, and its launch."""
 
     target: str

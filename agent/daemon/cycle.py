@@ -7,8 +7,9 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from threading import Lock
+
+from msgspec import Struct
 
 from kneewatch.agent.daemon.baselines import KneeLoader, SeasonalBaselines, WeeklyPeaks
 from kneewatch.agent.daemon.discovery import TargetProfile, with_tier
@@ -189,8 +190,7 @@ PAGE = "page"
 STARTED_OVER = "the recording starts over"
 
 
-@dataclass(frozen=True, slots=True)
-class Sinks:
+class Sinks(Struct, frozen=True):
     """Where a cycle's results go, and where GPU signals and history come from. `store` and `notify`
     never block and never raise."""
 

@@ -7,9 +7,12 @@ import glob
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.kubernetes import Cluster, Pod, own_namespace, pod_reading
@@ -30,8 +33,7 @@ PODS_JOB, PODS_EVERY_S = "pods", 10.0
 FORBIDDEN = "; a Role must allow its service account `list` on `pods` there"
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(Struct, frozen=True):
     """A serving pod: its name, its target labels, the URL of its port, and the facts of its spec.
 
     The facts carry no time, so that servers compare equal while a pod is unchanged.
@@ -181,8 +183,7 @@ SCHEME, PATH = "__scheme__", "__metrics_path__"
 Stamp = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class FileState:
+class FileState(Struct, frozen=True):
     """The targets of a file when it was last valid. `stamp` identifies the version last read; None
     forces a new read."""
 

@@ -7,8 +7,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from threading import Event, Lock
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from kneewatch.agent.daemon.node_gpus import (
     NOTHING_USED,
@@ -46,8 +48,7 @@ EARLY_S = 1.0
 """Readings may start this much early: job times vary a little."""
 
 
-@dataclass(slots=True)
-class Reading:
+class Reading(Struct):
     """A running read of a source."""
 
     t_s: float
@@ -238,8 +239,7 @@ Key = tuple[str, ...]
 NODE: Key = ("node",)
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """GPUs of a source and the window of their signals. Targets with equal selections share a
     monitor."""
 
@@ -248,8 +248,7 @@ class Selection:
     window_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(Struct, frozen=True):
     """A target's GPUs and their monitor."""
 
     selection: Selection

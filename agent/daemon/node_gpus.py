@@ -6,7 +6,9 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
@@ -24,8 +26,7 @@ SHOWN_MAX = 8
 """Up to this many GPUs are listed by name; more are counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuClaim:
+class GpuClaim(Struct, frozen=True):
     """What a target's labels and settings state about its GPUs.
 
     `count` is its number of GPUs, if stated; `alone`: no other target uses the source.
@@ -92,8 +93,7 @@ class GpuClaim:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class UsedGpus:
+class UsedGpus(Struct, frozen=True):
     """The GPUs that a server was observed to use: their UUIDs, else its pod as NAMESPACE/NAME."""
 
     uuids: tuple[str, ...] = ()

@@ -17,8 +17,9 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import Condition, Lock, Thread, local
+
+from msgspec import Struct
 
 from kneewatch.agent.daemon.periodic_jobs import STEP_S, Grid, Job, first_run_s, phase_ratio
 
@@ -36,8 +37,7 @@ IDLE_S = 30.0
 """Surplus threads end after this many seconds."""
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(Struct, eq=False):
     """A job in the queue. `due_s` is on the wall clock; None while it runs and once it was dropped.
     `first_s` is the first run after the running one, if the job was replaced meanwhile. `computes`:
     it runs, and waits for nothing but the CPU."""

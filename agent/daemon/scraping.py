@@ -7,9 +7,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.server.probe import answer_of
 from kneewatch.agent.settings.effective import Settings
@@ -139,8 +141,7 @@ AT_REST = ("/is_sleeping", "/is_paused")
 them in development mode only."""
 
 
-@dataclass(frozen=True, slots=True)
-class CanarySettings:
+class CanarySettings(Struct, frozen=True):
     """When and how the canary is sent. `model` is empty for the model of the page."""
 
     interval_s: float

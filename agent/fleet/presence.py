@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.queries import QueryMoment, QueryScope
@@ -97,8 +99,7 @@ Space = tuple[str, str, str]
 """The cluster, namespace and job of a target: one scrape configuration finds all targets of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Presence:
+class Presence(Struct, frozen=True):
     """The replicas that serve (`shape`) and those that do not, and the seconds between scrapes;
     diagnose.fleet.inventory describes the rest."""
 
@@ -214,8 +215,7 @@ def _agree(target: Labels, labels: Labels) -> bool:
 Target = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
+class _Failure(Struct, frozen=True):
     """A target whose scrapes fail. `failed_s` are the times of its failed scrapes since its last
     answer in the last hour, in Unix seconds; `answered`: there was such an answer."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.names.vllm_metrics import PREFIXES
@@ -81,8 +83,7 @@ MATCHER = re.compile(rf"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*{_VALUE}\s*
 """A PromQL label matcher; a list may end with a comma."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueryScope:
+class QueryScope(Struct, frozen=True):
     """The scope of queries: matchers of the series, the labels that distinguish engines, the
     prefixes of vLLM's metric names, and the window in seconds."""
 
@@ -406,8 +407,7 @@ OF_THE_QUERY = frozenset({"query", "timeout", "too_large"})
 """Errors of a request that may be caused by one of its queries: each is then sent separately."""
 
 
-@dataclass(slots=True)
-class AnswerLog:
+class AnswerLog(Struct):
     """Collects the warnings and errors of answers."""
 
     warnings: dict[str, None] = field(default_factory=dict[str, None])
@@ -422,8 +422,7 @@ class AnswerLog:
         return answer.samples
 
 
-@dataclass(frozen=True, slots=True)
-class QueryMoment:
+class QueryMoment(Struct, frozen=True):
     """Sends queries for one moment, and logs their errors and warnings."""
 
     source: PrometheusSource

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.past_days import past_of
@@ -180,8 +182,7 @@ DEFAULT_SCRAPES_S = 15.0
 RECORDED = "kneewatch:running"
 
 
-@dataclass(frozen=True, slots=True)
-class FleetConfig:
+class FleetConfig(Struct, frozen=True):
     """The fleet to diagnose: matchers, label roles, window, moment (None: now), lookback for peaks.
 
     A given `past` is used instead of new queries. `profile` selects the rules, and with them the

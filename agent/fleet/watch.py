@@ -6,7 +6,9 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.fleet.snapshot import fleet_config, observe, source_settings
 from kneewatch.agent.notify.message import FLEET
@@ -35,8 +37,7 @@ PAST_S = 3600.0
 """How long a complete history is reused: queries over days are expensive."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetState:
+class FleetState(Struct, frozen=True):
     """The state of a watched fleet.
 
     `diagnosis` is the newest one, None before the first; `seen_s` is its time, `error` why the

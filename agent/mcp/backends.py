@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import orjson
 import requests
+from msgspec import Struct
 
 from kneewatch.agent.api.openapi import schemas
 from kneewatch.agent.api.responses import COMPONENTS
@@ -252,8 +252,7 @@ def _reason(answer: requests.Response) -> str:
 SIGNALS = {signal.key: signal for signal in VLLM_SIGNALS}
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsSystem:
+class MetricsSystem(Struct, frozen=True):
     """Asks a metrics system; `selector` restricts all series."""
 
     url: str

@@ -12,7 +12,6 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import uvicorn
 from anyio import to_thread
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
+from msgspec import Struct
 
 from kneewatch.agent.api.docs import source as manual_page
 from kneewatch.agent.api.openapi import size_inputs
@@ -65,8 +65,7 @@ Answer = tuple[str, JsonObject]
 """Text for the model, and the document for programs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """One tool; `answer` takes arguments that fit the schema `takes`.
 
     `answer` raises KneewatchError or Problem where there is no answer.

@@ -6,11 +6,12 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
+
+from msgspec import Struct
 
 from kneewatch.agent.notify.events import Event, EventKind, Key, Problem, is_resolved, problems
 from kneewatch.agent.notify.receivers import Receiver
@@ -27,8 +28,7 @@ GONE_SCRAPES = 2
 """A problem is resolved only after this many scrapes without it, however far apart they are."""
 
 
-@dataclass(slots=True)
-class ActiveProblem:
+class ActiveProblem(Struct):
     """A problem that is active for a receiver.
 
     `severity` and `stage` are the worst seen; `notified` is the worst that was delivered.

@@ -8,8 +8,9 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from threading import Condition, Thread
+
+from msgspec import Struct
 
 from kneewatch.agent.notify import events
 from kneewatch.agent.notify.alert_state import AlertState, StateFile
@@ -23,8 +24,7 @@ from kneewatch.agent.target_state import TargetState
 QUEUE_MAX = 256
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(Struct, frozen=True):
     """Exponential backoff: `first_s`, doubled at each failure up to `most_s`.
 
     A random part of up to half is taken off, so that many daemons do not retry at the same moment.
@@ -39,8 +39,7 @@ class RetryPolicy:
         return whole_s * random.uniform(0.5, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class NotifierStats:
+class NotifierStats(Struct, frozen=True):
     """Numbers of messages delivered, failed attempts, messages queued now, messages given up."""
 
     sent: int = 0
@@ -58,8 +57,7 @@ class NotifierStats:
         )
 
 
-@dataclass(slots=True)
-class Outgoing:
+class Outgoing(Struct):
     """A queued message. `done` is called once, with True if the message was delivered."""
 
     message: Message

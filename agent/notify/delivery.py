@@ -11,11 +11,12 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from kneewatch.agent.notify.message import Message, email, slack, webhook
 from kneewatch.agent.notify.receivers import SLACK, Mail, Receiver, Web

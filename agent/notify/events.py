@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.agent.notify.message import (
     FIRING,
@@ -44,8 +46,7 @@ class Key(NamedTuple):
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """A cause or KV cascade stage of one engine now. `stage` is the cascade's number, 0 outside
     it; `cause` is None for a stage without a cause."""
 
@@ -62,8 +63,7 @@ class Problem:
         return self.severity, self.stage, self.cause.confidence if self.cause else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """A change of a problem that is worth a notification.
 
     `diagnosis` and `cause` are the present ones, None for an end. `before` is the previous severity
@@ -340,8 +340,7 @@ class SentAlerts:
 # --- Grouping -------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Gathering:
+class _Gathering(Struct):
     due_s: float
     events: dict[Key, Event] = field(default_factory=dict[Key, Event])
 

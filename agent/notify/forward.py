@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
+
+from msgspec import Struct
 
 from kneewatch.agent.notify.events import DedupKey
 from kneewatch.agent.notify.message import FIRING, RESOLVED, Line, Message, Part, identity, link
@@ -25,8 +26,7 @@ class PayloadError(KneewatchError):
     """A payload is not one of Alertmanager's; the message names the key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(Struct, frozen=True):
     """One alert. `ends_s` is None while it fires."""
 
     fingerprint: str
@@ -42,8 +42,7 @@ class Alert:
         return self.labels.get("alertname") or "alert"
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(Struct, frozen=True):
     """One post. `left_out` is how many alerts Alertmanager truncated."""
 
     status: str
@@ -146,8 +145,7 @@ PARTS_MAX = 10
 EVENTS_MAX = 20
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnosedAlert:
+class DiagnosedAlert(Struct, frozen=True):
     """An alert with its diagnosis: `lines` for a person, `document` as it was answered.
 
     `targets` are the matched targets with their labels, `cause_id` is their first cause or empty.

@@ -8,12 +8,13 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from email.message import EmailMessage
 from email.utils import formatdate
 from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
+
+from msgspec import Struct, field
 
 from kneewatch.reports.diagnosis_text import escaped
 from kneewatch.rules.formatting import clock, cut, date
@@ -22,8 +23,7 @@ SCHEMA = "kneewatch.notification/1"
 FIRING, RESOLVED, UNWATCHED = "firing", "resolved", "unwatched"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """A line of a part. `label` needs no escape; `code` is a flag or command, shown first."""
 
     label: str
@@ -36,8 +36,7 @@ class Line:
         return f"{label}{self.code}. {self.text}".strip() if self.code else f"{label}{self.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """A section of a message: a title, lines, and links to the triage page and to the cause's page;
     "" for a page that has no known address."""
 
@@ -53,8 +52,7 @@ class Part:
         return tuple((words, url) for words, url in named if url)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(Struct, frozen=True, kw_only=True):
     """A notification. `id` is stable over retries; `events` are JSON documents."""
 
     id: str

@@ -6,11 +6,13 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.settings.effective import HIDDEN, Settings, gathered, validated
 from kneewatch.agent.settings.table import Setting, count, flag, pairs, seconds, text, texts
@@ -88,13 +90,15 @@ KEYS = {key.key: (key, kinds) for kinds, keys in KEYS_BY_KINDS.items() for key i
 # secret in a file or in the environment is read again at each use.
 
 
-@dataclass(frozen=True, slots=True)
-class Secret:
-    """A secret, or the file or environment variable that holds it."""
+class Secret(Struct, frozen=True):
+    """A secret, or the file or environment variable that holds it. Its repr hides the text."""
 
-    text: str | None = field(default=None, repr=False)
+    text: str | None = None
     file: str | None = None
     env: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Secret(file={self.file!r}, env={self.env!r})"
 
     def read(self) -> str:
         """The secret's current value.
@@ -114,8 +118,7 @@ class Secret:
         return value.strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Web:
+class Web(Struct, frozen=True):
     """A webhook. `access` holds headers, tokens, client certificate and trusted authorities;
     `path` is added to the URL's."""
 
@@ -147,8 +150,7 @@ class Web:
         return address
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mail:
+class Mail(Struct, frozen=True, kw_only=True):
     """A mail server, the sender and the recipients. `security` is starttls, tls or none."""
 
     host: str
@@ -162,8 +164,7 @@ class Mail:
     insecure_skip_verify: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receiver:
+class Receiver(Struct, frozen=True, kw_only=True):
     """A receiver of notifications. `origin` is where it was configured.
 
     `own`: send kneewatch's own findings; `alerts`: forward Alertmanager's. `hold_s` is how long a

@@ -7,9 +7,10 @@ incident, which of them get evidence, which engines form a tier) is decided here
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import PROFILE_SETTING, named_profile, stated
@@ -47,8 +48,7 @@ UNNAMED = "unknown model"
 LISTED_MOST = 20
 
 
-@dataclass(frozen=True, slots=True)
-class ReportRequest:
+class ReportRequest(Struct, frozen=True):
     """What a report covers. Empty `tiers` or `targets` mean all."""
 
     grid: Grid
@@ -147,8 +147,7 @@ ReportProgress = Callable[[int, int], None]
 """Called with the steps done and the total number of steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class EnginePeriod:
+class EnginePeriod(Struct, frozen=True):
     """One engine of the report, as its source observed it.
 
     `now` and `before` are the engine in the period and in the one before; None where it was absent
@@ -168,8 +167,7 @@ class EnginePeriod:
     configured: Sequence[Configured] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Remarks:
+class Remarks(Struct, frozen=True):
     """A source's remarks on its data: fields as in `Observed`; `filters` are added to those of the
     request."""
 
@@ -205,8 +203,7 @@ class PeriodSource(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _TierEngines:
+class _TierEngines(Struct):
     """The engines of one tier; `first` names its model and GPU."""
 
     first: EnginePeriod

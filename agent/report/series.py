@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
 
 from kneewatch.collector.scrape_history import Column
 from kneewatch.diagnose.learned.knee import (
@@ -44,8 +44,7 @@ GAP_LEAST_S = 30.0
 """Scrapes further apart than max(GAP_SCRAPES intervals, GAP_LEAST_S) have a gap between them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Signals:
+class Signals(Struct, frozen=True):
     """Signals per scrape, oldest first. Shapes: `times` and each of `values` (scrapes,); NaN if
     unknown."""
 
@@ -143,8 +142,7 @@ Part = tuple[str, str]
 """A metric and the part of it: "" for a counter, else "sum", "count" or a bucket's bound."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(Struct, frozen=True):
     """Counters of consecutive snapshots. Shapes: `times` (snapshots,), `values` (columns,
     snapshots); NaN if a page lacks a column. Equal `columns` are the same object."""
 
@@ -322,8 +320,7 @@ METRICS = (*COUNTS, *TALLIES, BY_SOURCE)
 PARTS = (*COUNTS, COMPUTED, FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class GaugeSpans:
+class GaugeSpans(Struct, frozen=True):
     """The gauges of some engines over consecutive spans of time.
 
     Shapes: `watched_s` and `idle_s` (engines, spans); `levels` (spans,), over all engines.

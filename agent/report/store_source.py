@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.report.period_source import (
     EnginePeriod,
@@ -205,8 +206,7 @@ LOOKS = (0.5, 0.25, 0.75, 0.05, 0.95)
 SEVERITY = {word: severity for severity, word in WORDS.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """An engine and its tier; `document` is its newest diagnosis of the period.
 
     A target that was unreachable at first is stored as an engine without a name. It has
@@ -321,8 +321,7 @@ def _member(history: History, engine: StoredEngine, request: ReportRequest) -> M
 # --- One engine: its period, its incidents, its advice --------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EngineHistory:
+class EngineHistory(Struct, frozen=True):
     """An engine's numbers over a period."""
 
     engine: StoredEngine

@@ -9,8 +9,9 @@ import stat
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kneewatch.agent.server.process import container_id
 from kneewatch.agent.stated_deployment import named_model
@@ -178,8 +179,7 @@ _RUNTIMES = ("docker", "containerd", "kubelet", "crio", "podman", "ssh", "sshd")
 """Units that start other programs: their journal is not a server's log."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogPlace:
+class LogPlace(Struct, frozen=True):
     """Where a process's log is: a file, or the journal of a unit.
 
     `user_id`: the file must be that user's or readable by everyone; None: no user can choose it.

@@ -7,9 +7,11 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.server.host import control_groups, numbers_in
 from kneewatch.agent.server.process import is_local, running_server
@@ -233,8 +235,7 @@ SYSTEMCTL_S = 2.0
 _UNIT = re.compile(r"[A-Za-z0-9@_:.\\-]{1,200}\.service")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerStart:
+class ServerStart(Struct, frozen=True):
     """A process of the server: its id, when it was started, its systemd unit, and the OOM kills of
     its control group when it was first observed; None where they cannot be read."""
 

@@ -13,10 +13,12 @@ import socket
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.server.host import text_of
 from kneewatch.collector.errors import KneewatchError
@@ -134,8 +136,7 @@ ALLOW = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ServerProcess:
+class ServerProcess(Struct, frozen=True):
     """A vLLM process. `folder` (its working folder) and `environ` are None where they cannot be
     read. `shares_files`: a path names the same file for it as for kneewatch."""
 

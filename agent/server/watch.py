@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from kneewatch.agent.server.host import HostReader
 from kneewatch.agent.server.log import Journal, LogFollower, failure_of, reading_of

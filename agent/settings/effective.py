@@ -11,9 +11,10 @@ import math
 import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
+
+from msgspec import Struct
 
 from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting, pair
 from kneewatch.collector.errors import CollectError, SettingsError
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 HIDDEN = "(hidden)"
 
 
-@dataclass(frozen=True, slots=True)
-class Effective:
+class Effective(Struct, frozen=True):
     """A value and its origin."""
 
     value: Any

@@ -17,8 +17,9 @@ import zlib
 from array import array
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
+
+from msgspec import Struct
 
 from kneewatch.collector.errors import KneewatchError
 
@@ -128,8 +129,7 @@ def zigzag_deltas(values: Sequence[int]) -> array[int]:
     return zigzag
 
 
-@dataclass(frozen=True, slots=True)
-class Decoders:
+class Decoders(Struct, frozen=True):
     """Decodes all numbers of a piece.
 
     `sums` returns the 64-bit integers of zigzag deltas; with order 2 the bytes are deltas of

@@ -6,10 +6,11 @@ import math
 import zlib
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.store.columns import LEVEL, DamagedError, to_bytes
 from kneewatch.agent.store.records import Cycle, EngineCycle
@@ -181,8 +182,7 @@ ENGINES_REMEMBERED = 20_000
 """Engines whose last document is remembered; then all are forgotten, since replicas come and go."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineName:
+class EngineName(Struct, frozen=True):
     """The identity of an engine."""
 
     target: str
@@ -191,16 +191,14 @@ class EngineName:
     replica: str
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRecommendation:
+class PackedRecommendation(Struct, frozen=True):
     """A recommendation: `name` identifies it, `document` is its JSON."""
 
     name: str
     document: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PackedEngine:
+class PackedEngine(Struct, frozen=True):
     """One engine after a scrape.
 
     `signals` are float32 in the order of `keys`, `counters` float64 in the order of `columns`;
@@ -221,8 +219,7 @@ class PackedEngine:
     restart: Restart | None
 
 
-@dataclass(frozen=True, slots=True)
-class PackedCycle:
+class PackedCycle(Struct, frozen=True):
     """One target after a scrape. `bytes` is its approximate size in memory."""
 
     t_s: float
@@ -233,8 +230,7 @@ class PackedCycle:
     bytes: int
 
 
-@dataclass(slots=True)
-class _Last:
+class _Last(Struct):
     """The hash of an engine's last document, and its last recommendations, unpacked and packed."""
 
     fingerprint: int | None = None

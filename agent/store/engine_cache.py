@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import orjson
+from msgspec import Struct, field
 
 from kneewatch.agent.store.database import SEQUENCE_MASK, columns_layout, keys_layout, rows_of
 from kneewatch.agent.store.encoding import EngineName, PackedRecommendation
@@ -17,8 +17,7 @@ from kneewatch.diagnose.intervals import IntervalBook, Open
 from kneewatch.rules.rule import Severity
 
 
-@dataclass(slots=True)
-class RecommendationRow:
+class RecommendationRow(Struct):
     """An active recommendation: its row id, and the document last written."""
 
     id: int
@@ -26,8 +25,7 @@ class RecommendationRow:
     written_s: float
 
 
-@dataclass(slots=True)
-class DocumentChain:
+class DocumentChain(Struct):
     """An engine's last documents: a whole one with its row id, compressed bytes and time, and the
     newest one, which is `links` deltas after a delta to the whole one."""
 
@@ -40,8 +38,7 @@ class DocumentChain:
     links: int = 0
 
 
-@dataclass(slots=True)
-class CachedEngine:
+class CachedEngine(Struct):
     """An engine's open intervals and recommendations, and what was last written.
 
     `rows` counts open scrapes. `counters_id`, `counters_s` and `counters_layout` are the id, time
@@ -128,8 +125,7 @@ NEW_ENGINES_MAX, NEW_ENGINES_S = ENGINES_MAX, 3600.0
 disk. Real replacements of replicas are far fewer."""
 
 
-@dataclass(slots=True)
-class CachedTarget:
+class CachedTarget(Struct):
     """A target: its count of open scrapes, and its engines seen by this process.
 
     `new_engines_left` is the number of new engines allowed at `left_counted_s`; `full` is whether

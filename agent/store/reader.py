@@ -9,11 +9,11 @@ import threading
 from array import array
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from kneewatch.agent.store.chunks import SignalChunk
 from kneewatch.agent.store.columns import PURE_PYTHON, DamagedError, Decoders, floats_from_bytes
@@ -50,8 +50,7 @@ from kneewatch.diagnose.intervals import AWAY_STEPS, TIMES_KEPT, away_s
 from kneewatch.rules.rule import Severity
 
 
-@dataclass(frozen=True, slots=True)
-class Scrape:
+class Scrape(Struct, frozen=True):
     """The newest scrape at or before a time, valid for `lasts_s` after it; `values` reads its
     signals."""
 

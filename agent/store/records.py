@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.scrape_history import Column, Restart
@@ -16,8 +17,7 @@ KINDS = ("stage", "cause", "health")
 DAY_S = 24 * 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
+class Retention(Struct, frozen=True):
     """How long every scrape and how long downsampled values are kept, and the largest file size."""
 
     keep_s: float = 15 * DAY_S
@@ -25,8 +25,7 @@ class Retention:
     max_bytes: int = 4 * 1024**3
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStats:
+class StoreStats(Struct, frozen=True):
     """State of the store.
 
     `queued`, `written` and `dropped` count cycles, `bytes` is the size of the files, `oldest_s` the
@@ -43,8 +42,7 @@ class StoreStats:
     unwritten_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEngine:
+class StoredEngine(Struct, frozen=True):
     """An engine in the store. `labels` are the newest labels of its target."""
 
     id: int
@@ -62,8 +60,7 @@ class StoredEngine:
         return EngineKey(self.model, self.engine, self.replica)
 
 
-@dataclass(frozen=True, slots=True)
-class Scrapes:
+class Scrapes(Struct, frozen=True):
     """Scrapes of a target, in order of arrival. Shape: `times` (scrapes,); `failed` maps positions
     of failed scrapes to their errors."""
 
@@ -71,8 +68,7 @@ class Scrapes:
     failed: Mapping[int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(Struct, frozen=True):
     """Signals over time, in scrape order.
 
     Shapes: `times` and each of `values` (scrapes,); NaN where a signal is unknown. Times decrease
@@ -83,8 +79,7 @@ class Series:
     values: Mapping[str, array[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(Struct, frozen=True):
     """The time during which an engine had a stage, a cause or a health.
 
     `kind` is stage, cause or health; `id` is the stage's number as text, the cause's id or the
@@ -103,8 +98,7 @@ class Interval:
     ended: str
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnosisLookup:
+class DiagnosisLookup(Struct, frozen=True):
     """The diagnosis in force at a time.
 
     `document` is None if the engine was not watched then, or if the stored data is `damaged`.
@@ -114,8 +108,7 @@ class DiagnosisLookup:
     damaged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRecommendation:
+class StoredRecommendation(Struct, frozen=True):
     """A recommendation and its outcome.
 
     `outcome` is "open" (active, not seen to be applied), "applied" (the engine runs with it, not
@@ -134,8 +127,7 @@ class StoredRecommendation:
     measured: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigChange:
+class ConfigChange(Struct, frozen=True):
     """A start of the engine or a change of its configuration.
 
     `before` is empty for the first configuration seen; `restart` states how the restart was
@@ -151,8 +143,7 @@ class ConfigChange:
 # --- Input: one cycle of one target ---------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RawCounters:
+class RawCounters(Struct, frozen=True):
     """An engine's counters from its page, including histogram parts.
 
     Shapes: `columns` and `values` (counters,). `columns` stays the same object while the page's
@@ -163,8 +154,7 @@ class RawCounters:
     values: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCycle:
+class EngineCycle(Struct, frozen=True):
     """One engine after a scrape. `raw` is None if the page could not be read.
 
     `config` holds the labels of cache_config_info, `started_s` the process's start time if the page
@@ -180,8 +170,7 @@ class EngineCycle:
     replica: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Cycle:
+class Cycle(Struct, frozen=True):
     """One target after a scrape, with its labels; `error` is None if it succeeded."""
 
     t_s: float

@@ -11,8 +11,9 @@ import sqlite3
 from array import array
 from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from kneewatch.agent.store.chunks import (
     ReadBytes,
@@ -31,8 +32,7 @@ Name = TypeVar("Name", bound=Hashable)
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRow:
+class ChunkRow(Struct, frozen=True):
     """A chunk's id and the range it covers; `step_s` is 0 if it was not downsampled."""
 
     id: int

@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stream import GpuStream, TargetStream
@@ -98,8 +99,7 @@ INTERVALS_MISSED = 3
 PATIENCE_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class ServerFeed:
+class ServerFeed(Struct, frozen=True):
     """A live server, scraped each interval; the first scrape comes after `offset_s`."""
 
     name: str
@@ -123,8 +123,7 @@ class ServerFeed:
                     screen.put(self.name, diagnoses, now_s=diagnoses[0].t_s)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingFeed:
+class RecordingFeed(Struct, frozen=True):
     """A capture, played at the pace it was recorded at."""
 
     name: str
@@ -150,8 +149,7 @@ class RecordingFeed:
             screen.set_note(self.name, ENDED)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFeed:
+class GpuFeed(Struct, frozen=True):
     """The page of the servers' GPUs. It has no row of its own: the engines' diagnoses use it."""
 
     stream: GpuStream
@@ -192,8 +190,7 @@ HINTS = {
 """Hints by kind of error, in place of those of a scrape, which are about vLLM."""
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonAnswer:
+class DaemonAnswer(Struct, frozen=True):
     """A daemon's answer.
 
     `late` are targets whose data is old, `pending` targets without a scrape, `error` is empty
@@ -207,8 +204,7 @@ class DaemonAnswer:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonFeed:
+class DaemonFeed(Struct, frozen=True):
     """A daemon's triage endpoint."""
 
     name: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from unicodedata import combining, east_asian_width
+
+from msgspec import Struct
 
 from kneewatch.rules.formatting import printable
 
@@ -48,8 +49,7 @@ PLAIN_TONES = {
 """Styles without colour; the words carry the state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Glyphs:
+class Glyphs(Struct, frozen=True):
     """The characters to draw with. `bars` go from the lowest to a full cell."""
 
     bars: str

@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
+
+from msgspec import Struct
 
 from kneewatch.agent.watch.glyphs import Glyphs, Line, Piece, cells, spread, toned
 from kneewatch.agent.watch.state import RANK, Kind, Row, Trail
@@ -173,8 +174,7 @@ ROOM = 1.25
 """A chart extends 25% above its bound, so that the bound is visible before it is crossed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """The time that charts cover: `columns` of `cell_s` seconds each, up to `end_s`."""
 
     columns: int
@@ -277,8 +277,7 @@ CHART_NUMBERS: tuple[tuple[str, str, Format], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """The size and the characters to draw with, and where the pages about causes are."""
 
     width: int
@@ -287,8 +286,7 @@ class Frame:
     docs_url: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _ChartSpec:
+class _ChartSpec(Struct, frozen=True):
     key: str
     title: str
     format: Format

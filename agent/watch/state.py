@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from threading import Lock
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
@@ -70,8 +71,7 @@ class Trail:
         return copy
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One engine on the screen, or a source without engines yet.
 
     `quiet_s` is the time since its newest data, `stale` whether that is too long; `note` is a
@@ -95,16 +95,14 @@ class Row:
         return "unknown" if self.stale and not bad else self.diagnosis.health
 
 
-@dataclass(slots=True)
-class _Engine:
+class _Engine(Struct):
     diagnosis: Diagnosis
     trail: Trail
     behind_s: float
     late: bool
 
 
-@dataclass(slots=True)
-class _Source:
+class _Source(Struct):
     kind: Kind
     patience_s: float
     updated_s: float | None = None

@@ -6,10 +6,10 @@ import math
 import re
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import orjson
+from msgspec import Struct, field
 
 KIB = 1024
 CHUNK_BYTES = 32 * KIB
@@ -39,8 +39,7 @@ class _Inflater(Protocol):
     def copy(self) -> _Inflater: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(Struct, frozen=True):
     """A description of an unreadable part; the text before and after it is not contiguous."""
 
     text: str
@@ -195,8 +194,7 @@ HOST_SIGNAL = "host_"
 """What the name of a signal of the server's host begins with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One scrape: the page, or why it failed. `t_s` is unix time; `host` are the signals of the
     server's host at that time, by their keys, where the recorder ran on it."""
 

@@ -11,7 +11,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.gpu.nvml_calls import (
@@ -34,8 +35,7 @@ LINKS_MAX = 72
 """Number of NVLinks that NVML has names for; a higher count is a misreading."""
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Struct, frozen=True):
     """A call with a pynvml constant as argument; its answer times `scale` is the field's value."""
 
     field: str
@@ -285,8 +285,7 @@ INSTANCES_MAX = 16
 Labels = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
+class Readings(Struct, frozen=True):
     """The fields of a GPU or MIG instance, and the labels that identify it."""
 
     labels: Labels

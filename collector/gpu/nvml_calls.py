@@ -9,8 +9,9 @@ import importlib
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 
@@ -179,8 +180,7 @@ NO_INSTANCE = 0xFFFF_FFFF
 """NVML's GPU instance of a process that uses a whole GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGpu:
+class NodeGpu(Struct, frozen=True):
     """A GPU of this node. `is_used`: by one of the processes; `is_part`: through a MIG instance."""
 
     index: str

@@ -8,8 +8,9 @@ DCGM exporter serves one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits, PageParser
@@ -22,8 +23,7 @@ GPUS_LOST = "gpus_lost"
 """Kind of the CollectError when no GPU that was there answers: a fault, not a gap."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuNote:
+class GpuNote(Struct, frozen=True):
     """A message about a GPU, or about all where `uuid` and `index` are empty.
 
     `lost`: the GPU no longer answers, which is a fault.
@@ -35,8 +35,7 @@ class GpuNote:
     lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPage:
+class GpuPage(Struct, frozen=True):
     """One reading: the page, which GPU each value belongs to, and what is missing.
 
     `where` completes "is not ..." in messages about a missing field.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+
+from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 
@@ -17,16 +18,18 @@ HOST = re.compile(r"[^\s/?#@\\%:\[\]]+|[0-9a-f.:]+(%[\w.-]+)?")
 UNWANTED = re.compile(r"[\x00-\x20\x7f\\]")
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """One page on one server; `path` includes the query. Its repr hides the credentials."""
 
     scheme: str
     host: str
     port: int
     path: str
-    user: str | None = field(default=None, repr=False)
-    password: str = field(default="", repr=False)
+    user: str | None = None
+    password: str = ""
+
+    def __repr__(self) -> str:
+        return f"Address({self.url!r})"
 
     @property
     def origin(self) -> tuple[str, str, int]:

@@ -15,9 +15,11 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import PORTS, Address
@@ -374,9 +376,8 @@ FIELD_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 FIELD_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]+")
 
 
-@dataclass(frozen=True, slots=True)
-class FetchSettings:
-    """How to read a page.
+class FetchSettings(Struct, frozen=True):
+    """How to read a page. Its repr hides the headers' values.
 
     `read_timeout_s` is for the whole answer; `body_limit_bytes` applies before and after
     decompression. A header's value is text, or the name of a file or environment variable that
@@ -391,13 +392,17 @@ class FetchSettings:
     1-2 ms."""
     bearer_token_file: str | None = None
     bearer_token_env: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
     header_files: Mapping[str, str] = field(default_factory=dict[str, str])
     header_envs: Mapping[str, str] = field(default_factory=dict[str, str])
     ca_file: str | None = None
     client_cert_file: str | None = None
     client_key_file: str | None = None
     insecure_skip_verify: bool = False
+
+    def __repr__(self) -> str:
+        shown = asdict(self) | {"headers": list(self.headers)}
+        return f"FetchSettings({shown})"
 
     def without_secrets(self) -> FetchSettings:
         """These settings without tokens and headers, for another server."""

@@ -7,8 +7,9 @@ import re
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
+
+from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import metrics_url, parse_target, redirected
@@ -35,8 +36,7 @@ REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 HTML_TYPES = ("text/html", "application/xhtml")
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(Struct, frozen=True):
     """A page as served, decompressed; `duration_s` is from the call to the last byte."""
 
     body: bytes
@@ -45,8 +45,7 @@ class Fetched:
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Scrape:
+class Scrape(Struct, frozen=True):
     """One GET of a page: the unix time at which it began, and the page as served or the error."""
 
     t_s: float
@@ -65,8 +64,7 @@ NOT_PLAIN = frozenset({"transfer-encoding", "content-encoding", "connection"})
 RECEIVE_BYTES = 64 * 1024
 
 
-@dataclass(slots=True)
-class PlainAnswer:
+class PlainAnswer(Struct):
     """A response with status 200 and a stated length, with the interface that `Fetcher` needs.
 
     Nearly every page comes this way. http.client parses headers as mail headers, which takes longer

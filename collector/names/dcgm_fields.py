@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.packaged import packaged_tables
@@ -16,8 +17,7 @@ from kneewatch.collector.samples import Layout, Series
 BY_NAMESPACE = attrgetter("namespace", "pod", "container")
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """A row of the table. A value in `unit` is the page's value times the scale of its name. `csv`
     is the list that has it: dcgm-exporter's `default`, or `fuller`, the recommended one."""
 
@@ -30,8 +30,7 @@ class Field:
     wide: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FieldName:
+class FieldName(Struct, frozen=True):
     """The meaning of a name on a page; if a field has several names, the lowest `rank` wins."""
 
     field: Field
@@ -39,8 +38,7 @@ class FieldName:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class FieldTable:
+class FieldTable(Struct, frozen=True):
     """All fields by canonical name, and all their names on pages."""
 
     fields: Mapping[str, Field]
@@ -98,8 +96,7 @@ _BLANKS = 16
 Labels = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuKey:
+class GpuKey(Struct, frozen=True):
     """A GPU, or one of its MIG instances if `mig` is not empty."""
 
     uuid: str
@@ -109,8 +106,7 @@ class GpuKey:
     mig: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """The container that uses a GPU."""
 
     namespace: str
@@ -118,8 +114,7 @@ class Workload:
     container: str
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSlot:
+class GpuSlot(Struct, frozen=True):
     """The position of a value in `Page.values`, its own labels, and the conversion to its unit."""
 
     position: int
@@ -133,8 +128,7 @@ class GpuSlot:
         return None if is_sentinel(raw, wide=self.wide) else raw * self.scale
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFields:
+class GpuFields(Struct, frozen=True):
     """The fields of one GPU or MIG instance; several slots of a field are several links."""
 
     key: GpuKey
@@ -142,8 +136,7 @@ class GpuFields:
     workloads: tuple[Workload, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuBinding:
+class GpuBinding(Struct, frozen=True):
     """The positions of the GPUs' values in a page layout."""
 
     gpus: tuple[GpuFields, ...]

@@ -6,9 +6,10 @@ import math
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct, field
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.collector.samples import Layout
@@ -29,8 +30,7 @@ RATIO_MAX = 1.01
 """Largest valid ratio: one plus rounding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """A row of the table. `scope` is what the metric is of: engine, model or page. `names` are all
     its names in vLLM's versions, the newest first."""
 
@@ -49,8 +49,7 @@ class Metric:
         return RATIO_MAX if share else sys.float_info.max
 
 
-@dataclass(frozen=True, slots=True)
-class SampleName:
+class SampleName(Struct, frozen=True):
     """The meaning of a name on a page, without the page's prefix.
 
     If a page has a metric twice, the lower `rank` wins: the newest name before former ones, and a
@@ -63,8 +62,7 @@ class SampleName:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class MetricTable:
+class MetricTable(Struct, frozen=True):
     """All metrics by canonical name, and all sample names without prefix."""
 
     metrics: Mapping[str, Metric]
@@ -139,8 +137,7 @@ _REPLICA_LABELS = (
 _LISTED_ENGINE = re.compile(r"\[(\d+)\]")  # some 0.8 servers show the list of engines: [0]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineKey:
+class EngineKey(Struct, frozen=True):
     """One engine of a page; `replica` is empty unless the page has several of that model and engine
     number."""
 
@@ -157,8 +154,7 @@ class PageSeries(NamedTuple):
     labels: Labels
 
 
-@dataclass(frozen=True, slots=True)
-class PageNames:
+class PageNames(Struct, frozen=True):
     """The series of a page by kind, as positions."""
 
     prefix: str
@@ -166,8 +162,7 @@ class PageNames:
     process_start: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Engines:
+class Engines(Struct, frozen=True):
     """The engines of a page, and for each identified series the indices of its engines.
 
     `target_labels` come from the deployment or the scraper, not from vLLM.
@@ -349,8 +344,7 @@ def _order(key: EngineKey) -> tuple[str, int, str, str]:
 # --- Histograms from their series -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class HistogramSlots:
+class HistogramSlots(Struct, frozen=True):
     """The positions of one histogram in `Page.values`.
 
     `bounds` ascend and end with infinity; `buckets` are the positions of the cumulative counts, one
@@ -365,8 +359,7 @@ class HistogramSlots:
     labels: Labels = ()
 
 
-@dataclass(slots=True)
-class _Pieces:
+class _Pieces(Struct):
     buckets: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     sum: int | None = None
     count: int | None = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_metrics import (
@@ -24,16 +26,14 @@ from kneewatch.collector.names.vllm_metrics import (
 from kneewatch.collector.samples import Layout
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """The position of a value in `Page.values`, and the metric's own labels, such as a reason."""
 
     position: int
     labels: Labels = ()
 
 
-@dataclass(frozen=True, slots=True)
-class EngineBinding:
+class EngineBinding(Struct, frozen=True):
     """The positions of one engine's values, by canonical metric name.
 
     `infos` are metrics whose labels are the information. `created` are the positions of creation
@@ -58,8 +58,7 @@ class EngineBinding:
         return dict(newest.labels)
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Struct, frozen=True):
     """The positions of all values in a page layout."""
 
     prefix: str
@@ -251,8 +250,7 @@ ANOTHER_ENGINE = "give the address of a vLLM server: kneewatch monitors vLLM onl
 BEHIND_ROUTER = "give the addresses of the vLLM servers behind it"
 
 
-@dataclass(frozen=True, slots=True)
-class OtherProgram:
+class OtherProgram(Struct, frozen=True):
     """A program whose page may be given by mistake, and what to give instead. `names` are the
     prefixes of its metrics."""
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
 from threading import Lock
@@ -17,6 +16,7 @@ from typing import Any, TypeVar, cast
 import orjson
 import requests
 import urllib3
+from msgspec import Struct, field
 from prometheus_api_client.prometheus_connect import PrometheusConnect
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
@@ -265,8 +265,7 @@ API_ENDINGS = ("/api/v1/query_range", "/api/v1/query", "/api/v1", "/graph", "/qu
 Got = TypeVar("Got")
 
 
-@dataclass(frozen=True, slots=True)
-class SourceSettings:
+class SourceSettings(Struct, frozen=True):
     """How to query. `at_once` and `per_s` limit the load on the server.
 
     `tries` counts all attempts of one query; `pause_s` is the wait before the second and doubles
@@ -281,8 +280,7 @@ class SourceSettings:
     pause_s: float = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Struct, frozen=True):
     """The server's clock compared with ours: `skew_s` is how far it is ahead, with an error of at
     most `within_s`."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
+
+from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 
@@ -68,32 +69,28 @@ def message_of(document: Document) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """One series' value at the query's time."""
 
     labels: Mapping[str, str]
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
+class Track(Struct, frozen=True):
     """One series' values over a range, oldest first: (unix seconds, value)."""
 
     labels: Mapping[str, str]
     points: Sequence[tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """An instant query's samples. `warnings` are the server's: some samples may be missing."""
 
     samples: Sequence[Sample]
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """A part of a range query's answer, from `from_s` to `to_s`, both included."""
 
     from_s: float

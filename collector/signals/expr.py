@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.scrape_history import Columns, Where
@@ -37,8 +38,7 @@ ENGINES_OWN = 'model_name!=""'
 `server` and without the model: they are no engines."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(Struct, frozen=True):
     """How a metrics system names series and labels.
 
     `names` maps canonical metric names to those on the pages (default: `vllm:` and the name); `by`
@@ -108,8 +108,7 @@ FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {
 """PromQL's aggregations by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class OfMetric:
+class OfMetric(Struct, frozen=True):
     """An expression over one metric, without which it has no value."""
 
     metric: str
@@ -119,8 +118,7 @@ class OfMetric:
         return () if has(self.metric) else (self.metric,)
 
 
-@dataclass(frozen=True, slots=True)
-class Gauge(OfMetric):
+class Gauge(OfMetric, frozen=True):
     """The newest value, summed over an engine's series."""
 
     where: Where = ()
@@ -138,8 +136,7 @@ class Gauge(OfMetric):
         return dialect.sum(dialect.series(self.metric, where=self.where))
 
 
-@dataclass(frozen=True, slots=True)
-class Count(OfMetric):
+class Count(OfMetric, frozen=True):
     """A counter's newest value, summed over its series."""
 
     where: Where = ()
@@ -158,8 +155,7 @@ class Count(OfMetric):
         return dialect.sum(dialect.series(self.metric, self.suffix, self.where))
 
 
-@dataclass(frozen=True, slots=True)
-class Across(OfMetric):
+class Across(OfMetric, frozen=True):
     """The newest values of an engine's series (GPUs), by `fold`: avg, min, max or sum."""
 
     fold: str
@@ -177,8 +173,7 @@ class Across(OfMetric):
         return f"{self.fold} by ({', '.join(dialect.by)}) ({dialect.series(self.metric)})"
 
 
-@dataclass(frozen=True, slots=True)
-class OverTime(OfMetric):
+class OverTime(OfMetric, frozen=True):
     """A gauge aggregated over the window by `fold`: avg, min or max (avg_over_time etc.).
 
     Several series are aggregated one by one and then summed.
@@ -201,8 +196,7 @@ class OverTime(OfMetric):
         return dialect.sum(f"{self.fold}_over_time({series}[{dialect.range}])")
 
 
-@dataclass(frozen=True, slots=True)
-class BitShare(OfMetric):
+class BitShare(OfMetric, frozen=True):
     """Share of the window's scrapes in which a bit-mask gauge has a bit of `mask`.
 
     Of several series, the greatest share.
@@ -226,8 +220,7 @@ class BitShare(OfMetric):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Slope(OfMetric):
+class Slope(OfMetric, frozen=True):
     """A gauge's change per second by least squares over the window: deriv()."""
 
     where: Where = ()
@@ -281,8 +274,7 @@ def _rate_of_one(columns: tuple[int, ...]) -> Value:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Rate(OfMetric):
+class Rate(OfMetric, frozen=True):
     """Per-second increase of a counter over the window, resets counted as Prometheus does."""
 
     where: Where = ()
@@ -296,8 +288,7 @@ class Rate(OfMetric):
         return dialect.sum(f"rate({series}[{dialect.range}])")
 
 
-@dataclass(frozen=True, slots=True)
-class PartRate(OfMetric):
+class PartRate(OfMetric, frozen=True):
     """Per-second increase of a histogram's `sum` or `count`."""
 
     part: str
@@ -309,8 +300,7 @@ class PartRate(OfMetric):
         return dialect.sum(f"rate({dialect.series(self.metric, '_' + self.part)}[{dialect.range}])")
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Struct, frozen=True):
     """One expression over another, times `scale`; no value where the denominator is not
     positive."""
 
@@ -345,8 +335,7 @@ class Ratio:
         return (*self.over.lacking(has), *self.under.lacking(has))
 
 
-@dataclass(frozen=True, slots=True)
-class Complement:
+class Complement(Struct, frozen=True):
     """One minus a ratio."""
 
     of: Expr
@@ -368,8 +357,7 @@ class Complement:
         return self.of.lacking(has)
 
 
-@dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(Struct, frozen=True):
     """An expression times a constant."""
 
     of: Expr
@@ -392,8 +380,7 @@ class Scaled:
         return self.of.lacking(has)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstOf:
+class FirstOf(Struct, frozen=True):
     """The value of the first expression that has one (PromQL `or`)."""
 
     options: tuple[Expr, ...]
@@ -421,8 +408,7 @@ class FirstOf:
         return () if () in options else options[0]
 
 
-@dataclass(frozen=True, slots=True)
-class HereOnly:
+class HereOnly(Struct, frozen=True):
     """Metrics without an engine label: they belong to the only engine of a page, and to none of
     several. PromQL cannot tell whose they are."""
 
@@ -439,8 +425,7 @@ class HereOnly:
         return self.of.lacking(has)
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(Struct, frozen=True):
     """An expression, combined with one over metrics without an engine label (see `HereOnly`): the
     `fold` of both, or the one that has a value. PromQL has only the first."""
 
@@ -472,8 +457,7 @@ class Beside:
         return lacks if lacks and self.here.lacking(has) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Quantile(OfMetric):
+class Quantile(OfMetric, frozen=True):
     """A histogram's q-quantile over the window: histogram_quantile of the bucket rates."""
 
     q: float
@@ -493,8 +477,7 @@ class Quantile(OfMetric):
         return f"histogram_quantile({self.q}, {dialect.sum(rate, 'le')}) >= 0"
 
 
-@dataclass(frozen=True, slots=True)
-class ShareAtMost(OfMetric):
+class ShareAtMost(OfMetric, frozen=True):
     """Share of a histogram's observations up to a bucket bound."""
 
     bound: float
@@ -531,8 +514,7 @@ def number_of_current(
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class InfoNumber(OfMetric):
+class InfoNumber(OfMetric, frozen=True):
     """A number from a label of an info metric."""
 
     label: str
@@ -551,8 +533,7 @@ class InfoNumber(OfMetric):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class InfoNames(OfMetric):
+class InfoNames(OfMetric, frozen=True):
     """Number of comma-separated names in a label of an info metric's current series."""
 
     label: str
@@ -570,8 +551,7 @@ class InfoNames(OfMetric):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class InfoChanges(OfMetric):
+class InfoChanges(OfMetric, frozen=True):
     """Changes per second of an info metric whose value is the time it was last set."""
 
     def bind(self, page_columns: Columns) -> Value:
@@ -590,8 +570,7 @@ class InfoChanges(OfMetric):
         return f"sum by ({by}) ({series} > bool (time() - {range_s!r})) / {range_s!r}"
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(Struct, frozen=True):
     """The product of two expressions; unknown if either is."""
 
     left: Expr
@@ -614,8 +593,7 @@ class Product:
         return (*self.left.lacking(has), *self.right.lacking(has))
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
+class Sum(Struct, frozen=True):
     """The sum of expressions; unknown if any is."""
 
     parts: tuple[Expr, ...]
@@ -642,8 +620,7 @@ class Sum:
         return tuple(metric for part in self.parts for metric in part.lacking(has))
 
 
-@dataclass(frozen=True, slots=True)
-class SumOfKnown:
+class SumOfKnown(Struct, frozen=True):
     """The sum of those expressions that have a value; unknown if none has."""
 
     parts: tuple[Expr, ...]
@@ -670,8 +647,7 @@ class SumOfKnown:
         return () if () in lacking else lacking[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """The difference of two expressions, at least zero."""
 
     left: Expr
@@ -694,8 +670,7 @@ class Difference:
         return (*self.left.lacking(has), *self.right.lacking(has))
 
 
-@dataclass(frozen=True, slots=True)
-class Positive:
+class Positive(Struct, frozen=True):
     """An expression if it is above zero, else unknown: zero means that the server does not measure
     it."""
 
@@ -718,8 +693,7 @@ class Positive:
         return self.of.lacking(has)
 
 
-@dataclass(frozen=True, slots=True)
-class SlowTimeShare(OfMetric):
+class SlowTimeShare(OfMetric, frozen=True):
     """A lower bound on the share of a histogram's total time in observations above the first edge.
 
     Each observation between two edges counts with the lower edge. `edges` must be bucket bounds,
@@ -766,8 +740,7 @@ class SlowTimeShare(OfMetric):
         return dialect.sum(f"rate({bucket}[{dialect.range}])")
 
 
-@dataclass(frozen=True, slots=True)
-class AboveRate(OfMetric):
+class AboveRate(OfMetric, frozen=True):
     """Observations per second above a bucket bound of a histogram."""
 
     bound: float

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.scrape_history import Columns, History
 from kneewatch.collector.signals.expr import Expr, Value
@@ -13,8 +15,7 @@ LOGGERS = "vllm/v1/metrics/loggers.py (0.32)"
 """Where most metrics come from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(Struct, frozen=True):
     """A named quantity; its key ends with the unit (none for plain counts).
 
     `needs` says what makes an absent metric appear, for the "unknown" list. `optional` signals
@@ -39,8 +40,7 @@ def of_feature(needs: str, *signals: Signal, source: str = "") -> tuple[Signal, 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """All signals of one engine at one moment; None for a signal that has metrics but no value.
 
     `missing` maps each unknown signal to its metrics without a value on the newest page. A signal
@@ -53,8 +53,7 @@ class Reading:
     impossible: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
-class BoundSignals:
+class BoundSignals(Struct, frozen=True, eq=False, weakref=True):
     """Signals bound to columns: those that have a value, those whose metrics no page had, and what
     each lacks on the newest page."""
 

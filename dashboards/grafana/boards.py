@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from kneewatch.collector.names.vllm_metrics import PREFIXES
 from kneewatch.collector.signals.expr import any_of
@@ -32,16 +33,14 @@ UNITS = (
 """Grafana's unit by the end of a key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Struct, frozen=True):
     """A PromQL expression and how its series are named."""
 
     expr: str
     legend: str = OF_REPLICA
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(Struct, frozen=True):
     """A panel. `bounds` are drawn: (value, severity word), by rising value."""
 
     title: str
@@ -57,16 +56,14 @@ class Panel:
     """Series link to the triage page of their replica."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """Panels under a heading."""
 
     title: str
     panels: tuple[Panel, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(Struct, frozen=True):
     """A dashboard; `uid` is stable, links lead to it."""
 
     uid: str

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import ARRIVALS, within_ttft
 from kneewatch.dashboards.prometheus.recording_rules import FOUND, derived, inexpressible
@@ -169,8 +171,7 @@ def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
     return annotations | link_annotations(plan, rule_page(plan.runbooks, rule.id), worst)
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """How a signal's value is written: a template's functions, and what follows the number. A bound
     is a number of its own, with `scale` and `symbol`."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.dashboards.prometheus.rule_group import Record
@@ -21,8 +22,7 @@ Levels = tuple[tuple[Severity, str], ...]
 """Severities and when each applies, worst first; an empty condition always does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(Struct, frozen=True):
     """A piece of evidence: what it adds to the log-odds, where `when` holds (always, where that is
     empty)."""
 
@@ -33,8 +33,7 @@ class Scored:
     below: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CauseQuery:
+class CauseQuery(Struct, frozen=True):
     """A form of a cause as PromQL: concluded where `when` holds and its confidence is high enough.
 
     `start` are the log-odds that the terms are added to, a number or an expression. `note` is the

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.dashboards.prometheus.alerts import dashboard_annotation, runbook_annotation
 from kneewatch.dashboards.prometheus.gpu_series import (
@@ -51,8 +52,7 @@ PCIE_ACTION = "reseat the card or its riser, then check the slot"
 LOST_ACTION = "check its kernel log (XID 79) and nvidia-smi -L"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFault:
+class GpuFault(Struct, frozen=True):
     """A kind of GPU fault, present where the PromQL condition `when` holds. `at_work`: it affects
     current work, and is not the trace of an old event."""
 

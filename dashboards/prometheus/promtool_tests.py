@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, yaml_text
@@ -203,8 +204,7 @@ FEW = 4
 NOTHING: frozenset[tuple[str, str]] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """Series by metric and labels, and the alerts that fire after WINDOWS windows. Names of servers
     and nodes begin with the scenario's name, for all scenarios run in one test.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kneewatch.collector.signals.expr import Dialect, HereOnly, InfoChanges, Ratio
 from kneewatch.collector.signals.signal import Signal

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 import yaml
+from msgspec.structs import replace
 
 from kneewatch.dashboards.prometheus.alerts import (
     TRAFFIC_S,

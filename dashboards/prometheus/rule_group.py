@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.signals.expr import Dialect
@@ -31,8 +32,7 @@ POOL_LABELS = tuple(dict.fromkeys(("job", *(name for part in GROUPS for name in 
 harm."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan(Profile):
+class Plan(Profile, frozen=True):
     """The profile that rules are made for, and the labels and names of its series.
 
     `interval_s` is the evaluation interval, `scrape_s` that of the scrapes. `objective_ratio` of
@@ -118,8 +118,7 @@ class Plan(Profile):
         return ", ".join(label for label in self.labels if label not in ("model_name", "engine"))
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """A recording rule."""
 
     name: str
@@ -127,8 +126,7 @@ class Record:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(Struct, frozen=True):
     """An alerting rule; `keep_s` is how long it goes on firing after its expression has ended, `by`
     are the labels of its subject where that matters for keeping it."""
 
@@ -141,8 +139,7 @@ class Alert:
     by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """Rules that are evaluated one after the other: later ones see what earlier ones recorded.
 
     `interval_s` is how often, where that is not the plan's.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -28,8 +29,7 @@ LINK_BYTES_PER_S: Mapping[str, float] = MappingProxyType(
 """Bytes/s of each link in one direction, the one in which a KV cache or weights travel."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True):
     """A GPU of the catalogue. FLOP/s are dense peaks; None means not supported natively."""
 
     id: str

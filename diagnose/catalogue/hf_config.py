@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
+
+from msgspec import Struct
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -78,8 +79,7 @@ def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """The fields of a language model's configuration; `name` is its name in errors."""
 
     name: str

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.families import (
     family_value,
@@ -255,8 +257,7 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
     return tuple(Layers(kind, count) for kind, count in kinds.items())
 
 
-@dataclass(frozen=True, slots=True)
-class OwnBlock:
+class OwnBlock(Struct, frozen=True):
     """A layer with heads and a width of its own, each 0 where it has no attention or no MLP."""
 
     kv_heads: int
@@ -406,8 +407,7 @@ def _full(config: Config) -> FullAttention | LatentAttention:
     return FullAttention(heads.kv, heads.key_dim, heads.value_dim)
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
+class Heads(Struct, frozen=True):
     """The heads of an attention layer: of queries, of keys and values, and their elements."""
 
     queries: int

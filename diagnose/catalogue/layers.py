@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.families import family_value, recurrent_families
 from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
 
-@dataclass(frozen=True, slots=True)
-class FullAttention:
+class FullAttention(Struct, frozen=True):
     """Keys and values of every token (MHA, GQA, MQA)."""
 
     kv_heads: int
@@ -20,8 +20,7 @@ class FullAttention:
     value_dim: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlidingAttention:
+class SlidingAttention(Struct, frozen=True):
     """Keys and values of the last `window_tokens` tokens."""
 
     kv_heads: int
@@ -30,8 +29,7 @@ class SlidingAttention:
     window_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class LatentAttention:
+class LatentAttention(Struct, frozen=True):
     """One compressed vector per token (MLA), copied on every tensor-parallel rank.
 
     `index_dim` is the key size of a sparse-attention indexer; 0 without one. `shares_index`: it
@@ -49,8 +47,7 @@ class LatentAttention:
         return self.index_dim > 0 or self.shares_index
 
 
-@dataclass(frozen=True, slots=True)
-class Recurrent:
+class Recurrent(Struct, frozen=True):
     """A state of constant size per request: of a convolution and of the recurrence.
 
     `conv_elements` have the cache's dtype unless the model says otherwise; `state_elements` take
@@ -67,8 +64,7 @@ PAGE_BYTES, MXFP8_PAGE_BYTES = 576, 512
 in V4.1's on GPUs of compute capability 10."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompressedAttention:
+class CompressedAttention(Struct, frozen=True):
     """A vector for every `tokens_per_vector` tokens, copied on every rank: compressed attention
     states, or the keys of an indexer beside other attention.
 
@@ -87,8 +83,7 @@ class CompressedAttention:
     mxfp8_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SlidingStates:
+class SlidingStates(Struct, frozen=True):
     """A vector for each of the last `window_tokens` tokens, copied on every rank, in blocks of
     `block_tokens`: the window beside compressed attention, or what a compressor has not finished.
 
@@ -114,8 +109,7 @@ LayerKind = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
+class Layers(Struct, frozen=True):
     """A number of layers of one kind."""
 
     kind: LayerKind

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.families import in_group, is_known_family, refuse_unmodelled
 from kneewatch.diagnose.catalogue.hf_config import Config, read_config
@@ -103,8 +105,7 @@ _ALREADY_STRETCHED = ("gemma3", "gemma4")
 _LARGEST_FACTOR = 1024.0
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class Model(Struct, frozen=True):
     """A model: what its layers store, its parameters by kind, and the source.
 
     `parameters` is None if the source does not say enough to count them: then the weights must be

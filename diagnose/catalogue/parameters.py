@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.families import family_value, in_group
 from kneewatch.diagnose.catalogue.hf_config import Config
@@ -27,8 +28,7 @@ from kneewatch.diagnose.catalogue.layer_census import (
 from kneewatch.diagnose.catalogue.layers import compressed_parameters, recurrent_parameters
 
 
-@dataclass(frozen=True, slots=True)
-class Experts:
+class Experts(Struct, frozen=True):
     """Routed experts: `count` in each of `layers` layers; each token uses `per_token` of them."""
 
     count: int = 0
@@ -220,8 +220,7 @@ def _projector(tower: Config, width: int, config: Config) -> float:
 _STREAMS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
+class Parameters(Struct, frozen=True):
     """Parameter counts by kind.
 
     attention   projections of attention and recurrent layers, split by tensor parallelism
@@ -302,8 +301,7 @@ def _ngram_tables(config: Config, hidden: int, vocab: int) -> tuple[float, float
     return float(rows * (hidden // tables)), float(tables * (hidden // tables) * hidden)
 
 
-@dataclass(frozen=True, slots=True)
-class _Mixers:
+class _Mixers(Struct, frozen=True):
     """Parameters of all layers that mix tokens, by the fields of `Parameters`."""
 
     attention: float
@@ -455,8 +453,7 @@ def _small(config: Config, hidden: int, experts: Experts) -> float:
 _RECURRENT_INPUTS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterShape:
+class AdapterShape(Struct, frozen=True):
     """Elements of one adapter per unit of rank, by how they are placed on GPUs.
 
     whole          copied to every tensor-parallel rank

@@ -7,9 +7,10 @@ scheme here, as in published checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from msgspec import Struct
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.families import in_group
@@ -20,8 +21,7 @@ FULL_BITS = 16.0
 """Bits of parameters that are not quantized."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scheme:
+class Scheme(Struct, frozen=True):
     """Bits per parameter, scales and zero points included, by kind of parameter.
 
     `attention_bits` None means `linear_bits` in a dense model and 16 in a mixture of experts.

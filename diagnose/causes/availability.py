@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.signals.vllm import PREFILL
@@ -60,8 +61,7 @@ HEALTHY_WITHOUT_PAGE = (
 IN_FLIGHT = RUNNING.otherwise(0.0) + WAITING.otherwise(0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Stalled(Leaf):
+class Stalled(Leaf, Struct, frozen=True):
     """Whether requests have been in flight for half a minute without progress: no token generated,
     no request finished, no prefill that goes further than those before it.
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kneewatch.diagnose.causes.lora_adapters import AdapterUse
 from kneewatch.diagnose.gpu import GpuState
@@ -31,8 +32,7 @@ DOUBTFUL_BELOW = 0.6
 """A cause with less confidence than this is only `info` and pages nobody."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """A measured value for or against a cause, and its text. `threshold` is None where none
     applies."""
 
@@ -42,8 +42,7 @@ class Evidence:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReplacedProcess:
+class ReplacedProcess(Struct, frozen=True):
     """A vLLM process that was replaced: when the next one was first seen, how long it ran (None
     where that is unknown), and its last page in words. `broke_off`: it had requests in flight or a
     cause at warning, so that nobody drained it on purpose."""
@@ -57,8 +56,7 @@ class ReplacedProcess:
 STEADY = Stage(0, 0.0, Severity.OK, None, ())
 
 
-@dataclass(frozen=True, slots=True)
-class Facts(Moment):
+class Facts(Moment, frozen=True):
     """All that a cause may look at, for one engine at one moment. The defaults are those of an
     engine without a past: a tier's average engine, or one beside its peers.
 
@@ -105,8 +103,7 @@ class Facts(Moment):
         return finding.held if finding else Severity.OK
 
 
-@dataclass(frozen=True, slots=True)
-class Counterfactual:
+class Counterfactual(Struct, frozen=True):
     """The value of a signal from which on a cause would not be concluded: upwards if `above`, else
     downwards."""
 
@@ -116,8 +113,7 @@ class Counterfactual:
     above: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """A concluded cause. `lever` is the first thing to do, as text.
 
     All numbers in it are of one moment, `seen_s`: that of the diagnosis, or where the cause only
@@ -142,8 +138,7 @@ class Cause:
     root: bool = False
 
 
-@dataclass(slots=True)
-class Case:
+class Case(Struct):
     """Collects the evidence for one cause."""
 
     id: str

@@ -7,8 +7,10 @@ all GPUs that share a model with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, SLOW_GPU
@@ -59,8 +61,7 @@ MAX_SM_CLOCK_HZ = {
 """The highest SM clock that NVML gives for these boards, where a page does not have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThrottledGpu:
+class ThrottledGpu(Struct, frozen=True):
     """One GPU: shares of time throttled by reason, and its clock over its full clock (`ratio`).
 
     `ratio` is None where the full clock is unknown. `low`: the clock was never near it in the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.bottleneck import is_bound
 from kneewatch.diagnose.causes.clients import SOME_GIVEN_UP

@@ -9,15 +9,15 @@ Source: vllm/v1/metrics/loggers.py (0.32), lora_requests_info.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.collector.window import Window
 
 METRIC, RUNNING = "lora_requests_info", "running_lora_adapters"
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterUse:
+class AdapterUse(Struct, frozen=True):
     """One adapter in the window. `turns`: the least number of times it got a slot; `unseen_s`:
     seconds since it last ran."""
 

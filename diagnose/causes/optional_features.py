@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
+
+from msgspec import Struct
 
 from kneewatch.diagnose.causes.bottleneck import WHY, bound_of, bound_terms, is_bound
 from kneewatch.diagnose.causes.common_conditions import (
@@ -53,8 +54,7 @@ docs/explanation/lab.md has a best case of 1.01x that really ran at 0.9x."""
 LONGEST_DRAFT_TOKENS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Drafts:
+class Drafts(Struct, frozen=True):
     """Draft tokens per step, and how many of them are accepted.
 
     `accepted[n]` is the mean number accepted when n tokens are drafted; `verify[n]` the time to

@@ -8,10 +8,11 @@ threshold. Unknown values add nothing; a gate states what unknown counts as (`as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from string import Formatter
 from typing import Any
+
+from msgspec import Struct, field
 
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, Case, Cause, Facts, chance, strength
 from kneewatch.rules.conditions import ALWAYS, Clause, Condition, Leaf, Number, Quantity, Scope
@@ -33,8 +34,7 @@ Say = str | Callable[[Facts], str]
 """A sentence: a template whose fields are signals or the record's `words`, or a function."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sidecar(Quantity):
+class Sidecar(Quantity, Struct, frozen=True, eq=False):
     """A quantity that only the sidecar can read, and why PromQL cannot."""
 
     of: Callable[[Facts], float | None]
@@ -49,8 +49,7 @@ class Sidecar(Quantity):
         return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SidecarHolds(Leaf):
+class SidecarHolds(Leaf, Struct, frozen=True, eq=False):
     """A condition that only the sidecar can read, and why PromQL cannot; false where it is
     unknown."""
 
@@ -66,8 +65,7 @@ class SidecarHolds(Leaf):
         return Clause() if side else Clause(everywhere=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Finds(Leaf):
+class Finds(Leaf, Struct, frozen=True):
     """Whether a rule's finding is active, clear time included; false where it is unknown."""
 
     rule: str
@@ -79,8 +77,7 @@ class Finds(Leaf):
         return Clause() if side else Clause(everywhere=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(Struct, frozen=True):
     """A piece of evidence: `weight` times the strength of `value` against `threshold` (1 without
     one). Negative weights speak against the cause; a weight of 0 is told and counts for nothing.
 
@@ -122,16 +119,14 @@ def term(
     return Term(value, bound, Number(weight), say, when, below, signal, sidecar)
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(Struct, frozen=True):
     """A severity and when it applies."""
 
     severity: Severity
     when: Condition = ALWAYS
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Struct, frozen=True):
     """One way in which a cause shows. The first form whose gate holds is the one that is concluded.
 
     `start` is the log-odds before any evidence. The severity is that of the first of `levels` that
@@ -158,8 +153,7 @@ class Form:
     """Why PromQL cannot conclude this form; empty where it can."""
 
 
-@dataclass(frozen=True)
-class CauseRecord:
+class CauseRecord(Struct, frozen=True, dict=True):
     """A cause: what it is called, how it is concluded, and what follows from it.
 
     `explains` are the causes that are reported under it. `heads` are causes that explain it, but

@@ -6,8 +6,9 @@ Guide 9.1, 9.2, 9.4.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import copysign
+
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -82,8 +84,7 @@ def label_flag(config: Mapping[str, str], label: str) -> bool | None:
 memory_of = lru_cache(maxsize=64)(memory)
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(Struct, frozen=True):
     """What the server itself says about its memory; None where it is unknown. No setting states it.
 
     `weights_bytes` and `available_kv_bytes` are of one GPU, as vLLM logs them: the weights include
@@ -99,8 +100,7 @@ class Reported:
 NOT_REPORTED = Reported()
 
 
-@dataclass(frozen=True, slots=True)
-class Stated:
+class Stated(Struct, frozen=True):
     """What the user set, or kneewatch found out, about the server; None where it is unknown.
 
     `usd_per_gpu_hour` falls back on the GPU's price in the catalogue. `sweeps` were measured of
@@ -145,8 +145,7 @@ class Stated:
 NOTHING = Stated()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
+class Deployment(Struct, frozen=True, kw_only=True):
     """A running server; None where a value is unknown.
 
     `capacity_tokens` is what requests can hold: vLLM keeps one block for itself.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpus, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -86,8 +88,7 @@ SUPPLY = {
 """How to supply each fact that the recommendations need."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Struct, frozen=True):
     """One fact: where it came from and when it was read there (Unix time in seconds)."""
 
     name: str
@@ -96,8 +97,7 @@ class Fact:
     read_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SourceReading:
+class SourceReading(Struct, frozen=True):
     """What one source says about a server at `read_s`.
 
     `launch` is the server's command line, `model` the model of a configuration file. `notes` say
@@ -112,8 +112,7 @@ class SourceReading:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
+class ServerFacts(Struct, frozen=True):
     """What is known about a server. `unknown` has the missing facts with how to supply each."""
 
     facts: tuple[Fact, ...] = ()
@@ -438,8 +437,7 @@ LOOP_S = 600.0
 """Seconds in which several processes of one server are a restart loop."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerState:
+class ServerState(Struct, frozen=True):
     """The state of a server after a failed scrape; None where it is unknown.
 
     `healthy`: GET /health has status 200. `runs` and `listens` are of the process `pid` that the
@@ -503,8 +501,7 @@ class ServerState:
 NO_STATE = ServerState()
 
 
-@dataclass(frozen=True, slots=True)
-class CanaryState:
+class CanaryState(Struct, frozen=True):
     """The newest canary requests of a target.
 
     `latency_s` is the latency of the newest; None if it had no answer. `failures` counts the

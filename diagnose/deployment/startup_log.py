@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Literal, cast
+
+from msgspec import Struct, field
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST, Launch
@@ -59,8 +60,7 @@ _ENGINE_MODULES = frozenset(
 _TEXT = r"(?:[^'\\]|\\.){0,500}"
 
 
-@dataclass(frozen=True)
-class Wording:
+class Wording(Struct, frozen=True, dict=True):
     """How versions from `since` up to, not including, `until` log facts, or a failure of a `kind`.
 
     `facts` are the names of the groups of `regex`, in order; a failure's groups have names of their
@@ -182,16 +182,14 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|'[^']*$|\"[^\"]*$")
 _ANY_FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,60}")
 
 
-@dataclass(frozen=True, slots=True)
-class LogFact:
+class LogFact(Struct, frozen=True):
     """A fact about the server, and the line it came from."""
 
     value: Value
     line: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """Why the server did not start or, if `served`, why it died.
 
     `line` is the proof; `details` has its numbers and words by name. `kind` is "error" for an

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.sizing.memory.launch_setup import Version
@@ -149,8 +150,7 @@ _RELEASE = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:\.?(?:post|rc)\d{1,3})?)(
 _FLAG = re.compile(r"--?[A-Za-z]")
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """A command line: `flags` by their full name with dashes, "" where a flag has no value.
 
     `model` is what is served, "" where the line does not say. `complete` is false where more
@@ -331,8 +331,7 @@ def _parsed(words: list[str]) -> Launch:
 # --- Which vLLM versions know a flag, and what they take by default -------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """A flag of `vllm serve`: known from `since` on, and no longer from `until` on.
 
     `label` is its name in the labels of cache_config_info; a page that has it knows the flag.

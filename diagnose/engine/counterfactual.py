@@ -7,7 +7,8 @@ finds the value at which it falls. A signal that does not decide by itself has n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Evidence, Facts
 from kneewatch.diagnose.causes.gpu_clocks import BRAKES, HEATS, POWERS, full_clock_hz

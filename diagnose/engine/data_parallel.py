@@ -6,7 +6,8 @@ suffer while others have room is reported under it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.ranking import ranked

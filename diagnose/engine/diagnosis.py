@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
@@ -100,8 +102,7 @@ NO_STAGE = "cascade_stage: "
 """Prefix of the line of `unknown` that says why there is no stage."""
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """The verdict on one engine at one moment. `stage` is None while it is unknown; `unknown` says
     why.
 
@@ -193,8 +194,7 @@ OUTLASTS_S = 60.0
 """Seconds for which a cause stays ahead of its consequence once it is no longer concluded."""
 
 
-@dataclass(slots=True)
-class TrackedCause:
+class TrackedCause(Struct):
     """The newest conclusion of a cause. `reported`: its onset time has passed."""
 
     cause: Cause
@@ -253,8 +253,7 @@ GPU_SIZE_TOLERANCE_RATIO = 0.1
 BASIS = "nothing: a log has no metrics"
 
 
-@dataclass(frozen=True, slots=True)
-class LogFailure:
+class LogFailure(Struct, frozen=True):
     """Why a server did not start or died, by its log, with the changes that would let it start."""
 
     cause: Cause

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import EngineBinding
@@ -168,8 +170,7 @@ GONE = "the engine is not on the page"
 """Reasons why an engine could not be diagnosed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogue:
+class Catalogue(Struct, frozen=True):
     """Signals and rules of a profile, built once and shared by all engines."""
 
     signals: tuple[Signal, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+
+from msgspec import Struct
 
 from kneewatch.diagnose.causes.availability import TARGET_DOWN
 from kneewatch.diagnose.causes.evidence import Cause, Evidence
@@ -43,8 +44,7 @@ def is_down(failed: int, over_s: float) -> bool:
     return failed >= DOWN_SCRAPES and over_s >= DOWN_S
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
+class _Pool(Struct, frozen=True):
     """What is missing in a pool. `serving`: it has a running replica. `is_scaled_to_zero`: None
     where that is unknown."""
 

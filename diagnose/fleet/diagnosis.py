@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.causes.ranking import CAUSES, is_under, with_explained
@@ -45,8 +47,7 @@ from kneewatch.rules.rule import Severity
 Kind: TypeAlias = tuple[str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class SameDegree:
+class SameDegree(Struct, frozen=True):
     """Saturated servers of one model and GPU type with `gpus` GPUs each, and their throughput."""
 
     gpus: int
@@ -204,8 +205,7 @@ def _by_peers(wide: SameDegree, narrow: SameDegree) -> FleetCause | None:
 # --- Recommendations ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FleetAdvice:
+class FleetAdvice(Struct, frozen=True):
     """A recommendation, and the pool and tier that it is for."""
 
     recommendation: Recommendation
@@ -311,8 +311,7 @@ FLEET_CAUSES = tuple(record.id for record in CAUSES if record.fleet)
 """Ids of all causes that compare replicas or concern a fleet."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetDiagnosis:
+class FleetDiagnosis(Struct, frozen=True):
     """The verdict on a fleet: causes by rank, engines worst first.
 
     `lost` says since when and why there is no newer answer, empty if this one is current. `notes`

@@ -8,7 +8,8 @@ with the reason. Collapse (stage 4) shows only over time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.collector.signals.expr import Dialect, InfoChanges
 from kneewatch.collector.signals.signal import Signal as CatalogueSignal
@@ -74,8 +75,7 @@ def held_queries(to: Spelling) -> dict[tuple[str, float], str]:
     return queries
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedBaselines(Baselines):
+class RecordedBaselines(Baselines, Struct, frozen=True):
     """Quiet baselines as the recording rules have them."""
 
     values: Values
@@ -124,8 +124,7 @@ OF_CONFIG = ("kv_capacity_tokens",)
 """Signals from the labels of cache_config_info."""
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
+class Coverage(Struct, frozen=True):
     """How each rule is judged: by the values of this `moment` or by `recorded` alerts; `left_out`
     maps the other rules to the reason. `signals` are queried for this moment, `remembered` are
     recorded series that are read if they exist."""
@@ -198,8 +197,7 @@ def _span(seconds: float) -> str:
     return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
 
 
-@dataclass(frozen=True, slots=True)
-class RuleHit:
+class RuleHit(Struct, frozen=True):
     """A rule whose threshold is crossed, with the value."""
 
     rule: Rule
@@ -207,8 +205,7 @@ class RuleHit:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """One engine's verdict. `stage` is None where it is unknown; `causes` are ranked; `image` is
     its container's, empty where it is unknown."""
 

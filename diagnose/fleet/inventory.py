@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.gpu import GpuState
@@ -53,8 +55,7 @@ ROLES = ("prefill", "decode")
 NOT_IDENTITY = frozenset({"__name__", "le", "endpoint", "container", "prometheus"})
 
 
-@dataclass(frozen=True, slots=True)
-class LabelMap:
+class LabelMap(Struct, frozen=True):
     """The meaning of labels; `names` maps a part of DEFAULTS to its labels."""
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DEFAULTS)
@@ -88,8 +89,7 @@ def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
     return LabelMap(names)
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """One engine of one replica. `tier` is empty where its kind of GPU is unknown, `role` where it
     is not one of ROLES.
 
@@ -119,8 +119,7 @@ class Member:
         return self.pool, self.tier, self.role
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """The engines of a fleet, and the labels `by` that tell them apart."""
 
     by: tuple[str, ...]
@@ -216,8 +215,7 @@ LOOKED_UP_TOKENS = 100_000.0
 Values = Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
+class Peak(Struct, frozen=True):
     """Requests that ran on all of a tier: the most at one moment `t_s`, and the mean.
 
     `span_s` is the time that was queried, `seen_ratio` the share of its steps with a value.
@@ -245,8 +243,7 @@ def peak_of(points: Sequence[tuple[float, float]], *, span_s: float, steps: int)
     return Peak(most, t_s, mean, span_s, min(1.0, len(values) / max(steps, 1)))
 
 
-@dataclass(frozen=True, slots=True)
-class Usual:
+class Usual(Struct, frozen=True):
     """What the prefix caches of a group usually reach: hit ratio, looked-up prompt tokens per
     second of all replicas together, and TTFT P50, None where it is unknown."""
 
@@ -279,8 +276,7 @@ def usual_of(hours: Mapping[float, Values]) -> Usual | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
+class Past(Struct, frozen=True):
     """The past by group; `missing` is the reason where some of it is unknown.
 
     `lengths` are the tokens of the last hour's requests and of the same hour a week ago, by
@@ -310,8 +306,7 @@ class Why(Enum):
     LEFT = "it is no longer a target"
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(Struct, frozen=True):
     """A replica that had series within the last hour and does not serve now. `seen_s` is the Unix
     time of its last series, None where that is unknown."""
 
@@ -327,8 +322,7 @@ class Gone:
         return self.why is Why.DOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Loading:
+class Loading(Struct, frozen=True):
     """A target that has not answered in the last hour and may serve `pool`, such as a server that
     loads its model.
 
@@ -342,8 +336,7 @@ class Loading:
     patience_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """Load on the metrics system: queries, retries and their total time in seconds."""
 
     queries: int = 0
@@ -351,8 +344,7 @@ class Load:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True):
     """A fleet at one moment, by engine key.
 
     `values` are signals, `gpus` the figures of the GPUs that an engine's replica has, `faulty_gpus`

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from math import ceil
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.catalogue.models import known_model
@@ -162,8 +164,7 @@ NO_PEAK = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TierSize:
+class TierSize(Struct, frozen=True):
     """A tier's replicas: those there are, those that its measured peak needs (None: unknown).
 
     `used_ratio` is the share of the tier's capacity that the peak used; `advice` the change, None
@@ -397,8 +398,7 @@ LEAST_BUSY = 0.2
 """Least used share of the fuller side at which the split is judged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(Struct, frozen=True):
     """Replicas and work (in replicas) of the two sides of a tier.
 
     `needed` is the work's ratio of prefill to decode as the guide writes it, `1:2.3`;

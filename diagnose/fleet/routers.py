@@ -8,8 +8,9 @@ names vLLM's model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+
+from msgspec import Struct
 
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.diagnose.causes.evidence import Case
@@ -33,8 +34,7 @@ PICKS_MIN, PICKED_MORE = 100.0, 3.0
 """Picks in five minutes that are enough to compare, and how far above the median one must be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Router:
+class Router(Struct, frozen=True):
     """The metric names of a router; empty where it has none.
 
     `ready` is a gauge of endpoints that may be picked, `queue` one of requests that it holds,
@@ -153,8 +153,7 @@ Answers = Mapping[str, Sequence[tuple[Labels, float]]]
 """Labels and values by question."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouterState:
+class RouterState(Struct, frozen=True):
     """The readings of one router; None where it has no metric. `picks` are requests in five minutes
     by endpoint."""
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from statistics import fmean, median
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Case, Cause
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.inventory import Group
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """Statistics of one signal over several engines. `worst` is the name of the engine with the
     greatest value, or the least where less is worse; `unknown` engines have no value."""
 
@@ -60,8 +61,7 @@ def middle(values: Iterable[float | None]) -> float | None:
     return median(numbers) if numbers else None
 
 
-@dataclass(frozen=True, slots=True)
-class FleetCause:
+class FleetCause(Struct, frozen=True):
     """A cause, its pool or tier, and the replicas that show it."""
 
     cause: Cause
@@ -70,8 +70,7 @@ class FleetCause:
     replicas: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
+class Tier(Struct, frozen=True):
     """Replicas of one pool on one GPU type. `tier` is empty where no label names it, `role` where
     the replicas both prefill and decode."""
 

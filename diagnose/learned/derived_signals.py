@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import sub
 from weakref import WeakKeyDictionary
+
+from msgspec import Struct
 
 from kneewatch.collector.scrape_history import Columns, History
 from kneewatch.collector.signals.signal import BoundSignals
@@ -62,8 +63,7 @@ PAUSE_MARGIN, SPEED_MARGIN = 1.5, 2.0
 """The next prompt may be longer than those before, and prefill slows down as prompts get longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class DerivedSignal:
+class DerivedSignal(Struct, frozen=True):
     """A quantity computed from signals; its key ends with the unit (none for plain counts).
 
     `of` is its expression: evaluated at each scrape by `derive`, in a fleet by the values of one

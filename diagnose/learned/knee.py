@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, floor, fsum, log2, nan
 from operator import mul, sub
 from statistics import median, quantiles
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from kneewatch.rules.facts import Targets
 
@@ -113,8 +114,7 @@ WINDOW_SIGNALS = (
 """Signals that `point_of` reads: those of the curve, and those of the step times."""
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Struct, frozen=True):
     """A value with the range that the middle half of its windows covers."""
 
     low: float
@@ -122,8 +122,7 @@ class Range:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
-class LearnedKnee:
+class LearnedKnee(Struct, frozen=True):
     """The concurrency that one engine can serve, learned from its own history.
 
     `c_max` is in requests in flight: up to `low` is safe, above `high` is past the knee. `reached`
@@ -150,8 +149,7 @@ class LearnedKnee:
         return self.c_max.low * HALF_A_STEP
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(Struct, frozen=True):
     """The points at one concurrency."""
 
     in_flight: float
@@ -367,8 +365,7 @@ def _range(values: Sequence[float]) -> Range:
 STEP_WINDOWS_MIN = 3
 
 
-@dataclass(frozen=True)
-class StepTimes:
+class StepTimes(Struct, frozen=True, dict=True):
     """The measured step times of this server, without any figure of a data sheet.
 
     A decode step takes a + b x running + c x context tokens of all running requests. The fit is by

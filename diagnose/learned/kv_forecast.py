@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import exp, inf, isfinite, sqrt
+
+from msgspec import Struct
 
 DEMAND_BINS = (1 / 12, 1 / 4, 1.0, 2.5, 5.0)
 """Lengths of the bins of demand in windows, from 5 s to 5 min at a window of 60 s: trends of two
@@ -253,8 +254,7 @@ class _Requests:
         return (count + sqrt(max(1.0, count))) * self.ratio_s / lasts_s if lasts_s else inf
 
 
-@dataclass(frozen=True, slots=True)
-class _Bin:
+class _Bin(Struct, frozen=True):
     """A stretch of a series: its middle, mean, variance and length."""
 
     t_s: float
@@ -263,8 +263,7 @@ class _Bin:
     lasts_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(Struct, frozen=True):
     """A climb: the value at the newest bin's middle, the slope with its standard error, and the
     seconds since it began. `late_least` is the mean of its second half less a standard deviation;
     `is_step`: it may have ended."""
@@ -277,8 +276,7 @@ class _Line:
     is_step: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Climb:
+class _Climb(Struct, frozen=True):
     """A line to the mean demand `capacity`; its end is `age_s` old, and demand follows it `lag_s`
     later."""
 
@@ -362,8 +360,7 @@ class _Trend:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
+class _Fit(Struct, frozen=True):
     """The line through the newest bins, after a level or from the first bin on. `error_unit` is the
     slope's standard error for bins with an error of 1."""
 
@@ -409,8 +406,7 @@ _Candidate = tuple[float, int, float, float, float, float]
 its value at time 0, and when it begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sums:
+class _Sums(Struct, frozen=True):
     """Sums over the first points, by how many: of times t, values v and their products."""
 
     begin_s: float

@@ -12,8 +12,9 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, isfinite, log, sqrt
+
+from msgspec import Struct
 
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.window import Window
@@ -34,8 +35,7 @@ Buckets = Mapping[float, float]
 """Observations up to each upper edge, as Prometheus counts them; `inf` has all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(Struct, frozen=True):
     """How far two distributions are apart.
 
     `shift_ratio` is the share of the requests that lie on the other side of `edge` now, positive
@@ -71,8 +71,7 @@ def drift(
     return Drift(shift, edge, sum(_band(count / alike, false_alarm / 2) for count in counts))
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """A stated point of a distribution: at most the share `ratio` is below `least`, and at most the
     rest is above `most`. For a known percentile both are its value."""
 
@@ -81,8 +80,7 @@ class Point:
     most: float
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(Struct, frozen=True):
     """How far observations are from a stated distribution, at its `point` that they left furthest.
 
     `shift_ratio` is the share of observations that certainly lies beyond the point minus the share
@@ -197,8 +195,7 @@ RATE_MIN = 1.2
 (guide 8.3)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """What a profile says of the requests of one launch: percentiles of their lengths."""
 
     name: str
@@ -207,8 +204,7 @@ class Part:
     lengths: Mapping[str, tuple[Point, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class StatedWorkload:
+class StatedWorkload(Struct, frozen=True):
     """A profile's figures. `origin` is its file.
 
     `peak_requests_per_s` is the whole fleet's, with its growth; None for a batch, and where tiers

@@ -9,8 +9,9 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from operator import sub
+
+from msgspec import Struct, field
 
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.vllm import TTFT
@@ -27,8 +28,7 @@ SHIFTS = {side: f"{side}_shift_ratio" for side in WORDS}
 RATE = "arrival_peak_ratio"
 
 
-@dataclass(frozen=True, slots=True)
-class LiveWorkload:
+class LiveWorkload(Struct, frozen=True):
     """Requests of `span_s` compared with the stated workload, by side (`stated_workload.WORDS`).
     `origin` and `grown` are the stated workload's.
 
@@ -57,8 +57,7 @@ class LiveWorkload:
         return values
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
+class _Counts(Struct, frozen=True):
     """Counters at one moment: requests that got a first token, and lengths by side and bound."""
 
     t_s: float

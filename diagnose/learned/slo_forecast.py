@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from math import isfinite, log, sqrt
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.learned.kv_forecast import HORIZON_S, demand_ratio
 
@@ -41,8 +43,7 @@ LOAD_MIN = 0.3
 """A load below this gives no forecast, whatever the slope."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(Struct, frozen=True):
     """Seconds until a load reaches 1: soonest, expected, latest.
 
     `latest_s` is infinite if the smallest likely slope does not reach it within the horizon.

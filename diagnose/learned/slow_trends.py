@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from kneewatch.collector.signals.expr import average
 
@@ -26,8 +27,7 @@ WORK_TOKENS, HOST_MEMORY_USED = "work_tokens", "host_memory_used_bytes"
 Values = Mapping[str, float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class SlowQuantity:
+class SlowQuantity(Struct, frozen=True):
     """A quantity whose trend is followed: the `fold` of a signal over each span. Its derived
     signals begin with `name` and end with `unit`."""
 

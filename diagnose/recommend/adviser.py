@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
+
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.availability import STALL_NOTED_S
 from kneewatch.diagnose.causes.evidence import Cause, Facts

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import ceil, floor, isfinite
+
+from msgspec import Struct, field
 
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.deployment.deployment import Deployment
@@ -38,8 +39,7 @@ PACE_CHANGED_RATIO = 1.25
 SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"
 
 
-@dataclass(frozen=True, slots=True)
-class LeverContext:
+class LeverContext(Struct, frozen=True):
     """One cause on one engine: its id, the signals, the server and the load.
 
     `memo` caches values that several levers need. `weekly_peak_requests` is the most requests that

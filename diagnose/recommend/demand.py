@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from math import floor, inf, sqrt
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.kv_and_queue import GROWS_FROM_PER_S
 from kneewatch.diagnose.deployment.deployment import Deployment
@@ -28,8 +30,7 @@ LEAST_PER_S = 1e-3
 """About one request in 15 minutes; lower rates count as 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(Struct, frozen=True, kw_only=True):
     """What the load needs, served or not.
 
     `requests` run or wait for capacity at the most, to size for, and `mean_requests` in the mean

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
+
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.tensor_parallel import degree_text
 from kneewatch.diagnose.deployment.deployment import memory_of

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS
 from kneewatch.diagnose.recommend.demand import Demand
@@ -125,8 +127,7 @@ SEATS = "--max-num-seqs"
 _ORDER: Mapping[str, int] = {"auto": 1, "bfloat16": 1, "float16": 1, "half": 1, "fp8": 0}
 
 
-@dataclass(frozen=True, slots=True)
-class Advised:
+class Advised(Struct, frozen=True):
     """A recommended change, its time, and the load in requests that it was computed for."""
 
     change: Change
@@ -254,8 +255,7 @@ ChangeDocument = Mapping[str, Any]
 """A change as in the JSON document: flag, from, to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(Struct, frozen=True):
     """The signal of a predicted number; a prediction within `near` of it always counts as right."""
 
     signal: str
@@ -295,8 +295,7 @@ SIGNALS = tuple(dict.fromkeys([*(m.signal for m in MEASURES.values()), *EVIDENCE
 """The signals needed from before and after a change."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The verdict as one word, and the measured values of the predicted numbers."""
 
     word: str

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import floor, inf
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import memory_of
@@ -165,8 +167,7 @@ SCALE_LOW, SCALE_HIGH = 0.4, 2.5
 """Accepted ratio of measured to predicted ITL: outside it the roofline does not fit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class After:
+class After(Struct, frozen=True, kw_only=True):
     """A server after a change; None means unchanged. It keeps `share_ratio` of the load.
 
     `other_steps`: a step of the same requests takes another time, so measured ones do not hold.
@@ -420,7 +421,7 @@ def changed_setup(context: LeverContext, **values: object) -> Setup | None:
     setup = context.server.setup
     if setup is not None and not values.keys().isdisjoint(LAYOUT):
         setup = replace(setup, weights_bytes=None, available_kv_bytes=None)
-    return None if setup is None else replace(setup, **values)  # type: ignore[arg-type]
+    return None if setup is None else replace(setup, **values)
 
 
 def resized_tokens(context: LeverContext, changed: Setup | None) -> float | None:

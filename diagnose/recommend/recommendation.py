@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 Value = str | float | bool | None
 
@@ -25,8 +27,7 @@ MEASURED: Mapping[str, str] = {
 """Keys of `before` that are measured, and the signal with the current value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A flag of `vllm serve` and its values before and after the change.
 
     `before` is None where the flag is unknown or not given; `after` is None where it must be
@@ -38,8 +39,7 @@ class Change:
     after: Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
+class Recommendation(Struct, frozen=True, kw_only=True):
     """One recommended change against one cause.
 
     `before` and `predicted` hold finite numbers by key, in the unit that ends the key, without
@@ -53,14 +53,17 @@ class Recommendation:
     cause: str
     changes: tuple[Change, ...]
     summary: str
-    predicted: Mapping[str, float] = field(hash=False)
+    predicted: Mapping[str, float]
     cost_usd_per_hour: float | None
     checks: tuple[str, ...]
     risk: str
     verify: tuple[str, ...]
     guide: tuple[str, ...]
-    before: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    before: Mapping[str, float] = field(default_factory=dict[str, float])
     unknown: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.cause, self.summary))  # mappings have none
 
 
 def with_current_values(

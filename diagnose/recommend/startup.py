@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import ceil, floor
+
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError

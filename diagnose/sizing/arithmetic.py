@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Step:
+
+class Step(Struct, frozen=True):
     """One line of arithmetic: formula, figures, result and source.
 
     `formula` has names, `values` the same formula with figures, `result` the outcome with its

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from math import ceil
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -42,8 +44,7 @@ _QUANTIZATIONS = ("fp8", "awq", "nvfp4")
 _LONGEST_TO_MEAN = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
+class Choices(Struct, frozen=True, kw_only=True):
     """What the question's launch leaves open; None: all that is sensible is tried.
 
     Quantization, KV dtype, longest context and GPU are fixed where the launch states them, without
@@ -60,8 +61,7 @@ class Choices:
 ANYTHING = Choices()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
+class Space(Struct, frozen=True, kw_only=True):
     """What is tried. `max_model_lens` has the longest first; `deeper` are the pipeline sizes that
     are tried where `pipeline_parallel` starts with no tensor-parallel size."""
 
@@ -158,8 +158,7 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """A launch that starts, at its longest context, and how many shorter ones start like it.
 
     `configurations` counts the contexts, that one included; they differ in nothing else.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
+
+from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, counted, exact, figure, gigabytes, seconds
@@ -16,8 +17,7 @@ SAFETY_DEFAULT = 1.3
 variable inputs or severe SLO violations (guide 8.3)."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetSize:
+class FleetSize(Struct, frozen=True):
     """A fleet for a peak.
 
     `instances` carry the peak without margin. The guide gives the margin twice: on GPUs (8.3, which
@@ -89,8 +89,7 @@ def size_fleet(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillDecodeRatio:
+class PrefillDecodeRatio(Struct, frozen=True):
     """GPUs of the two pools of a disaggregated fleet; `ratio` is prefill over decode, and `text`
     the same as 1:2.3."""
 
@@ -215,8 +214,7 @@ _BURST_RATIO = 2.0
 """Requests in a burst over the usual rate (guide 8.2: 2-3 times)."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoragePath:
+class StoragePath(Struct, frozen=True):
     """A place that weights are loaded from, with its lowest and highest bytes per second."""
 
     name: str

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import ceil
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -17,8 +19,7 @@ _SMALLEST, _LARGEST = 1e-9, 1e12
 _SMALLEST_SHARE = 0.001
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Struct, frozen=True, kw_only=True):
     """A launch and what is asked of it; None: not stated, and what needs it is not answered.
 
     `replicas` such launches share `concurrency`; `usable_requests_per_s` of one replica is

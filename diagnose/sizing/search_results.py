@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.quantization import scheme
@@ -44,8 +46,7 @@ def name_of(setup: Setup) -> str:
     )
 
 
-@dataclass(slots=True)
-class Rejection:
+class Rejection(Struct):
     """One reason, how many configurations fail for it, and the nearest of them: the one that needs
     the smallest multiple of what there is."""
 
@@ -96,8 +97,7 @@ class Tally:
 BY_HOUR, BY_TOKENS = "usd_per_hour", "usd_per_million_output_tokens"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """A configuration that meets the targets.
 
     `concurrency`, `requests_per_s`, the latencies and `kv_usage_ratio` are of one replica with as
@@ -132,8 +132,7 @@ class Candidate:
         return (self.setup.scheme.id != own) + kv_format(self.setup.kv_cache_dtype).is_quantized
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
+class SearchResult(Struct, frozen=True, kw_only=True):
     """The answer of a search.
 
     `best` has the cheapest first, `by_gpu` the cheapest on every GPU; both hold a launch once, at
@@ -337,9 +336,7 @@ def _entry(result: SearchResult, candidate: Candidate) -> dict[str, object]:
         "max_model_len": setup.longest_tokens,
     }
     plain = {
-        field.name: getattr(candidate, field.name)
-        for field in fields(candidate)
-        if field.name != "setup"
+        name: getattr(candidate, name) for name in candidate.__struct_fields__ if name != "setup"
     }
     plain["bandwidth_gb_per_s_per_usd_per_hour"] = round(_gb_per_usd(candidate), 2)
     texts = {"reason": difference(result, candidate), "notes": list(notes(result, candidate))}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.benchmark.operating_point import (
@@ -28,8 +29,7 @@ TRAP_TARGET_RATIO = 0.7
 """Utilization that idle GPUs are compared with: the middle of the guide's 60-80 % (9.3)."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCost:
+class TokenCost(Struct, frozen=True):
     """The hourly cost of a fleet, and that of its tokens at a utilization."""
 
     usd_per_hour: float
@@ -73,8 +73,7 @@ def token_cost(
     return TokenCost(hourly, cost, steps)
 
 
-@dataclass(frozen=True, slots=True)
-class YearlyCost:
+class YearlyCost(Struct, frozen=True):
     """Dollars per year of a fleet that never stops."""
 
     usd_per_year: float
@@ -94,8 +93,7 @@ def yearly_cost(*, gpus: float, usd_per_gpu_hour: float) -> YearlyCost:
     return YearlyCost(yearly, (step,))
 
 
-@dataclass(frozen=True, slots=True)
-class UtilizationTrap:
+class UtilizationTrap(Struct, frozen=True):
     """The cost of idle GPUs.
 
     `multiple_of_full` is the cost per token over that of a full fleet. `recoverable_usd_per_year`
@@ -145,8 +143,7 @@ def utilization_trap(usd_per_year: float, utilization_ratio: float) -> Utilizati
 # Source: guide 8.4 (requests per second and GPU), 9.1 step 12.
 
 
-@dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(Struct, frozen=True):
     """A degree beside the others. `efficiency_ratio` is its throughput a GPU over that of the
     smallest degree that keeps the targets; None where it keeps none. `usd_per_million_tokens` is
     None also where no price is known or the sweeps do not count tokens."""
@@ -156,8 +153,7 @@ class Scaled:
     usd_per_million_tokens: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Scaling:
+class Scaling(Struct, frozen=True):
     """All measured degrees; `cheapest` is the one that gives most a GPU within the targets, None
     where none keeps them. `notes` say what cannot be compared, and what a wide split loses."""
 

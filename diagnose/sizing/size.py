@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from math import floor
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.layers import SlidingStates
@@ -283,16 +285,14 @@ def over_pcie(gpu: Gpu, tensor_parallel: int) -> Iterator[str]:
 # The same answer serves `kneewatch size`, the search and the recommendations.
 
 
-@dataclass(frozen=True, slots=True)
-class Utilization:
+class Utilization(Struct, frozen=True):
     """The share of the capacity that the cost per token is at, and where it is from."""
 
     ratio: float
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(Struct, frozen=True):
     """The answer; `performance` (of one engine) and `fleet` are None where inputs are missing.
 
     `loaded` holds the inputs of the prediction. `usable_requests_per_s` is that of one replica,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import isclose, isfinite
+
+from msgspec import Struct
 
 from kneewatch.diagnose.causes.evidence import Cause, Evidence
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
@@ -26,8 +27,7 @@ from kneewatch.rules.formatting import quantity, span
 from kneewatch.rules.rule import Finding, Severity
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(Struct, frozen=True):
     """A number before and after a change; a dash where it is unknown."""
 
     label: str
@@ -35,8 +35,7 @@ class Moved:
     after: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeView:
+class ChangeView(Struct, frozen=True):
     """A recommendation. `command` holds the flags to add, empty when no change sets a flag.
 
     `instead` are the current flags that the command replaces, `besides` the changes that are no
@@ -149,8 +148,7 @@ LABELS = dict(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EvidenceView:
+class EvidenceView(Struct, frozen=True):
     """A piece of evidence; `supports` is False for evidence against the cause.
 
     `value` and `bound` are empty where the text does not weigh the signal itself."""
@@ -163,8 +161,7 @@ class EvidenceView:
     chart: Chart | None
 
 
-@dataclass(frozen=True, slots=True)
-class CauseView:
+class CauseView(Struct, frozen=True):
     """A cause with rank, evidence, stop-gap and changes; `key` is its element id on the page."""
 
     place: int
@@ -181,8 +178,7 @@ def stop_gap_steps(cause: Cause) -> Sequence[str]:
     return stop_gap(cause.id) if cause.severity > Severity.INFO else ()
 
 
-@dataclass(frozen=True, slots=True)
-class VitalView:
+class VitalView(Struct, frozen=True):
     """One of CASCADE_SIGNALS; `note` says why its rule is ok despite an out-of-bounds value.
 
     `measured` says whether the value is of one scrape or of the window."""
@@ -195,8 +191,7 @@ class VitalView:
     chart: Chart | None
 
 
-@dataclass(frozen=True, slots=True)
-class FindingView:
+class FindingView(Struct, frozen=True):
     """A finding that no cause covers; `words` says what is, or was, out of bounds."""
 
     finding: Finding
@@ -205,8 +200,7 @@ class FindingView:
     chart: Chart | None
 
 
-@dataclass(frozen=True, slots=True)
-class Reasons:
+class Reasons(Struct, frozen=True):
     """Builds the views of one engine at one moment."""
 
     engine: EngineView

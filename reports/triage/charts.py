@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from math import inf, isfinite, nan
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from kneewatch.reports.triage.view_model import SeriesView, TriageView
 from kneewatch.rules.formatting import moment, quantity, span
@@ -24,16 +25,14 @@ EDGE = 6.0
 """Percent of the width at both ends without labels, where one would be cut off."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """A labelled time on the axis; `x` in percent of the width."""
 
     x: float
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(Struct, frozen=True):
     """The time axis, from `since_s` at 0% to `until_s` at 100% of the width."""
 
     since_s: float
@@ -172,16 +171,14 @@ NOTHING = 1e-12
 """Smaller values are rounding errors of zero: they get no scale."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(Struct, frozen=True):
     """A bound to draw: its value and its name."""
 
     value: float
     name: str = "bound"
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnBound:
+class DrawnBound(Struct, frozen=True):
     """A bound in a chart: `y` in percent of the height, from the top."""
 
     y: float
@@ -189,8 +186,7 @@ class DrawnBound:
     short: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(Struct, frozen=True):
     """A chart's geometry. `line` and `area` are paths in WIDE by TALL units, the rest percent.
 
     `held` is the start and width of the time in which the cause or finding was active.

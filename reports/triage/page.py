@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment
+from msgspec import Struct
 
 from kneewatch.diagnose.doc_links import cause_page, rule_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
@@ -51,8 +51,7 @@ TIME_STEPS: Sequence[tuple[str, float]] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """A link; `current` marks the view that is shown, an empty `href` a disabled link."""
 
     words: str
@@ -60,8 +59,7 @@ class Link:
     current: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
+class Links(Struct, frozen=True):
     """The links of one page."""
 
     view: TriageView
@@ -133,8 +131,7 @@ GAPS_SHOWN = 1000
 """The page shows all gaps; the limit only guards against a flood."""
 
 
-@dataclass(frozen=True, slots=True)
-class EnginePart:
+class EnginePart(Struct, frozen=True):
     """An engine in full. `log` holds its intervals, newest first; `more` counts those left out."""
 
     number: int
@@ -162,8 +159,7 @@ class EnginePart:
         return bool(now) or any(vital.chart for vital in self.vitals)
 
 
-@dataclass(frozen=True, slots=True)
-class TargetPart:
+class TargetPart(Struct, frozen=True):
     """A target in a row: its engines, worst first, and the strip of its past health."""
 
     target: TargetView
@@ -176,8 +172,7 @@ class TargetPart:
         return self.standings[0]
 
 
-@dataclass(frozen=True, slots=True)
-class First:
+class First(Struct, frozen=True):
     """What to do first, and its heading: the steps of a stop-gap, then a recommended change, or
     None and advice in words."""
 

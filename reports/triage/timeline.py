@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.reports.triage.charts import Axis
 from kneewatch.reports.triage.view_model import RANKS, IntervalView
@@ -24,8 +26,7 @@ DESCRIBED = 12
 """The newest intervals that descriptions list."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """A bar in a lane; `x` and `width` in percent, `kind` a health state or the kind of a gap."""
 
     x: float
@@ -34,8 +35,7 @@ class Bar:
     words: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(Struct, frozen=True):
     """A lane with its name; `current`: active at the moment shown."""
 
     name: str
@@ -44,8 +44,7 @@ class Lane:
     desc: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Lanes:
+class Lanes(Struct, frozen=True):
     """The timeline of one engine: stages from the worst down, causes, and gaps."""
 
     stages: tuple[Lane, ...]
@@ -223,8 +222,7 @@ HEIGHTS = {"ok": 5, "info": 9, "unknown": 13, "warning": 18, "critical": TALL}
 STATES = sorted(RANKS, key=lambda state: RANKS[state])
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
+class Strip(Struct, frozen=True):
     """SVG paths by health state, in COLUMNS by TALL units, and the same in words."""
 
     paths: tuple[tuple[str, str], ...]

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.coverage import gaps
@@ -31,8 +33,7 @@ SINCE: Mapping[str, float] = {
 SINCE_DEFAULT = "3h"
 
 
-@dataclass(frozen=True, slots=True)
-class IntervalView:
+class IntervalView(Struct, frozen=True):
     """The interval of a stage, cause or health state; `end_s` is None while it is ongoing.
 
     `kind` is stage, cause or health; `id` the stage's number, the cause's id or the health state;
@@ -46,8 +47,7 @@ class IntervalView:
     end_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesView:
+class SeriesView(Struct, frozen=True):
     """A signal over the timeline, oldest first; NaN where it is unknown.
 
     Shapes: `times` and `values` (scrapes,).
@@ -57,8 +57,7 @@ class SeriesView:
     values: Sequence[float]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceView:
+class SourceView(Struct, frozen=True):
     """The last run of a source (vLLM page, GPUs), and how its GPUs were matched to engines."""
 
     name: str
@@ -68,8 +67,7 @@ class SourceView:
     joined: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineView:
+class EngineView(Struct, frozen=True):
     """One engine: its diagnosis at the moment shown, and its history.
 
     `series` holds the signals in `cited` that the store has; others are shown without a chart.
@@ -80,8 +78,7 @@ class EngineView:
     series: Mapping[str, SeriesView] = field(default_factory=dict[str, SeriesView])
 
 
-@dataclass(frozen=True, slots=True)
-class TargetView:
+class TargetView(Struct, frozen=True):
     """One target. `last_s` is the time of its newest scrape, None without any.
 
     `error` says why the target cannot be shown (never scraped, not watched at that moment, store
@@ -98,8 +95,7 @@ class TargetView:
     sources: Sequence[SourceView] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TriageView:
+class TriageView(Struct, frozen=True):
     """A page of all targets, or with `single` of one target; `others`: there are more targets.
 
     `at_s` is the past moment shown, None for now. The timeline runs from `since_s` to `until_s`;
@@ -159,8 +155,7 @@ RANKS: Mapping[str, int] = {"ok": 0, "info": 1, "unknown": 2, "warning": 3, "cri
 WORST_FIRST = tuple(sorted(RANKS, key=lambda state: -RANKS[state]))
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """The state of one engine, or of a target without engines (`engine` is None).
 
     `health` is its health state; `late` says that the newest data is too old to call it ok.

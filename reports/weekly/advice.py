@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
@@ -93,7 +94,7 @@ def _computed(
 def _resized(answer: Size, **changed: str) -> Size | None:
     question = answer.question
     try:
-        return size(replace(question, setup=replace(question.setup, **changed)))  # type: ignore[arg-type]
+        return size(replace(question, setup=replace(question.setup, **changed)))
     except SizingError:
         return None
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kneewatch.reports.weekly.advice import track_record
 from kneewatch.reports.weekly.figures import (

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 UP, DOWN, SAME, UNKNOWN = "up", "down", "same", "unknown"
 """Directions of a trend. `same`: the change is within the noise, or there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Period:
+class Period(Struct, frozen=True):
     """A period of the report, without its end `to_s`.
 
     `covered_s`: seconds in which at least one target was watched; `days`: calendar days in the
@@ -23,8 +23,7 @@ class Period:
     days: int
 
 
-@dataclass(frozen=True, slots=True)
-class Trend:
+class Trend(Struct, frozen=True):
     """A figure of this period and of the one before it.
 
     `direction` is up, down, same or, if a value is unknown, unknown. It is up or down only if the
@@ -44,8 +43,7 @@ class Trend:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Spark:
+class Spark(Struct, frozen=True):
     """A figure over the period in steps of equal length, for a sparkline.
 
     Shapes: `values` (steps,); None where unknown. The first step begins at `from_s`.
@@ -57,8 +55,7 @@ class Spark:
     values: tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """A signal around an incident, thinned to what a chart can show.
 
     Shapes: `times_s` and `values` (points,); None where it is unknown.
@@ -70,8 +67,7 @@ class Line:
     values: tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FlagChange:
+class FlagChange(Struct, frozen=True):
     """A flag of the server and its new value."""
 
     flag: str
@@ -79,8 +75,7 @@ class FlagChange:
     after: str
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """A recommendation with its outcome.
 
     `fate` is the outcome: open (not applied yet), applied (not measured yet), kept, missed or
@@ -109,8 +104,7 @@ class Advice:
 # --- Data quality: gaps, restarts, unknown signals -----------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Struct, frozen=True):
     """A time in which a target was not scraped or scrapes failed. `why` is the error; without one
     the target was not watched."""
 
@@ -119,8 +113,7 @@ class Gap:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class TargetQuality:
+class TargetQuality(Struct, frozen=True):
     """How completely a target was scraped. `gaps` are the longest ones, ordered by start."""
 
     target: str
@@ -133,8 +126,7 @@ class TargetQuality:
     gaps_left_out: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigDifference:
+class ConfigDifference(Struct, frozen=True):
     """A value of an engine's configuration that changed."""
 
     key: str
@@ -142,8 +134,7 @@ class ConfigDifference:
     after: str
 
 
-@dataclass(frozen=True, slots=True)
-class EngineChange:
+class EngineChange(Struct, frozen=True):
     """A start of an engine or a change of its configuration. `restart`: how it was detected."""
 
     t_s: float
@@ -154,8 +145,7 @@ class EngineChange:
     differences: tuple[ConfigDifference, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownSignal:
+class UnknownSignal(Struct, frozen=True):
     """A signal without data on some engines in the period, and the reason."""
 
     signal: str
@@ -163,8 +153,7 @@ class UnknownSignal:
     engines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(Struct, frozen=True):
     """How a figure of the report is computed."""
 
     figure: str
@@ -172,8 +161,7 @@ class Method:
     guide: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DataQuality:
+class DataQuality(Struct, frozen=True):
     """How far the report can be trusted."""
 
     targets: tuple[TargetQuality, ...]

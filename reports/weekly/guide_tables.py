@@ -4,8 +4,10 @@ of one tier. Pure."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import QUEUE, XFER
 from kneewatch.reports.weekly import measures as m
@@ -18,8 +20,7 @@ from kneewatch.rules.library import slo_rules
 from kneewatch.rules.rule import Rule, Severity
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """A row of a guide table. `rules` and `causes` cover it; `gap` says what cannot be observed and
     why."""
 
@@ -105,8 +106,7 @@ OFF_CACHING = "prefix caching: no cache queries"
 OFF_TRANSFER = "KV transfer: no connector metrics"
 
 
-@dataclass(frozen=True, slots=True)
-class RowSpec:
+class RowSpec(Struct, frozen=True):
     """A row of a table. `judges` maps rule ids to the position of the figure that they judge.
 
     Without a value of its first figure a row is "off" if `off` names the unused feature, otherwise

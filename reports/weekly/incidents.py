@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
 from kneewatch.diagnose.causes.evidence import Evidence
@@ -76,8 +78,7 @@ def _causes_first() -> dict[str, int]:
 RANK = _causes_first()
 
 
-@dataclass(slots=True)
-class _Group:
+class _Group(Struct):
     """Intervals that form one incident."""
 
     cause: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TypeVar
+
+from msgspec import Struct
 
 from kneewatch.diagnose.learned.knee import (
     POINTS_KEPT,
@@ -33,8 +34,7 @@ Item = TypeVar("Item")
 NO_BENCHMARK = "no benchmark set (benchmark.ttft_p99_s, benchmark.gpu_ratio)"
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """The learned capacity of one engine. `latency_s` is a request's mean time at C_max."""
 
     learned: LearnedKnee

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import fsum
 from statistics import fmean, stdev
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import (
     DECODE,
@@ -137,8 +139,7 @@ NO_REQUEST = "no request in this time"
 Of = Callable[[Span], float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(Struct, frozen=True):
     """A figure that is computed from any span of a tier.
 
     `good` is the direction that is an improvement, empty if neither is. `missing` explains why the
@@ -153,8 +154,7 @@ class Measure:
     missing: str = NO_REQUEST
 
 
-@dataclass(frozen=True, slots=True)
-class TierPeriod:
+class TierPeriod(Struct, frozen=True):
     """A tier over a period: by hour, by day, and in total."""
 
     grid: Grid

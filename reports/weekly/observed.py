@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from operator import add
 from typing import Any
 from zoneinfo import ZoneInfo
+
+from msgspec import Struct, field
 
 from kneewatch.collector.window import Buckets
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
@@ -24,8 +25,7 @@ DAY_S = 24 * HOUR_S
 LEAST_S = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """An hour of the local clock, or the part of it that lies in the period.
 
     `weekday` 0 is Monday; `day` counts the period's days from 0, each from the local time of day at
@@ -39,8 +39,7 @@ class Slot:
     day: int
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """A period, cut into local hours. `day_starts_s` are the beginnings of its days."""
 
     from_s: float
@@ -107,8 +106,7 @@ def _next_hour(t_s: float, zone: ZoneInfo) -> float:
 # --- Sums over time and engines -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(Struct, frozen=True):
     """Increase of a histogram. Shapes: `bounds` and `counts` (buckets,), the counts cumulative,
     the last bound +Inf. `sum` is that of the observed values."""
 
@@ -177,8 +175,7 @@ SERVING = "|serving"
 """Suffix of levels that only cover the time in which requests ran."""
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(Struct, frozen=True):
     """A gauge over a span: time-weighted mean, highest value, seconds in which it was known.
 
     `top` is the highest mean of one engine over one hour: a tier's mean hides its hottest engine.
@@ -191,8 +188,7 @@ class Level:
     top: float
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """What engines showed over some time.
 
     `engine_s`: engine-seconds that the counters cover; `clock_s`: seconds in which at least one
@@ -213,8 +209,7 @@ class Span:
 # --- What engines, targets and tiers showed -------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Struct, frozen=True):
     """An interval of a stage, cause or health: `kind`, `id` and `ended` as in the store.
 
     `end_s` is None while it is open.
@@ -234,8 +229,7 @@ class Held:
         return self.last_s if self.end_s is None else self.end_s
 
 
-@dataclass(frozen=True, slots=True)
-class Episode:
+class Episode(Struct, frozen=True):
     """Intervals of one engine that form one incident. `cause` is its root cause, `kind` is cascade
     or cause; `stages` and `causes` are ordered by start."""
 
@@ -255,8 +249,7 @@ class Episode:
         return self.last_s if self.end_s is None else self.end_s
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeObserved:
+class EpisodeObserved(Struct, frozen=True):
     """An episode with what was observed around it.
 
     `document` is the diagnosis at its worst (kneewatch.diagnosis/1), `during` and `hour_before`
@@ -275,8 +268,7 @@ class EpisodeObserved:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Recommended:
+class Recommended(Struct, frozen=True):
     """A recommendation of an engine as the store has it; `document` is that of the diagnosis."""
 
     tier: str
@@ -291,8 +283,7 @@ class Recommended:
     measured: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Configured:
+class Configured(Struct, frozen=True):
     """A start of an engine or a change of its configuration; `before` is empty for the first."""
 
     t_s: float
@@ -303,8 +294,7 @@ class Configured:
     restart: str
 
 
-@dataclass(frozen=True, slots=True)
-class TargetObserved:
+class TargetObserved(Struct, frozen=True):
     """A target's scrapes over the period. `interval_s` is the usual scrape interval."""
 
     target: str
@@ -318,16 +308,14 @@ class TargetObserved:
 # The period model: filled by a source (the store, Prometheus), read by all sections of the report.
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(Struct, frozen=True):
     """Requests in flight on an engine over its windows: P99, and the time of the maximum."""
 
     p99: float
     highest_at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class EngineObserved:
+class EngineObserved(Struct, frozen=True):
     """An engine over a period. `spans` has one for each of the grid's hours.
 
     `minutes` are the requests that began in each minute of the period, NaN where unknown. `points`
@@ -347,8 +335,7 @@ class EngineObserved:
     unknown: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-@dataclass(frozen=True, slots=True)
-class TierTotals:
+class TierTotals(Struct, frozen=True):
     """Figures known only as sums over a tier's engines: Prometheus adds up histograms itself.
     `spans` has one entry per hour of the grid, or none; `minutes` as for an engine."""
 
@@ -356,8 +343,7 @@ class TierTotals:
     minutes: Sequence[float] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadStated:
+class WorkloadStated(Struct, frozen=True):
     """The workload that the size was computed for; None where not stated."""
 
     input_mean_tokens: float | None = None
@@ -368,8 +354,7 @@ class WorkloadStated:
     peak_requests_per_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TierStated:
+class TierStated(Struct, frozen=True):
     """What the settings state about a tier. `gpus` are those of one engine.
 
     `safety` is the sizing margin as a factor, `objective_ratio` the share of requests that must be
@@ -389,8 +374,7 @@ class TierStated:
     objective_ratio: float = 0.99
 
 
-@dataclass(frozen=True, slots=True)
-class TierObserved:
+class TierObserved(Struct, frozen=True):
     """A tier's engines in the period and in the one before."""
 
     id: str
@@ -403,8 +387,7 @@ class TierObserved:
     totals_before: TierTotals = TierTotals()
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True):
     """A report's input: the period and the one before; `before_grid` is None without comparison.
 
     `notices` are shown at the top of the report, `notes` under data quality; `methods` replace

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from kneewatch.diagnose.causes.evidence import Evidence
 from kneewatch.reports.weekly.figures import (
@@ -28,8 +30,7 @@ from kneewatch.reports.weekly.tier_sections import (
 SCHEMA = "kneewatch.report/1"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSpan:
+class EngineSpan(Struct, frozen=True):
     """An engine of a tier and when it was seen in the period."""
 
     target: str
@@ -40,8 +41,7 @@ class EngineSpan:
     watched_ratio: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
+class Tier(Struct, frozen=True):
     """A model on a kind of GPU. No figure combines two tiers.
 
     `id` is its name in all sections. `engines` are all that were watched in the period,
@@ -57,8 +57,7 @@ class Tier:
     gpus: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(Struct, frozen=True):
     """The first thing to do. `why`: the figure or incident that calls for it; `recommendation`: its
     id."""
 
@@ -68,8 +67,7 @@ class Action:
     changes: tuple[FlagChange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """A tier's verdict in one line.
 
     `health` is the worst state in the period: ok, info, warning, critical or unknown; `health_text`
@@ -89,8 +87,7 @@ class Verdict:
     trends: tuple[Trend, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StageSpan:
+class StageSpan(Struct, frozen=True):
     """A stage of the cascade within an incident; `end_s` is None while it is open."""
 
     number: int
@@ -100,8 +97,7 @@ class StageSpan:
     end_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class CauseSpan:
+class CauseSpan(Struct, frozen=True):
     """A cause within an incident; `end_s` is None while it is open."""
 
     id: str
@@ -110,8 +106,7 @@ class CauseSpan:
     end_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentCost:
+class IncidentCost(Struct, frozen=True):
     """What an incident cost.
 
     `preemptions`: requests preempted and recomputed; `recomputed_tokens`: a lower bound
@@ -132,8 +127,7 @@ class IncidentCost:
         return sum(count for count in counts if count is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(Struct, frozen=True):
     """A preemption cascade or a cause, on one engine or on several replicas at the same time.
 
     `kind` is cascade or cause; `cause` the root cause's id; `id` is I1, I2, ... by start. `end_s`
@@ -180,8 +174,7 @@ class Incident:
         return f"{len(self.replicas)} of {self.replicas_present} replicas, worst {self.target}"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """A signal that a recommendation predicted. `off_ratio` is measured / predicted - 1."""
 
     signal: str
@@ -191,8 +184,7 @@ class Comparison:
     off_ratio: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class TrackRow:
+class TrackRow(Struct, frozen=True):
     """A recommendation that was made or applied in the period."""
 
     tier: str
@@ -202,8 +194,7 @@ class TrackRow:
     comparisons: tuple[Comparison, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TrackRecord:
+class TrackRecord(Struct, frozen=True):
     """The recommendations and their outcomes, newest first. `unknown`: how many of them have no
     record of whether they were applied."""
 
@@ -218,8 +209,7 @@ class TrackRecord:
     unknown: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WeeklyReport:
+class WeeklyReport(Struct, frozen=True):
     """The report. Sections are in reading order, each with an entry per tier, in `tiers` order.
 
     `source` names the origin of the data, `noise_test` the test behind the arrows. `notices` come
@@ -255,8 +245,13 @@ class WeeklyReport:
 
 def document(report: WeeklyReport) -> dict[str, Any]:
     """The JSON document: every field by its own name; null for values that are not finite."""
-    fields: dict[str, Any] = orjson.loads(orjson.dumps(report, default=dict))
+    fields: dict[str, Any] = orjson.loads(orjson.dumps(report, default=_plain))
     return {"schema": SCHEMA, **fields}
+
+
+def _plain(value: object) -> dict[str, Any]:
+    """What orjson does not take: a record, and mappings other than dict."""
+    return asdict(value) if isinstance(value, Struct) else dict(cast("Mapping[str, Any]", value))
 
 
 def render_json(report: WeeklyReport) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import ceil
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.ranking import CAUSES
@@ -41,8 +43,7 @@ SHORT_OF_CAPACITY = tuple(record.id for record in CAUSES if record.capacity)
 """Causes whose incidents show that the fleet was too small for its load."""
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(Struct, frozen=True):
     """The replicas that the peak needs.
 
     `usable_per_s`: requests/s that one engine can serve, from `source`; `least`: it is a lower

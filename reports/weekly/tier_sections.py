@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from kneewatch.diagnose.learned.knee import Range
 from kneewatch.reports.weekly.figures import FlagChange, Spark, Trend
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
+class Lengths(Struct, frozen=True):
     """Tokens per request, from the histogram summed over time and engines."""
 
     p50: Trend
@@ -19,8 +18,7 @@ class Lengths:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrivals:
+class Arrivals(Struct, frozen=True):
     """Arriving requests/s of the whole tier, over windows of `window_s`."""
 
     window_s: float
@@ -33,8 +31,7 @@ class Arrivals:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(Struct, frozen=True):
     """A figure of the workload compared with the profile that the size was computed for.
 
     `ratio` is measured / stated; outside of 1 / `limit` to `limit` the state is warning.
@@ -49,8 +46,7 @@ class Drift:
     state: str
 
 
-@dataclass(frozen=True, slots=True)
-class TierWorkload:
+class TierWorkload(Struct, frozen=True):
     """The requests of a tier.
 
     `archetype` is chat, rag, code or agentic, `archetype_why` the reason; both are empty if the
@@ -69,16 +65,14 @@ class TierWorkload:
     drift_missing: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPart:
+class MemoryPart(Struct, frozen=True):
     """A part of one GPU's memory."""
 
     name: str
     bytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """A launch that can serve the measured workload."""
 
     gpu: str
@@ -90,8 +84,7 @@ class Option:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeverFigure:
+class LeverFigure(Struct, frozen=True):
     """A figure that a lever changes."""
 
     signal: str
@@ -99,8 +92,7 @@ class LeverFigure:
     after: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Lever:
+class Lever(Struct, frozen=True):
     """A change that would alter the size. `saves_usd_per_hour` is negative if it costs more."""
 
     id: str
@@ -111,8 +103,7 @@ class Lever:
     saves_usd_per_hour: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class TierSize:
+class TierSize(Struct, frozen=True):
     """The sizing of a tier on the measured workload.
 
     `verdict` is right, too small, too large or unknown. `usable_source`: where the requests/s of
@@ -147,8 +138,7 @@ class TierSize:
     doubts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
+class Saving(Struct, frozen=True):
     """What applying a recommendation would save (negative: cost), and its risk."""
 
     id: str
@@ -161,8 +151,7 @@ class Saving:
     risk: str
 
 
-@dataclass(frozen=True, slots=True)
-class TierMoney:
+class TierMoney(Struct, frozen=True):
     """What a tier cost and what it generated.
 
     Every hour in which an engine was watched is paid. `idle_hours`: GPU-hours of engines without
@@ -196,8 +185,7 @@ class TierMoney:
 # --- Service of a tier: the guide's tables, the SLO, the knee ------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TableRow:
+class TableRow(Struct, frozen=True):
     """A row of the table of monitoring or of KV metrics for one tier.
 
     `figures` are one to three values, such as P50 and P99. `band` is the target as text; `low` and
@@ -223,8 +211,7 @@ class TableRow:
     spark: Spark | None
 
 
-@dataclass(frozen=True, slots=True)
-class TierTables:
+class TierTables(Struct, frozen=True):
     """The tables of monitoring and of KV metrics, every row, of one tier."""
 
     tier: str
@@ -232,8 +219,7 @@ class TierTables:
     kv: tuple[TableRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
+class Latency(Struct, frozen=True):
     """A latency of all requests in the period, from the histogram summed over time and engines.
 
     `name` is ttft, itl, e2e, queue, prefill or decode. `budget_s` is the P99 target, None if not
@@ -254,8 +240,7 @@ class Latency:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorBudget:
+class ErrorBudget(Struct, frozen=True):
     """The error budget of the SLO and how much of it was spent.
 
     `objective_ratio`: share of requests whose first token must come within the target; `bad_ratio`:
@@ -270,8 +255,7 @@ class ErrorBudget:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Hour:
+class Hour(Struct, frozen=True):
     """An hour of the period. `weekday` (0 is Monday) and `hour` are local.
 
     `burn` is the share of bad requests divided by the allowed share: 1 spends the budget exactly.
@@ -291,8 +275,7 @@ class Hour:
     burn: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class WeekdayHour:
+class WeekdayHour(Struct, frozen=True):
     """One hour of the week, over all weeks of the period. `weekday` 0 is Monday, both local."""
 
     weekday: int
@@ -303,8 +286,7 @@ class WeekdayHour:
     ttft_p99_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class TierSlo:
+class TierSlo(Struct, frozen=True):
     """How a tier met its targets.
 
     `goodput_per_s`: the part of `served_per_s` with the first token in time, less the share of
@@ -326,8 +308,7 @@ class TierSlo:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class KneeStep:
+class KneeStep(Struct, frozen=True):
     """The windows at about one concurrency of one engine: medians with quartiles."""
 
     in_flight: float
@@ -339,8 +320,7 @@ class KneeStep:
     itl_p99_s: Range | None
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkCheck:
+class BenchmarkCheck(Struct, frozen=True):
     """A figure in production compared with the benchmark behind the size.
 
     `off` is the difference, as a ratio (TTFT) or in points (GPU activity); beyond `limit` (TTFT:
@@ -357,8 +337,7 @@ class BenchmarkCheck:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TierKnee:
+class TierKnee(Struct, frozen=True):
     """Latency by concurrency of one engine of the tier, from the period's own windows.
 
     `c_max` is in requests in flight on one engine; without `reached` it is a lower bound, because

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.reports.weekly.figures import Trend
 from kneewatch.reports.weekly.report import Action, Incident, Tier, Verdict
@@ -25,8 +27,7 @@ MUCH_IDLE_RATIO = 0.3
 """A larger idle share is mentioned (guide 9.2)."""
 
 
-@dataclass(frozen=True, slots=True)
-class TierSections:
+class TierSections(Struct, frozen=True):
     """All sections of a tier. `partial`: some queries had no complete answer."""
 
     tier: Tier

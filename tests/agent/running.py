@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kneewatch.collector.captures.capture import CaptureReader
 from tests.collector.servers import Serve, Server, answer
@@ -22,8 +23,7 @@ ARGV = [sys.executable, "-m", "kneewatch.agent.cli"]
 Document = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """How a run of the program ended."""
 
     status: int

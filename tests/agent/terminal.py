@@ -10,15 +10,15 @@ import subprocess
 import termios
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from tests.agent.running import ARGV, environment
 from tests.waiting import PATIENCE_S
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """What a run left on its terminal, and in the pipe of the other stream."""
 
     status: int

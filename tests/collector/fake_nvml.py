@@ -10,10 +10,11 @@ import ctypes
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import wraps
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
+
+from msgspec import Struct, field
 
 SUCCESS, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 3, 4, 6
 INSUFFICIENT_SIZE = 7
@@ -34,8 +35,7 @@ GPM = {1: 87.0, 2: 80.0, 3: 40.0, 5: 12.5, 10: 65.0, 20: 100.0, 21: 200.0, 60: 1
 """By GPM's metric ids: per cent, and MiB a second."""
 
 
-@dataclass
-class FakeInstance:
+class FakeInstance(Struct, dict=True):
     """A MIG instance."""
 
     uuid: str
@@ -45,8 +45,7 @@ class FakeInstance:
     total_bytes: int = 10 * GIB
 
 
-@dataclass
-class FakeGpu:
+class FakeGpu(Struct, dict=True):
     """A GPU. `error` is what every call about it gives, `value_error` every field value, `refuses`
     single functions."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.names.vllm_metrics import EngineKey, HistogramSlots
@@ -31,8 +32,7 @@ class Scraped:
         return self.history.append(t_s, page, only_engine(binding), binding.process_start)
 
 
-@dataclass(slots=True)
-class Handmade:
+class Handmade(Struct):
     """A history of counters, gauges and one histogram, all by name, without text around them.
 
     A name that a scrape leaves out is not on that scrape's page.

@@ -17,10 +17,11 @@ import tempfile
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
+
+from msgspec import Struct
 
 from kneewatch.collector.samples import Page, Series
 from tests.waiting import PATIENCE_S
@@ -37,16 +38,14 @@ BLOCKS = "30d"
 """Longer than everything loaded: the head takes any order of targets and writes no block."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """What one instance showed, oldest first: (milliseconds, page), None where a scrape failed."""
 
     instance: str
     scrapes: Sequence[tuple[int, Page | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """One sample of an answer."""
 
     labels: Mapping[str, str]

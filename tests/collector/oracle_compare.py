@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import Binding, resolve
@@ -74,8 +75,7 @@ class Feed:
         return self._sets[key].read(window).values
 
 
-@dataclass(slots=True)
-class Comparison:
+class Comparison(Struct):
     """How often each signal had a value on both sides, and where the two sides disagreed."""
 
     prometheus: Prometheus

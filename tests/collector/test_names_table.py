@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from kneewatch.collector.names.vllm_metrics import Metric, metric_table, table_from
 from tests.collector.name_pages import CORE, FIXTURES
@@ -20,8 +20,7 @@ VERSIONS: list[str] = DOCUMENT["versions"]
 ROWS: dict[str, dict[str, Any]] = DOCUMENT["metrics"]
 
 
-@dataclass(frozen=True)
-class Spelling:
+class Spelling(Struct, frozen=True, dict=True):
     """A name of a metric, with the first and last version that used it."""
 
     name: str

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import cast
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals import expr
@@ -120,7 +121,7 @@ def test_every_signal_of_successive_pages(prometheus: Prometheus, version: str) 
 
 
 def test_after_a_restart_nothing_before_it_counts(prometheus: Prometheus) -> None:
-    target = dataclasses.replace(captured("restart_mid_run"), instance="restarted")
+    target = replace(captured("restart_mid_run"), instance="restarted")
     prometheus.load([target])
     feed = Feed(target, CATALOGUE, History)
     feed.until(target.scrapes[0][0])
@@ -233,7 +234,7 @@ def test_every_kind_of_expression_is_among_those_compared() -> None:
     compared_kinds = {
         member
         for _, member in inspect.getmembers(expr, inspect.isclass)
-        if dataclasses.is_dataclass(member) and hasattr(member, "promql")
+        if issubclass(member, Struct) and hasattr(member, "promql")
     }
     used = {type(part) for kind in KINDS.values() for part in parts_of(kind)}
     assert compared_kinds == used.union(WITHOUT_PROMQL)
@@ -249,9 +250,8 @@ def test_only_what_labels_spell_or_bits_say_has_no_promql() -> None:
 def parts_of(expression: Expr) -> Iterator[Expr]:
     """An expression and those it is made of."""
     yield expression
-    assert dataclasses.is_dataclass(expression)
-    for field in dataclasses.fields(expression):
-        value: object = getattr(expression, field.name)
+    assert isinstance(expression, Struct)
+    for value in astuple(expression):
         for part in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
             if hasattr(part, "promql"):
                 yield from parts_of(cast("Expr", part))

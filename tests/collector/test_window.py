@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from kneewatch.collector.signals.expr import (
     Expr,
@@ -35,8 +35,7 @@ def value(expr: Expr, window: Window) -> float | None:
     return expr.bind(window.history.columns)(window)
 
 
-@dataclass(frozen=True, slots=True)
-class Scrape:
+class Scrape(Struct, frozen=True):
     """One scrape of two counters and a histogram; None where the page lacks it."""
 
     after_s: float

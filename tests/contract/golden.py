@@ -7,10 +7,11 @@ record; read the diff, each line of it is a verdict that became another.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kneewatch.diagnose.causes.evidence import Cause, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
@@ -29,8 +30,7 @@ Verdict = tuple[float | None, str | None, str]
 conditions that hold now and must hold for a while; `apart` where the cause explains nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Struct, frozen=True):
     """What is expected around one situation: when its cause is reported and gone, and each change
     with its facts and the verdict."""
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, cast
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from kneewatch.diagnose.causes.ranking import EXAMINED
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Term
@@ -22,8 +24,7 @@ WORDS_ONLY = {"say", "words", "summary", "lever", "action", "guide", "name", "si
 """Fields of a form and a term that judge nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mutation:
+class Mutation(Struct, frozen=True):
     """One number of a record, elsewhere: at every place where the record has that number."""
 
     record: CauseRecord
@@ -50,13 +51,13 @@ def numbers(root: object, place: str = "") -> Iterator[tuple[str, Number]]:
     elif isinstance(root, tuple):
         for at, part in enumerate(cast("tuple[object, ...]", root)):
             yield from numbers(part, f"{place}.{at}")
-    elif is_dataclass(root):
+    elif isinstance(root, Struct):
         skipped = WORDS_ONLY if isinstance(root, Form | Term) else set[str]()
         if isinstance(root, Term) and root.weight.value == 0:
             return
-        for each in fields(root):
-            if each.name not in skipped:
-                yield from numbers(getattr(root, each.name), f"{place}.{each.name}")
+        for name, part in asdict(root).items():
+            if name not in skipped:
+                yield from numbers(part, f"{place}.{name}")
 
 
 def put(root: Any, old: Number, new: Number) -> Any:  # noqa: ANN401 - any part of a record
@@ -65,9 +66,9 @@ def put(root: Any, old: Number, new: Number) -> Any:  # noqa: ANN401 - any part 
         return new
     if isinstance(root, tuple):
         return tuple(put(part, old, new) for part in cast("tuple[object, ...]", root))
-    if not is_dataclass(root) or isinstance(root, type):
+    if not isinstance(root, Struct):
         return root
-    parts = {each.name: getattr(root, each.name) for each in fields(root)}
+    parts = asdict(root)
     filled = {name: put(part, old, new) for name, part in parts.items()}
     same = all(filled[name] is parts[name] for name in parts if not isinstance(parts[name], tuple))
     tuples = (name for name in parts if isinstance(parts[name], tuple))

@@ -6,10 +6,11 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.samples import Series
 from kneewatch.dashboards.prometheus.causes import cause_groups, cause_queries, gate_of
@@ -38,8 +39,7 @@ PARTS = {record.id: tuple(nodes(record.forms)) for record in CONCLUDABLE}
 """The conditions and quantities that each record is made of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """A verdict: None and None where nothing is concluded."""
 
     confidence: float | None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.dashboards.prometheus.recording_rules import Recorded
 from kneewatch.dashboards.prometheus.rule_group import Plan
@@ -37,8 +39,7 @@ HELD_S = 5.0
 """A streak that is shorter than any that a record asks for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """What is different from the situation that concludes the cause; None makes it unknown."""
 
     values: Mapping[str, float | None] = field(default_factory=dict[str, float | None])

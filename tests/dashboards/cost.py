@@ -14,9 +14,10 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
+
+from msgspec import Struct
 
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
@@ -40,8 +41,7 @@ PAGES = (("healthy_light", 10), ("kv_pressure_cascade", 40))
 ROW = "{:>5} {:>8} {:>10} {:>12} {:>12} {:>11} {:>9}"
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(Struct, frozen=True):
     """What so many replicas cost; `group_s` is one evaluation of each group, added up."""
 
     replicas: int

@@ -13,10 +13,10 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from msgspec import Struct
 
 from kneewatch.collector.samples import Series
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
@@ -30,8 +30,7 @@ NAME = re.compile(r"[a-zA-Z_:][\w:]*")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
-@dataclass(frozen=True, slots=True)
-class Firing:
+class Firing(Struct, frozen=True):
     """An alert, and when it began and ended, in seconds of the fleet's life; None: not yet."""
 
     labels: Mapping[str, str]

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
@@ -20,6 +19,9 @@ from typing import Any
 from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.stream import STATUS_OK
 from kneewatch.collector.captures.capture import CaptureReader
@@ -44,8 +46,7 @@ from tests.recordings import CAPTURES, WINDOW_S
 PATIENCE_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Play:
+class Play(Struct, frozen=True):
     """What is played: pages by recording, so many times as fast as they were recorded."""
 
     pages: Mapping[str, Sequence[Entry]]

@@ -9,9 +9,10 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kneewatch.agent.stream import STATUS_OK
 from kneewatch.collector.captures.capture import CaptureReader
@@ -26,8 +27,7 @@ ASKED = re.compile(r"expr: \"(?P<expr>.*)\", time: (?P<time>[^,]+),")
 SAMPLE = re.compile(r"(?P<labels>\{[^{}]*\}) (?P<value>[-+.\dEeNaInf]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """A sample of an answer: its labels as PromQL writes them, name included."""
 
     labels: str

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.names.dcgm_fields import is_sentinel

@@ -6,12 +6,12 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from kneewatch.dashboards.prometheus.promtool_tests import Server
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kneewatch.dashboards.prometheus.causes import cause_queries, gate_of
 from kneewatch.dashboards.prometheus.gpu_alerts import ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID
@@ -33,8 +34,7 @@ ASKED = f"round(100 * max by (model_name, pod) ({SURE}))"
 WELL = {"sm_clock_mhz": 1755.0, "temperature_c": 60.0, "xid": 0.0}
 
 
-@dataclass(frozen=True, slots=True)
-class Odd:
+class Odd(Struct, frozen=True):
     """Of so many servers the first few: what is not as usual of them, and of their GPUs."""
 
     own: Mapping[str, float]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit
+
+from msgspec.structs import replace
 
 from kneewatch.dashboards.grafana.boards import BOARDS
 from kneewatch.dashboards.grafana.build import VARIABLES

@@ -6,9 +6,10 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kneewatch.dashboards.prometheus.baseline_rules import COMPARED
 from kneewatch.dashboards.prometheus.rule_files import groups
@@ -40,8 +41,7 @@ WANTED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Weeks:
+class Weeks(Struct, frozen=True):
     """A signal as it was on the busy mornings before, the last week's last, and is `now`; and in
     the quiet night before. Each hour before has so many values."""
 

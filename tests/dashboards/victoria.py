@@ -13,9 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
+
+from msgspec.structs import replace
 
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition import Limits, PageParser

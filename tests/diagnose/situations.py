@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Cause, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.ranking import conclude
@@ -95,8 +97,7 @@ def _learned(quiet: tuple[tuple[str, float], ...]) -> Baseline:
     return baseline
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(Struct, frozen=True):
     """An engine at one moment. `quiet` is its baseline, `stage` and `worst` its cascade."""
 
     values: Mapping[str, float | None] = field(default_factory=lambda: dict(HEALTHY))

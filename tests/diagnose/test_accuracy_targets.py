@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.facts import Targets

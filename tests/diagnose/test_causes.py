@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import ReplacedProcess

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW, Case, Cause, strength
 from kneewatch.diagnose.causes.ranking import EXPLAINS, ROOTS, ranked

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.optional_features import drafts_of

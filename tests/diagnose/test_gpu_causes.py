@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import PageParser

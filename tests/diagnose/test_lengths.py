@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.window import Buckets, Window

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits

@@ -3,7 +3,7 @@ kneewatch had seen their pages."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from kneewatch.rules.rule import Severity
 from tests.incidents.held_out import BEGINS_S, CHAT

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
@@ -24,8 +25,7 @@ NOTHING = ""
 TIMED_OUT = CollectError("timed out", kind="timeout")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
+class Incident(Struct, frozen=True, kw_only=True):
     """An incident and the expected verdict.
 
     `source` is the issue thread or the recording. `first_cause` must come first in every scrape
@@ -50,8 +50,7 @@ class Incident:
     other_engines: tuple[Phases, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """The diagnoses of an incident, oldest first."""
 
     incident: Incident

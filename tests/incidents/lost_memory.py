@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from kneewatch.rules.rule import Severity
 from tests.incidents.incident import NOTHING, Incident

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 STEP_S = 5.0
 LABELS = 'engine="0",model_name="m"'
 HTTP = 'handler="/v1/completions",method="POST"'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(Struct, frozen=True, kw_only=True):
     """Gauges and rates of one engine at one moment.
 
     `finished_per_s` requests are counted by `request_success`, `answered_per_s` by the histograms
@@ -106,7 +107,7 @@ def pages(
 
 def then(before: Load, from_s: float, **after: float | None) -> Phases:
     """A load that changes at a moment."""
-    changed = replace(before, **after)  # type: ignore[arg-type]
+    changed = replace(before, **after)
     return lambda at_s: changed if at_s >= from_s else before
 
 

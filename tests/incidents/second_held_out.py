@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from kneewatch.rules.rule import Severity
 from tests.incidents.held_out import BEGINS_S, CHAT, LASTS_S, SURE_S

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import exp, sin
+
+from msgspec.structs import replace
 
 from kneewatch.rules.rule import Severity
 from tests.incidents.incident import NOTHING, Incident

@@ -3,7 +3,7 @@ pages."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tests.incidents.held_out import BEGINS_S, CHAT, SURE_S
 from tests.incidents.incident import NOTHING, Incident

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tests.incidents.incident import NOTHING, Incident
 from tests.incidents.pages import SERVING, STEP_S, Load, Phases, then

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from tests.lab.diagnosed import Said
 from tests.lab.load import Seen
@@ -16,8 +17,7 @@ GROSS_RATIO = 0.5
 Relation = Literal["is", "at most", "at least"]
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Struct, frozen=True):
     """Seconds per token of a fixed batch before and after a load, and CPUs that the server's
     threads waited for in the mean while it was measured."""
 
@@ -26,8 +26,7 @@ class Pace:
     cpus_missing: float
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """One server under the load: what kneewatch said with everything stated and, at the same time,
     with no settings; what the clients saw; the server's seats; the machine's pace; the share of the
     clients that it served."""
@@ -44,8 +43,7 @@ class Run:
         return self.said.signal(key)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True):
     """A number before, as predicted (None: not), and as measured after.
 
     `near` is good enough whatever the ratio.
@@ -99,8 +97,7 @@ class Row:
         return self.off is not None and self.off <= max(self.near, ratio * abs(self.predicted))
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """How a predicted number is measured, in which unit, and what is near enough."""
 
     what: str

@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 PROGRAM = Path(sys.executable).with_name("kneewatch")
 INTERVAL_S, WATCH_S, WINDOW_S = 2, 20, 15
@@ -21,8 +22,7 @@ ENDS_WITHIN_S = 40.0
 KILLED = -9
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """What one run said. `document` is empty when it was not one JSON document."""
 
     status: int

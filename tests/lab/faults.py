@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from tests.lab.load import Shape
 from tests.lab.server import SMALL_CACHE
@@ -11,8 +12,7 @@ from tests.lab.server import SMALL_CACHE
 NO_FP8: Mapping[str, str] = {"kv-fp8": "the CPU backend has no FP8 KV cache"}
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """A server with a fault. `loads` are requests and how many clients send them.
 
     `skipped` are recommendations (ids) that are not followed, and why. `from_start`: kneewatch

@@ -8,7 +8,8 @@ import random
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tests.lab.model import SPECIAL, VOCABULARY
 from tests.lab.server import HOST, MODEL
@@ -18,8 +19,7 @@ PAUSE_AFTER_FAILURE_S = 0.2
 LONGER_RATIO = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Struct, frozen=True, kw_only=True):
     """A request: `shared_tokens` of the prompt are the same in all, the others random.
 
     `words` limits prompt and output to so few words; `pause_s` is waited after each request.
@@ -34,8 +34,10 @@ class Shape:
     hangs_up_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+PLAIN = Shape()
+
+
+class Arrival(Struct, frozen=True):
     """A piece of a stream: when it came, how long it was waited for, the tokens it held."""
 
     at_s: float
@@ -43,8 +45,7 @@ class Arrival:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """Of the first tokens and the later tokens that came in a span of time: means, and the
     longest wait between tokens."""
 
@@ -57,7 +58,7 @@ class Seen:
 class Load:
     """Workers with one request in flight each; none starts a request after `lasts_s` seconds."""
 
-    def __init__(self, port: int, *, lasts_s: float, shape: Shape = Shape()) -> None:
+    def __init__(self, port: int, *, lasts_s: float, shape: Shape = PLAIN) -> None:
         self._port = port
         self._shape = shape
         self._end_s = time.monotonic() + lasts_s

@@ -4,8 +4,9 @@ phase. The labels are written here, before a server runs. Pure."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from tests.lab import model
 from tests.lab.load import Shape
@@ -23,8 +24,7 @@ Loads = Sequence[tuple[Shape, int]]
 """Kinds of requests, with the number of clients that each send one after the other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class Phase(Struct, frozen=True, kw_only=True):
     """A part of a scenario. `state` is the label, a key of `FIRST_CAUSES` where it is a fault.
 
     `crashes`: the server is killed and started again at its beginning; `lasts_s` begins when it is
@@ -41,8 +41,7 @@ class Phase:
     busy_processes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """A server, and phases one after the other."""
 
     name: str

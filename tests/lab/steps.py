@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from tests.lab.diagnosed import Said
 from tests.lab.load import Seen
@@ -15,8 +15,7 @@ also waits for its connection and for the HTTP server."""
 QUIET, PAGED = ("ok", "info"), ("warning", "critical")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """A load and the truth about it. A quiet step has no first cause and stage 0."""
 
     name: str

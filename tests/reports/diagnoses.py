@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Cause, Evidence
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import MEASURED, Change, Recommendation

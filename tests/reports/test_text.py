@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Counterfactual
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

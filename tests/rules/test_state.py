@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.rules.rule import Bound, Clearing, Finding, Guard, Rule, RuleBook, Severity
 from tests.rules.judged import ALL, BY_BOUND, BY_ID, START_S, Judge, back, beyond, milder

@@ -13,8 +13,10 @@ import argparse
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
 from random import Random
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from tests.recordings import CAPTURES
 from tests.simulator.cpu_steps import phases_of, settled
@@ -22,8 +24,7 @@ from tests.simulator.recorded import Figures, figures, scrapes
 from tests.simulator.replayed import RECORDINGS, simulated
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(Struct, frozen=True):
     """A settled phase, measured and simulated."""
 
     recording: str
@@ -63,7 +64,7 @@ def errors(comparisons: Sequence[Compared]) -> dict[str, list[float]]:
     return dict(by_signal)
 
 
-SIGNALS = tuple(field.name for field in fields(Figures) if field.name != "acceptance_ratio")
+SIGNALS = tuple(name for name in Figures.__struct_fields__ if name != "acceptance_ratio")
 NOTHING = {
     "running": 0.5,
     "waiting": 1.0,
@@ -90,13 +91,13 @@ def table(comparisons: Sequence[Compared]) -> str:
     for comparison in comparisons:
         cells = [
             f"{_shown(was)}/{_shown(got)}"
-            for was, got, signal in zip(
+            for was, got, name in zip(
                 astuple(comparison.measured),
                 astuple(comparison.simulated),
-                fields(Figures),
+                Figures.__struct_fields__,
                 strict=True,
             )
-            if signal.name in SIGNALS
+            if name in SIGNALS
         ]
         row = "".join(f"{cell:>15}" for cell in cells)
         lines.append(f"{comparison.recording:26}{comparison.phase:18}{row}")

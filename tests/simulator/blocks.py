@@ -8,11 +8,11 @@ still a prefix: the counts are the whole truth.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(slots=True, eq=False)
-class Chain:
+class Chain(Struct, eq=False):
     """Blocks that hold one run of tokens from its start. `refs`: live requests that use it.
 
     `filling`: a request computes what is missing of it now.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache, partial
 from random import Random
+
+from msgspec import Struct
 
 from kneewatch.collector.captures.format import Entry
 from tests.simulator.faults import FAULTS, Fault
@@ -48,8 +49,7 @@ REASONS = "num_requests_waiting_by_reason"
 Strip = Callable[[str], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(Struct, frozen=True, kw_only=True):
     """A case. `strip` takes metrics off its pages, `gpu_page` says whether the GPUs' is there.
 
     `wanted` are the causes that must be told; `accepted` are causes that may come first as well, a

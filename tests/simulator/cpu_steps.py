@@ -8,9 +8,9 @@ time is what its steps took.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from tests.recordings import CAPTURES
 from tests.simulator.recorded import Scrape, finished, scrapes
@@ -22,8 +22,7 @@ REQUEST_S = 0.003
 FITTED_ON = ("knee_sweep", "long_output_decode_heavy", "itl_smooth_chunked")
 
 
-@dataclass(frozen=True, slots=True)
-class CpuSteps:
+class CpuSteps(Struct, frozen=True):
     """Seconds of a step: a constant, by token, and by token that a decode attends to."""
 
     base_s: float

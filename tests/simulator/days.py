@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tests.simulator.cases import MACHINES
 from tests.simulator.gpus import chunk_tokens, hardware
@@ -98,8 +100,7 @@ def load(
     return rate
 
 
-@dataclass(frozen=True, slots=True)
-class Operations:
+class Operations(Struct, frozen=True):
     """What is done on purpose to a server in a stretch of time, in seconds from its beginning: it
     sleeps from and until, and it is drained and started anew at `deploy_s`, which takes
     `starts_in_s`."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.rules.facts import Targets
 from tests.simulator.gpus import GpuSteps
@@ -35,8 +37,7 @@ def _nothing(_server: Server, _strength: float) -> None:
     """A fault that is there from the start."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(Struct, frozen=True, kw_only=True):
     """A fault: the cause to be told, how it is prepared, and what happens when it begins.
 
     `strength` does clear harm; at `mildest` hardly anybody notices.

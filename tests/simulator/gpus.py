@@ -6,8 +6,11 @@ and reads slower once its cores can no longer ask for what the memory could give
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
@@ -29,8 +32,7 @@ TENSOR_OF_COMPUTE = 0.85
 """Share of the time in which a compute-bound kernel's tensor pipe is issuing."""
 
 
-@dataclass(slots=True)
-class Health:
+class Health(Struct):
     """What is wrong with a GPU. `clock_ratio`: its clock against the full one."""
 
     clock_ratio: float = 1.0
@@ -40,8 +42,7 @@ class Health:
     remap_failed: bool = False
 
 
-@dataclass(slots=True)
-class Busy:
+class Busy(Struct):
     """Seconds in which something was active, since the start."""
 
     engine_s: float = 0.0
@@ -49,8 +50,7 @@ class Busy:
     tensor_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(Struct, frozen=True):
     """A model on GPUs."""
 
     model: Model

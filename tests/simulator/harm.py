@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from operator import sub
+
+from msgspec import Struct, field
 
 from tests.simulator.counters import ITL_LE, TTFT_LE
 from tests.simulator.server import Server
@@ -36,8 +37,7 @@ class Harm(IntEnum):
     CLEAR = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """A moment of a server's books. `process` counts its restarts."""
 
     t_s: float
@@ -52,8 +52,7 @@ class Kept:
     down: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(Struct, frozen=True):
     """What clients got between two moments of one process, in means. `wait_s` is the longest wait
     at the head of the queue, with that of who still waits."""
 
@@ -72,8 +71,7 @@ class Served:
     """Whether no token came out though requests were there, or nobody could connect."""
 
 
-@dataclass(slots=True)
-class Ledger:
+class Ledger(Struct):
     """The books of a case at each scrape."""
 
     kept: list[Kept] = field(default_factory=list[Kept])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tests.simulator.counters import Counters
 from tests.simulator.requests import Request
@@ -26,8 +27,7 @@ OF_ENDED = (
 """What is observed of a request when it has ended."""
 
 
-@dataclass(slots=True)
-class QuickBooks:
+class QuickBooks(Struct):
     """What the page writer wants to know of a scheduler."""
 
     usage_ratio: float = 0.0
@@ -44,8 +44,7 @@ class QuickBooks:
         return self
 
 
-@dataclass(slots=True)
-class Active:
+class Active(Struct):
     """A request that decodes; `began` in turns. It ends after `output_tokens`, before its answer is
     complete if its client hangs up."""
 

@@ -7,8 +7,10 @@ are seen in operation; nothing is drawn again for what is said of it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tests.simulator.cases import FULLER, LASTS_S, MACHINES, VERSIONS, Case, hardware_of
 from tests.simulator.days import bursts
@@ -38,8 +40,7 @@ OF_REQUESTS = frozenset({"prefix_cache_off", "prefix_reuse_lost", "prefix_churn"
 """Faults that need the prefix cache as they set it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(Struct, frozen=True, kw_only=True):
     """What comes over time: the rate is multiplied by a wave and by bursts. A deploy drains the
     server from `deploy_s` on, and it starts for `starts_in_s`."""
 
@@ -69,8 +70,7 @@ class Load:
         return wave * burst
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomCase(Case):
+class RandomCase(Case, frozen=True, kw_only=True):
     """A case as it was drawn. `share`: its load in shares of what the server could take; `ratios`:
     latency targets in multiples of its healthy P99, of TTFT and of ITL."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kneewatch.collector.captures.capture import CaptureReader
 
@@ -14,16 +15,14 @@ OWN_LABELS = frozenset({"engine", "model_name"})
 Values = dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Scrape:
+class Scrape(Struct, frozen=True):
     """A page's values by name, and by name and further labels (`name|label=value`)."""
 
     t_s: float
     values: Values
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """A stretch's figures. `None`: nothing to measure it by."""
 
     kv_usage_ratio: float

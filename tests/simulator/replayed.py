@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from random import Random
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from tests.simulator.blocks import Chain
 from tests.simulator.cpu_steps import CpuSteps, fitted, phases_of
@@ -21,8 +23,7 @@ EVERY_S = 2.0
 Kinds = Callable[[], Mapping[str, Kind]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class Played(Struct, frozen=True, kw_only=True):
     """A recording and the load that made it. `kinds`: by phase, from which on they hold.
 
     `closed`: clients that wait for their answers. `every`: one more request each so many seconds.

@@ -5,17 +5,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from tests.simulator.blocks import Chain
 
 Length = Callable[[Random], int]
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(Struct, eq=False):
     """A request and how far it is. `prefix` holds its first `prefix_tokens`, shared with others.
 
     `grows`: what it adds becomes part of its prefix (the next turn of a conversation).
@@ -70,8 +70,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass(slots=True, kw_only=True)
-class Kind:
+class Kind(Struct, kw_only=True):
     """What requests are like; what is drawn is drawn from `rng` in the order of arrivals."""
 
     prompt: Length

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import exp, inf, log
 
+from msgspec import Struct
+
 from kneewatch.collector.window import Buckets
 from kneewatch.diagnose.fleet.inventory import Usual, usual_of
 from tests.fleets import TOKENS_LE, TTFT_LE
@@ -31,8 +33,7 @@ HELD_RATIO = 0.4
 """The share of a cache that live requests hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """Sessions of 1 to `turns` turns. Each prompt starts with one of `systems` system prompts, then
     `documents_each` of `documents` documents, then the session so far, then a new question."""
 
@@ -54,8 +55,7 @@ Part = tuple[int, int]
 """A run of a prompt's tokens: the key of its content, and tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Struct, frozen=True):
     """A request that arrives: its session, its parts in order, and what it adds at their end."""
 
     t_s: float
@@ -70,8 +70,7 @@ class Prompt:
         return sum(tokens for _, tokens in self.parts) + self.new_tokens
 
 
-@dataclass(slots=True)
-class Traffic:
+class Traffic(Struct):
     """Prompts in the order of arrival, `per_s` on average; both may be changed in between."""
 
     workload: Workload
@@ -124,8 +123,7 @@ class Traffic:
         return self._keys
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(Struct, frozen=True):
     """A served prompt, as the replica counts it."""
 
     t_s: float
@@ -255,8 +253,7 @@ def buckets(edges: Sequence[float], values: Sequence[float]) -> Buckets:
     return Buckets.of(bounds, tuple(float(bisect_right(ordered, edge)) for edge in bounds))
 
 
-@dataclass(slots=True)
-class Pool:
+class Pool(Struct):
     """Replicas behind a router: `sticky` and `prefix` hash consistently, by session and by the
     first document or system prompt; `modulo` hashes sessions by the number of replicas."""
 
@@ -297,8 +294,7 @@ CHANGES: Mapping[str, str] = {
 BAD_CHANGES = ("to round robin", "to least loaded", "rehash")
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedCase:
+class RoutedCase(Struct, frozen=True):
     """A pool, and what changes at CHANGE_S. `young`: its past is unknown."""
 
     workload: Workload
@@ -311,16 +307,14 @@ class RoutedCase:
     """Requests a second and replica."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedMoment:
+class RoutedMoment(Struct, frozen=True):
     """A pool at one moment: its replicas' values by name, and seconds since the change."""
 
     after_s: float
     values: Mapping[str, Mapping[str, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(Struct, frozen=True):
     """A played case: `usual` and `lengths` are its past, `harm` the computed tokens in the minutes
     after the change over those before."""
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, deque
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tests.simulator.blocks import Blocks, Chain
 from tests.simulator.requests import Request
 
 
-@dataclass(slots=True, kw_only=True)
-class Launch:
+class Launch(Struct, kw_only=True):
     """A server's settings: vLLM's own flags."""
 
     num_gpu_blocks: int

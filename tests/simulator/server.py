@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.captures.format import Entry
 from tests.simulator.blocks import Chain
@@ -19,8 +22,7 @@ SCRAPE_S, GPU_SCRAPE_S = 5.0, 15.0
 _ROUNDS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Struct, frozen=True, kw_only=True):
     """What requests are like, in means. `prefixes` shared beginnings of `prefix_tokens` each;
     `long_ratio` of the prompts are `long_tokens` more; `runaway_ratio` of the outputs go on to
     the cap; `hang_up_ratio` of the clients go away. Lengths are lognormal with this `sigma`, or
@@ -92,8 +94,7 @@ DOCUMENTS = Shape(prefix_tokens=3008, prefixes=8, prompt=300.0, output=120.0)
 SUMMARIES = Shape(prompt=2500.0, output=60.0, prefixes=0)
 
 
-@dataclass(slots=True, kw_only=True)
-class Setting:
+class Setting(Struct, kw_only=True):
     """All that a server is started with; faults change it before the start."""
 
     hardware: Hardware
@@ -183,7 +184,7 @@ class Server:
 
     def reshape(self, **changes: float) -> None:
         """Let requests be otherwise from now on."""
-        self.shape = replace(self.shape, **changes)  # type: ignore[arg-type]
+        self.shape = replace(self.shape, **changes)
         self.source.kind = self.shape.kind(self._chains)
 
     def scrape(self, t_s: float) -> Entry:

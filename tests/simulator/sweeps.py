@@ -4,9 +4,11 @@ always a little in trouble before a fault comes."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tests.simulator.cases import Case, fault
 from tests.simulator.faults import FAULTS, Fault, prompt_bound_per_s, seats_for
@@ -23,8 +25,7 @@ NEVER_QUIET_MACHINES = SWEPT_MACHINES[:2]
 """Fewer than all: a sweep takes no longer than the cases without it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
+class Accepted(Struct, frozen=True, kw_only=True):
     """What may come first of a fault that a page without a past cannot show well, and why.
 
     `wanted`: whether the cause must be told beside it. `gpu_page`: the cases it is for.

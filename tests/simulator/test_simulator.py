@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.format import entry_of, line_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.facts import Targets

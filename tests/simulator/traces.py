@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import get_context
 from random import Random
 from sys import stderr
+
+from msgspec import Struct
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
@@ -57,8 +58,7 @@ APART_S = 300.0
 """A cause that was gone for so long and comes back is another page."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Struct, frozen=True):
     """Half a day of a server, from an hour of the week on, and what was said of it."""
 
     name: str
@@ -73,8 +73,7 @@ class Trace:
     peak_kv_ratio: float
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """A stretch of one server to be watched; `detailed`: step by step (engine.py)."""
 
     kind: str
@@ -106,8 +105,7 @@ def watch(part: Part) -> Trace:
     )
 
 
-@dataclass(slots=True)
-class _Books:
+class _Books(Struct):
     scrapes: int = 0
     queued: int = 0
     preemptions: float = 0.0

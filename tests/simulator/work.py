@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Work:
+
+class Work(Struct, frozen=True):
     """What a step does: `decodes` sequences that attend to `context_tokens` together, and a
     prompt's tokens that attend to `pairs` token pairs. `verified`: tokens a decode."""
 

@@ -18,8 +18,9 @@ import time
 import tracemalloc
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from kneewatch.agent.console import infrequent_gc
 from kneewatch.agent.daemon import supervisor as process
@@ -51,8 +52,7 @@ GROWS_BYTES = 8 * MIB
 TRACED_LINES = 15
 
 
-@dataclass(slots=True)
-class Clock:
+class Clock(Struct):
     """The time as the program says."""
 
     now_s: float = START_S
@@ -62,8 +62,7 @@ class Clock:
         return self.now_s
 
 
-@dataclass(frozen=True, slots=True)
-class Hour:
+class Hour(Struct, frozen=True):
     """The end of an hour: memory, what the history takes, cycles, and those that failed or that
     the history has not got."""
 
@@ -80,8 +79,7 @@ class Hour:
         )
 
 
-@dataclass(slots=True)
-class Node:
+class Node(Struct):
     """Eight targets under watch, their GPUs, and where all of it goes."""
 
     watches: Sequence[TargetWatch]

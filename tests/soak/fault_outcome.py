@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class FaultOutcome:
+class FaultOutcome(Struct, frozen=True):
     """What was done, what happened, and whether that is what is promised."""
 
     what: str

@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from tests.agent.daemon.running import Daemon
 from tests.soak.process import MIB, cpu_s, peak_bytes, rss_bytes, threads
@@ -30,8 +31,7 @@ FEW_CPU_RATIO, FEW_BYTES = 0.02, 80 * MIB
 MANY_CPU_RATIO, MANY_BYTES = 1.0, 1024 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(Struct, frozen=True):
     """What a process took in a span: of one core, and memory at its end and at most."""
 
     cpu_ratio: float
@@ -47,8 +47,7 @@ class Taken:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(Struct, frozen=True):
     """The daemon, Prometheus where it is installed, and the daemon's cycles."""
 
     ours: Taken

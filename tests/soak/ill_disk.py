@@ -9,8 +9,9 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from tests.agent.daemon.running import Daemon
 from tests.soak.fault_outcome import FaultOutcome
@@ -117,8 +118,7 @@ def flip(store: Path, *, seed: int) -> None:
             file.write(bytes([old ^ rng.randrange(1, 256)]))
 
 
-@dataclass(frozen=True, slots=True)
-class Flipped:
+class Flipped(Struct, frozen=True):
     """What two daemons logged, for how many targets the second answered, how many histories were
     put aside, and the cycles since the bytes were flipped."""
 

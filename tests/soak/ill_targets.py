@@ -8,8 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kneewatch.agent.store.reader import Reader
 from tests.agent.daemon.running import Daemon
@@ -25,8 +26,7 @@ WARM_S = 8.0
 STOP_S = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(Struct, frozen=True):
     """How healthy targets did beside ill ones, what is said of each kind of these, what the daemon
     took, and how long its end took."""
 

@@ -19,8 +19,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kneewatch.agent.store.reader import Reader
 from tests.agent.daemon.running import Daemon
@@ -44,8 +45,7 @@ SIGNAL = "running"
 Times = Mapping[str, Sequence[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(Struct, frozen=True):
     """What one kill left: cycles that the history has, pages given for which it has none (of the
     worst target), and cycles that it no longer has."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kneewatch.agent.daemon.periodic_jobs import phase_count, phase_ratio
 from kneewatch.agent.store.reader import Reader
@@ -17,8 +18,7 @@ LATE_RATIO = 0.1
 EARLY_RATIO = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Punctual:
+class Punctual(Struct, frozen=True):
     """The cycles that were due: how many there were, how many none came for, how many came late,
     how many of those that came got no page, and how late the cycles were."""
 

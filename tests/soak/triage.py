@@ -15,9 +15,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from tests.agent.daemon.running import Daemon
 from tests.soak.asking import asking
@@ -33,8 +34,7 @@ ALL = "/api/v1/triage"
 PAST = "&at=-10s"
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """How long answers took and how late they were asked for, how the cycles did meanwhile, and the
     daemon's share of one core."""
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.agent.report.period_source import ReportProgress, ReportRequest
 from kneewatch.agent.report.prometheus import queries
@@ -57,8 +58,7 @@ SHOWN = ("ttft_p99_s", "kv_usage_ratio", "waiting", "running", "itl_p99_s", "pre
 KEPT = tuple(dict.fromkeys((*LEVELS, *SHOWN, "running_avg")))
 
 
-@dataclass(slots=True)
-class Replay:
+class Replay(Struct):
     """The result of a replay: intervals, the worst diagnosis of each cause, recommendations with
     the first and last time they were made, signals and counters."""
 
@@ -278,8 +278,7 @@ class QueryProgress:
         self._progress(min(self._done, self._expected - 1), self._expected)
 
 
-@dataclass(frozen=True, slots=True)
-class _ReplayWindow:
+class _ReplayWindow(Struct, frozen=True):
     """A time window of one engine to replay, and the replay once it was read."""
 
     engine: TierEngine

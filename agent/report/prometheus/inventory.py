@@ -4,9 +4,10 @@ edge."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.fleet.queries import MATCHER, PRESENCE, QueryScope
 from kneewatch.agent.fleet.snapshot import with_gpus
@@ -33,8 +34,7 @@ CLOCKED = "sm_clock_mhz"
 """The GPU figure whose series carry the GPU model."""
 
 
-@dataclass(frozen=True, slots=True)
-class TierEngine:
+class TierEngine(Struct, frozen=True):
     """An engine and its tier."""
 
     member: Member
@@ -57,8 +57,7 @@ class TierEngine:
         return self.member.engine or self.member.labels.get("engine", "0")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """Series that one query sums: those that match `only`, grouped by the labels `by`; each
     group is in one tier. `kept` matches the recorded sums of the same engines; None if recorded
     sums do not separate these engines from others."""
@@ -73,8 +72,7 @@ class Part:
         return self.name, tuple(labels.get(name, "") for name in self.by)
 
 
-@dataclass(frozen=True, slots=True)
-class FleetEngines:
+class FleetEngines(Struct, frozen=True):
     """The engines of a report. `parts`: how the server sums them; `scrape_s`: the usual scrape
     interval in seconds."""
 
@@ -259,8 +257,7 @@ LOADING_S = 1800.0
 """A pod may load this long before its failed scrapes count as an outage."""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetScrapes:
+class TargetScrapes(Struct, frozen=True):
     """The scrapes of one target by step: the share that succeeded (0-1, NaN while it was no target)
     and how many failed. `scrape_s`: seconds between scrapes. `deleted` has a value in the steps in
     which Kubernetes deletes the pod; None where that is unknown. Shapes: (steps,)."""

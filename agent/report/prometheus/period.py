@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.fleet.presence import namespace_of, pod_of
 from kneewatch.agent.fleet.snapshot import Place, places, places_of
@@ -81,8 +82,7 @@ def _mean(rows: list[Floats]) -> Floats:
 MINUTE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class PeriodData:
+class PeriodData(Struct, frozen=True):
     """The data of a period. Rows by engine (`gauges`, `signs`, `preempted`), by process
     (`starts`), by target (`up`, `failed`), by pod (`deleted`), by a tier's
     labels (`counts`, `histograms`, `begun`).

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.agent.fleet.queries import DELETED, GPU_LABELS, PRESENCE, QueryScope
 from kneewatch.agent.report.series import Floats
@@ -54,8 +55,7 @@ SHORT_S = 6 * HOUR_S
 MINUTE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Struct, frozen=True):
     """Equally spaced times. Each value covers the `step_s` seconds before its time."""
 
     first_s: float
@@ -73,8 +73,7 @@ class Steps:
         return self.first_s + self.step_s * np.arange(-1.0, self.count - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(Struct, frozen=True):
     """Seconds between scrapes (`scrape_s`), between values of gauges (`step_s`) and of arrivals
     (`begun_s`), and the window of rates (`window_s`)."""
 
@@ -314,8 +313,7 @@ PIECE_SCRAPED = 20_000_000
 KeyOf = Callable[[Labels], RowKey]
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Struct, frozen=True):
     """A range query. `text` returns the PromQL for a step length in s; `key` returns a row's key.
 
     `rows` and `scraped` estimate the rows of the answer and the raw samples per second that the
@@ -328,8 +326,7 @@ class Query:
     scraped: float = 1.0
 
 
-@dataclass(slots=True)
-class QueryProblems:
+class QueryProblems(Struct):
     """Warnings of the server (partial answers) and queries that failed, with the error."""
 
     warnings: dict[str, None] = field(default_factory=dict[str, None])

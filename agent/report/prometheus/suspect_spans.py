@@ -4,10 +4,11 @@ the fleet (pools without a replica, replicas slower than their peers). I/O edge.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.report.period_source import EnginePeriod
@@ -62,8 +63,7 @@ LATE_SHARE, LATE_MIN = 0.1, 5.0
 BRIDGED_STEPS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class SuspectSpan:
+class SuspectSpan(Struct, frozen=True):
     """A span of time with a sign of trouble. `steps`: how many steps show it; `harm_requests`: the
     requests that were late, preempted, queued or not served in it, as far as the steps show."""
 
@@ -196,8 +196,7 @@ JUDGED_AFTER_S = 2700.0
 hour."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetSpan:
+class FleetSpan(Struct, frozen=True):
     """A span, in Unix seconds, in which a pool that had replicas before has none, or in which one
     `engine` of it generates tokens more slowly than its peers.
 

@@ -6,7 +6,8 @@ import csv
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     Benchmark,
@@ -42,8 +43,7 @@ _PER_SECOND = {"s", "sec", "second", "throughput", "rate", "persec", "persecond"
 _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)")
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A field of a point, and units per second where the name states one (times only).
 
     `second_choice`: another column for the same field is to be preferred (ITL over TPOT, the

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
 from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, seconds
 from kneewatch.rules.formatting import percent
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkPoint:
+class BenchmarkPoint(Struct, frozen=True):
     """One run at one concurrency. None: the report does not say.
 
     `requests` completed and `failed` count the run; `origin` names the row or document.
@@ -34,8 +35,7 @@ class BenchmarkPoint:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Benchmark:
+class Benchmark(Struct, frozen=True):
     """The points by rising concurrency, and what a reader must know about how they were read."""
 
     points: tuple[BenchmarkPoint, ...]
@@ -130,8 +130,7 @@ TAIL_RATIO = 2.0
 """P99/P50 of TTFT against the quietest point: at twice, the tail leaves (as in rules.library)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Knee:
+class Knee(Struct, frozen=True):
     """Where latency begins to rise faster than throughput: between `safe` and `past`.
 
     `past` is None where the sweep ended before the knee. `basis` says how it was found.
@@ -230,8 +229,7 @@ Basis = Literal["mean latency", "target"]
 Verdict = Literal["consistent", "mismatch", "impossible"]
 
 
-@dataclass(frozen=True, slots=True)
-class LittleGap:
+class LittleGap(Struct, frozen=True):
     """Requests/s by Little's law against those measured; `gap_ratio` is their quotient."""
 
     ceiling_requests_per_s: float
@@ -322,8 +320,7 @@ NOISE_RATIO = 0.05
 """Two runs of one configuration differ by this much; a smaller dip is no dip."""
 
 
-@dataclass(frozen=True, slots=True)
-class RedFlag:
+class RedFlag(Struct, frozen=True):
     """Why a curve may mislead; `kind` is a stable word, `message` the numbers and what to do."""
 
     kind: str

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
 from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
@@ -24,8 +26,7 @@ BRACKET_RATIO = 1.25
 """The next measured point may lie this far above C_max before measuring between is worth it."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperatingPoint:
+class OperatingPoint(Struct, frozen=True):
     """What one replica carries at the targets.
 
     `c_max` is the measured point with the highest concurrency that keeps them; None where none
@@ -204,8 +205,7 @@ AS_LOADED_FROM = 0.9
 Unit = Literal["tokens", "requests"]
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(Struct, frozen=True):
     """What was measured of one engine at a tensor-parallel degree; `origin` names its files."""
 
     tensor_parallel: int
@@ -213,8 +213,7 @@ class Sweep:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Degree:
+class Degree(Struct, frozen=True):
     """The measured throughput of one engine at a tensor-parallel degree.
 
     `per_s` is in tokens or requests per second, the same for all degrees that are compared. With
@@ -249,8 +248,7 @@ class Degree:
         return self.point.output_tokens_per_s / self.point.requests_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """A degree against the best smaller one. `share_ratio` is its throughput a GPU over the
     other's, at most `most_ratio` where the sweep has a gap at the limit; None where they cannot be
     compared. `why` says for want of what nothing is known."""

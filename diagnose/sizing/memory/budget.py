@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -69,8 +71,7 @@ HEADROOM_LOW_RATIO, HEADROOM_HIGH_RATIO = 0.30, 0.50
 """Share to add to the calculated need before deploying (guide 2.6)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Overhead:
+class Overhead(Struct, frozen=True):
     """Bytes on one GPU: the expected parts, and a lower and upper bound of their sum."""
 
     activation_bytes: float
@@ -187,8 +188,7 @@ def _graphs_bytes(setup: Setup, gpu: Gpu) -> tuple[float, float]:
 # --- The memory budget of one GPU, its KV cache, and the fewest GPUs for a load -------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Struct, frozen=True):
     """An expected value with its lower and upper bound."""
 
     low: float
@@ -200,8 +200,7 @@ class Range:
         return Range(function(self.low), function(self.expected), function(self.high))
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """The memory of one GPU. `weights` and `overhead` are None if the KV bytes were stated.
 
     `weights_bytes` is everything that vLLM logs as loaded: the model, `adapter_bytes` and
@@ -416,8 +415,7 @@ _SPREADS = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FewestGpus:
+class FewestGpus(Struct, frozen=True):
     """GPUs of the smallest replica that holds the load; None if more than 32 are needed.
 
     `low` assumes the lowest overhead, `high` the highest; `spread` is the layout of the expected

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import ceil
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
@@ -35,8 +37,7 @@ _CHOSEN_BLOCK_TOKENS, _COMPRESSED_BLOCK_TOKENS = 128, 256
 _TENSOR_SIZES = (1, 2, 4, 5, 8, 10, 16)
 
 
-@dataclass(frozen=True, slots=True)
-class KvSettings:
+class KvSettings(Struct, frozen=True):
     """The settings of a launch that decide the cache's layout.
 
     `block_tokens` None means vLLM's own choice. `in_flight_tokens` is the token budget times the
@@ -195,8 +196,7 @@ _GROWING = (FullAttention, LatentAttention, CompressedAttention)
 _SIMILAR_COUNTS = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """Layers of one kind in the pool: `groups` groups of the layout's common size.
 
     `layers` are those of one pipeline stage. `token_bytes` is per token and layer on one GPU, 0 for
@@ -210,8 +210,7 @@ class Group:
     token_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class KvLayout:
+class KvLayout(Struct, frozen=True):
     """The division of one GPU's KV memory into blocks.
 
     `block_bytes` is one block of the pool on one GPU (`group_layers` pages of `page_bytes`).
@@ -372,8 +371,7 @@ def _packed_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
 _COMPRESSED_FORMATS = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
 
 
-@dataclass(frozen=True, slots=True)
-class _Bucket:
+class _Bucket(Struct, frozen=True):
     """Layers whose blocks hold the same tokens: the number of layers by page bytes."""
 
     kind: LayerKind

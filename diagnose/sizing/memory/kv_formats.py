@@ -6,9 +6,10 @@ Source: vllm/v1/kv_cache_interface.py and `customize_spec` of the attention back
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from math import ceil
+
+from msgspec import Struct
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
@@ -20,8 +21,7 @@ _USUAL_HEAD_DIM = 128
 _AMPERE, _BLACKWELL = 8.0, 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvFormat:
+class KvFormat(Struct, frozen=True, kw_only=True):
     """One value of `--kv-cache-dtype`.
 
     `key_bits` and `value_bits` count an element with the scales of its group; `key_bytes` and

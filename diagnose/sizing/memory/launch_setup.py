@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
@@ -63,8 +64,7 @@ def parse_version(text: str) -> Version:
     return int(major), int(minor), int(patch or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
+class Defaults(Struct, frozen=True):
     """The default settings of a vLLM version."""
 
     version: Version
@@ -120,8 +120,7 @@ _LARGEST_COUNT = 1 << 40
 _LARGEST_BLOCK = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(Struct, frozen=True):
     """A launch to size. None means vLLM's default for that version and GPU.
 
     `weights_bytes` and `available_kv_bytes` are per GPU as vLLM logs them, and replace computed

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
+
+from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, Layers, SlidingAttention
@@ -25,8 +26,7 @@ _UNGATED_SCHEMES = frozenset({"fp8", "nvfp4"})
 _ROCM_ROW_BYTES, _ROCM_PADDING_BYTES = 512, 256
 
 
-@dataclass(frozen=True, slots=True)
-class Parallel:
+class Parallel(Struct, frozen=True):
     """How a replica is spread over GPUs: `experts` is True with `--enable-expert-parallel`."""
 
     tensor: int = 1
@@ -43,8 +43,7 @@ class Parallel:
 ONE_GPU = Parallel()
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(Struct, frozen=True):
     """Bytes on the fullest GPU, by kind."""
 
     attention_bytes: float
@@ -181,8 +180,7 @@ _MOST_SLOTS = 4096
 _LARGEST_VOCABULARY = 258_048
 
 
-@dataclass(frozen=True, slots=True)
-class Adapters:
+class Adapters(Struct, frozen=True):
     """`--max-loras` and `--max-lora-rank`: most adapters per batch, and their largest rank."""
 
     slots: int
@@ -246,8 +244,7 @@ def adapter_bytes(model: Model, adapters: Adapters, parallel: Parallel) -> float
 MOST_TOKENS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """A draft model, or the target's own prediction layers, and the number of tokens per draft."""
 
     model: Model

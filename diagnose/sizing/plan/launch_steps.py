@@ -3,7 +3,10 @@ Pure. Guide 5, 6 and 9.1."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import dataclasses
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -42,8 +45,7 @@ _MOST_STAGES = 8
 _NEARLY_RATIO = 0.9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class Split(Struct, frozen=True, kw_only=True):
     """The chosen split, and the reasons against others."""
 
     setup: Setup
@@ -279,7 +281,7 @@ def _gpus(ratio: PrefillDecodeRatio) -> float:
 def _ratio(pool: Pool, replica: Serving) -> PrefillDecodeRatio | None:
     """The sizes of both pools by the rates of each phase alone; None if decode alone misses its
     target."""
-    profile = replace(pool.profile, slo=Slo(itl_p99_s=pool.profile.slo.itl_p99_s))
+    profile = dataclasses.replace(pool.profile, slo=Slo(itl_p99_s=pool.profile.slo.itl_p99_s))
     decoding = replace(replica, pool=replace(pool, profile=profile), hit_ratio=_ALL_CACHED_RATIO)
     best = best_point(decoding)
     if best is None and profile.slo.itl_p99_s is not None:

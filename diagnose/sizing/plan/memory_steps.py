@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.quantization import scheme
@@ -38,8 +40,7 @@ from kneewatch.diagnose.sizing.plan.replica_curve import Serving, at, serving
 _ROUNDING = 1e-9  # a need that fits exactly must not cost one more GPU
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
+class Floor(Struct, frozen=True):
     """GPUs that one replica needs at least, by the guide's sum, with values and arithmetic.
 
     `gpus` reserves 10% of each GPU for the framework.

@@ -3,10 +3,13 @@ against. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
@@ -33,8 +36,7 @@ Value = float | int | str | bool | None
 _LENGTH_ROUNDING_TOKENS = 256
 
 
-@dataclass(slots=True)
-class Part:
+class Part(Struct):
     """A decision of the plan, or a part of one.
 
     `output` is by name with its unit, None where not yet known; `steps` is the arithmetic;
@@ -59,8 +61,7 @@ class Part:
         self.notes += part.notes
 
 
-@dataclass(slots=True, kw_only=True)
-class PlanStep(Part):
+class PlanStep(Part, kw_only=True):
     """One of the guide's thirteen decisions; `tier` is empty if it is for all traffic."""
 
     number: int
@@ -68,8 +69,7 @@ class PlanStep(Part):
     tier: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """The thirteen steps in order; with tiers, steps 4 to 10 are repeated per tier."""
 
     profile: WorkloadProfile
@@ -102,8 +102,7 @@ def _count(value: Value) -> int | None:
     return value if isinstance(value, int) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class Pool(Struct, frozen=True, kw_only=True):
     """A fleet to size: a model on a GPU, request lengths, and a share of the traffic.
 
     `share_ratio` is of arriving requests; `peak_requests_per_s` includes growth.
@@ -165,7 +164,7 @@ def call_lengths(lengths: Lengths, session: SessionShape | None) -> Lengths:
     later = session.calls - 1
     grown = session.added_tokens + lengths.mean_output_tokens
     last = math.ceil(later * grown)
-    return replace(
+    return dataclasses.replace(
         lengths,
         input_p50_tokens=lengths.input_p50_tokens + math.ceil(later * grown / 2),
         input_p95_tokens=lengths.input_p95_tokens + last,
@@ -201,8 +200,7 @@ def longest_request_tokens(pool: Pool) -> int:
     return min(rounded, own) if own else rounded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sized:
+class Sized(Struct, frozen=True, kw_only=True):
     """A fleet after step 10. `usable_source` is measured, predicted, stated or unknown.
 
     `point` is one replica at C_max, None if no concurrency is known to meet the targets;

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Sized, Value
@@ -196,8 +198,7 @@ def utilization_of(sized: Sized, fleet: FleetSize) -> float | None:
     return min(average / (fleet.deployed_instances * usable), 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cost:
+class _Cost(Struct, frozen=True):
     """The cost of one fleet; `utilization_ratio` is None if no average is known."""
 
     gpus: int

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
@@ -65,8 +67,7 @@ def launch(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
+class Serving(Struct, frozen=True, kw_only=True):
     """One replica as it would run. `hit_ratio` is of input tokens; `stored_bytes` of one GPU's KV
     cache are reserved for prefixes."""
 
@@ -222,8 +223,7 @@ _SWEEP = "a sweep over concurrency with production lengths (P50, P95 and P99), 5
 _MORE = "more per point: TTFT and ITL P50 and P99, requests/s, tokens/s, GPU utilization"
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """The load of one replica at the targets. `source` is measured, predicted or unknown."""
 
     best: BenchmarkPoint | None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
@@ -328,8 +329,7 @@ def simple_ratio(profile: WorkloadProfile) -> float | None:
     return profile.routing.simple_ratio
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingAdvice:
+class RoutingAdvice(Struct, frozen=True):
     """Whether tiers are worth it, and each reason for or against."""
 
     worth_it: bool

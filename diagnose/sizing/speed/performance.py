@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.inputs import not_negative, positive, within
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Efficiency
@@ -26,8 +27,7 @@ TP_OVERHEAD_RATIO: Mapping[str, Mapping[int, float]] = MappingProxyType(
 """Share of a step spent on all-reduces, to plan with (guide 5.6)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
+class Kernels(Struct, frozen=True):
     """The seconds that kernels of one kind need to read and to compute; the two overlap."""
 
     read_s: float
@@ -39,8 +39,7 @@ class Kernels:
         return max(self.read_s, self.compute_s)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
+class StepTime(Struct, frozen=True):
     """One step and its parts, which follow one another.
 
     `launch_s` is GPU time that no peak explains, `host_s` what the CPU adds to the step.
@@ -82,8 +81,7 @@ class StepTime:
         return max(parts, key=lambda name: parts[name])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepModel:
+class StepModel(Struct, frozen=True, kw_only=True):
     """A step's time as a function of its sequences and prompt tokens, at fixed lengths.
 
     Three kinds of kernels follow one another, and each takes the longer of its reading and its
@@ -233,8 +231,7 @@ _SETTLED_RATIO = 1e-4
 _FEWEST_PASSES = 1e-3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafting:
+class Drafting(Struct, frozen=True, kw_only=True):
     """Speculative decoding: the draft's length, its acceptance and its cost.
 
     `acceptance_ratio` is of one drafted token; `cost_ratio` is one draft step over one target
@@ -246,8 +243,7 @@ class Drafting:
     cost_ratio: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(Struct, frozen=True, kw_only=True):
     """What a server is asked for: mean lengths and the requests in flight (closed loop).
 
     `max_running` is what the KV cache and max_num_seqs admit; the rest queues.
@@ -263,8 +259,7 @@ class Load:
     drafting: Drafting | None = None
 
 
-@dataclass(slots=True)
-class Cycle:
+class Cycle(Struct):
     """The steady state: the mean step with `running` decodes, and how prompts prefill in it.
 
     `chunks_s` are the seconds from a prompt's first step to its first token, `prefill_s` those
@@ -280,8 +275,7 @@ class Cycle:
     full: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
+class Latency(Struct, frozen=True):
     """A request's latencies at a concurrency, and the steady state behind them."""
 
     ttft_s: float
@@ -291,8 +285,7 @@ class Latency:
     cycle: Cycle
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedLoop:
+class ClosedLoop(Struct, frozen=True):
     """A server and lengths for which any number of requests in flight can be asked about.
 
     The API server takes `request_s`, `fresh` prompt tokens are computed, `per_pass` output tokens
@@ -434,8 +427,7 @@ def _check(load: Load) -> None:
 _HALF = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Performance:
+class Performance(Struct, frozen=True, kw_only=True):
     """What a server yields at a load.
 
     prefill_tokens_per_s   input tokens that it could take in if it did nothing else

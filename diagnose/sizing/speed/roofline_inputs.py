@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
@@ -24,8 +26,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import attention_parameters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Efficiency:
+class Efficiency(Struct, frozen=True, kw_only=True):
     """Shares of the peaks that a step reaches, and the time that no peak explains.
 
     mfu_ratio             of the compute peak, in matrix products
@@ -110,8 +111,7 @@ SPARSE_TOPK_TOKENS = 2048
 _NVLINK_DIRECTIONS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """Layers that attend to `tokens` at most: bytes and FLOP per token attended, of one GPU."""
 
     tokens: int
@@ -119,8 +119,7 @@ class Window:
     flop_per_pair: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class Costs(Struct, frozen=True, kw_only=True):
     """One copy of a model on `gpus` GPUs, per GPU of one tensor-parallel group.
 
     Pipeline stages are laid end to end here: bytes and FLOP are those of all stages.
@@ -263,8 +262,7 @@ def launch_costs(setup: Setup) -> Costs:
     )
 
 
-@dataclass(slots=True)
-class _Kinds:
+class _Kinds(Struct):
     """Sums over the layers of a model, on one GPU."""
 
     kv_bytes_per_token: float = 0.0
@@ -344,8 +342,7 @@ def _add_latent(
 # --- The arithmetic intensity of decode steps, and the ridge of the roofline ----------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Intensity:
+class Intensity(Struct, frozen=True):
     """What binds the decode steps of a launch at one batch.
 
     `batch_at_ridge` is None where reading the KV cache keeps decode below the ridge at any batch.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import floor, inf, isfinite
+
+from msgspec import Struct
 
 from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
@@ -84,8 +85,7 @@ TOKEN_BUDGET = "token budget"
 RUNNING_LIMIT = "running limit"
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(Struct, frozen=True):
     """The highest concurrency that keeps the targets, and the speed there.
 
     `concurrency` is 0 where one request alone misses a target; `performance` is then that

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from markupsafe import Markup
+from msgspec import Struct
 
 from kneewatch.diagnose.learned.knee import Range
 from kneewatch.reports.weekly.figures import Spark
@@ -34,8 +34,7 @@ LABEL_FROM = 6.0
 """A part of a bar that is at least this wide, in percent, shows its letter."""
 
 
-@dataclass(frozen=True, slots=True)
-class SparkLine:
+class SparkLine(Struct, frozen=True):
     """A drawn sparkline: path, target band (top and height, None without bounds), text."""
 
     path: str
@@ -66,8 +65,7 @@ def spark_line(spark: Spark, *, low: float | None, high: float | None) -> SparkL
     return SparkLine(path(points), band, desc)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """A part of a bar: `x` and `width` in percent, letter, name and value."""
 
     letter: str
@@ -91,8 +89,7 @@ def stack(parts: Sequence[tuple[str, float, str]], *, whole: float) -> tuple[Par
     return tuple(segments)
 
 
-@dataclass(frozen=True, slots=True)
-class Squares:
+class Squares(Struct, frozen=True):
     """GPUs as squares: a path of `width` by `height` units; a square is `each` GPUs."""
 
     path: str
@@ -135,8 +132,7 @@ SILENT, UNSEEN = "heat-none", "heat-unseen"
 UNSEEN_SIDE = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Heat:
+class Heat(Struct, frozen=True):
     """A drawn heat map: paths by CSS class, its table by hour, its text alternative."""
 
     paths: tuple[tuple[str, str], ...]
@@ -201,8 +197,7 @@ WIDE_ENOUGH, NUDGE = 0.55, 0.008
 """Position (0-1) from which a mark's label is on its left, and the label's distance."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
+class Plot(Struct, frozen=True):
     """A drawn chart: its title, its SVG and its text alternative; `bound`: whether it shows a
     target."""
 
@@ -400,8 +395,7 @@ def _positive(value: float | None) -> float:
 TTFT = "ttft"
 
 
-@dataclass(frozen=True, slots=True)
-class Charts:
+class Charts(Struct, frozen=True):
     """A tier's charts; None or empty without data."""
 
     latency: Plot | None = None

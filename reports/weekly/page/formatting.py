@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from functools import cached_property
 from zoneinfo import ZoneInfo
+
+from msgspec import Struct
 
 from kneewatch.diagnose.learned.knee import Range
 from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Trend
@@ -295,8 +296,7 @@ TO_THE_SECOND_S = 600.0
 """Shorter intervals are shown with seconds."""
 
 
-@dataclass(frozen=True)
-class Calendar:
+class Calendar(Struct, frozen=True, dict=True):
     """Formats times in the report's time zone."""
 
     timezone: str

@@ -6,7 +6,6 @@ import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -15,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from jinja2 import Environment
 from markupsafe import Markup
+from msgspec import Struct
 
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.reports.templates import environment, palette
@@ -91,8 +91,7 @@ class OfTier(Protocol):
 Entry = TypeVar("Entry", bound=OfTier)
 
 
-@dataclass(frozen=True, slots=True)
-class RowPart:
+class RowPart(Struct, frozen=True):
     """A row of the metric tables with its sparkline."""
 
     row: TableRow
@@ -104,16 +103,14 @@ class RowPart:
         return any(trend.value is not None for trend in self.row.figures)
 
 
-@dataclass(frozen=True, slots=True)
-class SparkTable:
+class SparkTable(Struct, frozen=True):
     """The values of the sparklines: headings, and for each step its start and values."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[float, tuple[str, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TablePart:
+class TablePart(Struct, frozen=True):
     """A metric table; `behind` are the values of its sparklines."""
 
     name: str
@@ -122,8 +119,7 @@ class TablePart:
     behind: tuple[SparkTable, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TierPart:
+class TierPart(Struct, frozen=True):
     """The sections of a tier; None where a section has no data. Only `full` ones have charts."""
 
     number: int
@@ -149,8 +145,7 @@ class TierPart:
         return RANKS["unknown" if self.verdict is None else health(self.verdict.health)]
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentPart:
+class IncidentPart(Struct, frozen=True):
     """An incident; `strip` is None when it is shown in the index only.
 
     `stretch` is its start and end, `length` its duration, `ending` how it ended.
@@ -164,8 +159,7 @@ class IncidentPart:
     strip: Strip | None
 
 
-@dataclass(frozen=True, slots=True)
-class How:
+class How(Struct, frozen=True):
     """How a figure of the metric tables is computed, and the rules that judge it."""
 
     section: str
@@ -244,8 +238,7 @@ NEEDS = re.compile(r"on the page \((needs .+)\)$")
 """What the server must use so that it exports a signal's metrics."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownGroup:
+class UnknownGroup(Struct, frozen=True):
     """Signals without data for the same reason, on the same engines."""
 
     why: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kneewatch.reports.triage.charts import ceiling
 from kneewatch.reports.weekly.figures import Line
@@ -38,8 +39,7 @@ class Reach:
         return min(x, 100.0 - width), width
 
 
-@dataclass(frozen=True, slots=True)
-class SmallChart:
+class SmallChart(Struct, frozen=True):
     """A signal during the incident: its path, the height of its bound, its highest value."""
 
     signal: str
@@ -103,8 +103,7 @@ TICKS_MOST = 5
 EDGE = 6.0
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """A stage in the timeline: `x` and `width` in percent, `y` and `height` in pixels."""
 
     x: float
@@ -116,8 +115,7 @@ class Step:
     labelled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """An interval of a cause. The `first` interval has the cause's name above it, starting at
     `text_x` or, with `left`, ending there."""
 
@@ -131,8 +129,7 @@ class Bar:
     left: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """A marked time in the timeline; `after`: whether its label is to the right of it."""
 
     x: float
@@ -141,8 +138,7 @@ class Mark:
     after: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
+class Strip(Struct, frozen=True):
     """A drawn incident. `ground_px` is the base line of the steps, `height_px` the height."""
 
     steps: tuple[Step, ...]

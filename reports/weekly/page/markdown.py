@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from html.parser import HTMLParser
+
+from msgspec import Struct, field
 
 from kneewatch.reports.diagnosis_text import escaped
 from kneewatch.reports.weekly.page.html import render
@@ -24,8 +25,7 @@ GROUPS = ("html", "body", "header", "main", "footer", "section", "article", "div
 BOLD_CLASSES = frozenset({"headline", "name"})
 
 
-@dataclass(slots=True)
-class Node:
+class Node(Struct):
     """An element of the page with its text and elements, in order."""
 
     tag: str

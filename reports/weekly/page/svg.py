@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from io import StringIO
 from typing import Any
 from xml.etree import ElementTree
 
 from markupsafe import Markup, escape
+from msgspec import Struct
 
 Point = tuple[float, float]
 
@@ -88,8 +88,7 @@ STYLE = {
 Edges = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Ticks:
+class Ticks(Struct, frozen=True):
     """Labelled places on an axis."""
 
     at: tuple[float, ...]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from msgspec.structs import replace
 
 from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.server import Bounds, HttpServer

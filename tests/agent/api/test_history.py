@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.api.past import INTERVALS_MAX, EngineInterval
 from kneewatch.agent.api.service import Service

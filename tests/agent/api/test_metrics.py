@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 

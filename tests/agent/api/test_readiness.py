@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.fleet.watch import FleetWatch
@@ -16,7 +15,7 @@ from tests.reports.diagnoses import HEALTHY, NOW_S
 def fleet_watch(**changes: object) -> FleetWatch:
     """A fleet whose metrics system is never queried."""
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
-    watch.state = replace(watch.state, **changes)  # type: ignore[arg-type]
+    watch.state = replace(watch.state, **changes)
     return watch
 
 

@@ -4,12 +4,12 @@ worst and at its end."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec import Struct
 
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.store.reader import Reader
@@ -28,8 +28,7 @@ from tests.agent.api.test_triage import TRIAGE, told
 NAME = "http://gpu-7:8000"
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
+class Played(Struct, frozen=True):
     """The service at the recording's end, and when it was at its worst."""
 
     service: Service

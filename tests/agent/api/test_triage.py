@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 
 from kneewatch.agent.api.openapi import schemas
 from kneewatch.agent.api.triage_rendering import CACHE_MAX, Moment, RenderCache, body

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.api.service import Service

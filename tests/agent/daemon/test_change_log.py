@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from itertools import groupby
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.daemon.cycle import LINES_MAX, LINES_S, ChangeLog
 from kneewatch.collector.errors import CollectError

@@ -7,12 +7,12 @@ import signal
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.daemon.baselines import RETRY_S, KneeLoader, Windows
 from kneewatch.agent.daemon.cycle import TargetWatch

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.daemon.baselines import SeasonalBaselines
 from kneewatch.agent.daemon.cycle import TargetWatch

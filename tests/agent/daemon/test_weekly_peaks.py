@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.daemon.baselines import WEEK_S, WeeklyPeaks, peak_of
 from kneewatch.agent.daemon.cycle import TargetWatch

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.fleet.watch import names_of, states_of
@@ -28,8 +28,7 @@ HOLD_S = 120.0
 HOOK = f'kind = "webhook"\nurl = "http://127.0.0.1:1/"\nseverity = "warning"\nhold_s = {HOLD_S}'
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """What a receiver gets, and when, in seconds of the fleet's life."""
 
     kind: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.fleet.watch import SYSTEM_DOWN, FleetJob, FleetWatch, lost_state, states_of
 from kneewatch.agent.notify.alert_state import AlertState

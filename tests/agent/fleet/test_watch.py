@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from kneewatch.agent.api.app import make_app

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from kneewatch.agent.notify.receivers import Receiver, receivers
 from kneewatch.agent.settings.effective import Settings, load

@@ -8,13 +8,13 @@ import socket
 import ssl
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from tests.waiting import PATIENCE_S
 
 
-@dataclass(slots=True)
-class Taken:
+class Taken(Struct):
     """One mail, and how it came."""
 
     sender: str
@@ -24,8 +24,7 @@ class Taken:
     user: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
+class Ways(Struct, frozen=True):
     """How the server behaves: `replies` stand in for the usual answer to a command."""
 
     starttls: ssl.SSLContext | None = None

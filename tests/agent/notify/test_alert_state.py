@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kneewatch.agent.notify.alert_state import ACTIVE_MAX, AlertState
 from kneewatch.agent.notify.events import Event, Key, message, problems

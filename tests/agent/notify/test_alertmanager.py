@@ -8,11 +8,11 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, EngineCycle, Retention

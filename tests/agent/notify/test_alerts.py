@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.api.alerts import DOCUMENTS_MAX, answer
 from kneewatch.agent.api.service import Service

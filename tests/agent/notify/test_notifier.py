@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.notify.receivers import receivers
 from kneewatch.rules.rule import Severity
@@ -205,5 +205,5 @@ def test_offer_never_raises_and_says_so_once(
 ) -> None:
     notifier = starting(webhook(taking()))
     for _ in range(2):
-        notifier.offer(state(replace(healthy(), findings=None)))  # type: ignore[arg-type]
+        notifier.offer(state(replace(healthy(), findings=None)))
     assert caplog.text.count("cannot process the state") == 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from email import message_from_bytes, policy
 from html.parser import HTMLParser
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kneewatch.agent.notify import events
 from kneewatch.agent.notify import message as formats

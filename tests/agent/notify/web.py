@@ -7,15 +7,15 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from msgspec import Struct, field
 
 from tests.waiting import PATIENCE_S
 
 
-@dataclass(frozen=True, slots=True)
-class Posted:
+class Posted(Struct, frozen=True):
     """One request, and when it came on the monotonic clock."""
 
     path: str
@@ -24,8 +24,7 @@ class Posted:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """An answer. `hang`: none comes until the server closes."""
 
     status: int = 200

@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import pytest
+from msgspec import Struct
 
 from kneewatch.agent.server.model_and_gpus import NODE_PIDS, OTHER_PIDS, PARTS, read_gpus
 from kneewatch.agent.server.watch import ServerWatch
@@ -114,8 +114,7 @@ def test_a_command_line_for_another_number_of_gpus_is_a_note(flags: str, notes: 
 # --- By the exporter's page -----------------------------------------------------------------------
 
 
-@dataclass
-class Exporter:
+class Exporter(Struct, dict=True):
     """The GPUs of a target by a page."""
 
     models: tuple[str, ...]

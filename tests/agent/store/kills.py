@@ -21,9 +21,10 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+
+from msgspec import Struct
 
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention
@@ -41,8 +42,7 @@ Popen = subprocess.Popen[str]
 PROGRAM = [sys.executable, "-m", "tests.agent.store.kills", "--nursery"]
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(Struct, frozen=True):
     """What one kill left: cycles put and found, and those missing that were said to be written."""
 
     put: int

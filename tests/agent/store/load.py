@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+
+from msgspec import Struct
 
 from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters
 from kneewatch.agent.stream import TargetStream, capture_name
@@ -34,8 +35,7 @@ RESTART_EVERY_S = 1.5 * DAY_S
 Places = Mapping[Series, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(Struct, frozen=True):
     """What one histogram counted in a step: observations by bucket, their sum."""
 
     buckets: tuple[int, ...]
@@ -46,8 +46,7 @@ class Counted:
     count: float
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """What a recorded server counted between two pages, and its gauges at the second."""
 
     counters: tuple[tuple[int, float], ...]
@@ -153,8 +152,7 @@ def poisson(rng: random.Random, mean: float) -> int:
     return events
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A kind of server: the recordings it goes through and how often, and how it sleeps."""
 
     scenes: Mapping[str, float]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Interval

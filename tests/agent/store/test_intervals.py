@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kneewatch.diagnose.intervals import (
     AWAY_STEPS,
@@ -50,8 +51,7 @@ def seen(
     )
 
 
-@dataclass
-class Kept:
+class Kept(Struct, dict=True):
     """What a store would have: intervals by their changes. [id, start, end, how]"""
 
     book: IntervalBook = field(default_factory=IntervalBook)
@@ -240,8 +240,7 @@ def test_intervals_of_one_kind_never_overlap(
 # Against a naive definition: each interval by itself, looking ahead from a scrape that names it
 
 
-@dataclass(frozen=True)
-class Naive:
+class Naive(Struct, frozen=True, dict=True):
     """The intervals of verdicts with ascending times, all of which say something."""
 
     seen: Sequence[Verdict]

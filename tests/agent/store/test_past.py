@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from kneewatch.agent.store.encoding import CHAIN_MAX_LINKS, document_at_scrape, encode_document
 from kneewatch.agent.store.reader import Reader

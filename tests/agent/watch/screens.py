@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from kneewatch.agent.settings.effective import Settings, load

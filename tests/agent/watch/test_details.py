@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kneewatch.agent.watch.glyphs import ASCII, TONES, UNICODE, Glyphs, Line, cells
 from kneewatch.agent.watch.rendering import Frame, details, ttft_bound_s
@@ -25,7 +24,7 @@ HOSTILE = "a\x1b[31m[red]b[/red]\u202e\r\nc \x9b31m"
 def row_of(diagnosis: Diagnosis | None, **more: object) -> Row:
     """A row of a server."""
     row = Row(EngineKey("s", "s", "m", "0"), Kind.SERVER, "s", diagnosis)
-    return replace(row, **more)  # type: ignore[arg-type]
+    return replace(row, **more)
 
 
 def frame(width: int = 80, rows: int = 3, glyphs: Glyphs = UNICODE) -> Frame:

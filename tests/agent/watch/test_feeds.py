@@ -179,7 +179,7 @@ def test_a_target_that_cannot_be_one() -> None:
 
 
 def test_a_bug_is_kept_for_whoever_shows_it() -> None:
-    class Broken(RecordingFeed):
+    class Broken(RecordingFeed, frozen=True):
         def run(self, screen: ScreenState, pace: Pace) -> None:
             raise ZeroDivisionError
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.watch.state import CHARTED, KEPT, EngineKey, Kind, ScreenState, Trail
 from tests.agent.watch.screens import SERVER, Clock, three, told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import tomllib
@@ -13,6 +12,7 @@ from typing import get_type_hints
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from kneewatch.diagnose.catalogue.gpu_specs import (
     GIB,
@@ -278,7 +278,7 @@ def test_all_names_are_recognised_and_none_with_a_slice() -> None:
 @every_gpu
 def test_a_gpu_has_values_of_the_right_kind(card: Gpu) -> None:
     hints = get_type_hints(Gpu)
-    for field in dataclasses.fields(card):
+    for field in fields(card):
         value = getattr(card, field.name)
         if value is None:
             assert field.default is None, field.name

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.hf_config import Config, read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError

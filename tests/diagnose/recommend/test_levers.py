@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.causes.ranking import CAUSES

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations
 from operator import attrgetter
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.recommend.prediction import calibrated, costs_of
 from kneewatch.diagnose.recommend.recommendation import Recommendation

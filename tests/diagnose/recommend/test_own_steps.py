@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 from statistics import median
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kneewatch.diagnose.learned.knee import CurveLearner, StepTimes
 from kneewatch.diagnose.recommend.recommendation import Recommendation

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.recommend.adviser import Adviser, recommend

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
+
+from msgspec.structs import replace
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError

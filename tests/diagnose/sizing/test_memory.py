@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -267,7 +266,7 @@ def test_stated_weights_of_one_layout_do_not_mislead_another() -> None:
 )
 def test_what_cannot_be_names_its_input(change: dict[str, object], name: str) -> None:
     with pytest.raises(SizingError) as caught:
-        memory(replace(LLAMA_8B, **change))  # type: ignore[arg-type]
+        memory(replace(LLAMA_8B, **change))
     assert caught.value.name == name
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -162,27 +162,25 @@ def test_one_gpu_has_no_collective() -> None:
 
 
 def test_a_request_alone_is_not_slowed_by_its_own_prompt() -> None:
-    speed = performance(costs_of(SMALL), dataclasses.replace(CHAT, concurrency=1))
+    speed = performance(costs_of(SMALL), replace(CHAT, concurrency=1))
     assert speed.prefill_step_ratio == 0
     assert speed.itl_s == speed.decode_step.total_s
 
 
 def test_pcie_costs_more_than_nvlink() -> None:
     bridged = costs_of(SMALL, tensor_parallel=2)
-    pcie = dataclasses.replace(bridged, link="PCIe", link_bytes_per_s=H100.pcie_bytes_per_s)
+    pcie = replace(bridged, link="PCIe", link_bytes_per_s=H100.pcie_bytes_per_s)
     assert costs_of(SMALL, "l40s", tensor_parallel=2).link == "PCIe"
     assert bridged.link == "NVLink"
     assert performance(pcie, CHAT).itl_s > performance(bridged, CHAT).itl_s
 
 
 def test_pipeline_stages_add_throughput_but_no_speed() -> None:
-    alone = performance(
-        costs_of(DENSE, tensor_parallel=4), dataclasses.replace(CHAT, concurrency=1)
-    )
+    alone = performance(costs_of(DENSE, tensor_parallel=4), replace(CHAT, concurrency=1))
     staged_costs = costs_of(DENSE, tensor_parallel=4, pipeline_parallel=2)
-    staged = performance(staged_costs, dataclasses.replace(CHAT, concurrency=1))
+    staged = performance(staged_costs, replace(CHAT, concurrency=1))
     assert staged.itl_s >= alone.itl_s
-    many = dataclasses.replace(CHAT, concurrency=256)
+    many = replace(CHAT, concurrency=256)
     unstaged = performance(costs_of(DENSE, tensor_parallel=4), many)
     assert performance(staged_costs, many).requests_per_s > 1.5 * unstaged.requests_per_s
 
@@ -192,9 +190,7 @@ def test_drafts_help_when_accepted_and_hurt_when_not() -> None:
 
     def with_drafts(acceptance_ratio: float) -> float:
         drafting = Drafting(tokens=3, acceptance_ratio=acceptance_ratio, cost_ratio=0.05)
-        return performance(
-            costs_of(tensor_parallel=4), dataclasses.replace(CHAT, drafting=drafting)
-        ).itl_s
+        return performance(costs_of(tensor_parallel=4), replace(CHAT, drafting=drafting)).itl_s
 
     assert with_drafts(0.8) < plain.itl_s < with_drafts(0.0)
 
@@ -206,7 +202,7 @@ def test_weights_in_a_format_that_the_gpu_lacks_are_computed_in_16_bit() -> None
 
 
 def test_more_requests_than_places_wait_and_gain_nothing() -> None:
-    full = dataclasses.replace(CHAT, concurrency=64, max_running=32)
+    full = replace(CHAT, concurrency=64, max_running=32)
     at, beyond = performance(costs_of(SMALL), CHAT), performance(costs_of(SMALL), full)
     assert beyond.queueing
     assert not at.queueing
@@ -231,7 +227,7 @@ def test_results_are_finite_positive_and_obey_littles_law(cost: Costs, load: Loa
 @given(COSTS, LOADS, st.sampled_from(["bandwidth_bytes_per_s", "flop_per_s", "link_bytes_per_s"]))
 @examples(150)
 def test_a_faster_gpu_is_never_slower(cost: Costs, load: Load, field: str) -> None:
-    faster = dataclasses.replace(cost, **{field: 1.5 * getattr(cost, field)})
+    faster = replace(cost, **{field: 1.5 * getattr(cost, field)})
     slow, fast = performance(cost, load), performance(faster, load)
     assert fast.decode_tokens_per_s >= slow.decode_tokens_per_s * 0.999
     assert fast.prefill_tokens_per_s >= slow.prefill_tokens_per_s * 0.999
@@ -284,7 +280,7 @@ MEAN_CONTEXT_ERROR = 0.02
 )
 @examples(100)
 def test_cached_prefixes_never_slow_a_server(cost: Costs, load: Load) -> None:
-    cold = performance(cost, dataclasses.replace(load, prefix_hit_ratio=0.0))
+    cold = performance(cost, replace(load, prefix_hit_ratio=0.0))
     warm = performance(cost, load)
     assert warm.decode_tokens_per_s >= cold.decode_tokens_per_s * (1 - MEAN_CONTEXT_ERROR)
 
@@ -294,7 +290,7 @@ def test_a_token_beyond_the_budget_costs_a_token_and_not_a_step() -> None:
         input_tokens=16_384, output_tokens=2946, concurrency=837, max_num_batched_tokens=16_384
     )
     whole = performance(costs_of(SMALL), load)
-    beyond = performance(costs_of(SMALL), dataclasses.replace(load, input_tokens=16_385))
+    beyond = performance(costs_of(SMALL), replace(load, input_tokens=16_385))
     assert beyond.decode_tokens_per_s == pytest.approx(whole.decode_tokens_per_s, rel=1e-3)
 
 
@@ -328,12 +324,12 @@ def test_the_arithmetic_is_shown() -> None:
 )
 def test_an_absurd_load_names_its_input(field: str, value: float) -> None:
     with pytest.raises(SizingError) as caught:
-        performance(costs_of(SMALL), dataclasses.replace(CHAT, **{field: value}))  # type: ignore[arg-type]
+        performance(costs_of(SMALL), replace(CHAT, **{field: value}))
     assert caught.value.name == field
 
 
 def test_a_model_without_a_count_of_parameters_is_refused() -> None:
-    unknown = dataclasses.replace(model(SMALL), parameters=None)
+    unknown = replace(model(SMALL), parameters=None)
     with pytest.raises(SizingError, match=r"config\.json") as caught:
         costs(unknown, H100)
     assert caught.value.name == "model"
@@ -359,7 +355,7 @@ def test_kernels_that_read_and_kernels_that_compute_follow_one_another() -> None
 def test_each_expert_that_a_step_touches_costs_beside_its_bytes() -> None:
     """Two servers read as much: one large experts, one many small ones."""
     cost = costs_of(MIXTURE)
-    small = dataclasses.replace(cost, experts=4 * cost.experts)
+    small = replace(cost, experts=4 * cost.experts)
     times_s = [
         step_model(each, DEFAULT, context_tokens=0, prompt_context_tokens=0).total_s(1000)
         for each in (cost, small)
@@ -370,7 +366,7 @@ def test_each_expert_that_a_step_touches_costs_beside_its_bytes() -> None:
 def test_layers_with_routed_experts_take_more_at_any_batch() -> None:
     """The router and what puts tokens in the experts' order."""
     cost = costs_of(MIXTURE)
-    dense = dataclasses.replace(cost, expert_layers=0)
+    dense = replace(cost, expert_layers=0)
     for sequences in (1, 1000):
         times_s = [
             step_model(each, DEFAULT, context_tokens=0, prompt_context_tokens=0).total_s(sequences)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from html.parser import HTMLParser
+
+from msgspec import Struct, field
 
 VOID = frozenset(("br", "hr", "img", "input", "link", "meta"))
 BLOCKS = frozenset(
@@ -24,8 +25,7 @@ CHILDREN = {
 REFERENCES = ("aria-labelledby", "aria-describedby", "for")
 
 
-@dataclass
-class Node:
+class Node(Struct, dict=True):
     """An element with its attributes, children and all its text."""
 
     tag: str

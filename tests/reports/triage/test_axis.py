@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kneewatch.reports.triage.charts import TICKS_MOST, Axis, axis_of
 from kneewatch.reports.triage.view_model import EngineView, IntervalView

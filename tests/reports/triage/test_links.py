@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from urllib.parse import parse_qs
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kneewatch.reports.triage.page import Links, stamp
 from kneewatch.reports.triage.view_model import EngineView

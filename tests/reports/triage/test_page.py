@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Evidence
 from kneewatch.diagnose.recommend.recommendation import Change

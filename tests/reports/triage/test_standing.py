@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.reports.diagnosis_text import COLOURS
 from kneewatch.reports.triage.view_model import (

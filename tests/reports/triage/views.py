@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
+
+from msgspec.structs import replace
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.triage.view_model import (
@@ -85,7 +86,7 @@ def target(name: str, *engines: EngineView, **fields: object) -> TargetView:
         last_s=last_s,
         sources=(SourceView("vllm", last_s or 0.0, success=True),),
     )
-    return replace(target_view, **fields)  # type: ignore[arg-type]
+    return replace(target_view, **fields)
 
 
 def view(*targets: TargetView, single: bool | None = None, back_s: float = 240.0) -> TriageView:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import (
     DECODE,
@@ -150,4 +151,4 @@ def tier(
 def observed(*tiers: TierObserved, **more: object) -> Observed:
     """A week, compared with the one before."""
     observations = Observed(grid=WEEK, before_grid=BEFORE, source="a test", tiers=tiers)
-    return replace(observations, **more)  # type: ignore[arg-type]
+    return replace(observations, **more)

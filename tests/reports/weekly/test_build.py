@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 
 from kneewatch.agent.stated_deployment import named_model
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
@@ -514,10 +515,10 @@ def test_of_partial_answers_nothing_is_called_healthy_and_trouble_is_still_told(
 
 def test_goodput_counts_late_gaps_where_an_itl_target_is_set() -> None:
     busy = engine("a", busy=lambda _slot: 3.0)
-    targets = replace(STATED.targets, itl_p99_s=0.01)
+    targets = dataclasses.replace(STATED.targets, itl_p99_s=0.01)
     report = made(observed(tier("t", [busy], stated=replace(STATED, targets=targets))))
     # Every gap is of 50 ms.
     assert report.slo[0].goodput_per_s.value == 0.0
-    only_first = replace(STATED.targets, itl_p99_s=None)
+    only_first = dataclasses.replace(STATED.targets, itl_p99_s=None)
     report = made(observed(tier("t", [busy], stated=replace(STATED, targets=only_first))))
     assert report.slo[0].goodput_per_s.value == pytest.approx(3.0)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.agent.report.prometheus.hourly_counters import added, tallies_of
 from kneewatch.agent.report.prometheus.inventory import TargetScrapes, TierEngine

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Evidence
 from kneewatch.reports.weekly.figures import Advice, FlagChange, Line

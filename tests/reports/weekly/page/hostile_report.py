@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from kneewatch.reports.weekly.report import WeeklyReport
 
@@ -27,8 +29,6 @@ def _tainted(value: Any) -> Any:  # noqa: ANN401 - whatever a report holds
     if isinstance(value, tuple):
         items_of = cast("tuple[object, ...]", value)
         return tuple(_tainted(item) for item in items_of)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(
-            value, **{field.name: _tainted(getattr(value, field.name)) for field in fields(value)}
-        )
+    if isinstance(value, Struct):
+        return replace(value, **{name: _tainted(part) for name, part in asdict(value).items()})
     return value

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.reports.weekly.figures import Period, Trend
 from kneewatch.reports.weekly.page.formatting import Calendar

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.reports.weekly.page.html import SECTIONS
 from kneewatch.reports.weekly.page.markdown import render_markdown
