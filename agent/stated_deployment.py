@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _named_by(settings: Settings, key: str, what: str = "") -> Generator[None]:
+def named_by(settings: Settings, key: str, what: str = "") -> Generator[None]:
     """Turns an error about a setting's value into one that says where the setting was made."""
     try:
         yield
@@ -165,7 +165,7 @@ def named_profile(settings: Settings, key: str = PROFILE_SETTING) -> WorkloadPro
     # Lazy: slow to import, and most daemons have no profile.
     from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
 
-    with _named_by(settings, key):
+    with named_by(settings, key):
         return read_profile(profile_text(path, key), origin=path)
 
 
@@ -187,7 +187,7 @@ def stated_sweeps(settings: Settings) -> tuple[Sweep, ...]:
     named: Mapping[str, str] | None = settings[SWEEPS_SETTING]
     if not named:
         return ()
-    with _named_by(settings, SWEEPS_SETTING, f"{SWEEPS_SETTING}: "):
+    with named_by(settings, SWEEPS_SETTING, f"{SWEEPS_SETTING}: "):
         return sweeps_of(named.items())
 
 
@@ -250,9 +250,9 @@ def stated(settings: Settings) -> Stated:
             names the setting, its origin and the choices.
     """
     launch = _launch(settings)
-    with _named_by(settings, "gpu"):
+    with named_by(settings, "gpu"):
         gpu = named_gpu(settings["gpu"]) if settings["gpu"] is not None else None
-    with _named_by(settings, "vllm_version"):
+    with named_by(settings, "vllm_version"):
         written = settings["vllm_version"]
         version = None if written is None else parse_version(written)
     deployment = Stated(
@@ -284,7 +284,7 @@ def _check_layout(settings: Settings, deployment: Stated) -> None:
         launch.count("--data-parallel-size") or 1,
         "--enable-expert-parallel" in launch.flags,
     )
-    with _named_by(settings, key):
+    with named_by(settings, key):
         kv_layout_of(Setup(model=deployment.model, gpu=deployment.gpu, parallel=parallel))
 
 
@@ -293,7 +293,7 @@ def _launch(settings: Settings) -> Launch | None:
     if path is None:
         return None
     origin = f"{settings.origin('launch_file')}: launch_file {path}"
-    with _named_by(settings, "launch_file", "launch_file "):
+    with named_by(settings, "launch_file", "launch_file "):
         text = text_of(path, "launch_file")
     launch = parse_launch(text, origin=origin)
     for flag in NUMBERS:
@@ -305,7 +305,7 @@ def _launch(settings: Settings) -> Launch | None:
 def _model(settings: Settings, launch: Launch | None) -> Model | None:
     name = settings["model"]
     if name is not None:
-        with _named_by(settings, "model"):
+        with named_by(settings, "model"):
             return named_model(name)
     # The model of the launch command may be unknown: recommendations stay relative then.
     with suppress(SizingError):

@@ -54,7 +54,7 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import SettingsError
 
 if TYPE_CHECKING:
-    from kneewatch.agent.fleet.watch import FleetJob, FleetWatch
+    from kneewatch.agent.fleet.watch import FleetWatch
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,8 @@ class Daemon:
             parts.callback(lambda: self._notifier.close(self._left_s(0.3)))
             self._gpus = GpuSources(discovery.specs(), settings)
             parts.callback(lambda: self._gpus.close(self._left_s(0.3)))
-            self._fleet_job = None if fleet_watch is None else self._job_of(fleet_watch)
+            if fleet_watch is not None:
+                fleet_watch.notify_through(self._notifier, self._report_watched)
             self._scheduler, self._cycles = Scheduler(), DueQueue()
             parts.callback(self._end_cycles)
             self._reload = Reload(
@@ -215,9 +216,9 @@ class Daemon:
             self._scheduler.put(KNEES_JOB, self._knees, interval_s=KNEES_EVERY_S)
             if (pods := self._discovery.pods) is not None:
                 self._scheduler.put(PODS_JOB, pods, interval_s=PODS_EVERY_S, first_in_s=0.0)
-            if self._fleet_watch is not None and self._fleet_job is not None:
-                every_s = self._fleet_watch.state.interval_s
-                self._scheduler.put("fleet", self._fleet_job, interval_s=every_s, first_in_s=0.0)
+            if (fleet := self._fleet_watch) is not None:
+                every_s = fleet.state.interval_s
+                self._scheduler.put("fleet", fleet, interval_s=every_s, first_in_s=0.0)
             self._server.start()
             click.echo(f"triage   {self._server.url}/triage\nhistory  {self._store_file}")
             if self._fleet_watch is not None:
@@ -247,12 +248,8 @@ class Daemon:
 
     def _report_watched(self) -> None:
         names = [spec.name for spec in self._jobs.specs()]
-        self._notifier.set_watched([*names, *(self._fleet_job.names if self._fleet_job else ())])
-
-    def _job_of(self, watch: FleetWatch) -> FleetJob:
-        from kneewatch.agent.fleet.watch import FleetJob  # here: only this needs requests
-
-        return FleetJob(watch, self._notifier, on_names=self._report_watched)
+        fleet = self._fleet_watch.names if self._fleet_watch else ()
+        self._notifier.set_watched([*names, *fleet])
 
     def _end_cycles(self) -> None:
         self._scheduler.stop()

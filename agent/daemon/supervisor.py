@@ -180,7 +180,8 @@ class TargetJobs:
             self._on_targets(self._specs)
         for spec in specs:
             self._schedule(spec, before)
-        log.info("watching targets targets=%s unchanged=%s", len(specs), self._kept(before))
+        unchanged = sum(before.get(name) is watch for name, watch in watches.items())
+        log.info("watching targets targets=%s unchanged=%s", len(specs), unchanged)
 
     def _schedule(self, spec: TargetSpec, before: Mapping[str, TargetWatch]) -> None:
         """Schedule a target whose watch is new, or whose interval or phase changed."""
@@ -204,9 +205,6 @@ class TargetJobs:
         watch.retire()
         if name not in self._watches:
             self._sinks.board.drop(name)
-
-    def _kept(self, before: Mapping[str, TargetWatch]) -> int:
-        return sum(before.get(name) is watch for name, watch in self._watches.items())
 
 
 # --- The main loop --------------------------------------------------------------------------------

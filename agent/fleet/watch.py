@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.fleet.snapshot import fleet_config, observe, source_settings
 from kneewatch.agent.notify.message import FLEET
 from kneewatch.agent.notify.notifier import Notifier
@@ -72,8 +73,9 @@ class FleetState(Struct, frozen=True):
         return self.diagnosis.observed.load.queries / self.interval_s if self.diagnosis else 0.0
 
 
-class FleetWatch:
-    """Diagnoses a fleet once per interval. Other threads read `state`, which is immutable."""
+class FleetWatch(Job):
+    """Diagnoses a fleet once per interval, and notifies receivers. Other threads read `state`,
+    which is immutable. `names` are the fleet's target names for the receivers."""
 
     def __init__(self, url: str, settings: Settings, selector: str) -> None:
         """Sends no query yet.
@@ -86,7 +88,18 @@ class FleetWatch:
         self._source = PrometheusSource(url, query_settings)
         self._past = PrometheusSource(url, query_settings, pace=self._source.pace)
         self.state = FleetState(self._source.url, settings["fleet.interval_s"])
+        self.names: frozenset[str] = frozenset()
+        self._notifier: Notifier | None = None
+        self._on_names: Callable[[], None] = lambda: None
         self.adopt(settings)
+
+    def notify_through(self, notifier: Notifier, on_names: Callable[[], None]) -> None:
+        """Notify these receivers from now on; `on_names` is called when `names` change."""
+        self._notifier, self._on_names = notifier, on_names
+        # Until the first answer, problems from before a restart count as still active.
+        self.names = frozenset(
+            name for name in notifier.active_targets() if name.split("/")[0] == FLEET
+        )
 
     def adopt(self, settings: Settings) -> None:
         """Use these settings from now on.
@@ -99,7 +112,18 @@ class FleetWatch:
         self._config, self._profile = fleet_config(settings, self.url_and_selector[1]), profile
 
     def cycle(self) -> float | None:
-        """Run one cycle. Returns the seconds until the retry if it failed, else None."""
+        """Run one cycle and notify. Returns the seconds until the retry if it failed, else None."""
+        after_s = self._diagnose()
+        self._notify()
+        return after_s
+
+    def crashed(self, error: Exception) -> float | None:
+        """Count a cycle that raised, which is a bug: the fleet's state is unknown."""
+        after_s = self._failed(f"bug in kneewatch: {type(error).__name__}; see the log")
+        self._notify()
+        return after_s
+
+    def _diagnose(self) -> float | None:
         before, now_s = self.state, time.time()
         is_past_fresh = before.diagnosis is not None and now_s - before.past_s < PAST_S
         past = before.diagnosis.observed.past if is_past_fresh and before.diagnosis else None
@@ -137,10 +161,6 @@ class FleetWatch:
         """
         return diagnose(observe(self._past, replace(self._config, at_s=at_s)), self._profile)
 
-    def crashed(self, error: Exception) -> float | None:
-        """Count a cycle that raised, which is a bug: the fleet's state is unknown."""
-        return self._failed(f"bug in kneewatch: {type(error).__name__}; see the log")
-
     def close(self) -> None:
         """Close the connections."""
         self._source.close()
@@ -162,6 +182,22 @@ class FleetWatch:
             why,
         )
         return after_s
+
+    def _notify(self) -> None:
+        if not self._notifier:
+            return
+        state = self.state
+        if state.failing:
+            lost = lost_state(state.url, state.error, t_s=time.time(), interval_s=state.interval_s)
+            self._notifier.offer(lost)
+        elif state.diagnosis is not None:
+            states = states_of(state.diagnosis, interval_s=state.interval_s)
+            names = names_of(states, state.diagnosis, self.names)
+            if names != self.names:
+                self.names = names
+                self._on_names()
+            for target_state in states:
+                self._notifier.offer(target_state)
 
     def _with_counts(self) -> FleetState:
         return replace(
@@ -297,51 +333,3 @@ def _state(
         name, observed.source, labels, observed.t_s, tuple(diagnoses), observed.load.seconds,
         interval_s, 0, 0, 0,
     )  # fmt: skip
-
-
-# --- The daemon's job -----------------------------------------------------------------------------
-
-
-class FleetJob:
-    """Diagnoses a fleet once per interval and notifies receivers.
-
-    `names` are the fleet's target names; `on_names` is called when they change.
-    """
-
-    def __init__(
-        self, watch: FleetWatch, notifier: Notifier, *, on_names: Callable[[], None]
-    ) -> None:
-        self._watch, self._notifier, self._on_names = watch, notifier, on_names
-        # Until the first answer, problems from before a restart count as still active.
-        self.names = frozenset(
-            name for name in notifier.active_targets() if name.split("/")[0] == FLEET
-        )
-
-    def cycle(self) -> float | None:
-        """Run one cycle and notify. Returns the seconds until the retry if it failed, else None."""
-        after_s = self._watch.cycle()
-        self._notify()
-        return after_s
-
-    def crashed(self, error: Exception) -> float | None:
-        """Count a cycle that raised, which is a bug: the fleet's state is unknown."""
-        after_s = self._watch.crashed(error)
-        self._notify()
-        return after_s
-
-    def _notify(self) -> None:
-        if not self._notifier:
-            return
-        state = self._watch.state
-        if state.failing:
-            self._notifier.offer(
-                lost_state(state.url, state.error, t_s=time.time(), interval_s=state.interval_s)
-            )
-        elif state.diagnosis is not None:
-            states = states_of(state.diagnosis, interval_s=state.interval_s)
-            names = names_of(states, state.diagnosis, self.names)
-            if names != self.names:
-                self.names = names
-                self._on_names()
-            for target_state in states:
-                self._notifier.offer(target_state)

@@ -43,7 +43,12 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     report = _report(given, settings, due_s)
     day = datetime.fromtimestamp(due_s, ZoneInfo(zone)).strftime("%Y-%m-%d-%H%M")
     page = folder / f"{PREFIX}{day}.html"
-    _create(folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise SettingsError(
+            f"report.folder: {folder} cannot be created: {exc.strerror or exc}"
+        ) from exc
     write(renderer("json")(report), str(page.with_suffix(".json")))
     write(renderer("html", settings.docs_url)(report), str(page))
     prune(folder, keep=settings["report.keep"])
@@ -89,15 +94,6 @@ def prune(folder: Path, *, keep: int) -> None:
         for ending in (".html", ".json"):
             with suppress(OSError):
                 (folder / f"{name}{ending}").unlink()
-
-
-def _create(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as exc:
-        raise SettingsError(
-            f"report.folder: {folder} cannot be created: {exc.strerror or exc}"
-        ) from exc
 
 
 def main() -> None:

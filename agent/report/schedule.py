@@ -21,6 +21,7 @@ from kneewatch.agent.notify.delivery import SendError, send
 from kneewatch.agent.notify.message import Line, Message, Part, identity
 from kneewatch.agent.notify.receivers import ALERTMANAGER, Receiver, receivers
 from kneewatch.agent.settings.effective import Effective, Settings, gathered
+from kneewatch.agent.stated_deployment import named_by
 from kneewatch.collector.errors import SettingsError
 from kneewatch.rules.formatting import plural
 
@@ -220,10 +221,10 @@ def cron_of(settings: Settings) -> Cron | None:
     mistakes: list[str] = []
     zone: tzinfo = UTC
     cron: Cron | None = None
-    with gathered(mistakes):
-        _check_installation(settings)
-    with gathered(mistakes):
-        zone = _zone(settings)
+    with gathered(mistakes), named_by(settings, "report.cron", "report.cron: "):
+        check_libraries()
+    with gathered(mistakes), named_by(settings, "report.timezone"):
+        zone = zone_of(settings["report.timezone"])
     with gathered(mistakes):
         cron = _cron(settings, zone)
     with gathered(mistakes):
@@ -231,20 +232,6 @@ def cron_of(settings: Settings) -> Cron | None:
     if mistakes:
         raise SettingsError(*mistakes)
     return cron
-
-
-def _check_installation(settings: Settings) -> None:
-    try:
-        check_libraries()
-    except SettingsError as exc:
-        raise SettingsError(f"{settings.origin('report.cron')}: report.cron: {exc}") from exc
-
-
-def _zone(settings: Settings) -> tzinfo:
-    try:
-        return zone_of(settings["report.timezone"])
-    except SettingsError as exc:
-        raise SettingsError(f"{settings.origin('report.timezone')}: {exc}") from exc
 
 
 def _cron(settings: Settings, zone: tzinfo) -> Cron:

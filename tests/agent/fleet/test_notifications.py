@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.agent.fleet.watch import SYSTEM_DOWN, FleetJob, FleetWatch, lost_state, states_of
+from kneewatch.agent.fleet.watch import SYSTEM_DOWN, FleetWatch, lost_state, states_of
 from kneewatch.agent.notify.alert_state import AlertState
 from kneewatch.agent.notify.events import Event, message
 from kneewatch.agent.notify.message import text, webhook
@@ -129,10 +129,10 @@ def test_the_job_names_what_is_told_and_keeps_it_while_an_answer_is_partial(
     notifier = Notifier(configured, state_file=state_file)
     changes: list[frozenset[str]] = []
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
-    job = FleetJob(watch, notifier, on_names=lambda: changes.append(job.names))
+    watch.notify_through(notifier, lambda: changes.append(watch.names))
     try:
-        assert job.names == {"fleet/prod/m/r9"}, "told before the restart"
-        job.cycle()
+        assert watch.names == {"fleet/prod/m/r9"}, "told before the restart"
+        watch.cycle()
         assert (changes, watch.state.failing) == ([], 1), "an answer that is missing names nobody"
     finally:
         notifier.close(0.2)
