@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from threading import Condition, Thread
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.agent.notify import events
 from kneewatch.agent.notify.alert_state import AlertState, StateFile
@@ -46,15 +47,6 @@ class NotifierStats(Struct, frozen=True):
     failed: int = 0
     queued: int = 0
     dropped: int = 0
-
-    def __add__(self, other: NotifierStats) -> NotifierStats:
-        """The sums of both."""
-        return NotifierStats(
-            self.sent + other.sent,
-            self.failed + other.failed,
-            self.queued + other.queued,
-            self.dropped + other.dropped,
-        )
 
 
 class Outgoing(Struct):
@@ -257,8 +249,8 @@ class Channel(ReceiverThread):
     def stats(self) -> NotifierStats:
         """The counts so far; events that are being grouped count as queued."""
         with self._changed:
-            gathered = NotifierStats(queued=len(self._groups) + self._formatting)
-            return self._outbox.stats() + gathered
+            stats = self._outbox.stats()
+            return replace(stats, queued=stats.queued + len(self._groups) + self._formatting)
 
     def _gather(self, new_events: Sequence[Event]) -> None:
         self._groups.gather(new_events, time.monotonic())

@@ -372,10 +372,6 @@ class Notifier:
                 sent[receiver.name] = channel.forward(matching, now_s)
         return sent
 
-    def stats(self) -> NotifierStats:
-        """The counts so far, summed over receivers."""
-        return sum(self.stats_by_receiver().values(), NotifierStats())
-
     def stats_by_receiver(self) -> dict[str, NotifierStats]:
         """The counts so far, by receiver name."""
         return {channel.receiver.name: channel.stats() for channel in self._channels}

@@ -22,6 +22,7 @@ from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import healthy, receiver, sick, state
 from tests.agent.notify.posts import time_of
 from tests.agent.notify.web import Reply, Taking
+from tests.agent.notify.webhooks import stats_of
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.programs import require
 from tests.reports.diagnoses import NOW_S
@@ -124,7 +125,7 @@ def test_an_alert_is_held_silenced_and_resolved(manager: Manager, starting: Star
     notifier.offer(state(healthy(), after_s=at_s + 10))
     assert len(manager.alerts()) == 1, "it may come back within hold_s"
     notifier.offer(state(healthy(), after_s=at_s + 1 + PASSED_S))
-    until(lambda: manager.alerts() == [] and notifier.stats().queued == 0)
+    until(lambda: manager.alerts() == [] and stats_of(notifier).queued == 0)
     assert notifier.active_targets() == set()
 
 

@@ -13,7 +13,7 @@ from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import cause, healthy, settings, sick, state
 from tests.agent.notify.web import Reply, Taking
-from tests.agent.notify.webhooks import LONG_WAIT_S, ended, settle, webhook
+from tests.agent.notify.webhooks import LONG_WAIT_S, ended, settle, stats_of, webhook
 from tests.waiting import PATIENCE_S
 
 
@@ -120,7 +120,7 @@ def test_a_refusal_for_now_is_tried_again_when_asked(starting: Starting, taking:
     _, refused, taken = taker.wait(3)
     assert taken.at_s - refused.at_s >= 1.0
     settle(notifier)
-    stats = notifier.stats()
+    stats = stats_of(notifier)
     assert (stats.sent, stats.failed, stats.queued, stats.dropped) == (1, 2, 0, 0)
     assert len({post.body["id"] for post in taker.posts}) == 1
 
@@ -132,7 +132,7 @@ def test_a_refusal_for_good_is_dropped_and_logged_without_the_address(
     notifier = starting(webhook(taker))
     notifier.offer(state(sick()))
     settle(notifier)
-    assert (len(taker.posts), notifier.stats().dropped) == (1, 1)
+    assert (len(taker.posts), stats_of(notifier).dropped) == (1, 1)
     assert "given up receiver=webhook-1" in caplog.text
     assert "answered 404 Not Found" in caplog.text
     assert "SECRETPATH" not in caplog.text
@@ -145,7 +145,7 @@ def test_a_message_is_given_up_in_the_end(starting: Starting, taking: Taking) ->
     notifier = starting(webhook(taker, "give_up_s = 0.3"))
     notifier.offer(state(sick()))
     settle(notifier)
-    stats = notifier.stats()
+    stats = stats_of(notifier)
     assert (stats.sent, stats.dropped) == (0, 1)
     assert stats.failed == len(taker.posts)
 
@@ -170,10 +170,10 @@ def test_closing_sends_what_is_left(starting: Starting, taking: Taking) -> None:
     taker = taking()
     notifier = starting(webhook(taker, wait_s=LONG_WAIT_S))
     notifier.offer(state(sick()))
-    assert notifier.stats().queued == 1
+    assert stats_of(notifier).queued == 1
     notifier.close(PATIENCE_S)
     assert len(taker.posts) == 1
-    assert notifier.stats().queued == 0
+    assert stats_of(notifier).queued == 0
 
 
 def test_without_receivers_nobody_is_told(tmp_path: Path) -> None:

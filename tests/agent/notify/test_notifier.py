@@ -13,7 +13,7 @@ from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import cause, healthy, settings, sick, state
 from tests.agent.notify.web import Taking
-from tests.agent.notify.webhooks import LONG_WAIT_S, WAIT_S, ended, settle, webhook
+from tests.agent.notify.webhooks import LONG_WAIT_S, WAIT_S, ended, settle, stats_of, webhook
 from tests.waiting import PATIENCE_S
 
 
@@ -42,7 +42,7 @@ def test_begin_and_end_are_told_once_each(starting: Starting, taking: Taking) ->
     assert over.body["title"].startswith(
         "RESOLVED: kv_pressure on r0 (model llama, engine 0), after 100 s"
     )
-    assert notifier.stats().sent == 2
+    assert stats_of(notifier).sent == 2
 
 
 def test_a_trouble_that_comes_back_within_the_hold_is_the_same(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kneewatch.agent.notify.channel import NotifierStats
 from kneewatch.agent.notify.notifier import Notifier
 from tests.agent.notify.factories import healthy, state
 from tests.agent.notify.web import Taker
@@ -25,7 +26,13 @@ def webhook(taker: Taker, more: str = "", *, wait_s: float = WAIT_S) -> str:
 
 def settle(notifier: Notifier) -> None:
     """Wait until nothing is left to send."""
-    until(lambda: not notifier.stats().queued)
+    until(lambda: not any(stats.queued for stats in notifier.stats_by_receiver().values()))
+
+
+def stats_of(notifier: Notifier) -> NotifierStats:
+    """The counts of its one receiver."""
+    (stats,) = notifier.stats_by_receiver().values()
+    return stats
 
 
 def ended(notifier: Notifier, name: str = "r0", from_s: float = 10.0) -> None:
