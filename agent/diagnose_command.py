@@ -70,7 +70,10 @@ def diagnose_log(settings: Settings, *, form: str) -> int:
     """Print the diagnosis of a vLLM log: why the server did not start or died, or that it started.
     Returns the exit status."""
     path: str = settings["server_log"]
-    log = read_log(path)
+    try:
+        log = read_log(path)
+    except SettingsError as error:
+        raise SettingsError(f"{settings.origin('server_log')}: {error}") from error
     if log.phase == "empty" and log.failure is None:
         raise SettingsError(f"{settings.origin('server_log')}: {path}: {NO_START}")
     return _print_log(log, path, settings, form)

@@ -242,7 +242,7 @@ def test_nothing_is_sized_for_a_gpu_that_is_not_the_logs(main: Main, log_file: P
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--log", "/no/such"), "server_log /no/such: No such file"),
+        (("--log", "/no/such"), "flag --log: server_log /no/such: No such file"),
         (("--log", "/dev/zero"), "not a regular file"),
         (("--log", "pipe"), "not a regular file"),
         (("--log", "empty"), "no vLLM start-up"),
