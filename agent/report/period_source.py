@@ -86,7 +86,8 @@ def check_names(
 
 
 def stated_of(settings: Settings) -> Callable[[str], TierStated]:
-    """A function from a target's name to what its own table, or else the settings, state.
+    """A function that maps a target's name to the settings for its tier: those of the target's own
+    table, else the general ones.
 
     Raises:
         SettingsError: a model, GPU, file or table is not valid.

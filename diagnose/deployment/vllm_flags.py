@@ -182,7 +182,7 @@ class Launch(Struct, frozen=True):
         return None if value is None else int(value)
 
     def unreadable(self, flag: str) -> bool:
-        """Whether a number's flag is given, and what it is cannot be read."""
+        """Whether a flag that takes a number is given with a value that is not one."""
         given = self.flags.get(flag)
         return given not in (None, "auto") and self.number(flag) is None
 

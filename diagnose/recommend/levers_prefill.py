@@ -305,8 +305,8 @@ CONFIRM_16_BIT = "confirm that the checkpoint is 16-bit now: vLLM's metrics do n
 
 
 def quantized_weights(context: LeverContext) -> Recommendation | None:
-    """Weights of fewer bits: each step reads fewer bytes. FP8, or INT8 or AWQ on a GPU without.
-    None where the GPU is unknown: a CPU runs none of them."""
+    """Weights of fewer bits: each step reads fewer bytes. FP8, or INT8 or AWQ on a GPU without FP8.
+    None where the GPU is unknown: it may be a CPU, which runs none of these formats."""
     setup, server = context.server.setup, context.server
     gpu = server.stated.gpu
     launch = server.stated.launch

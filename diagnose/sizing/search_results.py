@@ -47,8 +47,8 @@ def name_of(setup: Setup) -> str:
 
 
 class Rejection(Struct):
-    """One reason, how many configurations fail for it, and the nearest of them: the one that needs
-    the smallest multiple of what there is."""
+    """A reason, and how many configurations fail for it. `needed_ratio` is of the configuration
+    that fails most narrowly: what it needs over what there is."""
 
     reason: Reason
     configurations: int

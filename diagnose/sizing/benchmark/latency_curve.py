@@ -328,7 +328,7 @@ class RedFlag(Struct, frozen=True):
 
 
 def red_flags(benchmark: Benchmark) -> Iterator[RedFlag]:
-    """What makes the curve unfit, or less fit, to size from.
+    """Sentences about each reason why the curve cannot, or should not, be used for sizing.
 
     Source: guide 8.2 (a sweep from 1 to beyond the knee, warmed up), thresholds as named above.
     """

@@ -249,9 +249,12 @@ class Degree(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True):
-    """A degree against the best smaller one. `share_ratio` is its throughput a GPU over the
-    other's, at most `most_ratio` where the sweep has a gap at the limit; None where they cannot be
-    compared. `why` says for want of what nothing is known."""
+    """A tensor-parallel degree, `wide`, compared with the best smaller one, `narrow`.
+
+    `share_ratio` is throughput per GPU of `wide` over that of `narrow`; it may be as high as
+    `most_ratio` where the sweep has a gap at its limit. Both are None where the two cannot be
+    compared; `why` has the reason then.
+    """
 
     unit: Unit
     wide: Degree | None = None

@@ -66,7 +66,8 @@ def _keys_of(tool: str) -> Keys:
 
 
 def documents(text: str) -> Iterator[tuple[str, Json]]:
-    """Every JSON object in the text with its name: one, a list, lines, or several in a row.
+    """Every JSON object in the text, with its name. The text may hold a single object, a list of
+    them, one per line, or several in a row.
 
     Raises:
         SizingError: naming the line that is not JSON.

@@ -480,7 +480,7 @@ def performance(costs: Costs, load: Load, efficiency: Efficiency = DEFAULT) -> P
 
 
 def performance_of(loop: ClosedLoop, seen: Latency) -> Performance:
-    """All of what a server yields where its requests see those latencies."""
+    """Throughput, latencies and what limits them, for a server with these request latencies."""
     load, step, cycle = loop.load, loop.step, seen.cycle
     running = max(cycle.running, 1.0)
     plain, mixed = step.parts(running), step.parts(running, cycle.chunk_tokens)

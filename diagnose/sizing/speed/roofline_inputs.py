@@ -357,8 +357,9 @@ class Intensity(Struct, frozen=True):
 def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> Intensity:
     """The intensity of one decode step of `sequences` requests with that much context, on one GPU.
 
-    Two FLOP per parameter and request over the weights and KV read; attention's own FLOP are left
-    out, as in the guide. At the ridge a batch is taken to read every expert.
+    Two FLOP per parameter and request over the bytes of weights and KV cache read. The FLOP of
+    attention itself are left out, as in the guide. `batch_at_ridge` assumes that every expert is
+    read.
     Source: guide 3.1 to 3.4; text 003 (about 295 requests on an H100).
     """
     ridge = costs.flop_per_s / costs.bandwidth_bytes_per_s
