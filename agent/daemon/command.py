@@ -255,7 +255,7 @@ class Daemon:
         self._scheduler.stop()
         self._cycles.stop()
         until_s = time.monotonic() + self._left_s(0.3)
-        while (self._scheduler.pool.busy or self._cycles.busy) and time.monotonic() < until_s:
+        while (self._scheduler.busy or self._cycles.busy) and time.monotonic() < until_s:
             time.sleep(0.01)
 
     def _left_s(self, most_s: float = STOP_S) -> float:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
@@ -21,7 +21,7 @@ from kneewatch.agent.daemon.node_gpus import (
     claim_of,
     on_this_node,
 )
-from kneewatch.agent.daemon.periodic_jobs import DaemonPool, Job
+from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.target_state import SourceState
@@ -57,6 +57,15 @@ class Reading(Struct):
     given_up: bool = False
 
 
+def _in_thread(work: Callable[[], None]) -> None:
+    """Start work in a thread, so that a driver that hangs delays nothing, nor the daemon's end.
+
+    Raises:
+        RuntimeError: no more threads can be started.
+    """
+    Thread(target=work, name="kneewatch-gpus", daemon=True).start()
+
+
 class GpuSource:
     """A collector, run in one thread at a time, and the monitors that receive its pages.
 
@@ -79,7 +88,7 @@ class GpuSource:
         self._run: Reading | None = None
         self._last: tuple[float, GpuPage] | CollectError | None = None
         self._failing, self._due_s = 0, float("-inf")
-        self._retired = False
+        self._retired, self._closed = False, Event()
         self._logged: set[str] = set()
         self.state: SourceState | None = None
         """State of the last reading; None before the first one, and without a GPU."""
@@ -104,7 +113,7 @@ class GpuSource:
         with self._lock:
             self._monitors.pop(target, None)
 
-    def start(self, pool: DaemonPool, t_s: float) -> Reading | None:
+    def start(self, t_s: float) -> Reading | None:
         """Start a reading if one is due and none is running."""
         with self._lock:
             now_s = self._monotonic()
@@ -112,7 +121,7 @@ class GpuSource:
                 return None
             run = self._run = Reading(t_s, now_s)
         try:
-            pool.run(lambda: self._read(pool, run))
+            _in_thread(lambda: self._read(run))
         except RuntimeError as error:
             with self._lock:
                 self._run = None
@@ -136,16 +145,21 @@ class GpuSource:
                 run.given_up = True
                 self._fail(error, t_s, late_s)
 
-    def retire(self, pool: DaemonPool) -> None:
-        """Stop reading, and close the collector once no reading is running."""
+    def retire(self) -> Event:
+        """Stop reading, and close the collector once no reading is running. Returns the event that
+        is set then."""
         with self._lock:
             self._retired = True
             self._monitors.clear()
-            if self._run is not None:
-                return
-        pool.run(self._collector.close)
+            if self._run is None:
+                _in_thread(self._close)
+        return self._closed
 
-    def _read(self, pool: DaemonPool, run: Reading) -> None:
+    def _close(self) -> None:
+        self._collector.close()
+        self._closed.set()
+
+    def _read(self, run: Reading) -> None:
         page, failed = None, None
         try:
             page = self._collector.collect()
@@ -155,15 +169,15 @@ class GpuSource:
             log.exception("GPU reading crashed source=%s", self._collector.name)
             failed = CollectError(f"internal error: {error!r}", kind="internal", hint="see the log")
         with self._lock:
-            self._run = None
+            self._run, retired = None, self._retired
             took_s = self._monotonic() - run.started_s
-            if self._retired:
-                pool.run(self._collector.close)
-            elif page is not None and not run.given_up:
+            if page is not None and not run.given_up and not retired:
                 self._take(page, run.t_s, took_s)
-            elif failed is not None and not run.given_up:
+            elif failed is not None and not run.given_up and not retired:
                 self._fail(failed, run.t_s, took_s)
         run.done.set()
+        if retired:
+            self._close()
 
     def _take(self, page: GpuPage, t_s: float, took_s: float) -> None:
         name = self._collector.name
@@ -277,7 +291,7 @@ class GpuSources(Job):
     ) -> None:
         self._settings, self._load, self._usual_url = settings, load, usual_url
         self._hang_s, self._monotonic = hang_s, monotonic
-        self._pool, self._lock, self._closed = DaemonPool(), Lock(), Event()
+        self._lock, self._closed = Lock(), Event()
         self._sources: dict[Key, GpuSource] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._without: dict[str, GpuReading] = {}
@@ -325,7 +339,7 @@ class GpuSources(Job):
                 if keys[spec.name] is None
             }
             for key in self._sources.keys() - set(keys.values()):
-                self._sources.pop(key).retire(self._pool)
+                self._sources.pop(key).retire()
 
     def set_used(self, target: str, used: UsedGpus) -> None:
         """Set the GPUs that a target's server uses, as its process shows. Labels of the target that
@@ -344,7 +358,7 @@ class GpuSources(Job):
         """Read every source that is due. Returns when all have answered or hang."""
         with self._lock:
             sources = list(self._sources.values())
-        runs = [run for source in sources if (run := source.start(self._pool, now_s))]
+        runs = [run for source in sources if (run := source.start(now_s))]
         until_s = time.monotonic() + self._hang_s
         for run in runs:
             while not run.done.is_set() and not self._closed.is_set():
@@ -375,11 +389,9 @@ class GpuSources(Job):
         self._closed.set()
         with self._lock:
             sources, self._sources, self._subscriptions = list(self._sources.values()), {}, {}
-        for source in sources:
-            source.retire(self._pool)
         until_s = time.monotonic() + timeout_s
-        while self._pool.busy and time.monotonic() < until_s:
-            time.sleep(0.01)
+        for closed in [source.retire() for source in sources]:
+            closed.wait(max(0.0, until_s - time.monotonic()))
 
     def _watch(
         self, spec: TargetSpec, selection: Selection, monitors: dict[Selection, GpuMonitor]

@@ -1,7 +1,4 @@
-"""Schedules periodic jobs with APScheduler, each at its own phase, and runs them on threads.
-
-I/O edge.
-"""
+"""Schedules periodic jobs with APScheduler, each at its own phase. I/O edge."""
 
 from __future__ import annotations
 
@@ -12,102 +9,14 @@ import time
 import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
-from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, Protocol, cast
 
-from apscheduler.executors import base  # type: ignore[import-untyped]
 from apscheduler.jobstores.base import JobLookupError  # type: ignore[import-untyped]
 from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
     BackgroundScheduler,
 )
 from apscheduler.triggers.base import BaseTrigger  # type: ignore[import-untyped]
-
-IDLE_S = 30.0
-"""Idle threads end after this many seconds."""
-
-Work = Callable[[], None]
-
-
-class Worker:
-    """A thread that runs queued work."""
-
-    def __init__(self, pool: DaemonPool) -> None:
-        self.queue: SimpleQueue[Work] = SimpleQueue()
-        self._pool = pool
-
-    def start(self, work: Work) -> None:
-        """Start the thread with a first piece of work."""
-        self.queue.put(work)
-        # The interpreter does not wait for daemon threads, so a hanging scrape delays no stop.
-        Thread(target=self._loop, name="kneewatch-work", daemon=True).start()
-
-    def _loop(self) -> None:
-        while True:
-            try:
-                work = self.queue.get(timeout=IDLE_S)
-            except Empty:
-                if self._pool.leave(self):
-                    return
-                work = self.queue.get()  # work was queued just before the timeout
-            try:
-                work()
-            finally:
-                self._pool.done()
-            del work
-            self._pool.rest(self)
-
-
-class DaemonPool:
-    """Runs each piece of work on an idle or new thread, so that hanging work delays no other.
-
-    The most recently idle thread is used first, so that surplus threads end.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._idle: list[Worker] = []
-        self.busy = 0
-
-    def run(self, work: Work) -> None:
-        """Run work on a thread.
-
-        Raises:
-            RuntimeError: no more threads can be started.
-        """
-        with self._lock:
-            worker = self._idle.pop() if self._idle else None
-            self.busy += 1
-        if worker is not None:
-            worker.queue.put(work)
-            return
-        try:
-            Worker(self).start(work)
-        except RuntimeError:
-            self.done()
-            raise
-
-    def done(self) -> None:
-        """Count finished work."""
-        with self._lock:
-            self.busy -= 1
-
-    def rest(self, worker: Worker) -> None:
-        """Mark a worker as idle."""
-        with self._lock:
-            self._idle.append(worker)
-
-    def leave(self, worker: Worker) -> bool:
-        """Whether an idle worker may end: not if work was queued for it meanwhile."""
-        with self._lock:
-            if worker not in self._idle:
-                return False
-            self._idle.remove(worker)
-            return True
-
-
-# --- Jobs -----------------------------------------------------------------------------------------
-
 
 log = logging.getLogger(__name__)
 
@@ -183,39 +92,23 @@ def first_run_s(grid: Grid, now_s: float, first_in_s: float | None) -> float:
     return first_s
 
 
-class PoolExecutor(base.BaseExecutor):  # type: ignore[misc]
-    """An APScheduler executor on a pool of daemon threads."""
-
-    def __init__(self, pool: DaemonPool) -> None:
-        super().__init__()
-        self._pool = pool
-
-    def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:  # noqa: ANN401
-        untyped = cast("Any", base), cast("Any", self)
-
-        def work() -> None:
-            events = untyped[0].run_job(job, job._jobstore_alias, run_times, self._logger.name)
-            untyped[1]._run_job_success(job.id, events)
-
-        self._pool.run(work)
-
-
 class Scheduler:
     """Runs jobs at their intervals, never two of the same name at once.
 
+    There are fewer jobs than APScheduler has threads, so a job that hangs delays no other.
     APScheduler uses the wall clock. A clock set back would stop every job until the old time
     returns: `check` detects this and reschedules.
     """
 
     def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
-        self.pool = DaemonPool()
-        self._wall = wall
+        self._wall, self._lock = wall, Lock()
+        self.busy = 0
+        """Number of jobs that are running."""
         self._offset_s = self._clock_offset_s()
         self._scheduler = cast(
             "Any",
             BackgroundScheduler(
                 timezone=UTC,
-                executors={"default": PoolExecutor(self.pool)},
                 # Late runs still run; several missed runs become one.
                 job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
             ),
@@ -278,11 +171,16 @@ class Scheduler:
             self._scheduler.shutdown(wait=False)
 
     def _run(self, name: str, job: Job) -> None:
+        with self._lock:
+            self.busy += 1
         try:
             after_s = job.cycle()
         except Exception as error:
             log.exception("job crashed name=%s", name)
             after_s = job.crashed(error)
+        finally:
+            with self._lock:
+                self.busy -= 1
         if after_s is not None:
             with contextlib.suppress(JobLookupError):
                 self._scheduler.modify_job(JOB + name, next_run_time=moment(self._wall() + after_s))

@@ -45,11 +45,6 @@ class Counted:
         return None
 
 
-def busy(clockwork: Clockwork) -> int:
-    """How many jobs are running."""
-    return clockwork.busy if isinstance(clockwork, DueQueue) else clockwork.pool.busy
-
-
 @pytest.fixture(params=[Scheduler, DueQueue])
 def clockwork(request: pytest.FixtureRequest) -> Iterator[Clockwork]:
     """What runs jobs at their intervals: the scheduler, and the queue of the targets' cycles."""
@@ -163,7 +158,7 @@ def test_a_dropped_job_runs_no_more(clockwork: Clockwork) -> None:
     clockwork.drop("a")
     clockwork.drop("a")
     time.sleep(0.1)
-    until(lambda: not busy(clockwork))
+    until(lambda: not clockwork.busy)
     ran = len(job.times)
     time.sleep(0.3)
     assert len(job.times) == ran
