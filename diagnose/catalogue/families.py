@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from kneewatch.collector.packaged import packaged_tables
@@ -42,6 +42,13 @@ def family_value(
 ) -> Any:  # noqa: ANN401 - a table has its own type
     """The family's value in a table of families.toml; None without one."""
     return _tables()[table].get(config.model_type)
+
+
+def layer_names(
+    table: Literal["layer_types", "pattern_letters"],
+) -> Mapping[str, Sequence[str]]:
+    """The kinds of a layer, by what configurations call it."""
+    return _tables()[table]
 
 
 def recurrent_families() -> list[str]:

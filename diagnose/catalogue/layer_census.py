@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from kneewatch.diagnose.catalogue.families import (
     family_value,
     in_group,
     is_known_family,
+    layer_names,
     refuse_unmodelled,
 )
 from kneewatch.diagnose.catalogue.hf_config import Config
@@ -31,33 +33,6 @@ FULL, SLIDING, LINEAR, MAMBA, NONE = "full", "sliding", "linear", "mamba", "none
 
 # Deeper than any model, and small enough to count through.
 _MOST_LAYERS = 10_000
-
-# What configurations call their layers.
-_LAYER_TYPES: Mapping[str, tuple[str, ...]] = {
-    "full_attention": (FULL,),
-    "attention": (FULL,),
-    # vLLM gives chunked layers the whole context (seen with 0.11).
-    "chunked_attention": (FULL,),
-    "deepseek_sparse_attention": (FULL,),
-    "sparse_attention": (FULL,),
-    "sparse": (FULL,),
-    "indexed_attention": (FULL,),
-    "sliding_attention": (SLIDING,),
-    "linear_attention": (LINEAR,),
-    "conv": (LINEAR,),
-    "mamba": (MAMBA,),
-    "mamba2": (MAMBA,),
-    "moe": (NONE,),
-    "mlp": (NONE,),
-    # Zamba 2: an attention block in front of the layer's Mamba.
-    "hybrid": (FULL, MAMBA),
-}
-_PATTERN_LETTERS: Mapping[str, tuple[str, ...]] = {
-    "M": (MAMBA,),
-    "*": (FULL,),
-    "E": (NONE,),
-    "-": (NONE,),
-}
 
 
 def depth(config: Config) -> int:
@@ -121,7 +96,7 @@ def layer_words(config: Config) -> list[str]:
         return [
             word
             for letter in pattern[:layers]
-            for word in _layer_words(config, key, letter, _PATTERN_LETTERS)
+            for word in _layer_words(config, key, letter, "pattern_letters")
         ]
     recurrence = family_value(config, "recurrences")
     if recurrence is not None:
@@ -177,7 +152,8 @@ def _counted(config: Config, layers: int) -> list[str]:
     return [
         word
         for key, count in counts.items()
-        for word in _layer_words(config, "layer_types_count", key) * count
+        for _ in range(count)
+        for word in _layer_words(config, "layer_types_count", key)
     ]
 
 
@@ -185,8 +161,9 @@ def _layer_words(
     config: Config,
     key: str,
     entry: str,
-    kinds: Mapping[str, tuple[str, ...]] = _LAYER_TYPES,
-) -> tuple[str, ...]:
+    names: Literal["layer_types", "pattern_letters"] = "layer_types",
+) -> Sequence[str]:
+    kinds = layer_names(names)
     if entry not in kinds:
         raise SizingError(
             f"{config.name}: {key} has {entry!r}, which is not modelled",

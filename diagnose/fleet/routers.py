@@ -13,6 +13,7 @@ from statistics import median
 from msgspec import Struct
 
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
+from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.inventory import Labels
@@ -44,7 +45,6 @@ class Router(Struct, frozen=True):
     """
 
     title: str
-    versions: str
     ready: str = ""
     queue: str = ""
     errors: str = ""
@@ -54,45 +54,8 @@ class Router(Struct, frozen=True):
     lever: str = ""
 
 
-PICKER_LEVER = (
-    "Compare the picker's saturation limits (queue depth, KV usage) with what the engines show, "
-    "and restart the picker if its data does not follow them."
-)
-
-ROUTERS = (
-    Router(
-        "llm-d endpoint picker",
-        "from 0.9 on",
-        ready="llm_d_epp_ready_endpoints",
-        queue="llm_d_epp_flow_control_queue_size",
-        errors="llm_d_epp_datalayer_poll_errors_total",
-        picks='llm_d_epp_scheduler_attempts_total{status="success"}',
-        endpoint="endpoint_name",
-        lever=PICKER_LEVER,
-    ),
-    Router(
-        "Gateway API inference extension",
-        "before llm-d 0.9; later pickers write both names",
-        ready="inference_pool_ready_pods",
-        queue="inference_extension_flow_control_queue_size",
-        picks='inference_extension_scheduler_attempts_total{status="success"}',
-        endpoint="pod_name",
-        lever=PICKER_LEVER,
-    ),
-    Router(
-        "vLLM production-stack router",
-        "2025 on",
-        ready="vllm:healthy_pods_total",
-        picks="vllm:current_qps",
-        endpoint="server",
-        rate=True,
-    ),
-    Router(
-        "Ray Serve",
-        "2.x",
-        queue="ray_serve_deployment_queued_queries",
-        lever="Raise max_ongoing_requests of the deployment: Ray holds what exceeds it.",
-    ),
+ROUTERS = tuple(
+    Router(**row) for row in packaged_tables("diagnose.fleet", "routers.toml")["routers"]
 )
 """The routers whose metrics are read. Of two rows of one namespace the first that has series
 counts."""
