@@ -119,7 +119,7 @@ class ChangeLog:
         self._up = False
 
     def diagnosed(self, diagnoses: Sequence[Diagnosis]) -> None:
-        """Log changes of stages and causes; what is critical is a warning."""
+        """Log changes of stages and causes; critical ones are logged as warnings."""
         if diagnoses:
             self._lines.begin(diagnoses[0].t_s)
         self._forget(diagnoses)

@@ -330,7 +330,7 @@ def lengths(scope: QueryScope, groups: Iterable[str]) -> dict[tuple[str, bool], 
 
 
 def hourly(scope: QueryScope, groups: Sequence[str]) -> dict[str, str]:
-    """Queries for the signals of a group over an hour, whose usual values are read."""
+    """Queries for the hourly values of USUAL_SIGNALS of a group, to compare with past weeks."""
     grouped = replace(scope, window_s=HOUR_S, by=tuple(groups))
     return {key: grouped.either(expr.promql) for key, expr in _catalogue(USUAL_SIGNALS).items()}
 

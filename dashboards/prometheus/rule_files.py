@@ -224,7 +224,7 @@ def too_rare(plan: Plan) -> list[str]:
 
 
 def lengthened(plan: Plan) -> list[str]:
-    """Causes that are concluded later than their records say, for two scrapes must show them."""
+    """Causes whose onset takes longer than their records say: two scrapes must show them."""
     to = Recorded(plan)
     lines = [
         f"Cause {query.record.id}: its condition must hold for {spelled_s:g} s, not "

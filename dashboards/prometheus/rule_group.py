@@ -241,10 +241,10 @@ WORST_NAME = '{{ with label "pod" $worst }}{{ . }}{{ else }}{{ label "instance" 
 
 
 def firing(plan: Plan, in_force: str, severity: Severity) -> str:
-    """How many replicas of a pool are affected, where the worst of them has this severity.
+    """The number of affected replicas of a pool, in pools where the worst severity is `severity`.
 
-    `in_force` is an expression that gives engines their severities. A note counts all of them,
-    worse alerts those at warning or worse.
+    `in_force` is an expression for the severity of each engine. Alerts of severity `info` count all
+    affected replicas, others those at `warning` or worse.
     """
     least = min(severity, Severity.WARNING)
     worst = f"(max by ({plan.pool}) ({in_force}) == {int(severity)})"

@@ -177,7 +177,7 @@ class Launch(Struct, frozen=True):
         return value if value <= LARGEST else None
 
     def count(self, flag: str) -> int | None:
-        """The same as a whole number."""
+        """A flag's value as a whole number; None where it is not given or not readable."""
         value = self.number(flag)
         return None if value is None else int(value)
 

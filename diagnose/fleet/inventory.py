@@ -110,7 +110,7 @@ class Member(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """How reports call it."""
+        """The engine's name in reports."""
         return f"{self.replica} engine {self.engine}" if self.engine else self.replica
 
     @property

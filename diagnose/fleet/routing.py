@@ -138,9 +138,9 @@ def computed_more(hits: float, usual: Usual) -> float:
 def reuse_possible(engine: Engine) -> float | None:
     """The hit ratio of an engine if every repeated prefix hit; None where no prompt repeats.
 
-    The baseline is a ratio that was once reached: the pool's usual one, or that of the recording
-    rules. Without it, what the best tenth of the prompts still computes counts as new in each
-    prompt and the rest as repeated: an upper bound, for lengths and new text vary.
+    That is the ratio of quiet times (`prefix_hit_quiet_ratio`) where it is known. Otherwise it is
+    estimated from above: the tokens that the best tenth of the prompts computes are taken to be new
+    in every prompt, the others to be repeated.
     """
     fewest, prompt = engine.get("prefill_tokens_p10"), engine.get("prompt_tokens_p50")
     reached = engine.get("prefix_hit_quiet_ratio")

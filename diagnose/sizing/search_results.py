@@ -58,7 +58,7 @@ class Rejection(Struct):
 
     @property
     def example(self) -> str:
-        """The nearest configuration in words."""
+        """The configuration that fails most narrowly, in words."""
         return f"{name_of(self.setup)}: {self.detail()}"
 
 

@@ -467,7 +467,7 @@ def _full_requests_per_s(question: Question, loaded: tuple[Costs, Load] | None) 
 
 
 def _usable_step(question: Question, speed: Performance, concurrency: float, load: str) -> Step:
-    """How the predicted usable requests/s of one replica come about."""
+    """The step that computes the predicted usable requests/s of one replica."""
     engines = question.setup.parallel.data
     return Step(
         title="Usable RPS of one replica",
@@ -526,7 +526,7 @@ def peak_utilization(question: Question, capacity_per_s: float | None) -> Utiliz
 
 
 def steps(answer: Size) -> tuple[Step, ...]:
-    """The arithmetic of speed, fleet and cost, line by line; the memory's is its own."""
+    """The arithmetic of speed, fleet and cost, line by line; `memory_steps` has that of memory."""
     lines: list[Step] = []
     if answer.loaded is not None and answer.performance is not None:
         efficiency = answer.question.efficiency

@@ -119,7 +119,7 @@ def stamp(t_s: float) -> str:
 
 
 def local_stamp(t_s: float) -> str:
-    """The same without the zone, as the form's input has it."""
+    """A UTC time without its zone, 2026-11-21T03:07:12, as the form's input has it."""
     return f"{datetime.fromtimestamp(t_s, tz=UTC):%Y-%m-%dT%H:%M:%S}"
 
 

@@ -171,7 +171,7 @@ def gained(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: 
 
 
 def gained_kept(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
-    """The same from sums kept by recording rules."""
+    """What `gained` gives, read from the sums that recording rules keep."""
     return _kept(asking, hourly_sums.summed_series(key, part), _with_bounds(part, by), range_s)
 
 
@@ -227,7 +227,7 @@ def curve(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
 
 
 def curve_recorded(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
-    """The same from recorded signals."""
+    """A recorded signal on some engines (`only`: matchers), for their latency curve."""
     series = asking.series(recorded(key), only)
     return f"max by ({', '.join(asking.by)}) ({series})"
 

@@ -241,8 +241,9 @@ SLOW_CAUSES = ("gpu_fault", "gpu_throttled", "bad_node")
 def slow_spans(
     engines: Sequence[TierEngine], itl_s: Rows, begun: Rows, at: Steps
 ) -> list[FleetSpan]:
-    """The spans in which single engines of a tier are slow at the same load, as `bad_node` has it.
-    `itl_s` is the mean ITL, `begun` the number of requests in each step."""
+    """The spans in which single engines of a tier are slower than the others at the same load, by
+    the bounds of the cause `bad_node`. In each step `itl_s` is the mean ITL in seconds, `begun` the
+    number of requests."""
     measured = [engine for engine in engines if engine.key in itl_s]
     if len(measured) < PEERS_MIN:
         return []

@@ -232,7 +232,7 @@ class Degree(Struct, frozen=True):
 
     @property
     def per_s_per_gpu(self) -> float:
-        """Of each GPU."""
+        """Throughput of each GPU, in tokens/s or requests/s as `per_s`."""
         return self.per_s / self.tensor_parallel
 
     @property

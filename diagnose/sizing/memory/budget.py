@@ -87,8 +87,8 @@ class Overhead(Struct, frozen=True):
 
 
 def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
-    """The overhead beside weights and KV cache: by the launch's overhead model, or as the running
-    server showed, without a band."""
+    """GPU memory beside weights and KV cache, by the launch's overhead model. Where the running
+    server showed what it takes, that value, without low and high estimates."""
     guide = setup.overhead == "guide"
     predicted = _guide_overhead(weights_bytes, gpu) if guide else _fitted_overhead(setup, gpu)
     excess_bytes = setup.overhead_excess_bytes
