@@ -64,7 +64,7 @@ def server_watch(
 
 def page_watch(address: str, settings: Settings) -> ServerWatch:
     """A watch that merges settings, page and log, and asks no server."""
-    return ServerWatch(address, settings.fetch(), read=read_nothing, log=_log(settings))
+    return ServerWatch(address, settings.fetch(), read=None, log=_log(settings))
 
 
 def _log(settings: Settings) -> LogFollower | None:
@@ -96,20 +96,16 @@ def read_server(
     return [*readings, pod] if pod.launch is not None else [*readings, shown, pod]
 
 
-def read_nothing(_address: str, _fetch: FetchSettings, _now_s: float) -> Sequence[SourceReading]:
-    """Reads nothing from the server: only settings, page and log are merged."""
-    return ()
-
-
 class ServerWatch:
-    """The facts about one target's server. Asks the server only after a page of a vLLM."""
+    """The facts about one target's server. Asks the server only after a page of a vLLM, and not at
+    all if `read` is None."""
 
     def __init__(
         self,
         address: str,
         fetch: FetchSettings,
         *,
-        read: ReadServer = read_server,
+        read: ReadServer | None = read_server,
         log: LogFollower | Journal | None = None,
         liveness: Liveness | None = None,
     ) -> None:
@@ -180,7 +176,8 @@ class ServerWatch:
         restarted = any(engine.restart is not None for engine in engines)
         # A clock that was set back must not delay the next reading.
         if restarted or not 0 <= t_s - self._read_s < READ_EVERY_S:
-            self._readings, self._read_s = self._read(self._address, self._fetch, t_s), t_s
+            self._readings = self._read(self._address, self._fetch, t_s) if self._read else ()
+            self._read_s = t_s
             if self._liveness is not None:
                 self._liveness.note(self._readings)
             pid = next((r.values["pid"] for r in self._readings if "pid" in r.values), None)

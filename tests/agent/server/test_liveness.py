@@ -14,7 +14,7 @@ import pytest
 from kneewatch.agent.server import probe as liveness
 from kneewatch.agent.server.probe import Liveness
 from kneewatch.agent.server.process import read_process
-from kneewatch.agent.server.watch import ServerWatch, read_nothing
+from kneewatch.agent.server.watch import ServerWatch
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits, PageParser
@@ -35,7 +35,7 @@ ERROR_500 = answer(b"", status="500 Internal Server Error")
 
 def cause_at(url: str, error: CollectError) -> Cause:
     stream = TargetStream("tiny", Profile(), Limits())
-    stream.server = ServerWatch(url, PATIENT, read=read_nothing, liveness=Liveness(url, PATIENT))
+    stream.server = ServerWatch(url, PATIENT, read=None, liveness=Liveness(url, PATIENT))
     (diagnosis,) = stream.judge(1000.0, error)
     return diagnosis.causes[0]
 

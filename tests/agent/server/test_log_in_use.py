@@ -10,7 +10,7 @@ import pytest
 
 from kneewatch.agent.server import watch
 from kneewatch.agent.server.log import CHUNK_BYTES, LogFollower
-from kneewatch.agent.server.watch import ENDED, ServerWatch, read_nothing
+from kneewatch.agent.server.watch import ENDED, ServerWatch
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
@@ -43,7 +43,7 @@ class Followed:
         self.log = log
         self._stream = TargetStream("tiny", Profile(), Limits())
         self._stream.server = ServerWatch(
-            "http://127.0.0.1:1", FetchSettings(), read=read_nothing, log=LogFollower(str(log))
+            "http://127.0.0.1:1", FetchSettings(), read=None, log=LogFollower(str(log))
         )
         self._times_s: Iterator[float] = itertools.count(1000.0, 5.0)
 
