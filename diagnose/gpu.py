@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from kneewatch.collector.gpu.page import GpuNote, GpuPage
 from kneewatch.collector.names.dcgm_fields import (
-    GpuBinding,
     GpuFields,
     GpuKey,
+    Gpus,
     GpuSlot,
     field_table,
 )
@@ -326,19 +326,19 @@ class GpuChoice(Struct, frozen=True):
         return tuple(sorted(gpu.key.model_name for gpu in self.gpus))
 
 
-Choose = Callable[[GpuBinding], GpuChoice]
+Choose = Callable[[Gpus], GpuChoice]
 
 
-def whole_page(binding: GpuBinding) -> GpuChoice:
+def whole_page(gpus: Gpus) -> GpuChoice:
     """All GPUs of the page taken together."""
-    count = len(binding.gpus)
+    count = len(gpus)
     if count == 1:
-        return GpuChoice(binding.gpus, "the page's only GPU")
-    pods = {(work.namespace, work.pod) for gpu in binding.gpus for work in gpu.workloads}
-    if len(pods) == 1 and all(gpu.workloads for gpu in binding.gpus):
-        return GpuChoice(binding.gpus, f"all {count} GPUs on the page: one pod uses them")
+        return GpuChoice(gpus, "the page's only GPU")
+    pods = {(work.namespace, work.pod) for gpu in gpus for work in gpu.workloads}
+    if len(pods) == 1 and all(gpu.workloads for gpu in gpus):
+        return GpuChoice(gpus, f"all {count} GPUs on the page: one pod uses them")
     why = f"assuming that all {count} GPUs on the page belong to this server"
-    return GpuChoice(binding.gpus, "all GPUs on the page: a guess", guess=True, missing=(why,))
+    return GpuChoice(gpus, "all GPUs on the page: a guess", guess=True, missing=(why,))
 
 
 class _Bound(Struct, frozen=True):
@@ -430,9 +430,9 @@ class GpuMonitor:
         window = Window(self._history, now_s=t_s, range_s=range_s)
         return self._signals.read(window), self._health.read(window)
 
-    def _vanished(self, t_s: float, choice: GpuChoice, page: GpuBinding) -> Iterator[str]:
+    def _vanished(self, t_s: float, choice: GpuChoice, page: Gpus) -> Iterator[str]:
         """A line for each GPU of the target that has left a page which still shows others."""
-        present = {board_of(gpu.key) for gpu in page.gpus}
+        present = {board_of(gpu.key) for gpu in page}
         own = {board_of(gpu.key): gpu_name(gpu.key) for gpu in choice.gpus}
         for board, name in own.items():
             self._absences[board] = GpuAbsence(name, t_s)

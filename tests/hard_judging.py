@@ -12,8 +12,8 @@ from msgspec import Struct, field
 from kneewatch.agent.stream import PageReader, TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits, PageParser
-from kneewatch.collector.gpu.page import GpuPage, GpuResolver
-from kneewatch.collector.names.dcgm_fields import GpuBinding
+from kneewatch.collector.gpu.page import GpuPage
+from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -161,7 +161,7 @@ def played(case: Case, seed: int) -> Incident:
     """A case's server from its start to the end of its faults."""
     server = case.server(seed)
     incident = Incident(case)
-    reader, gpu_parser, gpu_resolver = PageReader(Limits()), PageParser(Limits()), GpuResolver()
+    reader, gpu_parser = PageReader(Limits()), PageParser(Limits())
 
     gpu_due_s = START_S
     for entry in scrapes(server, for_s=case.ends_s, at=case.events(), every_s=case.scrape_s):
@@ -169,7 +169,7 @@ def played(case: Case, seed: int) -> Incident:
         if case.gpu_page and entry.t_s >= gpu_due_s:
             gpu_due_s = entry.t_s + GPU_SCRAPE_S
             page = gpu_parser.parse(server.exporter.page(entry.t_s - START_S))
-            gpus = GpuPage(page, gpu_resolver.resolve(page.layout))
+            gpus = GpuPage(page, resolve_gpus(page.layout))
         incident.books.ledger.note(entry.t_s - START_S, server)
         if entry.t_s - START_S >= case.judged_from_s:
             incident.books.note(server)
@@ -189,8 +189,8 @@ def said(incident: Incident, targets: Targets) -> Iterator[Diagnosis]:
         yield from stream.judge(t_s, page)
 
 
-def _all_of_node(binding: GpuBinding) -> GpuChoice:
-    return GpuChoice(binding.gpus, "the target's labels")
+def _all_of_node(gpus: Gpus) -> GpuChoice:
+    return GpuChoice(gpus, "the target's labels")
 
 
 def grave(diagnosis: Diagnosis) -> list[Cause]:

@@ -18,7 +18,7 @@ from kneewatch.collector.gpu.nvml_calls import Nvml
 from kneewatch.collector.gpu.page import DcgmCollector, GpuCollector, GpuPage
 from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.http.connection import FetchSettings
-from kneewatch.collector.names.dcgm_fields import GpuBinding, GpuFields, GpuKey
+from kneewatch.collector.names.dcgm_fields import GpuFields, GpuKey, Gpus
 from kneewatch.diagnose.gpu import OF_AN_INSTANCE, GpuChoice
 
 HOW_TO_STATE = "set the target's labels gpu_uuids, gpu_indexes, or pod and namespace"
@@ -40,9 +40,9 @@ class GpuClaim(Struct, frozen=True):
     count: int | None = None
     alone: bool = True
 
-    def choose(self, binding: GpuBinding) -> GpuChoice:
+    def choose(self, page: Gpus) -> GpuChoice:
         """The target's GPUs on a page."""
-        gpus = _on_node(binding.gpus, self.node)
+        gpus = _on_node(page, self.node)
         has_pods = any(gpu.workloads for gpu in gpus)
         if not gpus:
             return GpuChoice((), "", missing=(f"node {self.node} has no GPU on the page",))
@@ -260,7 +260,7 @@ class NodeCollector:
         finally:
             probe.close()
         self._collector = DcgmCollector(self._url, self._fetch, self._limits)
-        log.info("DCGM exporter found url=%s gpus=%d", self._url, len(page.gpus.gpus))
+        log.info("DCGM exporter found url=%s gpus=%d", self._url, len(page.gpus))
         return page
 
     def _nvml(self, no_exporter: CollectError) -> GpuPage:
@@ -274,7 +274,7 @@ class NodeCollector:
             reason = f"no GPU source: {no_exporter}; {error}"
             raise CollectError(reason, kind="no_gpu", hint="set gpu_metrics") from error
         self._collector = nvml
-        log.info("GPUs found through NVML gpus=%d", len(page.gpus.gpus))
+        log.info("GPUs found through NVML gpus=%d", len(page.gpus))
         return page
 
 

@@ -24,7 +24,8 @@ from kneewatch.collector.gpu.nvml_calls import (
     load_nvml,
     whole_failure,
 )
-from kneewatch.collector.gpu.page import GPUS_LOST, GpuNote, GpuPage, GpuResolver
+from kneewatch.collector.gpu.page import GPUS_LOST, GpuNote, GpuPage
+from kneewatch.collector.names.dcgm_fields import resolve_gpus
 from kneewatch.collector.samples import Layout, Page, Series
 
 DEV = "DCGM_FI_DEV_"
@@ -318,7 +319,9 @@ class Device:
         """
         calls, gpm_calls = Calls(self._nvml), Calls(self._nvml)
         own = device_fields(calls, self.handle, self._links)
-        parts = list(self._parts(calls, gpm_calls, now_s)) if self._is_split(calls) else []
+        mode = calls.ask("nvmlDeviceGetMigMode", self.handle)
+        is_split = mode is not None and mode[0] == calls.constant("NVML_DEVICE_MIG_ENABLE")
+        parts = list(self._parts(calls, gpm_calls, now_s)) if is_split else []
         activity: dict[str, float] = {}
         if not parts:
             own |= memory_fields(calls, self.handle) | neighbour_fields(calls, self.handle)
@@ -336,10 +339,6 @@ class Device:
         calls = Calls(self._nvml)
         for gpm in (self._gpm, *self._instances.values()):
             gpm.close(calls)
-
-    def _is_split(self, calls: Calls) -> bool:
-        mode = calls.ask("nvmlDeviceGetMigMode", self.handle)
-        return mode is not None and mode[0] == calls.constant("NVML_DEVICE_MIG_ENABLE")
 
     def _parts(self, calls: Calls, gpm_calls: Calls, now_s: float) -> Iterator[Readings]:
         seen: set[str] = set()
@@ -425,7 +424,6 @@ class NvmlCollector:
         self._events: Handle | None = None
         self._xids: dict[str, int] = {}
         self._layout = Layout((), {})
-        self._resolver = GpuResolver()
 
     def collect(self) -> GpuPage:
         """The GPUs' current values.
@@ -567,8 +565,8 @@ class NvmlCollector:
             values += fields.values()
         if tuple(series) != self._layout.series:
             self._layout = Layout(tuple(series), {})
-        gpus = self._resolver.resolve(self._layout)
-        return GpuPage(Page(self._layout, values), gpus, notes, "given by NVML")
+        page = Page(self._layout, values)
+        return GpuPage(page, resolve_gpus(self._layout), notes, "given by NVML")
 
 
 def _address(handle: Handle) -> int | None:

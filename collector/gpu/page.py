@@ -16,8 +16,8 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.collector.names.dcgm_fields import GpuBinding, resolve_gpus
-from kneewatch.collector.samples import Layout, Page
+from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
+from kneewatch.collector.samples import Page
 
 GPUS_LOST = "gpus_lost"
 """Kind of the CollectError when no GPU that was there answers: a fault, not a gap."""
@@ -42,7 +42,7 @@ class GpuPage(Struct, frozen=True):
     """
 
     page: Page
-    gpus: GpuBinding
+    gpus: Gpus
     notes: Sequence[GpuNote] = ()
     where: str = "on the GPU page"
 
@@ -66,23 +66,6 @@ class GpuCollector(Protocol):
         ...
 
 
-class GpuResolver:
-    """Resolves the pages of one source, once per layout."""
-
-    def __init__(self) -> None:
-        self._last: tuple[Layout, GpuBinding] | None = None
-
-    def resolve(self, layout: Layout) -> GpuBinding:
-        """The positions of each GPU's values on pages of this layout.
-
-        Raises:
-            CollectError: of kind not_metrics, where the page has no DCGM_FI_ series.
-        """
-        if self._last is None or self._last[0] is not layout:
-            self._last = (layout, resolve_gpus(layout))
-        return self._last[1]
-
-
 class DcgmCollector:
     """Collects one DCGM exporter's page, which describes all GPUs of a node."""
 
@@ -91,7 +74,6 @@ class DcgmCollector:
     def __init__(self, url: str, settings: FetchSettings, limits: Limits) -> None:
         self._fetcher = Fetcher(url, settings)
         self._parser = PageParser(limits)
-        self._resolver = GpuResolver()
 
     @property
     def url(self) -> str:
@@ -107,7 +89,7 @@ class DcgmCollector:
         fetched = self._fetcher.get()
         try:
             page = self._parser.parse(fetched.body, content_type=fetched.content_type)
-            return GpuPage(page, self._resolver.resolve(page.layout))
+            return GpuPage(page, resolve_gpus(page.layout))
         except CollectError as error:
             raise CollectError(f"{self.url}: {error}", kind=error.kind, hint=error.hint) from error
 

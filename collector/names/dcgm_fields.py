@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
@@ -136,10 +137,11 @@ class GpuFields(Struct, frozen=True):
     workloads: tuple[Workload, ...]
 
 
-class GpuBinding(Struct, frozen=True):
-    """The positions of the GPUs' values in a page layout."""
+Gpus = tuple[GpuFields, ...]
+"""The GPUs of a page layout, each with the positions of its values."""
 
-    gpus: tuple[GpuFields, ...]
+_resolved: WeakKeyDictionary[Layout, Gpus] = WeakKeyDictionary()
+"""Those of layouts in use."""
 
 
 def is_sentinel(value: float, *, wide: bool = False) -> bool:
@@ -152,12 +154,15 @@ def is_sentinel(value: float, *, wide: bool = False) -> bool:
     return not wide and any(b <= value < b + _BLANKS for b in (_BLANK_32, _BLANK_DOUBLE))
 
 
-def resolve_gpus(layout: Layout) -> GpuBinding:
-    """The positions of each GPU's values on pages of this layout.
+def resolve_gpus(layout: Layout) -> Gpus:
+    """The positions of each GPU's values on pages of this layout; the same object for the same
+    layout.
 
     Raises:
         CollectError: of kind not_metrics, where the page has no DCGM_FI_ series.
     """
+    if (gpus := _resolved.get(layout)) is not None:
+        return gpus
     if not any(series.name.startswith("DCGM_FI_") for series in layout.series):
         raise CollectError(
             "no DCGM_FI_ series on this page",
@@ -170,7 +175,8 @@ def resolve_gpus(layout: Layout) -> GpuBinding:
         for position, series in enumerate(layout.series)
         if series.name in table.names
     ]
-    return GpuBinding(tuple(sorted(_gpus(fields), key=lambda gpu: _order(gpu.key))))
+    gpus = _resolved[layout] = tuple(sorted(_gpus(fields), key=lambda gpu: _order(gpu.key)))
+    return gpus
 
 
 _Found = tuple[int, Series, FieldName]

@@ -7,9 +7,9 @@ import pytest
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import parse
 from kneewatch.collector.names.dcgm_fields import (
-    GpuBinding,
     GpuFields,
     GpuKey,
+    Gpus,
     Workload,
     field_table,
     resolve_gpus,
@@ -41,7 +41,7 @@ def page_of(*rows: tuple[str, str, object]) -> str:
     return "".join(f"{name}{{{labels}}} {value}\n" for name, labels, value in rows)
 
 
-def resolved(body: str) -> tuple[Page, GpuBinding]:
+def resolved(body: str) -> tuple[Page, Gpus]:
     page = parse(body)
     return page, resolve_gpus(page.layout)
 
@@ -63,8 +63,8 @@ def test_the_published_h100_page() -> None:
         ("DCGM_FI_DEV_POWER_VIOLATION", H100, 2_500_000_000),
         ("DCGM_FI_DEV_MEMORY_TEMP", H100, BLANK),
     )
-    page, binding = resolved(body)
-    (board,) = binding.gpus
+    page, gpus = resolved(body)
+    (board,) = gpus
     uuid = "GPU-c4529c8d-69c4-b61d-e0bc-7b2460096005"
     assert board.key == GpuKey(uuid, "0", "NVIDIA H100 80GB HBM3", "gpu-node-1")
     assert board.workloads == (
@@ -108,17 +108,17 @@ def test_both_names_of_a_field_give_one_value_in_one_unit(
     old: str, old_value: float, new: str, new_value: float
 ) -> None:
     for name, shown in ((old, old_value), (new, new_value)):
-        page, binding = resolved(page_of((name, gpu(0), shown)))
-        assert value(page, binding.gpus[0], old) == pytest.approx(new_value)
-    page, binding = resolved(page_of((old, gpu(0), old_value), (new, gpu(0), 2 * new_value)))
-    assert value(page, binding.gpus[0], old) == pytest.approx(2 * new_value)
+        page, gpus = resolved(page_of((name, gpu(0), shown)))
+        assert value(page, gpus[0], old) == pytest.approx(new_value)
+    page, gpus = resolved(page_of((old, gpu(0), old_value), (new, gpu(0), 2 * new_value)))
+    assert value(page, gpus[0], old) == pytest.approx(2 * new_value)
 
 
 def test_a_whole_page_of_newer_names_lacks_nothing() -> None:
     newest = {name.field.name: spelling for spelling, name in TABLE.names.items() if name.rank == 0}
     labels = 'gpu="0",uuid="GPU-0",modelName="NVIDIA B200",hostname="a"'
-    _, binding = resolved(page_of(*((newest[name], labels, 1) for name in DEFAULT)))
-    (board,) = binding.gpus
+    _, gpus = resolved(page_of(*((newest[name], labels, 1) for name in DEFAULT)))
+    (board,) = gpus
     assert board.fields.keys() == set(DEFAULT)
     assert (board.key.uuid, board.key.hostname) == ("GPU-0", "a")
 
@@ -129,10 +129,10 @@ def test_a_whole_page_of_newer_names_lacks_nothing() -> None:
 def test_gpus_are_sorted_by_host_and_number() -> None:
     rows = [("DCGM_FI_DEV_GPU_TEMP", gpu(index), index) for index in (10, 2, 0)]
     rows.append(("DCGM_FI_DEV_GPU_TEMP", gpu(1, host='hostname="node-0"'), 1))
-    page, binding = resolved(page_of(*rows))
-    places = [(board.key.hostname, board.key.index) for board in binding.gpus]
+    page, gpus = resolved(page_of(*rows))
+    places = [(board.key.hostname, board.key.index) for board in gpus]
     assert places == [("node-0", "1"), ("node-a", "0"), ("node-a", "2"), ("node-a", "10")]
-    assert [value(page, board, "DCGM_FI_DEV_GPU_TEMP") for board in binding.gpus] == [1, 0, 2, 10]
+    assert [value(page, board, "DCGM_FI_DEV_GPU_TEMP") for board in gpus] == [1, 0, 2, 10]
 
 
 def test_nvlink_series_join_their_gpu_under_other_label_names() -> None:
@@ -146,8 +146,8 @@ def test_nvlink_series_join_their_gpu_under_other_label_names() -> None:
         ("DCGM_FI_DEV_NVSWITCH_LINK_STATUS", 'nvlink="0",nvswitch="1",hostname="node-a"', 1),
         (name, 'nvlink="9",nvswitch="1",hostname="node-a"', 6),
     ]
-    page, binding = resolved(page_of(*rows))
-    (board,) = binding.gpus
+    page, gpus = resolved(page_of(*rows))
+    (board,) = gpus
     assert board.key == GpuKey("GPU-0000", "0", "NVIDIA B200", "node-a")
     value_of_link = {
         dict(slot.labels)["nvlink"]: slot.value(page.values) for slot in board.fields[name]
@@ -158,10 +158,10 @@ def test_nvlink_series_join_their_gpu_under_other_label_names() -> None:
 def test_mig_instances_are_kept_apart_from_each_other_and_the_gpu() -> None:
     mig = 'GPU_I_PROFILE="2g.20gb",GPU_I_ID="{}"'
     rows = [("DCGM_FI_DEV_FB_USED", gpu(0, more=mig.format(i)), i) for i in (13, 3, 5)]
-    page, binding = resolved(page_of(*rows, ("DCGM_FI_DEV_GPU_TEMP", gpu(0), 60)))
-    assert [board.key.mig for board in binding.gpus] == ["", "3", "5", "13"]
-    assert value(page, binding.gpus[1], "DCGM_FI_DEV_FB_USED") == 3 * 2**20
-    assert "DCGM_FI_DEV_FB_USED" not in binding.gpus[0].fields
+    page, gpus = resolved(page_of(*rows, ("DCGM_FI_DEV_GPU_TEMP", gpu(0), 60)))
+    assert [board.key.mig for board in gpus] == ["", "3", "5", "13"]
+    assert value(page, gpus[1], "DCGM_FI_DEV_FB_USED") == 3 * 2**20
+    assert "DCGM_FI_DEV_FB_USED" not in gpus[0].fields
 
 
 def test_labels_that_prometheus_moved_are_the_workload() -> None:
@@ -171,18 +171,18 @@ def test_labels_that_prometheus_moved_are_the_workload() -> None:
         ("DCGM_FI_DEV_GPU_TEMP", gpu(0, more=f"{own},{theirs}"), 1),
         ("DCGM_FI_DEV_GPU_TEMP", gpu(1, more=own), 2),
     ]
-    _, binding = resolved(page_of(*rows))
-    busy, idle = binding.gpus
+    _, gpus = resolved(page_of(*rows))
+    busy, idle = gpus
     assert busy.workloads == (Workload("llm", "vllm-0", "main"),)
     assert idle.workloads == ()
 
 
 def test_a_gpu_that_pods_share_has_one_value_and_all_pods() -> None:
     pods = ['namespace="llm",container="main",pod="b"', 'namespace="llm",container="main",pod="a"']
-    page, binding = resolved(
+    page, gpus = resolved(
         page_of(*(("DCGM_FI_DEV_GPU_UTIL", gpu(0, more=pod), 40) for pod in pods))
     )
-    (board,) = binding.gpus
+    (board,) = gpus
     assert value(page, board, "DCGM_FI_DEV_GPU_UTIL") == pytest.approx(0.4)
     assert [workload.pod for workload in board.workloads] == ["a", "b"]
 
@@ -194,8 +194,8 @@ def test_own_labels_of_a_field_are_kept() -> None:
         ("DCGM_EXP_CLOCK_EVENTS_COUNT", gpu(0, more='clock_event="sw_thermal"'), 2),
         ("DCGM_EXP_CLOCK_EVENTS_COUNT", gpu(0, more='clock_event="power_cap"'), 3),
     ]
-    page, binding = resolved(page_of(*rows))
-    (board,) = binding.gpus
+    page, gpus = resolved(page_of(*rows))
+    (board,) = gpus
     assert dict(board.fields["DCGM_FI_DEV_XID_ERRORS"][0].labels)["err_code"] == "79"
     events = {
         dict(slot.labels)["clock_event"]: slot.value(page.values)
@@ -206,14 +206,14 @@ def test_own_labels_of_a_field_are_kept() -> None:
 
 def test_gpus_without_uuid_are_known_by_host_and_number() -> None:
     rows = [("DCGM_FI_DEV_GPU_TEMP", f'gpu="0",Hostname="{host}"', 1) for host in "ab"]
-    _, binding = resolved(page_of(*rows))
-    assert [board.key.hostname for board in binding.gpus] == ["a", "b"]
+    _, gpus = resolved(page_of(*rows))
+    assert [board.key.hostname for board in gpus] == ["a", "b"]
 
 
 def test_repeated_lines_count_once() -> None:
-    page, binding = resolved(2 * page_of(("DCGM_FI_DEV_GPU_TEMP", gpu(0), 30)))
+    page, gpus = resolved(2 * page_of(("DCGM_FI_DEV_GPU_TEMP", gpu(0), 30)))
     assert page.layout.repeated == {1}
-    (slot,) = binding.gpus[0].fields["DCGM_FI_DEV_GPU_TEMP"]
+    (slot,) = gpus[0].fields["DCGM_FI_DEV_GPU_TEMP"]
     assert slot.position == 0
 
 
@@ -230,8 +230,8 @@ def test_a_page_without_dcgm_fields_is_an_error(body: str) -> None:
 def test_the_work_grows_with_the_number_of_gpus_alone() -> None:
     def work(gpus: int) -> int:
         body = page_of(*((name, gpu(index), 1) for name in TABLE.fields for index in range(gpus)))
-        layout = parse(body).layout
-        assert len(resolve_gpus(layout).gpus) == gpus
+        resolved_page, layout = parse(body).layout, parse(body).layout
+        assert len(resolve_gpus(resolved_page)) == gpus
         return calls(lambda: resolve_gpus(layout))
 
     assert work(8) < 10 * work(1)

@@ -27,7 +27,7 @@ def test_hopper_tells_everything_that_a_signal_wants() -> None:
     gpu.links, gpu.link_errors = 2, {(163, 0): 5, (163, 1): 6, (161, 1): 1}
     node = Node(gpu)
     taken = node.collect(times=2)
-    (gpu_fields,) = taken.gpus.gpus
+    (gpu_fields,) = taken.gpus
     assert (gpu_fields.key.uuid, gpu_fields.key.index, gpu_fields.key.model_name) == (
         "GPU-a",
         "0",
@@ -96,7 +96,7 @@ def test_memory_of_other_processes_is_known_where_the_driver_lists_them(
     gpu = hopper()
     gpu.processes, gpu.held_bytes = dict.fromkeys(held_bytes, -1), held_bytes
     taken = Node(gpu).collect()
-    values = told(taken, taken.gpus.gpus[0])
+    values = told(taken, taken.gpus[0])
     assert values.get("NVML_NEIGHBOUR_MEMORY_BYTES") == neighbours_bytes
 
 
@@ -106,13 +106,13 @@ def test_ampere_has_no_gpm_and_says_what_that_hides() -> None:
     first = node.collect()
     gpu.linked_kib += 15 * 1024
     taken = node.collect()
-    (gpu_fields,) = taken.gpus.gpus
+    (gpu_fields,) = taken.gpus
     values = told(taken, gpu_fields)
     assert not [name for name in values if name.startswith("PROF_") and "PCIE" not in name]
     assert values["PROF_PCIE_TX_BYTES"] == 1000 * 1024
     assert values["DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL"] == 12
     assert values["DEV_NVLINK_BANDWIDTH_TOTAL"] == 2 * 2**20, "MiB a second, sent and received"
-    assert "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL" not in first.gpus.gpus[0].fields
+    assert "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL" not in first.gpus[0].fields
     (note,) = taken.notes
     assert (note.uuid, note.lost) == ("GPU-b", False)
     assert f"{A100} has no GPM" in note.text
@@ -122,7 +122,7 @@ def test_ampere_has_no_gpm_and_says_what_that_hides() -> None:
 def test_the_first_reading_has_no_activity_and_the_layout_is_kept_after_the_second() -> None:
     node = Node(hopper())
     pages = [node.collect() for _ in range(3)]
-    active = ["DCGM_FI_PROF_DRAM_ACTIVE" in page.gpus.gpus[0].fields for page in pages]
+    active = ["DCGM_FI_PROF_DRAM_ACTIVE" in page.gpus[0].fields for page in pages]
     assert active == [False, True, True]
     assert pages[0].page.layout is not pages[1].page.layout
     assert pages[1].page.layout is pages[2].page.layout
@@ -134,7 +134,7 @@ def test_samples_closer_than_nvml_wants_are_not_compared() -> None:
     node.collect(times=2)
     node.now_s -= 14.95
     taken = node.collect()
-    assert "DCGM_FI_PROF_DRAM_ACTIVE" not in taken.gpus.gpus[0].fields
+    assert "DCGM_FI_PROF_DRAM_ACTIVE" not in taken.gpus[0].fields
 
 
 def test_an_older_driver_is_asked_by_older_functions() -> None:
@@ -147,7 +147,7 @@ def test_an_older_driver_is_asked_by_older_functions() -> None:
         "nvmlGpmQueryDeviceSupport",
     )
     taken = Node(hopper(), without=newer).collect(times=2)
-    values = told(taken, taken.gpus.gpus[0])
+    values = told(taken, taken.gpus[0])
     assert (values["DEV_GPU_TEMP"], values["DEV_CLOCKS_EVENT_REASONS"]) == (57, 8)
     assert values["DEV_FB_USED"] == 71 * GIB, "with what the driver keeps"
     assert "DEV_FB_RESERVED" not in values
@@ -160,7 +160,7 @@ def test_a_field_without_an_answer_is_unknown_and_stops_nothing(function: str, e
     gpu = hopper()
     gpu.refuses = {function: error}
     taken = Node(gpu).collect()
-    values = told(taken, taken.gpus.gpus[0])
+    values = told(taken, taken.gpus[0])
     gone = {"nvmlDeviceGetPowerUsage": "DEV_POWER_USAGE"}.get(function, "DEV_GPU_UTIL")
     assert gone not in values
     assert values["DEV_SM_CLOCK"] == 1.755e9
@@ -171,7 +171,7 @@ def test_minus_one_is_no_value() -> None:
     gpu = hopper()
     gpu.values |= {83: NO_VALUE, 94: 2**32 - 1}
     gpu.milliwatts = 2**32 - 1
-    values = told(taken := Node(gpu).collect(), taken.gpus.gpus[0])
+    values = told(taken := Node(gpu).collect(), taken.gpus[0])
     assert "DEV_TOTAL_ENERGY_CONSUMPTION" not in values
     assert "DEV_PCIE_REPLAY_COUNTER" not in values
     assert "DEV_POWER_USAGE" not in values
@@ -184,7 +184,7 @@ def test_gpm_that_is_denied_is_said_with_the_way_out() -> None:
     (note,) = taken.notes
     assert "may not read GPM" in note.text
     assert "root" in note.text
-    assert told(taken, taken.gpus.gpus[0])["PROF_PCIE_TX_BYTES"] == 1000 * 1024
+    assert told(taken, taken.gpus[0])["PROF_PCIE_TX_BYTES"] == 1000 * 1024
 
 
 # XIDs
@@ -195,7 +195,7 @@ def test_the_last_xid_of_each_gpu() -> None:
 
     def xids() -> list[float | None]:
         taken = node.collect()
-        return [told(taken, gpu)["DEV_XID_ERRORS"] for gpu in taken.gpus.gpus]
+        return [told(taken, gpu)["DEV_XID_ERRORS"] for gpu in taken.gpus]
 
     assert xids() == [0, 0]
     node.driver.xids = [(1, 31), (1, 79)]
@@ -220,7 +220,7 @@ def test_every_field_is_known_to_the_table_by_the_name_given() -> None:
     taken = node.collect(times=2)
     unknown = {series.name for series in taken.page.layout.series} - field_table().names.keys()
     assert not unknown
-    assert "DCGM_FI_DEV_RETIRED_DBE" in taken.gpus.gpus[0].fields
+    assert "DCGM_FI_DEV_RETIRED_DBE" in taken.gpus[0].fields
 
 
 def test_a_reading_makes_few_calls() -> None:

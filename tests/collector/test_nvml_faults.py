@@ -28,7 +28,7 @@ def test_mig_instances_have_their_memory_and_activity_and_the_board_the_rest() -
     gpu.instances = [FakeInstance("MIG-one", 3), FakeInstance("MIG-two", 5, used_bytes=2 * GIB)]
     node = Node(gpu, hopper("GPU-whole"))
     taken = node.collect(times=2)
-    board, first, two, whole = taken.gpus.gpus
+    board, first, two, whole = taken.gpus
     assert [
         (fields.key.uuid, fields.key.index, fields.key.mig) for fields in (board, first, two)
     ] == [
@@ -56,11 +56,11 @@ def test_an_instance_that_is_made_anew_is_compared_with_itself_only() -> None:
     held = node.driver.samples
     gpu.instances = [FakeInstance("MIG-new", 3)]
     taken = node.collect()
-    (instance,) = [fields for fields in taken.gpus.gpus if fields.key.mig]
+    (instance,) = [fields for fields in taken.gpus if fields.key.mig]
     assert instance.key.uuid == "MIG-new"
     assert "DCGM_FI_PROF_DRAM_ACTIVE" not in instance.fields
     assert node.driver.samples == held, "the old one's samples were given back"
-    assert "DCGM_FI_PROF_DRAM_ACTIVE" in node.collect().gpus.gpus[1].fields
+    assert "DCGM_FI_PROF_DRAM_ACTIVE" in node.collect().gpus[1].fields
 
 
 # What goes away
@@ -74,14 +74,14 @@ def test_a_lost_gpu_is_said_and_the_others_are_read(error: int, word: str) -> No
     node.collect()
     node.driver.gpus[1].error = error
     taken = node.collect()
-    assert [gpu.key.uuid for gpu in taken.gpus.gpus] == ["GPU-a"]
+    assert [gpu.key.uuid for gpu in taken.gpus] == ["GPU-a"]
     (note,) = taken.notes
     assert (note.uuid, note.index, note.lost) == ("GPU-b", "1", True)
     assert word in note.text
     assert "GPU 1 (GPU-b)" in note.text
     node.driver.gpus[1].error = 0
     node.driver.calls.clear()
-    again = node.collect().gpus.gpus
+    again = node.collect().gpus
     assert "nvmlDeviceGetHandleByIndex_v2" in node.driver.calls, "its old handle is not trusted"
     assert [gpu.key.uuid for gpu in again] == ["GPU-a", "GPU-b"], "after a reset it is there again"
     active = ["DCGM_FI_PROF_DRAM_ACTIVE" in gpu.fields for gpu in again]
@@ -138,7 +138,7 @@ def test_a_driver_that_cannot_be_used_says_why(error: int, words: str) -> None:
     failed = failure(node)
     assert (failed.kind, words in str(failed)) == ("driver", True)
     node.driver.error = 0
-    assert len(node.collect().gpus.gpus) == 1
+    assert len(node.collect().gpus) == 1
 
 
 @pytest.mark.parametrize("error", [DRIVER_NOT_LOADED, MISMATCH])
@@ -149,7 +149,7 @@ def test_a_driver_that_is_replaced_while_we_watch(error: int) -> None:
     assert failure(node).kind == "driver"
     node.driver.error = 0
     pages = [node.collect(), node.collect()]
-    active = ["DCGM_FI_PROF_DRAM_ACTIVE" in page.gpus.gpus[0].fields for page in pages]
+    active = ["DCGM_FI_PROF_DRAM_ACTIVE" in page.gpus[0].fields for page in pages]
     assert active == [False, True], "samples of the driver before are not compared with"
 
 
@@ -176,4 +176,4 @@ def test_closing_gives_everything_back_and_reading_starts_again() -> None:
     node.collector.close()
     assert (node.driver.samples, node.driver.running) == (0, 0)
     node.collector.close()
-    assert len(node.collect().gpus.gpus) == 2
+    assert len(node.collect().gpus) == 2

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.gpu.page import GpuNote
-from kneewatch.collector.names.dcgm_fields import GpuBinding
+from kneewatch.collector.names.dcgm_fields import Gpus
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.ranking import ranked
 from kneewatch.diagnose.deployment.deployment import Stated
@@ -46,7 +46,7 @@ LABEL_SETS = pytest.mark.parametrize(
 At = Mapping[str, float]
 
 
-def read(*pages: Mapping[str, At], choose: Callable[[GpuBinding], GpuChoice] = whole_page) -> (
+def read(*pages: Mapping[str, At], choose: Callable[[Gpus], GpuChoice] = whole_page) -> (
     GpuReading
 ):  # fmt: skip
     """What is read of pages 15 s apart, the energy counted on."""
@@ -360,8 +360,8 @@ def test_one_of_eight_is_found_by_its_peers(clock: float, *, throttled: bool) ->
     whose = [labels(at).replace("H100 80GB HBM3", "X1") for at in range(8)]
     page = {who: {"DEV_SM_CLOCK": clock if at == 5 else 1755.0} for at, who in enumerate(whose)}
 
-    def mine(binding: GpuBinding) -> GpuChoice:
-        return GpuChoice(binding.gpus, "by index")
+    def mine(gpus: Gpus) -> GpuChoice:
+        return GpuChoice(gpus, "by index")
 
     causes = causes_of(read(*[page] * 5, choose=mine))
     assert ("gpu_throttled" in causes) == throttled

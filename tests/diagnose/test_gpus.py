@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kneewatch.collector.gpu.page import GpuNote
-from kneewatch.collector.names.dcgm_fields import GpuBinding
+from kneewatch.collector.names.dcgm_fields import Gpus
 from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor, GpuReading
 from tests.collector.dcgm_pages import Pages, body, labels, node
 
@@ -126,8 +126,8 @@ def test_what_belongs_to_a_board_counts_once_for_all_its_instances() -> None:
 
 
 def test_notes_of_the_targets_gpus_come_first_and_those_of_others_not_at_all() -> None:
-    def first(binding: GpuBinding) -> GpuChoice:
-        return GpuChoice(binding.gpus[:1], "by index: GPU 0", names=frozenset({"0"}))
+    def first(gpus: Gpus) -> GpuChoice:
+        return GpuChoice(gpus[:1], "by index: GPU 0", names=frozenset({"0"}))
 
     notes = (
         GpuNote("GPU 1 is in MIG mode", index="1"),
@@ -147,7 +147,7 @@ def test_notes_of_the_targets_gpus_come_first_and_those_of_others_not_at_all() -
 
 
 def test_a_target_none_of_whose_gpus_are_there_has_no_signals() -> None:
-    def none(_binding: GpuBinding) -> GpuChoice:
+    def none(_gpus: Gpus) -> GpuChoice:
         return GpuChoice((), "", missing=("GPU 7 is not on the page",))
 
     reading = watched(GpuMonitor(window_s=60, choose=none), [node(2)])
