@@ -314,7 +314,7 @@ class Constant(Condition, Struct, frozen=True):
         return to.every(()) if side == self.value else to.some(())
 
 
-ALWAYS, NEVER = Constant(True), Constant(False)
+ALWAYS = Constant(True)
 
 
 class Leaf(Condition):

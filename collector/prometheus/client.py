@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from http import HTTPStatus
-from threading import Lock
 from typing import Any, TypeVar, cast
 
 import orjson
@@ -73,9 +72,7 @@ class TimedSession(requests.Session):
     `warnings` are those of this thread's newest response.
     """
 
-    def __init__(
-        self, address: Address, settings: FetchSettings, *, timeout_s: float, at_once: int
-    ) -> None:
+    def __init__(self, address: Address, settings: FetchSettings, *, timeout_s: float) -> None:
         super().__init__()
         self.trust_env = False  # a .netrc would replace the token, a proxy would see it
         self._address, self._settings, self._timeout_s = address, settings, timeout_s
@@ -88,11 +85,6 @@ class TimedSession(requests.Session):
             self.cert = (settings.client_cert_file, settings.client_key_file)
         elif settings.client_cert_file:
             self.cert = settings.client_cert_file
-        self._adapter = HTTPAdapter(pool_maxsize=at_once, max_retries=0)
-
-    def mount_own(self, url: str) -> None:
-        """Replace the client's adapter, which retries, by one that does not."""
-        self.mount(url, self._adapter)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -169,7 +161,10 @@ class TimedSession(requests.Session):
             raise not_prometheus_error(url, NOT_ITS_JSON)
         answer = cast("Document", document)
         if status == HTTPStatus.OK and answer.get("status") == "success":
-            return self._kept(answer)
+            self._told.warnings = warnings_of(answer)
+            answered = Answered()
+            answered.status_code, answered.document = status, answer
+            return answered
         if answer.get("errorType") == "timeout":
             raise slow_error(url, self._timeout_s, query)
         raise bad_status_error(
@@ -179,13 +174,6 @@ class TimedSession(requests.Session):
             query=query,
             after_s=_retry_after_s(response),
         )
-
-    def _kept(self, document: Document) -> Answered:
-        self._told.warnings = warnings_of(document)
-        answered = Answered()
-        answered.status_code = HTTPStatus.OK
-        answered.document = document
-        return answered
 
 
 def _retry_after_s(response: requests.Response) -> float:
@@ -225,7 +213,6 @@ class Pace:
         self._lock = threading.Lock()
         self._due_s = float("-inf")
         self.asked = 0
-        self.busy_s = 0.0
 
     @contextmanager
     def turn(self) -> Generator[None]:
@@ -234,12 +221,7 @@ class Pace:
             wait_s = self._reserve()
             if wait_s > 0:
                 self._sleep(wait_s)
-            started_s = self._clock()
-            try:
-                yield
-            finally:
-                with self._lock:
-                    self.busy_s += self._clock() - started_s
+            yield
 
     def _reserve(self) -> float:
         """Reserve the next query's start. Returns the seconds until then."""
@@ -310,12 +292,10 @@ class PrometheusSource:
         self.url = _base(address)
         self._settings, self._wall, self._sleep = settings, wall, sleep
         self.pace = pace or Pace(at_once=settings.at_once, per_s=settings.per_s)
-        self._counting = Lock()
+        self._counting = threading.Lock()
         self.asked = 0
         self.retried = 0
-        self._session = TimedSession(
-            address, settings.fetch, timeout_s=settings.query_timeout_s, at_once=settings.at_once
-        )
+        self._session = TimedSession(address, settings.fetch, timeout_s=settings.query_timeout_s)
         client: Any = PrometheusConnect
         self._client: Any = client(
             url=self.url,
@@ -324,7 +304,8 @@ class PrometheusSource:
             method="POST",
             retry=Retry(0),
         )
-        self._session.mount_own(self.url)
+        # Replaces the client's adapter, which retries.
+        self._session.mount(self.url, HTTPAdapter(pool_maxsize=settings.at_once, max_retries=0))
 
     def close(self) -> None:
         """Close the connections."""
