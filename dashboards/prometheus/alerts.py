@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import ARRIVALS, within_ttft
-from kneewatch.dashboards.prometheus.recording_rules import FOUND, derived, inexpressible
+from kneewatch.dashboards.prometheus.recording_rules import Recorded
 from kneewatch.dashboards.prometheus.rule_group import (
     CAUSE,
     CAUSE_SEVERITY,
@@ -42,9 +42,7 @@ SEEN_ELSEWHERE = {"lora_max": "lora_requests_info"}
 
 def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
     """Rules that PromQL can evaluate, and the others with the first signal that they lack."""
-    recorded_keys = {s.key for s in plan.signals()} - {s.key for s in inexpressible(plan)}
-    recorded_keys |= set(derived(plan)) | {STAGE} | set(SEEN_ELSEWHERE)
-    recorded_keys |= set(FOUND) if plan.gpu_join else set()
+    recorded_keys = Recorded(plan).keys | SEEN_ELSEWHERE.keys()
     can: list[Rule] = []
     cannot: list[tuple[Rule, str]] = []
     for rule in plan.rules():
@@ -324,15 +322,16 @@ def stage_group(plan: Plan) -> Group:
     There is one alert for each stage above 0 and each severity that it can have; a pool fires at
     most one of them.
     """
-    alerts: list[Alert] = []
-    for number_, severities in (
-        (1, (Severity.INFO,)),
-        (2, (Severity.INFO, Severity.WARNING, Severity.CRITICAL)),
-        (3, (Severity.WARNING, Severity.CRITICAL)),
-        (4, (Severity.CRITICAL,)),
-    ):
-        for severity in severities:
-            alerts.append(_stage(plan, number_, severity))
+    alerts = [
+        _stage(plan, number_, severity)
+        for number_, severities in (
+            (1, (Severity.INFO,)),
+            (2, (Severity.INFO, Severity.WARNING, Severity.CRITICAL)),
+            (3, (Severity.WARNING, Severity.CRITICAL)),
+            (4, (Severity.CRITICAL,)),
+        )
+        for severity in severities
+    ]
     return Group("kneewatch-stages", (Record(POOL_STAGE, _pool_stage(plan)), *alerts))
 
 

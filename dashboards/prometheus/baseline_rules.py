@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from kneewatch.dashboards.prometheus.rule_group import CONFIDENCE, FINDING, Group, Plan, Record
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM
 from kneewatch.diagnose.causes.ranking import CAUSES
@@ -139,10 +137,10 @@ def slow_series(plan: Plan, slow: SlowQuantity) -> dict[str, str]:
     level, growth = recorded(slow.level), recorded(slow.growth)
     span, whole = duration(slow.span_s), duration(STEPS * slow.span_s)
     seen = f"and ({level} offset {whole})"
-    source = _SOURCES.get(slow.signal)
     signal = recorded(slow.signal)
-    exprs = {} if source is None else {slow.signal: source(plan)}
-    return exprs | {
+    unrecorded = {WORK.signal: _work(), HOST_MEMORY.signal: _host_memory(plan)}
+    source = unrecorded.get(slow.signal)
+    return ({slow.signal: source} if source else {}) | {
         slow.level: f"{slow.fold}_over_time({signal}[{span}])",
         slow.growth: f"(deriv({level}[{whole}]) * {number(STEPS * slow.span_s)}) {seen}",
         slow.before: f"avg_over_time({level}[{whole}]) - {growth} / 2",
@@ -151,9 +149,8 @@ def slow_series(plan: Plan, slow: SlowQuantity) -> dict[str, str]:
     }
 
 
-def _work(plan: Plan) -> str:
+def _work() -> str:
     """Tokens of the running requests; 0 where none runs, because the lengths are unknown then."""
-    del plan
     running = recorded("running_avg")
     lengths = f"({recorded('prompt_tokens_mean')} + {recorded('output_tokens_mean')})"
     return f"({running} == 0) or ({running} * {lengths})"
@@ -164,13 +161,6 @@ def _host_memory(plan: Plan) -> str:
     selector = f"{{{plan.selector}}}" if plan.selector else ""
     resident = f"max by ({plan.process}) (process_resident_memory_bytes{selector})"
     return f"({EVERYWHERE} * 0 + 1) * on ({plan.process}) group_left () {resident}"
-
-
-_SOURCES: Mapping[str, Callable[[Plan], str]] = {
-    WORK.signal: _work,
-    HOST_MEMORY.signal: _host_memory,
-}
-"""Slow quantities that are not recorded signals."""
 
 
 FAMILY_SERIES = ("disturbed", "sampled")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kneewatch.dashboards.prometheus.cause_query import CauseQuery, Spelled, scored
 from kneewatch.dashboards.prometheus.gpu_clock_rules import (
     RATIO,
@@ -61,6 +63,8 @@ def joined_group(plan: Plan) -> Group:
     used, free = recorded(USED), recorded(FREE)
     sure = f"max by ({BOARD}) ({THROTTLED})"
     own = f"{BOARD}, {INSTANCE}"
+    odds = f"sum by ({BOARD}) ({_by_severity(WEIGHTS)})"
+    worst = f"max by ({BOARD}) ({_by_severity({rank: int(rank) for rank in WEIGHTS})})"
     return Group(
         "kneewatch-engine-gpus",
         (
@@ -77,8 +81,8 @@ def joined_group(plan: Plan) -> Group:
             Record(THROTTLED_ODDS, _engine(plan, "max", f"ln({sure} / (1 - {sure}))")),
             Record(CLOCK_RATIO, _engine(plan, "min", f"{RATIO} and on ({BOARD}) {THROTTLED}")),
             Record(UNWANTED, _engine(plan, "max", f"{sure} unless {WANTED}")),
-            Record(FAULT_ODDS, _engine(plan, "max", f"sum by ({BOARD}) ({_weights()})")),
-            Record(FAULT_SEVERITY, _engine(plan, "max", f"max by ({BOARD}) ({_severities()})")),
+            Record(FAULT_ODDS, _engine(plan, "max", odds)),
+            Record(FAULT_SEVERITY, _engine(plan, "max", worst)),
             Record(
                 FAULT_AT_WORK,
                 _engine(plan, "max", f'count by ({BOARD}) ({AILMENT}{{at_work="true"}})'),
@@ -109,16 +113,11 @@ def _engine(plan: Plan, fold: str, expr: str, by: str = BOARD) -> str:
     return f"({recorded('running')} * 0 + on ({mine}) group_left () {folded})"
 
 
-def _weights() -> str:
+def _by_severity(values: Mapping[Severity, float]) -> str:
+    """Each fault in force, with the value of its severity."""
     return " or ".join(
-        f'({AILMENT}{{severity="{severity.word}"}} * 0 + {number(weight)})'
-        for severity, weight in WEIGHTS.items()
-    )
-
-
-def _severities() -> str:
-    return " or ".join(
-        f'({AILMENT}{{severity="{severity.word}"}} * 0 + {int(severity)})' for severity in WEIGHTS
+        f'({AILMENT}{{severity="{severity.word}"}} * 0 + {number(value)})'
+        for severity, value in values.items()
     )
 
 

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import NamedTuple
 
-from kneewatch.dashboards.prometheus.alerts import dashboard_annotation, runbook_annotation
 from kneewatch.dashboards.prometheus.cause_query import Spelled, confidence, scored
 from kneewatch.dashboards.prometheus.gpu_series import (
     BOARD,
-    NAME,
-    USED_BY,
     WHERE,
-    of_owner,
+    gpu_alert,
     series_of,
 )
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
@@ -31,8 +28,6 @@ from kneewatch.diagnose.causes.gpu_clocks import (
     THROTTLED_FROM,
     ThrottledGpu,
 )
-from kneewatch.diagnose.causes.record import CLEAR_S, ONSET_S
-from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.gpu import GpuState
 from kneewatch.rules.facts import number
 from kneewatch.rules.rule import Severity
@@ -101,26 +96,17 @@ def clock_alerts(plan: Plan) -> tuple[Alert, ...]:
 
 
 def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> Alert:
-    return Alert(
-        name="KneewatchGpuThrottled",
-        expr=of_owner(expr),
-        for_s=ONSET_S * plan.scale,
-        keep_s=CLEAR_S * plan.scale,
-        labels={
-            "severity": severity.word,
-            "kneewatch": "gpu",
-            "cause": "gpu_throttled",
-            "reason": reason.id,
-        },
-        annotations={
-            "summary": f"{NAME} of {WHERE}{USED_BY} is throttled {reason.text} under load",
-            "description": "gpu_throttled with confidence {{ $value | humanizePercentage }}. "
-            f"Clocks and throttled time are the series {series_of('')}*.",
-            "action": f"On {WHERE} {reason.action}.",
-        }
-        | runbook_annotation(cause_page(plan.runbooks, "gpu_throttled"))
-        | dashboard_annotation(plan, "kneewatch-gpus", node="Hostname"),
-        by=f"{BOARD}, reason",
+    return gpu_alert(
+        plan,
+        "gpu_throttled",
+        severity,
+        ("reason", reason.id),
+        expr,
+        summary=f" is throttled {reason.text} under load",
+        description="gpu_throttled with confidence {{ $value | humanizePercentage }}. "
+        f"Clocks and throttled time are the series {series_of('')}*.",
+        action=f"On {WHERE} {reason.action}.",
+        by="reason",
     )
 
 

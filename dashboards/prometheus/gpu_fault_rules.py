@@ -6,21 +6,16 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from kneewatch.dashboards.prometheus.alerts import dashboard_annotation, runbook_annotation
 from kneewatch.dashboards.prometheus.gpu_series import (
     BOARD,
     CLOCK,
-    NAME,
-    USED_BY,
     WHERE,
-    of_owner,
+    gpu_alert,
     raw,
     series_of,
 )
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
 from kneewatch.diagnose.causes.gpu_faults import LINK_ERRORS_PER_S, PCIE_REPLAYS_PER_S, WORKS_AGAIN
-from kneewatch.diagnose.causes.record import CLEAR_S, ONSET_S
-from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.gpu import (
     DRAINED,
     ENERGY,
@@ -193,26 +188,17 @@ def _by_field() -> tuple[GpuFault, ...]:
 
 
 def _fault_alert(plan: Plan, fault: GpuFault) -> Alert:
-    return Alert(
-        name="KneewatchGpuFault",
-        expr=of_owner(f'{AILMENT}{{ailment="{fault.id}"}}'),
-        for_s=ONSET_S * plan.scale,
-        keep_s=CLEAR_S * plan.scale,
-        labels={
-            "severity": fault.severity.word,
-            "kneewatch": "gpu",
-            "cause": "gpu_fault",
-            "ailment": fault.id,
-        },
-        annotations={
-            "summary": f"{NAME} of {WHERE}{USED_BY}: {fault.what}",
-            "description": "A hardware error, not a problem of the KV cache or the batch "
-            f"({fault.id}: {{{{ $value | humanize }}}}).",
-            "action": f"Drain {WHERE}: {fault.action}." if fault.action else WORKS_AGAIN,
-        }
-        | runbook_annotation(cause_page(plan.runbooks, "gpu_fault"))
-        | dashboard_annotation(plan, "kneewatch-gpus", node="Hostname"),
-        by=f"{BOARD}, xid, ailment",
+    return gpu_alert(
+        plan,
+        "gpu_fault",
+        fault.severity,
+        ("ailment", fault.id),
+        f'{AILMENT}{{ailment="{fault.id}"}}',
+        summary=f": {fault.what}",
+        description="A hardware error, not a problem of the KV cache or the batch "
+        f"({fault.id}: {{{{ $value | humanize }}}}).",
+        action=f"Drain {WHERE}: {fault.action}." if fault.action else WORKS_AGAIN,
+        by="xid, ailment",
     )
 
 

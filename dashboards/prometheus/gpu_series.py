@@ -8,14 +8,17 @@ recorded of a board has its labels only: a GPU that pods share is on a page once
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 
 from kneewatch.collector.names.dcgm_fields import Field, field_table
 from kneewatch.collector.signals.expr import BitShare, Dialect
 from kneewatch.collector.signals.gpu import DEV, PROF, health_signals
-from kneewatch.dashboards.prometheus.rule_group import Plan, Record
+from kneewatch.dashboards.prometheus.alerts import dashboard_annotation, runbook_annotation
+from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
+from kneewatch.diagnose.causes.record import CLEAR_S, ONSET_S
+from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.gpu import ENERGY, LOADS, OF_AN_INSTANCE, POWER, XID
 from kneewatch.rules.facts import PREFIX, duration, number, recorded
+from kneewatch.rules.rule import Severity
 
 GPU_LABELS = ("cluster", "Hostname", "hostname", "gpu", "UUID", "modelName")
 """Labels that identify a board, and its model; exporters write Hostname or hostname."""
@@ -65,7 +68,8 @@ def gpu_records(plan: Plan) -> tuple[Record, ...]:
     queries = {key: query for key, query in compiled.items() if query is not None}
     shares = {key: expr for key, expr in signals.items() if isinstance(expr, BitShare)}
     masks = [expr.metric for expr in signals.values() if isinstance(expr, BitShare)]
-    fields = dict.fromkeys((*_fields(queries.values()), *masks, *SHOWN))
+    read = re.findall(rf"{PREFIX}(DCGM_\w+)", " ".join(queries.values()))
+    fields = dict.fromkeys((*read, *masks, *SHOWN))
     window = duration(plan.range_s)
     return (
         *(Record(recorded(name), _cleaned(plan, name)) for name in fields),
@@ -103,6 +107,38 @@ def owner_record(plan: Plan) -> Record:
     return Record(OWNER, f"({now}) or ({lately} unless on ({BOARD}) ({now}))")
 
 
+def gpu_alert(
+    plan: Plan,
+    cause: str,
+    severity: Severity,
+    kind: tuple[str, str],
+    expr: str,
+    *,
+    summary: str,
+    description: str,
+    action: str,
+    by: str,
+) -> Alert:
+    """An alert about a GPU. `kind` is the label that tells a cause's alerts apart, and its value;
+    `summary` follows the GPU's name, its node and pod; `by` are labels beside the GPU's."""
+    name, value = kind
+    return Alert(
+        name="Kneewatch" + "".join(part.capitalize() for part in cause.split("_")),
+        expr=of_owner(expr),
+        for_s=ONSET_S * plan.scale,
+        keep_s=CLEAR_S * plan.scale,
+        labels={"severity": severity.word, "kneewatch": "gpu", "cause": cause, name: value},
+        annotations={
+            "summary": f"{NAME} of {WHERE}{USED_BY}{summary}",
+            "description": description,
+            "action": action,
+        }
+        | runbook_annotation(cause_page(plan.runbooks, cause))
+        | dashboard_annotation(plan, "kneewatch-gpus", node="Hostname"),
+        by=f"{BOARD}, {by}",
+    )
+
+
 def of_owner(expr: str) -> str:
     """An expression about boards, with the labels of the pod that uses each."""
     named = f"({expr}) * on ({BOARD}) group_left (namespace, pod) ({OWNER} * 0 + 1)"
@@ -120,11 +156,6 @@ def spellings(name: str) -> list[tuple[str, float]]:
     names = [(n.rank, text, n.scale) for text, n in field_table().names.items()
              if n.field.name == name]  # fmt: skip
     return [(text, scale) for _, text, scale in sorted(names)]
-
-
-def _fields(queries: Iterable[str]) -> Iterator[str]:
-    for query in queries:
-        yield from re.findall(rf"{PREFIX}(DCGM_\w+)", query)
 
 
 def _bit(key: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 
@@ -33,20 +33,29 @@ BLANK = ("DEV_XID_ERRORS", "DEV_PCIE_REPLAY_COUNTER", "DEV_ROW_REMAP_FAILURE", "
 WELL, LOST, HOT = "GPUs that are well", "a GPU falls off the bus", "heat holds a GPU down"
 
 Series = Mapping[str, str]
+Fires = frozenset[tuple[str, str]]
+"""Alerts that fire: (alert name, severity) pairs."""
+
+NOTHING: Fires = frozenset()
 
 
-class GpuScenario(NamedTuple):
-    """A server's GPUs and the alerts that must fire. Each GPU has its own node, named after the
-    scenario and the GPU's state."""
+class Scenario(Struct, frozen=True):
+    """Series by metric and labels, and the alerts that fire after WINDOWS windows. Names of servers
+    and nodes begin with the scenario's name, for all scenarios run in one test.
+
+    Nothing but `fires` may fire from `severity` warning on.
+    """
 
     name: str
     series: Series
-    fires: frozenset[tuple[str, str]] = frozenset()
+    fires: Fires = NOTHING
 
 
-def gpu_scenarios(plan: Plan, steps: int) -> tuple[GpuScenario, ...]:
-    """GPUs of a serving server, over `steps` scrapes."""
-    half, scrape_s = steps // 2, plan.scrape_s
+def _with_gpus(plan: Plan) -> Iterator[Scenario]:
+    """A serving server and its GPUs. Each GPU has its own node, named after the scenario and the
+    GPU's state."""
+    steps, scrape_s = round(WINDOWS * plan.range_s / plan.scrape_s), plan.scrape_s
+    half = steps // 2
 
     def level(value: float) -> str:
         return f"{number(value)}x{steps}"
@@ -78,14 +87,15 @@ def gpu_scenarios(plan: Plan, steps: int) -> tuple[GpuScenario, ...]:
     lost = gpu(of=LOST, DEV_XID_ERRORS=f"0x{half} 79x{half}", **gone)
     held_ns = f"0+{number(0.4e9 * scrape_s)}x{steps}"
     hot = gpu(of=HOT, DEV_SM_CLOCK=level(990), DEV_THERMAL_VIOLATION=held_ns)
-    return (
-        GpuScenario(WELL, harmless),
-        GpuScenario(LOST, lost, _fires(plan, "Fault", "critical")),
-        GpuScenario(HOT, hot, _fires(plan, "Throttled", "warning")),
-    )
+    for name, gpus, fires in (
+        (WELL, harmless, NOTHING),
+        (LOST, lost, _of_gpu(plan, "Fault", "critical")),
+        (HOT, hot, _of_gpu(plan, "Throttled", "warning")),
+    ):
+        yield Scenario(name, {**Server(plan, name).busy(running=8), **gpus}, fires)
 
 
-def _fires(plan: Plan, cause: str, severity: str) -> frozenset[tuple[str, str]]:
+def _of_gpu(plan: Plan, cause: str, severity: str) -> Fires:
     """The alert for the GPU, and with `gpu_join` that for its engine."""
     names = [f"KneewatchGpu{cause}", *([f"KneewatchCauseGpu{cause}"] if plan.gpu_join else [])]
     return frozenset((name, severity) for name in names)
@@ -103,24 +113,24 @@ class Server:
     serves a model of its own name, and so has no peers."""
 
     def __init__(self, plan: Plan, name: str, *, model: str = "") -> None:
-        self._plan = plan
+        self._plan, self._name = plan, name
         self._process = {"instance": name, "job": "vllm"}
         for label, _ in plan.gpu_join:
             self._process[label] = (model or name) if label in POOL_LABELS else name
         self._engine = self._process | {"model_name": model or name, "engine": "0"}
         self.steps = round(WINDOWS * plan.range_s / plan.scrape_s)
 
+    def scenario(self, series: Series, *fires: tuple[str, str]) -> Scenario:
+        """The scenario of this server's name: its series, and the alerts that they must fire."""
+        return Scenario(self._name, series, frozenset(fires))
+
     def level(self, value: float) -> str:
         """A constant gauge."""
         return f"{number(value)}x{self.steps}"
 
     def rate(self, per_s: float) -> str:
-        """A counter that grows."""
+        """A counter or gauge that grows."""
         return f"0+{number(per_s * self._plan.scrape_s)}x{self.steps}"
-
-    def ramp(self, per_s: float) -> str:
-        """A gauge that grows."""
-        return self.rate(per_s)
 
     def named(self, metric: str, *labels: str) -> str:
         """A series of the engine."""
@@ -201,20 +211,6 @@ STATED = "BREAKER|TTFT-P.*|ITL-P.*|BENCH-.*"
 FEW = 4
 """Steps after which a server's metrics end, in scenarios whose alert has a long `for`."""
 
-NOTHING: frozenset[tuple[str, str]] = frozenset()
-
-
-class Scenario(Struct, frozen=True):
-    """Series by metric and labels, and the alerts that fire after WINDOWS windows. Names of servers
-    and nodes begin with the scenario's name, for all scenarios run in one test.
-
-    `fires` holds (alert name, severity) pairs; nothing else may fire from `severity` warning on.
-    """
-
-    name: str
-    series: Mapping[str, str]
-    fires: frozenset[tuple[str, str]] = NOTHING
-
 
 def scenarios(plan: Plan) -> tuple[Scenario, ...]:
     """All scenarios: problems, and situations that only look like one."""
@@ -222,78 +218,57 @@ def scenarios(plan: Plan) -> tuple[Scenario, ...]:
 
 
 def _calm(plan: Plan) -> Iterator[Scenario]:
-    name = "a server that serves"
-    yield Scenario(name, Server(plan, name).busy(running=8))
-    name = "an idle server"
-    yield Scenario(
-        name, Server(plan, name).busy(running=0, usage=0, served_per_s=0, tokens_per_s=0)
-    )
-    name = "a full cache without harm"
-    yield Scenario(name, Server(plan, name).busy(running=16, usage=0.97))
-    name = "counters that begin anew"
-    server = Server(plan, name)
+    server = Server(plan, "a server that serves")
+    yield server.scenario(server.busy(running=8))
+    server = Server(plan, "an idle server")
+    yield server.scenario(server.busy(running=0, usage=0, served_per_s=0, tokens_per_s=0))
+    server = Server(plan, "a full cache without harm")
+    yield server.scenario(server.busy(running=16, usage=0.97))
+    server = Server(plan, "counters that begin anew")
     half, step = server.steps // 2, number(4 * plan.scrape_s)
     reset = {
         server.named("generation_tokens_total"): f"5000+{step}x{half} 0+{step}x{half}",
         server.named("num_preemptions_total"): f"9x{half} 0x{half}",
     }
-    yield Scenario(name, server.busy(running=8) | reset)
-    name = "started anew and not used yet"
-    server = Server(plan, name)
+    yield server.scenario(server.busy(running=8) | reset)
+    server = Server(plan, "started anew and not used yet")
     tokens = (server.named(f"{kind}_tokens_total") for kind in ("prompt", "generation"))
     fresh = dict.fromkeys(tokens, f"5000x{FEW} 0x{server.steps - FEW}")
-    yield Scenario(name, _gone(server, until=FEW) | fresh | {server.up: server.level(1)})
+    yield server.scenario(_gone(server, until=FEW) | fresh | {server.up: server.level(1)})
 
 
 def _troubled(plan: Plan) -> Iterator[Scenario]:
-    name = "running requests are preempted and queue"
-    server = Server(plan, name)
+    server = Server(plan, "running requests are preempted and queue")
     critical = plan.thresholds.get("KV-EVICT", {}).get("critical", EVICT_CRITICAL_PER_S)
     evicting = server.busy(
         running=16, usage=0.99, preempted_per_s=1.25 * 16 * critical, waiting=server.level(30)
     )
-    yield Scenario(name, evicting, frozenset({("KneewatchCauseKvPressure", "critical")}))
-    name = "more requests arrive than are served"
-    server = Server(plan, name)
-    growing = server.busy(running=16, waiting=server.ramp(0.11))
-    yield Scenario(name, growing, frozenset({("KneewatchCauseAdmissionLimit", "warning")}))
-    name = "no token comes out"
-    stalled = Server(plan, name).busy(running=8, served_per_s=0.0, tokens_per_s=0.0)
-    yield Scenario(name, stalled, frozenset({("KneewatchCauseEngineStalled", "critical")}))
-    name = "KV blocks that no request holds"
-    leaking = Server(plan, name).busy(running=0, served_per_s=0.0, tokens_per_s=0.0)
-    yield Scenario(name, leaking, frozenset({("KneewatchCauseKvLeak", "warning")}))
-    yield _poor_speculation(plan)
-    yield _without_answer(plan)
-    yield _without_metrics(plan)
-
-
-def _poor_speculation(plan: Plan) -> Scenario:
-    name = "a speculation that does not pay"
-    server = Server(plan, name)
+    yield server.scenario(evicting, ("KneewatchCauseKvPressure", "critical"))
+    server = Server(plan, "more requests arrive than are served")
+    growing = server.busy(running=16, waiting=server.rate(0.11))
+    yield server.scenario(growing, ("KneewatchCauseAdmissionLimit", "warning"))
+    server = Server(plan, "no token comes out")
+    stalled = server.busy(running=8, served_per_s=0.0, tokens_per_s=0.0)
+    yield server.scenario(stalled, ("KneewatchCauseEngineStalled", "critical"))
+    server = Server(plan, "KV blocks that no request holds")
+    leaking = server.busy(running=0, served_per_s=0.0, tokens_per_s=0.0)
+    yield server.scenario(leaking, ("KneewatchCauseKvLeak", "warning"))
+    server = Server(plan, "a speculation that does not pay")
     drafts = {"drafts": 50.0, "draft_tokens": 150.0, "accepted_tokens": 10.0}
     counted = {
         server.named(f"spec_decode_num_{part}_total"): server.rate(per_s)
         for part, per_s in drafts.items()
     }
-    fires = frozenset({("KneewatchCauseSpecDecodePoor", "warning")})
-    return Scenario(name, server.busy(running=8) | counted, fires)
-
-
-def _without_answer(plan: Plan) -> Scenario:
-    name = "a server that does not answer"
-    server = Server(plan, name)
+    poor = ("KneewatchCauseSpecDecodePoor", "warning")
+    yield server.scenario(server.busy(running=8) | counted, poor)
+    server = Server(plan, "a server that does not answer")
     half = server.steps // 2
     down = {server.up: f"1x{half} 0x{half}"}
-    fires = frozenset({("KneewatchTargetDown", "critical")})
-    return Scenario(name, _gone(server, until=half) | down, fires)
-
-
-def _without_metrics(plan: Plan) -> Scenario:
-    name = "a page that has lost vLLM's metrics"
-    server = Server(plan, name)
-    fires = frozenset({("KneewatchMetricsVanished", "warning")})
-    return Scenario(name, _gone(server, until=FEW) | {server.up: server.level(1)}, fires)
+    yield server.scenario(_gone(server, until=half) | down, ("KneewatchTargetDown", "critical"))
+    server = Server(plan, "a page that has lost vLLM's metrics")
+    answers = {server.up: server.level(1)}
+    vanished = ("KneewatchMetricsVanished", "warning")
+    yield server.scenario(_gone(server, until=FEW) | answers, vanished)
 
 
 def _gone(server: Server, *, until: int) -> dict[str, str]:
@@ -316,11 +291,6 @@ def _with_peers(plan: Plan) -> Iterator[Scenario]:
             server = Server(plan, f"{name}, {at}", model=name)
             series |= server.busy(running=8, itl_s=itl_s)
         yield Scenario(name, series, fires)
-
-
-def _with_gpus(plan: Plan) -> Iterator[Scenario]:
-    for name, gpus, fires in gpu_scenarios(plan, round(WINDOWS * plan.range_s / plan.scrape_s)):
-        yield Scenario(name, {**Server(plan, name).busy(running=8), **gpus}, fires)
 
 
 def promtool_files(plan: Plan) -> dict[str, str]:

@@ -264,14 +264,16 @@ def _signal(plan: Plan, key: str) -> Signal:
 
 def stage_group(plan: Plan) -> Group:
     """Evidence, stage and severity, a series each."""
+    to, none = ToPromQL(Recorded(plan)), f"{recorded('kv_usage_ratio')} * 0"
+    stages = [f"(({when.compile(to).vector}) * 0 + {stage})" for stage, when in EVIDENCE]
     return Group(
         "kneewatch-cascade",
         (
             Record(recorded("in_flight_avg"), _sum("running_avg", "waiting_avg")),
             Record(recorded("work_fallen"), _work_fallen(plan)),
-            Record(recorded("cascade_evidence"), _evidence(plan)),
+            Record(recorded("cascade_evidence"), f"{' or '.join(stages)} or ({none})"),
             Record(recorded("cascade_stage"), _held(plan, "cascade_evidence")),
-            Record(recorded("cascade_severity_evidence"), _severity(plan)),
+            Record(recorded("cascade_severity_evidence"), _severity(plan, to)),
             Record(
                 recorded("cascade_severity"),
                 f"(({_held(plan, 'cascade_severity_evidence')}) and"
@@ -279,13 +281,6 @@ def stage_group(plan: Plan) -> Group:
             ),
         ),
     )
-
-
-def _evidence(plan: Plan) -> str:
-    """The stage that the evidence of this moment shows: the conditions of rules/cascade.py."""
-    to = ToPromQL(Recorded(plan))
-    stages = [f"(({when.compile(to).vector}) * 0 + {stage})" for stage, when in EVIDENCE]
-    return f"{' or '.join(stages)} or ({recorded('kv_usage_ratio')} * 0)"
 
 
 def _work_fallen(plan: Plan) -> str:
@@ -301,9 +296,8 @@ def _work_fallen(plan: Plan) -> str:
     return f"min_over_time(({fallen})[{duration(half)}:{duration(plan.interval_s)}])"
 
 
-def _severity(plan: Plan) -> str:
+def _severity(plan: Plan, to: ToPromQL) -> str:
     """0 ok, 1 info, 2 warning, 3 critical, before the hold."""
-    to = ToPromQL(Recorded(plan))
     evicting = next(rule for rule in plan.rules() if rule.id == "KV-EVICT")
     levels = [
         f"(({when.compile(to).vector or recorded('cascade_stage')}) * 0 + {int(severity)})"

@@ -68,7 +68,7 @@ def servers(plan: Plan) -> dict[str, str]:
     troubled = {
         "healthy": healthy["healthy"],
         "stuck": stuck.busy(running=26, usage=0.6, served_per_s=0.0, tokens_per_s=0.0),
-        "overloaded": over.busy(running=16, usage=0.85, waiting=over.ramp(0.25)),
+        "overloaded": over.busy(running=16, usage=0.85, waiting=over.rate(0.25)),
         "cascade": cascade.busy(
             running=16, usage=0.99, preempted_per_s=5.0, waiting=cascade.level(30)
         ),
