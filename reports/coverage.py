@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from kneewatch.collector.signals.gpu import GPU_SIGNALS, RECOMMENDED
 from kneewatch.collector.signals.signal import Signal
@@ -103,9 +102,7 @@ def _rules(diagnosis: Diagnosis) -> list[str]:
             continue
         if FOLLOWS.get(finding.rule.signal) not in absent:
             reasons.setdefault(finding.note or "no value", []).append(finding.rule.id)
-    return [f"{_names(rules)}: {why}" for why, rules in reasons.items()]
-
-
-def _names(rules: Iterable[str]) -> str:
-    names = list(rules)
-    return f"rule{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    return [
+        f"rule{'s' if len(rules) > 1 else ''} {', '.join(rules)}: {why}"
+        for why, rules in reasons.items()
+    ]

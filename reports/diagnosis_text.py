@@ -394,7 +394,10 @@ def _markdown(diagnosis: Diagnosis, docs_url: str, *, footers: bool) -> str:
     findings = notable(diagnosis, "warning", "critical") + notable(diagnosis, "info")
     if findings:
         lines += ["", "### Also out of bounds", ""]
-        lines += [_also(finding, diagnosis) for finding in findings]
+    for finding in findings:
+        advised = "" if finding.clearing else f" {finding.rule.advice}"
+        words = escaped(finding_words(finding, diagnosis))
+        lines.append(f"- {words}; {finding.state}.{advised}")
     if not footers:
         return "\n".join(lines)
     basis = latency_basis(diagnosis)
@@ -404,11 +407,6 @@ def _markdown(diagnosis: Diagnosis, docs_url: str, *, footers: bool) -> str:
     if unknown := gaps(diagnosis):
         lines += ["", "Could not be judged:", "", *(f"- {escaped(line)}" for line in unknown)]
     return "\n".join(lines)
-
-
-def _also(finding: Finding, diagnosis: Diagnosis) -> str:
-    advised = "" if finding.clearing else f" {finding.rule.advice}"
-    return f"- {escaped(finding_words(finding, diagnosis))}; {finding.state}.{advised}"
 
 
 def _markdown_cause(place: int, cause: Cause, diagnosis: Diagnosis, docs_url: str) -> list[str]:

@@ -80,7 +80,9 @@ class Timeline:
             key = _key(diagnosis)
             self.last[key] = diagnosis
             verdict, before = _verdict(diagnosis), self._verdicts.get(key)
-            if verdict != before and not (before is None and _too_early(diagnosis)):
+            # A first scrape has no rates to judge yet: noise in a timeline.
+            is_first = before is None and diagnosis.health == "unknown" and diagnosis.was_read
+            if verdict != before and not is_first:
                 self._verdicts[key] = verdict
                 lines += self._day_line(diagnosis)
                 lines += self._lines(diagnosis)
@@ -163,11 +165,6 @@ def _key(diagnosis: Diagnosis) -> EngineKey:
 def _verdict(diagnosis: Diagnosis) -> Verdict:
     stage = diagnosis.stage.number if diagnosis.stage else None
     return diagnosis.health, stage, tuple(cause.id for cause in diagnosis.causes)
-
-
-def _too_early(diagnosis: Diagnosis) -> bool:
-    """Whether this is a first scrape, which has no rates to judge yet: noise in a timeline."""
-    return diagnosis.health == "unknown" and diagnosis.was_read
 
 
 def _badness(diagnosis: Diagnosis) -> tuple[float, ...]:

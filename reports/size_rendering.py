@@ -149,6 +149,7 @@ def _performance(answer: Size) -> dict[str, Any]:
              "batch_at_ridge")
         )  # fmt: skip
     bound = answer.intensity
+    batch = None if bound is None else bound.batch_at_ridge
     return {
         "prefill_tokens_per_s": round(performance.prefill_tokens_per_s * engines, 1),
         "decode_tokens_per_s": round(performance.decode_tokens_per_s * engines, 1),
@@ -159,11 +160,7 @@ def _performance(answer: Size) -> dict[str, Any]:
         "binding": performance.binding,
         "ridge_flop_per_byte": None if bound is None else round(bound.ridge_flop_per_byte, 2),
         "decode_flop_per_byte": None if bound is None else round(bound.decode_flop_per_byte, 3),
-        "batch_at_ridge": (
-            None
-            if bound is None or bound.batch_at_ridge is None
-            else round(bound.batch_at_ridge, 1)
-        ),
+        "batch_at_ridge": None if batch is None else round(batch, 1),
     }
 
 
@@ -229,7 +226,8 @@ def operating_point_lines(operating_point: OperatingPoint) -> list[str]:
         bound = " or more" if operating_point.is_lower_bound else ""
         first = (
             f"Benchmark: C_max {figure(best.concurrency)}{bound} in flight, "
-            f"{figure(best.requests_per_s)} requests/s usable, {_latencies(best)}"
+            f"{figure(best.requests_per_s)} requests/s usable, "
+            f"TTFT P99 {seconds(best.ttft_p99_s)}, ITL P99 {seconds(best.itl_p99_s)}"
         )
     lines = [first, *[f"  limit: {missed}" for missed in operating_point.missed]]
     knee = operating_point.knee
@@ -238,10 +236,6 @@ def operating_point_lines(operating_point: OperatingPoint) -> list[str]:
         f"arrivals at or below {figure(knee.safe.requests_per_s)} requests/s per replica"
     )
     return [*lines, *[f"  warning: {flag.message}" for flag in operating_point.flags]]
-
-
-def _latencies(point: BenchmarkPoint) -> str:
-    return f"TTFT P99 {seconds(point.ttft_p99_s)}, ITL P99 {seconds(point.itl_p99_s)}"
 
 
 # --- Tensor-parallel degrees ----------------------------------------------------------------------
@@ -307,14 +301,14 @@ def scaling_lines(scaling: Scaling) -> list[str]:
         "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
     ]
-    lines += [f"  {_name(row)}: {row.degree.missed}" for row in scaling.rows if row.degree.missed]
+    lines += [
+        f"  TP {row.degree.tensor_parallel}: {row.degree.missed}"
+        for row in scaling.rows
+        if row.degree.missed
+    ]
     if scaling.cheapest is not None:
         lines.append(f"  cheapest: TP {scaling.cheapest}, the highest throughput per GPU")
     return [*lines, *[f"  note: {note}" for note in scaling.notes]]
-
-
-def _name(row: Scaled) -> str:
-    return f"TP {row.degree.tensor_parallel}"
 
 
 def _cells(row: Scaled) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.reports.weekly.guide_tables import BY_SLO, KV_TABLE, MONITORING, Row
+from kneewatch.reports.weekly.guide_tables import BY_SLO, Row, kv_metrics, monitoring
 
 DECISIONS = (
     Row(
@@ -95,8 +95,8 @@ TIERS = (
 )
 
 ROWS: tuple[Row, ...] = (
-    *MONITORING,
-    *KV_TABLE,
+    *monitoring(None, {}),
+    *kv_metrics({}),
     *DECISIONS,
     *SYMPTOM_LIST,
     *VALIDATION,

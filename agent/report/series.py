@@ -10,6 +10,7 @@ import pandas as pd
 from msgspec import Struct
 
 from kneewatch.collector.scrape_history import Column
+from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS, SUMMED_HISTOGRAMS
 from kneewatch.diagnose.learned.knee import (
     IN_FLIGHT_MIN,
     POINT_SIGNALS,
@@ -23,14 +24,12 @@ from kneewatch.reports.weekly.knee import evenly
 from kneewatch.reports.weekly.measures import (
     COMPLETED,
     COMPUTED,
-    COUNTS,
     EVICTED,
     FAILED,
     LEVELS,
     PREEMPTIONS,
     RUNNING,
     SERVED_ONLY,
-    TALLIES,
     WAITING,
 )
 from kneewatch.reports.weekly.observed import SERVING, InFlight, Level, Span, Tally
@@ -316,8 +315,8 @@ IDLE_RUNNING = 0.5
 """With fewer requests running, on average over a window, an engine is idle (guide 9.2)."""
 
 MINUTE_S = 60.0
-METRICS = (*COUNTS, *TALLIES, BY_SOURCE)
-PARTS = (*COUNTS, COMPUTED, FAILED)
+METRICS = (*dict.fromkeys(metric for metric, _ in SUMMED_COUNTERS.values()), *SUMMED_HISTOGRAMS)
+PARTS = tuple(SUMMED_COUNTERS)
 
 
 class GaugeSpans(Struct, frozen=True):
@@ -421,7 +420,7 @@ def spans_of(signals: Signals, increases: Increases, edges_s: Floats) -> list[Sp
         for part in PARTS
         if (gained := increases.between((part, ""), edges_s)) is not None
     }
-    tallies = {metric: increases.tallies(metric, edges_s) for metric in TALLIES}
+    tallies = {metric: increases.tallies(metric, edges_s) for metric in SUMMED_HISTOGRAMS}
     return [
         Span(
             engine_s=covered[at],

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import Advice, FlagChange
@@ -71,32 +73,23 @@ def _recommended_lever(recommendation: Recommended) -> Lever:
 
 def _computed(
     answer: Size | None, replicas_needed: int | None, gpus_each: int | None
-) -> list[Lever]:
+) -> Iterator[Lever]:
     """fp8 for the KV cache and for the weights, if they are wider and can be sized."""
     if answer is None or answer.question.setup.gpu is None:
-        return []
-    levers: list[Lever] = []
+        return
     setup = answer.question.setup
     if not kv_format(setup.kv_cache_dtype).is_quantized:
         flag = FlagChange("--kv-cache-dtype", setup.kv_cache_dtype, "fp8")
-        changed = _resized(answer, kv_cache_dtype="fp8")
-        levers += _lever(
+        changed = replace(setup, kv_cache_dtype="fp8")
+        yield from _lever(
             "kv-fp8", "fp8 KV cache", flag, answer, changed, replicas_needed, gpus_each
         )
     if setup.quantization is None and setup.scheme.id == "bf16":
         flag = FlagChange("--quantization", "", "fp8")
-        changed = _resized(answer, quantization="fp8")
-        summary = "fp8 weights"
-        levers += _lever("weights-fp8", summary, flag, answer, changed, replicas_needed, gpus_each)
-    return levers
-
-
-def _resized(answer: Size, **changed: str) -> Size | None:
-    question = answer.question
-    try:
-        return size(replace(question, setup=replace(question.setup, **changed)))
-    except SizingError:
-        return None
+        changed = replace(setup, quantization="fp8")
+        yield from _lever(
+            "weights-fp8", "fp8 weights", flag, answer, changed, replicas_needed, gpus_each
+        )
 
 
 def _lever(
@@ -104,35 +97,38 @@ def _lever(
     summary: str,
     flag: FlagChange,
     before: Size,
-    after: Size | None,
+    changed: Setup,
     replicas_needed: int | None,
     gpus_each: int | None,
-) -> list[Lever]:
-    if after is None or not after.fits:
-        return []
+) -> Iterator[Lever]:
+    """The lever that changes the setup; none where it cannot be sized or does not fit."""
+    try:
+        after = size(replace(before.question, setup=changed))
+    except SizingError:
+        return
+    if not after.fits:
+        return
     usable_before, usable_after = before.usable_requests_per_s, after.usable_requests_per_s
     gpus_after = None
     if replicas_needed and gpus_each and usable_before and usable_after:
         # The learned capacity is assumed to change by the same factor as the predicted one.
         scaled = replicas_needed * usable_before / usable_after
-        gpus_after = max(1, -int(-scaled // 1)) * gpus_each
-    return [
-        Lever(
-            id=lever_id,
-            summary=summary,
-            changes=(flag,),
-            figures=(
-                LeverFigure(
-                    "kv_capacity_tokens",
-                    before.memory.held_tokens.expected,
-                    after.memory.held_tokens.expected,
-                ),
-                LeverFigure("usable_requests_per_s", usable_before, usable_after),
+        gpus_after = max(1, ceil(scaled)) * gpus_each
+    yield Lever(
+        id=lever_id,
+        summary=summary,
+        changes=(flag,),
+        figures=(
+            LeverFigure(
+                "kv_capacity_tokens",
+                before.memory.held_tokens.expected,
+                after.memory.held_tokens.expected,
             ),
-            gpus_after=gpus_after,
-            saves_usd_per_hour=_saved(before, replicas_needed, gpus_each, gpus_after),
-        )
-    ]
+            LeverFigure("usable_requests_per_s", usable_before, usable_after),
+        ),
+        gpus_after=gpus_after,
+        saves_usd_per_hour=_saved(before, replicas_needed, gpus_each, gpus_after),
+    )
 
 
 def _saved(
@@ -210,12 +206,7 @@ UNKNOWN = "unknown"
 
 def track_record(recommended: Sequence[Recommended]) -> TrackRecord:
     """The recommendations that were made or applied in the period, newest first."""
-    rows = [
-        _row(recommendation)
-        for recommendation in sorted(
-            recommended, key=lambda recommendation: -recommendation.first_s
-        )
-    ]
+    newest_first = sorted(recommended, key=lambda recommendation: -recommendation.first_s)
     outcomes = [recommendation.outcome for recommendation in recommended]
     return TrackRecord(
         made=len(outcomes),
@@ -225,33 +216,20 @@ def track_record(recommended: Sequence[Recommended]) -> TrackRecord:
         worsened=outcomes.count("worsened"),
         open=outcomes.count("open"),
         lapsed=outcomes.count("lapsed"),
-        rows=tuple(rows),
+        rows=tuple(map(_row, newest_first)),
         unknown=outcomes.count(UNKNOWN),
     )
 
 
 def _row(recommendation: Recommended) -> TrackRow:
-    row_advice = advice(recommendation)
-    return TrackRow(
-        recommendation.tier,
-        recommendation.target,
-        recommendation.engine,
-        row_advice,
-        _comparisons(row_advice),
-    )
-
-
-def _comparisons(row_advice: Advice) -> tuple[Comparison, ...]:
-    comparisons: list[Comparison] = []
-    for signal, predicted in row_advice.predicted.items():
-        ratio = m.over(row_advice.measured.get(signal), predicted)
+    of, comparisons = advice(recommendation), list[Comparison]()
+    for signal, predicted in of.predicted.items():
+        measured = of.measured.get(signal)
+        ratio = m.over(measured, predicted)
+        off_ratio = None if ratio is None else ratio - 1
         comparisons.append(
-            Comparison(
-                signal=signal,
-                before=row_advice.before.get(signal),
-                predicted=predicted,
-                measured=row_advice.measured.get(signal),
-                off_ratio=None if ratio is None else ratio - 1,
-            )
+            Comparison(signal, of.before.get(signal), predicted, measured, off_ratio)
         )
-    return tuple(comparisons)
+    return TrackRow(
+        recommendation.tier, recommendation.target, recommendation.engine, of, tuple(comparisons)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -19,7 +19,7 @@ from kneewatch.reports.weekly.figures import (
 from kneewatch.reports.weekly.guide_tables import tables
 from kneewatch.reports.weekly.incidents import incidents
 from kneewatch.reports.weekly.knee import curve, knee
-from kneewatch.reports.weekly.measures import NOISE_TEST, TierPeriod, past
+from kneewatch.reports.weekly.measures import NOISE_TEST, past
 from kneewatch.reports.weekly.observed import (
     Configured,
     EngineObserved,
@@ -151,6 +151,7 @@ GAPS_SHOWN = 12
 
 def data_quality(observed: Observed) -> DataQuality:
     """The data-quality section of the report."""
+    own_methods = {method.figure: method for method in observed.methods}
     return DataQuality(
         targets=tuple(
             _target(target, observed.grid.to_s - observed.grid.from_s)
@@ -159,13 +160,8 @@ def data_quality(observed: Observed) -> DataQuality:
         changes=tuple(_change(change) for change in observed.configured),
         unknown=_unknown(observed.tiers),
         notes=(*observed.notes, *_bucket_notes(observed.tiers)),
-        methods=_methods(observed),
+        methods=tuple(own_methods.get(method.figure, method) for method in METHODS),
     )
-
-
-def _methods(observed: Observed) -> tuple[Method, ...]:
-    own = {method.figure: method for method in observed.methods}
-    return tuple(own.get(method.figure, method) for method in METHODS)
 
 
 def _target(target: TargetObserved, period_s: float) -> TargetQuality:
@@ -214,7 +210,7 @@ def _what(change: Configured, differences: Sequence[ConfigDifference]) -> str:
 def _unknown(tiers: Sequence[TierObserved]) -> tuple[UnknownSignal, ...]:
     """Signals without data, with the reason and the engines."""
     engines: dict[tuple[str, str], list[str]] = {}
-    for engine in _engines(tiers):
+    for engine in (engine for tier in tiers for engine in tier.engines):
         for signal, why in engine.unknown.items():
             engines.setdefault((signal, why), []).append(f"{engine.target}, engine {engine.engine}")
     return tuple(
@@ -243,10 +239,6 @@ def _bucket_notes(tiers: Sequence[TierObserved]) -> list[str]:
                     f"percentiles use the {len(common)} bounds that they share"
                 )
     return notes
-
-
-def _engines(tiers: Sequence[TierObserved]) -> Iterable[EngineObserved]:
-    return (engine for tier in tiers for engine in tier.engines)
 
 
 # --- The report -----------------------------------------------------------------------------------
@@ -294,11 +286,9 @@ def _sections(
     tier: TierObserved, observed: Observed, all_incidents: Sequence[Incident]
 ) -> TierSections:
     now = past(observed.grid, tier.engines, tier.totals)
-    before = (
-        past(observed.before_grid, tier.before, tier.totals_before)
-        if observed.before_grid
-        else None
-    )
+    # A tier that was not watched is not compared.
+    before_grid, seen_before = observed.before_grid, tier.before if tier.engines else ()
+    before = past(before_grid or observed.grid, seen_before, tier.totals_before)
     own = tuple(incident for incident in all_incidents if incident.tier == tier.id)
     worst = _worst(own)
     knee_curve = curve(tier, observed.grid.to_s)
@@ -308,7 +298,7 @@ def _sections(
     work = workload(tier, now, before)
     size = sized(tier, work, knee_curve, now, worst=worst, recommended=recommended)
     return TierSections(
-        tier=_tier(tier, now),
+        tier=_tier(tier, observed.grid),
         partial=observed.partial,
         tables=tables(
             tier.id,
@@ -340,9 +330,9 @@ def _worst(own: Sequence[Incident]) -> Mapping[str, Severity]:
     return worst
 
 
-def _tier(tier: TierObserved, now: TierPeriod | None) -> Tier:
+def _tier(tier: TierObserved, grid: Grid) -> Tier:
     gpus, present = tier.stated.gpus, replicas_present(tier.engines)
-    length_s = now.grid.to_s - now.grid.from_s if now is not None else 1.0
+    length_s = grid.to_s - grid.from_s
     return Tier(
         id=tier.id,
         model=tier.model,

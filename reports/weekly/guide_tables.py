@@ -12,164 +12,56 @@ from msgspec.structs import replace
 from kneewatch.collector.signals.vllm import QUEUE, XFER
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
-from kneewatch.reports.weekly.measures import Measure, Of, TierPeriod, trend
+from kneewatch.reports.weekly.measures import Measure, TierPeriod, trend
 from kneewatch.reports.weekly.observed import Span, TierStated
 from kneewatch.reports.weekly.tier_sections import TableRow, TierTables
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.library import slo_rules
 from kneewatch.rules.rule import Rule, Severity
 
-
-class Row(Struct, frozen=True):
-    """A row of a guide table. `rules` and `causes` cover it; `gap` says what cannot be observed and
-    why."""
-
-    section: str
-    subject: str
-    rules: tuple[str, ...] = ()
-    causes: tuple[str, ...] = ()
-    gap: str = ""
-
-
-BY_SLO = ("TTFT-P99", "TTFT-P50")
-
-MONITORING = (
-    Row("9.3", "GPU memory utilization", ("GPU-MEMORY-LOW", "GPU-MEMORY-HIGH")),
-    Row(
-        "9.3",
-        "GPU compute utilization",
-        ("GPU-BUSY-LOW", "GPU-BUSY-FULL", "GPU-SATURATED"),
-        gap="needs a GPU source (--gpu-metrics); unknown without",
-    ),
-    Row(
-        "9.3",
-        "Adapter cache hit rate",
-        ("LORA-WAIT",),
-        ("adapter_thrash",),
-        gap="vLLM exports no adapter hits or loads; what shows is requests held back for a slot",
-    ),
-    Row(
-        "9.3",
-        "Adapter eviction rate",
-        ("LORA-CHANGE",),
-        ("adapter_thrash",),
-        gap="evictions themselves are not exported; changes of the running set stand for them",
-    ),
-    Row("9.3", "KV cache utilization", ("KV-FULL", "KV-UNUSED"), ("kv_overprovisioned",)),
-    Row("9.3", "KV cache eviction rate", ("KV-EVICT",), ("kv_pressure",)),
-    Row("9.3", "Fleet utilization", ("FLEET-LOW", "FLEET-HIGH", "IDLE-HOURS"), ("underused",)),
-    Row("9.3", "Prefix cache hit rate", ("PREFIX-HIT",), ("prefix_reuse_lost", "prefix_churn")),
-    Row("9.3", "TTFT P50 / P99", (*BY_SLO, "TTFT-TAIL"), ("prefill_bound", "past_knee")),
-    Row(
-        "9.3",
-        "ITL / TPOT P50 / P99",
-        ("ITL-P99", "ITL-P50", "ITL-STALL"),
-        ("prefill_interference", "decode_bound"),
-    ),
-    Row(
-        "9.3",
-        "Queue depth",
-        ("QUEUE-GROWS", "QUEUE-SHARE"),
-        ("queue_saturation", "admission_limit"),
-    ),
-    Row(
-        "9.3",
-        "Tokens/GPU-hour",
-        gap="a trend without a bound: signal tokens_per_gpu_hour, judged week over week by the "
-        "report; needs the number of GPUs",
-    ),
-    Row("9.3", "Speculative decoding acceptance", ("SPEC-ACCEPT",), ("spec_decode_poor",)),
-)
-
-KV_TABLE = (
-    Row("7.7", "Cache hit rate", ("PREFIX-HIT",), ("prefix_cache_off", "prefix_reuse_lost")),
-    Row("7.7", "Prefix cache reuse ratio", ("PREFIX-SAVED",)),
-    Row("7.7", "KV cache utilization", ("KV-FULL", "KV-UNUSED"), ("kv_overprovisioned",)),
-    Row("7.7", "Eviction rate", ("KV-EVICT",), ("kv_pressure",)),
-    Row(
-        "7.7",
-        "KV residency time",
-        ("KV-RESIDENCY",),
-        ("prefix_churn",),
-        gap="measured only with --kv-cache-metrics; else estimated from capacity and inflow",
-    ),
-    Row("7.7", "KV transfer latency", ("XFER-SLOW", "XFER-FAIL"), ("kv_transfer_slow",)),
-)
-
-
-# --- A row's value, trend and status --------------------------------------------------------------
-
-
 OFF_LORA = "LoRA: no adapters reported"
 OFF_SPECULATION = "speculative decoding: no draft tokens"
 OFF_CACHING = "prefix caching: no cache queries"
 OFF_TRANSFER = "KV transfer: no connector metrics"
+WITH_LORA = "--enable-lora, with adapters in use"
+FLEET = "Fleet utilization"
+BY_SLO = ("TTFT-P99", "TTFT-P50")
 
 
-class RowSpec(Struct, frozen=True):
-    """A row of a table. `judges` maps rule ids to the position of the figure that they judge.
+class Row(Struct, frozen=True):
+    """A row of a guide table. `rules` and `causes` cover it; `gap` says what cannot be observed and
+    why. `judges` maps rule ids to the position of the figure that they judge.
 
     Without a value of its first figure a row is "off" if `off` names the unused feature, otherwise
     unknown; `enable` is how to get a value. The sparkline shows the last figure.
     """
 
-    row: Row
-    figures: tuple[Measure, ...]
-    band: str
-    how: str
+    section: str
+    subject: str
+    rules: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    figures: tuple[Measure, ...] = ()
+    band: str = ""
+    how: str = ""
     low: float | None = None
     high: float | None = None
     judges: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     off: str = ""
     enable: str = ""
+    gap: str = ""
     trend_only: bool = False
 
 
-def rows(
-    gpus: int | None, rules: Mapping[str, Rule]
-) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
-    """The rows of tables 9.3 and 7.7; `gpus`: GPUs per engine; `rules`: those in force, by id."""
-    by_subject = {row.subject: row for row in MONITORING}
-    monitoring = (*_gpu_rows(by_subject), *_serving_rows(by_subject, gpus, rules))
-    order = {row.subject: at for at, row in enumerate(MONITORING)}
-    return (
-        tuple(sorted(monitoring, key=lambda spec: order[spec.row.subject])),
-        _kv_rows({row.subject: row for row in KV_TABLE}, rules),
-    )
-
-
-def _gpu_rows(of: Mapping[str, Row]) -> tuple[RowSpec, ...]:
+def monitoring(gpus: int | None, rules: Mapping[str, Rule]) -> tuple[Row, ...]:
+    """The rows of table 9.3; `gpus`: GPUs per engine; `rules`: those in force, by id."""
     memory = Measure("gpu_memory_used_ratio", "", "ratio", m.level(m.GPU_MEMORY),
                      missing=m.GPU_MISSING)  # fmt: skip
     serving = Measure("gpu_engine_active_ratio", "while serving", "ratio",
                       m.level(m.GPU_BUSY, serving=True), missing=m.GPU_MISSING)  # fmt: skip
     fleet = Measure("gpu_engine_active_mean_ratio", "all hours", "ratio", m.level(m.GPU_BUSY), UP,
                     missing=m.GPU_MISSING)  # fmt: skip
-    return (
-        RowSpec(
-            of["GPU memory utilization"], (memory,), "80-90%",
-            "used GPU memory divided by total, mean over time and GPUs", 0.8, 0.9,
-            {"GPU-MEMORY-LOW": 0, "GPU-MEMORY-HIGH": 0}, enable=m.GPU_SOURCE,
-        ),
-        RowSpec(
-            of["GPU compute utilization"], (serving,), "60-85% while serving",
-            "share of time with GPU activity, while requests ran", 0.6, 0.85,
-            {"GPU-BUSY-LOW": 0, "GPU-BUSY-FULL": 0, "GPU-SATURATED": 0}, enable=m.GPU_SOURCE,
-        ),
-        RowSpec(
-            of["Fleet utilization"], (fleet,), "60-80%",
-            "share of time with GPU activity, over all hours", 0.6, 0.8,
-            {"FLEET-LOW": 0, "FLEET-HIGH": 0}, enable=m.GPU_SOURCE,
-        ),
-    )  # fmt: skip
-
-
-def _serving_rows(
-    of: Mapping[str, Row], gpus: int | None, rules: Mapping[str, Rule]
-) -> tuple[RowSpec, ...]:
-    held_back = _with_lora(m.level(m.DEFERRED))
-    deferred = Measure("waiting_deferred", "requests deferred for a slot", "requests", held_back,
-                       DOWN, missing="not exported")  # fmt: skip
+    deferred = Measure("waiting_deferred", "requests deferred for a slot", "requests",
+                       _deferred_with_lora, DOWN, missing="not exported")  # fmt: skip
     changes = Measure("lora_change_per_s", "changes of the running adapters", "per_s",
                       m.level(m.ADAPTER_CHANGES), DOWN, missing="not exported")  # fmt: skip
     queue = Measure("waiting", "mean", "requests", m.level(m.WAITING), DOWN)
@@ -183,55 +75,86 @@ def _serving_rows(
     accepted = Measure("spec_acceptance_ratio", "", "ratio", m.ratio(m.ACCEPTED, m.DRAFTED), UP,
                        missing=m.NO_SPECULATION)  # fmt: skip
     return (
-        RowSpec(
-            of["Adapter cache hit rate"], (deferred,), "above 80% (not exported)",
+        Row(
+            "9.3", "GPU memory utilization", ("GPU-MEMORY-LOW", "GPU-MEMORY-HIGH"), (),
+            (memory,), "80-90%", "used GPU memory divided by total, mean over time and GPUs",
+            0.8, 0.9, {"GPU-MEMORY-LOW": 0, "GPU-MEMORY-HIGH": 0}, enable=m.GPU_SOURCE,
+        ),
+        Row(
+            "9.3", "GPU compute utilization", ("GPU-BUSY-LOW", "GPU-BUSY-FULL", "GPU-SATURATED"),
+            (), (serving,), "60-85% while serving",
+            "share of time with GPU activity, while requests ran", 0.6, 0.85,
+            {"GPU-BUSY-LOW": 0, "GPU-BUSY-FULL": 0, "GPU-SATURATED": 0}, enable=m.GPU_SOURCE,
+            gap="needs a GPU source (--gpu-metrics); unknown without",
+        ),
+        Row(
+            "9.3", "Adapter cache hit rate", ("LORA-WAIT",), ("adapter_thrash",),
+            (deferred,), "above 80% (not exported)",
             "vLLM counts no adapter hits; requests deferred for an adapter slot stand for misses",
-            off=OFF_LORA, enable="--enable-lora, with adapters in use",
+            off=OFF_LORA, enable=WITH_LORA,
+            gap="vLLM exports no adapter hits or loads; what shows is requests held back for a "
+            "slot",
         ),
-        RowSpec(
-            of["Adapter eviction rate"], (changes,), "near zero",
+        Row(
+            "9.3", "Adapter eviction rate", ("LORA-CHANGE",), ("adapter_thrash",),
+            (changes,), "near zero",
             "changes of the set of running adapters per second; vLLM does not export evictions",
-            judges={"LORA-CHANGE": 0}, off=OFF_LORA,
-            enable="--enable-lora, with adapters in use",
+            judges={"LORA-CHANGE": 0}, off=OFF_LORA, enable=WITH_LORA,
+            gap="evictions themselves are not exported; changes of the running set stand for them",
         ),
-        _kv_usage(of["KV cache utilization"]),
-        _eviction(of["KV cache eviction rate"], rules),
-        _hits(of["Prefix cache hit rate"]),
-        RowSpec(
-            of["TTFT P50 / P99"], (m.TTFT_P50, m.TTFT_P99), "within the SLO",
-            "quantiles of the time to first token over all requests", judges={"TTFT-P50": 0,
-            "TTFT-P99": 1}, enable="set a target (slo.ttft_p99_s) to judge it",
+        _kv_usage("9.3"),
+        _eviction("9.3", "KV cache eviction rate", rules),
+        Row(
+            "9.3", FLEET, ("FLEET-LOW", "FLEET-HIGH", "IDLE-HOURS"), ("underused",),
+            (fleet,), "60-80%", "share of time with GPU activity, over all hours", 0.6, 0.8,
+            {"FLEET-LOW": 0, "FLEET-HIGH": 0}, enable=m.GPU_SOURCE,
         ),
-        RowSpec(
-            of["ITL / TPOT P50 / P99"], (m.ITL_P50, m.ITL_P99), "within the SLO",
-            "quantiles of the time between output tokens", judges={"ITL-P50": 0,
-            "ITL-P99": 1}, enable="set a target (slo.itl_p99_s) to judge it",
+        _hits("9.3", "Prefix cache hit rate", ("prefix_reuse_lost", "prefix_churn")),
+        Row(
+            "9.3", "TTFT P50 / P99", (*BY_SLO, "TTFT-TAIL"), ("prefill_bound", "past_knee"),
+            (m.TTFT_P50, m.TTFT_P99), "within the SLO",
+            "quantiles of the time to first token over all requests",
+            judges={"TTFT-P50": 0, "TTFT-P99": 1},
+            enable="set a target (slo.ttft_p99_s) to judge it",
         ),
-        RowSpec(
-            of["Queue depth"], (queue, queued_time, queue_peak), "near zero",
+        Row(
+            "9.3", "ITL / TPOT P50 / P99", ("ITL-P99", "ITL-P50", "ITL-STALL"),
+            ("prefill_interference", "decode_bound"),
+            (m.ITL_P50, m.ITL_P99), "within the SLO",
+            "quantiles of the time between output tokens", judges={"ITL-P50": 0, "ITL-P99": 1},
+            enable="set a target (slo.itl_p99_s) to judge it",
+        ),
+        Row(
+            "9.3", "Queue depth", ("QUEUE-GROWS", "QUEUE-SHARE"),
+            ("queue_saturation", "admission_limit"),
+            (queue, queued_time, queue_peak), "near zero",
             "queued requests per engine, time-weighted mean; the share of request time is judged",
-            judges={"QUEUE-SHARE": 1}, enable="",
+            judges={"QUEUE-SHARE": 1},
         ),
-        RowSpec(
-            of["Tokens/GPU-hour"], (tokens,), "higher is better",
+        Row(
+            "9.3", "Tokens/GPU-hour", (), (),
+            (tokens,), "higher is better",
             "generated tokens divided by GPU-hours, idle hours included", trend_only=True,
             enable="set gpus, or tensor_parallel",
+            gap="a trend without a bound: signal tokens_per_gpu_hour, judged week over week by the "
+            "report; needs the number of GPUs",
         ),
-        RowSpec(
-            of["Speculative decoding acceptance"], (accepted,), "above 60%",
-            "accepted divided by drafted tokens, over the period", 0.6, judges={"SPEC-ACCEPT": 0},
-            off=OFF_SPECULATION, enable="--speculative-config",
+        Row(
+            "9.3", "Speculative decoding acceptance", ("SPEC-ACCEPT",), ("spec_decode_poor",),
+            (accepted,), "above 60%", "accepted divided by drafted tokens, over the period", 0.6,
+            judges={"SPEC-ACCEPT": 0}, off=OFF_SPECULATION, enable="--speculative-config",
         ),
     )  # fmt: skip
 
 
-def _with_lora(of: Of) -> Of:
-    """The figure, if adapters are in use."""
-    changes = m.level(m.ADAPTER_CHANGES)
-    return lambda span: None if changes(span) is None else of(span)
+def _deferred_with_lora(span: Span) -> float | None:
+    """Requests deferred, if adapters are in use."""
+    in_use = m.level(m.ADAPTER_CHANGES)(span) is not None
+    return m.level(m.DEFERRED)(span) if in_use else None
 
 
-def _kv_rows(of: Mapping[str, Row], rules: Mapping[str, Rule]) -> tuple[RowSpec, ...]:
+def kv_metrics(rules: Mapping[str, Rule]) -> tuple[Row, ...]:
+    """The rows of table 7.7; `rules`: those in force, by id."""
     saved = Measure("prefix_saved_ratio", "", "ratio", m.saved, UP,
                     missing="prompt tokens by source not exported")  # fmt: skip
     residency = Measure("kv_residency_s", "mean", "s", m.mean(m.RESIDENCY), UP,
@@ -242,50 +165,57 @@ def _kv_rows(of: Mapping[str, Row], rules: Mapping[str, Rule]) -> tuple[RowSpec,
                 missing="no KV transfer"),
     )  # fmt: skip
     return (
-        _hits(of["Cache hit rate"]),
-        RowSpec(
-            of["Prefix cache reuse ratio"], (saved,), "near the hit rate",
+        _hits("7.7", "Cache hit rate", ("prefix_cache_off", "prefix_reuse_lost")),
+        Row(
+            "7.7", "Prefix cache reuse ratio", ("PREFIX-SAVED",), (),
+            (saved,), "near the hit rate",
             "share of prompt tokens taken from any cache instead of computed",
             judges={"PREFIX-SAVED": 0}, enable="vLLM 0.16 or later",
         ),
-        _kv_usage(of["KV cache utilization"]),
-        _eviction(of["Eviction rate"], rules),
-        RowSpec(
-            of["KV residency time"], (residency,), "longer than the time between reuses",
+        _kv_usage("7.7"),
+        _eviction("7.7", "Eviction rate", rules),
+        Row(
+            "7.7", "KV residency time", ("KV-RESIDENCY",), ("prefix_churn",),
+            (residency,), "longer than the time between reuses",
             "mean time from filling a block to its eviction", judges={"KV-RESIDENCY": 0},
             enable="start vLLM with --kv-cache-metrics",
+            gap="measured only with --kv-cache-metrics; else estimated from capacity and inflow",
         ),
-        RowSpec(
-            of["KV transfer latency"], transfer, "not rising",
+        Row(
+            "7.7", "KV transfer latency", ("XFER-SLOW", "XFER-FAIL"), ("kv_transfer_slow",),
+            transfer, "not rising",
             "duration of KV transfers between nodes or tiers, over the period", off=OFF_TRANSFER,
             enable="a KV connector",
         ),
     )  # fmt: skip
 
 
-def _kv_usage(row: Row) -> RowSpec:
-    return RowSpec(
-        row, (m.KV_MEAN, m.KV_PEAK), "75-90% at the peak",
+def _kv_usage(section: str) -> Row:
+    return Row(
+        section, "KV cache utilization", ("KV-FULL", "KV-UNUSED"), ("kv_overprovisioned",),
+        (m.KV_MEAN, m.KV_PEAK), "75-90% at the peak",
         "share of KV blocks in use while requests ran; the busiest hour of an engine is judged",
         0.75, 0.9, {"KV-FULL": 1, "KV-UNUSED": 1},
     )  # fmt: skip
 
 
-def _eviction(row: Row, rules: Mapping[str, Rule]) -> RowSpec:
+def _eviction(section: str, subject: str, rules: Mapping[str, Rule]) -> Row:
     # Both tables have one target, the rule's, although the guide has 5% in 9.3 and 10% in 7.7.
     rule = rules.get("KV-EVICT")
     high = rule.threshold(Severity.WARNING) if rule is not None else None
     band = f"below {percent(high)} of running requests/s" if high is not None else "near zero"
-    return RowSpec(
-        row, (m.EVICTION, m.EVICTION_PEAK), band,
+    return Row(
+        section, subject, ("KV-EVICT",), ("kv_pressure",),
+        (m.EVICTION, m.EVICTION_PEAK), band,
         "preemptions per running request and second; the worst hour and incidents are judged",
         None, high, {"KV-EVICT": 1},
     )  # fmt: skip
 
 
-def _hits(row: Row) -> RowSpec:
-    return RowSpec(
-        row, (m.HIT_RATIO,), "depends on the workload; at least 30% with known reuse",
+def _hits(section: str, subject: str, causes: tuple[str, ...]) -> Row:
+    return Row(
+        section, subject, ("PREFIX-HIT",), causes,
+        (m.HIT_RATIO,), "depends on the workload; at least 30% with known reuse",
         "hit tokens divided by queried prompt tokens, over the period", 0.3,
         judges={"PREFIX-HIT": 0}, off=OFF_CACHING, enable="--enable-prefix-caching",
     )  # fmt: skip
@@ -294,17 +224,17 @@ def _hits(row: Row) -> RowSpec:
 # --- The guide's tables filled in for one tier ----------------------------------------------------
 
 
-FLEET = "Fleet utilization"
-BY_HIT_RATE = ("PREFIX-HIT",)
+BY_HIT_RATE = "PREFIX-HIT"
 KNOWN_REUSE = 0.3
-"""The guide's bound on hits is for workloads that are known to repeat prefixes."""
+"""The guide's bound on hits is for workloads that are known to repeat prefixes: those that had as
+many hits in the period before."""
 
 
 def tables(
     tier: str,
     stated: TierStated,
-    now: TierPeriod | None,
-    before: TierPeriod | None,
+    now: TierPeriod,
+    before: TierPeriod,
     *,
     worst: Mapping[str, Severity],
     c_max: float | None,
@@ -317,29 +247,27 @@ def tables(
     targets = stated.targets
     own = slo_rules(ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s)
     rules = {rule.id: rule for rule in (*own, *stated.rules)}
-    monitoring, kv = rows(stated.gpus, rules)
     return TierTables(
         tier=tier,
         monitoring=tuple(
-            _row(_placed(spec, now, c_max), now, before, rules, worst) for spec in monitoring
+            _filled(_placed(row, now, c_max), now, before, rules, worst)
+            for row in monitoring(stated.gpus, rules)
         ),
-        kv=tuple(_row(spec, now, before, rules, worst) for spec in kv),
+        kv=tuple(_filled(row, now, before, rules, worst) for row in kv_metrics(rules)),
     )
 
 
-def _placed(spec: RowSpec, now: TierPeriod | None, c_max: float | None) -> RowSpec:
+def _placed(row: Row, now: TierPeriod, c_max: float | None) -> Row:
     """The row; fleet utilization is computed from the load if no GPU source has a value."""
-    if spec.row.subject != FLEET or c_max is None or now is None:
-        return spec
-    if now.value(spec.figures[0]) is not None:
-        return spec
+    if row.subject != FLEET or c_max is None or now.value(row.figures[0]) is not None:
+        return row
 
     def load(span: Span) -> float | None:
         running, waiting = m.level(m.RUNNING)(span), m.level(m.WAITING)(span)
         return None if running is None else (running + (waiting or 0.0)) / c_max
 
     return replace(
-        spec,
+        row,
         figures=(
             Measure("load_ratio", "of the learned C_max", "ratio", load, missing=m.GPU_MISSING),
         ),
@@ -347,75 +275,68 @@ def _placed(spec: RowSpec, now: TierPeriod | None, c_max: float | None) -> RowSp
     )
 
 
-def _row(
-    spec: RowSpec,
-    now: TierPeriod | None,
-    before: TierPeriod | None,
+def _filled(
+    row: Row,
+    now: TierPeriod,
+    before: TierPeriod,
     rules: Mapping[str, Rule],
     worst: Mapping[str, Severity],
 ) -> TableRow:
-    figures = tuple(trend(measure, now, before) for measure in spec.figures)
-    state, advice = _state(spec, figures, rules, before, worst)
+    figures = tuple(trend(measure, now, before) for measure in row.figures)
+    state, advice = _state(row, figures, rules, worst)
     has_value = figures[0].value is not None
-    last = spec.figures[-1]
-    shown = now.spark(last) if now is not None and has_value else None
-    low, high = _band(spec, rules)
+    low, high = _band(row, rules)
     return TableRow(
-        section=spec.row.section,
-        subject=spec.row.subject,
+        section=row.section,
+        subject=row.subject,
         figures=figures,
-        band=spec.band,
+        band=row.band,
         low=low,
         high=high,
         state=state,
         advice=advice,
-        missing="" if has_value else spec.off if state == "off" else figures[0].missing,
-        enable=spec.enable if not has_value or state == "trend" else "",
-        how=spec.how,
-        rules=spec.row.rules,
-        causes=spec.row.causes,
-        spark=shown,
+        missing="" if has_value else row.off if state == "off" else figures[0].missing,
+        enable=row.enable if not has_value or state == "trend" else "",
+        how=row.how,
+        rules=row.rules,
+        causes=row.causes,
+        spark=now.spark(row.figures[-1]) if has_value else None,
     )
 
 
 def _state(
-    spec: RowSpec,
+    row: Row,
     figures: tuple[Trend, ...],
     rules: Mapping[str, Rule],
-    before: TierPeriod | None,
     worst: Mapping[str, Severity],
 ) -> tuple[str, str]:
     """A row's state and its advice."""
     if figures[0].value is None:
-        return ("off" if spec.off else "unknown"), ""
+        return ("off" if row.off else "unknown"), ""
     state, advice, judged = Severity.OK, "", False
-    for rule_id, at in spec.judges.items():
+    for rule_id, at in row.judges.items():
         rule, value = rules.get(rule_id), figures[at].value
         if rule is None or value is None:
             continue
         judged = True
         severity = rule.level(value)
-        if rule_id in BY_HIT_RATE and not _reused(figures[at]):
+        reused_before = (figures[at].before or 0.0) >= KNOWN_REUSE
+        if rule_id == BY_HIT_RATE and not reused_before:
             severity = Severity.OK
         if severity > state:
             state, advice = severity, rule.advice
-    for cause in spec.row.causes:
+    for cause in row.causes:
         severity = worst.get(cause, Severity.OK)
         if severity > state:
             state, advice = severity, f"see incidents: {cause}"
-    if spec.trend_only or (not judged and spec.judges and state == Severity.OK):
+    if row.trend_only or (not judged and row.judges and state == Severity.OK):
         return "trend", ""
     return state.word, advice
 
 
-def _reused(figure: Trend) -> bool:
-    """Whether the workload is known to repeat prefixes: the period before shows it."""
-    return figure.before is not None and figure.before >= KNOWN_REUSE
-
-
-def _band(spec: RowSpec, rules: Mapping[str, Rule]) -> tuple[float | None, float | None]:
+def _band(row: Row, rules: Mapping[str, Rule]) -> tuple[float | None, float | None]:
     """The bounds of a row's target band."""
     for rule_id in ("TTFT-P99", "ITL-P99"):
-        if rule_id in spec.judges and rule_id in rules:
+        if rule_id in row.judges and rule_id in rules:
             return None, rules[rule_id].threshold(Severity.WARNING)
-    return spec.low, spec.high
+    return row.low, row.high

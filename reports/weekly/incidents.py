@@ -105,7 +105,9 @@ def episodes(intervals: Sequence[Held], *, from_s: float, to_s: float) -> list[E
     causes = sorted((interval for interval in intervals if interval.kind == "cause"), key=_by_start)
     groups = sorted([*_cascades(stages), *_causes(causes)], key=lambda group: group.start_s)
     all_episodes = [
-        _episode(group, stages) for group in _merge_effects(groups) if _is_reported(group)
+        _episode(group, stages)
+        for group in _merge_effects(groups)
+        if group.severity >= Severity.WARNING or group.cause in NOTED
     ]
     inside = [
         episode for episode in all_episodes if episode.start_s < to_s and episode.until_s >= from_s
@@ -168,10 +170,6 @@ def _belongs(group: _Group, other: _Group) -> bool:
         return False
     apart_s = max(0.0, other.start_s - group.start_s) + max(0.0, group.until_s - other.until_s)
     return apart_s <= max(2 * EFFECT_MARGIN_S, 0.5 * (group.until_s - group.start_s))
-
-
-def _is_reported(group: _Group) -> bool:
-    return group.severity >= Severity.WARNING or group.cause in NOTED
 
 
 def _episode(group: _Group, stages: Sequence[Held]) -> Episode:
@@ -272,7 +270,8 @@ def _incident(
     of the worst engine; its costs are those of all."""
     observed = max(together, key=_badness)
     episode, cause = observed.episode, _cause(observed)
-    start_s, last_s = _span_s(together)
+    start_s = min(row.episode.start_s for row in together)
+    last_s = max(row.episode.last_s for row in together)
     replicas = tuple(dict.fromkeys(row.target for row in together))
     present = {
         engine.target for engine in engines if engine.first_s <= last_s and engine.last_s >= start_s
@@ -328,13 +327,6 @@ def _badness(observed: EpisodeObserved) -> tuple[Severity, bool, float]:
     episode = observed.episode
     has_diagnosis = observed.document is not None
     return episode.severity, has_diagnosis, episode.until_s - episode.start_s
-
-
-def _span_s(together: Sequence[EpisodeObserved]) -> tuple[float, float]:
-    """When the first engine's episode started, and when any was last seen; unix seconds."""
-    episodes_seen = [row.episode for row in together]
-    first_s = min(episode.start_s for episode in episodes_seen)
-    return first_s, max(episode.last_s for episode in episodes_seen)
 
 
 def _cause(observed: EpisodeObserved) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median, quantiles
 from typing import TypeVar
 
@@ -75,7 +75,7 @@ def evenly(items: Sequence[Item], most: int) -> list[Item]:
     return [items[at * len(items) // most] for at in range(most)]
 
 
-def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod | None) -> TierKnee:
+def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod) -> TierKnee:
     """The knee section: the knee, the peak relative to it, the benchmark comparison."""
     points = [point for engine in tier.engines for point in engine.points]
     learned = knee_curve.learned if knee_curve else None
@@ -108,38 +108,35 @@ def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod | None) -
     )
 
 
-def benchmark_checks(stated: TierStated, now: TierPeriod | None) -> tuple[BenchmarkCheck, ...]:
+def benchmark_checks(stated: TierStated, now: TierPeriod) -> tuple[BenchmarkCheck, ...]:
     """TTFT P99 and GPU activity in production compared with the benchmark."""
-    whole = now.whole if now is not None else None
-    ttft_s = m.TTFT_P99.of(whole) if whole else None
-    busy = m.level(m.GPU_BUSY, serving=True)(whole) if whole else None
-    was_s, was_busy = stated.benchmark_ttft_p99_s, stated.benchmark_gpu_ratio
+    ttft_s, was_s = now.value(m.TTFT_P99), stated.benchmark_ttft_p99_s
+    busy, was_busy = m.level(m.GPU_BUSY, serving=True)(now.whole), stated.benchmark_gpu_ratio
     ttft_off = None if ttft_s is None or was_s is None else ttft_s / was_s - 1
     busy_off = None if busy is None or was_busy is None else busy - was_busy
+    no_requests = "no requests in this period"
     return (
-        BenchmarkCheck(
-            "TTFT P99", "s", was_s, ttft_s, ttft_off, TTFT_OFF,
-            _check(ttft_off, lambda off: off > TTFT_OFF),
-            _lacking(was_s, ttft_s, "no requests in this period"),
-        ),
-        BenchmarkCheck(
-            "GPU activity while serving", "ratio", was_busy, busy, busy_off, GPU_OFF,
-            _check(busy_off, lambda off: off < GPU_OFF),
-            _lacking(was_busy, busy, m.GPU_MISSING),
-        ),
+        _check("TTFT P99", "s", was_s, ttft_s, ttft_off, TTFT_OFF, no_requests),
+        _check("GPU activity while serving", "ratio", was_busy, busy, busy_off, GPU_OFF,
+               m.GPU_MISSING),
     )  # fmt: skip
 
 
-def _check(off: float | None, far: Callable[[float], bool]) -> str:
-    if off is None:
-        return "unknown"
-    return "warning" if far(off) else "ok"
-
-
-def _lacking(benchmark: float | None, production: float | None, why: str) -> str:
-    if benchmark is None:
-        return NO_BENCHMARK
-    return why if production is None else ""
+def _check(
+    name: str,
+    unit: str,
+    benchmark: float | None,
+    production: float | None,
+    off: float | None,
+    limit: float,
+    why: str,
+) -> BenchmarkCheck:
+    """A comparison; `why` explains a missing value of production."""
+    state = "unknown"
+    if off is not None:
+        state = "warning" if (off > limit if limit > 0 else off < limit) else "ok"
+    missing = NO_BENCHMARK if benchmark is None else why if production is None else ""
+    return BenchmarkCheck(name, unit, benchmark, production, off, limit, state, missing)
 
 
 def _steps(points: Sequence[Point]) -> tuple[KneeStep, ...]:

@@ -15,15 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import (
-    DECODE,
     E2E,
     ITL,
-    OUTPUT_LENGTH,
-    PREFILL,
-    PROMPT_LENGTH,
-    QUEUE,
     TTFT,
-    XFER,
 )
 from kneewatch.reports.weekly.figures import DOWN, SAME, UP, Spark, Trend
 from kneewatch.reports.weekly.observed import (
@@ -133,7 +127,6 @@ _T99 = (9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.055, 2.
 """Two-sided 99% quantiles of Student's t, by degrees of freedom."""
 
 SPARK_STEPS_MOST = 42
-ALONE = TierTotals()
 
 NO_REQUEST = "no request in this time"
 Of = Callable[[Span], float | None]
@@ -155,7 +148,7 @@ class Measure(Struct, frozen=True):
 
 
 class TierPeriod(Struct, frozen=True):
-    """A tier over a period: by hour, by day, and in total."""
+    """A tier over a period: by hour, by day, and in total; all empty if it was not watched."""
 
     grid: Grid
     hours: tuple[Span, ...]
@@ -163,8 +156,8 @@ class TierPeriod(Struct, frozen=True):
     whole: Span
 
     def value(self, measure: Measure) -> float | None:
-        """A figure over the period."""
-        return measure.of(self.whole)
+        """A figure over the period; unknown if the tier was not watched."""
+        return measure.of(self.whole) if self.hours else None
 
     def by_day(self, measure: Measure) -> list[float | None]:
         """The figure of each day."""
@@ -180,25 +173,21 @@ class TierPeriod(Struct, frozen=True):
         return Spark(self.grid.from_s, hours_each * HOUR_S, measure.unit, values)
 
 
-def past(
-    grid: Grid, engines: Sequence[EngineObserved], together: TierTotals = ALONE
-) -> TierPeriod | None:
-    """A tier's period; None if it had no engine."""
+def past(grid: Grid, engines: Sequence[EngineObserved], together: TierTotals) -> TierPeriod:
+    """A tier's period; without hours and days if it had no engine."""
     if not engines:
-        return None
+        return TierPeriod(grid, (), (), EMPTY)
     hours = hourly(engines, together)
     return TierPeriod(grid, tuple(hours), tuple(by_day(grid, hours)), in_turn(hours))
 
 
-def trend(measure: Measure, now: TierPeriod | None, before: TierPeriod | None) -> Trend:
+def trend(measure: Measure, now: TierPeriod, before: TierPeriod) -> Trend:
     """A figure now and before, with the direction of its change."""
-    value = None if now is None else now.value(measure)
-    result = Trend(measure.key, measure.name, measure.unit, value)
-    if value is None:
-        result = replace(result, missing=measure.missing)
-    if before is None or now is None:
-        return result
-    result = replace(result, before=before.value(measure))
+    value, value_before = now.value(measure), before.value(measure)
+    result = Trend(
+        measure.key, measure.name, measure.unit, value, value_before,
+        missing=measure.missing if value is None else "",
+    )  # fmt: skip
     return judged(result, measure.good, now.by_day(measure), before.by_day(measure))
 
 
@@ -248,16 +237,13 @@ def _by_difference(pairs: Sequence[tuple[float, float]], before: float) -> tuple
 
 def _chance(steps: Sequence[float]) -> float:
     """The 99% bound of the mean of changes under pure chance (Student's t)."""
-    return _t99(len(steps) - 1) * stdev(steps) / math.sqrt(len(steps))
+    t99 = _T99[max(bisect_right(_FREEDOM, len(steps) - 1) - 1, 0)]
+    return t99 * stdev(steps) / math.sqrt(len(steps))
 
 
 def unknown(measure: Measure, missing: str) -> Trend:
     """An unknown figure, with the reason."""
     return Trend(measure.key, measure.name, measure.unit, None, missing=missing)
-
-
-def _t99(freedom: int) -> float:
-    return _T99[max(bisect_right(_FREEDOM, freedom) - 1, 0)]
 
 
 # --- Figures --------------------------------------------------------------------------------------
@@ -275,22 +261,6 @@ FAILED = "failed"
 """Finished requests with reason error or abort."""
 
 RESIDENCY = "kv_block_lifetime_seconds"
-
-COUNTS = (
-    COMPLETED,
-    PREEMPTIONS,
-    PROMPT,
-    GENERATED,
-    PREFIX_QUERIES,
-    PREFIX_HITS,
-    DRAFTED,
-    ACCEPTED,
-    "admission_rejections",
-)
-"""Counters that are read, each summed over its labels; COMPUTED and FAILED are parts of two."""
-
-TALLIES = (TTFT, ITL, E2E, QUEUE, PREFILL, DECODE, PROMPT_LENGTH, OUTPUT_LENGTH, RESIDENCY, XFER)
-"""Histograms that are read."""
 
 RUNNING, WAITING, KV_USAGE = "running", "waiting", "kv_usage_ratio"
 GPU_MEMORY, GPU_BUSY = "gpu_memory_used_ratio", "gpu_engine_active_ratio"
@@ -344,8 +314,8 @@ def percentiles(
     key: str,
     metric: str,
     unit: str,
-    now: TierPeriod | None,
-    before: TierPeriod | None,
+    now: TierPeriod,
+    before: TierPeriod,
     *,
     ending: str = "",
     good: str = "",

@@ -167,6 +167,11 @@ class Incident(Struct, frozen=True):
     replicas_present: int
 
     @property
+    def until_s(self) -> float:
+        """The end; while it is open, when it was last seen."""
+        return self.last_s if self.end_s is None else self.end_s
+
+    @property
     def where(self) -> str:
         """The engine, or how many replicas have it and the worst of them."""
         if len(self.replicas) == 1:

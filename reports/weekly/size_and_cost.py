@@ -132,7 +132,7 @@ def sized(
     tier: TierObserved,
     work: TierWorkload,
     knee: Curve | None,
-    now: TierPeriod | None,
+    now: TierPeriod,
     *,
     worst: Mapping[str, Severity],
     recommended: Sequence[Recommended],
@@ -144,8 +144,8 @@ def sized(
     answer, problem = _answer(tier, work, launched, replicas)
     need = need_of(work, knee, answer, stated.safety)
     gpus_each, needed = stated.gpus or launched.gpus, need.replicas(replicas)
-    kv_peak = now.value(m.KV_PEAK) if now is not None else None
-    exported = m.level("kv_capacity_tokens")(now.whole) if now is not None else None
+    kv_peak = now.value(m.KV_PEAK)
+    exported = m.level("kv_capacity_tokens")(now.whole)
     capacity = launched.capacity_tokens or exported
     verdict, doubts = verdict_of(need, replicas, worst)
     return TierSize(
@@ -318,50 +318,52 @@ def money(
     tier: TierObserved,
     size: TierSize,
     knee: Curve | None,
-    now: TierPeriod | None,
-    before: TierPeriod | None,
+    now: TierPeriod,
+    before: TierPeriod,
     recommended: Sequence[Recommended],
 ) -> TierMoney:
     """The tier's bill over the period."""
     gpus, price = tier.stated.gpus, tier.stated.usd_per_gpu_hour
     missing = NO_GPUS if gpus is None else NO_PRICE if price is None else ""
-    whole = now.whole if now is not None else Span()
+    whole = now.whole
     hours = None if gpus is None else whole.engine_s / HOUR_S * gpus
     idle = None if gpus is None else whole.idle_s / HOUR_S * gpus
     rate = None if gpus is None or price is None else gpus * price
-    used, basis = _utilization(tier, knee, now, before)
+    used, basis = _utilization(knee, now, before)
+
+    def figure(key: str, name: str, unit: str, of: Of, good: str = "", *, missing: str) -> Trend:
+        return trend(Measure(key, name, unit, of, good, missing), now, before)
+
     return TierMoney(
         tier=tier.id,
         gpus=size.gpus_present,
         gpu_hours=hours,
         usd_per_gpu_hour=price,
         price_source=tier.stated.price_source,
-        usd=trend(Measure("usd", "cost", "usd", _usd(rate), missing=missing), now, before),
-        tokens_per_gpu_hour=trend(
-            Measure("tokens_per_gpu_hour", "tokens per GPU-hour", "tokens",
-                    m.tokens_per_gpu_hour(gpus), UP,
-                    missing=NO_GPUS if gpus is None else "no tokens counted"), now, before,
+        usd=figure("usd", "cost", "usd", _usd(rate), missing=missing),
+        tokens_per_gpu_hour=figure(
+            "tokens_per_gpu_hour", "tokens per GPU-hour", "tokens", m.tokens_per_gpu_hour(gpus), UP,
+            missing=NO_GPUS if gpus is None else "no tokens counted",
         ),
-        usd_per_million_tokens=trend(
-            Measure("usd_per_million_tokens", "cost per million generated tokens",
-                    "usd_per_million_tokens", _per_million(rate), DOWN,
-                    missing=missing or "no tokens counted"), now, before,
+        usd_per_million_tokens=figure(
+            "usd_per_million_tokens", "cost per million generated tokens", "usd_per_million_tokens",
+            _per_million(rate), DOWN, missing=missing or "no tokens counted",
         ),
-        requests_per_s_per_gpu=trend(
-            Measure("requests_per_s_per_gpu", "requests/s per GPU", "per_s",
-                    m.per_gpu(m.COMPLETED, gpus), UP, missing=NO_GPUS), now, before,
+        requests_per_s_per_gpu=figure(
+            "requests_per_s_per_gpu", "requests/s per GPU", "per_s",
+            m.per_gpu(m.COMPLETED, gpus), UP, missing=NO_GPUS,
         ),
-        requests_in_time_per_usd=trend(
-            Measure("requests_in_time_per_usd", "requests within the targets per USD",
-                    "requests_per_usd", _in_time_per_usd(tier, rate), UP,
-                    missing=missing or NO_TARGET), now, before,
+        requests_in_time_per_usd=figure(
+            "requests_in_time_per_usd", "requests within the targets per USD", "requests_per_usd",
+            _in_time_per_usd(tier, rate), UP, missing=missing or NO_TARGET,
         ),
-        tokens_per_s_per_hbm_gb=trend(
-            Measure("tokens_per_s_per_hbm_gb", "tokens/s per GB of GPU memory", "tokens_per_s",
-                    m.per_gpu(m.GENERATED, _hbm_gb(tier, gpus)), UP, missing=NO_MEMORY),
-            now, before,
+        tokens_per_s_per_hbm_gb=figure(
+            "tokens_per_s_per_hbm_gb", "tokens/s per GB of GPU memory", "tokens_per_s",
+            m.per_gpu(m.GENERATED, _hbm_gb(tier, gpus)), UP, missing=NO_MEMORY,
         ),
-        usd_per_million_tokens_at_full=_at_full(rate, knee),
+        usd_per_million_tokens_at_full=m.over(
+            rate, knee.tokens_per_s * HOUR_S / 1e6 if knee else None
+        ),
         utilization_ratio=used,
         utilization_basis=basis,
         idle_hours=idle,
@@ -403,20 +405,11 @@ def _per_million(rate: float | None) -> Of:
     return read
 
 
-def _at_full(rate: float | None, knee: Curve | None) -> float | None:
-    """USD per million tokens of an engine that always runs at C_max."""
-    if rate is None or knee is None:
-        return None
-    return m.over(rate, knee.tokens_per_s * HOUR_S / 1e6)
-
-
-def _utilization(
-    tier: TierObserved, knee: Curve | None, now: TierPeriod | None, before: TierPeriod | None
-) -> tuple[Trend, str]:
+def _utilization(knee: Curve | None, now: TierPeriod, before: TierPeriod) -> tuple[Trend, str]:
     """How much of the capacity was used on average: GPU activity, else load over capacity."""
     busy = Measure("utilization_ratio", "utilization", "ratio", m.level(m.GPU_BUSY), UP,
                    missing=NO_CURVE)  # fmt: skip
-    if now is not None and now.value(busy) is not None:
+    if now.value(busy) is not None:
         return trend(busy, now, before), "share of time with GPU activity"
     if knee is None:
         return unknown(busy, NO_CURVE), ""

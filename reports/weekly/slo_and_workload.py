@@ -57,52 +57,50 @@ LATENCIES = (
 )
 
 
-def slo(
-    tier: str, stated: TierStated, now: TierPeriod | None, before: TierPeriod | None
-) -> TierSlo:
+def slo(tier: str, stated: TierStated, now: TierPeriod, before: TierPeriod) -> TierSlo:
     """The tier's service level over the period."""
     target_s = stated.targets.ttft_p99_s
     missing = NO_TARGET if target_s is None else "no requests in this period"
     in_time = m.goodput(target_s, stated.targets.itl_p99_s)
     goodput = Measure("goodput_per_s", "goodput", "per_s", in_time, UP, missing=missing)
-    whole = now.whole if now is not None else Span()
-    shares = [m.share_of_time(part)(whole) for part in (QUEUE, PREFILL, DECODE)]
+    shares = [m.share_of_time(part)(now.whole) for part in (QUEUE, PREFILL, DECODE)]
     present = [share for share in shares if share is not None]
     return TierSlo(
         tier=tier,
         latencies=tuple(_latency(name, metric, stated, now, before) for name, metric in LATENCIES),
         served_per_s=trend(m.SERVED, now, before),
         goodput_per_s=trend(goodput, now, before),
-        budget=_budget(stated, whole),
-        hours=_hours(stated, now) if now is not None else (),
-        by_weekday=_by_weekday(stated, now) if now is not None else (),
+        budget=_budget(stated, now.whole),
+        hours=tuple(
+            _hour(stated, slot, span) for slot, span in zip(now.grid.slots, now.hours, strict=False)
+        ),
+        by_weekday=_by_weekday(stated, now) if now.hours else (),
         queue_ratio=shares[0],
         prefill_ratio=shares[1],
         decode_ratio=shares[2],
         other_ratio=max(0.0, 1 - sum(present)) if len(present) == len(shares) else None,
-        missing="" if now is not None else "the tier was not watched in this period",
+        missing="" if now.hours else "the tier was not watched in this period",
     )
 
 
 def _latency(
-    name: str, metric: str, stated: TierStated, now: TierPeriod | None, before: TierPeriod | None
+    name: str, metric: str, stated: TierStated, now: TierPeriod, before: TierPeriod
 ) -> Latency:
     budget_s = {"ttft": stated.targets.ttft_p99_s, "itl": stated.targets.itl_p99_s}.get(name)
     figures = m.percentiles(name, metric, "s", now, before, ending="_s", good=DOWN)
     p50, p99 = figures["p50"], figures["p99"]
-    tally = now.whole.tallies.get(metric) if now is not None else None
+    tally = now.whole.tallies.get(metric)
     kept = None if tally is None or budget_s is None else tally.within(budget_s)
     state = "unknown"
     if budget_s is not None and p99.value is not None and p50.value is not None:
         state = "ok" if p99.value <= budget_s else "warning"
         state = "critical" if p50.value > budget_s else state
-    whole = now.whole if now is not None else Span()
     return Latency(
         name=name,
         **figures,
         observations=0.0 if tally is None else tally.count,
         budget_s=budget_s,
-        within_ratio=m.within(metric, budget_s)(whole),
+        within_ratio=m.within(metric, budget_s)(now.whole),
         judged_at_s=None if kept is None else kept[1],
         state=state,
         missing=_coarse(tally),
@@ -122,24 +120,15 @@ def _coarse(tally: Tally | None) -> str:
 
 def _budget(stated: TierStated, whole: Span) -> ErrorBudget:
     """The error budget: late first tokens compared with the share that the objective allows."""
-    tally, target_s = whole.tallies.get(TTFT), stated.targets.ttft_p99_s
-    requests = 0.0 if tally is None else tally.count
-    kept = m.within(TTFT, target_s)(whole)
-    bad = None if kept is None else 1 - kept
-    missing = NO_TARGET if target_s is None else "" if requests else "no requests in this period"
+    requests, (bad, spent) = _requests(whole) or 0.0, _burn(stated, whole)
+    no_target = stated.targets.ttft_p99_s is None
     return ErrorBudget(
         objective_ratio=stated.objective_ratio,
         requests=requests,
         bad_requests=None if bad is None else bad * requests,
         bad_ratio=bad,
-        spent_ratio=None if bad is None else bad / (1 - stated.objective_ratio),
-        missing=missing,
-    )
-
-
-def _hours(stated: TierStated, now: TierPeriod) -> tuple[Hour, ...]:
-    return tuple(
-        _hour(stated, slot, span) for slot, span in zip(now.grid.slots, now.hours, strict=True)
+        spent_ratio=spent,
+        missing=NO_TARGET if no_target else "" if requests else "no requests in this period",
     )
 
 
@@ -181,18 +170,12 @@ def _by_weekday(stated: TierStated, now: TierPeriod) -> tuple[WeekdayHour, ...]:
     cells: dict[tuple[int, int], list[Span]] = {}
     for slot, span in zip(now.grid.slots, now.hours, strict=True):
         cells.setdefault((slot.weekday, slot.hour), []).append(span)
-    return tuple(
-        _weekday_hour(stated, weekday, hour, cells.get((weekday, hour), []))
-        for weekday, hour in product(range(7), range(24))
-    )
-
-
-def _weekday_hour(
-    stated: TierStated, weekday: int, hour: int, spans: Sequence[Span]
-) -> WeekdayHour:
-    span = in_turn(spans)
-    bad, burn = _burn(stated, span)
-    return WeekdayHour(weekday, hour, _requests(span), bad, burn, m.quantile(TTFT, 0.99)(span))
+    week: list[WeekdayHour] = []
+    for weekday, hour in product(range(7), range(24)):
+        span = in_turn(cells.get((weekday, hour), []))
+        late_s = m.quantile(TTFT, 0.99)(span)
+        week.append(WeekdayHour(weekday, hour, _requests(span), *_burn(stated, span), late_s))
+    return tuple(week)
 
 
 # --- A tier's workload: request lengths, arrivals, archetype, drift (guide 1.1 to 1.3) ------------
@@ -213,13 +196,13 @@ NO_PROFILE = (
 NO_REQUEST = "no request finished in this period"
 
 
-def workload(tier: TierObserved, now: TierPeriod | None, before: TierPeriod | None) -> TierWorkload:
+def workload(tier: TierObserved, now: TierPeriod, before: TierPeriod) -> TierWorkload:
     """The tier's requests over the period."""
     prompt = _lengths("prompt_tokens", PROMPT_LENGTH, now, before)
     output = _lengths("output_tokens", OUTPUT_LENGTH, now, before)
     kind, why = _archetype(prompt.mean.value, output.mean.value)
-    arrived = arrivals(tier, now.grid.from_s if now is not None else 0.0)
-    saved = m.saved(now.whole) if now is not None else None
+    arrived = arrivals(tier, now.grid.from_s)
+    saved = m.saved(now.whole)
     return TierWorkload(
         tier=tier.id,
         prompt=prompt,
@@ -234,7 +217,7 @@ def workload(tier: TierObserved, now: TierPeriod | None, before: TierPeriod | No
     )
 
 
-def _lengths(key: str, metric: str, now: TierPeriod | None, before: TierPeriod | None) -> Lengths:
+def _lengths(key: str, metric: str, now: TierPeriod, before: TierPeriod) -> Lengths:
     figures = m.percentiles(key, metric, "tokens", now, before, missing=NO_REQUEST)
     return Lengths(**figures, missing=figures["p50"].missing)
 

@@ -49,12 +49,14 @@ class TierSections(Struct, frozen=True):
 def verdict(of: TierSections) -> Verdict:
     """The tier's verdict."""
     worst = severity(of)
+    # Partial data can prove problems, not health.
+    is_judged = of.watched and not (of.partial and worst < Severity.WARNING)
     serious = [
         incident for incident in of.incidents if SEVERITY[incident.severity] >= Severity.WARNING
     ]
     return Verdict(
         tier=of.tier.id,
-        health=worst.word if serious or _judged(of, worst) else "unknown",
+        health=worst.word if serious or is_judged else "unknown",
         health_text=_health(of, serious),
         incidents=len(of.incidents),
         incident_s=_lasted_s(serious),
@@ -64,11 +66,6 @@ def verdict(of: TierSections) -> Verdict:
         action=_action(of, serious),
         trends=_trends(of),
     )
-
-
-def _judged(of: TierSections, worst: Severity) -> bool:
-    """Whether the tier's health is known: partial data can prove problems, not health."""
-    return of.watched and not (of.partial and worst < Severity.WARNING)
 
 
 def severity(of: TierSections) -> Severity:
@@ -82,9 +79,8 @@ def _lasted_s(incidents: Sequence[Incident]) -> float:
     """Seconds with at least one incident."""
     total = until_s = 0.0
     for incident in sorted(incidents, key=lambda incident: incident.start_s):
-        end_s = incident.last_s if incident.end_s is None else incident.end_s
-        total += max(0.0, end_s - max(incident.start_s, until_s))
-        until_s = max(until_s, end_s)
+        total += max(0.0, incident.until_s - max(incident.start_s, until_s))
+        until_s = max(until_s, incident.until_s)
     return total
 
 
@@ -92,7 +88,7 @@ def _health(of: TierSections, serious: Sequence[Incident]) -> str:
     if not of.watched and not serious:
         return NOT_WATCHED
     if serious:
-        first = _worst(serious)
+        first = max(serious, key=_rank)
         more = f"; {len(serious)} incidents in total" if len(serious) > 1 else ""
         where = first.where if len(first.replicas) > 1 else first.target
         return f"{first.title} on {where} for {duration(_lasted_s([first]))}{more}"
@@ -104,10 +100,6 @@ def _health(of: TierSections, serious: Sequence[Incident]) -> str:
     if of.partial:
         return "nothing at warning or worse, but the data is partial"
     return "no incidents, nothing at warning or worse"
-
-
-def _worst(incidents: Sequence[Incident]) -> Incident:
-    return max(incidents, key=_rank)
 
 
 def _rank(incident: Incident) -> tuple[Severity, float, float]:
@@ -168,7 +160,8 @@ def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
         return Action(text, why, "", ())
     if order:
         first = order[0]
-        return Action(f"investigate {first.id}: {first.title}", _first_evidence(first), "", ())
+        why = first.evidence[0].text if first.evidence else ""
+        return Action(f"investigate {first.id}: {first.title}", why, "", ())
     best = of.money.savings[0] if of.money.savings else None
     if best is not None and (best.saves_usd_per_month or 0.0) > 0:
         why = f"saves about {best.saves_usd_per_month:,.0f} USD per month"
@@ -177,10 +170,6 @@ def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
         text = f"try {plural(size.replicas_needed, 'replica')} instead of {size.replicas_present}"
         return Action(text, f"the peak needs only {size.replicas_needed}", "", ())
     return None
-
-
-def _first_evidence(incident: Incident) -> str:
-    return incident.evidence[0].text if incident.evidence else ""
 
 
 def _trends(of: TierSections) -> tuple[Trend, ...]:

@@ -14,9 +14,12 @@ from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, Part
 from kneewatch.agent.report.prometheus.queries import Query, Ranges, RowKey, Rows, Steps
 from kneewatch.agent.report.series import Floats, Truths
-from kneewatch.dashboards.prometheus.hourly_sums import SUM_STEP_S, SUMMED_COUNTERS
+from kneewatch.dashboards.prometheus.hourly_sums import (
+    SUM_STEP_S,
+    SUMMED_COUNTERS,
+    SUMMED_HISTOGRAMS,
+)
 from kneewatch.diagnose.fleet.inventory import Labels
-from kneewatch.reports.weekly.measures import TALLIES
 from kneewatch.reports.weekly.observed import Grid, Tally
 
 BUCKETS = 20
@@ -85,7 +88,7 @@ class Hours:
         named: dict[str, tuple[Text, int]] = {
             key: (partial(text, key, ""), 1) for key in SUMMED_COUNTERS
         }
-        for metric, part in product(TALLIES, ("bucket", "sum")):
+        for metric, part in product(SUMMED_HISTOGRAMS, ("bucket", "sum")):
             named[f"{metric}_{part}"] = (
                 partial(text, metric, part), BUCKETS if part == "bucket" else 1
             )  # fmt: skip

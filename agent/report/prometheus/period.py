@@ -40,13 +40,13 @@ from kneewatch.agent.report.prometheus.queries import (
 from kneewatch.agent.report.series import Floats, Signals, runs
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
-from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS
+from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS, SUMMED_HISTOGRAMS
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.figures import Gap
 from kneewatch.reports.weekly.knee import evenly
-from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, TALLIES
+from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING
 from kneewatch.reports.weekly.observed import Grid, Tally, TargetObserved
 
 FAILED = "the scrape failed (up is 0)"
@@ -224,7 +224,8 @@ class PeriodReader:
             preempted=of_engines["preempted"],
             counts={key: hourly[key] for key in SUMMED_COUNTERS},
             histograms={
-                metric: (hourly[f"{metric}_bucket"], hourly[f"{metric}_sum"]) for metric in TALLIES
+                metric: (hourly[f"{metric}_bucket"], hourly[f"{metric}_sum"])
+                for metric in SUMMED_HISTOGRAMS
             },
             begun=merge_parts(ranges.steps(begun, begun_at))["begun"],
             begun_s=self._found.begun_s,

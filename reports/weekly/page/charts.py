@@ -411,10 +411,10 @@ class Charts(Struct, frozen=True):
 
 
 def charts(
-    slo: TierSlo | None,
-    knee: TierKnee | None,
-    size: TierSize | None,
-    money: TierMoney | None,
+    slo: TierSlo,
+    knee: TierKnee,
+    size: TierSize,
+    money: TierMoney,
     calendar: Calendar,
     *,
     plots: bool = True,
@@ -422,12 +422,12 @@ def charts(
     """The charts of a tier; `plots`: also those with axes."""
     present, needed = _gpus(size)
     return Charts(
-        latency=latency_by_hour(slo.hours, calendar, budget_s(slo)) if slo and plots else None,
-        requests=requests_by_hour(slo.hours, calendar) if slo and plots else None,
-        heat=heat(slo.by_weekday) if slo else None,
+        latency=latency_by_hour(slo.hours, calendar, budget_s(slo)) if plots else None,
+        requests=requests_by_hour(slo.hours, calendar) if plots else None,
+        heat=heat(slo.by_weekday),
         shares=_shares(slo),
-        knee_tokens=knee_tokens(knee) if knee and plots else None,
-        knee_latency=knee_latency(knee) if knee and plots else None,
+        knee_tokens=knee_tokens(knee) if plots else None,
+        knee_latency=knee_latency(knee) if plots else None,
         present=present,
         needed=needed,
         memory=_memory(size),
@@ -440,10 +440,8 @@ def budget_s(slo: TierSlo) -> float | None:
     return next((latency.budget_s for latency in slo.latencies if latency.name == TTFT), None)
 
 
-def _shares(slo: TierSlo | None) -> tuple[Part, ...]:
+def _shares(slo: TierSlo) -> tuple[Part, ...]:
     """A request's time by phase, as the parts of a bar."""
-    if slo is None:
-        return ()
     named = (
         ("queue", slo.queue_ratio),
         ("prefill", slo.prefill_ratio),
@@ -456,25 +454,23 @@ def _shares(slo: TierSlo | None) -> tuple[Part, ...]:
     return stack(present, whole=max(1.0, sum(ratio for _, ratio, _ in present))) if present else ()
 
 
-def _gpus(size: TierSize | None) -> tuple[Squares | None, Squares | None]:
-    if size is None or size.gpus_present is None or size.gpus_needed is None:
+def _gpus(size: TierSize) -> tuple[Squares | None, Squares | None]:
+    if size.gpus_present is None or size.gpus_needed is None:
         return None, None
     present, needed = size.gpus_present, size.gpus_needed
     return squares(present, beside=needed), squares(needed, beside=present)
 
 
-def _memory(size: TierSize | None) -> tuple[Part, ...]:
+def _memory(size: TierSize) -> tuple[Part, ...]:
     """One GPU's memory by part; the rest is free."""
-    if size is None or not size.memory:
-        return ()
     parts = [(part.name, part.bytes, with_unit(part.bytes, "bytes")) for part in size.memory]
     taken = sum(part.bytes for part in size.memory)
     return stack(parts, whole=max(taken, size.gpu_memory_bytes or 0.0))
 
 
-def _hours(money: TierMoney | None) -> tuple[Part, ...]:
+def _hours(money: TierMoney) -> tuple[Part, ...]:
     """The paid GPU-hours, split into busy and idle."""
-    if money is None or money.idle_ratio is None or not 0 <= money.idle_ratio <= 1:
+    if money.idle_ratio is None or not 0 <= money.idle_ratio <= 1:
         return ()
     busy = 1.0 - money.idle_ratio
     parts = [

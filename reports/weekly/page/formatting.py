@@ -31,22 +31,8 @@ HEALTH: Mapping[str, str] = {
     "critical": "Critical",
     "unknown": "Unknown",
 }
-RANKS: Mapping[str, int] = {
-    "ok": 0,
-    "trend": 0,
-    "info": 1,
-    "unknown": 2,
-    "warning": 3,
-    "critical": 4,
-}
-"""How bad each state is. Unknown ranks above info: somebody must look."""
-
 STATES: Mapping[str, str] = {
-    "ok": "ok",
-    "info": "info",
-    "warning": "warning",
-    "critical": "critical",
-    "unknown": "unknown",
+    **{word: word for word in HEALTH},
     "trend": "no target",
     "off": "not in use",
 }
@@ -94,8 +80,8 @@ def _usd(value: float) -> str:
     return f"{value:,.2f} USD" if cents else f"{value:,.0f} USD"
 
 
-def _gpus(value: float) -> str:
-    return "1 GPU" if value == 1 else f"{number(value)} GPUs"
+def _counted(noun: str) -> Callable[[float], str]:
+    return lambda value: f"{number(value)} {noun if value == 1 else noun + 's'}"
 
 
 _FORMATTERS: Mapping[str, Callable[[float], str]] = {
@@ -110,10 +96,10 @@ _FORMATTERS: Mapping[str, Callable[[float], str]] = {
     "usd": _usd,
     "usd_per_hour": lambda value: f"{_usd(value)}/h",
     "usd_per_million_tokens": lambda value: f"{_usd(value)} per million tokens",
-    "requests": lambda value: f"{number(value)} {'request' if value == 1 else 'requests'}",
+    "requests": _counted("request"),
     "requests_per_usd": lambda value: f"{number(value)} requests per USD",
-    "gpus": _gpus,
-    "hours": lambda value: f"{number(value)} {'hour' if value == 1 else 'hours'}",
+    "gpus": _counted("GPU"),
+    "hours": _counted("hour"),
     "gpu_hours": lambda value: f"{number(value)} GPU-hours",
     "factor": lambda value: f"{number(value)}x",
 }
@@ -395,8 +381,3 @@ class Calendar(Struct, frozen=True, dict=True):
 def stamp(t_s: float) -> str:
     """A UTC timestamp: 2026-11-09T13:03:00Z."""
     return datetime.fromtimestamp(t_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def lasted(start_s: float, end_s: float) -> str:
-    """The length of an interval: 38 min."""
-    return span(end_s - start_s)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from itertools import groupby
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -18,9 +18,10 @@ from msgspec import Struct
 
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.reports.templates import environment, palette
+from kneewatch.reports.triage.view_model import RANKS
 from kneewatch.reports.weekly.figures import UnknownSignal
 from kneewatch.reports.weekly.page import charts, formatting, incident_chart, svg
-from kneewatch.reports.weekly.page.formatting import RANKS, Calendar, bare, health, lasted
+from kneewatch.reports.weekly.page.formatting import Calendar, bare, health
 from kneewatch.reports.weekly.page.incident_chart import Strip, strip
 from kneewatch.reports.weekly.report import Incident, Tier, Verdict, WeeklyReport
 from kneewatch.reports.weekly.tier_sections import (
@@ -29,7 +30,6 @@ from kneewatch.reports.weekly.tier_sections import (
     TierMoney,
     TierSize,
     TierSlo,
-    TierTables,
     TierWorkload,
 )
 from kneewatch.rules.formatting import duration, number, percent, plural, quantity, span
@@ -60,8 +60,7 @@ def title(report: WeeklyReport) -> str:
 
 def headline(report: WeeklyReport) -> tuple[str, str]:
     """The worst health state, and a sentence with the number of tiers per state, worst first."""
-    by_tier = {verdict.tier: health(verdict.health) for verdict in report.verdicts}
-    counts = Counter(by_tier.get(tier.id, "unknown") for tier in report.tiers)
+    counts = Counter(health(verdict.health) for verdict in report.verdicts)
     if not counts:
         return "unknown", "No target was watched in this period: health unknown."
     states = sorted(counts, key=lambda state: -RANKS[state])
@@ -79,30 +78,6 @@ file is sent by mail and must stay small. A tier's own report (--tier) has every
 INCIDENTS_IN_FULL = 20
 
 
-class OfTier(Protocol):
-    """A section's entry for a tier."""
-
-    @property
-    def tier(self) -> str:
-        """The tier's id."""
-        ...
-
-
-Entry = TypeVar("Entry", bound=OfTier)
-
-
-class RowPart(Struct, frozen=True):
-    """A row of the metric tables with its sparkline."""
-
-    row: TableRow
-    spark: charts.SparkLine | None
-
-    @property
-    def known(self) -> bool:
-        """Whether any of its figures has a value."""
-        return any(trend.value is not None for trend in self.row.figures)
-
-
 class SparkTable(Struct, frozen=True):
     """The values of the sparklines: headings, and for each step its start and values."""
 
@@ -111,26 +86,25 @@ class SparkTable(Struct, frozen=True):
 
 
 class TablePart(Struct, frozen=True):
-    """A metric table; `behind` are the values of its sparklines."""
+    """A metric table: its rows with their sparklines; `behind` are the values of these."""
 
     name: str
-    section: str
-    rows: tuple[RowPart, ...]
+    rows: tuple[tuple[TableRow, charts.SparkLine | None], ...]
     behind: tuple[SparkTable, ...]
 
 
 class TierPart(Struct, frozen=True):
-    """The sections of a tier; None where a section has no data. Only `full` ones have charts."""
+    """The sections of a tier. Only `full` ones have charts."""
 
     number: int
     tier: Tier
-    verdict: Verdict | None
+    verdict: Verdict
     tables: tuple[TablePart, ...]
-    slo: TierSlo | None
-    knee: TierKnee | None
-    workload: TierWorkload | None
-    size: TierSize | None
-    money: TierMoney | None
+    slo: TierSlo
+    knee: TierKnee
+    workload: TierWorkload
+    size: TierSize
+    money: TierMoney
     charts: charts.Charts
     full: bool
 
@@ -138,11 +112,6 @@ class TierPart(Struct, frozen=True):
     def watched(self) -> bool:
         """Whether the tier was watched in this period; other tiers appear only in the verdict."""
         return bool(self.tier.engines)
-
-    @property
-    def rank(self) -> int:
-        """How bad its state is, the worst highest; unknown without a verdict."""
-        return RANKS["unknown" if self.verdict is None else health(self.verdict.health)]
 
 
 class IncidentPart(Struct, frozen=True):
@@ -159,52 +128,31 @@ class IncidentPart(Struct, frozen=True):
     strip: Strip | None
 
 
-class How(Struct, frozen=True):
-    """How a figure of the metric tables is computed, and the rules that judge it."""
-
-    section: str
-    subject: str
-    how: str
-    rules: tuple[str, ...]
-
-
-def in_full(report: WeeklyReport) -> set[str]:
-    """The ids of the tiers that are shown in full."""
-    if len(report.tiers) <= ALL_MOST:
-        return {tier.id for tier in report.tiers}
-    verdicts = sorted(report.verdicts, key=lambda verdict: -RANKS[health(verdict.health)])
-    return {verdict.tier for verdict in verdicts[:SOME]}
+def _badness(verdict: Verdict) -> int:
+    return RANKS[health(verdict.health)]
 
 
 def tier_parts(report: WeeklyReport, calendar: Calendar, *, plots: bool) -> list[TierPart]:
     """The tiers in the report's order; `plots`: with charts that have axes."""
-    full = in_full(report)
-    verdicts, tables, slo = _by_tier(report.verdicts), _by_tier(report.tables), _by_tier(report.slo)
-    knees, workloads = _by_tier(report.knees), _by_tier(report.workloads)
-    sizes, money = _by_tier(report.sizes), _by_tier(report.money)
+    worst = sorted(report.verdicts, key=_badness, reverse=True)
+    full = worst if len(worst) <= ALL_MOST else worst[:SOME]
+    sections = zip(
+        report.tiers, report.verdicts, report.tables, report.slo, report.knees, report.workloads,
+        report.sizes, report.money, strict=True,
+    )  # fmt: skip
     parts: list[TierPart] = []
-    for place, tier in enumerate(report.tiers, 1):
-        of = tier.id
-        drawn = (
-            charts.charts(
-                slo.get(of), knees.get(of), sizes.get(of), money.get(of), calendar, plots=plots
-            )
-            if of in full
-            else charts.Charts()
+    for place, (tier, verdict, tables, slo, knee, workload, size, money) in enumerate(sections, 1):
+        drawn, is_full = charts.Charts(), verdict in full
+        if is_full:
+            drawn = charts.charts(slo, knee, size, money, calendar, plots=plots)
+        shown = (
+            _table("Monitoring", tables.monitoring, sparks=is_full),
+            _table("KV cache", tables.kv, sparks=is_full),
         )
-        shown = _tables(tables.get(of), sparks=of in full)
         parts.append(
-            TierPart(
-                place, tier, verdicts.get(of), shown, slo.get(of), knees.get(of),
-                workloads.get(of), sizes.get(of), money.get(of), drawn, of in full,
-            )
-        )  # fmt: skip
+            TierPart(place, tier, verdict, shown, slo, knee, workload, size, money, drawn, is_full)
+        )
     return parts
-
-
-def worst_first(parts: Sequence[TierPart]) -> list[TierPart]:
-    """The tiers, worst first; equals keep their order."""
-    return sorted(parts, key=lambda part: -part.rank)
 
 
 def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPart]:
@@ -220,13 +168,12 @@ def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPar
     drawn = set(worst[:most])
     parts: list[IncidentPart] = []
     for at, incident in enumerate(report.incidents):
-        end_s = incident.last_s if incident.end_s is None else incident.end_s
         parts.append(
             IncidentPart(
                 number=at + 1,
                 incident=incident,
-                stretch=calendar.stretch(incident.start_s, end_s),
-                length=lasted(incident.start_s, end_s),
+                stretch=calendar.stretch(incident.start_s, incident.until_s),
+                length=span(incident.until_s - incident.start_s),
                 ending=_ending(incident, calendar),
                 strip=strip(incident, calendar) if at in drawn else None,
             )
@@ -273,40 +220,20 @@ def _ending(incident: Incident, calendar: Calendar) -> str:
     return f"no data after {calendar.moment(incident.last_s)}; still active then"
 
 
-def methods(report: WeeklyReport) -> list[How]:
-    """How each row of the tables is computed; rows with the same text appear once."""
-    methods: dict[How, None] = {}
-    for tables in report.tables:
-        for row in (*tables.monitoring, *tables.kv):
-            if row.how:
-                methods[How(row.section, row.subject, row.how, row.rules)] = None
-    return list(methods)
+def methods(report: WeeklyReport) -> list[TableRow]:
+    """The rows of the tables by how they are computed; rows with the same text appear once."""
+    rows = (row for tables in report.tables for row in (*tables.monitoring, *tables.kv))
+    return list({(row.section, row.subject, row.how, row.rules): row for row in rows}.values())
 
 
-def _by_tier(entries: Iterable[Entry]) -> Mapping[str, Entry]:
-    return {entry.tier: entry for entry in entries}
-
-
-def _tables(tables: TierTables | None, *, sparks: bool) -> tuple[TablePart, ...]:
-    if tables is None:
-        return ()
-    both = (("Monitoring", "9.3", tables.monitoring), ("KV cache", "7.7", tables.kv))
-    return tuple(_table(name, section, rows, sparks=sparks) for name, section, rows in both if rows)
-
-
-def _table(name: str, section: str, rows: Sequence[TableRow], *, sparks: bool) -> TablePart:
-    parts = tuple(
-        RowPart(
-            row,
-            charts.spark_line(row.spark, low=row.low, high=row.high)
-            if row.spark and sparks
-            else None,
-        )
+def _table(name: str, rows: Sequence[TableRow], *, sparks: bool) -> TablePart:
+    lines = [
+        charts.spark_line(row.spark, low=row.low, high=row.high) if row.spark and sparks else None
         for row in rows
-    )
-    drawn = sorted((part.row for part in parts if part.spark is not None), key=_steps)
+    ]
+    drawn = sorted((row for row, line in zip(rows, lines, strict=True) if line), key=_steps)
     behind = tuple(_spark_table(list(group)) for _, group in groupby(drawn, _steps))
-    return TablePart(name, section, parts, behind)
+    return TablePart(name, tuple(zip(rows, lines, strict=True)), behind)
 
 
 def _steps(row: TableRow) -> tuple[float, float, int]:
@@ -372,7 +299,7 @@ def render(report: WeeklyReport, *, docs_url: str = "", plots: bool = True) -> s
         docs_url=docs_url,
         calendar=calendar,
         tiers=[part for part in tiers if part.watched],
-        worst_first=worst_first(tiers),
+        worst_first=sorted(tiers, key=lambda part: _badness(part.verdict), reverse=True),
         incidents=incident_parts(report, calendar),
         methods=methods(report),
         rest=[part for part in tiers if part.watched and not part.full],

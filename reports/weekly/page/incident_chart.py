@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from kneewatch.reports.triage.charts import ceiling
+from kneewatch.reports.triage.charts import Axis, ceiling
 from kneewatch.reports.weekly.figures import Line
 from kneewatch.reports.weekly.page.formatting import Calendar, health
 from kneewatch.reports.weekly.page.svg import path
-from kneewatch.reports.weekly.report import Incident
+from kneewatch.reports.weekly.report import CauseSpan, Incident, StageSpan
 from kneewatch.rules.formatting import cut, quantity
 
 WIDE, TALL = 300.0, 60.0
@@ -20,23 +20,6 @@ WIDE, TALL = 300.0, 60.0
 LEAST_WIDTH = 0.5
 TABLE_ROWS = 24
 LATE = "ttft_p99_s"
-
-
-class Reach:
-    """Maps times to horizontal positions in percent."""
-
-    def __init__(self, since_s: float, until_s: float) -> None:
-        self.since_s, self.until_s = since_s, max(until_s, since_s + 1.0)
-
-    def x(self, t_s: float) -> float:
-        """The position of a time, clamped to the axis."""
-        return min(100.0, max(0.0, 100 * (t_s - self.since_s) / (self.until_s - self.since_s)))
-
-    def spread(self, start_s: float, end_s: float) -> tuple[float, float]:
-        """Position and width of an interval, at least as wide as can be seen."""
-        x, end = self.x(start_s), self.x(end_s)
-        width = max(LEAST_WIDTH, end - x)
-        return min(x, 100.0 - width), width
 
 
 class SmallChart(Struct, frozen=True):
@@ -50,7 +33,7 @@ class SmallChart(Struct, frozen=True):
     desc: str
 
 
-def small_chart(line: Line, reach: Reach, budget_s: float | None) -> SmallChart | None:
+def small_chart(line: Line, axis: Axis, budget_s: float | None) -> SmallChart | None:
     """The chart of a signal, with the target if it is a TTFT; None without data."""
     finite = [v for v in line.values if v is not None and math.isfinite(v)]
     if not finite:
@@ -59,7 +42,7 @@ def small_chart(line: Line, reach: Reach, budget_s: float | None) -> SmallChart 
     top = ceiling(max(*finite, bound or 0.0, 0.0), of=line.signal) or 1.0
     points = [
         None if value is None or not math.isfinite(value)
-        else (reach.x(t_s) * WIDE / 100, TALL - TALL * max(0.0, value) / top)
+        else (axis.x(t_s) * WIDE / 100, TALL - TALL * max(0.0, value) / top)
         for t_s, value in zip(line.times_s, line.values, strict=False)
     ]  # fmt: skip
     least, most = quantity(line.signal, min(finite)), quantity(line.signal, max(finite))
@@ -157,32 +140,25 @@ class Strip(Struct, frozen=True):
 
 def strip(incident: Incident, calendar: Calendar) -> Strip:
     """The timeline of an incident, with some time before and after it."""
-    end_s = _end(incident.end_s, incident)
+    end_s = incident.until_s
     times = [t_s for line in incident.lines for t_s in line.times_s]
     margin_s = 0.05 * (end_s - incident.start_s)
-    reach = Reach(
-        min([incident.start_s - margin_s, *times]), max([end_s + margin_s, *times])
-    )  # fmt: skip
+    since_s = min([incident.start_s - margin_s, *times])
+    axis = Axis(since_s, max([end_s + margin_s, since_s + 1.0, *times]))
     ground = TOP_PX + STAGES * STEP_PX if incident.stages else 4
-    steps = tuple(
-        _step(reach, span.start_s, _end(span.end_s, incident), ground=ground, number=span.number,
-              severity=span.severity, label=cut(f"{span.number} {span.name}", LABEL_MOST))
-        for span in incident.stages
-    )  # fmt: skip
-    causes = tuple(_bars(incident, reach, ground))
     lanes = len({span.id for span in incident.causes})
     shown = [
-        chart for line in incident.lines if (chart := small_chart(line, reach, incident.budget_s))
+        chart for line in incident.lines if (chart := small_chart(line, axis, incident.budget_s))
     ]
     return Strip(
-        steps=steps,
-        causes=causes,
-        marks=tuple(_marks(incident, reach)) if steps else (),
-        ticks=tuple(_ticks(reach, calendar)),
+        steps=tuple(_step(span, incident, axis, ground) for span in incident.stages),
+        causes=tuple(_bars(incident, axis, ground)),
+        marks=tuple(_marks(incident, axis)) if incident.stages else (),
+        ticks=tuple(_ticks(axis, calendar)),
         ground_px=ground,
         height_px=ground + CAUSE_PX * lanes + 22,
         charts=tuple(shown),
-        held=reach.spread(incident.start_s, end_s),
+        held=_spread(axis, incident.start_s, end_s),
         signals=tuple(line.signal for line in incident.lines),
         thinned=len(set(times)) > TABLE_ROWS,
         rows=tuple(table(incident.lines)),
@@ -190,33 +166,33 @@ def strip(incident: Incident, calendar: Calendar) -> Strip:
     )
 
 
-def _end(end_s: float | None, incident: Incident) -> float:
-    """The end, or the time it was last seen if it is still open."""
-    return incident.last_s if end_s is None else end_s
+def _spread(axis: Axis, start_s: float, end_s: float) -> tuple[float, float]:
+    """Position and width of an interval, at least as wide as can be seen."""
+    x, width = axis.spread(start_s, end_s)
+    width = max(LEAST_WIDTH, width)
+    return min(x, 100.0 - width), width
 
 
-def _step(
-    reach: Reach,
-    start_s: float,
-    end_s: float,
-    *,
-    ground: int,
-    number: int,
-    severity: str,
-    label: str,
-) -> Step:
-    x, width = reach.spread(start_s, end_s)
-    height = STEP_PX * max(0.25, min(number, STAGES))
-    return Step(x, width, ground - height, height, health(severity), label, width >= LABEL_AT_DESK)
+def _placed(span: StageSpan | CauseSpan, incident: Incident, axis: Axis) -> tuple[float, float]:
+    """Position and width of a stage or cause; one that is open ends when it was last seen."""
+    end_s = incident.last_s if span.end_s is None else span.end_s
+    return _spread(axis, span.start_s, end_s)
 
 
-def _bars(incident: Incident, reach: Reach, ground: int) -> Iterator[Bar]:
+def _step(span: StageSpan, incident: Incident, axis: Axis, ground: int) -> Step:
+    x, width = _placed(span, incident, axis)
+    height = STEP_PX * max(0.25, min(span.number, STAGES))
+    label, labelled = cut(f"{span.number} {span.name}", LABEL_MOST), width >= LABEL_AT_DESK
+    return Step(x, width, ground - height, height, health(span.severity), label, labelled)
+
+
+def _bars(incident: Incident, axis: Axis, ground: int) -> Iterator[Bar]:
     """The causes, each in its own lane, ordered by start."""
     lanes: dict[str, int] = {}
     for span in incident.causes:
         first = span.id not in lanes
         lane = lanes.setdefault(span.id, len(lanes))
-        x, width = reach.spread(span.start_s, _end(span.end_s, incident))
+        x, width = _placed(span, incident, axis)
         text_x = x if x <= MIDDLE else x + width
         yield Bar(
             x, width, ground + 18 + CAUSE_PX * lane, health(span.severity),
@@ -224,7 +200,7 @@ def _bars(incident: Incident, reach: Reach, ground: int) -> Iterator[Bar]:
         )  # fmt: skip
 
 
-def _marks(incident: Incident, reach: Reach) -> list[Mark]:
+def _marks(incident: Incident, axis: Axis) -> list[Mark]:
     moments = (
         (incident.stage2_s, "preemption starts"),
         (incident.late_s, "TTFT P99 over target"),
@@ -232,25 +208,24 @@ def _marks(incident: Incident, reach: Reach) -> list[Mark]:
     marks: list[Mark] = []
     for row, (t_s, words) in enumerate(moments):
         if t_s is not None:
-            x = reach.x(t_s)
+            x = axis.x(t_s)
             marks.append(Mark(x, 11.0 + 15 * row, words, x < MIDDLE))
     return marks
 
 
-def _ticks(reach: Reach, calendar: Calendar) -> list[tuple[float, str]]:
-    length_s = reach.until_s - reach.since_s
-    step_s = next((s for s in STEPS_S if length_s / s <= TICKS_MOST), STEPS_S[-1])
+def _ticks(axis: Axis, calendar: Calendar) -> list[tuple[float, str]]:
+    step_s = next((s for s in STEPS_S if axis.length_s / s <= TICKS_MOST), STEPS_S[-1])
     # Ticks are at round local times; a zone's offset may include half an hour.
-    offset = calendar.local(reach.since_s).utcoffset()
+    offset = calendar.local(axis.since_s).utcoffset()
     offset_s = 0.0 if offset is None else offset.total_seconds()
-    first = math.ceil((reach.since_s + offset_s) / step_s)
-    last = math.floor((reach.until_s + offset_s) / step_s)
+    first = math.ceil((axis.since_s + offset_s) / step_s)
+    last = math.floor((axis.until_s + offset_s) / step_s)
     moments = (at * step_s - offset_s for at in range(first, last + 1))
     label = calendar.day if step_s >= 86400 else calendar.clock
     return [
-        (reach.x(t_s), calendar.clock(t_s, seconds=True) if step_s < 60 else label(t_s))
+        (axis.x(t_s), calendar.clock(t_s, seconds=True) if step_s < 60 else label(t_s))
         for t_s in moments
-        if EDGE <= reach.x(t_s) <= 100 - EDGE
+        if EDGE <= axis.x(t_s) <= 100 - EDGE
     ]
 
 

@@ -12,7 +12,8 @@ import pytest
 from kneewatch.agent.report.store_source import History
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import RawCounters
-from kneewatch.reports.weekly.measures import COUNTS, LEVELS
+from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS
+from kneewatch.reports.weekly.measures import LEVELS
 from tests.agent.store.factories import COLUMNS, cycle, diagnosis, written
 from tests.weeks import START_S
 
@@ -46,7 +47,9 @@ def test_what_is_not_there_is_empty(made_store: Path) -> None:
     span = {"from_s": 0.0, "to_s": 1.0}
     assert len(history.signal_arrays(1, LEVELS, **span).times) == 0
     assert not [
-        counter for counter in history.counter_arrays(1, COUNTS, **span) if len(counter.times)
+        counter
+        for counter in history.counter_arrays(1, SUMMED_COUNTERS, **span)
+        if len(counter.times)
     ]
     assert len(history.scrapes("unknown", **span).times) == 0
     history.close()

@@ -18,7 +18,7 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.build_report import EMPTY, build
 from kneewatch.reports.weekly.figures import DOWN, SAME, UP
-from kneewatch.reports.weekly.guide_tables import KV_TABLE, MONITORING
+from kneewatch.reports.weekly.guide_tables import kv_metrics, monitoring
 from kneewatch.reports.weekly.incidents import title
 from kneewatch.reports.weekly.observed import (
     HOUR_S,
@@ -73,10 +73,10 @@ def row(rows: tuple[TableRow, ...], subject: str) -> TableRow:
 def test_every_row_of_both_tables_is_there() -> None:
     (tables,) = made(observed(tier("t", [engine("a")]))).tables
     assert [table_row.subject for table_row in tables.monitoring] == [
-        table_row.subject for table_row in MONITORING
+        table_row.subject for table_row in monitoring(None, {})
     ]
     assert [table_row.subject for table_row in tables.kv] == [
-        table_row.subject for table_row in KV_TABLE
+        table_row.subject for table_row in kv_metrics({})
     ]
     for table_row in (*tables.monitoring, *tables.kv):
         has_value = table_row.figures[0].value is not None

@@ -67,19 +67,11 @@ def test_figures_that_are_not_known_are_named_in_the_verdict() -> None:
 
 def test_the_worst_tier_stands_first() -> None:
     report = examples.fleet()
-    report = replace(report, tiers=report.tiers[::-1])
+    report = replace(report, tiers=report.tiers[::-1], verdicts=report.verdicts[::-1])
     names = [
         line.one("bdi").text for line in section(page(report), "verdict").every("tr", css="line")
     ]
     assert names == [examples.CHAT, examples.CODE]
-
-
-def test_a_tier_without_a_verdict_is_unknown() -> None:
-    root = page(replace(examples.fleet(), verdicts=()))
-    assert section(root, "verdict").one("p", css="headline").text == "2 tiers: 2 unknown."
-    for line in section(root, "verdict").every("tr", css="line"):
-        assert "Unknown" in line.text
-        assert list(line.every(css="ink-unknown"))
 
 
 def test_an_empty_week_says_so_and_nothing_is_healthy() -> None:

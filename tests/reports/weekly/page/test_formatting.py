@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from kneewatch.diagnose.learned.knee import Range
-from kneewatch.reports.weekly import guide_tables
 from kneewatch.reports.weekly.figures import FlagChange, Period, Trend, UnknownSignal
+from kneewatch.reports.weekly.guide_tables import kv_metrics, monitoring
 from kneewatch.reports.weekly.page import formatting
 from kneewatch.reports.weekly.page.formatting import Calendar, size_verdict, stamp
 from kneewatch.reports.weekly.page.html import unknown_groups
@@ -164,10 +164,10 @@ def test_signals_without_data_are_grouped_by_what_the_server_needs() -> None:
 
 
 def test_both_tables_have_one_target_for_the_eviction_rate() -> None:
+    rules = {rule.id: rule for rule in RULES}
     bands = {
-        spec.band
-        for table in guide_tables.rows(1, {rule.id: rule for rule in RULES})
-        for spec in table
-        if spec.row.subject in ("KV cache eviction rate", "Eviction rate")
+        row.band
+        for row in (*monitoring(1, rules), *kv_metrics(rules))
+        if row.subject in ("KV cache eviction rate", "Eviction rate")
     }
     assert bands == {"below 5% of running requests/s"}

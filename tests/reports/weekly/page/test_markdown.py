@@ -94,5 +94,7 @@ def test_links_lead_to_the_cause_and_not_into_the_page() -> None:
 
 def test_the_worst_tier_stands_first() -> None:
     report = examples.fleet()
-    document = render_markdown(replace(report, tiers=report.tiers[::-1]))
+    document = render_markdown(
+        replace(report, tiers=report.tiers[::-1], verdicts=report.verdicts[::-1])
+    )
     assert document.index(f"| **{examples.CHAT}**") < document.index(f"| **{examples.CODE}**")
