@@ -166,8 +166,8 @@ class ServerWatch:
             self.read_log(t_s, monitor)
 
     def update(self, t_s: float, monitor: TargetMonitor, gpus: GpuReading) -> None:
-        """Read what is due, and give the facts to the monitor, after its page of `t_s`; `gpus` are
-        the GPUs of the target."""
+        """Read what is due and give the facts to the monitor, once it has judged the page of `t_s`.
+        `gpus` are the GPUs of the target."""
         if self._settings_s is None:
             self._settings_s = t_s
         engines = [engine for engine in monitor.engines if engine.last_s == t_s]

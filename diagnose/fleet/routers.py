@@ -68,7 +68,7 @@ PLACE = ("cluster", "namespace")
 
 
 def router_queries() -> dict[str, str]:
-    """A query for each question, over all routers."""
+    """Queries by what they ask about the routers, each over the metrics of all known routers."""
     return {
         f"router_{question}": " or ".join(
             f'label_replace({query}, "{NAMED}", "{at}", "", "")'

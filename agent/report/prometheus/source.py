@@ -130,8 +130,8 @@ PROBLEMS_SHOWN_MAX = 4
 
 
 def notices_of(problems: QueryProblems, left_out: int) -> tuple[str, ...]:
-    """Warnings for the top of the report: partial answers, failed queries, and how many times with
-    signs of trouble were left out."""
+    """Warnings for the top of the report: partial answers, failed queries, and how many spans with
+    signs of trouble were not examined, `left_out`."""
     notices: list[str] = []
     if problems.warnings:
         shown = "; ".join([*problems.warnings][:PROBLEMS_SHOWN_MAX])
