@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Protocol, cast
 
 import orjson
 from msgspec import Struct, field
+from zlib_ng import zlib_ng
 
 KIB = 1024
 CHUNK_BYTES = 32 * KIB
@@ -26,6 +26,9 @@ HEAD = re.compile(rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]", 
 
 HEAD_BYTES = 10
 GZIP_MAGIC = b"\x1f\x8b"
+
+# The stubs of zlib_ng lack the method `copy` and the type of its error.
+INFLATE_ERROR = cast("type[Exception]", zlib_ng.error)
 
 
 class _Inflater(Protocol):
@@ -108,7 +111,7 @@ class Members:
         before = inflater.copy() if self._at > self._head else None
         try:
             text = inflater.decompress(chunk, TEXT_MAX_BYTES)
-        except zlib.error as exc:
+        except INFLATE_ERROR as exc:
             yield from self._recover(before or _inflater(), chunk, exc)
             return True
         # At the end, zlib can leave the rest in both.
@@ -122,7 +125,7 @@ class Members:
         return self._at < len(self._held) or len(text) == TEXT_MAX_BYTES
 
     def _recover(
-        self, before: _Inflater, chunk: bytes, problem: zlib.error
+        self, before: _Inflater, chunk: bytes, problem: Exception
     ) -> Iterator[bytes | Damage]:
         """Yields the readable text of the chunk that failed, then skips the member."""
         head = HEAD.search(self._held, max(self._head + 1, 0))
@@ -133,7 +136,7 @@ class Members:
         for start in range(0, whole, REDO_BYTES):
             try:
                 text = before.decompress(chunk[start : min(start + REDO_BYTES, whole)])
-            except zlib.error:
+            except INFLATE_ERROR:
                 why = f"a gzip member is damaged ({str(problem).partition(': ')[2] or problem})"
                 break
             if text:
@@ -164,7 +167,7 @@ class Members:
 
 
 def _inflater() -> _Inflater:
-    return zlib.decompressobj(16 + zlib.MAX_WBITS)
+    return cast("_Inflater", zlib_ng.decompressobj(16 + zlib_ng.MAX_WBITS))
 
 
 def text_of(chunks: Iterable[bytes]) -> Iterator[bytes | Damage]:
@@ -295,19 +298,18 @@ def split_lines(pieces: Iterable[bytes | Damage]) -> Iterator[bytes | Damage]:
             parts, held_bytes = [], 0
             yield piece
             continue
-        first, end, rest = piece.partition(b"\n")
-        held_bytes += len(first)
-        if held_bytes <= LINE_MAX_BYTES:
-            parts.append(first)
-        else:
-            parts = []  # and nothing is kept until the line has its end
-        if not end:
-            continue
-        yield _line(parts, held_bytes)
-        *lines, last = rest.split(b"\n")
-        for line in lines:
-            yield _line([line], len(line))
-        parts, held_bytes = [last], len(last)
+        start = end = 0
+        while end >= 0:
+            end = piece.find(b"\n", start)
+            part = piece[start:] if end < 0 else piece[start:end]
+            held_bytes += len(part)
+            if held_bytes <= LINE_MAX_BYTES:
+                parts.append(part)
+            else:
+                parts = []  # and nothing is kept until the line has its end
+            if end >= 0:
+                yield _line(parts, held_bytes)
+                parts, held_bytes, start = [], 0, end + 1
     if held_bytes:
         yield _line(parts, held_bytes)
 
