@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from kneewatch.agent.console import NO_DATA, OK, say
-from kneewatch.agent.server.host import HostReader
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import BY_KEY
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.exposition import Limits, PageParser
-from kneewatch.collector.gpu.page import DcgmCollector
 from kneewatch.collector.http.address import metrics_url, parse_target, shown_url
-from kneewatch.collector.http.connection import FetchSettings
-from kneewatch.collector.http.fetch import Fetched, Fetcher, Scrape
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.deployment.server_facts import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -36,7 +33,9 @@ from kneewatch.diagnose.gpu import NO_GPUS, GpuMonitor, GpuReading
 from kneewatch.rules.formatting import span
 
 if TYPE_CHECKING:
+    from kneewatch.agent.server.host import HostReader
     from kneewatch.agent.server.watch import ServerWatch
+    from kneewatch.collector.http.fetch import Fetched, Fetcher, Scrape
 
 STATUS_OK = 200
 
@@ -174,6 +173,9 @@ class GpuStream:
     """The DCGM exporter page of a target's GPUs."""
 
     def __init__(self, url: str, settings: FetchSettings, limits: Limits, window_s: float) -> None:
+        # Lazy: recordings need no HTTP.
+        from kneewatch.collector.gpu.page import DcgmCollector
+
         self.monitor = GpuMonitor(window_s=window_s)
         self._collector = DcgmCollector(url, settings, limits)
 
@@ -245,6 +247,9 @@ BATCH_ENTRIES = 16
 
 def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> int:
     """Write a capture until the time is up or Ctrl-C. Returns the exit status."""
+    # Lazy: replays need no HTTP.
+    from kneewatch.collector.http.fetch import Fetcher
+
     pages = failures = 0
     failing = False
     fetcher = Fetcher(metrics_url(url), settings.fetch())
@@ -288,6 +293,7 @@ class _RecordedHost:
             return entry
         if self._is_due:
             # Lazy: most commands read no process.
+            from kneewatch.agent.server.host import HostReader
             from kneewatch.agent.server.process import read_process
 
             _, server = read_process(self._url, entry.t_s)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.collector.gpu.page import GpuNote, GpuPage
 from kneewatch.collector.names.dcgm_fields import (
     GpuFields,
     GpuKey,
@@ -25,6 +25,9 @@ from kneewatch.collector.signals.signal import Reading, SignalSet
 from kneewatch.collector.window import Window
 from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import LONG_WINDOWS
+
+if TYPE_CHECKING:
+    from kneewatch.collector.gpu.page import GpuNote, GpuPage
 
 # --- XID errors -----------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from kneewatch.collector.gpu.nvml import NvmlCollector
 from kneewatch.collector.gpu.nvml_calls import Nvml, load_nvml
 from kneewatch.collector.gpu.page import GPUS_LOST, DcgmCollector, GpuCollector, GpuPage
 from kneewatch.collector.http.address import metrics_url, parse_target
-from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.gpu import NO_GPUS, GpuMonitor, GpuReading
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.http.address import metrics_url
-from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.samples import Layout, Page
 from kneewatch.diagnose.deployment.server_facts import CanaryState
 

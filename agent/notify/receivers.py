@@ -18,7 +18,7 @@ from kneewatch.agent.settings.effective import HIDDEN, Settings, gathered, valid
 from kneewatch.agent.settings.table import Setting, count, flag, pairs, seconds, text, texts
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import Address, parse_target
-from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.spelling import did_you_mean
 from kneewatch.rules.rule import WINDOW_S, Severity
 

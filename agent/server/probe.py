@@ -17,8 +17,8 @@ from kneewatch.agent.server.host import control_groups, numbers_in
 from kneewatch.agent.server.process import is_local, running_server
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import METRICS_PATH, parse_target
-from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.server_facts import (
     DEGREES_MAX,
     LOOP_S,

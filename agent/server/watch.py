@@ -13,7 +13,7 @@ from kneewatch.agent.server.host import HostReader
 from kneewatch.agent.server.log import Journal, LogFollower, failure_of, reading_of
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError, SettingsError
-from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import (
     LOG,

@@ -20,7 +20,7 @@ from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting, pair
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.address import parse_target, shown_url
-from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.spelling import did_you_mean
 
 if TYPE_CHECKING:

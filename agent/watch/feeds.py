@@ -19,8 +19,8 @@ from kneewatch.agent.watch.state import Kind, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.http.address import METRICS_PATH, parse_target
-from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of
 

@@ -14,15 +14,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from msgspec import Struct, field
-from msgspec.structs import asdict, replace
-
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import PORTS, Address
+from kneewatch.collector.http.fetch_settings import FetchSettings
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -367,53 +365,11 @@ def tls_context(
 # --- What a scrape shows a server, and which server it trusts: headers, tokens, TLS. I/O edge -----
 
 
-MIB = 1024 * 1024
-
 # OpenMetrics is accepted by */* and not named: prometheus_client (vLLM's /metrics) ignores q-values
 # and serves OpenMetrics to whoever names it.
 ACCEPT = "text/plain;version=0.0.4,*/*;q=0.1"
 FIELD_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 FIELD_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]+")
-
-
-class FetchSettings(Struct, frozen=True):
-    """How to read a page. Its repr hides the headers' values.
-
-    `read_timeout_s` is for the whole answer; `body_limit_bytes` applies before and after
-    decompression. A header's value is text, or the name of a file or environment variable that
-    holds it.
-    """
-
-    connect_timeout_s: float = 3.0
-    read_timeout_s: float = 10.0
-    body_limit_bytes: int = 64 * MIB
-    gzip: bool = False
-    """Request gzip. Off by default: decompressing 50 kB costs 0.1 ms, compressing costs the server
-    1-2 ms."""
-    bearer_token_file: str | None = None
-    bearer_token_env: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    header_files: Mapping[str, str] = field(default_factory=dict[str, str])
-    header_envs: Mapping[str, str] = field(default_factory=dict[str, str])
-    ca_file: str | None = None
-    client_cert_file: str | None = None
-    client_key_file: str | None = None
-    insecure_skip_verify: bool = False
-
-    def __repr__(self) -> str:
-        shown = asdict(self) | {"headers": list(self.headers)}
-        return f"FetchSettings({shown})"
-
-    def without_secrets(self) -> FetchSettings:
-        """These settings without tokens and headers, for another server."""
-        return replace(
-            self,
-            bearer_token_file=None,
-            bearer_token_env=None,
-            headers={},
-            header_files={},
-            header_envs={},
-        )
 
 
 def request_headers(address: Address, settings: FetchSettings) -> dict[str, str]:

@@ -14,7 +14,6 @@ from msgspec import Struct
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import metrics_url, parse_target, redirected
 from kneewatch.collector.http.connection import (
-    FetchSettings,
     TimedSocket,
     TlsAccess,
     bad_status,
@@ -25,6 +24,7 @@ from kneewatch.collector.http.connection import (
     too_large,
     truncated,
 )
+from kneewatch.collector.http.fetch_settings import FetchSettings
 
 if TYPE_CHECKING:
     import socket

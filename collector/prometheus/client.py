@@ -22,7 +22,8 @@ from urllib3.util.retry import Retry
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.address import METRICS_PATH, Address, parse_target
-from kneewatch.collector.http.connection import FetchSettings, request_headers, words_of
+from kneewatch.collector.http.connection import request_headers, words_of
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.prometheus.responses import (
     NARROW_HINT,
     NOT_ITS_JSON,

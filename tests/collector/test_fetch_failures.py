@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from tests.collector.servers import (
     PAGE,
     QUICK,

@@ -14,7 +14,7 @@ import pytest
 from kneewatch.agent.daemon.scraping import Canary, CanarySettings, canary_settings
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.server_facts import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

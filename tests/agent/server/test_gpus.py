@@ -14,7 +14,7 @@ from kneewatch.agent.server.model_and_gpus import NODE_PIDS, OTHER_PIDS, PARTS, 
 from kneewatch.agent.server.watch import ServerWatch
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts, SourceReading, merge
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
