@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from traceback import format_exc
@@ -39,7 +40,7 @@ class _Packed(NamedTuple):
     at: int
     t_s: float
     layout: Layout | None
-    values: list[float]
+    values: bytes
     timestamps_s: Mapping[int, float]
     host: Mapping[str, float]
 
@@ -149,7 +150,8 @@ def _packed(read: PageRead, last: dict[int, Layout]) -> _Packed | _Failed:
         return _Failed(at, t_s, str(page), page.kind, page.hint)
     layout = page.layout if last.get(at) is not page.layout else None
     last[at] = page.layout
-    return _Packed(at, t_s, layout, page.values, page.timestamps_s, page.host)
+    values = array("d", page.values).tobytes()
+    return _Packed(at, t_s, layout, values, page.timestamps_s, page.host)
 
 
 def _unpacked(packed: _Packed | _Failed, layouts: dict[int, Layout]) -> PageRead:
@@ -158,7 +160,8 @@ def _unpacked(packed: _Packed | _Failed, layouts: dict[int, Layout]) -> PageRead
         return at, t_s, CollectError(packed.message, kind=packed.kind, hint=packed.hint)
     if packed.layout is not None:
         layouts[at] = packed.layout
-    return at, t_s, Page(layouts[at], packed.values, packed.timestamps_s, host=packed.host)
+    values = array("d", packed.values).tolist()
+    return at, t_s, Page(layouts[at], values, packed.timestamps_s, host=packed.host)
 
 
 # --- The commands ---------------------------------------------------------------------------------

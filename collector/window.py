@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import gt, mul, sub
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from kneewatch.collector.scrape_history import History, Row, Where
 
 
-class Buckets(NamedTuple):
+class Buckets(Struct, frozen=True):
     """A histogram's observations per second over a window. Shapes: (buckets,), cumulative.
 
     `lifted` is `rates_per_s` made non-decreasing, as histogram_quantile does: the buckets of one
@@ -276,7 +277,7 @@ class Window:
         return slopes
 
 
-class Line(NamedTuple):
+class Line(Struct, frozen=True):
     """What least squares over two or more times need: each time less their mean, in seconds, and
     the sum of the squares."""
 

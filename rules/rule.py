@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -161,7 +160,7 @@ UNKNOWN = "unknown"
 NO_OBSERVATION = "requests are in flight, but the window has no observation"
 
 
-class Clearing(NamedTuple):
+class Clearing(Struct, frozen=True):
     """A state in its clear time: since `since_s` the value is inside every bound, or not judged.
     `was` is the last value out of bounds, `severity` the severity that the state had."""
 
@@ -170,7 +169,7 @@ class Clearing(NamedTuple):
     severity: Severity
 
 
-class Finding(NamedTuple):
+class Finding(Struct, frozen=True):
     """A rule's current state. `state` is ok, info, warning, critical or unknown; `since_s` is its
     start. A state in its clear time is reported as info.
 
@@ -265,7 +264,7 @@ class RuleState:
         # The missing metrics rarely change between scrapes: reuse the finding.
         finding = self._unjudged
         if finding.missing != lacking or finding.note != note:
-            finding = self._unjudged = finding._replace(missing=lacking, note=note)
+            finding = self._unjudged = replace(finding, missing=lacking, note=note)
         return finding
 
     def _kept_quiet(self, guard: Guard, value: float | None) -> str:

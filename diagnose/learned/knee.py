@@ -8,9 +8,9 @@ from functools import cached_property
 from math import ceil, floor, fsum, log2, nan
 from operator import mul, sub
 from statistics import median, quantiles
-from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from kneewatch.rules.facts import Targets
 
@@ -67,7 +67,7 @@ FORGOTTEN_S = 14 * 24 * 3600.0
 """Oldest points used: versions, models and prompts change."""
 
 
-class Point(NamedTuple):
+class Point(Struct, frozen=True):
     """One window of the curve. `token_s` is a request's total time per output token, in seconds.
 
     From `running` on it holds what `StepTimes` is made of: `context_tokens` that a running request
@@ -91,7 +91,7 @@ class Point(NamedTuple):
     outside_s: float | None = None
 
 
-FIELDS = len(Point._fields)
+FIELDS = len(Point.__struct_fields__)
 
 
 LOAD_SIGNALS = ("running_avg", "waiting_avg")
@@ -220,7 +220,7 @@ class CurveLearner:
 
 
 def _packed(point: Point) -> list[float]:
-    return [nan if value is None else value for value in point]
+    return [nan if value is None else value for value in astuple(point)]
 
 
 def _unpacked(kept: array[float]) -> list[Point]:
@@ -363,6 +363,8 @@ def _range(values: Sequence[float]) -> Range:
 
 
 STEP_WINDOWS_MIN = 3
+ERROR_WINDOWS_MAX = 32
+"""Windows whose error is computed: it is shown, and nothing is decided by it."""
 
 
 class StepTimes(Struct, frozen=True, dict=True):
@@ -380,7 +382,7 @@ class StepTimes(Struct, frozen=True, dict=True):
         """Step times from these windows; None where too few have all they need."""
         # Where nothing runs for a part of the window, the batch of its steps is above its mean.
         usable = [
-            point._replace(running=max(1.0, point.running))
+            point if point.running >= 1 else replace(point, running=1.0)
             for point in points
             if now_s - point.t_s <= FORGOTTEN_S
             and point.running
@@ -447,7 +449,7 @@ class StepTimes(Struct, frozen=True, dict=True):
     @property
     def error_ratio(self) -> float:
         """Median relative error of a window's decode step by the fit of all other windows."""
-        return median(self._decode.error_ratios())
+        return median(self._decode.error_ratios(rows_max=ERROR_WINDOWS_MAX))
 
 
 def _decode_row(point: Point) -> _Row:
@@ -491,11 +493,12 @@ class _NearFit:
         value = _line(self._sums_near(_band(near or running)), running, tokens)
         return min(max(value, self._values[0]), self._values[-1])
 
-    def error_ratios(self) -> list[float]:
-        """The relative error of each row's value by the fit of all others. There are two or more
-        rows."""
+    def error_ratios(self, *, rows_max: int) -> list[float]:
+        """The relative error of each row's value by the fit of all others, of at most
+        `rows_max` rows that are spread over all. There are two or more rows."""
         values, ratios = self._values, list[float]()
-        for (running, tokens, value), products in zip(self._rows, self._products, strict=True):
+        for at in range(0, len(self._rows), ceil(len(self._rows) / rows_max)):
+            (running, tokens, value), products = self._rows[at], self._products[at]
             sums = list(map(sub, self._sums_near(_band(running)), products))
             least = values[1] if value == values[0] else values[0]
             most = values[-2] if value == values[-1] else values[-1]
@@ -540,9 +543,11 @@ def _line(sums: Sequence[float], running: float, tokens: float) -> float:
     does so was fitted to different speeds of the machine.
     """
     weight = sums[0]
-    batch, token, value, bb, tt, bt, bv, tv = [each / weight for each in sums[1:]]
-    bb, tt = _spread(bb, batch), _spread(tt, token)
-    bt, bv, tv = bt - batch * token, bv - batch * value, tv - token * value
+    batch, token, value = sums[1] / weight, sums[2] / weight, sums[3] / weight
+    bb, tt = _spread(sums[4] / weight, batch), _spread(sums[5] / weight, token)
+    bt = sums[6] / weight - batch * token
+    bv = sums[7] / weight - batch * value
+    tv = sums[8] / weight - token * value
     if bt * bt < COLLINEAR * bb * tt:
         scale = bb * tt - bt * bt
         per_request, per_token = (bv * tt - tv * bt) / scale, (tv * bb - bv * bt) / scale

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import floor, inf
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -183,7 +182,7 @@ class After(Struct, frozen=True, kw_only=True):
     other_steps: bool = False
 
 
-class Speed(NamedTuple):
+class Speed(Struct, frozen=True):
     """Mean latencies in seconds, the queue in TTFT, and output tokens/s of a replica."""
 
     ttft_s: float

@@ -131,7 +131,7 @@ def test_rules_are_those_of_the_library(rule: Any) -> None:  # noqa: ANN401
 
 def test_a_rule_of_a_target_has_the_bounds_that_were_told() -> None:
     (rule,) = slo_rules(ttft_p99_s=2.0, itl_p99_s=None)[:1]
-    eviction = finding("KV-EVICT", "warning", 3.0)._replace(rule=rule)
+    eviction = replace(finding("KV-EVICT", "warning", 3.0), rule=rule)
     json_document = sent(changed(SICK, findings=[eviction]))
     assert problems(json_document) == []
     read = diagnosis_of(json_document).findings[0].rule
@@ -145,7 +145,7 @@ def test_a_rule_of_a_target_has_the_bounds_that_were_told() -> None:
 
 def test_a_state_that_is_clearing_reads_back() -> None:
     over = Clearing(NOW_S - 9, 5.1, Severity.CRITICAL)
-    for was in (over, over._replace(was=None)):
+    for was in (over, replace(over, was=None)):
         eviction = finding("KV-EVICT", "info", 0.0, clearing=was)
         json_document = sent(changed(SICK, findings=[eviction]))
         assert problems(json_document) == []

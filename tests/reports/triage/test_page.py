@@ -303,8 +303,8 @@ def test_what_is_over_is_told_as_over_and_its_stretch_ends() -> None:
     recorded = list(views.until("kv_pressure_cascade", 100))
     t_s = recorded[-1].t_s
     over = finding("KV-EVICT", "info", 0.0, clearing=Clearing(t_s - 9, 0.4, Severity.CRITICAL))
-    over = over._replace(since_s=t_s - 40)
-    drawn = [over, over._replace(clearing=None)]
+    over = replace(over, since_s=t_s - 40)
+    drawn = [over, replace(over, clearing=None)]
     widths: list[float] = []
     for shown_finding in drawn:
         recorded[-1] = changed(
