@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from statistics import median
 
 from msgspec import Struct
 
-from kneewatch.rules.conditions import ALWAYS, Condition, Number
-from kneewatch.rules.facts import Holds, Moment, Targets
+from kneewatch.rules.conditions import ALWAYS, Condition, Number, first_of
+from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.quantities import Held, LastStep, Signal, Target
 from kneewatch.rules.rule import WINDOW_S, Rule, Severity
 
@@ -192,9 +192,9 @@ def severities(evicting: Rule) -> tuple[tuple[Severity, Condition], ...]:
 
 
 @lru_cache(maxsize=8)
-def compiled_severities(evicting: Rule) -> tuple[tuple[Severity, Holds], ...]:
-    """`severities` as functions; shared by all engines whose rule has the same bounds."""
-    return tuple((severity, when.python()) for severity, when in severities(evicting))
+def compiled_severities(evicting: Rule) -> Callable[[Moment], Severity]:
+    """`severities` as a function; shared by all engines whose rule has the same bounds."""
+    return first_of(severities(evicting))
 
 
 FORECAST = "kv_exhausted_in_s"
@@ -222,7 +222,7 @@ class Cascade:
     the rule KV-EVICT."""
 
     def __init__(self, *, scale: float, targets: Targets, evicting: Rule) -> None:
-        self._severities = compiled_severities(evicting)
+        self._severity = compiled_severities(evicting)
         self._scale, self._hold_s = scale, EXIT_HOLD_S * scale
         self._targets = targets
         self._number, self._since_s = 0, float("nan")
@@ -285,9 +285,6 @@ class Cascade:
         values["cascade_stage"] = float(self._number)
         return Moment(values, self._targets, streaks_s, scale=self._scale), fallen
 
-    def _severity(self, moment: Moment) -> Severity:
-        return next(severity for severity, holds in self._severities if holds(moment))
-
     def _held_severity(self, now_s: float, severity: Severity) -> Severity:
         """The severity with hysteresis: it rises at once and falls after the hold, because a rate
         fluctuates around its bound."""
@@ -298,13 +295,15 @@ class Cascade:
         return max(s for s, seen_s in self._grave_s.items() if now_s - seen_s < self._hold_s)
 
 
-_EVIDENCE = [(number, when.python()) for number, when in EVIDENCE]
+_STAGE_OF = first_of([*EVIDENCE, (0, ALWAYS)])
 _REASONS = [(number, when.python(), text) for number, when, text in REASONS]
 
 
 def evidence_of(moment: Moment) -> tuple[int, list[str]]:
     """The highest stage that the evidence of one moment supports, and the reasons as text."""
-    stage = next((number for number, holds in _EVIDENCE if holds(moment)), 0)
+    stage = _STAGE_OF(moment)
+    if stage == 0:
+        return stage, []
     kind = min(stage, EVICTS)
     return stage, [text for least, holds, text in _REASONS if least == kind and holds(moment)]
 

@@ -9,7 +9,7 @@ where it is certainly false.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite
 from typing import Protocol, TypeVar, cast
 
@@ -18,6 +18,7 @@ from msgspec import Struct
 from kneewatch.rules.facts import EVERYWHERE, Holds, Moment, Read, Spelling, number
 
 C = TypeVar("C")
+T = TypeVar("T")
 
 
 class Compiler(Protocol[C]):
@@ -56,7 +57,7 @@ class Quantity:
     positive = False
 
     def source(self, scope: Scope) -> str:
-        """A Python expression over `facts` for the value; None for unknown."""
+        """A Python expression over `facts` and `value_of` for the value; None for unknown."""
         raise NotImplementedError
 
     def read(self) -> Read:
@@ -141,9 +142,16 @@ class Number(Quantity, Struct, frozen=True):
 def _of_both(scope: Scope, left: Quantity, right: Quantity, of: str) -> str:
     """An expression of two quantities' values, `{0}` and `{1}` in `of`; None if either is
     unknown."""
-    a, b = scope.variable(), scope.variable()
-    unknown = f"({a} := {left.source(scope)}) is None or ({b} := {right.source(scope)}) is None"
-    return f"(None if {unknown} else {of.format(a, b)})"
+    values: list[str] = []
+    unknown: list[str] = []
+    for operand in (left, right):
+        value = operand.source(scope)
+        if not isinstance(operand, Number):
+            name = scope.variable()
+            unknown.append(f"({name} := {value}) is None")
+            value = name
+        values.append(value)
+    return f"(None if {' or '.join(unknown) or False} else {of.format(*values)})"
 
 
 def _both_in_promql(to: Spelling, left: Quantity, right: Quantity, spelled: str) -> str | None:
@@ -377,8 +385,11 @@ class Scope:
         return name
 
     def function(self, source: str) -> Callable[[Moment], object]:
-        """The function of `facts` with this expression, which is built from records only."""
-        return cast("Callable[[Moment], object]", eval(f"lambda facts: {source}", self._objects))
+        """The function of `facts` with this expression, which is built from records only and reads
+        a signal's value by `value_of`."""
+        body = f"value_of = facts.values.get; return {source}"
+        exec(f"def compiled(facts): {body}", self._objects)
+        return cast("Callable[[Moment], object]", self._objects["compiled"])
 
 
 class ToPython(Struct, frozen=True):
@@ -411,6 +422,25 @@ class ToPython(Struct, frozen=True):
     def leaf(self, condition: Leaf, *, side: bool) -> str:
         """The leaf's own expression."""
         return condition.source(self.scope, side=side)
+
+
+def each_holds(conditions: Iterable[Condition]) -> Callable[[Moment], Sequence[bool]]:
+    """One function from facts: for each condition, whether it is certainly true. A call for each
+    would cost more than most conditions."""
+    scope = Scope()
+    sources = [condition.compile(ToPython(scope)) for condition in conditions]
+    return cast("Callable[[Moment], Sequence[bool]]", scope.function(f"[{', '.join(sources)}]"))
+
+
+def first_of(cases: Iterable[tuple[T, Condition]]) -> Callable[[Moment], T]:
+    """One function from facts: the value of the first case that certainly holds; the last case
+    always does."""
+    scope = Scope()
+    sources = [
+        f"{scope.name_of(value)} if {condition.compile(ToPython(scope))}"
+        for value, condition in cases
+    ]
+    return cast("Callable[[Moment], T]", scope.function(" else ".join([*sources, "None"])))
 
 
 class Clause(Struct, frozen=True):

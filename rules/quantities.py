@@ -23,7 +23,7 @@ class Signal(Quantity, Struct, frozen=True):
     key: str
 
     def source(self, scope: Scope) -> str:
-        return f"facts.values.get({self.key!r})"
+        return f"value_of({self.key!r})"
 
     def promql(self, to: Spelling) -> str | None:
         return to.series(self.key)
@@ -194,7 +194,7 @@ class LastStep(Quantity, Struct, frozen=True):
     key: str
 
     def source(self, scope: Scope) -> str:
-        return f"facts.values.get({self.key!r})"
+        return f"value_of({self.key!r})"
 
     def promql(self, to: Spelling) -> str | None:
         return to.last_rate(self.metric)
@@ -272,7 +272,7 @@ class Exposed(Leaf, Struct, frozen=True):
     key: str
 
     def source(self, scope: Scope, *, side: bool) -> str:
-        return f"(facts.values.get({self.key!r}) {'is not' if side else 'is'} None)"
+        return f"(value_of({self.key!r}) {'is not' if side else 'is'} None)"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         clause = Clause((f"({EVERYWHERE} and on ({to.process}) {to.raw(self.metric)})",))

@@ -20,7 +20,7 @@ from kneewatch.diagnose.learned.live_workload import LiveWorkload
 from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import Moment
-from kneewatch.rules.rule import Finding, Severity
+from kneewatch.rules.rule import INFO, OK, Finding, Severity
 
 CONCLUDED_FROM = 0.5
 """Below even odds a cause is not concluded."""
@@ -100,7 +100,7 @@ class Facts(Moment, frozen=True):
     def severity(self, rule_id: str) -> Severity:
         """A finding's severity, clear time included; ok where it is unknown."""
         finding = self.findings.get(rule_id)
-        return finding.held if finding else Severity.OK
+        return finding.held if finding else OK
 
 
 class Counterfactual(Struct, frozen=True):
@@ -180,7 +180,7 @@ class Case(Struct):
         confidence = chance(self.log_odds)
         if confidence < CONCLUDED_FROM:
             return None
-        severity = self.severity if confidence >= DOUBTFUL_BELOW else Severity.INFO
+        severity = self.severity if confidence >= DOUBTFUL_BELOW else INFO
         return Cause(
             self.id,
             round(confidence, 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 from msgspec.structs import replace
 
@@ -26,7 +27,7 @@ from kneewatch.diagnose.causes import workload as left_profile
 from kneewatch.diagnose.causes.common_conditions import QUEUES, SLOW_GPU
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Cause, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.rules.conditions import nodes
+from kneewatch.rules.conditions import each_holds, nodes
 from kneewatch.rules.quantities import Held
 
 OF_REPLICAS = "compares replicas: run `kneewatch diagnose --prometheus`"
@@ -158,19 +159,21 @@ STREAKS = {
 }
 """Conditions that must hold for a while before a cause is concluded, by name."""
 
-_EXAMINE = tuple(record.examine for record in EXAMINED)
+_MAY_STAND = each_holds(record.gate for record in EXAMINED)
 _UNUSUAL = {record.id: record.unusual.python() for record in EXAMINED if record.moves}
-_OVER = {record.id: record.over.python() for record in CAUSES if record.over is not None}
+_CAN_BE_OVER = {record.id: record.over for record in CAUSES if record.over is not None}
+_OVER = each_holds(_CAN_BE_OVER.values())
 
 
 def conclude(facts: Facts) -> list[Cause]:
     """Every cause that its evidence carries, in no order."""
-    return [cause for examine in _EXAMINE if (cause := examine(facts)) is not None]
+    examined = compress(EXAMINED, _MAY_STAND(facts))
+    return [cause for record in examined if (cause := record.examine(facts)) is not None]
 
 
 def over(facts: Facts) -> set[str]:
     """Ids of causes that have surely ended, so that their clear time is not waited for."""
-    return {cause_id for cause_id, holds in _OVER.items() if holds(facts)}
+    return set(compress(_CAN_BE_OVER, _OVER(facts)))
 
 
 def moved_families(causes: Sequence[Cause], facts: Facts) -> set[str]:

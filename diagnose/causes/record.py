@@ -15,7 +15,17 @@ from typing import Any
 from msgspec import Struct, field
 
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, Case, Cause, Facts, chance, strength
-from kneewatch.rules.conditions import ALWAYS, Clause, Condition, Leaf, Number, Quantity, Scope
+from kneewatch.rules.conditions import (
+    ALWAYS,
+    Clause,
+    Condition,
+    Leaf,
+    Number,
+    Quantity,
+    Scope,
+    Some,
+    first_of,
+)
 from kneewatch.rules.facts import Holds, Read, Spelling
 from kneewatch.rules.formatting import duration, percent
 from kneewatch.rules.quantities import Signal
@@ -194,6 +204,11 @@ class CauseRecord(Struct, frozen=True, dict=True):
     GPU runs at a low clock."""
     sidecar: str = ""
 
+    @property
+    def gate(self) -> Condition:
+        """Where it is worth examining: the gate of one of its forms holds; always without forms."""
+        return Some(tuple(form.gate for form in self.forms)) if self.forms else ALWAYS
+
     @cached_property
     def _examiners(self) -> tuple[Examiner, ...]:
         return tuple(Examiner(self, form) for form in self.forms)
@@ -237,12 +252,12 @@ class Examiner:
         return [(name, quantity.read()) for name, quantity in self._form.words]
 
     @cached_property
-    def _levels(self) -> list[tuple[Severity, Holds]]:
-        return [(level.severity, level.when.python()) for level in self._form.levels]
+    def _severity(self) -> Callable[[Facts], Severity]:
+        return first_of((level.severity, level.when) for level in self._form.levels)
 
     @cached_property
-    def _say(self) -> list[tuple[Holds, Say]]:
-        return [(when.python(), say) for when, say in self._form.say]
+    def _say(self) -> Callable[[Facts], Say]:
+        return first_of((say, when) for when, say in self._form.say)
 
     @cached_property
     def _apart(self) -> Holds | None:
@@ -257,13 +272,12 @@ class Examiner:
         if self.confidence(facts) < CONCLUDED_FROM:
             return None
         words = self._words
-        say = next(say for applies, say in self._say if applies(facts))
         case = Case(
             self._id,
-            _said(say, words, facts),
+            _said(self._say(facts), words, facts),
             _said(self._form.lever, words, facts),
             self._form.guide,
-            next(severity for severity, applies in self._levels if applies(facts)),
+            self._severity(facts),
             log_odds=self._form.start.value,
             apart=self._apart is not None and self._apart(facts),
             root=self._form.root,

@@ -255,7 +255,7 @@ class _Evaluator:
     def __init__(self, profile: Profile, covered: Coverage, window_s: float) -> None:
         self._covered, self._targets, self._window_s = covered, profile.targets, window_s
         evicting = next(rule for rule in profile.rules() if rule.id == "KV-EVICT")
-        self._severities = compiled_severities(evicting)
+        self._severity = compiled_severities(evicting)
         self._momentary = {key: quantity.read() for key, quantity in MOMENTARY.items()}
 
     def engine(self, member: Member, observed: Observed) -> Engine:
@@ -277,7 +277,7 @@ class _Evaluator:
         if stage is not None:
             completed["cascade_stage"] = float(stage)
             judged = Moment(completed, self._targets)
-            severity = next(severity for severity, holds in self._severities if holds(judged))
+            severity = self._severity(judged)
             completed.setdefault("cascade_severity", float(severity))
         findings = [
             finding for rule in self._covered.moment if (finding := _finding(rule, completed))

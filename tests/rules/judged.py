@@ -7,7 +7,7 @@ import math
 import pytest
 
 from kneewatch.rules.library import RULES, slo_rules
-from kneewatch.rules.rule import Bound, Finding, Rule, RuleState, Severity
+from kneewatch.rules.rule import Bound, Finding, Judged, Rule, RuleState, Severity
 
 ALL = (
     *RULES,
@@ -30,9 +30,8 @@ class Judge:
     def at(self, t_s: float, value: float | None, **values: float | None) -> Finding:
         """The finding at a time."""
         guards = {guard.signal: guard.value for guard in self.rule.guards}
-        return self._state.judge(
-            START_S + t_s, {**guards, **values, self.rule.signal: value}, {}, {}, idle=False
-        )
+        seen = {**guards, **values, self.rule.signal: value}
+        return self._state.judge(Judged(START_S + t_s, seen, {}, {}, idle=False))
 
     def forget(self) -> None:
         """Another process answers now."""
