@@ -77,7 +77,7 @@ class Profile(Struct, frozen=True):
         return lacking | self._unsplit() | unwatched(self.stated)
 
     def _unsplit(self) -> dict[str, str]:
-        """Why sweeps that are stated say nothing, by the cause that they are for."""
+        """Why the stated sweeps cannot be used, by the cause that they are for."""
         if not self.stated.sweeps:
             return {}
         split = self.split()

@@ -136,7 +136,7 @@ def read(kind: type[Kind], document: Mapping[str, Any], *, origin: str) -> Kind:
     messages = [
         f"{origin}: {_described(kind, mistake['type'], place, mistake['input'])}"
         for mistake, place in zip(mistakes, places, strict=True)
-        # A misspelled key is missing too: that it is unknown says more.
+        # A misspelled key is also reported as missing: report only that it is unknown.
         if mistake["type"] != "missing" or place[:-1] not in unknown
     ]
     raise SettingsError(*dict.fromkeys(messages))

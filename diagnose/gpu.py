@@ -124,8 +124,8 @@ class XidSeen(Struct, frozen=True):
 
 
 class GpuState(Struct, frozen=True):
-    """One GPU now: the signals of collector/signals/gpu.py, None where one is unknown. `is_awake`:
-    it reports clock and power, and uses energy."""
+    """One GPU now. `values` are the signals of collector/signals/gpu.py, None where unknown.
+    `is_awake`: it reports clock and power, and uses energy."""
 
     index: str
     uuid: str
@@ -269,7 +269,7 @@ SCRAPES_IN_WINDOW = 2.2
 """Least length of the window in reading intervals, so that it always holds two readings."""
 
 OF_AN_INSTANCE = ("DCGM_FI_DEV_FB_", "DCGM_FI_PROF_")
-"""Fields of a MIG instance itself; all others are its board's, repeated."""
+"""Fields of a MIG instance itself; all others are its board's, repeated for each instance."""
 
 
 class GpuReading(Struct, frozen=True):

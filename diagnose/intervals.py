@@ -240,7 +240,7 @@ class IntervalBook:
 
     def _end(self, interval: Open, end_s: float, reason: str) -> Change:
         del self._open[interval.kind, interval.id]
-        # With a clock that was set back it would otherwise end before it began.
+        # If the clock was set back, the interval would otherwise end before it began.
         end_s = max(end_s, interval.start_s)
         self._ended_s[_slot(interval)] = end_s
         return Change(interval, ended=reason, end_s=end_s)

@@ -11,9 +11,9 @@ from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
 _ENCODER_CLASSES = ("ForMaskedLM", "ForImageClassification", "ForTokenClassification")
-# Fields that speak of a memory of its own kind, wherever they turn up...
+# Fields that describe an unusual kind of cache or state, in any family...
 _MEMORY = re.compile(r"ssm|mamba|recurr|compress|rwkv|retention|yoco|kv_shar|share_kv|cla_|use_cla")
-# ...and those that a family which is not known here must not have.
+# ...and fields that an unknown family must not have.
 _DOUBTFUL = re.compile(
     r"slid|window|swa|conv|state|linear_|lightning|delta|hybrid|block_type|block_config|layer_type"
     r"|pattern|shared_layer|cross_|lru|index|latent|memory|lora_rank|layers_type|attn_type"
@@ -73,7 +73,7 @@ def refuse_unmodelled(config: Config) -> None:
     """Check that the model can be sized.
 
     Raises:
-        SizingError: it is no decoder, or it keeps what is not modelled; the message names it.
+        SizingError: it is no decoder, or has a cache or state that is not modelled.
     """
     family = config.model_type
     # A model with several parts may call its text part by the name of a family that is modelled.

@@ -12,7 +12,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 
 # Parts of a configuration whose fields are read as if they stood beside them (DBRX).
 _FLATTENED = ("attn_config", "ffn_config")
-# What a file at the top level always states; class defaults fill these in nested parts only.
+# Fields that a file always states at its top level: class defaults fill them in nested parts only.
 _STATED = {
     "num_hidden_layers", "n_layer", "n_layers", "hidden_size", "n_embd", "d_model", "vocab_size",
     "num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "intermediate_size",
@@ -60,7 +60,7 @@ def completed(
 
 
 def _named(key: str, fields: Mapping[str, object]) -> bool:
-    # A null in the file is the file's word; only what it does not name is filled in.
+    # A null in the file counts as stated: only fields that are absent are filled in.
     groups = ((name, *also) for name, also in _aliases().items())
     same = next((group for group in groups if key in group), (key,))
     return any(name in fields for name in same)

@@ -60,18 +60,18 @@ class Recurrent(Struct, frozen=True):
 
 
 PAGE_BYTES, MXFP8_PAGE_BYTES = 576, 512
-"""Pages of compressed attention's caches are multiples of it: in DeepSeek V4's packed format, and
-in V4.1's on GPUs of compute capability 10."""
+"""Pages of compressed attention's caches are multiples of these bytes: in DeepSeek V4's packed
+format, and in V4.1's on GPUs of compute capability 10."""
 
 
 class CompressedAttention(Struct, frozen=True):
     """A vector for every `tokens_per_vector` tokens, copied on every rank: compressed attention
     states, or the keys of an indexer beside other attention.
 
-    `vector_dim` is what a query is multiplied with, 0 for an indexer. `chosen_vectors` is how many
-    of them a query attends to, 0 if all. `readers`: layers that attend to the vectors of one.
-    `page_bytes`: a page is a multiple of it. `mxfp8_bytes`: a vector in the records of GPUs of
-    compute capability 10, 0 if they have none of their own.
+    `vector_dim` is the number of elements that a query is multiplied with, 0 for an indexer.
+    `chosen_vectors` is how many vectors a query attends to, 0 for all. `readers` is the number of
+    layers that attend to one layer's vectors. A page is a multiple of `page_bytes`. `mxfp8_bytes`
+    is the size of a vector on GPUs of compute capability 10, 0 if it is the same there.
     """
 
     vector_bytes: int
@@ -266,7 +266,7 @@ def _reader(config: Config) -> Callable[[Config, int], tuple[Recurrent, float]]:
 # A vector in fp8_ds_mla: 448 elements in FP8, 64 in 16 bit, 8 scales; an indexer's key has one.
 _PACKED_DIM, _PACKED_BYTES = 512, 584
 INDEX_SCALE_BYTES = 4
-"""Of an indexer's key, which has 8 bits an element."""
+"""Bytes of the scale of an indexer's key, whose elements have 8 bits."""
 _STATE_BYTES = 4
 _WINDOW_BLOCK_TOKENS = 64
 # Tokens of a compressor's block, by the tokens that it makes one vector of.
@@ -368,7 +368,7 @@ def _shared_compressed_layers(config: Config) -> tuple[Layers, ...]:
             readers=sum(map(bool, ratios[owner:after])),
             mxfp8_bytes=_MXFP8_BYTES,
         )
-        # An indexer behind the candidates' scores fewer keys, which is not taken off.
+        # An indexer after the one that picks candidates scores fewer keys; it counts as all.
         own = sum(owner <= layer < after for layer in indexers)
         keys = CompressedAttention(key_bytes, ratio, readers=own, mxfp8_bytes=key_bytes)
         kinds.update((vectors, keys))

@@ -221,7 +221,7 @@ def model_from_config(name: str, document: object) -> Model:
 def _model(
     config: Config, *, source: str, vision: float, quantization: str, notes: tuple[str, ...]
 ) -> Model:
-    # What cannot be modelled is said before anything that is missing.
+    # Report an architecture that is not modelled before any field that is missing.
     layers = layer_kinds(config)
     experts, parameters, adapters = _census(config, vision=vision)
     if parameters is None:

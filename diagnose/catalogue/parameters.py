@@ -199,7 +199,7 @@ def vision_parameters(config: Config) -> float | None:
 
 def _projector(tower: Config, width: int, config: Config) -> float:
     text = config.count("hidden_size", default=width)
-    # Kimi names a side of its kernel each way.
+    # Kimi lists both sides of its merge kernel.
     sides = tower.counts("merge_kernel_size")
     merge = tower.count("spatial_merge_size", default=sides[0] if sides else 0)
     if not merge:
@@ -211,7 +211,7 @@ def _projector(tower: Config, width: int, config: Config) -> float:
     return (1.0 + taps) * (joined * joined + joined * out)
 
 
-# How many parameters a model has, by what becomes of them when it is split or quantized. Pure.
+# Parameter counts of a model, by how they are split over GPUs and quantized. Pure.
 #
 # Source: the published architectures; a test holds the totals against the published ones.
 

@@ -32,15 +32,16 @@ STALL_NOTED_S = 10.0
 CRASH_LOOP_S = 600.0
 HOUR_S = 3600.0
 CRASHES_WARNING, CRASHES_CRITICAL = 3, 5
-"""Processes that broke off within an hour: a slow crash loop. Deployments drain theirs first."""
+"""Processes that ended with work in progress within an hour: a slow crash loop. A deployment drains
+its processes first."""
 
 RESTARTS_SHOWN = 3
 RESTART_NOTED_S = 60.0
 DOWN_WARNING_FAILURES = 2
 DOWN_CRITICAL_FAILURES = 3
 START_S, STARTS_MAX_S = 300.0, 1800.0
-"""Seconds that a server without requests may be away for a planned restart: as long as vLLM
-commonly takes to start; longer if this server has taken longer before, up to the second."""
+"""Seconds that a server without requests may be away for a planned restart: `START_S`, as vLLM
+commonly takes to start, or longer if this server took longer before, up to `STARTS_MAX_S`."""
 START_MARGIN_RATIO = 1.5
 
 SIGHT = ("running", "waiting", "kv_usage_ratio")
@@ -65,14 +66,14 @@ class Stalled(Leaf, Struct, frozen=True):
     """Whether requests have been in flight for half a minute without progress: no token generated,
     no request finished, no prefill that goes further than those before it.
 
-    The half minute does not scale with the window: a prefill takes as long whatever the window is.
-    A shorter watch concludes it sooner, at `info`, unless a prefill explains it; `whole` demands
-    the whole half minute and, where the engine's prefills last longer, as long as one of them may.
-    After half a minute a queue is explained by it in any case: more replicas or seats would not
-    help. False where the page lacks the counters.
+    The half minute does not scale with the window, because the length of a prefill does not. A
+    shorter watch concludes it sooner, at `info`, unless a prefill explains it; `whole` requires the
+    whole half minute or, if this engine's prefills take longer, as long as a prefill may take.
+    After half a minute a queue follows from it in any case: more replicas or a larger batch would
+    not help. False where the page lacks the counters.
     PromQL looks back on four scrapes at least; on `LONGEST_PREFILL_S`, after which no prefill
     explains a silence; and on `WIDE_RANGE_S`, for servers that are scraped more seldom than the
-    rules were made for. Of the engine's prefills it sees the longest that was counted.
+    rules were made for. A prefill explains a silence up to the longest prefill in the histogram.
     """
 
     whole: bool = False
@@ -128,7 +129,8 @@ def stalled_from_s(values: Mapping[str, float | None]) -> float:
 
 
 MOVES_FROM = 0.1
-"""KV usage that falls this far below its highest without an answer: prefills start over."""
+"""If KV usage falls this far (0..1) below its maximum and no request is answered, prefills start
+over."""
 
 
 def _still(facts: Facts) -> str:
@@ -215,7 +217,7 @@ ENGINE_STALLED = CauseRecord(
 
 
 CANARY_FAILURES = 2
-"""A canary that fails once may have met a restart of a proxy."""
+"""Failed canaries in a row that count: a single one may have met a proxy's restart."""
 
 
 def unanswered(canary: CanaryState, facts: Facts) -> Cause | None:
@@ -436,7 +438,7 @@ def unreadable(
     that is not vLLM's and for a server that is healthy without one.
 
     With `patience_s` the server had no request on its last page, and may be restarted on purpose:
-    it is a warning for so long, unless its state says that it broke.
+    for that many seconds the cause is only a warning, unless the server's state shows a failure.
     """
     severity, may_restart = _severity(failures), patience_s > 0 and not state.is_broken
     if may_restart and severity is Severity.CRITICAL:

@@ -40,7 +40,7 @@ FED_FROM = 0.6
 """The guide wants a serving GPU busy for 60 % of the time at least (9.3)."""
 
 FEW_REQUESTS = 8.0
-"""A batch of fewer is low concurrency: each step reads all weights for a few tokens."""
+"""A smaller batch is low concurrency: each step reads all weights for a few tokens."""
 
 Kind = Literal["memory", "compute", "host"]
 WORDS: dict[Kind, str] = {
@@ -64,8 +64,8 @@ LIMITS: tuple[tuple[Kind, str, float], ...] = (
     ("memory", "mbu_ratio", 0.55),
     ("compute", "mfu_ratio", 0.4),
 )
-"""A limit is reached from this value on: of the share of cycles in which DRAM or the tensor pipes
-are active, or of the GPU's peak, which no kernel reaches."""
+"""A limit is reached if its signal has at least this value: a share of cycles in which DRAM or the
+tensor pipes are active, or a share of the GPU's peak, which no kernel reaches."""
 
 SHARES = (
     ("gpu_dram_active_ratio", "DRAM active"),
@@ -176,7 +176,8 @@ def _shares(facts: Facts) -> str:
 
 SLOWER = 1.3
 PRESSED_FROM, STOLEN_FROM = 0.2, 0.05
-"""From this share of the time on tasks wait for a CPU, or the hypervisor withholds it."""
+"""Shares of the time from which on the host slows steps: tasks wait for a CPU, and the hypervisor
+withholds CPU time (steal)."""
 
 ON_THE_NODE = "pressure and steal are read on the server's node"
 
@@ -195,10 +196,11 @@ EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
 """The batch is no larger than in quiet times, and answers are no longer."""
 
 SLOW_AT_EQUAL_WORK = (ITL_DRIFT >= SLOWER) & (P50_DRIFT >= SLOWER) & EQUAL_WORK
-"""Most steps take longer than in quiet times."""
+"""Most steps take longer than in quiet times, although their work is no larger."""
 
 WARMED_UP = Watched(Number(1.0))
-"""The first steps of a new process are slow, and loading its weights takes CPU."""
+"""One window has passed: a new process's first steps are slow, and loading its weights takes CPU.
+"""
 
 _SLOW_AT_EQUAL_WORK = SLOW_AT_EQUAL_WORK.python()
 
@@ -223,15 +225,16 @@ def _slowed(facts: Facts) -> str:
 
 E2E_S = Signal("e2e_mean_s")
 OUTSIDE_S = E2E_S - Signal("queue_mean_s") - Signal("prefill_mean_s") - Signal("decode_mean_s")
-"""Time of a request that the engine does not account for, all of requests that ended: the API
-server's process prepares the prompt before, and turns tokens into text after."""
+"""Mean seconds of an ended request outside the engine's queue, prefill and decode: the API server's
+process prepares the prompt before, and turns tokens into text after."""
 
 LONGER_THAN_STEPS = (
     (OUTSIDE_S > Signal("prefill_p99_s"))
     & (OUTSIDE_S > Signal("itl_stall_time_ratio") * Signal("decode_mean_s"))
 ).assume(unknown=True)
-"""The engine takes new requests into its queue between two steps. The wait for a long step, or for
-an engine that hung, is outside too: prefills or the pauses of running requests are as long then."""
+"""The time outside the engine is longer than what long steps explain. The engine takes new requests
+into its queue between two steps, so a wait for a long step or a hung engine counts as outside too;
+but then prefills, or the pauses of running requests, are as long."""
 
 HOST_CONTENTION = CauseRecord(
     id="host_contention",
@@ -328,15 +331,16 @@ KV_GROWTH = KV_USAGE / BaselineValue(KV_USAGE.key)
 SAME_CONTEXTS = KV_GROWTH <= 1.3
 
 BEYOND_WORK = 5.0 * BATCH_GROWTH.at_least(1.0) * KV_GROWTH.at_least(1.0)
-"""A step reads all weights once and each context once: it takes no longer than the batch times the
-contexts grew. Five times as long has another reason."""
+"""A step reads all weights once and each context once, so it grows by no more than the growth of
+the batch times that of the contexts. Five times as much has another reason."""
 
 SLOW_BEYOND_WORK = (
     (ITL_DRIFT >= BEYOND_WORK)
     & (P50_DRIFT >= BEYOND_WORK)
     & (Signal("large_step_per_s") <= 0.0).assume(unknown=True)
 )
-"""Prompts under prefill make steps long too, and are counted only when they are done."""
+"""No step was large (unknown counts as none): prompts under prefill make steps long too, and vLLM
+counts a prompt only at its end."""
 
 SLOW_STEPS = CauseRecord(
     id="slow_steps",

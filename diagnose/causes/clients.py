@@ -22,7 +22,8 @@ NO_ENGINE = "http_requests_total names no engine: only the sidecar knows that a 
 MOST_GIVEN_UP = 0.5
 MANY_GIVEN_UP = 0.25
 SOME_GIVEN_UP = 0.1
-"""Shares of the accepted calls: people who stop an answer that they have read make up the least."""
+"""Given-up calls as shares of the accepted calls: for critical, for warning, and for concluding the
+cause. Below the last, people stop answers that they have read."""
 
 WRONG_SHARE_FROM = 0.1
 

@@ -42,10 +42,11 @@ DEFERRED_HELD = Held("deferred", Signal("waiting_deferred") >= 1.0, Number(10.0)
 
 GIANT = Signal("prompt_p99_kv_share_ratio")
 GIANT_FROM = 0.2
-"""A quarter of the cache, less what interpolation between the histogram's bounds may hide."""
+"""Share of the cache from which on a prompt is a giant: a quarter, less what interpolation between
+the histogram's bounds may hide."""
 
 STEPS_HAVE_ROOM = (Signal("iteration_tokens_mean") <= 128.0).assume(unknown=False)
-"""Most steps have fewer tokens than any usual --max-num-batched-tokens: it admits more."""
+"""Most steps have fewer tokens than any usual --max-num-batched-tokens, which would admit more."""
 
 SEATS_ARE_FREE = (
     (BATCH < 0.9 * BATCH_MOST) | (BATCH_MOST <= 0.0) | (BATCH_MOST < BaselineValue("running_avg"))
@@ -55,7 +56,7 @@ SEATS_ARE_FREE = (
 KV_FREE = 1.0 - KV_USAGE
 HELD_EACH = KV_USAGE / BATCH
 ONE_MORE_FITS = (HELD_EACH <= KV_FREE).assume(unknown=False)
-"""What a running request holds on average is free."""
+"""The free part of the KV cache is as large as a running request's mean part, or larger."""
 
 PINNED = ((BATCH_MOST >= 1.0) & (BATCH >= 0.9 * BATCH_MOST)).assume(unknown=False)
 """The batch stays at its maximum."""
@@ -64,7 +65,7 @@ GIANTS_BLOCK = (GIANT >= GIANT_FROM) & (
     ((GIANT > KV_FREE) & ~(PINNED & (GIANT <= KV_FREE + HELD_EACH)).assume(unknown=False))
     | (STEPS_HAVE_ROOM & SEATS_ARE_FREE)
 ).assume(unknown=False)
-"""Giant prompts do not fit into what is free, and requests behind them wait: vLLM serves in order.
+"""Giant prompts do not fit into the free KV cache, and block the queue, which vLLM serves in order.
 While the batch stays at its maximum, a giant that fits once a request ends waits for that seat.
 The gauges may not show it: they are of the end of the last step, and a giant holds its blocks from
 the beginning of its long first step on. What waits while seats and steps have room waits for
@@ -93,11 +94,12 @@ QUEUE_RULES = ("QUEUE-GROWS", "QUEUE-SHARE", "TTFT-TAIL", "BREAKER")
 """Findings that only say that there is a queue."""
 
 STRAIGHT_FROM = 0.9
-"""From this share of the variance on, seven levels lie on a line: noise and a single step explain
-less."""
+"""Seven levels lie on a line if it explains at least this share of their variance; for noise or a
+single step the share is lower."""
 
 LATE_FROM = 2 / 3
-"""A growth whose newest step is less than this share of the line's settles: a warm-up."""
+"""If the newest step is less than this share of the line's mean step, the growth is a warm-up that
+settles."""
 
 EQUAL_LOAD = 0.1
 """Work that grew by more than this share may explain a growth."""

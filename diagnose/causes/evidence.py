@@ -116,10 +116,10 @@ class Counterfactual(Struct, frozen=True):
 class Cause(Struct, frozen=True):
     """A concluded cause. `lever` is the first thing to do, as text.
 
-    All numbers in it are of one moment, `seen_s`: that of the diagnosis, or where the cause only
-    lingers the last one at which it was concluded. `unless` says, for the first cause of a
-    diagnosis, at which values it would not have stood then. `apart`: nothing follows from it now,
-    so that it explains nothing. `root`: it explains its record's `heads` now, not they it.
+    All its numbers are of one moment, `seen_s`: that of the diagnosis or, during its clear time,
+    the last one at which it was concluded. `unless` holds, for the first cause of a diagnosis, the
+    values at which it would not have been concluded then. `apart`: it explains no other cause now.
+    `root`: now it explains the causes in its record's `heads`, which otherwise explain it.
     """
 
     id: str

@@ -37,7 +37,8 @@ SLOWER = 1.3
 AS_EVER = 1.1
 QUEUED_S = 10.0
 AT_LIMIT, LOWERED = 0.95, 0.9
-"""Shares of the power limit: drawn, so that it binds; of the usual one, so that it was lowered."""
+"""The power limit binds if the GPU draws `AT_LIMIT` of it, and was lowered if it is below `LOWERED`
+of the usual limit."""
 
 HEATS = ("gpu_thermal_throttle_ratio", "gpu_heat_bit_ratio")
 BRAKES = (

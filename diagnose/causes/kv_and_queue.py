@@ -57,15 +57,15 @@ request. A queue whose wait is unknown always matters: mostly no request is serv
 
 USUAL_TTFT_S = BaselineValue("ttft_p99_s")
 UNUSUAL = ~TTFT_TARGET_S.known & (WAIT_S >= (10.0 * USUAL_TTFT_S).at_least(20.0))
-"""Without a target the wait is held against TTFT P99 in quiet times: ten times as long hurts. Waits
-below 20 s come with bursts of healthy days too."""
+"""Without a target the wait is compared with TTFT P99 in quiet times: ten times as long hurts.
+Waits below 20 s come with bursts of healthy days too."""
 
 A_MINUTE = (
     (WAIT_S >= 60.0)
     & (WAIT_S >= TTFT_TARGET_S).assume(unknown=True)
     & (TTFT_TARGET_S.known | (WAIT_S >= 2.0 * USUAL_TTFT_S).assume(unknown=True))
 )
-"""A wait of a minute, where neither target nor usual TTFT says that it is in order."""
+"""A wait of a minute or more that is neither within the target nor usual."""
 
 SUFFERS = (
     A_MINUTE
@@ -274,10 +274,10 @@ SLOW_FROM_DRIFT = 1.6
 """From this inter-token latency on, over its quiet mean, steps count as slow."""
 
 STEPS_ARE_SHORT = ((ITL_P50_S < 0.1) | (BATCH_MOST <= 1.0)) & (PREFILL_BUSY < 0.75)
-"""Most steps count as fast although no quiet baseline is known, and prompts leave a quarter of the
-time: a third more requests fit before prompts are the limit. That streams stall behind a few long
-prompts does not matter: a larger batch stalls no longer. Steps of one request are as fast as this
-machine makes them, and mostly read weights: a second request takes little more."""
+"""Steps count as fast if no quiet baseline is known: the median step is short, or the batch has one
+request. Prompts take less than three quarters of the time, so that a third more requests fit before
+prompts are the limit. Stalls behind a few long prompts do not matter: a larger batch does not make
+them longer. Steps of one request mostly read weights: a second request adds little time."""
 
 STEPS_ARE_FAST = ((ITL_DRIFT < SLOW_FROM_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_SHORT)) & ~(
     is_bound("compute") | is_bound("memory")
@@ -292,7 +292,8 @@ measured does not count: then the cause is queue_saturation."""
 _UNSERVED, _KV_HAS_ROOM = UNSERVED.python(), KV_HAS_ROOM.python()
 
 GROWS_FROM_PER_S = 0.1
-"""A queue that grows by less may stand still: more requests than are served is not claimed."""
+"""Growth of the queue in requests/s from which on more requests arrive than are served. Below it,
+the queue may be steady."""
 
 
 def _steps(facts: Facts) -> str:

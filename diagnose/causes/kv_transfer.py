@@ -52,8 +52,8 @@ HELD_BACK = (
     & ~Exposed("lora_requests_info", "lora_max")
 )
 """Requests are held back for half as long as others are served, or longer, on a server that finds
-prompts in another tier, and vLLM does not say for what (before 0.32). A connector that is never hit
-holds nobody back: they wait for a grammar, for instance."""
+prompts in another tier, and vLLM does not say for what (before 0.32). A connector without hits
+holds no request back: such requests wait for something else, a grammar for instance."""
 
 LONG, SLOWER = SHARE >= 0.3, DRIFT >= 3.0
 HERE = FETCHING & (ARRIVED > 0.5 * WAITING)

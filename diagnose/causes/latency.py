@@ -29,7 +29,7 @@ from kneewatch.rules.quantities import BaselineValue, FirstOf, Signal
 from kneewatch.rules.rule import Severity
 
 COUNT_ERROR = 0.5
-"""A count from a rate is a little off, because a rate extrapolates to its window's edges."""
+"""Tolerance of a count that is computed from a rate, which extrapolates to its window's edges."""
 
 LONG_PER_S = Signal("prefill_long_per_s").otherwise(0.0)
 LONG_PREFILLS = LONG_PER_S * WINDOW_S
@@ -47,7 +47,7 @@ step pauses each stream of the batch once. A short prompt that took half a secon
 machine, and a smaller chunk would not help."""
 
 NONE_ENDED = SERVED <= 0.0
-"""No request ended in the window. A prefill is counted only then."""
+"""No request ended in the window. vLLM counts a prefill only when its request ends."""
 
 USUAL_ITL_S = FirstOf((BaselineValue("itl_p50_s"), ITL_P50_S))
 STANDS_OUT = (USUAL_ITL_S <= 0.1).assume(unknown=True)
@@ -151,7 +151,7 @@ PREFILL_INTERFERENCE = CauseRecord(
     explains=("past_knee", "slo_conflict", "slow_steps"),
     covers=("ITL-STALL",),
     moves=(ITL, TTFT),
-    # A tail that only misses its target may be as ever: it is what slow steps are held against.
+    # A tail that only misses its target may be usual, and is the baseline for slow steps.
     unusual=STALLS,
     symptoms=("S2",),
     levers=("chunked_prefill", "smaller_budget", "long_prefill_threshold", "disaggregation"),
@@ -168,10 +168,10 @@ SLOW_STEPS_ALONE = (
     & (PREFILL_S + QUEUE_S <= 3.0 * ITL_P50_S)
     & ((TTFT_P99_S <= 3.0 * ITL_P99_S) | is_bound("host"))
 ).assume(unknown=False)
-"""Both targets are missed, ITL not by its tail, and a first token takes three ordinary steps at
-most: the rest of the running one and those of its prompt. The latest of them take three of the
-longest steps at most: a few long prompts would take more, unless the GPUs idle meanwhile. Faster
-steps would serve both targets."""
+"""Both targets are missed, ITL not only in its tail, and a mean first token takes three ordinary
+steps at most: the rest of the running step, and its prompt's. TTFT P99 is three of the longest
+steps at most: a few long prompts would take more, unless the GPUs idle meanwhile. Faster steps
+would serve both targets."""
 
 SLO_CONFLICT = CauseRecord(
     id="slo_conflict",

@@ -47,7 +47,8 @@ LEVER = (
 SAME_WORK_KNOWN = WORK_GROWTH <= EQUAL_LOAD
 UNEXPLAINED_FROM = 0.05
 FLOOR_LATE_FROM = 0.25
-"""The lowest usage of half an hour scatters with the load, and nothing warms up in it."""
+"""Like `LATE_FROM`, but lower: the lowest usage of half an hour scatters with the load, and no
+warm-up raises it."""
 
 UNEXPLAINED = Signal(KV_FLOOR.growth) - Signal(KV_FLOOR.before) * WORK_GROWTH.at_least(0.0)
 """Share of the cache by which its lowest usage climbed, less what more work explains."""

@@ -147,7 +147,8 @@ def _other_tier(facts: Facts) -> str:
 
 
 ANOTHER_TIER = term(SAVED, None, -0.6, _other_tier, when=SAVED - HIT_RATIO >= 0.1)
-"""Both on the whole window: its newest part may have fewer hits than the window saved tokens."""
+"""Both ratios are of the whole window: its newest part may have a lower hit ratio than the window's
+saved tokens."""
 
 
 WHOLE_HITS, MISSES = Signal("prefill_hit_share"), Signal("prefill_miss_share")
@@ -162,17 +163,19 @@ OF_EACH_REQUEST = "how requests share the hits is not recorded"
 
 HIT_SPREAD_SIGMAS = Signal(HIT_SPREAD)
 ALL_HIT_ALIKE = (HIT_SPREAD_SIGMAS <= -2.3).assume(unknown=False)
-"""The hits of prompts that hit whole or not at all vary as little once in a hundred times."""
+"""Hits vary little between prompts: if prompts hit fully or missed fully, hits would vary as little
+once in a hundred times."""
 
 WHOLE_PART = 0.7
-"""Of the hit ratio: where prompts hit whole or not at all, those that hit make up as much at least.
+"""If prompts hit fully or miss fully, those that hit make up at least this share of the hit ratio.
 """
 
 ONLY_HEADS_HIT = (QUIET_HIT_RATIO >= 0.8) & (
     (WHOLE_HITS <= WHOLE_PART * HIT_RATIO).assume(unknown=False) | ALL_HIT_ALIKE
 )
-"""Prompts that hit nearly whole once do not any more, and their first tokens still hit. Where whole
-prefixes are evicted, those that hit account for the hit ratio, and chance moves it."""
+"""Prompts used to hit nearly fully, and now only their first tokens hit. If whole prefixes were
+evicted instead, the prompts that still hit fully would account for the hit ratio, which would vary
+by chance."""
 
 LOOKED_UP = Signal("prefix_query_per_s")
 QUIET_LOOKED_UP = BaselineValue("prefix_query_per_s")
@@ -451,7 +454,7 @@ RECOMPUTED = (
     & (WORK_RATIO >= 2.0)
     & (BUSY >= 0.5)
 ).assume(unknown=False)
-"""At least half of the prompt tokens that are computed hit in quiet times, and a prompt is under
+"""At least half of the computed prompt tokens would have hit in quiet times, and a prompt is under
 prefill half of the time: that is heavy even where answers are as much work."""
 
 PREFIX_CHURN = CauseRecord(

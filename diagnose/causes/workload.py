@@ -186,7 +186,7 @@ LONGER = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
 MORE_REQUESTS = SERVED * BaselineValue("output_tokens_mean") >= 1.3 * BaselineValue(
     "generation_tokens_per_s"
 )
-"""More requests are served than made the tokens of quiet times."""
+"""At least 1.3 times as many requests are served as generated the tokens of quiet times."""
 
 ALWAYS_SO = (MORE_AT_LIMIT < LENGTH_POINTS).assume(unknown=False)
 LEVER = (

@@ -155,11 +155,11 @@ _EXCEPTION = re.compile(
 _NO_ROOT = re.compile(
     r"(?:\w+\.){0,6}(?:(?:Async|MQ)?EngineDeadError|CancelledError)|[\w.]{0,60}\bValidationError: "
 )
-"""Exceptions that say that there was one: what counts is another line."""
+"""Exceptions that only report that another one occurred: its own line is the proof."""
 
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\):")
 _PYDANTIC_INPUT = " [type="
-"""What follows is the whole configuration, in a validation error of pydantic."""
+"""In a validation error of pydantic, the whole configuration follows this text."""
 
 _READY = re.compile(r"(?:INFO: +)?Application startup complete\.?$")
 _STATISTICS = re.compile(r"(?:Engine \d+: )?Avg prompt throughput: ")
@@ -175,8 +175,8 @@ _WHILE_STARTING = re.compile(
     b"|max_model_len|uantization|NCCL|Errno|local folder|couldn't|Engine|startup complete|HTTP/"
     b"|Traceback"
 )
-"""One of the words is in every line that counts, while the server serves or before. Other lines,
-nearly all of requests, must not cost time."""
+"""Every line that is read contains one of these words: while the server serves, and before. Other
+lines, nearly all about requests, are skipped fast."""
 
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|'[^']*$|\"[^\"]*$")
 _ANY_FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,60}")
@@ -240,7 +240,7 @@ class StartupLog:
     def __init__(self) -> None:
         self._rest, self._cut = b"", False
         self.starts = 0
-        """How many starts of a server were read, and one more."""
+        """Number of server starts in what was read, plus 1."""
         self._begin()
 
     def _begin(self) -> None:
@@ -305,7 +305,7 @@ class StartupLog:
     def version(self) -> Version | None:
         """The logged version; None where it is not logged."""
         logged = self.facts.get("version")
-        # The pattern lets nothing else through.
+        # The pattern matches versions only, so parsing cannot fail.
         return None if logged is None else parse_version(str(logged.value))
 
     @property
@@ -348,7 +348,7 @@ class StartupLog:
             self._begin()
             self._starting(module, message)
         elif _STATISTICS.match(message):
-            # The engine works.
+            # This line shows that the engine works: earlier errors did not end it.
             self.failure = self._suspect = None
         elif _STOPPED.match(message) and self.failure is None:
             self.phase = "stopped"
@@ -369,7 +369,7 @@ class StartupLog:
         elif self.phase != "stopped":
             if self._facts_of(message):
                 self.phase = "starting"
-                # The start goes on, so that what failed was no process of the server.
+                # The start goes on, so the traceback was not from a process of the server.
                 self._uncaught = False
                 if self.failure is not None and self.failure.kind == OTHER:
                     self.failure = self._suspect = None

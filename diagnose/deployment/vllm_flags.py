@@ -51,7 +51,7 @@ def _commands(text: str) -> Iterator[list[str]]:
     words: list[str] = []
     word: list[str] | None = None
     at = 0
-    # Where a kind of quote closes for the last time: an opened one beyond it never does.
+    # The last position of each quote character: a quote opened there never closes.
     last = {quote: text.rfind(quote) for quote in "'\""}
     while at < len(text):
         char = text[at]
@@ -133,7 +133,7 @@ NUMBERS = (
 """Flags whose numbers the recommendations use."""
 
 LARGEST = 2.0**53
-"""Above it a number is no whole number any more, and no count of anything."""
+"""Above it a float does not hold every whole number; no count is that large."""
 
 CONTAINERS = ("docker", "podman", "nerdctl")
 SWITCHES = ("--rm", "-d", "-i", "-t", "-it", "-ti", "--init", "--privileged", "--detach")

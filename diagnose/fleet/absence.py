@@ -15,19 +15,20 @@ from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import Severity
 
 OF_A_POOL = TARGET_DOWN.id
-"""The cause that is reported for a pool: a replica that is down has no tier label."""
+"""The cause that is reported for a pool, not a tier: a replica that is down has no tier label."""
 
 DOWN_SCRAPES, DOWN_S = 3, 60.0
 """A target is down once it has failed this many scrapes over at least this many seconds."""
 
 HELD_S = 60.0
-"""How long a pool must have no replica before that is reported: new pods are targets by then."""
+"""Seconds without a replica before a pool is reported: by then new pods are scrape targets."""
 
 UNSERVED_S = 600.0
-"""How long a pool may have no replica while new ones load."""
+"""Seconds that a pool may have no replica while new ones load."""
 
 TOGETHER_S = 300.0
-"""Replicas that left within this time of the pool's last one are counted as its replicas."""
+"""Seconds before a pool's last replica left: replicas that left since then count as its replicas.
+"""
 
 SHOWN = 3
 

@@ -59,7 +59,7 @@ class SameDegree(Struct, frozen=True):
 
 def tp_overhead(tiers: Sequence[Tier], profile: Profile) -> list[FleetCause]:
     """A cause for each group of servers with far less throughput per GPU than servers of the same
-    model on fewer GPUs, or where there are none, than the stated sweeps give for fewer."""
+    model on fewer GPUs; without such servers, than the stated sweeps give for fewer GPUs."""
     causes: list[FleetCause] = []
     groups = [group for tier in tiers for group in groups_of(tier)]
     compared = set[tuple[Kind, int]]()
@@ -315,9 +315,9 @@ class FleetDiagnosis(Struct, frozen=True):
     """The verdict on a fleet: causes by rank, engines worst first.
 
     `lost` says since when and why there is no newer answer, empty if this one is current. `notes`
-    list what could not be judged and why. `sizes` and `servers` (what
-    is known about each tier's servers) are in the order of `tiers`; `splits` are of
-    tiers with separate prefill and decode replicas.
+    list what could not be judged and why. `sizes` and `servers` (what is known about each tier's
+    servers) are in the order of `tiers`; `splits` are of tiers with separate prefill and decode
+    replicas.
     """
 
     observed: Observed
@@ -409,8 +409,8 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
 
 
 def folded(causes: Sequence[FleetCause]) -> list[FleetCause]:
-    """The causes without those that another one of the same tier explains on all of their replicas;
-    that one is as severe as the worst that it explains."""
+    """The causes without those that another cause of the same tier explains on all of their
+    replicas. The explaining cause is as severe as the worst that it explains."""
     under = {id(cause): _under(cause, causes) for cause in causes}
     explained = {id(other) for others in under.values() for other in others}
     return [

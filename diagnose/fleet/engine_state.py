@@ -142,7 +142,7 @@ def coverage(profile: Profile, recorded: Iterable[str] = ()) -> Coverage:
     queried = {
         s.key
         for s in profile.signals()
-        # A page counts the changes of adapters once for all its engines.
+        # A page has one adapter metric for all its engines, so no engine's own changes.
         if not isinstance(s.expr, InfoChanges) and s.expr.promql(dialect) is not None
     }
     available, provided = {*queried, *MOMENTARY, *STAGE_KEYS, *OF_CONFIG}, {*recorded}

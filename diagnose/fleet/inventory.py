@@ -37,7 +37,8 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "engine": ("engine",),
     "node": ("node", "Hostname", "hostname", "kubernetes_node"),
 }
-"""The labels for each part: the first that is present counts (for `namespace` all of them).
+"""The labels that may hold each part of an engine's identity: the first that is present counts (for
+`namespace` all of them).
 
 `pod` is Kubernetes', `ReplicaId` and `WorkerId` are Ray Serve's, `instance` is Prometheus's own,
 `llm_d_ai_role` what Prometheus makes of llm-d's pod label.
@@ -195,7 +196,7 @@ def _member(labels: Labels, by: tuple[str, ...], names: LabelMap) -> Member:
 
 
 STEP_S = 300.0
-"""Prometheus' look-back for a value, in seconds: with this step no moment is left out."""
+"""Step of range queries: Prometheus' look-back for a value, so that no moment is left out."""
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -253,11 +254,11 @@ class Usual(Struct, frozen=True):
 
 
 def usual_of(hours: Mapping[float, Values]) -> Usual | None:
-    """The usual values of a group by those of past hours, which are keyed by age in seconds; None
-    where no hour looked up enough tokens.
+    """The usual values of a group, from the values of past hours by their age in seconds; None if
+    no hour looked up enough tokens.
 
     Each is the median of the hours. The hit ratio is at most the best one at this time of day: a
-    load that differs at the same time of every day is usual, and no fall.
+    lower ratio at the same time of every day is usual.
     """
     busy = {
         age_s: values

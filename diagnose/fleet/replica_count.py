@@ -165,7 +165,7 @@ NO_PEAK = (
 
 
 class TierSize(Struct, frozen=True):
-    """A tier's replicas: those there are, those that its measured peak needs (None: unknown).
+    """A tier's `present` replicas, and how many its measured peak needs (None: unknown).
 
     `used_ratio` is the share of the tier's capacity that the peak used; `advice` the change, None
     without one; `why` the reason for no change or no judgement.
@@ -299,8 +299,8 @@ def _more_replicas(
     """More replicas: for the peak (0: unknown) with the guide's headroom, for what presses now, or
     none."""
     options: list[Recommendation | None] = []
-    # A backlog is there once: only where the cache is what keeps requests queued do they count as
-    # if they ran.
+    # A backlog has to be served only once. Queued requests count as if they ran only where the KV
+    # cache keeps them queued.
     evicting = _engines_ratio(tier, evicting=True) >= MOST_OF
     present = context.demand.requests if evicting else context.demand.running
     capacity = context.server.capacity_tokens
@@ -416,7 +416,7 @@ class Split(Struct, frozen=True):
 
     @property
     def used(self) -> tuple[float, float]:
-        """The share of each side that is taken."""
+        """The used share of the prefill side and of the decode side."""
         return self.prefill_work / self.prefill, self.decode_work / self.decode
 
     @property

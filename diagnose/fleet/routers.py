@@ -32,7 +32,8 @@ IDLE_KV = 0.5
 0.8 and a queue of five."""
 
 PICKS_MIN, PICKED_MORE = 100.0, 3.0
-"""Picks in five minutes that are enough to compare, and how far above the median one must be."""
+"""Picks in five minutes that are enough to compare, and the multiple of the median from which on an
+endpoint is picked unevenly."""
 
 
 class Router(Struct, frozen=True):
@@ -57,12 +58,12 @@ class Router(Struct, frozen=True):
 ROUTERS = tuple(
     Router(**row) for row in packaged_tables("diagnose.fleet", "routers.toml")["routers"]
 )
-"""The routers whose metrics are read. Of two rows of one namespace the first that has series
+"""The routers whose metrics are read. If several rows have series in one namespace, the first row
 counts."""
 
 QUESTIONS = ("ready", "queue", "errors", "picks")
 NAMED = "router"
-"""The label that answers have for the row of ROUTERS that they are of."""
+"""The label in query results that tells which row of ROUTERS a result is of."""
 
 PLACE = ("cluster", "namespace")
 
@@ -215,8 +216,8 @@ def _idle(engines: Sequence[Engine]) -> bool:
 
 
 def _hot(state: RouterState, engines: Sequence[Engine]) -> tuple[str, float, float] | None:
-    """The one engine with a queue, if it is also picked far more often than the others: its name,
-    its picks over their median, its queued requests. None without one."""
+    """The only engine with a queue, if it is also picked far more often than the others: its name,
+    its picks over their median, its queued requests. Else None."""
     picks = {engine.member.name: _picked(state.picks, engine) for engine in engines}
     counts = {name: value for name, value in picks.items() if value is not None}
     if len(counts) < 2 or len(counts) < len(engines) or sum(counts.values()) < PICKS_MIN:

@@ -21,7 +21,7 @@ PROMPTS_PER_S = 200.0
 """Prompt tokens/s from which on a prefix cache's hit ratio is meaningful."""
 
 MOST_OF = 0.6
-"""Least share of replicas: routing affects most of them; what few show has another cause."""
+"""Least share of replicas with lost hits: routing affects most; few have another cause."""
 
 COMPUTED_MORE = 1.4
 """Computed prompt tokens over those of the usual hit ratio, from which on the fall does harm."""
@@ -37,29 +37,31 @@ SHARED_FROM = 0.02
 """Below this hit ratio prompts share nothing, wherever they are sent."""
 
 STILL_FALLING = 0.88
-"""While the newest hits are below this share of the window's, it is open where they will end."""
+"""While the newest hit ratio is below this share of the window's, it is still falling."""
 
 LENGTHS_SHIFTED = 0.15
-"""The median prompt counts as drifted this far from the last hour's, in share of its requests."""
+"""Prompts changed if the present median is this far, in share of the last hour's requests, from the
+median of that hour."""
 
 MORE_LOAD = 1.5
 """Looked-up tokens/s over the usual ones, from which on caches hold clearly fewer prefixes."""
 
 SLOWER_TTFT = 1.3
 HARMFUL_TTFT = 3.0
-"""TTFT P50 over its usual value that shows harm, and that makes it critical."""
+"""TTFT P50 over its usual value from which on users are harmed and the cause is critical."""
 
 LEAST_CHANCE, NEAR_CHANCE = 0.75, 1.5
 """Hits count as those of random routing from LEAST_CHANCE to NEAR_CHANCE times their share."""
 
 SHORT_LIFE_S = 30.0
-"""Cached blocks that live for less are gone before most sessions send their next turn."""
+"""Blocks evicted after fewer seconds are gone before most sessions send their next turn."""
 
 HIT_WHOLE = 0.25
 MISSED = 0.75
 LOST_BELOW = 0.75
-"""Without a past: a prompt counts as a hit where at most HIT_WHOLE of a median prompt is computed
-for it, as a miss from MISSED on; hits are lost below LOST_BELOW of what repeats could give."""
+"""Used without a known past. A prompt counts as a hit if at most HIT_WHOLE of a median prompt is
+computed for it, as a miss from MISSED on. Hits are lost if they are below LOST_BELOW of the hits
+that repeated prompts allow."""
 
 
 def routing_dilution(tier: Tier, past: Past, targets: Targets) -> FleetCause | None:

@@ -30,11 +30,11 @@ They are of the present window alone, which begins anew with a restart; nothing 
 """
 
 OWN_STEPS = "own_steps"
-"""Key of `memo` for the server's own step times: how many windows, of which batches, since when,
-and the present step over theirs."""
+"""Key of `memo` for the server's own step times: the number, batches and age of the windows that
+they were measured in, and the ratio of the present step time to them."""
 
 PACE_CHANGED_RATIO = 1.25
-"""From this factor between the present step and those windows, the machine's pace has changed."""
+"""From this ratio of the present step time to those windows' on, the machine's pace has changed."""
 
 SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"
 

@@ -33,8 +33,8 @@ LEAST_PER_S = 1e-3
 class Demand(Struct, frozen=True, kw_only=True):
     """What the load needs, served or not.
 
-    `requests` run or wait for capacity at the most, to size for, and `mean_requests` in the mean
-    of a window, to which mean latencies belong. `held_tokens` is the mean KV cache of a running
+    `requests` is the most requests that run or wait for capacity, to size for; `mean_requests` is
+    their mean over the window, for mean latencies. `held_tokens` is the mean KV cache of a running
     request in tokens, None if unknown, and `spread_tokens` its standard deviation: requests grow
     while they run and differ in length. `served_per_s` and `arrival_per_s` count requests.
     """
@@ -89,8 +89,9 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
     waiting = max(by_capacity, get("waiting_avg") - deferred)
     now = get("running") + by_capacity
     mean = get("running_avg") + max(0.0, get("waiting_avg") - deferred)
-    # Requests between the client and the engine are in no gauge of it: preemption lets many end,
-    # and so arrive, at once. By Little's law, with tokens, which come evenly.
+    # Requests between the client and the engine are in none of the engine's gauges. With
+    # preemption many requests end, and so arrive, at once. So estimate them by Little's law from
+    # the tokens/s, which are even.
     length_tokens = get("output_tokens_mean") or inf
     by_little = get("generation_tokens_per_s") / length_tokens * get("e2e_mean_s")
     # A burst of long answers, or clients that hang up: requests begin, and few of them finish.

@@ -34,7 +34,7 @@ FEWEST_BUDGET_TOKENS = 256
 """Smaller chunks leave the GPU underused."""
 
 ANY_GPU = "h100-sxm"
-"""Any GPU will do here: only FLOP are read, and these depend on the model alone."""
+"""Stands for any GPU: only FLOP are read from its costs, and these depend on the model alone."""
 
 
 _costs_of = lru_cache(maxsize=64)(costs)

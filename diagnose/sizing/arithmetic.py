@@ -67,6 +67,6 @@ def counted(count: int, noun: str) -> str:
 def exact(value: float) -> Fraction:
     """The number as it was written in decimals: 1.1 is 11/10, not its nearest binary fraction.
 
-    Rounding up needs it: 4.2 / 1.4 is a little above 3 in binary, and would buy a fourth.
+    Rounding up needs it: 4.2 / 1.4 is a little above 3 in binary, and would round up to 4.
     """
     return Fraction(str(value))

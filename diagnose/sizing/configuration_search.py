@@ -45,12 +45,13 @@ _LONGEST_TO_MEAN = 2
 
 
 class Choices(Struct, frozen=True, kw_only=True):
-    """What the question's launch leaves open; None: all that is sensible is tried.
+    """Limits of a search beside those of the question's launch; None: every sensible value is
+    tried.
 
-    Quantization, KV dtype, longest context and GPU are fixed where the launch states them, without
-    a GPU every data-centre GPU is tried. A launch's parallelism counts as stated where it has more
-    than one GPU; give it here to fix one GPU, or the stages. A given `pipeline_parallel` is always
-    tried, others only where no tensor-parallel size starts. `most_gpus` bounds the fleet.
+    Quantization, KV dtype, longest context and GPU are fixed where the launch states them. Without
+    a GPU every data-centre GPU is tried. The launch's parallelism is fixed if it has more than one
+    GPU; to fix one GPU, or the stages, set it here. A given `pipeline_parallel` is always tried,
+    others only where no tensor-parallel size starts. `most_gpus` bounds the fleet.
     """
 
     tensor_parallel: int | None = None
@@ -149,7 +150,7 @@ def _max_model_lens(setup: Setup, request_tokens: float) -> tuple[int, ...]:
 
 
 _BF16_BITS = 16
-# What of a launch an error of its memory is about.
+# Reasons by the input that an error of `memory` names.
 _REASONS = {
     "tensor_parallel": Reason.HEADS,
     "draft_model": Reason.HEADS,
@@ -329,7 +330,7 @@ def _reject_length(answer: Memory, length: int, needed_ratio: float, tally: Tall
 
 
 KV_CACHE, MAX_NUM_SEQS = "KV cache", "max_num_seqs"
-# Nearer than this to a whole number a quotient is worked out in decimals.
+# A quotient this near to a whole number is computed exactly, from the decimals.
 _NEAR_WHOLE = 1e-9
 _BEST = 3
 
@@ -454,8 +455,8 @@ def _capacity(question: Question, tried: Space, setup: Setup, limit: int) -> Cap
 
 
 def _replicas(question: Question, usable_requests_per_s: float) -> int:
-    # As size_fleet counts them (guide 9.1 step 11), without its steps: it is asked ten thousand
-    # times.
+    # As size_fleet counts them (guide 9.1 step 11), without its steps: a search calls this ten
+    # thousand times.
     if question.peak_requests_per_s is None:
         return 1
     ratio = question.peak_requests_per_s / usable_requests_per_s

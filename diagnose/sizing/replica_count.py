@@ -21,9 +21,9 @@ class FleetSize(Struct, frozen=True):
     """A fleet for a peak.
 
     `instances` carry the peak without margin. The guide gives the margin twice: on GPUs (8.3, which
-    need not be a whole replica) and on replicas (9.1 step 11). `deployed_instances` rounds the
-    second up, and `gpus` is what that takes. `gpus_rounded_once` is the same with the margin taken
-    before the first rounding: the fewest GPUs that still hold peak x safety. `headroom_ratio` is
+    need not be a whole replica) and on replicas (9.1 step 11). `deployed_instances` has the margin
+    on replicas, rounded up, and `gpus` is their GPUs. `gpus_rounded_once` takes the margin before
+    the first rounding: the fewest GPUs that still hold peak x safety. `headroom_ratio` is
     the deployed capacity above the peak; `spare_instances` may be missing at the peak without
     breaking the targets.
     """
@@ -135,10 +135,10 @@ def prefill_decode_ratio(
 
 
 BREAKER_LOW_RATIO, BREAKER_HIGH_RATIO = 0.8, 0.9
-"""Of the greatest safe depth: shed before the target breaks, not after (guide 9.4)."""
+"""Share of the greatest safe queue depth: shed before the target breaks, not after (guide 9.4)."""
 
 INPUT_LIMIT_LOW, INPUT_LIMIT_HIGH = 2.0, 3.0
-"""Times the P95 input (guide 9.4)."""
+"""Input limit as a multiple of the P95 input (guide 9.4)."""
 
 
 def circuit_breaker(
@@ -147,10 +147,9 @@ def circuit_breaker(
     """Queued requests (low and high) at which to reject further ones, before the queue alone
     breaks the TTFT target.
 
-    The time that may be waited x the rate at which the queue moves. That rate is what the fleet
-    serves: with `served_per_s` below the arrivals, the queue moves no faster than that. The guide
-    takes the arrivals and the whole target; `quiet_ttft_s`, prefill without a queue, is part of
-    the same target and leaves less to wait.
+    The allowed wait x the rate at which the queue moves: the arrivals, or `served_per_s` if the
+    fleet serves less. The guide takes the arrivals and the whole target; `quiet_ttft_s`, prefill
+    without a queue, is part of the same target and leaves less to wait.
 
     Raises:
         SizingError: prefill alone exceeds the target.
@@ -230,7 +229,7 @@ STORAGE_PATHS: Mapping[str, StoragePath] = {
         StoragePath("nvme-drive", 7.0e9, 7.0e9, "guide 7.6: one enterprise drive, sequential"),
         StoragePath("nvme-loader", 70e9 / 60, 70e9 / 30, "guide 9.2: 70 GB in 30-60 s"),
         StoragePath("network-10gbe", 1.1e9, 1.1e9, "guide 2.1"),
-        # The rates behind the four times of the guide's row; its column of 0.5-1.0 GB/s gives half.
+        # From the times in the guide's row: its rate column, 0.5-1.0 GB/s, gives half as long.
         StoragePath("object-storage", 70e9 / 300, 70e9 / 120, "guide 2.1: 70 GB in 2-5 min"),
     )
 }

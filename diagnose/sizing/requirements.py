@@ -20,7 +20,7 @@ _SMALLEST_SHARE = 0.001
 
 
 class Question(Struct, frozen=True, kw_only=True):
-    """A launch and what is asked of it; None: not stated, and what needs it is not answered.
+    """A launch with its load, targets and price. None: not stated; results that need it are None.
 
     `replicas` such launches share `concurrency`; `usable_requests_per_s` of one replica is
     measured or, where it is None, predicted at the concurrency and the targets; `is_benchmarked`:
@@ -55,7 +55,7 @@ class Question(Struct, frozen=True, kw_only=True):
 
     @property
     def efficiency(self) -> Efficiency:
-        """Shares of the peaks that are reached: those stated, for the rest those measured."""
+        """Shares of the peaks that a step reaches: as stated, else as measured on other servers."""
         return with_shares(DEFAULT, mfu_ratio=self.mfu_ratio, mbu_ratio=self.mbu_ratio)
 
     @property
@@ -117,7 +117,7 @@ def _check_shares(question: Question) -> None:
 
 
 def at_lengths(question: Question) -> Setup:
-    """The launch, its requests counted at the lengths that are stated where no context is."""
+    """The launch; where it states no context, the question's request lengths are its context."""
     setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
     if setup.context_tokens is not None or inputs is None or outputs is None:
         return setup

@@ -19,7 +19,7 @@ from kneewatch.rules.formatting import percent
 
 
 class Reason(StrEnum):
-    """Why a launch fails, in the order in which it runs into them."""
+    """Why a launch fails, in the order of the checks."""
 
     NODE = "GPU cannot be linked to others"
     FORMAT = "number format not supported by the GPU"
@@ -63,7 +63,7 @@ class Rejection(Struct):
 
 
 class Tally:
-    """Counts failures while a search runs; of each reason the nearest one is kept."""
+    """Counts failures while a search runs; keeps the narrowest failure of each reason."""
 
     def __init__(self) -> None:
         self._by_reason: dict[Reason, Rejection] = {}
@@ -87,7 +87,7 @@ class Tally:
             nearest.needed_ratio, nearest.setup, nearest.detail = needed_ratio, setup, detail
 
     def rejections(self) -> tuple[Rejection, ...]:
-        """The reasons met, in the order in which a launch runs into them."""
+        """The reasons that occurred, in the order of the checks."""
         return tuple(self._by_reason[reason] for reason in Reason if reason in self._by_reason)
 
 

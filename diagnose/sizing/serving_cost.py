@@ -138,15 +138,16 @@ def utilization_trap(usd_per_year: float, utilization_ratio: float) -> Utilizati
     return UtilizationTrap(multiple, recoverable, steps)
 
 
-# --- What each measured tensor-parallel degree gives a GPU and what its tokens cost. Pure ---------
+# --- Throughput per GPU and cost per token of each measured tensor-parallel degree. Pure ----------
 #
 # Source: guide 8.4 (requests per second and GPU), 9.1 step 12.
 
 
 class Scaled(Struct, frozen=True):
-    """A degree beside the others. `efficiency_ratio` is its throughput a GPU over that of the
-    smallest degree that keeps the targets; None where it keeps none. `usd_per_million_tokens` is
-    None also where no price is known or the sweeps do not count tokens."""
+    """A degree beside the others. `efficiency_ratio` is its throughput per GPU over that of the
+    smallest degree that keeps the targets; None where this degree misses them.
+    `usd_per_million_tokens` is None also where no price is known or the sweeps do not count
+    tokens."""
 
     degree: Degree
     efficiency_ratio: float | None
@@ -154,8 +155,9 @@ class Scaled(Struct, frozen=True):
 
 
 class Scaling(Struct, frozen=True):
-    """All measured degrees; `cheapest` is the one that gives most a GPU within the targets, None
-    where none keeps them. `notes` say what cannot be compared, and what a wide split loses."""
+    """All measured degrees; `cheapest` is the degree with most throughput per GPU within the
+    targets, None where all miss them. `notes` say what cannot be compared, and what a wide split
+    loses."""
 
     unit: Unit
     rows: tuple[Scaled, ...]

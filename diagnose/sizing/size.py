@@ -46,7 +46,8 @@ from kneewatch.diagnose.sizing.speed.slo_capacity import (
 )
 from kneewatch.rules.formatting import percent
 
-# A stated rate this far from the predicted one is worth a second look, or this far above it.
+# A stated rate gets a note if the predicted one is this many times as high, or if it is itself
+# this many times the predicted one.
 _APART = 1.5
 _OPTIMISTIC = 1.1
 # The guide's safe range of the memory's share ends here (2.6), and tensor parallelism over PCIe is
@@ -222,8 +223,8 @@ def load_notes(
 def stated_notes(
     stated_per_s: float, usable_per_s: float | None, full_per_s: float | None
 ) -> Iterator[str]:
-    """Doubts about stated usable requests/s: far from what one replica is predicted to carry within
-    the targets, or without any, above what it carries with as many requests as it holds."""
+    """Doubts about stated usable requests/s: far from the prediction for one replica within the
+    targets; without targets, above the prediction with as many requests as the replica holds."""
     expected, load = usable_per_s, ""
     if usable_per_s is None:
         expected, load = full_per_s, " with as many requests as it holds"
@@ -271,7 +272,7 @@ def launch_notes(setup: Setup) -> Iterator[str]:
 
 
 def over_pcie(gpu: Gpu, tensor_parallel: int) -> Iterator[str]:
-    """The warning about a tensor-parallel group that runs over PCIe; empty where links hold it."""
+    """The warning about a tensor-parallel group over PCIe; empty where NVLink connects it."""
     if tensor_parallel > max(_PCIE_TENSOR_PARALLEL, gpu.nvlink_gpus):
         lost = planned_overhead_ratio(link="pcie", tensor_parallel=tensor_parallel)
         yield (
@@ -286,7 +287,7 @@ def over_pcie(gpu: Gpu, tensor_parallel: int) -> Iterator[str]:
 
 
 class Utilization(Struct, frozen=True):
-    """The share of the capacity that the cost per token is at, and where it is from."""
+    """The utilization (0..1) that the cost per token assumes, and where it is from."""
 
     ratio: float
     source: str
@@ -393,7 +394,7 @@ def running_limit(answer: Memory, mean_tokens: float) -> float:
 
 
 def _load(question: Question, answer: Memory) -> tuple[Costs, Load] | None:
-    """What one engine costs and is asked for; None where too little is stated or nothing runs."""
+    """One engine's step costs and load; None where too little is stated or nothing runs."""
     setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
     if setup.gpu is None or setup.model.parameters is None or inputs is None or outputs is None:
         return None
@@ -514,8 +515,8 @@ def _cost(
 
 
 def peak_utilization(question: Question, capacity_per_s: float | None) -> Utilization:
-    """The share of the capacity to count tokens at: the stated average, else the peak's on the
-    deployed replicas (`capacity_per_s` requests/s), which the average stays below."""
+    """The utilization for the cost per token: the stated average, else the peak over the capacity
+    of the deployed replicas (`capacity_per_s` requests/s). The average is below that."""
     if question.utilization_ratio is not None:
         return Utilization(question.utilization_ratio, "the stated average")
     peak = question.peak_requests_per_s

@@ -29,13 +29,13 @@ ACCEPTED = (
     "requests",
     "failed",
 )
-"""One accepted spelling of each column; times in `_ms` or `_s`. The first four are needed."""
+"""One accepted heading for each column; times in `_ms` or `_s`. A table needs the first four."""
 
 _UNITS = {
     **dict.fromkeys(("ms", "msec", "msecs", "millis", "millisecond", "milliseconds"), 1000.0),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
 }
-"""Units in a second: to divide by, since 1900 / 1000 is 1.9 and 1900 x 0.001 is a little more."""
+"""Units per second. Values are divided by it: 1900 / 1000 is 1.9, 1900 x 0.001 a little more."""
 
 _P99 = {"p99", "99", "99th"}
 _P50 = {"p50", "50", "50th", "median", "med"}
@@ -44,10 +44,10 @@ _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)
 
 
 class Column(Struct, frozen=True):
-    """A field of a point, and units per second where the name states one (times only).
+    """A field of a point; for times, units per second where the column's name states a unit.
 
-    `second_choice`: another column for the same field is to be preferred (ITL over TPOT, the
-    measured rate over the offered one).
+    `second_choice`: a better column for the same field replaces this one (ITL replaces TPOT, the
+    measured rate the offered one).
     """
 
     field: str
@@ -78,7 +78,7 @@ def _time_field(quantity: str, words: set[str]) -> str | None:
 
 
 def column(name: str) -> Column | None:
-    """What a column with this name holds; None for one that sizing has no use for."""
+    """What a column with this name holds; None for a column that sizing does not use."""
     ordered = re.findall(r"[a-z0-9]+", name.lower().replace("tokens_per", "tokens per"))
     words = set(ordered)
     quantity = _time(words)
@@ -228,7 +228,7 @@ def is_aiperf(text: str) -> bool:
 
 
 def aiperf_metrics(text: str) -> dict[str, dict[str, float]]:
-    """Metric to statistic to value, in seconds and per second, as aiperf's JSON has them."""
+    """Values by metric and statistic, in seconds and per second, in the shape of aiperf's JSON."""
     metrics: dict[str, dict[str, float]] = {}
     statistics: list[str] = []
     for number, cells in _rows(text)[0]:

@@ -16,7 +16,7 @@ from kneewatch.rules.formatting import percent
 
 
 class BenchmarkPoint(Struct, frozen=True):
-    """One run at one concurrency. None: the report does not say.
+    """One run at one concurrency. A field is None where the report does not have it.
 
     `requests` completed and `failed` count the run; `origin` names the row or document.
     `latency_mean_s` is the whole life of a request, from sent to last token.
@@ -36,14 +36,14 @@ class BenchmarkPoint(Struct, frozen=True):
 
 
 class Benchmark(Struct, frozen=True):
-    """The points by rising concurrency, and what a reader must know about how they were read."""
+    """The points by rising concurrency; `notes` has doubts and assumptions about their figures."""
 
     points: tuple[BenchmarkPoint, ...]
     notes: tuple[str, ...] = ()
 
 
 def point_of(figures: Mapping[str, float], *, origin: str) -> BenchmarkPoint:
-    """The point of figures by field; the first four fields have to be there."""
+    """A point from figures by field name; the first four fields are needed."""
     counts = {name: int(figures[name]) for name in ("requests", "failed") if name in figures}
     fields: dict[str, Any] = {**figures, **counts}
     return BenchmarkPoint(**fields, origin=origin)
@@ -55,7 +55,7 @@ def refuse(message: str, *choices: str) -> SizingError:
 
 
 def finite(value: object) -> float | None:
-    """A number of a JSON document; None for NaN, infinities and what is no number."""
+    """A JSON value as a number; None for NaN, infinities and values that are not numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e300:
         return None
     return None if math.isnan(value) else float(value)
@@ -127,7 +127,7 @@ def ordered(points: Sequence[BenchmarkPoint], notes: Sequence[str] = ()) -> Benc
 
 
 TAIL_RATIO = 2.0
-"""P99/P50 of TTFT against the quietest point: at twice, the tail leaves (as in rules.library)."""
+"""The knee is where P99/P50 of TTFT is this multiple of its lowest value (as in rules.library)."""
 
 
 class Knee(Struct, frozen=True):
@@ -211,19 +211,21 @@ def _power_knee(points: Sequence[BenchmarkPoint]) -> Knee:
 
 
 GAP_LIMIT = 2.0
-"""Guide 8.3: ceiling over measured RPS; above it the test's inputs are not production's."""
+"""Ceiling over measured RPS: above it the test's inputs are not production's (guide 8.3)."""
 
 IMPOSSIBLE_GAP = 0.9
-"""More served than Little's law allows, by more than ramps at a run's ends can explain."""
+"""Ceiling over measured RPS: below it more is served than Little's law allows, and by more than
+ramp-up and ramp-down can explain."""
 
 THIN_GAP = 1.25
-"""A fifth of the stated concurrency missing on average: ramps take that much of a short run."""
+"""Ceiling over measured RPS: above it a fifth of the stated concurrency is missing on average.
+Ramp-up and ramp-down take that much of a short run."""
 
 TTFT_EXCESS_LIMIT = 0.30
-"""Guide 9.1 step 13: production TTFT P99 above the benchmark's."""
+"""Production TTFT P99 above the benchmark's, as a share of it (guide 9.1 step 13)."""
 
 GPU_SHORTFALL_LIMIT = 0.20
-"""Guide 9.1 step 13: GPU utilization below the benchmark's, 20 points, at equal RPS."""
+"""GPU utilization (0..1) below the benchmark's at equal RPS (guide 9.1 step 13)."""
 
 Basis = Literal["mean latency", "target"]
 Verdict = Literal["consistent", "mismatch", "impossible"]
@@ -311,10 +313,10 @@ MIN_POINTS = 5
 """Two points on the flat part, two past the knee and the knee itself."""
 
 MIN_REQUESTS = 500
-"""So that at least five requests lie beyond a P99; aiperf and vLLM report one of any number."""
+"""At least five requests lie beyond the P99 then; aiperf and vLLM report a P99 of any number."""
 
 SATURATED_ELASTICITY = 0.5
-"""Of the last step: RPS gained per concurrency gained (both relative). Above it, still rising."""
+"""Relative gain of RPS over relative gain of concurrency at the last point: above it RPS rises."""
 
 NOISE_RATIO = 0.05
 """Two runs of one configuration differ by this much; a smaller dip is no dip."""
@@ -440,7 +442,7 @@ def _law(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
 
 
 def _latency_s(point: BenchmarkPoint) -> float | None:
-    """A request's mean latency: as measured, else of the median TTFT and ITL and the tokens."""
+    """A request's mean latency: as measured, else from median TTFT, median ITL and its tokens."""
     if point.latency_mean_s:
         return point.latency_mean_s
     ttft_s, itl_s, tokens_per_s = point.ttft_p50_s, point.itl_p50_s, point.output_tokens_per_s

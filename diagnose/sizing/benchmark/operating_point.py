@@ -29,10 +29,10 @@ BRACKET_RATIO = 1.25
 class OperatingPoint(Struct, frozen=True):
     """What one replica carries at the targets.
 
-    `c_max` is the measured point with the highest concurrency that keeps them; None where none
-    does. `first_miss` is the next measured point, which breaks them: the true limit lies between.
-    None where every point keeps them: then C_max is a lower bound. `missed` says which target
-    breaks there. `peak_requests_per_s` is the most the curve reached at any latency.
+    `c_max` is the measured point with the highest concurrency that keeps the targets, or None.
+    `first_miss` is the next measured point, which breaks them: the true limit lies between. It is
+    None if every point keeps them: then C_max is a lower bound. `missed` names the targets that
+    `first_miss` breaks. `peak_requests_per_s` is the highest rate at any latency.
     """
 
     c_max: BenchmarkPoint | None
@@ -57,8 +57,8 @@ class OperatingPoint(Struct, frozen=True):
 def operating_point(benchmark: Benchmark, targets: Targets) -> OperatingPoint:
     """C_max and usable requests per second at the targets.
 
-    The run of measured points from the first that keeps both targets to the last before one that
-    breaks them. A higher point that keeps them again is noise, and flagged.
+    C_max is the last measured point before a target breaks, counted from the first point that
+    keeps both. A higher point that keeps them again is noise, and flagged.
 
     Raises:
         SizingError: no target is stated, or one is not positive.
@@ -134,7 +134,7 @@ def _point_flags(
     start: int,
     end: int,
 ) -> Iterator[RedFlag]:
-    """What the row of hits and misses says: cold start, no miss at all, a wide gap, noise."""
+    """Flags by which points miss a target: cold start, no miss at all, a wide gap, noise."""
     first, best = points[start], points[end - 1]
     if start > 0:
         yield RedFlag(
@@ -191,16 +191,18 @@ def _place_flags(points: Sequence[BenchmarkPoint], bend: Knee) -> Iterator[RedFl
 
 
 FAR_BELOW = 0.75
-"""On PCIe the all-reduce takes 20 to 30 % of a step (guide 5.1): more than that is lost here."""
+"""Throughput per GPU over that of the smaller degree: below this, more is lost than the 20 to 30 %
+of a step that the all-reduce takes on PCIe (guide 5.1)."""
 
 ALIKE = 1.5
-"""Tokens of a request, at most so many times the other's."""
+"""Largest ratio of tokens per request between two sweeps that are compared."""
 
 LEVEL_FROM = 0.95
-"""From this share of the last point's throughput on, the one before it had reached the most."""
+"""Throughput has levelled off if the point before the last has this share of the last's."""
 
 AS_LOADED_FROM = 0.9
-"""Requests in flight a GPU over the other's; what a tool measures as concurrency is a mean."""
+"""Requests in flight per GPU over the other sweep's: from here on both are equally loaded. Below 1,
+because the concurrency that a tool measures is a mean."""
 
 Unit = Literal["tokens", "requests"]
 
@@ -217,7 +219,7 @@ class Degree(Struct, frozen=True):
     """The measured throughput of one engine at a tensor-parallel degree.
 
     `per_s` is in tokens or requests per second, the same for all degrees that are compared. With
-    latency targets it is that of the highest measured load that meets them, else the highest
+    latency targets it is measured at the highest load that meets them; without, it is the highest
     measured. `most_per_s` is the throughput of the next load, which missed a target: the limit lies
     between the two. `reached`: throughput had stopped growing with load. `point` is None where no
     measured load met the targets; `missed` then names the target.

@@ -20,12 +20,12 @@ from kneewatch.diagnose.sizing.benchmark.latency_curve import (
 
 Json: TypeAlias = Mapping[str, object]
 Keys: TypeAlias = Mapping[str, Sequence[str]]
-"""Fields of a point to the paths that hold them, the first that is there counts; those with `_ms`
-are in milliseconds."""
+"""Paths in a report by field of a point: the first path found is used. Paths with `_ms` are in
+milliseconds."""
 
 TOOLS = ("vllm bench serve", "guidellm", "aiperf")
 _UNITS_PER_S = {"ms": 1e3, "s": 1.0, "sec": 1.0, "us": 1e6, "ns": 1e9}
-"""As aiperf names them; tables in CSV have the words of people in their headings."""
+"""By aiperf's names of units; `csv_tables` has the spellings that people use in headings."""
 _AIPERF_TIMES = (
     *("time_to_first_token", "inter_token_latency"),
     *("inter_chunk_latency", "request_latency"),
@@ -119,7 +119,7 @@ def _point(
     """The point of a report's figures.
 
     Raises:
-        SizingError: a needed one is missing; the message has its key and `advice`.
+        SizingError: a needed figure is missing; the message has its key and `advice`.
     """
     for name in ("requests_per_s", "ttft_p99_s", "itl_p99_s"):
         if name not in figures:
@@ -154,7 +154,7 @@ def _vllm_point(origin: str, document: Json, notes: list[str]) -> BenchmarkPoint
 
 
 def _too_even(document: Json) -> list[str]:
-    """What production has and this run had not: bursts, and lengths that differ (guide 8.2)."""
+    """Notes on what production has and this run lacked: bursts, varied lengths (guide 8.2)."""
     notes: list[str] = []
     rate, evenness = document.get("request_rate"), _number(document, "burstiness")
     if rate == "inf":
@@ -171,7 +171,7 @@ def _too_even(document: Json) -> list[str]:
 
 
 def _derived(document: Json) -> dict[str, float]:
-    """The mean latency that mean TTFT and the other tokens at mean TPOT add up to."""
+    """The mean latency: mean TTFT plus mean TPOT for each token after the first."""
     ttft_ms, tpot_ms = _number(document, "mean_ttft_ms"), _number(document, "mean_tpot_ms")
     tokens, requests = _number(document, "total_output_tokens"), _number(document, "completed")
     if ttft_ms is None or tpot_ms is None or tokens is None or not requests:

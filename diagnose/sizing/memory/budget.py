@@ -87,8 +87,8 @@ class Overhead(Struct, frozen=True):
 
 
 def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
-    """GPU memory beside weights and KV cache, by the launch's overhead model. Where the running
-    server showed what it takes, that value, without low and high estimates."""
+    """GPU memory beside weights and KV cache, by the launch's overhead model. If it was measured on
+    the running server, that value, without low and high estimates."""
     guide = setup.overhead == "guide"
     predicted = _guide_overhead(weights_bytes, gpu) if guide else _fitted_overhead(setup, gpu)
     excess_bytes = setup.overhead_excess_bytes
@@ -247,7 +247,7 @@ class Memory(Struct, frozen=True):
         return self.holds_one and self.concurrency.expected >= concurrency
 
 
-# A search asks for the same one on every GPU.
+# A search asks for the same layout on every GPU.
 _layout_of = lru_cache(maxsize=1024)(kv_layout)
 
 
@@ -303,7 +303,7 @@ def _laid_out(setup: Setup) -> KvLayout:
 
 
 def _in_records_of(gpu: Gpu | None, layers: Sequence[Layers]) -> tuple[Layers, ...]:
-    """The layers with the vectors that this GPU's kernels keep."""
+    """The layers, with MXFP8 vectors where this GPU's kernels store those."""
     if gpu is None or not (gpu.compute_capability or "").startswith("10."):
         return tuple(layers)
     return tuple(
@@ -331,7 +331,7 @@ def indexed_format(setup: Setup) -> KvFormat | None:
 
 
 # Measured on MI300X with vLLM 0.13 to 0.18, one GPU: 17 % for Ministral-3-14B, 27 % for
-# Qwen3-VL-30B-A3B and Llama-4-Maverick in 16 bit; 0.13.1 loaded Qwen3-VL without it.
+# Qwen3-VL-30B-A3B and Llama-4-Maverick in 16 bit; 0.13.1 loaded Qwen3-VL without a second copy.
 _SECOND_COPY_VERSIONS = ((0, 13, 0), (0, 19, 0))
 _SECOND_COPY_RATIO = 0.27
 
@@ -339,7 +339,7 @@ _SECOND_COPY_RATIO = 0.27
 def second_copy_ratio(setup: Setup) -> float:
     """Extra memory that loading weights takes on that GPU and version, as a ratio of the weights.
 
-    The largest that was measured; 0 where none was.
+    The largest measured ratio; 0 for GPUs and versions without a measured one.
     """
     first, after = _SECOND_COPY_VERSIONS
     amd = setup.gpu is not None and setup.gpu.vendor == "amd"
@@ -418,8 +418,7 @@ _SPREADS = tuple(
 class FewestGpus(Struct, frozen=True):
     """GPUs of the smallest replica that holds the load; None if more than 32 are needed.
 
-    `low` assumes the lowest overhead, `high` the highest; `spread` is the layout of the expected
-    one.
+    `low` assumes the lowest overhead, `high` the highest; `spread` is the layout of `expected`.
     """
 
     low: int | None
@@ -431,14 +430,14 @@ class FewestGpus(Struct, frozen=True):
 def fewest_gpus(setup: Setup, *, concurrency: float) -> FewestGpus:
     """The smallest replica that starts and holds `concurrency` requests of the context's length.
 
-    Stated or measured bytes are of one layout, so all are computed here.
+    Stated or measured bytes hold for one layout only, so they are computed for every layout here.
 
     Raises:
         SizingError: an invalid input, with its name.
     """
     plain = replace(setup, available_kv_bytes=None, weights_bytes=None, overhead_excess_bytes=None)
     by_bound: dict[str, Parallel] = {}
-    # What was stated comes first of its size.
+    # Of layouts with equally many GPUs, the stated one comes first.
     spreads = sorted(
         {setup.parallel: None, **dict.fromkeys(_SPREADS)}, key=lambda parallel: parallel.gpus
     )

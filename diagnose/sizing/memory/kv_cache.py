@@ -25,7 +25,7 @@ from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat, kv_format
 
 # vLLM 0.7 pads a latent row to whole 256 bytes.
 _LATENT_ROW_BYTES = 256
-# Bytes of the convolution's tail of a recurrent layer, kept in the model's own 16-bit dtype.
+# Bytes per element of a recurrent layer's convolution state, kept in the model's 16-bit dtype.
 _CONVOLUTION_BYTES = 2
 _BLOCK_TOKENS = 16
 PLAIN = kv_format("auto")
@@ -166,7 +166,7 @@ def _aligned_block(kinds: Sequence[Layers], settings: KvSettings) -> int:
     states = [
         state_bytes(part.kind, settings) for part in kinds if isinstance(part.kind, Recurrent)
     ]
-    # vLLM reckons with the model's own heads, which are those of its full layers.
+    # vLLM computes with the model's own heads, which are those of its full layers.
     attention = sorted(
         (part.kind for part in kinds if not isinstance(part.kind, Recurrent)),
         key=lambda kind: not isinstance(kind, FullAttention | LatentAttention),
@@ -332,11 +332,11 @@ def _packed_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
             choices=_COMPRESSED_FORMATS,
         )
     buckets = _buckets(layers, default_block_tokens(layers, settings))
-    # Layers of which every page size has as many can be dealt out over several groups.
+    # Buckets with equally many layers of every page size can be dealt out over several groups.
     dealt = [bucket for bucket in buckets if len(set(bucket.pages.values())) == 1]
     fewest = max((bucket.deepest for bucket in dealt if len(bucket.pages) > 1), default=0)
     repeats = _least_padding([b.deepest for b in dealt], fewest) if fewest else None
-    # What can go down to one layer a group never widens a block that others fill.
+    # A bucket that can be split down to one layer a group never widens a block that others fill.
     narrow = [bucket for bucket in buckets if bucket.narrows(dealt=repeats is not None)]
     widths = [
         bucket.width_bytes(
@@ -423,11 +423,11 @@ def _least_padding(counts: Sequence[int], fewest: int) -> int:
 
 
 def _with_plain_ends(layers: Sequence[Layers], settings: KvSettings) -> KvSettings:
-    """The settings for layers of which the first and last may stay in 16 bit: none of them beside
-    recurrent layers.
+    """The settings for a format that keeps the first and last layers in 16 bit. vLLM does not do
+    so in models with recurrent layers: `plain_layers` is 0 then.
 
     Raises:
-        SizingError: sliding layers, of which a census cannot tell which are first and last.
+        SizingError: sliding layers; a census does not tell which layers are first and last.
     """
     kinds = {type(part.kind) for part in layers}
     if Recurrent in kinds:
@@ -503,7 +503,7 @@ def _unified(layers: Sequence[Layers]) -> list[Layers]:
     ]
     full = any(isinstance(part.kind, FullAttention | LatentAttention) for part in layers)
     latent = any(isinstance(part.kind, LatentAttention) for part in layers)
-    # Among plain full layers vLLM looks for the one window, before it would do without.
+    # With full attention, vLLM refuses windows of several lengths before it ignores the windows.
     windows = {
         part.kind.window_tokens for part in layers if isinstance(part.kind, SlidingAttention)
     }

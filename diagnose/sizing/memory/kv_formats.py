@@ -16,7 +16,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
 _BYTE_BITS = 8
-# What is said of a format as a whole is said of heads of this size.
+# Head size that the bytes per element of a format are computed for.
 _USUAL_HEAD_DIM = 128
 _AMPERE, _BLACKWELL = 8.0, 10
 
@@ -26,8 +26,8 @@ class KvFormat(Struct, frozen=True, kw_only=True):
 
     `key_bits` and `value_bits` count an element with the scales of its group; `key_bytes` and
     `value_bytes` are scales and norms of a whole head. `latent_bytes` are scales of a latent
-    vector, None where vLLM refuses the format for latent attention. `rope_bytes` is the width of
-    the position's elements where they have their own, in formats of sparse latent attention.
+    vector, None where vLLM refuses the format for latent attention. `rope_bytes` is bytes per
+    rotary element, in formats of sparse latent attention where these have another width.
     `plain_layers` layers at either end of a model without recurrent layers stay in 16 bit.
     """
 
@@ -52,7 +52,7 @@ class KvFormat(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_indexer(self) -> bool:
-        """Whether only the kernels of sparse latent attention keep it."""
+        """Whether only the kernels of sparse latent attention support it."""
         return self.rope_bytes is not None
 
     @property

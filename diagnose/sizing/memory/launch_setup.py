@@ -157,8 +157,8 @@ class Setup(Struct, frozen=True):
     def scheme(self) -> Scheme:
         """The quantization: as stated, else the checkpoint's own.
 
-        A quantized checkpoint keeps its own variant of the stated scheme: "fp8" of a checkpoint
-        that leaves attention in 16 bit is that.
+        A quantized checkpoint keeps its own variant of the stated scheme: "fp8" stated for an FP8
+        checkpoint with attention in 16 bit means that checkpoint's scheme.
         """
         own = scheme(self.model.quantization)
         if self.quantization is None:
@@ -295,8 +295,8 @@ def _check_parallel(setup: Setup) -> None:
 def _context_ranks(setup: Setup) -> list[int]:
     """The decode context parallel sizes that vLLM accepts at this tensor parallel size.
 
-    Every rank has a copy of a latent vector. KV heads have copies on the ranks beyond their number,
-    and the query heads of one KV head are split over those.
+    Every rank has a copy of a latent vector. With more ranks than KV heads, each KV head has copies
+    on several ranks, and its query heads are split over these.
 
     Source: vllm/config/model.py, verify_with_parallel_config (0.32).
     """

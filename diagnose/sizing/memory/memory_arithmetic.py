@@ -116,7 +116,7 @@ def memory_steps(answer: Memory) -> tuple[Step, ...]:
         )
     own_layout = answer.layout
     if answer.setup.draft is not None:
-        # A draft's layers are in the same groups.
+        # The groups also contain the draft's layers: lay out the target alone.
         own_layout = kv_layout_of(replace(answer.setup, draft=None))
     lines += [_tokens(group, answer.layout.settings) for group in own_layout.groups]
     return (*lines, *draft_token_steps(answer), *_pool(answer))

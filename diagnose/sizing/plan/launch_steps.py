@@ -144,7 +144,7 @@ def _for_targets(pool: Pool, fitting: list[Setup], refused: list[str]) -> Split:
             f"flight, {concurrency} are needed"
         )
     most = max(rate for rate, _ in carried)
-    # Of nearly equal ones the smaller.
+    # Of splits that serve nearly the same per GPU, the smaller.
     chosen_rate, chosen = next(pair for pair in carried if pair[0] >= most * _NEARLY_RATIO)
     refused.extend(
         f"{_name(setup.parallel)} rejected: {figure(rate)} requests/s per GPU within the targets, "
@@ -181,7 +181,7 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
             "link": link,
             "allreduce_ratio_planned": planned,
             "allreduce_ratio_predicted": decode.interconnect_s / decode.total_s,
-            # As many micro-batches as stages: what the roofline deals the running requests to.
+            # The roofline deals the running requests to as many micro-batches as stages.
             "pipeline_bubble_ratio": (stages - 1) / (2 * stages - 1),
             "kv_available_bytes_per_gpu": replica.memory.available_bytes.expected,
             "kv_concurrency_at_p95": replica.memory.concurrency.expected,

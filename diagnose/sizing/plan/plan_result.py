@@ -1,5 +1,5 @@
-"""The result of a plan: its steps and pools as lines and as JSON, and what live requests are held
-against. Pure."""
+"""The result of a plan: its steps and pools as lines and as JSON, and the values that live requests
+are compared with. Pure."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _LENGTH_ROUNDING_TOKENS = 256
 class Part(Struct):
     """A decision of the plan, or a part of one.
 
-    `output` is by name with its unit, None where not yet known; `steps` is the arithmetic;
-    `to_measure` lists what needs a measurement.
+    `output` has values by name, which ends in the unit; None: not yet known. `steps` is the
+    arithmetic; `to_measure` lists what needs a measurement.
     """
 
     decision: str = ""
@@ -344,7 +344,7 @@ def watched(profile: WorkloadProfile, *, origin: str) -> StatedWorkload:
     launches: Sequence[tuple[str, Deployment, Lengths]] = [
         (tier.name, tier, tier.lengths) for tier in profile.tiers
     ] or [("", profile.deployment, profile.lengths)]
-    # A batch is done as fast as it goes; what a tier gets of a peak, its plan decides.
+    # A batch has no peak to exceed, and a tier's share of the peak is a result of the plan.
     judged = profile.traffic.kind == "online" and not profile.tiers
     return StatedWorkload(
         origin,

@@ -180,7 +180,7 @@ def _cold(sized: Sized) -> tuple[Part, float]:
     part.to_measure.append(
         "provisioning and initialization time: the cold start excludes what is not set"
     )
-    # A start that lacks a part must not shorten the lead.
+    # A cold start of which a part is unknown must not shorten the lead.
     return part, max(start_s, START_HIGH_S)
 
 
@@ -231,7 +231,7 @@ def cost_step(
         step.add(cost.part, tier=name, prefix=f"{name}." if several else "")
     if several and complete:
         hourly = sum(cost.usd_per_hour for _, cost in costs)
-        # Of a cascade every request ends in one answer, and all of them enter the first tier.
+        # In a cascade all requests enter the first tier, and each ends in one answer.
         answering = costs[:1] if profile.routing.method == "cascade" else costs
         tokens = sum(cost.tokens_per_s for _, cost in answering) * SECONDS_PER_HOUR
         yearly = sum(cost.usd_per_year for _, cost in costs)

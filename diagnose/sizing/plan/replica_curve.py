@@ -50,7 +50,7 @@ def launch(
     extra_bytes = lora.max_simultaneous_adapters * lora.adapter_bytes if lora else 0.0
     adapters = None
     if lora and lora.max_lora_rank is not None:
-        # Buffers of a rank are split over the GPUs by their own rule.
+        # vLLM splits adapter buffers of a known rank over the GPUs by a rule of their own.
         adapters = Adapters(lora.max_simultaneous_adapters, lora.max_lora_rank)
     extra_bytes += drafted.draft_weights_bytes if drafted else 0.0
     longest = longest_request_tokens(pool)
@@ -176,9 +176,8 @@ def usable_per_s(replica: Serving) -> float:
 
 
 def tuned(replica: Serving) -> tuple[Serving, list[tuple[int, float]]]:
-    """The replica with the token budget that serves most at an ITL target, and the requests/s of
-    each budget tried; without a target, vLLM's
-    own.
+    """The replica with the token budget that serves most at an ITL target, and each budget tried
+    with its requests/s. Without an ITL target the budget is vLLM's own.
 
     A smaller chunk stalls decoding less but prefills more slowly, and changes the memory.
 

@@ -223,8 +223,8 @@ class Choice(Struct, frozen=True):
 def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
     """The fleet on the candidate GPU on which it costs least a year within the targets.
 
-    The GPU with most of the archetype's resource stays where rates are measured or stated, which
-    belong to one GPU, and where no candidate's fleet is known.
+    The GPU with most of the archetype's resource stays if rates are measured or stated, because
+    these hold for one GPU only, and if no candidate's fleet is known.
 
     Raises:
         SizingError: nothing fits, or a benchmark is missing or unreadable.

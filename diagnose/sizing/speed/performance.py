@@ -93,7 +93,7 @@ class StepModel(Struct, frozen=True, kw_only=True):
 
     weights_s: float
     experts_s: float
-    """Reading all routed experts."""
+    """Reading all routed experts once."""
     touch_s: float
     """Fixed costs of all routed experts' kernels."""
     untouched_ratio: float
@@ -116,7 +116,7 @@ class StepModel(Struct, frozen=True, kw_only=True):
 
     def total_s(self, sequences: float, prompt_tokens: float = 0.0) -> float:
         """Seconds of a step with `sequences` decoding and `prompt_tokens` in prefill."""
-        # The parts' sum without their objects: a search asks for it a million times.
+        # The sum of `parts` without building its objects: a search calls this a million times.
         if self.stages > 1:
             sequences = max(min(sequences, 1.0), sequences / self.stages)
             prompt_tokens /= self.stages
@@ -171,7 +171,7 @@ def step_model(
     prompt_context_tokens: float,
     tokens_per_sequence: float = 1.0,
 ) -> StepModel:
-    """The step's time at a mean context of the decodes, and of the prompt tokens in prefill.
+    """The step's time for a mean context of the decodes, and one of the prompt tokens in prefill.
 
     `tokens_per_sequence` is above 1 where drafted tokens are verified.
     """
@@ -234,8 +234,8 @@ _FEWEST_PASSES = 1e-3
 class Drafting(Struct, frozen=True, kw_only=True):
     """Speculative decoding: the draft's length, its acceptance and its cost.
 
-    `acceptance_ratio` is of one drafted token; `cost_ratio` is one draft step over one target
-    step.
+    `acceptance_ratio` is the chance that one drafted token is accepted; `cost_ratio` is the time
+    of one draft step over one target step.
     """
 
     tokens: int
@@ -286,12 +286,12 @@ class Latency(Struct, frozen=True):
 
 
 class ClosedLoop(Struct, frozen=True):
-    """A server and lengths for which any number of requests in flight can be asked about.
+    """A server and request lengths; `at` gives the latencies at any number of requests in flight.
 
-    The API server takes `request_s`, `fresh` prompt tokens are computed, `per_pass` output tokens
-    come out of a step; `factor` is what a draft makes a plain step longer by. `decode_factor` and
-    `prefill_factor` are what the server takes, over the roofline, for a plain step and for the
-    prompts in it.
+    A request takes `request_s` in the API server, `fresh` prompt tokens to compute and `passes`
+    decode steps of `per_pass` output tokens. A draft makes a plain step `factor` times as long.
+    `decode_factor` and `prefill_factor` are measured over predicted time of a plain step and of the
+    prompts in a step.
     """
 
     load: Load

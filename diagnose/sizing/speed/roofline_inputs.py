@@ -47,8 +47,8 @@ class Efficiency(Struct, frozen=True, kw_only=True):
 
     The ratios can be measured on a live server. Single servers lie further out: with prompts of
     1,000 tokens and more mfu_ratio is 0.33 (Qwen3-14B, vLLM 0.11, H100) to 0.6 (the same on A100,
-    and Qwen3.5-9B, vLLM 0.17, H100). No server is known to do better by a law of its own: a fit to
-    each model would repeat its noise.
+    and Qwen3.5-9B, vLLM 0.17, H100). No rule is known for which servers do better: a fit to each
+    model would repeat its noise.
     """
 
     mfu_ratio: float = 0.365

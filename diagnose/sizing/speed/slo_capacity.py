@@ -121,7 +121,7 @@ def capacity(
 
 
 def _highest(loop: ClosedLoop, high: int, targets: Targets) -> tuple[int, Latency, str]:
-    """The highest concurrency, what it sees, and what one more would break."""
+    """The highest concurrency (0: none), its latencies, and what one more request would break."""
     best = loop.at(high)
     over, binding = _strain(targets, best)
     if over <= 1:
