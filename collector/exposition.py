@@ -35,7 +35,7 @@ _KIB = 1024
 _EXCERPT = 80  # characters of a line that an error message shows
 
 _TYPES_0_0_4 = {"counter", "gauge", "histogram", "summary", "untyped"}
-_TYPES = _TYPES_0_0_4 | {"unknown", "gaugehistogram", "stateset", "info"}  # those of OpenMetrics
+_TYPES = _TYPES_0_0_4 | {"unknown", "gaugehistogram", "stateset", "info"}  # OpenMetrics adds these
 
 _BLANK = r"[ \t]"
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
@@ -62,8 +62,8 @@ _COMMENT = re.compile(
 )
 _COMMENT_WORD = re.compile(rf"#{_BLANK}++(HELP|TYPE)(?:{_BLANK}|\Z)")
 
-# float() reads a bit more than the formats allow: 1_0, blanks around, digits of other scripts. What
-# is left of it, with these characters only, is decimals and inf, infinity, nan in any case.
+# float() accepts more than the formats do: 1_0, surrounding blanks, digits of other scripts. With
+# these characters only, it accepts decimals and inf, infinity, nan in any case.
 _NUMBER = re.compile(r"[0-9a-zA-Z.+-]+")
 _NUMBERS = re.compile(rb"[0-9a-zA-Z.+,\n-]*")
 _FLOATS = frozenset({float})
@@ -118,8 +118,9 @@ def number(text: str) -> float:
 
 
 def numbers(tails: Sequence[bytes], joined: bytes) -> list[float] | None:
-    """The floats of the rests of several lines, as by `number` but several times faster; None if
-    any of them is not a plain number. `joined` are the rests with commas between them."""
+    """The floats of `tails`, the parts of sample lines after their labels; None if any is not a
+    plain number. Several times faster than `number`. `joined` are the tails with commas between
+    them."""
     try:
         # Most servers write each value as JSON writes a float. JSON also allows what a page may
         # not: a carriage return, whole lists.
@@ -131,7 +132,7 @@ def numbers(tails: Sequence[bytes], joined: bytes) -> list[float] | None:
     if not _NUMBERS.fullmatch(joined):
         return None
     try:
-        return list(map(float, tails))  # which strips the line ends
+        return list(map(float, tails))  # float() strips the line ends
     except ValueError:
         return None
 
@@ -262,8 +263,8 @@ def decompress(body: bytes, content_encoding: str, limit_bytes: int) -> bytes:
     """The body without its content encoding (gzip, deflate or identity).
 
     Raises:
-        ExpositionError: of kind too_large when the body is over `limit_bytes` before or after;
-    truncated when its end is missing; exposition for other damage.
+        ExpositionError: of kind too_large when the body is over `limit_bytes` before or after
+            decompression; truncated when its end is missing; exposition for other damage.
     """
     encoding = content_encoding.strip().lower()
     if len(body) > limit_bytes:
@@ -290,8 +291,7 @@ def decompress(body: bytes, content_encoding: str, limit_bytes: int) -> bytes:
 
 
 def plain_bytes(body: str | bytes, content_encoding: str, limits: Limits) -> bytes:
-    """A body without its content encoding and with LF as line end. Whether it is UTF-8 is not
-    looked at.
+    """A body without its content encoding and with LF as line end. Does not check that it is UTF-8.
 
     Raises:
         ExpositionError: the body cannot be unpacked, cannot be UTF-8 or is too long.
@@ -299,7 +299,7 @@ def plain_bytes(body: str | bytes, content_encoding: str, limits: Limits) -> byt
     if isinstance(body, str):
         try:
             body = body.encode()
-        except UnicodeEncodeError as exc:  # half a surrogate pair
+        except UnicodeEncodeError as exc:  # a lone surrogate
             line = exc.object.count("\n", 0, exc.start) + 1
             raise ExpositionError(f"not UTF-8: {exc.reason}", line=line) from exc
         content_encoding = ""
@@ -311,7 +311,7 @@ def split_lines(plain: bytes, limits: Limits) -> list[str]:
     """The lines of a page without their ends; text after the last line end is a line too.
 
     Raises:
-        ExpositionError: there are too many, or the page is not UTF-8.
+        ExpositionError: there are too many lines, or the page is not UTF-8.
     """
     try:
         text = plain.decode()
@@ -437,7 +437,7 @@ class _Template(Struct, frozen=True, eq=False, weakref=True):
 
 _templates: WeakValueDictionary[tuple[object, ...], _Template] = WeakValueDictionary()
 _layouts: WeakValueDictionary[tuple[object, ...], Layout] = WeakValueDictionary()
-"""Those in use, by content. Threads that add equal ones at once only share less."""
+"""Layouts in use, by content. If two threads add equal layouts at once, targets share less."""
 
 
 def _tail(text: str, *, openmetrics: bool, limits: Limits) -> Tail:
@@ -500,14 +500,14 @@ class _FullReader:
         self._series.append(series)
 
     def template(self) -> _Template:
-        """The template of all lines read: one in use if it is equal."""
+        """The template of all lines read; if an equal one is in use, that one."""
         is_sample, prefixes = tuple(self.is_sample), tuple(map(str.encode, self._prefixes))
         others = tuple([f"{line}\n".encode() for line in self._others])
         if others and not is_sample[-1]:  # what follows the last line end
             last = others[-1].removesuffix(b"\n")
             is_sample = is_sample if last else is_sample[:-1]
             others = (*others[:-1], last) if last else others[:-1]
-        # The key has nothing that follows from the rest.
+        # The key leaves out what can be derived from its other parts.
         key = (self._openmetrics, self._limits, is_sample, prefixes, others)
         is_other = tuple([not sample for sample in is_sample])
         template = _templates.get(key)
@@ -541,8 +541,8 @@ def _read(lines: list[str], *, openmetrics: bool, limits: Limits) -> tuple[_Temp
             reader.take(line)
     except ExpositionError as exc:
         at = len(reader.is_sample) + 1
-        # The last of the split lines is empty unless the page stops within a line. A page of one
-        # bad line is something else.
+        # The last of the split lines is empty unless the page stops within a line: then it was
+        # truncated. A page of one bad line is not a metrics page.
         cut = 1 < at == len(lines) and exc.kind == "exposition"
         kind = "truncated" if cut else exc.kind
         raise ExpositionError(f"{exc}: {excerpt(lines[at - 1])}", line=at, kind=kind) from exc

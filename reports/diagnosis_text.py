@@ -322,7 +322,8 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
 
 
 def _turn(point: Counterfactual) -> str:
-    """How the signal gets beyond the point; no count or rate drops below 0."""
+    """How the signal gets beyond the point, in words: "falls to" for 0, as no count or rate drops
+    below 0."""
     if point.above:
         return "rises above"
     return "drops below" if point.at else "falls to"

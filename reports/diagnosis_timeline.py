@@ -89,7 +89,8 @@ class Timeline:
         return lines
 
     def close(self, render: Render, *, mark: str = "---") -> str:
-        """The worst moment (unless it has the last verdict too) and the end, by `render`.
+        """The worst moment (unless its verdict is still the last one) and the last moment, as
+        `render` returns them.
 
         `mark` begins each heading.
         """

@@ -335,7 +335,8 @@ def replica_words(replicas: Sequence[str]) -> str:
 
 
 def worst_engines(diagnosis: FleetDiagnosis) -> list[Engine]:
-    """Engines of unknown health, and those at warning or worse that no such cause names."""
+    """Engines of unknown health, and engines at warning or worse that no cause of that severity
+    names."""
     named = {
         (c.pool, name)
         for c in diagnosis.causes
@@ -407,7 +408,8 @@ def _tiers(diagnosis: FleetDiagnosis, style: Style) -> list[str]:
 def _cause(
     place: int, fleet_cause: FleetCause, style: Style, first_places: dict[str, int]
 ) -> list[str]:
-    """A cause in lines. `first_places` maps advice to its first place: repeats refer to that."""
+    """A cause in lines. `first_places` maps each advice to the place of the first cause that has
+    it; later causes refer to that place."""
     cause = fleet_cause.cause
     first = first_places.setdefault(cause.lever, place)
     head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"

@@ -47,8 +47,8 @@ def size_document(answer: Size) -> dict[str, Any]:
 
 
 def nothing_document(extra: Mapping[str, Any], *, fits: bool = False) -> dict[str, Any]:
-    """The JSON document of `size` where the answer is no single launch: of a plan, or of a search
-    without a result. `extra` is added to its empty keys."""
+    """The JSON document of `size` when the answer is not a single launch: a plan, or a search
+    without a result. The keys of a launch are null or empty, unless `extra` has them."""
     empty: dict[str, Any] = {
         "schema": SCHEMA,
         "fits": fits,

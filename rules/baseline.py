@@ -47,7 +47,8 @@ STAGE_MOVES = (TTFT, ITL, PREFIX, LOAD)
 """The families that the cascade disturbs from stage 2 on: preempted requests lose their blocks."""
 
 QUIET_WAITING, QUEUE_MOVES = 1.0, (TTFT, ITL, LOAD)
-"""A queue this long, in the window's mean, is not quiet, and what it moves."""
+"""Mean queued requests in the window from which on a scrape is not quiet, and the families that
+such a queue disturbs."""
 
 MORE_IS_BETTER = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
 

@@ -52,7 +52,7 @@ class UsefulWork:
         self._fallen_since_s = None
 
     def judge(self, now_s: float, values: Mapping[str, float | None]) -> str | None:
-        """Why useful work has fallen while the load holds; None where it has not."""
+        """Why useful work has fallen while the load holds, as text; None if it has not fallen."""
         tokens_per_s = values.get("generation_tokens_per_s")
         if tokens_per_s is None:
             return None
@@ -65,7 +65,8 @@ class UsefulWork:
             self._fallen_since_s = now_s
         due = not self._samples or now_s - self._samples[-1].t_s >= self._window_s / 2
         if due and reason is None:
-            # A fall is not learned: it would become the reference and end by itself.
+            # A fall is not learned: it would become the reference, and the fall would seem to be
+            # over.
             self._samples.append(now)
         since_s = self._fallen_since_s
         return reason if since_s is not None and now_s - since_s >= self._window_s / 2 else None
@@ -125,7 +126,7 @@ TTFT_DRIFT = 3.0
 """Stage 3 without an SLO: TTFT P99 over its quiet baseline."""
 
 EXIT_HOLD_S = 30.0
-"""A stage ends once its evidence has been gone for this long; half of it with no request in
+"""A stage ends once its evidence has been gone for this long; for half as long if no request is in
 flight."""
 
 NEEDED = ("kv_usage_ratio", "running", "waiting", "preemption_per_s")
@@ -213,13 +214,13 @@ class Stage(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The stage's word."""
+        """The stage's name, as in NAMES."""
         return NAMES[self.number]
 
 
 class Cascade:
-    """The stage of one engine over time. `scale` is the short window over its default, `evicting`
-    the rule KV-EVICT."""
+    """The stage of one engine over time. `scale` is the short window divided by its default,
+    `evicting` the rule KV-EVICT."""
 
     def __init__(self, *, scale: float, targets: Targets, evicting: Rule) -> None:
         self._severity = compiled_severities(evicting)

@@ -119,11 +119,11 @@ class Moment(Struct, frozen=True):
 
 Read = Callable[[Moment], float | None]
 Holds = Callable[[Moment], bool]
-"""Compiled quantities and conditions."""
+"""Functions that quantities (`Read`, None for unknown) and conditions (`Holds`) compile to."""
 
 
 class Spelling:
-    """How quantities and conditions are written in PromQL; subclasses say which signals have a
+    """How quantities and conditions are written in PromQL; subclasses define which signals have a
     series.
 
     `dialect` names vLLM's own series and the window. `scale` is the ratio of the short window to

@@ -32,8 +32,8 @@ def percent(ratio: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time: 35 ms, 2.5 s, 40 s, 12 min. One that three digits state exactly is not rounded, so a
-    target reads as it was set: 35.5 ms, 1.25 s, 12.5 s."""
+    """A time: 35 ms, 2.5 s, 40 s, 12 min. A time that three digits express exactly is not rounded,
+    so that a target reads as it was set: 35.5 ms, 1.25 s, 12.5 s."""
     if seconds >= MINUTES_FROM_S:
         return span(seconds)
     value, unit = (1000 * seconds, "ms") if abs(seconds) < 0.9995 else (seconds, "s")

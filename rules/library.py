@@ -1,4 +1,4 @@
-"""All rules that need no setting, in the order they are listed, and those of a user's SLO. Pure."""
+"""All rules that need no setting, in display order, and the rules for a user's SLO. Pure."""
 
 from __future__ import annotations
 
@@ -177,7 +177,8 @@ LATENCY = (
         advice="Use chunked prefill with a smaller token budget per step, or run prefill on its "
         "own servers.",
         guide=("6.4", "8.5", "9.3"),
-        # Longer than the window, so that a single burst of pauses has left it.
+        # Longer than the window, so that a single burst of pauses leaves the window before the rule
+        # fires.
         for_s=75.0,
         guards=(Guard("itl_stall_per_s", 0.1),),
         moves=(ITL, TTFT),
@@ -415,7 +416,8 @@ GUARDRAILS = (
 SERVING = Guard("running_avg", 1.0)
 
 PEGGED_FROM, TTFT_RISES_FROM = 0.98, 2.0
-"""A GPU that is busy all the time; TTFT P99 over its baseline where it is no longer stable."""
+"""GPU activity from which on the GPU is busy all the time; ratio of TTFT P99 to its baseline from
+which on TTFT is no longer stable."""
 
 GPU = (
     Rule(

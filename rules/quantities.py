@@ -51,7 +51,7 @@ class Recent(Quantity, Struct, frozen=True):
 
 
 BASELINES = {"prefix_hit_ratio": "prefix_hit_quiet_ratio"}
-"""Baselines that are also derived signals, by signal."""
+"""The derived signal that holds a baseline, by the signal whose baseline it is."""
 
 
 class BaselineValue(Quantity, Struct, frozen=True):
@@ -230,7 +230,8 @@ class Held(Leaf, Struct, frozen=True):
         return clause if side else clause.negated
 
     def lasts_s(self, to: Spelling) -> tuple[float, float]:
-        """Seconds for which it must hold: by its record, and in PromQL."""
+        """Seconds for which the condition must hold: as its record states, and as PromQL checks
+        it."""
         for_s = self.for_s.value * (to.scale if self.stretch else 1.0)
         return for_s, span_s(for_s, max(to.interval_s, to.scrape_s))
 
@@ -266,7 +267,8 @@ class Configured(Leaf, Struct, frozen=True):
 
 
 class Exposed(Leaf, Struct, frozen=True):
-    """Whether the page has a metric that only a feature in use exports; in Python by its signal."""
+    """Whether the page has a metric that vLLM exports only while a feature is in use. Python checks
+    whether the signal `key` has a value."""
 
     metric: str
     key: str

@@ -96,7 +96,7 @@ SENT, RECEIVED = "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_TH
 
 
 NEIGHBOURS = "NVML_NEIGHBOUR_MEMORY_BYTES"
-"""No field of DCGM, which lists no processes."""
+"""Not a DCGM field: DCGM lists no processes."""
 
 
 def device_fields(calls: Calls, handle: Handle, links: int) -> dict[str, float]:
@@ -420,7 +420,7 @@ class NvmlCollector:
         self._nvml: Nvml | None = None
         self._devices: dict[int, Device] = {}
         self._known: dict[str, str] = {}
-        """Index by UUID of every GPU that was ever seen: one that is gone is missed."""
+        """Index by UUID of every GPU ever seen, so that a missing GPU is noticed."""
         self._events: Handle | None = None
         self._xids: dict[str, int] = {}
         self._layout = Layout((), {})
@@ -430,7 +430,7 @@ class NvmlCollector:
 
         Raises:
             CollectError: of kind no_gpu where there is no driver or no GPU, of kind gpus_lost where
-                no GPU answers that did before, else of kind driver.
+                GPUs answered before and none does now, else of kind driver.
         """
         try:
             nvml = self._nvml or self._open()
@@ -447,7 +447,7 @@ class NvmlCollector:
         devices, self._devices = self._devices, {}
         events, self._events = self._events, None
         calls = Calls(nvml)
-        with suppress(CollectError, GpuLostError):  # a driver that is gone took it all with it
+        with suppress(CollectError, GpuLostError):  # an unloaded driver has freed all
             for device in devices.values():
                 device.close()
             if events is not None:
@@ -546,7 +546,7 @@ class NvmlCollector:
                 event = calls.ask("nvmlEventSetWait_v2", self._events, 0)
             except GpuLostError:
                 return
-            if event is None:  # nothing came, as NVML's timeout says
+            if event is None:  # NVML timed out: no event came
                 return
             device = by_address.get(_address(event.device))
             if device is not None:

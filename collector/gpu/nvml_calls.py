@@ -78,7 +78,7 @@ class Calls:
         self._answered = 0
         self._unknown = False
         self.refused = False
-        """Whether something was denied to this user."""
+        """Whether NVML denied a call to this user."""
 
     def ask(self, function: str, *args: object) -> Any:  # noqa: ANN401 - of NVML, which has no types
         """The result of a pynvml function; None if pynvml lacks it or NVML has no answer.
@@ -158,7 +158,7 @@ def error_name(nvml: Nvml, error: Any) -> str:  # noqa: ANN401 - an NVMLError
 
 
 def whole_failure(nvml: Nvml, error: Any) -> CollectError:  # noqa: ANN401 - an NVMLError
-    """Why all of NVML fails, as text."""
+    """The error for a failure of NVML as a whole."""
     name = error_name(nvml, error)
     if name == "NVML_ERROR_LIBRARY_NOT_FOUND":
         return CollectError(
@@ -181,7 +181,8 @@ NO_INSTANCE = 0xFFFF_FFFF
 
 
 class NodeGpu(Struct, frozen=True):
-    """A GPU of this node. `is_used`: by one of the processes; `is_part`: through a MIG instance."""
+    """A GPU of this node. `is_used`: one of the given processes uses it; `is_part`: one of them
+    uses a MIG instance of it."""
 
     index: str
     uuid: str
@@ -192,8 +193,8 @@ class NodeGpu(Struct, frozen=True):
 
 
 def node_gpus(pids: Collection[int], load: Callable[[], Nvml] = load_nvml) -> list[NodeGpu]:
-    """All GPUs that the driver shows, and whether those processes use each; process ids are the
-    node's own.
+    """All GPUs that the driver shows, and for each whether the processes `pids` use it; they are
+    process ids of the node, not of a container.
 
     Raises:
         CollectError: there is no driver, or it does not answer.

@@ -2,7 +2,7 @@
 edge.
 
 NVML's values are converted to such a page too, so all other code uses one set of names and units; a
-DCGM exporter serves one.
+DCGM exporter serves such a page itself.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def not_metrics(address: Address, problem: str) -> CollectError:
 
 
 def words_of(exc: BaseException) -> str:
-    """An exception's own words; its type where it has none."""
+    """An exception's message; the name of its type if the message is empty."""
     if isinstance(exc, OSError) and exc.strerror:
         return exc.strerror
     return str(exc) or type(exc).__name__
@@ -268,7 +268,7 @@ def connect(address: Address, *, timeout_s: float, tls: ssl.SSLContext | None) -
     """A connection to the address within `timeout_s`, including name resolution and TLS.
 
     Raises:
-        CollectError: there is none.
+        CollectError: no connection could be made.
     """
     deadline_s = time.monotonic() + timeout_s
     sock = _connect_tcp(address, _look_up(address, timeout_s), deadline_s)
@@ -283,7 +283,7 @@ def connect(address: Address, *, timeout_s: float, tls: ssl.SSLContext | None) -
     except (OSError, ValueError) as exc:
         raise tls_failed(address, exc) from exc
     finally:
-        sock.close()  # what TLS took over is another object; this one is empty by then
+        sock.close()  # wrap_socket moved the connection to a new object: this one is empty
 
 
 def _connect_tcp(
@@ -322,7 +322,7 @@ def _look_up(address: Address, timeout_s: float) -> Sequence[AddressInfo]:
     try:
         return ask(socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
-        pass  # a name
+        pass  # not an IP address but a host name
     answers: queue.SimpleQueue[Sequence[AddressInfo] | Exception] = queue.SimpleQueue()
 
     def look_up() -> None:
@@ -366,7 +366,7 @@ def tls_context(
 
 
 # OpenMetrics is accepted by */* and not named: prometheus_client (vLLM's /metrics) ignores q-values
-# and serves OpenMetrics to whoever names it.
+# and serves OpenMetrics to every client that names it.
 ACCEPT = "text/plain;version=0.0.4,*/*;q=0.1"
 FIELD_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 FIELD_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]+")

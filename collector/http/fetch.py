@@ -59,7 +59,7 @@ PLAIN_HEAD = re.compile(
     rb"HTTP/1\.1 200 [^\r\n]{0,200}+\r\n((?:[!-9;-~]{1,100}+:[^\r\n]{0,2000}+\r\n){1,50}+)\r\n"
 )
 NOT_PLAIN = frozenset({"transfer-encoding", "content-encoding", "connection"})
-"""Headers of answers that are left to http.client."""
+"""An answer with one of these headers is left to http.client."""
 
 RECEIVE_BYTES = 64 * 1024
 
@@ -144,7 +144,7 @@ class Fetcher:
         self._tls = TlsAccess(self._address, settings)
         self._path = self._address.path
         self._request: bytes | None = None
-        """What is sent for this path on this connection; None before it is built."""
+        """The bytes of the request for this path on this connection; None before they are built."""
         self._deadline_s: float | None = None
 
     @property
@@ -156,7 +156,7 @@ class Fetcher:
         """The page now, by one GET.
 
         Raises:
-            CollectError: there is none, or it is not a metrics page.
+            CollectError: there is no page, or it is not a metrics page.
         """
         started_s = time.perf_counter()
         self._deadline_s = None
@@ -201,7 +201,8 @@ class Fetcher:
         self._timed = self._response = None
 
     def _follow(self) -> Answer:
-        # Where a redirect led is kept as long as the connection: one GET a scrape from then on.
+        # The target of a redirect is kept as long as the connection, so that later scrapes need one
+        # GET.
         for _hop in range(REDIRECTS_MAX + 1):
             response = self._answer()
             if response.status == http.client.OK:

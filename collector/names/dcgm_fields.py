@@ -73,10 +73,10 @@ def _field(name: str, row: Mapping[str, Any]) -> Field:
     )
 
 
-# Whose GPU a value of a DCGM exporter's page is, and in which unit, resolved once a layout. Pure.
+# Which GPU each value of a DCGM exporter's page belongs to, and its unit; once per layout. Pure.
 #
-# Fields keep DCGM's names. The exporter renamed many of them, changed their units and spells
-# labels in several ways; a Prometheus in between renames the workload's labels. All that ends
+# Fields keep DCGM's names. The exporter renamed many of them, changed their units and spells labels
+# in several ways; a Prometheus in between renames the workload's labels. All of that is undone
 # here.
 
 
@@ -90,7 +90,7 @@ _MIG = ("GPU_I_ID",)
 
 # DCGM's blanks: the base is "no value", the next 15 say why (not found, not supported, ...).
 _BLANK_32 = 0x7FFFFFF0
-_BLANK_64 = float(0x7FFFFFFFFFFFFFF0)  # as a float this is 2**63, and so are all its kin
+_BLANK_64 = float(0x7FFFFFFFFFFFFFF0)  # as a float this is 2**63, as are the 15 after it
 _BLANK_DOUBLE = 2.0**47
 _BLANKS = 16
 
@@ -141,7 +141,7 @@ Gpus = tuple[GpuFields, ...]
 """The GPUs of a page layout, each with the positions of its values."""
 
 _resolved: WeakKeyDictionary[Layout, Gpus] = WeakKeyDictionary()
-"""Those of layouts in use."""
+"""The GPUs of the layouts in use."""
 
 
 def is_sentinel(value: float, *, wide: bool = False) -> bool:
@@ -189,7 +189,7 @@ def _gpus(fields: Sequence[_Found]) -> Iterable[GpuFields]:
         by_labels.setdefault(entry[1].labels, []).append(entry)
     rows = [(dict(labels), same) for labels, same in by_labels.items()]
     uuids = _uuids(labels for labels, _ in rows)
-    # A Prometheus that puts its own pod labels on has moved the workload's to exported_*.
+    # A Prometheus that adds its own pod labels renames the workload's to exported_*.
     exported = "exported_" if any("exported_pod" in labels for labels, _ in rows) else ""
     groups: dict[tuple[str, str], list[tuple[Mapping[str, str], list[_Found]]]] = {}
     for row in rows:
@@ -237,8 +237,8 @@ def _fields(group: Sequence[_Found]) -> dict[str, tuple[GpuSlot, ...]]:
         field = name.field
         if name.rank == best[field.name]:
             own = tuple(pair for pair in series.labels if pair[0] in field.labels)
-            # A GPU that pods share stands on the page once a pod with the same value; of a
-            # repeated line the first counts.
+            # A GPU that pods share is on the page once per pod, with the same value; of repeated
+            # lines the first counts.
             slot = GpuSlot(position, own, name.scale, field.wide)
             slots.setdefault(field.name, {}).setdefault(own, slot)
     return {field: tuple(by_labels.values()) for field, by_labels in slots.items()}

@@ -31,8 +31,8 @@ RATIO_MAX = 1.01
 
 
 class Metric(Struct, frozen=True):
-    """A row of the table. `scope` is what the metric is of: engine, model or page. `names` are all
-    its names in vLLM's versions, the newest first."""
+    """A row of the table. `scope` is what the metric describes: engine, model or page. `names` are
+    all its names in vLLM's versions, the newest first."""
 
     name: str
     kind: Kind
@@ -126,7 +126,7 @@ _OF_VLLM_ALONE = ("num_preemptions", "num_preemptions_total", "cache_config_info
 """Names that no other engine has. A prefix that is not listed needs one of them: other engines took
 over vLLM's names for load, tokens and latency."""
 _UNOWNED = ("lmcache:", "http_requests", "process_resident_memory_bytes")
-"""What names start with that have no prefix of vLLM's and do not name their engine."""
+"""Starts of the names that lack vLLM's prefix and whose series do not name their engine."""
 _OWN = frozenset({"model_name", "engine", "le"})
 # Labels that distinguish replicas on a page with several, the best first: Ray names its replicas,
 # Kubernetes its pods; a Ray worker or a scrape address is the last resort.
@@ -264,7 +264,7 @@ class _KeyReader:
 
     def read(self, series: PageSeries) -> _Partial:
         """The parts of the engine's key that one series has."""
-        if is_unowned(series):  # a model_name is LMCache's own
+        if is_unowned(series):  # LMCache's model_name is a label of its own
             return _Partial(None, None, None)
         model = engine = replica = None
         for label, value in series.labels:

@@ -128,21 +128,21 @@ def _count(row: Mapping[str, str], label: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
-# What vLLM calls a metric on this page: names, prefixes and labels resolved once a layout. Pure.
+# What vLLM calls a metric on this page: names, prefixes and labels, resolved once per layout. Pure.
 #
 # vLLM renames metrics, deployments prefix and relabel them. `resolve` finds for each engine on a
 # page where the values of each metric stand, under the metric's newest name.
 #
 # A metric without an engine label is given to every engine that it may belong to, and named in
-# `EngineBinding.shared`; those of LMCache and of the HTTP server, which count what one engine
-# does, to none of several.
+# `EngineBinding.shared`. Metrics of LMCache and of the HTTP server count what one engine does: if a
+# page has several engines, none of them gets these metrics.
 
 
 _ENGINE_LABELS = frozenset({"model_name", "engine", "le"})
 
 
 _bindings: WeakKeyDictionary[Layout, Binding] = WeakKeyDictionary()
-"""Those of layouts in use."""
+"""The bindings of the layouts in use."""
 
 
 def resolve(layout: Layout) -> Binding:
@@ -289,7 +289,8 @@ OTHER_PROGRAMS = (
         "give it as the GPU source of a vLLM server (--gpu-metrics)",
     ),
 )
-"""The first one whose names are on a page is the page's: engines before what stands in front."""
+"""In the order of the check; the first program whose names are on a page is taken. Engines come
+before the routers in front of them."""
 
 
 def _not_vllm(layout: Layout) -> CollectError:

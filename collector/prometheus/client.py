@@ -130,7 +130,7 @@ class TimedSession(requests.Session):
             raise refused_error(shown, _inner_words(exc)) from exc
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as exc:
             raise incomplete_error(shown, _inner_words(exc)) from exc
-        except OSError as exc:  # requests' own word for a certificate file that is not there
+        except OSError as exc:  # requests raises OSError for a missing certificate file
             raise tls_error(shown, _inner_words(exc)) from exc
 
     def _body(
@@ -229,7 +229,8 @@ class Pace:
         with self._lock:
             now_s = self._clock()
             self.asked += 1
-            # A turn costs 1/per_s; up to a second of them may be owed.
+            # A query takes 1/per_s seconds of the budget; unused budget is kept for up to one
+            # second.
             self._due_s = max(self._due_s, now_s - 1.0) + 1 / self._per_s
             return max(0.0, self._due_s - now_s)
 
@@ -287,7 +288,7 @@ class PrometheusSource:
         """Sends no query. Sources with the same `pace` share its limits.
 
         Raises:
-            CollectError: the URL is not one.
+            CollectError: `url` is not a valid URL.
         """
         address = parse_target(url)
         self.url = _base(address)
@@ -395,7 +396,7 @@ class PrometheusSource:
             yield from self._piece(query, first_s, last_s, step_s)
 
     def _ranged(self, query: str, from_s: float, to_s: float, step_s: float) -> Piece:
-        # The client rounds times to whole seconds: what `params` say comes after and counts.
+        # The client rounds times to whole seconds; `params` are applied after that and win.
         exact = {"start": f"{from_s:.3f}", "end": f"{to_s:.3f}"}
         first, last = (datetime.fromtimestamp(t_s, tz=UTC) for t_s in (from_s, to_s))
         result, warnings = self._asked(
@@ -418,7 +419,7 @@ class PrometheusSource:
                 if not left:
                     raise
                 after_s = exc.after_s
-            except (KeyError, TypeError) as exc:  # the client takes the answer's form for granted
+            except (KeyError, TypeError) as exc:  # the client does not check the answer's form
                 raise not_prometheus_error(self.url, NOT_ITS_JSON) from exc
             self.retried += 1
             self._sleep(max(pause_s, after_s))

@@ -130,7 +130,7 @@ def warnings_of(document: Document) -> tuple[str, ...]:
     """The warnings of a response: a shard that is down, a store that did not answer."""
     answered: Json = document.get("warnings")
     warnings = [str(warning) for warning in _rows(answered or [])]
-    if document.get("isPartial") is True:  # so VictoriaMetrics says it
+    if document.get("isPartial") is True:  # VictoriaMetrics's form of a warning
         warnings.append("the server marks its answer as partial")
     return tuple(warnings)
 

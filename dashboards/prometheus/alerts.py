@@ -37,7 +37,8 @@ from kneewatch.rules.rule import Bound, Guard, Rule, Severity
 STAGE = "cascade_stage"
 
 SEEN_ELSEWHERE = {"lora_max": "lora_requests_info"}
-"""Guards on a number inside a label; in PromQL the presence of the metric stands for it."""
+"""Guards on a number inside a label, which PromQL cannot read: it checks that the metric is
+present."""
 
 
 def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
@@ -79,8 +80,8 @@ def finding_of(rule: Rule) -> str:
 
 
 def _met(plan: Plan, rule: Rule) -> str:
-    """The severity of the worst bound that is crossed; one in force until the value is back inside
-    by `clear_ratio`."""
+    """The severity of the worst bound that is crossed. A severity in force stays until the value is
+    back inside its bound by `clear_ratio`."""
     worst_first = sorted(rule.bounds, key=lambda bound: bound.severity, reverse=True)
     levels = " or ".join(
         f"(({_crossed(plan, rule, bound)}) * 0 + {int(bound.severity)})" for bound in worst_first
@@ -170,8 +171,8 @@ def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
 
 
 class Unit(Struct, frozen=True):
-    """How a signal's value is written: a template's functions, and what follows the number. A bound
-    is a number of its own, with `scale` and `symbol`."""
+    """How alerts write a signal's value: through `functions` of Go templates, with `after` behind
+    it. A bound is written as a plain number, multiplied by `scale`, with `symbol` behind it."""
 
     functions: str
     after: str = ""
@@ -206,7 +207,8 @@ def unit_of(signal: str) -> Unit:
 
 def link_annotations(plan: Plan, runbook: str, worst: str = "") -> dict[str, str]:
     """Links of an alert about a pool to the runbook, and to the triage page and the dashboard of
-    the replica that a query finds (without one, of all), as far as their addresses are set."""
+    the replica that the query `worst` finds (without a query, of all replicas), as far as their
+    addresses are set."""
     links = runbook_annotation(runbook)
     if plan.triage_url:
         page = worst_text(plan, worst, '{{ label "instance" $worst }}') if worst else ""
@@ -251,8 +253,8 @@ SPEEDS = (
     ("KneewatchTtftBudgetFastBurn", Severity.CRITICAL, 14.4, 3600.0, 300.0, "two days"),
     ("KneewatchTtftBudgetSlowBurn", Severity.WARNING, 6.0, 21600.0, 1800.0, "five days"),
 )
-"""Name, severity, burn from, long and short window, and when a month's budget is gone at that
-speed. Source: Google, The Site Reliability Workbook, chapter 5, table 5-8."""
+"""Name, severity, lowest burn rate, long and short window in seconds, and when a month's budget is
+gone at that burn rate. Source: Google, The Site Reliability Workbook, chapter 5, table 5-8."""
 
 TRAFFIC_S = 300.0
 

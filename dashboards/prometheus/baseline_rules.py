@@ -123,7 +123,7 @@ SLOW_STEP_S = 120.0
 
 
 def slow_group(plan: Plan) -> Group:
-    """The levels of slow quantities, and the line through those of some hours
+    """The levels of slow quantities, and the trend lines through the levels of some hours
     (diagnose/learned/slow_trends.py)."""
     rules = tuple(
         Record(recorded(key), expr)
@@ -167,13 +167,13 @@ FAMILY_SERIES = ("disturbed", "sampled")
 
 
 def calm_group(plan: Plan) -> Group:
-    """Rules for the values that quiet medians are taken of: those of scrapes in which nothing moved
-    their family. Evaluated after the alerts, because a scrape with a finding at warning is not
-    quiet."""
+    """Rules for the values behind the quiet medians: values from scrapes in which nothing moved
+    their family of signals. Evaluated after the alerts, because a scrape with a finding at warning
+    is not quiet."""
     seen, arrivals = map(recorded, ("seen", "arrival_per_s"))
     half, window = duration(plan.range_s / 2), duration(plan.range_s)
     rules = [
-        # A target that has just appeared has no quiet yet.
+        # A target that has just appeared has no quiet scrapes yet.
         Record(seen, f"({arrivals} > 0) and ({recorded('running')} offset {half})"),
     ]
     for family in FAMILIES:
@@ -202,7 +202,7 @@ def _disturbed(plan: Plan, family: str) -> str:
     concluded = f'{recorded(CONFIDENCE)}{{cause=~"({causes})(:.*)?"}} >= {number(CONCLUDED_FROM)}'
     warned = f'{FINDING}{{rule=~"{rules}"}} >= {int(Severity.WARNING)}'
     parts = [f"(max by ({plan.engine}) ({concluded}))"]
-    # Without findings a plan is lean: what they alone show is then no disturbance.
+    # A lean plan has no findings, so a disturbance that only a finding shows is not seen.
     parts += [f"(max by ({plan.engine}) ({warned}))"] if rules and not plan.lean else []
     if family in STAGE_MOVES:
         parts.append(f"({recorded('cascade_stage')} >= {EVICTS})")

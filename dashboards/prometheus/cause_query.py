@@ -37,8 +37,8 @@ class CauseQuery(Struct, frozen=True):
     """A form of a cause as PromQL: concluded where `when` holds and its confidence is high enough.
 
     `start` are the log-odds that the terms are added to, a number or an expression. `note` is the
-    form's name, empty for a cause's only form. `for_s` is how long it must hold, where that is not
-    the cause's onset. `needs` are records that `when` reads and nothing else does.
+    form's name, empty for a cause's only form. `for_s` is how long it must hold in seconds, None
+    for the cause's onset. `needs` are records that `when` reads and nothing else does.
     """
 
     record: CauseRecord
@@ -92,8 +92,8 @@ def scored(to: Spelling, term: Term) -> Scored | None:
 def confidence(start: float | str, terms: Sequence[Scored], zero: str) -> str:
     """The confidence of a cause whose log-odds start at `start`, a number or an expression.
 
-    `zero` is an expression that is 0 for each subject that is judged: of no other is evidence
-    weighed, so that Prometheus does no arithmetic on healthy engines.
+    `zero` is an expression that is 0 for each subject that is judged: evidence is weighed for no
+    other subject, so that Prometheus does no arithmetic on healthy engines.
     """
     begin = start if isinstance(start, str) else number(start)
     summed = " + ".join([f"({zero} + {begin})", *(_added(term, zero) for term in terms)])

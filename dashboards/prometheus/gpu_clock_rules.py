@@ -111,8 +111,8 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
 
 
 def _at_power_limit() -> str:
-    """Whether the power limit throttles it: by throttled time, or by power draw over the limit (the
-    model's usual limit where the page has none)."""
+    """Whether the power limit throttles a GPU: by throttled time, or by power draw over the limit
+    (the model's usual limit where the page has none)."""
     watts = series_of("gpu_power_watts")
     limit = f"(({series_of('gpu_power_limit_watts')} > 0) or {USUAL})"
     return f"({POWER} >= {HELD}) or ({watts} >= {number(AT_LIMIT)} * {limit})"
@@ -200,7 +200,8 @@ def _watts() -> Mapping[str, float]:
 
 
 def _by_model(first: str, series: str, values: Mapping[str, float]) -> str:
-    """An expression, or where it has no value that of the model of each GPU of `series`."""
+    """The expression `first`; where it has no value, the value of its model from `values`, for each
+    GPU of `series`."""
     by_model = (
         f'({series}{{modelName=~"{pattern}"}} * 0 + {number(value)})'
         for pattern, value in values.items()

@@ -1,8 +1,9 @@
 """DCGM's fields and the health signals of each GPU as recording rules. Pure.
 
-A field is recorded once a board (once a MIG instance where it is the instance's): in SI units,
-under DCGM's older name whatever the exporter calls it, and nothing where DCGM has no value. What is
-recorded of a board has its labels only: a GPU that pods share is on a page once a pod.
+A field is recorded once per board, or per MIG instance if it is the instance's: in SI units and
+under DCGM's older name, whatever the exporter calls it. Where DCGM has no value, there is no
+series. A board's series have the board's labels only, because a GPU that pods share is on a page
+once per pod.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ USED_BY = (
 """The pod that uses a GPU in an annotation; empty where it is not known."""
 
 REMEMBERED_S = 3600.0
-"""How long a GPU counts as that of the last pod that used it: a pod that ends because of its GPU
-does not end the alert about it."""
+"""How long a GPU counts as used by its last pod: the alert about a GPU goes on when its pod ends
+because of it."""
 
 USED, FREE = DEV + "FB_USED", DEV + "FB_FREE"
 BUSY = PROF + "GR_ENGINE_ACTIVE"
@@ -178,7 +179,7 @@ def _cleaned(plan: Plan, name: str) -> str:
     parts: list[str] = []
     for spelling, scale in spellings(name):
         value = _known(raw(plan, spelling), field, scale)
-        if links:  # series of links name their GPU otherwise
+        if links:  # series of links name their GPU in other labels
             for label, other in (("UUID", "gpu_uuid"), ("modelName", "model_name")):
                 value = f'label_replace({value}, "{label}", "$1", "{other}", "(.+)")'
         scaled = value if scale == 1 else f"{number(scale)} * {value}"

@@ -22,7 +22,7 @@ from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS, Group, Plan,
 # series with a sample every five minutes. Reports add them up by the hour.
 
 SUM_STEP_S = 300.0
-"""How often it is recorded, and over how long: needs a scrape every 150 s at least."""
+"""Interval and length of the sums in seconds: needs a scrape every 150 s at least."""
 
 SUMMED_COUNTERS: Mapping[str, tuple[str, str]] = {
     **{

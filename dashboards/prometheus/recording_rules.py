@@ -56,7 +56,8 @@ NAMED = tuple(
         node for record in CAUSES for node in nodes(record.forms) if isinstance(node, Named)
     )
 )
-"""Quantities of several causes that have a recorded series of their own, where PromQL can."""
+"""Quantities of several causes that have a recorded series of their own, if PromQL can compute
+them."""
 
 
 # --- Recording rules: every signal that PromQL can express, and what is derived from several ------
@@ -119,12 +120,12 @@ class Recorded(Spelling):
 
 
 SHARED_FROM = 5
-"""A counter's rate that is read this often is recorded once."""
+"""A counter's rate that signals read at least this often is recorded once."""
 
 
 def signal_group(plan: Plan) -> Group:
-    """A series for each signal, per engine. What several read is computed once, where a rule sees
-    what others recorded at the same moment."""
+    """A series for each signal, per engine. If rules see what earlier rules recorded at the same
+    moment (`plan.ordered`), rates that several signals read are computed once."""
     queries = {s: query for s in plan.signals() if (query := _query(plan, s)) is not None}
     shared = _shared_rates(plan, queries.values()) if plan.ordered else {}
     rules = [Record(name, rate) for rate, name in shared.items()]
@@ -142,8 +143,8 @@ def signal_group(plan: Plan) -> Group:
 
 
 def _shared_rates(plan: Plan, queries: Iterable[str]) -> dict[str, str]:
-    """The rates of whole counters over the window that several queries read, with the names they
-    are recorded under."""
+    """The rates of whole counters over the window that queries read at least SHARED_FROM times:
+    {expression: name of its recorded series}."""
     selector = re.escape(f"{{{plan.selector}}}" if plan.selector else "")
     prefix, window = re.escape(plan.prefix), re.escape(plan.dialect.range)
     rate = re.compile(
@@ -284,7 +285,7 @@ def stage_group(plan: Plan) -> Group:
 
 
 def _work_fallen(plan: Plan) -> str:
-    """1 where tokens have been below their median of earlier windows for half a window while the
+    """1 where tokens/s have been below their median of earlier windows for half a window while the
     load holds."""
     generated, load = recorded("generation_tokens_per_s"), recorded("in_flight_avg")
     half = plan.range_s / 2
@@ -307,7 +308,8 @@ def _severity(plan: Plan, to: ToPromQL) -> str:
 
 
 def _held(plan: Plan, key: str) -> str:
-    """The highest of a series within the hold; half of it once no request is left."""
+    """The highest value of a series within the hold time, or within half of it once no request is
+    in flight."""
     series, hold_s = recorded(key), span_s(EXIT_HOLD_S * plan.scale, plan.sample_s)
     selector = f"{{{plan.selector}}}" if plan.selector else ""
     seen_s = range_s(hold_s, plan.scrape_s)

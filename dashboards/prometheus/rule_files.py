@@ -138,8 +138,8 @@ def _read(exprs: Iterable[str]) -> set[str]:
 
 
 def _lean(every: Sequence[Group]) -> tuple[Group, ...]:
-    """The alerts but those for findings, and the recording rules that they read, also by way of
-    others."""
+    """All alerts except those for findings, and the recording rules that they read, directly or
+    through other rules."""
     rules = [rule for group in every for rule in group.rules]
     exprs = [r.expr for r in rules if isinstance(r, Alert) and r.labels["kneewatch"] != "finding"]
     needed: set[str] = set()
@@ -162,7 +162,8 @@ def _lean(every: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def rule_files(plan: Plan, flavor: Flavor = Flavor.PROMETHEUS) -> dict[str, str]:
-    """The rules in one file, by its name: a folder that is loaded whole has each rule once."""
+    """The rule file by its name. It is a single file, so that loading its whole folder loads each
+    rule once."""
     head = HEAD + "".join(LEFT_OUT.format(line) for line in left_out(plan))
     head += LEAN if plan.lean else ""
     head += "".join(INTERVAL.format(line) for line in (*too_rare(plan), *lengthened(plan)))
@@ -207,7 +208,8 @@ def _need(signal: str) -> str:
 
 
 def too_rare(plan: Plan) -> list[str]:
-    """A line for each thing that rules for this scrape interval lack, or do late for the window."""
+    """Lines about ranges that are longer than the window, and about groups that are left out,
+    because of the plan's scrape interval."""
     lines: list[str] = []
     if plan.range_s > plan.window_s:
         lines.append(
@@ -252,7 +254,8 @@ def _unkept(plan: Plan, group: Group) -> Group:
 def _without_keep(plan: Plan, rule: Record | Alert) -> Record | Alert:
     if isinstance(rule, Record) or not rule.keep_s:
         return rule
-    # A ruler counts from the first evaluation that lacks the alert: one after the last that had it.
+    # A ruler counts `keep_firing_for` from the first evaluation without the alert, which is one
+    # interval after the last evaluation with it.
     lately_s = rule.keep_s + plan.interval_s / 2
     lately = f"[{duration(lately_s)}:{duration(plan.interval_s)}]"
     firing = firing_of(rule.name, rule.labels["severity"])

@@ -36,13 +36,13 @@ class Plan(Profile, frozen=True):
     """The profile that rules are made for, and the labels and names of its series.
 
     `interval_s` is the evaluation interval, `scrape_s` that of the scrapes. `objective_ratio` of
-    the requests must meet the targets. `prefix` begins vLLM's metric names. `triage_url` is where
-    the triage page of a target is: its `instance` is put behind it. `grafana_url` is the
-    base of Grafana's pages, `docs_url` that of the pages about causes and rules.
-    `gpu_join` has the engine's labels, and those of DCGM's series that say the same: without it no
-    GPU is an engine's. `gpu_selector` restricts DCGM's. `ordered`: a rule sees what those before it
-    recorded at the same moment; vmalert's do not. `lean`: causes, stages and targets only, without
-    findings and without series that no alert reads.
+    the requests must meet the targets. `prefix` begins vLLM's metric names. `triage_url` is the
+    start of a triage page's address, completed by the target's `instance`. `grafana_url` is the
+    base of Grafana's pages, `docs_url` that of the pages about causes and rules. `gpu_join` pairs
+    labels of engines with labels of DCGM's series that have the same values: without it no GPU is
+    assigned to an engine. `gpu_selector` restricts DCGM's series. `ordered`: a rule sees what
+    earlier rules recorded at the same moment, which vmalert's rules do not. `lean`: causes, stages
+    and targets only, without findings and without series that no alert reads.
     """
 
     interval_s: float = 15.0
@@ -128,7 +128,7 @@ class Record(Struct, frozen=True):
 
 class Alert(Struct, frozen=True):
     """An alerting rule; `keep_s` is how long it goes on firing after its expression has ended, `by`
-    are the labels of its subject where that matters for keeping it."""
+    are the labels of its subject, if they are needed to keep it firing."""
 
     name: str
     expr: str
@@ -142,7 +142,7 @@ class Alert(Struct, frozen=True):
 class Group(Struct, frozen=True):
     """Rules that are evaluated one after the other: later ones see what earlier ones recorded.
 
-    `interval_s` is how often, where that is not the plan's.
+    `interval_s` is the evaluation interval, None for the plan's.
     """
 
     name: str
@@ -181,7 +181,8 @@ def met(kind: str) -> str:
 
 def in_force_records(plan: Plan, kind: str, label: str, lasts: Mapping[str, Lasts]) -> list[Record]:
     """Records of the findings or causes (`kind`) in force, from those whose condition is met, for
-    each value of `label`. One that is still in force needs no duration when it is met again."""
+    each value of `label`. A finding or cause that is still in force needs no duration when its
+    condition is met again."""
     now, since, held = met(kind), f"{kind}_since_s", f"{kind}_held"
     long_enough = " or ".join(
         f'((time() - {since}{{{only}, severity="{severity.word}"}} >= {number(for_s)}) * 0'

@@ -240,7 +240,7 @@ def chart(
 
 
 def ceiling(value: float, *, of: str = "") -> float:
-    """The next round number; for a ratio of at most 1 it is 1."""
+    """The next round number from `value` up; 1 for a ratio of at most 1."""
     if value <= NOTHING:
         return 0.0
     if of.endswith(("_ratio", "_share")) and 0.5 < value <= HEADROOM:

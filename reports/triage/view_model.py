@@ -200,7 +200,7 @@ class Standing(Struct, frozen=True):
     def as_of_s(self) -> float:
         """The time at which durations end: the page's own, or the newest scrape's for late data.
 
-        The page's also for a failing target, which is scraped ever more rarely.
+        A failing target uses the page's time too, because it is scraped ever more rarely.
         """
         if self.late or self.age_s is None or self.target.last_s is None:
             return 0.0 if self.engine is None else self.engine.diagnosis.t_s

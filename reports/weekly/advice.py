@@ -29,7 +29,7 @@ def levers(
     recommended: Sequence[Recommended],
 ) -> tuple[Lever, ...]:
     """The levers, each once: recommended ones, then computed ones."""
-    # The newest of each: its numbers are those of the load as it was last.
+    # Of repeated recommendations the newest is taken: its numbers are for the latest load.
     levers = {lever.id: lever for lever in map(_recommended_lever, live(recommended))}
     for lever in _computed(answer, replicas_needed, gpus_each):
         levers.setdefault(lever.id, lever)

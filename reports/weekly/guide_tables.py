@@ -226,8 +226,8 @@ def _hits(section: str, subject: str, causes: tuple[str, ...]) -> Row:
 
 BY_HIT_RATE = "PREFIX-HIT"
 KNOWN_REUSE = 0.3
-"""The guide's bound on hits is for workloads that are known to repeat prefixes: those that had as
-many hits in the period before."""
+"""The guide's bound on hits is for workloads that are known to repeat prefixes: those whose hit
+ratio was at least this in the period before."""
 
 
 def tables(

@@ -157,7 +157,8 @@ def _merge_effects(groups: Sequence[_Group]) -> list[_Group]:
 
 
 def _belongs(group: _Group, other: _Group) -> bool:
-    """Whether a group is reported under another one; a note never hides a warning."""
+    """Whether `group` is reported under `other`; a group below warning never hides one at
+    warning."""
     near = (
         group.start_s <= other.until_s + EFFECT_MARGIN_S
         and group.until_s >= other.start_s - EFFECT_MARGIN_S
@@ -243,8 +244,8 @@ def incidents(
 
 
 def _of_tiers(observed: Sequence[EpisodeObserved]) -> list[list[EpisodeObserved]]:
-    """The observed incidents; those of one tier and cause on several engines that overlap are
-    together."""
+    """The observed incidents in groups: those of one tier and cause that overlap, on several
+    engines, form one group."""
     groups: list[list[EpisodeObserved]] = []
     newest: dict[tuple[str, str], list[EpisodeObserved]] = {}
     for row in sorted(observed, key=lambda row: (row.episode.start_s, row.target, row.engine)):

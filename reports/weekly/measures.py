@@ -278,7 +278,7 @@ LEVELS = (
 """Gauges that are read."""
 
 EVICTED = "preemption_ratio_per_s"
-"""Preemptions over running requests and seconds, kept as a level: its mean is exact."""
+"""Preemptions per running request and second, kept as a level: its mean is exact."""
 
 SERVED_ONLY = (KV_USAGE, GPU_BUSY)
 """Gauges that are also aggregated over the time in which requests ran only."""
@@ -416,7 +416,8 @@ def goodput(ttft_target_s: float | None, itl_target_s: float | None) -> Of:
 
 
 def per_gpu(key: str, gpus: float | None) -> Of:
-    """A counter per second and GPU, or per second and any other share of an engine."""
+    """A counter's increase per second and GPU. `gpus` is the number per engine; for a rate per
+    other unit, the number of these units per engine."""
 
     def read(span: Span) -> float | None:
         return None if gpus is None else over(span.counts.get(key), span.engine_s * gpus)

@@ -179,7 +179,7 @@ class Level(Struct, frozen=True):
     """A gauge over a span: time-weighted mean, highest value, seconds in which it was known.
 
     `top` is the highest mean of one engine over one hour: a tier's mean hides its hottest engine.
-    For a ratio `known_s` is its denominator.
+    For a ratio `known_s` is its denominator, such as request-seconds.
     """
 
     mean: float
@@ -192,9 +192,9 @@ class Span(Struct, frozen=True):
     """What engines showed over some time.
 
     `engine_s`: engine-seconds that the counters cover; `clock_s`: seconds in which at least one
-    engine was covered; `watched_s` and `idle_s`: engine-seconds that were scraped, and those of
-    them without load. `counts` are increases of counters, `tallies`
-    of histograms, `levels` gauges.
+    engine was covered; `watched_s`: engine-seconds that were scraped; `idle_s`: the part of
+    `watched_s` without load. `counts` are increases of counters, `tallies` of histograms, `levels`
+    gauges.
     """
 
     engine_s: float = 0.0

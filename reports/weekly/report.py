@@ -255,7 +255,7 @@ def document(report: WeeklyReport) -> dict[str, Any]:
 
 
 def _plain(value: object) -> dict[str, Any]:
-    """What orjson does not take: a record, and mappings other than dict."""
+    """A value that orjson cannot encode (a record, or a mapping other than dict) as a dict."""
     return asdict(value) if isinstance(value, Struct) else dict(cast("Mapping[str, Any]", value))
 
 

@@ -81,7 +81,7 @@ def need_of(work: TierWorkload, knee: Curve | None, answer: Size | None, safety:
     fleet = size_fleet(
         peak_requests_per_s=max(peak, 1e-6), usable_requests_per_s=usable, safety=safety
     )
-    # Counted for an engine of one GPU: its GPUs are instances.
+    # `size_fleet` counts GPUs, by default one per instance: these are replicas.
     return Need(peak, usable, source, least, fleet.gpus_rounded_once, fleet.deployed_instances)
 
 

@@ -108,10 +108,10 @@ class TierSize(Struct, frozen=True):
 
     `verdict` is right, too small, too large or unknown. `usable_source`: where the requests/s of
     one engine come from: stated, learned (from the period's own windows) or predicted.
-    `replicas_needed` carry the peak with a margin: of the counts that do, the one nearest to the
-    present one. `doubts` are reasons to doubt the verdict. `headroom_ratio` is capacity / peak - 1.
-    `relative`: the settings have no model and GPU, so only the load relative to the learned
-    capacity is known. `memory` is that of one GPU.
+    `replicas_needed` carry the peak with a margin: of the counts that do, the one nearest to
+    `replicas_present`. `doubts` are reasons to doubt the verdict. `headroom_ratio` is capacity /
+    peak - 1. `relative`: the settings have no model and GPU, so only the load relative to the
+    learned capacity is known. `memory` is that of one GPU.
     """
 
     tier: str

@@ -106,8 +106,8 @@ _FORMATTERS: Mapping[str, Callable[[float], str]] = {
 
 
 def request_count(value: float | None) -> str:
-    """A count of requests without a fraction, which shares of histogram buckets and extrapolated
-    increases have: 9 requests."""
+    """A count of requests, rounded (shares of histogram buckets and extrapolated increases are not
+    whole numbers): 9 requests."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return plural(round(value), "request") if value >= 0.5 or value == 0 else "under 1 request"
@@ -211,7 +211,8 @@ def as_sentence(text: str) -> str:
 
 
 def has_number(text: str) -> bool:
-    """Whether a sentence states its number itself, so that it is not shown a second time."""
+    """Whether a sentence states its number itself, so that the number is not shown a second
+    time."""
     return any(letter.isdecimal() for letter in text)
 
 

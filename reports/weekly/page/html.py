@@ -72,8 +72,9 @@ def headline(report: WeeklyReport) -> tuple[str, str]:
 
 
 ALL_MOST, SOME, SOME_IN_FULL = 12, 8, 10
-"""Up to ALL_MOST tiers are shown in full; of more, the SOME worst, with SOME_IN_FULL incidents: the
-file is sent by mail and must stay small. A tier's own report (--tier) has everything."""
+"""Up to ALL_MOST tiers are shown in full; of more tiers, the SOME worst, and SOME_IN_FULL
+incidents: the file is sent by mail and must stay small. A tier's own report (--tier) has
+everything."""
 
 INCIDENTS_IN_FULL = 20
 
@@ -86,7 +87,7 @@ class SparkTable(Struct, frozen=True):
 
 
 class TablePart(Struct, frozen=True):
-    """A metric table: its rows with their sparklines; `behind` are the values of these."""
+    """A metric table: its rows with their sparklines; `behind` are the values of the sparklines."""
 
     name: str
     rows: tuple[tuple[TableRow, charts.SparkLine | None], ...]

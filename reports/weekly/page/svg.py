@@ -83,7 +83,7 @@ STYLE = {
     "text.parse_math": False,
     "text.usetex": False,
 }
-"""Text stays text, and a dollar sign a dollar sign."""
+"""Matplotlib writes text as text, not as paths, and does not read dollar signs as mathematics."""
 
 Edges = tuple[float, float]
 
