@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from math import ceil, floor, fsum, log2, nan
-from operator import mul, sub
-from statistics import median, quantiles
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import chain, compress
+from math import ceil, floor, log2, nan
+from operator import mul, truediv
+from statistics import median
 
 from msgspec import Struct
-from msgspec.structs import astuple, replace
+from msgspec.structs import astuple
 
 from kneewatch.rules.facts import Targets
 
@@ -92,6 +93,7 @@ class Point(Struct, frozen=True):
 
 
 FIELDS = len(Point.__struct_fields__)
+FIELD = {name: at for at, name in enumerate(Point.__struct_fields__)}
 
 
 LOAD_SIGNALS = ("running_avg", "waiting_avg")
@@ -152,16 +154,29 @@ class LearnedKnee(Struct, frozen=True):
 class _Step(Struct, frozen=True):
     """The points at one concurrency."""
 
-    in_flight: float
-    points: Sequence[Point]
+    windows: array[float]
+    """The fields of the points, one point after the other."""
+
+    @property
+    def points(self) -> int:
+        return len(self.windows) // FIELDS
+
+    @property
+    def in_flight(self) -> float:
+        return median(self.values("in_flight"))
+
+    def values(self, name: str) -> array[float]:
+        """This field of all points; NaN where it is None."""
+        return self.windows[FIELD[name] :: FIELDS]
 
     def power(self) -> Range:
-        return _range([point.tokens_per_s / point.token_s for point in self.points])
+        return _range(map(truediv, self.values("tokens_per_s"), self.values("token_s")))
 
     def kept(self, targets: Targets) -> float:
         """Share of windows that meet the targets."""
-        kept = sum(1 for point in self.points if _keeps(point, targets))
-        return kept / len(self.points)
+        pairs = zip(self.values("ttft_p99_s"), self.values("itl_p99_s"), strict=True)
+        kept = sum(1 for ttft_s, itl_s in pairs if _keeps(ttft_s, itl_s, targets))
+        return kept / self.points
 
 
 class CurveLearner:
@@ -199,7 +214,14 @@ class CurveLearner:
 
     def points(self) -> list[Point]:
         """All points, for the store."""
-        return [point for kept in self._steps.values() for point in _unpacked(kept)]
+        return [_unpacked(row) for kept in self._steps.values() for row in _rows(kept)]
+
+    def column(self, name: str) -> array[float]:
+        """This field of all points, NaN where it is None: takes less time than the points."""
+        column = array("d")
+        for kept in self._steps.values():
+            column += kept[FIELD[name] :: FIELDS]
+        return column
 
     def knee(self, now_s: float, targets: Targets) -> LearnedKnee | None:
         """The learned knee; None if too few loads were seen."""
@@ -213,9 +235,12 @@ class CurveLearner:
     def _current_steps(self, now_s: float) -> list[_Step]:
         steps: list[_Step] = []
         for _, kept in sorted(self._steps.items()):
-            fresh = [point for point in _unpacked(kept) if now_s - point.t_s <= FORGOTTEN_S]
-            if len(fresh) >= POINTS_MIN:
-                steps.append(_Step(median(point.in_flight for point in fresh), fresh))
+            step = _Step(kept)
+            if now_s - min(step.values("t_s")) > FORGOTTEN_S:
+                fresh = [row for row in _rows(kept) if now_s - row[FIELD["t_s"]] <= FORGOTTEN_S]
+                step = _Step(array("d", chain.from_iterable(fresh)))
+            if step.points >= POINTS_MIN:
+                steps.append(step)
         return steps
 
 
@@ -223,14 +248,12 @@ def _packed(point: Point) -> list[float]:
     return [nan if value is None else value for value in astuple(point)]
 
 
-def _unpacked(kept: array[float]) -> list[Point]:
-    return [
-        # NaN makes the sum NaN: most points have every field, and need no look at each.
-        Point(*row)
-        if (total := sum(row)) == total
-        else Point(*row[:5], *[None if x != x else x for x in row[5:]])
-        for row in zip(*[iter(kept)] * FIELDS, strict=True)
-    ]
+def _unpacked(row: tuple[float, ...]) -> Point:
+    return Point(*row[:5], *[None if x != x else x for x in row[5:]])
+
+
+def _rows(kept: array[float]) -> Iterator[tuple[float, ...]]:
+    return zip(*[iter(kept)] * FIELDS, strict=True)
 
 
 def step_of(in_flight: float) -> int:
@@ -333,34 +356,44 @@ def _run_end(kept: Sequence[float], start: int, *, least: float) -> int:
 def _learned(
     steps: Sequence[_Step], *, low: int, best: int, high: int, reached: bool, basis: str
 ) -> LearnedKnee:
-    served = [point.requests_per_s for point in steps[best].points]
     return LearnedKnee(
         c_max=Range(steps[low].in_flight, steps[best].in_flight, steps[high].in_flight),
-        usable_requests_per_s=_range(served),
+        usable_requests_per_s=_range(steps[best].values("requests_per_s")),
         reached=reached,
         basis=basis,
-        points=sum(len(step.points) for step in steps),
+        points=sum(step.points for step in steps),
         steps=len(steps),
     )
 
 
-def _keeps(point: Point, targets: Targets) -> bool:
-    pairs = ((point.ttft_p99_s, targets.ttft_p99_s), (point.itl_p99_s, targets.itl_p99_s))
-    return all(
-        target_s is None or (value_s is not None and value_s <= target_s)
-        for value_s, target_s in pairs
+def _keeps(ttft_p99_s: float, itl_p99_s: float, targets: Targets) -> bool:
+    # A comparison with NaN is false: what is not known keeps no target.
+    return (targets.ttft_p99_s is None or ttft_p99_s <= targets.ttft_p99_s) and (
+        targets.itl_p99_s is None or itl_p99_s <= targets.itl_p99_s
     )
 
 
-def _range(values: Sequence[float]) -> Range:
-    if len(values) < 2:
-        return Range(values[0], values[0], values[0])
-    low, middle, high = quantiles(values, n=4, method="inclusive")
-    return Range(low, middle, high)
+def _range(values: Iterable[float]) -> Range:
+    ordered = sorted(values)
+    return Range(_quartile(ordered, 1), _quartile(ordered, 2), _quartile(ordered, 3))
+
+
+def _quartile(ordered: Sequence[float], quarter: int) -> float:
+    """As `statistics.quantiles` has it with its inclusive method, which takes more time."""
+    at, rest = divmod(quarter * (len(ordered) - 1), 4)
+    if not rest:
+        return ordered[at]
+    return (ordered[at] * (4 - rest) + ordered[at + 1] * rest) / 4
 
 
 # --- The step times of one server, from its own windows -------------------------------------------
 
+
+STEP_FIELDS = (
+    *("t_s", "running", "itl_s", "context_tokens"),
+    *("prefill_s", "computed_tokens", "outside_s"),
+)
+"""Fields of a point in the order of the columns of `StepTimes`."""
 
 STEP_WINDOWS_MIN = 3
 ERROR_WINDOWS_MAX = 32
@@ -372,39 +405,52 @@ class StepTimes(Struct, frozen=True, dict=True):
 
     A decode step takes a + b x running + c x context tokens of all running requests. The fit is by
     least squares, and windows count more the nearer their batch is to the requested one, because
-    step times are no straight line from one request to hundreds. `windows` must be at least two.
+    step times are no straight line from one request to hundreds. There are at least two windows,
+    each a value in every column; the last three columns are NaN where a window lacks them.
     """
 
-    windows: Sequence[Point]
+    times_s: Sequence[float]
+    batches: Sequence[float]
+    steps_s: Sequence[float]
+    contexts: Sequence[float]
+    prefills_s: Sequence[float]
+    computed: Sequence[float]
+    outsides_s: Sequence[float]
 
     @classmethod
-    def of(cls, points: Sequence[Point], now_s: float) -> StepTimes | None:
-        """Step times from these windows; None where too few have all they need."""
-        # Where nothing runs for a part of the window, the batch of its steps is above its mean.
+    def of(cls, curve: CurveLearner, now_s: float) -> StepTimes | None:
+        """Step times from the curve's windows; None where too few have all they need."""
+        columns = [curve.column(name) for name in STEP_FIELDS]
+        # A comparison with NaN is false.
         usable = [
-            point if point.running >= 1 else replace(point, running=1.0)
-            for point in points
-            if now_s - point.t_s <= FORGOTTEN_S
-            and point.running
-            and point.itl_s
-            and point.context_tokens
+            now_s - t_s <= FORGOTTEN_S and running > 0 and step_s > 0 and context > 0
+            for t_s, running, step_s, context in zip(*columns[:4], strict=True)
         ]
-        return cls(usable) if len(usable) >= STEP_WINDOWS_MIN else None
+        if sum(usable) < STEP_WINDOWS_MIN:
+            return None
+        times_s, batches, *others = [list(compress(column, usable)) for column in columns]
+        # Where nothing runs for a part of the window, the batch of its steps is above its mean.
+        return cls(times_s, [running if running > 1 else 1.0 for running in batches], *others)
+
+    @property
+    def windows(self) -> int:
+        """How many windows were measured."""
+        return len(self.times_s)
 
     @property
     def least_running(self) -> int:
         """The smallest batch measured, in requests."""
-        return floor(min(point.running or 0.0 for point in self.windows))
+        return floor(min(self.batches))
 
     @property
     def most_running(self) -> int:
         """The largest batch measured, in requests."""
-        return ceil(max(point.running or 0.0 for point in self.windows))
+        return ceil(max(self.batches))
 
     @property
     def since_s(self) -> float:
         """Time of the oldest window."""
-        return min(point.t_s for point in self.windows)
+        return min(self.times_s)
 
     def itl_s(self, running: float, context_tokens: float, *, near: float | None = None) -> float:
         """Seconds of a step with that many decodes of that context each, prompts among them.
@@ -416,32 +462,45 @@ class StepTimes(Struct, frozen=True, dict=True):
 
     @cached_property
     def _decode(self) -> _NearFit:
-        return _NearFit([_decode_row(point) for point in self.windows])
+        tokens = map(mul, self.batches, self.contexts)
+        rows = list(zip(self.batches, tokens, self.steps_s, strict=True))
+        return _NearFit(rows, self._bands)
+
+    @cached_property
+    def _bands(self) -> list[int]:
+        # As `_band`, without a call for each.
+        return [round(_BANDS_A_DOUBLING * log2(batch)) for batch in self.batches]
 
     def prefill_s(self, running: float, context_tokens: float, computed_tokens: float) -> float:
         """Seconds from a prompt's first step to its first token: one step, and the time that each
         computed token adds at that batch, where more prompts share the step."""
-        added = self._added
-        token_s = max(0.0, added.at(running, 0.0)) if added is not None else 0.0
-        return self.itl_s(running, context_tokens) + computed_tokens * token_s
+        step_s = self.itl_s(running, context_tokens)
+        return step_s + computed_tokens * self._added_s(running)
 
-    @cached_property
-    def _added(self) -> _NearFit | None:
-        """Seconds that one computed prompt token adds to a step."""
+    def _added_s(self, running: float) -> float:
+        """Seconds that one computed prompt token adds to a step of that batch; 0 where unknown."""
+        near = _band(running)
+        windows = zip(
+            self._bands, self.batches, self.steps_s, self.prefills_s, self.computed, strict=True
+        )
         rows = [
-            (point.running, 0.0, max(0.0, point.prefill_s - point.itl_s) / point.computed_tokens)
-            for point in self.windows
-            if point.running and point.itl_s and point.prefill_s and point.computed_tokens
+            (
+                _nearness(band - near),
+                batch,
+                (prefill_s - step_s) / computed if prefill_s > step_s else 0.0,
+            )
+            for band, batch, step_s, prefill_s, computed in windows
+            if prefill_s > 0 and computed > 0
         ]
-        return _NearFit(rows) if rows else None
+        return _near_line(rows, running) if rows else 0.0
 
     def outside_s(self, running: float) -> float:
         """Seconds of a first token in the API server and the network, which serve the running
         streams too: the median of the windows with the nearest batches; 0 where not measured."""
         measured = sorted(
-            (abs(log2(point.running / running)), point.outside_s)
-            for point in self.windows
-            if point.running and point.outside_s is not None
+            (abs(log2(batch / running)), outside_s)
+            for batch, outside_s in zip(self.batches, self.outsides_s, strict=True)
+            if outside_s >= 0  # false for NaN
         )
         nearest = [outside_s for _, outside_s in measured[:STEP_WINDOWS_MIN]]
         return median(nearest) if nearest else 0.0
@@ -450,11 +509,6 @@ class StepTimes(Struct, frozen=True, dict=True):
     def error_ratio(self) -> float:
         """Median relative error of a window's decode step by the fit of all other windows."""
         return median(self._decode.error_ratios(rows_max=ERROR_WINDOWS_MAX))
-
-
-def _decode_row(point: Point) -> _Row:
-    running, step_s = point.running or 0.0, point.itl_s or 0.0
-    return running, running * (point.context_tokens or 0.0), step_s
 
 
 COLLINEAR = 0.98
@@ -475,16 +529,14 @@ class _NearFit:
     out by subtracting it from them.
     """
 
-    def __init__(self, rows: Sequence[_Row]) -> None:
-        self._rows = rows
-        self._values = sorted(value for _, _, value in rows)
-        self._products = [_products(row) for row in rows]
-        bands: dict[int, list[tuple[float, ...]]] = {}
-        for row, products in zip(rows, self._products, strict=True):
-            bands.setdefault(_band(row[0]), []).append(products)
-        self._bands = list(bands)
-        sums = [map(fsum, zip(*group, strict=True)) for group in bands.values()]
-        self._columns = list(zip(*sums, strict=True))
+    def __init__(self, rows: Sequence[_Row], bands: Sequence[int]) -> None:
+        self._rows, self._row_bands = rows, bands
+        self._values = sorted([value for _, _, value in rows])
+        by_band = {band: [0.0] * 9 for band in bands}
+        for row, band in zip(rows, bands, strict=True):
+            _add(by_band[band], row, 1.0)
+        self._bands = list(by_band)
+        self._columns = list(zip(*by_band.values(), strict=True))
         self._weighted: dict[int, list[float]] = {}
 
     def at(self, running: float, tokens: float, *, near: float | None = None) -> float:
@@ -498,8 +550,9 @@ class _NearFit:
         `rows_max` rows that are spread over all. There are two or more rows."""
         values, ratios = self._values, list[float]()
         for at in range(0, len(self._rows), ceil(len(self._rows) / rows_max)):
-            (running, tokens, value), products = self._rows[at], self._products[at]
-            sums = list(map(sub, self._sums_near(_band(running)), products))
+            row = running, tokens, value = self._rows[at]
+            sums = self._sums_near(self._row_bands[at]).copy()
+            _add(sums, row, -1.0)
             least = values[1] if value == values[0] else values[0]
             most = values[-2] if value == values[-1] else values[-1]
             ratios.append(abs(min(max(_line(sums, running, tokens), least), most) / value - 1))
@@ -507,10 +560,8 @@ class _NearFit:
 
     def _sums_near(self, band: int) -> list[float]:
         if band not in self._weighted:
-            nearness = [
-                (1 / (1 + ((other - band) / _BANDS_A_DOUBLING) ** 2)) ** 2 for other in self._bands
-            ]
-            self._weighted[band] = [fsum(map(mul, nearness, column)) for column in self._columns]
+            nearness = [_nearness(other - band) for other in self._bands]
+            self._weighted[band] = [sum(map(mul, nearness, column)) for column in self._columns]
         return self._weighted[band]
 
 
@@ -518,21 +569,26 @@ def _band(batch: float) -> int:
     return round(_BANDS_A_DOUBLING * log2(batch))
 
 
-def _products(row: _Row) -> tuple[float, ...]:
-    """The row's terms of a fit's sums, each times its weight."""
+@lru_cache(maxsize=256)
+def _nearness(bands: int) -> float:
+    """How much a row counts that is so many bands away from the batch asked for."""
+    return (1 / (1 + (bands / _BANDS_A_DOUBLING) ** 2)) ** 2
+
+
+def _add(sums: list[float], row: _Row, times: float) -> None:
+    """Add the terms of a row, each times its weight, to a fit's sums so many times."""
     batch, tokens, value = row
-    weight = 1 / (value or 1.0) ** 2
-    return (
-        weight,
-        weight * batch,
-        weight * tokens,
-        weight * value,
-        weight * (batch * batch),
-        weight * (tokens * tokens),
-        weight * (batch * tokens),
-        weight * (batch * value),
-        weight * (tokens * value),
-    )
+    weight = times / (value or 1.0) ** 2
+    of_batch, of_tokens = weight * batch, weight * tokens
+    sums[0] += weight
+    sums[1] += of_batch
+    sums[2] += of_tokens
+    sums[3] += weight * value
+    sums[4] += of_batch * batch
+    sums[5] += of_tokens * tokens
+    sums[6] += of_batch * tokens
+    sums[7] += of_batch * value
+    sums[8] += of_tokens * value
 
 
 def _line(sums: Sequence[float], running: float, tokens: float) -> float:
@@ -554,8 +610,25 @@ def _line(sums: Sequence[float], running: float, tokens: float) -> float:
         at_none = value - per_request * batch - per_token * token
         if min(per_request, per_token, at_none) >= 0:
             return value + per_request * (running - batch) + per_token * (tokens - token)
-    per_request = min(max(0.0, bv / bb), value / batch) if bb else 0.0
-    return value + per_request * (running - batch)
+    return value + _per_request(batch, value, bb, bv) * (running - batch)
+
+
+def _near_line(rows: Sequence[tuple[float, float, float]], running: float) -> float:
+    """As `_NearFit.at` where values depend on the batch alone; rows of nearness, batch, value."""
+    batches = [batch for _, batch, _ in rows]
+    values = [value for _, _, value in rows]
+    weights = [nearness / (value or 1.0) ** 2 for nearness, _, value in rows]
+    weight, weighted = sum(weights), list(map(mul, weights, batches))
+    batch, value = sum(weighted) / weight, sum(map(mul, weights, values)) / weight
+    bb = _spread(sum(map(mul, weighted, batches)) / weight, batch)
+    bv = sum(map(mul, weighted, values)) / weight - batch * value
+    near: float = value + _per_request(batch, value, bb, bv) * (running - batch)
+    return min(max(near, min(values)), max(values))
+
+
+def _per_request(batch: float, value: float, bb: float, bv: float) -> float:
+    """The slope along the batch alone, from means, variance and covariance."""
+    return min(max(0.0, bv / bb), value / batch) if bb else 0.0
 
 
 def _spread(square: float, mean: float) -> float:

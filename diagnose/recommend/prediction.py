@@ -335,15 +335,14 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     facts, demand = context.facts, context.demand
     if facts.curve is None or not demand.input_tokens or not demand.output_tokens:
         return None
-    steps = StepTimes.of(facts.curve.points(), facts.now_s)
+    steps = StepTimes.of(facts.curve, facts.now_s)
     if steps is None or change.other_steps or change.saved_ratio is not None:
         return None
     context.memo[OWN_STEPS] = {
-        "windows": len(steps.windows),
+        "windows": steps.windows,
         "least_running": steps.least_running,
         "most_running": steps.most_running,
         "age_s": facts.now_s - steps.since_s,
-        "error_ratio": steps.error_ratio,
     }
     seats = change.seats or context.server.max_num_seqs or inf
     requests = max(demand.mean_requests * change.share_ratio, 1.0)
@@ -357,7 +356,7 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     # Both batches on one plane: windows of another batch may be of another speed of the machine.
     now_s = steps.itl_s(running, context_tokens, near=places) if running else 0.0
     pace = gap_s / now_s if gap_s and now_s else 1.0
-    context.memo[OWN_STEPS]["pace_ratio"] = pace
+    context.memo[OWN_STEPS].update(pace_ratio=pace, error_ratio=steps.error_ratio)
     itl_s = pace * steps.itl_s(places, context_tokens)
     prefill_s = pace * steps.prefill_s(places, context_tokens, computed_tokens)
     request_s = prefill_s + (demand.output_tokens - 1) * itl_s

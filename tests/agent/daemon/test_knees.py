@@ -125,7 +125,7 @@ def test_step_times_are_those_of_the_process_before(tmp_path: Path) -> None:
     path, seen = tmp_path / "store.db", engine()
     written(path, *cycles(rows))
     recalled(path, seen)
-    own = StepTimes.of(seen.learned.knee.curve.points(), NOW_S)
+    own = StepTimes.of(seen.learned.knee.curve, NOW_S)
     assert own is not None
     assert (own.least_running, own.most_running) == (1, 64)
     assert own.itl_s(32.0, 350.0) == pytest.approx(0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from statistics import median
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 
-from kneewatch.diagnose.learned.knee import CurveLearner, StepTimes
+from kneewatch.diagnose.learned.knee import CurveLearner, Point, StepTimes
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from tests.diagnose.recommend.scenes import FULL, advised
 from tests.diagnose.situations import NOW_S, Situation
@@ -125,7 +126,7 @@ def test_a_machine_that_has_slowed_down_stays_slow() -> None:
 
 @pytest.mark.parametrize("running", [20.0, 60.0, 120.0])
 def test_the_api_server_answers_sooner_with_fewer_streams(running: float) -> None:
-    steps = StepTimes.of(learned(*map(page, 3 * LOADS)).points(), NOW_S)
+    steps = StepTimes.of(learned(*map(page, 3 * LOADS)), NOW_S)
     assert steps is not None
     assert steps.outside_s(running) == pytest.approx(outside_s(running))
 
@@ -133,7 +134,7 @@ def test_the_api_server_answers_sooner_with_fewer_streams(running: float) -> Non
 def test_an_idle_server_runs_batches_of_one() -> None:
     """A third of the window one request runs, the rest none: its steps are those of one request."""
     idle = {**page(1.0), "running_avg": 0.3, "waiting_avg": 0.3}
-    steps = StepTimes.of(learned(idle, page(1.0), page(2.0)).points(), NOW_S)
+    steps = StepTimes.of(learned(idle, page(1.0), page(2.0)), NOW_S)
     assert steps is not None
     assert steps.least_running == 1
 
@@ -164,7 +165,7 @@ def test_waits_of_preempted_requests_are_in_no_step() -> None:
     """vLLM counts them as ITL, and late prompts as prefill; the tokens that come out tell."""
     waits = {"preemption_per_s": 1.0, "itl_mean_s": 1.0, "prefill_mean_s": 9.0, "ttft_mean_s": 99.0}
     pages = [page(load) if load < 80 else {**page(load), **waits} for load in LOADS]
-    steps = StepTimes.of(learned(*pages).points(), NOW_S)
+    steps = StepTimes.of(learned(*pages), NOW_S)
     assert steps is not None
     context_tokens = INPUT + OUTPUT / 2
     assert steps.most_running == 120
@@ -188,7 +189,7 @@ def test_context_and_batch_are_told_apart() -> None:
             for wobble in (noise.uniform(0.95, 1.05),)
         ]
     )
-    steps = StepTimes.of(curve.points(), NOW_S)
+    steps = StepTimes.of(curve, NOW_S)
     assert steps is not None
     for running, tokens in ((30.0, 600.0), (70.0, 2500.0), (110.0, 400.0)):
         assert steps.itl_s(running, tokens) == pytest.approx(itl_s(running, tokens), rel=0.1)
@@ -197,16 +198,15 @@ def test_context_and_batch_are_told_apart() -> None:
 def test_a_recorded_server_at_a_load_left_out() -> None:
     """Of the sweep of a real server each load from the windows at all others."""
     learner, now_s = swept()
-    steps = StepTimes.of(learner.points(), now_s)
-    assert steps is not None
+    points = learner.points()
     errors: list[float] = []
-    for point in steps.windows:
+    for point in points:
         assert point.running is not None
         assert point.itl_s is not None
         if not 2 <= point.running <= 60:
             continue  # without it the range would not hold it
-        others = [other for other in steps.windows if not _alike(other.running, point.running)]
-        own_s = StepTimes(others).itl_s(point.running, point.context_tokens or 0.0)
+        others = [other for other in points if not _alike(other.running, point.running)]
+        own_s = step_times(others, now_s).itl_s(point.running, point.context_tokens or 0.0)
         errors.append(abs(own_s / point.itl_s - 1))
     assert len(errors) >= 15
     assert median(errors) <= 0.08
@@ -215,20 +215,28 @@ def test_a_recorded_server_at_a_load_left_out() -> None:
 
 MEASURED = st.lists(
     st.tuples(st.integers(1, 300), st.integers(20, 30_000), st.floats(0.005, 0.5)),
-    min_size=3,
+    min_size=4,
     max_size=40,
 )
 
 
-def step_times(measured: list[tuple[int, int, float]]) -> StepTimes:
-    """Step times from windows of a batch, its context and a step."""
+def step_times(points: Sequence[Point], now_s: float = NOW_S) -> StepTimes:
+    """Step times from these windows, all of them."""
+    curve = CurveLearner(window_s=60.0, kept=len(points))
+    for point in points:
+        curve.take(point)
+    steps = StepTimes.of(curve, now_s)
+    assert steps is not None
+    return steps
+
+
+def windows_of(measured: list[tuple[int, int, float]]) -> list[Point]:
+    """Windows of a batch, its context and a step."""
     usual = learned(page(50.0)).points()[0]
-    return StepTimes(
-        [
-            replace(usual, running=float(running), context_tokens=float(tokens), itl_s=step_s)
-            for running, tokens, step_s in measured
-        ]
-    )
+    return [
+        replace(usual, running=float(running), context_tokens=float(tokens), itl_s=step_s)
+        for running, tokens, step_s in measured
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -238,7 +246,7 @@ def test_a_step_grows_with_its_batch_and_no_faster_whatever_the_machine_did_mean
 ) -> None:
     """A batch grows while clients start, and the machine slows down or becomes free."""
     fewer, more = sorted((some, others))
-    steps = step_times(measured)
+    steps = step_times(windows_of(measured))
 
     fewer_s, more_s = (steps.itl_s(each, 300.0, near=fewer) for each in (fewer, more))
     assert more_s * fewer / more <= fewer_s + 1e-12
@@ -250,13 +258,13 @@ def test_a_step_grows_with_its_batch_and_no_faster_whatever_the_machine_did_mean
 def test_error_of_a_window_is_that_of_a_fit_to_all_others(
     measured: list[tuple[int, int, float]],
 ) -> None:
-    windows = list(step_times(measured).windows)
+    windows = windows_of(measured)
     one_by_one = [
-        abs(StepTimes(windows[:at] + windows[at + 1 :]).itl_s(running, tokens) / step_s - 1)
+        abs(step_times(windows[:at] + windows[at + 1 :]).itl_s(running, tokens) / step_s - 1)
         for at, (running, tokens, step_s) in enumerate(measured)
     ]
 
-    assert StepTimes(windows).error_ratio == pytest.approx(median(one_by_one), rel=1e-4, abs=1e-6)
+    assert step_times(windows).error_ratio == pytest.approx(median(one_by_one), rel=1e-4, abs=1e-6)
 
 
 def test_error_takes_work_in_proportion_to_the_windows() -> None:
@@ -264,15 +272,14 @@ def test_error_takes_work_in_proportion_to_the_windows() -> None:
     windows = list(learner.points())[:40]
 
     def work(times: int) -> int:
-        steps = StepTimes.of(windows * times, now_s)
-        assert steps is not None
+        steps = step_times(windows * times, now_s)
         return calls(lambda: steps.error_ratio)
 
     assert work(16) < 5 * work(4)
     assert work(4) < 30 * 4 * len(windows)
 
 
-def test_reading_points_takes_few_calls_where_every_field_is_known() -> None:
+def test_reading_points_takes_few_calls() -> None:
     learner, _ = swept()
     points = learner.points()
 
