@@ -60,7 +60,8 @@ class OutputClosed(Exception):  # noqa: N818 - nothing went wrong
 
 
 class CommandGroup(click.Group):
-    """The group of commands. click would exit with status 1, "findings", on a broken pipe."""
+    """The group of commands. click exits with status 1 on a broken pipe, which would mean
+    "findings"."""
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own signature
         """Run the command. Returns its exit status."""
@@ -181,7 +182,7 @@ def _diagnose_target(target: str, settings: Settings, form: str) -> int:
 
     with closing(Fetcher(metrics_url(target), settings.fetch())) as fetcher:
         first = fetcher.scrape(time.time())
-        # Imported after the first scrape: it takes longer than most servers' answers.
+        # Imported after the first scrape: the import takes longer than most servers take to answer.
         from kneewatch.agent.diagnose_command import diagnose
 
         return diagnose(target, settings, fetcher, first, form=form)

@@ -21,7 +21,7 @@ def say(message: str) -> None:
 
 
 COLLECT_AFTER = 20_000
-"""New objects until Python's garbage collector runs (default: 700)."""
+"""Number of new objects after which Python's garbage collector runs (Python's default: 700)."""
 
 
 @contextmanager

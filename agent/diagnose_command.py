@@ -37,7 +37,7 @@ GPU_INTERVAL_S = 10.0
 """dcgm-exporter collects every 30 s, so scraping it more often shows the same samples."""
 
 PROBED_BYTES = 1024 * 1024
-"""How much of a file is read to recognise a vLLM log."""
+"""How many bytes of a file are read to recognise a vLLM log."""
 
 SCRAPES_IN_WINDOW = 2.2
 """Rates need two scrapes in the window, and scrapes are slightly late."""
@@ -80,10 +80,10 @@ def diagnose_log(settings: Settings, *, form: str) -> int:
 
 
 def _check_is_no_log(path: str) -> None:
-    """Check that a target is not vLLM's log.
+    """Check that a target is not a vLLM log.
 
     Raises:
-        SettingsError: it is a log; the message says which option takes logs.
+        SettingsError: it is a log; the message names the option for logs.
     """
     if path.endswith((".jsonl", ".gz")) or not Path(path).is_file():
         return
@@ -108,7 +108,7 @@ def _log_of(watch: ServerWatch | None) -> StartupLog:
 
 
 def _used_facts(stream: TargetStream, log: StartupLog) -> Mapping[str, LogFact]:
-    """The facts of the log; none where the log was not used for the server, with the reason on
+    """The facts of the log; empty if the log was not used for the server, with the reason on
     stderr."""
     server = stream.monitor.server or ServerFacts()
     if not log.facts or any(fact.source == LOG for fact in server.facts):

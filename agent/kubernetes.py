@@ -45,21 +45,21 @@ if TYPE_CHECKING:
 
 
 TIMEOUT_S = (3.0, 10.0)
-"""For connecting, and between two parts of an answer."""
+"""Seconds to connect, and to wait for the next part of an answer."""
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Token, certificate authority and namespace of the pod's service account."""
 
 Pod = Mapping[str, Any]
-"""A pod as the API's JSON has it."""
+"""A pod as a JSON object of the API."""
 
 
 class Cluster:
     """The cluster that this pod runs in, with the rights of its service account.
 
     Raises:
-        SettingsError: the client is not installed, or this is no pod with a service account's
-            token.
+        SettingsError: the client is not installed, or this process is not in a pod with a service
+            account token.
     """
 
     def __init__(self, account: Path = ACCOUNT, environ: Mapping[str, str] = os.environ) -> None:
@@ -71,7 +71,7 @@ class Cluster:
                 "the Kubernetes client is not installed: pip install 'kneewatch[kubernetes]'"
             ) from error
         configuration = Configuration()
-        # Neither repeated nor redirected: the token is for this server alone.
+        # No retries and no redirects: the token is for this server alone.
         configuration.retries = False
         loader = cast("Any", incluster_config).InClusterConfigLoader(
             token_filename=str(account / "token"),
@@ -92,7 +92,7 @@ class Cluster:
         Raises:
             CollectError: the API cannot be reached, or refuses.
         """
-        # Version 0 is answered from the API server's cache.
+        # For resource version 0 the API server answers from its cache.
         pods = _answer(
             self._api.list_namespaced_pod,
             namespace,
@@ -143,7 +143,7 @@ def own_namespace() -> str:
     """The namespace of this pod.
 
     Raises:
-        SettingsError: this is no pod with a service account's token.
+        SettingsError: this process is not in a pod with a service account token.
     """
     try:
         return (ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
@@ -177,7 +177,7 @@ def read_pod(
     target: str, now_s: float, *, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
 ) -> SourceReading:
     """The facts of the container that serves the target in kneewatch's own pod; none outside
-    Kubernetes and for a target elsewhere. A note says why the pod cannot be read."""
+    Kubernetes or for a target outside the pod. If the pod cannot be read, a note says why."""
     own = own_pod(target, now_s, environ=environ, account=account)
     pod = own.values.get("pod")
     if pod is None:
@@ -193,12 +193,12 @@ def read_pod(
 def own_pod(
     target: str, now_s: float, *, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
 ) -> SourceReading:
-    """The name of kneewatch's own pod, for a target in it; none outside Kubernetes and for a target
-    elsewhere."""
+    """The name of kneewatch's own pod, for a target in it; none outside Kubernetes or for a target
+    outside the pod."""
     nothing = SourceReading(POD, now_s)
     if not environ.get("KUBERNETES_SERVICE_HOST") or not is_local(parse_target(target).host):
         return nothing
-    # A pod's host name is its name, unless it has the node's network.
+    # A pod's host name is the pod's name, unless the pod uses the node's network.
     name = environ.get("POD_NAME") or environ.get("HOSTNAME", "")
     namespace = environ.get("POD_NAMESPACE") or text_of(account / "namespace").strip()
     if not _NAME.fullmatch(name) or not _NAME.fullmatch(namespace):
@@ -241,8 +241,8 @@ def pod_reading(pod: Json, port: int, now_s: float) -> SourceReading:
 
 
 def _server(spec: Json, port: int) -> tuple[Json, Launch | None]:
-    """The container that serves vLLM on a port, with its launch; ({}, None) where none or several
-    do."""
+    """The container that serves vLLM on a port, with its launch; ({}, None) if no container serves
+    it, or several do."""
     served = [
         (container, launch)
         for container in _objects(spec.get("containers"))
@@ -253,7 +253,7 @@ def _server(spec: Json, port: int) -> tuple[Json, Launch | None]:
 
 
 def _launch(container: Json) -> Launch | None:
-    """The launch by a container's command and arguments; None where it does not serve vLLM."""
+    """The vLLM launch in a container's command and arguments; None if it does not serve vLLM."""
     variables = _variables(container)
     command = [expanded(word, variables) for word in _words(container.get("command"))]
     arguments = [expanded(word, variables) for word in _words(container.get("args"))]
@@ -279,7 +279,8 @@ def expanded(word: str, variables: Mapping[str, str]) -> str:
 
 
 def _variables(container: Json) -> dict[str, str]:
-    """The variables whose values are in the spec; those from secrets and other fields are not."""
+    """The variables whose values are in the spec; values from secrets and other fields are left
+    out."""
     rows = _objects(container.get("env"))
     return {
         name: value
@@ -289,7 +290,7 @@ def _variables(container: Json) -> dict[str, str]:
 
 
 def _asked(name: str, namespace: str, environ: Mapping[str, str], account: Path) -> Json:
-    """The pod's object, by a child process.
+    """The pod's object in the Kubernetes API, read by a child process.
 
     Raises:
         SettingsError: it cannot be read.
@@ -319,7 +320,7 @@ def _asked(name: str, namespace: str, environ: Mapping[str, str], account: Path)
 def ask_api(
     namespace: str, name: str, account: Path, environ: Mapping[str, str] = os.environ
 ) -> Json:
-    """The child's answer: `pod` with the pod's object, else `error`."""
+    """The child's answer: `pod` with the pod's object, or `error` with the reason."""
     try:
         return {"pod": Cluster(account, environ).pod(namespace, name)}
     except CollectError as exc:

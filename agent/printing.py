@@ -35,7 +35,8 @@ def style(docs_url: str = "") -> Style:
 
 
 def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -> None:
-    """Overwrite the progress line on stderr, on a terminal only; no diagnoses clear it."""
+    """Overwrite the progress line on stderr, on a terminal only. An empty `diagnoses` clears the
+    line."""
     if not sys.stderr.isatty():
         return
     line = ""

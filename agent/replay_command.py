@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 PageRead: TypeAlias = tuple[int, float, Page | CollectError]
-"""A capture's index, the time of the scrape, and the page or the error."""
+"""A capture's index, the time of the scrape in unix seconds, and the page or the error."""
 
 
 class _Packed(NamedTuple):
@@ -56,9 +56,9 @@ class _Failed(NamedTuple):
 
 
 class PrefetchedPages:
-    """The pages of captures in order of time, in batches.
+    """The pages of captures in order of time, in batches, read ahead by a second process.
 
-    On a single core there is no second process. Messages and errors of `Captures` appear in this
+    On a single core this process reads them. Messages and errors of `Captures` appear in this
     process; `unusable` is the number of captures without a readable entry.
     """
 
@@ -127,7 +127,7 @@ def read_batches(captures: Captures, limits: Limits) -> Iterator[list[PageRead]]
 
 def _serve(source: Connection, sink: Connection, captures: Captures, limits: Limits) -> None:
     """Send all pages; stop when the receiver has closed the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     source.close()
     captures.on_message = lambda message: sink.send(("say", message))
     last: dict[int, Layout] = {}

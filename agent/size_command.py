@@ -298,8 +298,8 @@ class Answer(Struct, frozen=True):
 
 
 def _sized(given: dict[str, Any]) -> Answer:
-    """The size of one launch, or with --search of the cheapest; with a benchmark, at its usable
-    requests per second."""
+    """The size of one launch, or with --search of the cheapest one; with a benchmark, at the usable
+    requests per second that it shows."""
     sweeps = sweeps_of(given["benchmark_by_tensor_parallel"])
     plain = stated_question(given)
     point = _operating_point(given, plain.targets, _measured(given, sweeps, plain))
@@ -340,7 +340,7 @@ def _measured(
 ) -> Benchmark | None:
     """The benchmark of the launch: --benchmark, else the sweep of its tensor parallel size.
 
-    The sweep is used where a latency target and no usable RPS is stated.
+    The sweep is used only if a latency target is stated and --usable-rps is not.
     """
     if given["benchmark"] is not None:
         return read_benchmark(text_of(given["benchmark"], "benchmark"))

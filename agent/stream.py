@@ -92,7 +92,7 @@ class TargetStream:
         self._pages, self._catalogue = PageReader(limits), catalogue
         self._fetch_s: float | None = None
         self.server_state = NO_STATE
-        """The state of the server after the last scrape, if that failed."""
+        """The state of the server after the last scrape, if that scrape failed."""
 
     def reset(self) -> None:
         """Discard all state: the following pages are from another process."""
@@ -136,7 +136,7 @@ class TargetStream:
         return self.scraped(fetcher.scrape(time.time()))
 
     def scraped(self, scrape: Scrape) -> list[Diagnosis]:
-        """The diagnoses after a GET that was made before."""
+        """The diagnoses after a scrape that was fetched earlier."""
         return self.judge(scrape.t_s, self._served(scrape.t_s, scrape.answer))
 
     def fetch(self, fetcher: Fetcher, t_s: float) -> Page | CollectError:
@@ -199,8 +199,8 @@ def gpu_page(settings: Settings) -> str | None:
 
 
 def gpu_stream(targets: Sequence[str], settings: Settings, window_s: float) -> GpuStream | None:
-    """The configured GPU page of these targets; None without one. It gets the targets' credentials
-    only where it is on their server."""
+    """The configured GPU page of these targets; None without one. The targets' credentials are sent
+    only if the page is on their server."""
     url, fetch = gpu_page(settings), settings.fetch()
     if url is None or not targets:
         return None
@@ -287,7 +287,8 @@ class _RecordedHost:
         self._is_due = True
 
     def added(self, entry: Entry) -> Entry:
-        """The entry with the signals; as it is for a failed scrape and a server elsewhere."""
+        """The entry with the host signals; unchanged for a failed scrape and a server on another
+        node."""
         if entry.error:
             self._is_due = True
             return entry

@@ -66,7 +66,7 @@ class TargetSpec(Struct, frozen=True):
 
 
 def target_name(target: str) -> str:
-    """A server's name in diagnoses: its URL without credentials and without the usual path.
+    """A server's name in diagnoses: its URL without credentials and without /metrics.
 
     Raises:
         CollectError: the target is not an HTTP(S) URL.
@@ -127,7 +127,7 @@ def check_unique(specs: Sequence[TargetSpec]) -> None:
     """Check that no two targets have the same name or the same log.
 
     Raises:
-        SettingsError: some have; each message names two origins.
+        SettingsError: two targets share one; each message names both origins.
     """
     mistakes: list[str] = []
     first: dict[str, TargetSpec] = {}
@@ -160,7 +160,7 @@ OWN_KEYS = {
         pairs("labels", "the target's labels"),
     )
 }
-"""The keys of a `[[targets]]` table that are no settings."""
+"""The keys of a `[[targets]]` table that are not settings."""
 
 PER_TARGET_GROUPS = ("slo.", "peak.", "benchmark.", "canary.", "fetch.", "limits.")
 PER_TARGET_KEYS = frozenset(

@@ -116,7 +116,7 @@ def _evidence(labels: Mapping[str, str], target: Candidate) -> _Evidence:
         value = labels.get(name)
         if value and values and name not in IGNORED_LABELS | {"instance", "engine", *PODS}:
             (evidence.shared if value in values else evidence.against).append(f"{name}={value}")
-    # Every target has an engine 0, so equal engine ids prove nothing; a missing id does.
+    # Every target has an engine 0, so an equal id proves nothing; an id that it lacks excludes it.
     engine = labels.get("engine")
     if engine and target.engines and engine not in target.engines:
         evidence.against.append(f"engine={engine}")
@@ -265,7 +265,7 @@ class AlertHistory:
     ) -> tuple[dict[str, Any] | None, str]:
         """The diagnosis in force at `at_s`, and "" or the reason why there is none.
 
-        Where several replicas share the engine's name, the worst one.
+        If several replicas share the engine's name: the worst of their diagnoses.
         """
         replicas = self._stored.get(target, {}).get(engine, ())
         if self._why or not replicas:
@@ -315,7 +315,8 @@ def _first_change(diagnosis: Diagnosis) -> list[Line]:
 
 SCHEMA = "kneewatch.alerts/1"
 DOCUMENTS_MAX = 32
-"""Engines with documents in one answer: two documents each (start and now), about 20 kB apiece."""
+"""Most engines with documents in one answer: two documents each (start and now), about 20 kB
+apiece."""
 
 
 ENGINES_SHOWN = 3

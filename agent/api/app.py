@@ -64,7 +64,7 @@ PAGES_AT_ONCE = 2
 
 class Routes:
     """The endpoints of one service. Their docstrings are the descriptions in the OpenAPI document;
-    each answer is made from what is at hand, without a check by its schema."""
+    answers are not validated against their schemas."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -387,7 +387,7 @@ async def _problem(request: Request, problem: Exception) -> Response:
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
-    """The response where no route has the path, or none the method."""
+    """The response if no route has the path, or none of them the method."""
     if not isinstance(error, HTTPException):
         raise error
     status = HTTPStatus(error.status_code)

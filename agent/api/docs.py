@@ -84,21 +84,21 @@ def framed(title: str, stylesheet: str, body: str) -> str:
 
 
 def source(folder: str, name: str) -> str | None:
-    """The Markdown of a page; None where there is no such page. The glossary is in no folder."""
+    """The Markdown of a page; None if there is no such page. The folder of the glossary is ""."""
     if not NAME.fullmatch(name) or folder not in (*FOLDERS, ""):
         return None
-    # Only the package itself has code: its folders of pages are no packages of their own.
+    # The folders of pages are not packages, so they are looked up from kneewatch.docs.
     page = files("kneewatch.docs").joinpath(*([folder] if folder else []), f"{name}.md")
     return GENERATED_NOTE.sub("", page.read_text("utf-8")) if page.is_file() else None
 
 
 def rendered(markdown: str, *, up: str) -> str:
-    """A page as HTML. `up` leads from the page to /docs/, relative: "../" or nothing."""
+    """A page as HTML. `up` is the relative path from the page to /docs/: "../" or ""."""
     # Imported here to save memory: most daemons never serve a page.
     from markdown_it import MarkdownIt
 
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
-    # Pages link to each other as files of the repository; here they have no ending.
+    # Pages link to each other as files of the repository; here addresses have no file ending.
     body = LINK.sub(r'\1\2"', body)
     title = html.escape(markdown.partition("\n")[0].removeprefix("# "))
     links = (

@@ -99,7 +99,7 @@ def network(address: str) -> str:
 
 # --- The middleware -------------------------------------------------------------------------------
 #
-# Plain ASGI, because every request pays for it.
+# Plain ASGI, because its cost is added to every request.
 
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ SCHEMAS = {
     "Triage": ("kneewatch.agent.api", "triage.schema.json"),
 }
 TYPES: Mapping[object, str] = {int: "integer", float: "number", bool: "boolean"}
-"""JSON's types by kind of flag; text for the others."""
+"""JSON's types by kind of flag; flags of other kinds are strings."""
 
 LOCAL = ("$schema", "$id", "$defs")
 """Keys that make sense in a schema's own file only."""
@@ -69,7 +69,7 @@ def completed(document: JsonObject) -> JsonObject:
 
 
 def schemas() -> JsonObject:
-    """The JSON schemas by name; what a schema defines in `$defs` is there as `Name_definition`."""
+    """The JSON schemas by name; a definition in a schema's `$defs` becomes `Name_definition`."""
     components: JsonObject = {}
     for name, (package, file) in SCHEMAS.items():
         text = (files(package) / file).read_text("utf-8")

@@ -26,7 +26,7 @@ RECENT_S = 10.0
 """An engine counts as watched for this long after its last scrape, whatever its interval."""
 
 ENGINES_READ_ALONE_MAX = 8
-"""Up to this many engines are read one by one; of more, all intervals are read and filtered."""
+"""Up to this many engines are read one by one; with more, all intervals are read and filtered."""
 
 Read = TypeVar("Read")
 
@@ -52,7 +52,7 @@ class PastDiagnoses(Struct, frozen=True):
 
 
 class History(Struct, frozen=True):
-    """Reads the history. `reader` and `store` are None where no history is kept."""
+    """Reads the history. `reader` and `store` are None if no history is kept."""
 
     reader: Reader | None
     store: Store | None = None
@@ -84,7 +84,7 @@ class History(Struct, frozen=True):
 
     @property
     def unwritten_s(self) -> float | None:
-        """Since when the history cannot be written; None while it can."""
+        """Unix time since when the history cannot be written; None while it can."""
         return None if self.store is None else self.store.stats().unwritten_s
 
     def notices(self, now_s: float) -> list[str]:

@@ -132,7 +132,8 @@ class TimedProtocol(H11Protocol):
         return None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP. A response that is in progress must not follow this one."""
+        """Answer invalid HTTP with status 400. If another response has been started, abort instead:
+        a second one on the connection would be read as part of it."""
         # None until the first request.
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is not None and not cycle.response_complete:

@@ -202,7 +202,7 @@ class _Past:
         self.targets = list(dict.fromkeys(engine.target for engine in engines))
 
     def diagnoses(self) -> list[Diagnosis] | None:
-        """The diagnoses at the requested moment; None where they cannot be read."""
+        """The diagnoses at the requested moment; None if they cannot be read."""
         try:
             then = self._history.diagnoses(self._engines, self._request.until_s)
             self.damaged = then.damaged

@@ -34,7 +34,7 @@ from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.formatting import WIDTH, clock, cut, date, moment, printable, span, wrapped
 
 INDENT = " " * 9
-"""To the column after the health."""
+"""Spaces up to the column after the health."""
 
 LINES = 200
 """The most lines of history in text and Markdown."""
@@ -295,7 +295,7 @@ class RenderCache(Struct):
 
 
 def watch_document(state: TargetState, *, is_late: bool) -> Mapping[str, Any]:
-    """The scrape state of a target, for JSON."""
+    """The scrape state of a target as a JSON document."""
     return {
         "target": state.name,
         "url": state.url,

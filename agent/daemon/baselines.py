@@ -67,7 +67,8 @@ def recent_engines(
 
 
 class WeeklyPeaks(Job):
-    """Periodically reads peaks of targets with several replicas: others cannot spare any."""
+    """Periodically reads peaks of targets with several replicas: a single replica cannot be
+    spared."""
 
     def __init__(
         self,
@@ -295,8 +296,8 @@ class Windows:
         return not self._steps
 
     def lacks(self, series: Series) -> bool:
-        """Whether a day has loads with too few windows. Most days resemble newer ones, and reading
-        a whole day takes twice as long as its loads."""
+        """Whether a day has concurrencies with too few windows so far. Most days have none, and
+        reading all signals of a day takes twice as long as reading its concurrencies."""
         return any(
             len(self._steps.get(step_of(load), ())) < LIVE_POINTS_KEPT
             for load in loads_of(series, self._window_s)
@@ -323,7 +324,8 @@ class Windows:
 
 
 def loads_of(series: Series, window_s: float) -> Iterator[float]:
-    """Requests in flight once per window, skipping idle ones."""
+    """Yields the requests in flight at the first scrape of each window; idle windows are
+    skipped."""
     times = series.times
     running, waiting = (series.values[key] for key in LOAD_SIGNALS)
     at = 0

@@ -65,7 +65,7 @@ STOP_S = 2.5
 """Longest shutdown: service managers send SIGKILL a few seconds after SIGTERM."""
 
 FLUSH_S = 0.4
-"""Minimum time for the history to write queued cycles at shutdown."""
+"""Minimum seconds for the history to write queued cycles at shutdown."""
 
 
 def run(
@@ -206,7 +206,8 @@ class Daemon:
             self._scheduler.start()
             self._cycles.start()
             supervisor.start()
-            # Not the scheduler's: the queue's threads are awake for the targets as often.
+            # In the queue, not the scheduler: the queue's threads wake up as often for the targets
+            # anyway.
             every_s = self._settings["gpu_interval_s"]
             self._cycles.put(GPU_JOB, self._gpus, interval_s=every_s, first_in_s=0.0)
             self._scheduler.put(PEAKS_JOB, self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)

@@ -66,7 +66,7 @@ class LimitedLog:
         self._since_s, self._written, self._suppressed = t_s, 0, 0
 
     def write(self, severity: Severity, message: str, *args: object) -> None:
-        """Log a line, a critical one as a warning, or count it over the limit."""
+        """Log a line, a critical one as a warning; over the limit, only count it."""
         if self._written < LINES_MAX:
             self._written += 1
             level = logging.WARNING if severity is Severity.CRITICAL else logging.INFO
@@ -205,7 +205,7 @@ class Sinks(Struct, frozen=True):
 
 class TargetWatch:
     """Watches one target. Its cycles run one at a time, in any thread, and enter `computing` around
-    what waits for nothing but the CPU.
+    work that only needs the CPU.
 
     Raises:
         CaptureError: the target is a capture that cannot be played.
@@ -286,7 +286,7 @@ class TargetWatch:
             return self._publish(t_s, diagnoses, began_s, restart)
 
     def _send_canary(self, t_s: float, diagnoses: Sequence[Diagnosis]) -> None:
-        """Send a canary where it is on and due, and the page shows a server that is awake."""
+        """Send a canary if it is on and due, and the page shows that the server is awake."""
         if self._canary is None or not diagnoses:
             return
         if any(not diagnosis.was_read for diagnosis in diagnoses):
@@ -298,7 +298,7 @@ class TargetWatch:
             self._canary.poll(t_s, models[0] if models else "")
 
     def _claim_gpus(self) -> None:
-        """Pass on which GPUs the server's process uses."""
+        """Pass the GPUs that the server's process uses to the GPU sources."""
         server = self._stream.monitor.server
         if self._sinks.gpus is not None and server is not None and server is not self._claimed_by:
             self._claimed_by = server
@@ -345,11 +345,11 @@ class TargetWatch:
         self.cycles += 1
         self._failures += error is not None
         self._failing = self._failing + 1 if error is not None else 0
-        # Without diagnoses the page was not newer than the last one, whose diagnoses still hold.
+        # No diagnoses: the page is not newer than the last one, so the last diagnoses still hold.
         self._diagnoses = tiered or self._diagnoses
         usual_s = float(self.spec.settings["interval_s"])
         next_s = self._pages.due_in_s()
-        # A server that starts is back soon: no restart goes unseen for a minute.
+        # No backoff while the server starts: it is back soon, and a long pause would hide that.
         if next_s is None and error is not None and not self._stream.server_state.is_starting:
             next_s = backoff_s(usual_s, failing=self._failing, jitter=self._jitter())
         spent_s = time.perf_counter() - began_s

@@ -82,7 +82,7 @@ class PodTargets(Job):
         except CollectError as error:
             if self._errors.get(namespace) != str(error):
                 self._errors[namespace] = str(error)
-                log.error(  # noqa: TRY400 - no bug
+                log.error(  # noqa: TRY400 - not a bug
                     "pods: cannot be listed, keeping the previous targets namespace=%s error=%s%s",
                     namespace,
                     error,
@@ -148,7 +148,7 @@ def is_serving(pod: Pod) -> bool:
     ready = conditions.get("Ready", {})
     if ready.get("status") == "True":
         return True
-    # A pod is unready from its first moment; a later change means that it was ready between.
+    # A pod is unready from its first moment; a later change means that it was ready in between.
     started = str(conditions.get("Initialized", {}).get("lastTransitionTime") or "")
     was_ready = bool(started) and str(ready.get("lastTransitionTime") or "") > started
     return was_ready or any(
@@ -252,7 +252,7 @@ class FileTargets:
             names = {target.name for target in other_targets}
             kept = tuple(target for target in before.specs if target.name not in names)
             if str(error) != before.error:
-                log.error(  # noqa: TRY400 - no bug
+                log.error(  # noqa: TRY400 - not a bug
                     "file_sd: invalid file, keeping its previous targets error=%s kept=%s",
                     error,
                     len(kept),
@@ -393,8 +393,8 @@ class Discovery:
         return Discovery(self._arguments, settings, self, may_be_empty=self._may_be_empty)
 
     def poll(self) -> bool:
-        """Read changed files, and take over the pods of the last reading. Returns whether the
-        targets may have changed."""
+        """Read changed files, and take over the pods of the last list. Returns whether the targets
+        may have changed."""
         files = self._files.refresh(self._static)
         return self._refresh_pods() or files
 
@@ -411,7 +411,7 @@ class Discovery:
             specs = pod_specs(servers, self._settings)
             check_unique([*self._static, *self._files.specs(), *specs])
         except SettingsError as error:
-            log.error("pods: keeping the previous targets error=%s", error)  # noqa: TRY400 - no bug
+            log.error("pods: keeping the previous targets error=%s", error)  # noqa: TRY400 - not a bug
             return False
         self._pod_specs = specs
         log.info("pods: changed targets=%s", len(specs))

@@ -58,7 +58,8 @@ class Reading(Struct):
 
 
 def _in_thread(work: Callable[[], None]) -> None:
-    """Start work in a thread, so that a driver that hangs delays nothing, nor the daemon's end.
+    """Start work in a thread, so that a hanging driver delays neither other work nor the daemon's
+    exit.
 
     Raises:
         RuntimeError: no more threads can be started.
@@ -114,7 +115,7 @@ class GpuSource:
             self._monitors.pop(target, None)
 
     def start(self, t_s: float) -> Reading | None:
-        """Start a reading if one is due and none is running."""
+        """Start a reading if one is due and none is running. Returns the new reading, else None."""
         with self._lock:
             now_s = self._monotonic()
             if self._run is not None or self._retired or now_s + EARLY_S < self._due_s:
@@ -310,7 +311,8 @@ class GpuSources(Job):
         specs = self._specs
         keys = {spec.name: self._key(spec) for spec in specs}
         sharing = Counter(keys.values())
-        # Counted once per settings object, since that may read a file and most targets share one.
+        # Counted once per settings object: counting may read a file, and most targets share their
+        # settings.
         stated_by = {id(spec.settings): spec.settings for spec in specs}
         counts = {key: gpu_count(settings) for key, settings in stated_by.items()}
         with self._lock:
@@ -385,7 +387,7 @@ class GpuSources(Job):
         return [replace(state, joined=subscription.monitor.reading(state.t_s).joined)]
 
     def close(self, timeout_s: float) -> None:
-        """Close all sources; those that hang are waited for no longer than `timeout_s`."""
+        """Close all sources. Waits for a hanging source no longer than `timeout_s`."""
         self._closed.set()
         with self._lock:
             sources, self._sources, self._subscriptions = list(self._sources.values()), {}, {}
@@ -396,8 +398,8 @@ class GpuSources(Job):
     def _watch(
         self, spec: TargetSpec, selection: Selection, monitors: dict[Selection, GpuMonitor]
     ) -> Subscription:
-        """The target's subscription. Its monitor is that of its selection in `monitors`; a new one
-        is added there."""
+        """The target's subscription. `monitors` holds one monitor per selection; a missing one is
+        added."""
         interval_s = spec.settings["gpu_interval_s"]
         source = self._sources.get(selection.key)
         if source is None:
@@ -449,7 +451,7 @@ def _selection(
     if unstated and used.pod:
         namespace, _, pod = used.pod.partition("/")
         claim = replace(claim, pod=pod, namespace=namespace)
-    # Sharing matters only if GPUs are mapped by count.
+    # Whether others use the source matters only if GPUs are mapped by count.
     return Selection(key, replace(claim, alone=unstated and alone), spec.settings["window_s"])
 
 
@@ -472,5 +474,5 @@ def gpu_count(settings: Settings) -> int | None:
     """GPUs of a server by its settings; None if not stated."""
     try:
         return stated(settings).server_gpus
-    except SettingsError:  # reported where the target is started
+    except SettingsError:  # reported when the target is started
         return None

@@ -37,22 +37,22 @@ class Job(Protocol):
         ...
 
     def crashed(self, error: Exception) -> float | None:
-        """Handle a run that raised, which is a bug. Without an own handler the job keeps its state
-        and runs again at its interval."""
+        """Handle a run that raised, which is a bug. By default the job keeps its state and runs
+        again at its interval."""
         del error
         return None
 
 
 PHASES_MAX = 4
 CYCLE_S, RUN_RATIO = 0.003, 1 / 50
-"""Cycles with the same phase run one after the other, which takes less CPU time than as many cycles
-at different times: the code and the data that they share stay in the CPU's caches. Such a run takes
-a fiftieth of the interval at most, by the CPU seconds of a cycle, unless there are too many of
-them: on a machine that is five times slower no cycle is late by more than a tenth."""
+"""CPU seconds of a cycle, and the longest run of cycles as a share of the interval. Cycles with the
+same phase run one after the other, which takes less CPU time than cycles at different times: shared
+code and data stay in the CPU's caches. Even on a machine five times slower, no cycle is then late
+by more than a tenth of the interval, unless there are too many targets."""
 
 
 def phase_count(jobs: int, interval_s: float) -> int:
-    """The number of different phases of this many jobs at an interval."""
+    """The number of different phases that `jobs` jobs with this interval are spread over."""
     runs = math.ceil(jobs * CYCLE_S / (RUN_RATIO * interval_s))
     return min(max(1, runs), PHASES_MAX)
 
@@ -69,7 +69,7 @@ class Grid(BaseTrigger):  # type: ignore[misc]
         self.interval_s, self.phase_s = interval_s, phase_s
 
     def after_s(self, now_s: float) -> float:
-        """The first run after a time."""
+        """The time of the first run after `now_s`, in unix seconds."""
         steps = math.floor((now_s - self.phase_s) / self.interval_s) + 1
         next_s = self.phase_s + steps * self.interval_s
         return next_s if next_s - now_s > TOLERANCE_S else next_s + self.interval_s
@@ -83,8 +83,8 @@ class Grid(BaseTrigger):  # type: ignore[misc]
 
 
 def first_run_s(grid: Grid, now_s: float, first_in_s: float | None) -> float:
-    """A job's first run: at its phase, or `first_in_s` from now if that is a second or more sooner,
-    because two scrapes close together give no rate."""
+    """The time of a job's first run, in unix seconds: at its phase, or `first_in_s` from now if
+    that is at least a second sooner, because two scrapes close together give no rate."""
     first_s = grid.after_s(now_s)
     soon = min(1.0, grid.interval_s / 2)
     if first_in_s is not None and now_s + first_in_s < first_s - soon:

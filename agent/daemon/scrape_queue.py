@@ -1,4 +1,4 @@
-"""Runs the cycles of all targets at their intervals, on as few threads as keep up. I/O edge.
+"""Runs the cycles of all targets at their intervals, on as few threads as can keep up. I/O edge.
 
 A thread runs the due cycles one after the other, so that short ones cost no hand-over between
 threads; phases have few values (`phase_count`), so that cycles come in runs. A cycle that waits for
@@ -26,11 +26,11 @@ from kneewatch.agent.daemon.periodic_jobs import STEP_S, Grid, Job, first_run_s,
 log = logging.getLogger(__name__)
 
 GRACE_RATIO, GRACE_S = 1 / 20, (0.05, 0.5)
-"""The grace time, in which a due cycle waits for a busy thread: a share of the shortest interval,
-within limits."""
+"""The grace time, for which a due cycle waits for a busy thread: a share of the shortest interval,
+and its limits in seconds."""
 
 QUICK_MAX = 8
-"""Most threads with a job that computes or has not run for the grace time: more would only take
+"""Most threads whose job computes, or started less than the grace time ago: more would only take
 turns."""
 
 IDLE_S = 30.0
@@ -38,9 +38,9 @@ IDLE_S = 30.0
 
 
 class Entry(Struct, eq=False):
-    """A job in the queue. `due_s` is on the wall clock; None while it runs and once it was dropped.
-    `first_s` is the first run after the running one, if the job was replaced meanwhile. `computes`:
-    it runs, and waits for nothing but the CPU."""
+    """A job in the queue. `due_s` is on the wall clock; None while the job runs, and after it was
+    dropped. `first_s` is the first run after the running one, if the job was replaced meanwhile.
+    `computes`: the job is running work that only needs the CPU."""
 
     name: str
     job: Job
@@ -69,7 +69,7 @@ class DueQueue:
         self._is_waited_for = False
         """Whether a thread waits for the next due job."""
         self._own = local()
-        """`entry`: the one whose job this thread runs."""
+        """`entry`: the entry whose job this thread runs."""
         self._spares = self._wanted = 0
         """Threads that wait for work, and how many of them are to wake."""
         self._stopped = False
@@ -123,7 +123,7 @@ class DueQueue:
 
     @contextmanager
     def computing(self) -> Generator[None]:
-        """For jobs: entered around what waits for nothing but the CPU."""
+        """A context that jobs enter around work that only needs the CPU."""
         entry: Entry | None = getattr(self._own, "entry", None)
         if entry is None:
             yield
@@ -164,7 +164,7 @@ class DueQueue:
             self._watch.notify()
 
     def _next_s(self) -> float | None:
-        """When the next job is due; None without one."""
+        """When the next job is due; None if the queue is empty."""
         while self._heap and self._heap[0][2].due_s != self._heap[0][0]:
             heapq.heappop(self._heap)  # it was dropped or rescheduled
         return self._heap[0][0] if self._heap else None
@@ -215,7 +215,7 @@ class DueQueue:
             del entry
 
     def _take(self) -> Entry | None:
-        """The next due job, waiting for it; None where this thread is not needed any more."""
+        """The next due job, waiting for it; None when this thread is no longer needed."""
         with self._lock:
             while not self._stopped:
                 next_s = self._next_s()

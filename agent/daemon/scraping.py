@@ -71,7 +71,8 @@ class PlayedPages:
         self._next = self._open()
         self._due_s = clock()
         self._shift_s: float | None = None
-        """Seconds from the recorded times to now; None where the recording begins."""
+        """Seconds from the recorded times to now; None until the first page of a round is
+        played."""
         self._has_played = False
         self._starts: tuple[Layout, list[int]] | None = None
 
@@ -151,7 +152,7 @@ class CanarySettings(Struct, frozen=True):
 
 
 def canary_settings(settings: Settings) -> CanarySettings | None:
-    """The settings of the canary; None where it is off. It has no credentials but its own."""
+    """The settings of the canary; None if it is off. It sends only its own credentials."""
     interval_s: float | None = settings["canary.interval_s"]
     if interval_s is None:
         return None
@@ -179,7 +180,7 @@ class Canary:
         self._spawn = spawn or _in_thread
         self._running = threading.Lock()
         self._due_s = float("-inf")
-        # Replaced as a whole, by the request's thread.
+        # The request's thread replaces the whole state, so reading it needs no lock.
         self._newest = CanaryState()
         self._withheld = ""
 
@@ -215,7 +216,8 @@ class Canary:
     def _at_rest(self, request: str) -> str:
         """Why no canary may be sent, by the server's answer to a request; empty if one may.
 
-        A server without the request cannot sleep: vLLM serves both or neither.
+        A server that lacks the request cannot sleep: vLLM serves this query and the command to
+        sleep, or neither.
         """
         try:
             answer: object = json.loads(answer_of(self._address, request, self._settings.fetch))

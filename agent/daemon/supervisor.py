@@ -216,8 +216,8 @@ ready it looks more often. A signal is handled at once."""
 
 READY_AFTER_S = 10.0
 STALLED_S = 20.0
-"""The scheduler counts as stalled after this many idle seconds, because it has a heartbeat more
-often; the cycles do once one has been due for this long."""
+"""The scheduler counts as stalled after this many idle seconds: its heartbeat is more frequent. The
+cycles count as stalled once one has been due for this long."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
@@ -262,7 +262,7 @@ class Supervisor:
         self._watch(self._discovery)
 
     def run(self, for_s: float | None = None) -> None:
-        """Returns after SIGTERM, SIGINT or `for_s`; within `handled`."""
+        """Returns after SIGTERM, SIGINT or `for_s`. Call it within `handled`."""
         began_s = time.monotonic()
         while for_s is None or time.monotonic() - began_s < for_s:
             self._tick(time.monotonic() - began_s)
@@ -300,18 +300,18 @@ class Supervisor:
         try:
             self._watch(self._discovery)
         except KneewatchError as error:
-            log.error("keeping the previous targets error=%s", error)  # noqa: TRY400 - no bug
+            log.error("keeping the previous targets error=%s", error)  # noqa: TRY400 - not a bug
 
     def _reload(self) -> None:
         self._systemd.reloading()
         try:
             settings = self._read_settings()
-            target_profile(settings)  # also when no target uses them yet
+            target_profile(settings)  # check them even if no target uses them yet
             self._watch(self._discovery.reloaded(settings))
             self._apply_settings(settings)
             log.info("settings reloaded targets=%s", len(self._jobs.specs()))
         except KneewatchError as error:
-            log.error("reload failed, keeping the old settings error=%s", error)  # noqa: TRY400 - no bug
+            log.error("reload failed, keeping the old settings error=%s", error)  # noqa: TRY400 - not a bug
         self._systemd.ready(self._status_line())
 
     def _status_line(self) -> str:
@@ -319,7 +319,8 @@ class Supervisor:
         return f"{self._board.answering} of {watched} targets up; {self._address}"
 
     def _next_signal(self, left_s: float) -> int | None:
-        """The next signal; None without one until the next tick, which is in `left_s` at most."""
+        """The next signal; None if none comes before the next tick, which is at most `left_s`
+        away."""
         try:
             return self._signals.get(
                 timeout=min(TICK_S if self._ready else STARTING_TICK_S, left_s)
@@ -423,4 +424,4 @@ def _apply(part: str, apply: Callable[[], None]) -> None:
     try:
         apply()
     except KneewatchError as error:
-        log.error("reload failed, keeping the old settings part=%s error=%s", part, error)  # noqa: TRY400 - no bug
+        log.error("reload failed, keeping the old settings part=%s error=%s", part, error)  # noqa: TRY400 - not a bug

@@ -50,7 +50,7 @@ class _Groups:
         }
 
     def of(self, labels: Labels) -> Group | None:
-        """The group."""
+        """The group of a series with these labels; None if none or several fit."""
         return self._groups.get(self._key(labels))
 
     def __len__(self) -> int:
@@ -126,7 +126,8 @@ def _peaks(
 def _lengths(
     source: PrometheusSource, scope: QueryScope, groups: _Groups, names: Sequence[str], at_s: float
 ) -> tuple[Lengths, Recent, str]:
-    """Request lengths a week ago and now, those of now alone, and "" or why there are none."""
+    """Request lengths of a week ago with those of now; all lengths of now, also of groups without a
+    past; and "" or the reason why there are none."""
     query_by_key = {
         f"{key} {is_past}": query for (key, is_past), query in queries.lengths(scope, names).items()
     }

@@ -36,7 +36,7 @@ def workloads_of(pod: str) -> set[str]:
     """The names that the Deployment, StatefulSet or LeaderWorkerSet of a pod may have.
 
     chat-7d9f8c6b54-x2x4z is of the Deployment chat, chat-0 of the StatefulSet or LeaderWorkerSet
-    chat, chat-0-1 of the LeaderWorkerSet chat. Empty for a name of no such form.
+    chat, chat-0-1 of the LeaderWorkerSet chat. Empty for any other name.
     """
     names: set[str] = set()
     if match := _OF_DEPLOYMENT.fullmatch(pod):
@@ -87,20 +87,20 @@ def is_worker(pod: str, replicas: Collection[str]) -> bool:
 
 
 DEFAULT_PATIENCE_S = 900.0
-"""How long a target may take to answer first, where no start has been seen."""
+"""Seconds that a target may take until its first answer, where no start has been seen."""
 
 PATIENCE_S = 300.0, 3600.0
-"""The least and the most of that time where starts have been seen."""
+"""The least and the most seconds until the first answer where starts have been seen."""
 
 PATIENCE_RATIO = 1.5
-"""That time over the longest start that has been seen."""
+"""Seconds until the first answer, as a multiple of the longest start that has been seen."""
 
 Space = tuple[str, str, str]
-"""The cluster, namespace and job of a target: one scrape configuration finds all targets of it."""
+"""The cluster, namespace and job of a target: one scrape configuration finds all of its targets."""
 
 
 class Presence(Struct, frozen=True):
-    """The replicas that serve (`shape`) and those that do not, and the seconds between scrapes;
+    """The replicas that serve (`shape`), those that do not, and the seconds between scrapes;
     diagnose.fleet.inventory describes the rest."""
 
     shape: Shape
@@ -166,8 +166,8 @@ def _gone(
     failing: TargetSet,
     failures: Mapping[Target, _Failure],
 ) -> list[Gone]:
-    """The replicas without a running engine, of engines that stopped and the Unix time of their
-    last series."""
+    """The replicas that have no running engine left. `stopped`: engines that stopped, with the Unix
+    time of their last series."""
     running = {(member.replica, member.pool) for member in members}
     gone: dict[tuple[str, str], Gone] = {}
     for member, seen_s in stopped:
@@ -263,8 +263,8 @@ def _since_answer(scrapes: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def scrape_interval_s(counts: Sequence[Sample], shape: Shape) -> float | None:
-    """Seconds between scrapes of the pool that is scraped most rarely, by the scrapes of its
-    engines in SCRAPES_OVER_S; None where no engine is that old."""
+    """Seconds between scrapes of the pool that is scraped most rarely, from the number of scrapes
+    of its engines in SCRAPES_OVER_S; None if no engine is that old."""
     pools = {member.key: member.pool for member in shape.members}
     scrapes: dict[str, list[float]] = {}
     for sample in counts:
@@ -332,7 +332,8 @@ def _space(labels: Labels) -> Space:
 def _patience_s(
     moment: QueryMoment, jobs: Sequence[str], interval_s: float | None
 ) -> dict[Space, float]:
-    """How long a target may take to answer first, by where starts have been seen."""
+    """Seconds that a target may take until its first answer, by cluster, namespace and job; only
+    where starts have been seen."""
     if interval_s is None:
         return {}
     least_s, most_s = PATIENCE_S
@@ -368,8 +369,8 @@ def _scaled_to_zero(moment: QueryMoment, members: Sequence[Member]) -> frozenset
 
 
 def _renamed(stopped: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:
-    """The pool that serves now, by the pool whose workloads or servers it has: the same ones serve
-    another model."""
+    """For each pool whose workloads or servers now serve another model: the pool that they form
+    now."""
     serving: dict[tuple[Space, str], str] = {}
     for member in members:
         serving |= {(_space(member.labels), name): member.pool for name in _servers(member)}

@@ -68,8 +68,8 @@ GPUS: Mapping[str, tuple[str, str]] = {
 """GPU figures: their aggregation over the GPUs of a replica, and DCGM's field."""
 
 XID, XID_NEW, XID_WORKED = XIDS = "xid", "xid_new", "xid_worked"
-"""The last XID of each GPU that has one, whether it has come within the hour, and whether the GPU
-works with it."""
+"""The last XID of each GPU that has one, whether it occurred within the hour, and whether the GPU
+still works."""
 
 BOARD = "cluster, Hostname, hostname, gpu, UUID"
 """Labels that tell boards apart."""
@@ -107,7 +107,8 @@ class QueryScope(Struct, frozen=True):
         return self.series("", f"{by_name},{own}" if own else by_name)
 
     def either(self, make: Callable[[Dialect], str | None]) -> str:
-        """A query over all prefixes, joined with `or`; empty where `make` gives none."""
+        """A query over all prefixes, joined with `or`; empty if `make` returns None for each of
+        them."""
         by_prefix = [query for dialect in self.dialects if (query := make(dialect)) is not None]
         if len(by_prefix) == 1:
             return by_prefix[0]
@@ -212,7 +213,7 @@ class _Spelled(Spelling):
         )
 
     def series(self, key: str) -> str | None:
-        """The expression of a signal; None where PromQL has none."""
+        """The expression of a signal; None if PromQL has none."""
         if self._is_recorded:
             return f"max by ({', '.join(self.dialect.by)}) ({recorded(key)})"
         signal = _SIGNALS.get(key)
@@ -270,8 +271,8 @@ DELETED = "kube_pod_deletion_timestamp"
 LEAST_WANTED = (
     'min_over_time({__name__=~"kube_deployment_spec_replicas|kube_statefulset_replicas"}[15m])'
 )
-"""The fewest replicas that each workload wanted within the last minutes: one that was scaled up
-from zero needs them to start."""
+"""The fewest replicas that each workload wanted within the last minutes: a workload scaled up from
+zero needs minutes to start."""
 
 
 def targets(jobs: Iterable[str]) -> str:
@@ -283,8 +284,8 @@ def targets(jobs: Iterable[str]) -> str:
 
 
 def scrapes_of(failing: Sequence[Labels]) -> str:
-    """The query for the last hour's scrapes of the targets with these labels. Its answer may have
-    targets that share a job with one of them and an address with another."""
+    """The query for the last hour's scrapes of the targets with these labels. Its answer may
+    contain other targets that share a job with one of these and an address with another."""
     matchers = (
         any_of(name, sorted({labels.get(name, "") for labels in failing}))
         for name in ("job", "instance")
@@ -293,9 +294,9 @@ def scrapes_of(failing: Sequence[Labels]) -> str:
 
 
 def failed_before_first_answer(jobs: Iterable[str]) -> str:
-    """The most scrapes that a target failed in the last hours, of those that became targets in that
-    time and answer now; by cluster, namespace and job. A target that failed none was there before
-    the metrics system."""
+    """A query for the most scrapes that a target failed before its first answer, by cluster,
+    namespace and job. Counts targets that are new within STARTS_SEEN_S and answer now; one without
+    a failed scrape was there before the metrics system."""
     up, span = targets(jobs), duration(STARTS_SEEN_S)
     failed = f"(count_over_time({up}[{span}]) - sum_over_time({up}[{span}]))"
     new = f"({failed} > 0) and {up} == 1 unless {up} offset {span}"
@@ -341,15 +342,15 @@ IMAGES = (
     '(kube_pod_container_info{image=~".*vllm.*"} '
     'or kube_pod_container_info{image_spec=~".*vllm.*"})'
 )
-"""The containers with an image of vLLM, by kube-state-metrics, which has no arguments of theirs.
-`image` is what the container's runtime names, `image_spec` (newer versions) what the pod asks
-for."""
+"""The containers with an image of vLLM, by kube-state-metrics, which does not export their
+arguments. `image` is the name that the container runtime reports, `image_spec` (newer versions) the
+name in the pod's spec."""
 
 
 def gpu_queries(scope: QueryScope) -> dict[str, str]:
     """A query for each GPU figure, one for the number of GPUs, and those for the XIDs by GPU.
 
-    An XID counts for two windows: what it explains may end after it.
+    An XID counts for two windows: the symptoms that it explains may end later than it does.
     """
     labels, selector = ", ".join(GPU_LABELS), scope.selector
     by_key = {
@@ -458,7 +459,7 @@ class QueryMoment(Struct, frozen=True):
 
 
 def _parts(queries: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yields the queries of each request."""
+    """Yields the queries that are sent together in one request."""
     part: dict[str, str] = {}
     for key, query in queries.items():
         length = sum(map(len, part.values())) + len(query)

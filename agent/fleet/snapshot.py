@@ -177,7 +177,7 @@ def kv_pools(configs: Mapping[Key, Labels], members: Sequence[Member]) -> dict[K
 
 SKEW_SHOWN_S = 1.0
 DEFAULT_SCRAPES_S = 15.0
-"""The time between scrapes where it cannot be measured."""
+"""Seconds between scrapes, assumed if they cannot be measured."""
 
 RECORDED = "kneewatch:running"
 

@@ -222,7 +222,7 @@ def states_of(diagnosis: FleetDiagnosis, *, interval_s: float) -> list[TargetSta
     resolved."""
     states = [_state(FLEET, {}, diagnosis, [_diagnosis_of(diagnosis, FLEET)], interval_s)]
     # A pool stays a target while nothing is wrong with it, and while all of its replicas are gone:
-    # else the end of its problems is unknown.
+    # otherwise the end of its problems would not be reported.
     groups = dict.fromkeys([(tier.pool, "") for tier in diagnosis.tiers])
     groups |= dict.fromkeys([(tier.pool, tier.tier) for tier in diagnosis.tiers])
     groups |= dict.fromkeys([(cause.pool, cause.tier) for cause in diagnosis.causes])
@@ -248,8 +248,8 @@ def names_of(
 ) -> frozenset[str]:
     """The names of the fleet's targets after a diagnosis; `before` are those until then.
 
-    The tiers of a pool without replicas keep their names: their problems are neither over nor
-    unwatched while the pool is out. So do all targets that a partial answer lacks.
+    The tiers of a pool without replicas keep their names: their problems are neither resolved nor
+    unwatched while the pool is down. So do all targets that a partial answer lacks.
     """
     if diagnosis.partial:
         return before | {state.name for state in states}

@@ -51,7 +51,8 @@ def shortened(diagnosis: Mapping[str, Any]) -> JsonObject:
 
 
 def shortened_triage(document: Mapping[str, Any], limit: int) -> JsonObject:
-    """A `kneewatch.triage/1` with the `limit` worst engines, and how its targets are watched."""
+    """A `kneewatch.triage/1` with the `limit` worst engines, and the scrape state of its
+    targets."""
     targets = [shortened(diagnosis) for diagnosis in document["targets"][:limit]]
     names = {diagnosis["target"] for diagnosis in targets}
     watching = [row for row in document["watching"] if row["target"] in names]
@@ -59,8 +60,8 @@ def shortened_triage(document: Mapping[str, Any], limit: int) -> JsonObject:
 
 
 def shortened_fleet(document: Mapping[str, Any], limit: int) -> JsonObject:
-    """A `kneewatch.fleet/1` with the `limit` worst engines, their findings out of bounds and their
-    core signals."""
+    """A `kneewatch.fleet/1` with the `limit` worst engines, with their findings that are out of
+    bounds and their core signals."""
     targets = [
         {
             **engine,
@@ -74,7 +75,7 @@ def shortened_fleet(document: Mapping[str, Any], limit: int) -> JsonObject:
 
 HISTORY = "kneewatch.signal_history/1"
 HistoryRow = tuple[str, str, str, Sequence[float | None]]
-"""Model, engine, signal, and a value for each time; None where it is unknown."""
+"""Model, engine, signal, and a value for each time; None if it is unknown."""
 
 
 def history_document(
@@ -169,7 +170,7 @@ PAGE_SCHEMA = _object(
 
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 3.0, 65.0
-"""A fleet's past moment takes the daemon up to 60 s."""
+"""In seconds: the daemon needs up to 60 s to diagnose a fleet at a past moment."""
 
 PROBLEM = "application/problem+json"
 TRIAGE, FLEET = "/api/v1/triage", "/api/v1/fleet"
@@ -191,7 +192,8 @@ class DaemonClient:
         """An answer as text for people.
 
         Raises:
-            CollectError: there is none; the message is the daemon's own reason where it gave one.
+            CollectError: the daemon does not answer or refuses; the message is the daemon's reason
+                if it gave one.
         """
         return self._get(path, {**parameters, "format": "text"}).text
 
@@ -199,7 +201,7 @@ class DaemonClient:
         """An answer as JSON.
 
         Raises:
-            CollectError: as for text.
+            CollectError: as `text`.
         """
         document: dict[str, Any] = self._get(path, {**parameters, "format": "json"}).json()
         return document
@@ -227,7 +229,7 @@ class DaemonClient:
 
 
 def triage_path(target: str | None) -> str:
-    """The path of a target's triage, or of that of all targets."""
+    """The path of a target's triage; without a target, the path of the triage of all targets."""
     return f"{TRIAGE}/{quote(target, safe='')}" if target else TRIAGE
 
 
@@ -246,7 +248,7 @@ def _reason(answer: requests.Response) -> str:
     return f"{answer.status_code} {detail}"
 
 
-# --- A fleet and its signals from Prometheus or what speaks its API -------------------------------
+# --- A fleet and its signals from Prometheus or a system with its API -----------------------------
 
 
 SIGNALS = {signal.key: signal for signal in VLLM_SIGNALS}

@@ -170,7 +170,7 @@ def _size(arguments: Arguments) -> Answer:
 
 
 SIZE_TEXT = ("fits", "min_gpus", "performance", "fleet", "cost", "notes")
-"""Keys of the document that the text of `size` has."""
+"""Keys of the document that the text of `size` includes."""
 
 LOCAL = (
     Tool(
@@ -203,7 +203,7 @@ def daemon_tools(daemon: DaemonClient) -> tuple[Tool, ...]:
     def triage(arguments: Arguments) -> Answer:
         path, at = triage_path(arguments.get("target")), _given(arguments, "at")
         document = daemon.document(path, **at)
-        # The last paragraph of the text is about addresses, which the client does not ask.
+        # The last paragraph lists URLs, which an MCP client does not request.
         text = daemon.text(path, **at).partition(MORE)[0]
         return _cut(text), shortened_triage(document, arguments.get("limit", 5))
 
@@ -279,7 +279,7 @@ def daemon_tools(daemon: DaemonClient) -> tuple[Tool, ...]:
 
 
 def _then(daemon: DaemonClient, target: str, t_s: float) -> list[JsonObject]:
-    """The target's diagnoses at a moment; none where nothing is stored of it."""
+    """The target's diagnoses at a moment; empty if nothing is stored for that moment."""
     try:
         targets: list[JsonObject] = daemon.document(triage_path(target), at=f"{t_s:.3f}")["targets"]
     except CollectError as error:
@@ -302,7 +302,7 @@ def _incident(row: Mapping[str, Any], t_s: float) -> str:
 
 
 def metrics_system_tools(system: MetricsSystem) -> tuple[Tool, ...]:
-    """The tools answered by Prometheus or what speaks its API."""
+    """The tools answered by Prometheus or a system with its API."""
 
     def fleet(arguments: Arguments) -> Answer:
         at = arguments.get("at")
@@ -474,7 +474,7 @@ def _loopback(listen: str) -> tuple[str, int]:
     """Host and port of an address on loopback: the endpoint has no tokens of its own.
 
     Raises:
-        SettingsError: it is no such address.
+        SettingsError: the address is invalid or not on loopback.
     """
     host, _, port = listen.strip().rpartition(":")
     host = host.strip("[]")

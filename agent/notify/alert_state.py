@@ -33,8 +33,9 @@ class ActiveProblem(Struct):
 
     `severity` and `stage` are the worst seen; `notified` is the worst that was delivered.
     `notified_s` is when the last message about it was delivered, None before. `is_sent`: a message
-    is queued or delivered. `gone_s` and `gone_scrapes` count while the problem is absent;
-    `ended_s` and `how` are set once it is resolved. `restored`: read from the state file.
+    is queued or delivered. `gone_s` is since when the problem is absent, `gone_scrapes` the number
+    of scrapes without it; `ended_s` and `how` are set once it is resolved. `restored`: read from
+    the state file.
     """
 
     severity: Severity
@@ -107,7 +108,7 @@ class AlertState:
         """Mark events as settled: delivered, or given up."""
         for event in events:
             active = self._active.get(event.key)
-            if active is None or active.serial != event.serial:  # a later problem, the same key
+            if active is None or active.serial != event.serial:  # a later problem with the same key
                 continue
             self.is_changed = True
             if event.kind == "ended":
@@ -296,7 +297,7 @@ class StateFile:
         self._is_failing = False
 
     def get(self, receiver: str) -> Mapping[str, Any]:
-        """The stored state of a receiver; empty where there is none."""
+        """The stored state of a receiver; empty if there is none."""
         return self._receivers.get(receiver, {})
 
     def keep(self, receiver: str, state: Mapping[str, Any]) -> None:

@@ -72,7 +72,7 @@ class Outbox:
         self._sent = self._failed = self._dropped = 0
 
     def put(self, message: Message, done: Callable[[bool], object], now_s: float) -> bool:
-        """Queue a message; False where the oldest one was dropped to make room."""
+        """Queue a message. Returns False if the oldest one was dropped to make room."""
         full = len(self._waiting) >= QUEUE_MAX
         if full:
             self._drop(self._waiting.popleft())
@@ -80,7 +80,7 @@ class Outbox:
         return not full
 
     def due_s(self) -> float | None:
-        """When the next message is due; None where the queue is empty."""
+        """When the next message is due; None if the queue is empty."""
         return self._waiting[0].due_s if self._waiting else None
 
     def next(self) -> Outgoing:
@@ -95,7 +95,8 @@ class Outbox:
         outgoing.done(True)
 
     def failed(self, outgoing: Outgoing, error: SendError, now_s: float) -> float | None:
-        """Requeue a message that failed: seconds until the retry, None where it is given up."""
+        """Requeue a message that failed. Returns seconds until the retry; None if it is given
+        up."""
         self._trying = None
         self._failed += 1
         outgoing.failures += 1

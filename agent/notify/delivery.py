@@ -29,8 +29,8 @@ from kneewatch.rules.formatting import cut, printable
 class SendError(KneewatchError):
     """A message could not be delivered.
 
-    `after_s` is how long the receiver asks to wait, None where it does not. `final`: a retry is
-    useless. The text contains no secret, so it can be logged.
+    `after_s` is how many seconds the receiver asks to wait, None if it does not ask. `final`: a
+    retry is useless. The text contains no secret, so it can be logged.
     """
 
     def __init__(self, message: str, *, final: bool = False, after_s: float | None = None) -> None:
@@ -186,7 +186,7 @@ def post(
     data = json.dumps(body, ensure_ascii=True, allow_nan=False).encode()
     try:
         address = web.address()
-        # Errors and logs show the address; this one's path and query may be a secret.
+        # Errors and logs show the address; a webhook's path and query may be secret.
         shown = replace(address, path="")
         headers = {
             **request_headers(address, web.access),
@@ -245,7 +245,7 @@ def _check_status(shown: Address, status: int, retry_after: str | None, *, now_s
 
 
 def after_s(retry_after: str | None, now_s: float) -> float | None:
-    """Seconds to wait by a Retry-After header (seconds or a date); None where it is unreadable."""
+    """Seconds to wait by a Retry-After header (seconds or a date); None if it is unreadable."""
     text = (retry_after or "").strip()
     if text.isascii() and text.isdigit() and len(text) < 10:
         return float(text)

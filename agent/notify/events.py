@@ -67,9 +67,9 @@ class Event(Struct, frozen=True):
     """A change of a problem that is worth a notification.
 
     `diagnosis` and `cause` are the present ones, None for an end. `before` is the previous severity
-    of a problem that got worse. `ended_s` is since when the problem is absent; `how` says
-    how it ended if it did not clear by itself. `serial` distinguishes problems with equal keys.
-    `left` lists the ids of the problems that are still active there.
+    of a problem that got worse. `ended_s` is since when the problem is absent; `how` says how it
+    ended if it did not clear by itself. `serial` distinguishes problems with equal keys. `left`
+    lists the ids of the problems that are still active on the same engine or target.
     """
 
     kind: EventKind
@@ -359,7 +359,8 @@ class Groups:
         return len(self._pending)
 
     def gather(self, events: Iterable[Event], now_s: float) -> None:
-        """Add events. A problem that gets worse before its first message is one that begins."""
+        """Add events. A problem that gets worse before its first message still counts as one that
+        begins."""
         for event in events:
             grouped = event
             unsent = self._pending.get(("began", event.key.id, ""))
@@ -370,11 +371,11 @@ class Groups:
             gathering.events[grouped.key] = grouped
 
     def due_s(self) -> float | None:
-        """When the first group is due; None where there is none."""
+        """When the first group is due; None if there is none."""
         return min((gathering.due_s for gathering in self._pending.values()), default=None)
 
     def take(self, now_s: float) -> list[Event]:
-        """The events of a group that is due, which is removed; empty where none is."""
+        """Remove a group that is due. Returns its events; empty if no group is due."""
         due = next(
             (group for group, gathering in self._pending.items() if gathering.due_s <= now_s), None
         )

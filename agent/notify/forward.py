@@ -19,7 +19,7 @@ ALERTS_MAX = 1000
 SHOWN = 60
 EPOCH = datetime.fromtimestamp(0, tz=UTC)
 LATEST_S = 253_402_214_400.0
-"""The end of the year 9999, less a day."""
+"""The end of the year 9999, less a day, in unix seconds."""
 
 
 class PayloadError(KneewatchError):
@@ -146,7 +146,8 @@ EVENTS_MAX = 20
 
 
 class DiagnosedAlert(Struct, frozen=True):
-    """An alert with its diagnosis: `lines` for a person, `document` as it was answered.
+    """An alert with its diagnosis: `lines` for a person, `document` as in the answer to the
+    webhook.
 
     `targets` are the matched targets with their labels, `cause_id` is their first cause or empty.
     """

@@ -41,7 +41,7 @@ Labels = Mapping[str, str]
 
 
 def alert(event: Event, labels: Labels, *, severity: Severity, base: str) -> dict[str, Any]:
-    """An alert as Alertmanager's /api/v2/alerts takes it. It fires where the event has no end.
+    """An alert as Alertmanager's /api/v2/alerts takes it. It fires unless the event has an end.
 
     `labels` are those of the target; `severity` is part of what identifies the alert; `base` is the
     receiver's triage_url.
@@ -254,7 +254,7 @@ class AlertmanagerChannel(ReceiverThread):
         return error is None
 
     def _firing(self, key: Key) -> dict[str, Any] | None:
-        """The alert of an active problem; None where it was resolved in the meantime."""
+        """The alert of an active problem; None if it was resolved in the meantime."""
         active = self._state.active().get(key)
         problem, labels = self._newest.get(key), self._labels.get(key.target)
         if active is None or problem is None or labels is None:

@@ -119,8 +119,8 @@ class Secret(Struct, frozen=True):
 
 
 class Web(Struct, frozen=True):
-    """A webhook. `access` holds headers, tokens, client certificate and trusted authorities;
-    `path` is added to the URL's."""
+    """A webhook. `access` holds headers, tokens, client certificate and trusted authorities; `path`
+    is appended to the URL's path."""
 
     url: Secret
     access: FetchSettings

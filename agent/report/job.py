@@ -63,8 +63,8 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _report(given: dict[str, Any], settings: Settings, due_s: float) -> WeeklyReport:
-    """The report of the daemon's history; of the fleet that the daemon watches through a metrics
-    system if the history has no engine in this period."""
+    """The report of the daemon's history; if the history has no engine in this period, of the fleet
+    that the daemon watches through a metrics system."""
     since_s: float = settings["report.since_s"]
     store = Path(given["store"])
     metrics = given["fleet"]

@@ -151,7 +151,7 @@ ReportProgress = Callable[[int, int], None]
 class EnginePeriod(Struct, frozen=True):
     """One engine of the report, as its source observed it.
 
-    `now` and `before` are the engine in the period and in the one before; None where it was absent
+    `now` and `before` are the engine in the period and in the one before; None if it was absent
     or does not count as an engine. `held` are the intervals of its stages and causes. `evidence`
     returns an incident with what was observed around it; its flag asks for the diagnosis too.
     """
@@ -192,7 +192,7 @@ class PeriodSource(Protocol):
         ...
 
     def totals(self, tier: str) -> tuple[TierTotals, TierTotals]:
-        """Sums over a tier's engines that only the source can add: of both periods."""
+        """For both periods, the sums over a tier's engines that only the source can compute."""
         ...
 
     def targets(self) -> Iterable[TargetObserved]:

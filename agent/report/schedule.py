@@ -141,7 +141,7 @@ def send_report(to: Sequence[Receiver], report: WeeklyReport, file: Path) -> dic
 
 
 NEVER_S = 32_503_680_000.0
-"""The year 3000: for an expression such as 0 0 31 2 *."""
+"""The year 3000, in unix seconds: for an expression that never fires, such as 0 0 31 2 *."""
 
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 """Cron's weekdays by number; 7 is Sunday as well."""
@@ -156,7 +156,7 @@ def check_libraries() -> None:
     """Check that this installation can make reports.
 
     Raises:
-        SettingsError: it was made without the report's libraries.
+        SettingsError: the report's libraries are missing.
     """
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
@@ -213,8 +213,8 @@ def cron_of(settings: Settings) -> Cron | None:
     """The times at which reports are due; None if `report.cron` is not set.
 
     Raises:
-        SettingsError: the expression, the time zone or a receiver is invalid, or this installation
-            makes no reports; a message for each mistake names the key.
+        SettingsError: the expression, the time zone or a receiver is invalid, or the report's
+            libraries are missing; a message for each mistake names the key.
     """
     if settings["report.cron"] is None:
         return None

@@ -65,7 +65,7 @@ def usual_step_s(times: Floats) -> float:
 
 
 def gap_s(times: Floats) -> float:
-    """The longest distance of two scrapes in seconds that is not a gap."""
+    """The longest time between two scrapes, in seconds, that is not a gap."""
     return max(GAP_SCRAPES * usual_step_s(times), GAP_LEAST_S)
 
 
@@ -189,7 +189,7 @@ class Increases:
         return covered
 
     def _of(self, values: Floats) -> Floats:
-        """The increase of a column since the first time. Shape: (snapshots,)."""
+        """The increase of a column since the first snapshot. Shape: (snapshots,)."""
         present = np.flatnonzero(~np.isnan(values))
         if len(present) < 2 and (len(present) == 0 or present[0] == 0):
             return np.zeros(len(values))
@@ -380,7 +380,7 @@ def gauge_spans(
 
 
 def _levels(sums: Floats, known_s: Floats, highs: Floats) -> list[Level | None]:
-    """A gauge over all engines in each span; None where it is unknown. Shapes: (engines, spans)."""
+    """A gauge over all engines in each span; None if it is unknown. Shapes: (engines, spans)."""
     means = np.divide(sums, known_s, out=np.full_like(sums, -np.inf), where=known_s > 0)
     totals, seconds = sums.sum(axis=0).tolist(), known_s.sum(axis=0).tolist()
     tops = means.max(axis=0).tolist()
@@ -405,7 +405,8 @@ def signal_spans(signals: Signals, edges_s: Floats) -> GaugeSpans:
 
 
 def _weights_s(times: Floats) -> Floats:
-    """The seconds that each scrape stands for: until the next one, or as usual before a gap."""
+    """The seconds that each scrape stands for: until the next one, or the usual interval before a
+    gap."""
     usual_s, longest_s = usual_step_s(times), gap_s(times)
     steps = np.diff(times, append=times[-1:] + usual_s)
     return np.asarray(np.where(steps > longest_s, usual_s, steps), dtype=np.float64)

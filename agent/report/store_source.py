@@ -88,7 +88,7 @@ def _doubles(data: bytes) -> array[float]:
 
 
 NUMPY = Decoders(_sums, _doubles)
-"""The store's loops over numbers, with numpy."""
+"""The store's decoders, with numpy."""
 
 
 class History(Reader):
@@ -188,7 +188,7 @@ class _Chosen:
 
 
 MARGIN_S = 120.0
-"""Counters are stored once a minute: those around the period's bounds are needed as well."""
+"""Seconds read beyond the period's bounds, because counters are stored only once a minute."""
 
 AROUND_S = 600.0
 """An incident's signals are shown for this long before and after it."""
@@ -264,7 +264,7 @@ class StoreSource:
         self._progress(self._steps, self._steps)
 
     def remarks(self) -> Remarks:
-        """None: the report's own methods describe the store."""
+        """No remarks: the report's own methods describe the store."""
         return Remarks()
 
 

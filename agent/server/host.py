@@ -14,7 +14,8 @@ PROC = Path("/proc")
 TEXT_MAX_CHARS = 64 * 1024
 
 STEAL_AT = 8
-"""The column of stolen time in /proc/stat; guests' times after it are counted in the others."""
+"""The column of stolen time in /proc/stat; the guest times after it are already contained in other
+columns."""
 
 
 class HostReader:
@@ -39,8 +40,8 @@ class HostReader:
         return signals
 
     def _pressure(self, groups: Sequence[Path]) -> float | None:
-        """Share of the last minute in which a task waited for a CPU: of the process's control
-        group, else of the node."""
+        """Share of the last minute (0-1) in which a task waited for a CPU: in the process's control
+        group, else on the node."""
         files = [group / "cpu.pressure" for group in groups[:1]]
         for file in (*files, self._proc / "pressure/cpu"):
             for line in text_of(file).splitlines():
@@ -52,7 +53,8 @@ class HostReader:
         return None
 
     def _cpu_times(self) -> tuple[float, float] | None:
-        """Time stolen from the node by its hypervisor, and all CPU time, since the node started."""
+        """Time stolen from the node by its hypervisor, and all CPU time, since the node started, in
+        clock ticks."""
         words = text_of(self._proc / "stat").partition("\n")[0].split()
         if len(words) < STEAL_AT + 1 or words[0] != "cpu" or not all(map(str.isdecimal, words[1:])):
             return None
@@ -61,7 +63,7 @@ class HostReader:
 
 
 def host_memory(groups: Iterable[Path]) -> dict[str, float]:
-    """Memory use and limit of the control group with the least memory left; empty where none of the
+    """Memory use and limit of the control group with the least memory left; empty if none of the
     groups has a limit."""
     limited = [
         (limit, max(0.0, used - numbers_in(group / "memory.stat").get("inactive_file", 0.0)))
@@ -87,7 +89,7 @@ def control_groups(pid: int, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> l
 
 
 def _number(file: Path) -> float | None:
-    """The number in a file; None where it has none, such as `max`."""
+    """The number in a file; None if it has no number but a word such as `max`."""
     text = text_of(file).strip()
     return float(text) if text.isdecimal() else None
 
@@ -99,7 +101,7 @@ def numbers_in(file: Path) -> dict[str, float]:
 
 
 def text_of(file: Path) -> str:
-    """The text of a small file, at most `TEXT_MAX_CHARS`; empty where it cannot be read."""
+    """The text of a small file, at most `TEXT_MAX_CHARS`; empty if it cannot be read."""
     try:
         with file.open(encoding="utf-8", errors="replace") as text:
             return text.read(TEXT_MAX_CHARS)

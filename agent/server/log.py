@@ -48,7 +48,7 @@ NAMES: Mapping[str, str] = {
     "graph_gib": "graph_gib",
     "attention_backend": "attention_backend",
 }
-"""Names of facts by their names in the log. Logged arguments are in `launch`."""
+"""The name of each fact, by its name in the log. Logged arguments are in `launch`."""
 
 CHUNK_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
@@ -60,7 +60,7 @@ NO_START = "no vLLM start-up in this log; save it from the start of the server"
 
 
 class LogFollower:
-    """A log file and what was read of it; the newest start counts.
+    """A log file and what was read of it; facts are those of vLLM's newest start.
 
     `user_id`: the file must be that user's or readable by everyone, because another program named
     it; None: kneewatch's own user named it.
@@ -104,7 +104,7 @@ class LogFollower:
 
     def read_rest(self, limit_bytes: int = 2 * TAIL_BYTES) -> bool:
         """Read what is new in the file, about `limit_bytes` at most: a file that grows faster than
-        it is read must not be read for ever. Returns whether that was all.
+        it is read must not be read forever. Returns whether the end was reached.
 
         Raises:
             SettingsError: as `read`.
@@ -112,7 +112,8 @@ class LogFollower:
         return any(not self.read() for _ in range(max(1, limit_bytes // CHUNK_BYTES)))
 
     def _place(self, status: os.stat_result) -> None:
-        """Start again where the file was replaced or is shorter than what was read of it."""
+        """Start from the beginning if the file was replaced or is shorter than what was read of
+        it."""
         file_id = status.st_dev, status.st_ino
         if file_id == self._file_id and status.st_size >= self._offset:
             return
@@ -182,7 +183,8 @@ _RUNTIMES = ("docker", "containerd", "kubelet", "crio", "podman", "ssh", "sshd")
 class LogPlace(Struct, frozen=True):
     """Where a process's log is: a file, or the journal of a unit.
 
-    `user_id`: the file must be that user's or readable by everyone; None: no user can choose it.
+    `user_id`: the file must be that user's or readable by everyone; None: no user can choose the
+    path.
     """
 
     path: str
@@ -195,7 +197,7 @@ class LogPlace(Struct, frozen=True):
 
 
 def log_place(pid: int) -> LogPlace | None:
-    """Where the log of a process is; None where it writes to a terminal or to a pipe, or cannot be
+    """Where the log of a process is; None if it writes to a terminal or to a pipe, or cannot be
     read."""
     redirected = _redirected(pid)
     if redirected is not None:
@@ -214,7 +216,7 @@ def _redirected(pid: int) -> LogPlace | None:
             if not stat.S_ISREG(os.stat(link).st_mode):  # noqa: PTH116 - the open file, not the name
                 continue
             path, user_id = os.readlink(link), os.stat(f"/proc/{pid}").st_uid  # noqa: PTH115, PTH116
-            # In another file system, and after a removal, the name is not the file's.
+            # In another mount namespace, or after a removal, the name can mean another file.
             same = os.path.samestat(os.stat(path), os.stat(link))  # noqa: PTH116
         except OSError:
             continue
@@ -242,7 +244,7 @@ def _exists(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:
-        # Docker's folder is root's: the note of the failed reading says so.
+        # Only root may look into Docker's folder: reading fails later, with a note that says so.
         return True
 
 

@@ -141,8 +141,8 @@ PARTS = "the server uses MIG instances: set gpu"
 def read_gpus(
     pid: int, now_s: float, *, load: Callable[[], Nvml] = load_nvml, pids: str | None = None
 ) -> SourceReading:
-    """The GPUs of a server's process and those that it started. Without a driver there is no fact
-    and no note.
+    """The GPUs of a server's process and of the processes that it started. Without a driver there
+    is no fact and no note.
 
     Where its GPUs are unknown but all GPUs of the node are of one model, the model is a fact.
     `pids` is kneewatch's own process-id namespace; None: read it.

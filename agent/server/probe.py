@@ -39,7 +39,7 @@ from kneewatch.diagnose.deployment.server_facts import (
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST
 
 BODY_MAX_BYTES = 512 * 1024
-"""An answer of /v1/models has 1 kB for a model, one of /server_info up to 100 kB."""
+"""An answer of /v1/models has 1 kB per model, an answer of /server_info up to 100 kB."""
 
 TIMEOUT_MAX_S = 3.0
 """All answers come at once from a healthy server, and the next scrape must not wait for long."""
@@ -123,14 +123,15 @@ def _object(body: bytes) -> Mapping[str, object]:
 def _version(body: bytes) -> Values:
     text = _object(body).get("version")
     version = version_of(text) if isinstance(text, str) else None
-    # A build of the source without its git tags has 0.1.dev1.
+    # A build from source without git tags reports version 0.1.dev1.
     if not isinstance(text, str) or version is None or version < OLDEST:
         raise ValueError(f"{str(text)[:40]!r} is not the version of a release")
     return {VERSION: _text(text)}
 
 
 def _models(body: bytes) -> Values:
-    """The served names, the path of the one model behind them, and its longest context."""
+    """The served names, the path of the one model behind them, and its longest context in
+    tokens."""
     rows = _object(body).get("data")
     if not isinstance(rows, list) or not rows:
         raise ValueError("no models")
@@ -237,7 +238,7 @@ _UNIT = re.compile(r"[A-Za-z0-9@_:.\\-]{1,200}\.service")
 
 class ServerStart(Struct, frozen=True):
     """A process of the server: its id, when it was started, its systemd unit, and the OOM kills of
-    its control group when it was first observed; None where they cannot be read."""
+    its control group when it was first observed; None if they cannot be read."""
 
     pid: int
     started_s: float
@@ -300,7 +301,7 @@ class Liveness:
         events_file = _events_file(pid)
         kills = None if events_file is None else _oom_kills(events_file)
         unit = unit or (self._processes[-1].unit if self._processes else "")
-        # Sixteen starts are a loop, however many more there were.
+        # Keep sixteen at most: that many already show a restart loop.
         self._processes = [*self._processes, ServerStart(pid, started_s, unit, events_file, kills)][
             -16:
         ]
@@ -329,7 +330,7 @@ def _oom_kills(file: Path) -> int | None:
 
 
 def _oom_kills_since(start: ServerStart) -> int | None:
-    """OOM kills in the process's control group since it was first observed; None where unknown."""
+    """OOM kills in the process's control group since it was first observed; None if unknown."""
     if start.events_file is None or start.oom_kills is None:
         return None
     now = _oom_kills(start.events_file)

@@ -1,7 +1,7 @@
 """Finds the vLLM process that listens on a target's port on this node, and reads the files that its
 command line names. I/O edge.
 
-psutil is imported here only, and only for targets on this node.
+psutil is imported lazily, only for targets on this node.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ ALLOW = (
 
 
 class ServerProcess(Struct, frozen=True):
-    """A vLLM process. `folder` (its working folder) and `environ` are None where they cannot be
+    """A vLLM process. `folder` (its working folder) and `environ` are None if they cannot be
     read. `shares_files`: a path names the same file for it as for kneewatch."""
 
     pid: int
@@ -333,7 +333,7 @@ def shown_variables(environ: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _if_readable(read: Callable[[], Read]) -> Read | None:
-    """What `read` returns; None where the process is gone or may not be read."""
+    """What `read` returns; None if the process is gone or may not be read."""
     import psutil
 
     try:
@@ -343,7 +343,7 @@ def _if_readable(read: Callable[[], Read]) -> Read | None:
 
 
 def namespace(process: int | str, kind: str) -> str:
-    """A namespace of a process, such as `mnt:[4026531841]`; empty where it cannot be read."""
+    """A namespace of a process, such as `mnt:[4026531841]`; empty if it cannot be read."""
     try:
         return os.readlink(f"/proc/{process}/ns/{kind}")  # noqa: PTH115 - it is no path
     except OSError:

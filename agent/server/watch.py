@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 READ_EVERY_S = 3600.0
 READ_BYTES = 8 * 1024 * 1024
-"""Most of a log that one scrape reads: a large one must not delay it."""
+"""Most bytes of a log read per scrape: a large log must not delay the scrape."""
 
 PROBE, SERVER_LOG = "server.probe", "server_log"
 WATCH_SETTINGS = (PROBE, SERVER_LOG)
@@ -48,7 +48,7 @@ ReadServer = Callable[[str, FetchSettings, float], Sequence[SourceReading]]
 def server_watch(
     address: str, settings: Settings, pod: SourceReading | None = None
 ) -> ServerWatch | None:
-    """The watch of a live server; None where the settings allow no source. `pod`: the facts of its
+    """The watch of a live server; None if the settings allow no source. `pod`: the facts of its
     pod's spec, if they were read before."""
     if not settings[PROBE]:
         return page_watch(address, settings) if settings[SERVER_LOG] else None
@@ -97,8 +97,8 @@ def read_server(
 
 
 class ServerWatch:
-    """The facts about one target's server. Asks the server only after a page of a vLLM, and not at
-    all if `read` is None."""
+    """The facts about one target's server. Asks the server only after a vLLM page was read, and not
+    at all if `read` is None."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class ServerWatch:
         self._log_is_new = self._log_is_new and not is_all
 
     def state(self, t_s: float, error: CollectError, monitor: TargetMonitor) -> ServerState:
-        """The state of the server after a failed scrape: /health, its process."""
+        """The state of the server after a failed scrape, from /health and its process."""
         if self._liveness is None:
             return NO_STATE
         state = self._liveness.state(error, t_s)

@@ -31,7 +31,7 @@ HIDDEN = "(hidden)"
 
 
 class Effective(Struct, frozen=True):
-    """A value and its origin."""
+    """A setting's value and its origin."""
 
     value: Any
     origin: str
@@ -90,7 +90,7 @@ class Settings:
     def profile(self, *, window_s: float | None = None, stated: Stated | None = None) -> Profile:
         """The profile for the diagnosis. `window_s` overrides the setting.
 
-        Unset peaks are those of the stated GPU.
+        Peak figures that no setting states are taken from the stated GPU.
         """
         # Lazy: slow to import, and the first page is fetched without them.
         from kneewatch.diagnose.deployment.deployment import NOTHING

@@ -32,7 +32,7 @@ Kind = Literal["seconds", "count", "number", "text", "texts", "url", "flag", "pa
 MIB = 1024 * 1024
 DAY_S = 24 * 3600.0
 TTFT_TARGET_MOST_S, ITL_TARGET_MOST_S = 600.0, 10.0
-"""A longer target was meant in milliseconds."""
+"""In seconds. A longer target was probably meant in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +381,7 @@ def setting_option(row: Setting) -> Callable[[Command], Command]:
 
 @cache
 def _shared_option(declarations: tuple[str, ...], **attributes: Hashable) -> click.Option:
-    """The option of a setting: one object for all commands, which keep nothing in it."""
+    """The option of a setting: one object shared by all commands, which do not change it."""
     return click.Option(declarations, **cast("dict[str, Any]", attributes))
 
 

@@ -233,7 +233,8 @@ class CounterChunk(ChunkBody):
     """A chunk of counters, decoded.
 
     `columns` states where each column's numbers are: "i" in `integers`, "b" in `floats`, in both
-    cases from its index in `starts` on. A number instead means a constant column.
+    cases from its index in `starts` on. A number in place of "i" or "b" is the value of a constant
+    column.
     """
 
     def __init__(self, read: ReadBytes, loops: Decoders) -> None:

@@ -26,7 +26,8 @@ SEQUENCE_BITS = 40
 SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 
 SIGNALS, COUNTERS, SCRAPES = 0, 1, 2
-"""Kinds of chunks: owned by an engine, an engine, a target."""
+"""Kinds of chunks. Chunks of signals and counters belong to an engine, chunks of scrapes to a
+target."""
 
 FIRST = """
 CREATE TABLE targets (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
@@ -376,7 +377,7 @@ def open_checked(path: Path) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A read-only connection, which may run beside a writing one.
+    """A read-only connection, usable while another connection writes.
 
     Raises:
         StoreError: the store is missing, damaged or of an unsupported version.

@@ -44,7 +44,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def fold_of(key: str) -> Fold:
-    """How a minute of a signal becomes one value: maxima and upper quantiles keep their maximum."""
+    """How a minute of a signal becomes one value: the maximum for maxima and upper quantiles, the
+    minimum for minima, else the mean."""
     if any(part in key for part in ("_max", "_p95", "_p99")) or key == "cascade_stage":
         return max
     return min if key.endswith("_min") else mean
@@ -53,7 +54,7 @@ def fold_of(key: str) -> Fold:
 def downsample(
     connection: sqlite3.Connection, kind: int, owner_id: int, chunks: Sequence[ChunkRow]
 ) -> None:
-    """Replace an owner's chunks of signals or scrapes by one with one value per minute."""
+    """Replace an owner's chunks of signals or scrapes by one chunk with one value per minute."""
     marks = ", ".join("?" * len(chunks))
     ids = [chunk.id for chunk in chunks]
     bodies = connection.execute(
@@ -135,7 +136,7 @@ LAYOUTS_MAX = 200
 def downsample_due(connection: sqlite3.Connection, *, before_s: float) -> bool:
     """Downsample the chunks of one owner that end before a time. Returns whether any were due.
 
-    An owner waits until it has several, because small downsampled chunks waste space.
+    An owner waits until it has several such chunks, because small downsampled chunks waste space.
     """
     row = connection.execute(
         "SELECT kind, owner_id FROM chunks WHERE kind IN (?, ?) AND step_s = 0 AND max_s < ?"

@@ -179,7 +179,8 @@ def _number(value: float | None) -> float | None:
 
 ERROR_LENGTH = 500
 ENGINES_REMEMBERED = 20_000
-"""Engines whose last document is remembered; then all are forgotten, since replicas come and go."""
+"""Most engines whose last document is remembered. Beyond it all are forgotten: replicas come and
+go."""
 
 
 class EngineName(Struct, frozen=True):
@@ -246,7 +247,8 @@ class Packer:
         self._keys: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def forget(self, name: EngineName | None = None) -> None:
-        """Pack the next document of an engine, or of all, because the last one was not written."""
+        """Pack the next document of an engine, or of all engines, even if it is unchanged: the last
+        one was not written."""
         if name is None:
             self._last.clear()
         else:

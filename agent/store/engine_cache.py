@@ -118,7 +118,7 @@ def _open_intervals(connection: sqlite3.Connection, engine_id: int, last_s: floa
 log = logging.getLogger(__name__)
 
 LAYOUTS_CACHED = 256
-"""Layouts cached at most: where labels carry ids, there is no end of them."""
+"""Most layouts cached: labels that contain ids create new layouts without end."""
 
 NEW_ENGINES_MAX, NEW_ENGINES_S = ENGINES_MAX, 3600.0
 """Limit on new engines per target and hour: labels that change with every scrape must not fill the

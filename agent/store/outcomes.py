@@ -177,7 +177,8 @@ MEASURE_S = 600.0
 """Seconds under load that are measured before and after a change."""
 
 LOAD_RATIO_MIN = 0.7
-"""Minimum share of the load before: under less load anything looks cured."""
+"""Minimum load after a change, as a share of the load before it: under less load anything looks
+cured."""
 
 STEP_MAX_S = 60.0
 RETRY_FACTOR = 1.25
@@ -195,7 +196,8 @@ class Evaluation:
         self._next_s: dict[int, float] = {}
 
     def run(self, connection: sqlite3.Connection, now_s: float) -> None:
-        """Evaluate every change with enough measured since, within the caller's transaction."""
+        """Evaluate every change after which enough was measured, within the caller's
+        transaction."""
         rows = connection.execute(
             "SELECT id, engine_id, document, fate, watched_s, last_s FROM recommendations"
             " WHERE watched_s IS NOT NULL"
@@ -225,7 +227,7 @@ def _before_and_after(
 ) -> tuple[Means, Means | None]:
     """Signal means before a restart, and after it under a similar load.
 
-    The second is None while too little was measured.
+    The second is None while too little was measured after it.
     """
     before = read_signals(
         connection, engine_id, SIGNALS, from_s=active_s - MEASURE_S, to_s=active_s
@@ -267,7 +269,8 @@ def _stop_watching(connection: sqlite3.Connection, row: int) -> None:
 
 
 def means(series: Series, rows: Sequence[int] | None = None) -> Means:
-    """Mean of each signal over the given rows, or over all; None where the signal is unknown.
+    """Mean of each signal over the scrapes at the positions `rows`, or over all; None if the signal
+    is unknown.
 
     `running_max` gives the maximum instead.
     """

@@ -18,7 +18,8 @@ DAY_S = 24 * 3600.0
 
 
 class Retention(Struct, frozen=True):
-    """How long every scrape and how long downsampled values are kept, and the largest file size."""
+    """How long every scrape is kept, how long downsampled values are kept, and the largest file
+    size."""
 
     keep_s: float = 15 * DAY_S
     keep_coarse_s: float = 400 * DAY_S
@@ -113,8 +114,8 @@ class StoredRecommendation(Struct, frozen=True):
 
     `outcome` is "open" (active, not seen to be applied), "applied" (the engine runs with it, not
     yet measured), "kept", "missed" or "worsened" (measured against the prediction), or "lapsed" (no
-    longer active, never applied). `predicted` and `measured` are signals by key, before and after
-    it was applied.
+    longer active, never applied). `predicted` and `measured` are signals by key: expected from the
+    change, and seen after it.
     """
 
     engine_id: int

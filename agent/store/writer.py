@@ -135,7 +135,8 @@ class StoreFile:
         self._open(connection)
 
     def write(self, cycles: Sequence[PackedCycle]) -> set[EngineName]:
-        """Write cycles in one transaction. Returns the engines skipped for lack of room.
+        """Write cycles in one transaction. Returns the engines skipped because of the limit on new
+        engines.
 
         Raises:
             sqlite3.Error, OSError: the write failed; it can be retried.
@@ -221,7 +222,7 @@ INBOX_CYCLES = 1024
 BATCH_CYCLES = 256
 GATHER_S = 0.1
 """Cycles that arrive within this time of the first, `BATCH_CYCLES` at most, are packed and written
-together: a thread that wakes for each would take turns with the cycles."""
+together: a thread that wakes for each of them would slow down the scrapes."""
 
 BACKOFF_S = (1.0, 30.0)
 IDLE_S = 20.0

@@ -130,7 +130,7 @@ WIDE, LIST_WIDE = 150, 62
 
 LIST_SHARE, LIST_LEAST = 3, 4
 CHART_ROWS = ((50, 6), (36, 4), (0, 3))
-"""Rows of the charts by the terminal's height."""
+"""The least height of the terminal, and the rows of a chart at it, both in lines."""
 
 
 class View(App[None]):

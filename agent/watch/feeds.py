@@ -158,7 +158,7 @@ class GpuFeed(Struct, frozen=True):
     patience_s: float = 0.0
 
     def run(self, screen: ScreenState, pace: Pace) -> None:
-        """Scrape; the servers' streams read it."""
+        """Scrape the page; the servers' streams read the result."""
         del screen
         with closing(self.stream):
             for _ in pace.ticks(GPU_INTERVAL_S):
@@ -187,7 +187,7 @@ HINTS = {
     "not_found": "check that this is the URL of a kneewatch daemon",
     "not_metrics": "check that this is the URL of a kneewatch daemon",
 }
-"""Hints by kind of error, in place of those of a scrape, which are about vLLM."""
+"""Hints by kind of error. They replace a scrape's hints, which are about vLLM."""
 
 
 class DaemonAnswer(Struct, frozen=True):
@@ -345,5 +345,5 @@ class FeedThreads:
     def _run(self, feed: Feed) -> None:
         try:
             feed.run(self._screen, self._pace)
-        except BaseException as bug:  # noqa: BLE001 - it is raised again where the screen has gone
+        except BaseException as bug:  # noqa: BLE001 - raised again once the screen has closed
             self.bug = bug

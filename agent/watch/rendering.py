@@ -31,11 +31,11 @@ from kneewatch.rules.formatting import clock, date, duration, lasting, number, p
 from kneewatch.rules.rule import Severity
 
 WORDS = {"critical": "CRITICAL", "warning": "WARNING", "unknown": "UNKNOWN"}
-"""Health in the list where it is not in lower case."""
+"""The states of health that the list shows in capitals."""
 
 VERDICT_CELLS, STAGE_CELLS, CAUSE_CELLS = 8, 12, 18
 FULL_FROM, CAUSES_FROM = 76, 52
-"""Narrower lists omit stage names and latencies, then causes."""
+"""Widths in columns. Narrower lists omit stage names and latencies, then causes."""
 
 NUMBERS: tuple[tuple[str, str, int, Callable[[float], str]], ...] = (
     ("kv_usage_ratio", "KV", 5, percent),
@@ -168,7 +168,7 @@ CELL_LADDER_S = (1, 2, 3, 4, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)
 
 SCRAPES_IN_CELL = 1.5
 RECENT = 9
-"""Number of newest scrapes for the usual interval."""
+"""Number of newest scrapes from which the usual interval is computed."""
 
 ROOM = 1.25
 """A chart extends 25% above its bound, so that the bound is visible before it is crossed."""
@@ -203,7 +203,7 @@ def chart_span(times_s: Sequence[float], columns: int) -> Span:
 
 
 def cells_of(times_s: Sequence[float], values: Sequence[float], over: Span) -> list[float | None]:
-    """The largest value of each column; None where there is none. Shape: (columns,).
+    """The largest value of each column; None if there is none. Shape: (columns,).
 
     Columns begin at multiples of their length, so that a value stays in its column over time.
     """
@@ -387,14 +387,14 @@ def _chart_specs(diagnosis: Diagnosis) -> tuple[_ChartSpec, ...]:
 
 
 def _threshold(diagnosis: Diagnosis, rule: str, severity: Severity) -> float | None:
-    """The threshold of a rule's bound; None where the rule is not among the findings."""
+    """A rule's threshold for a severity; None if the rule is not among the findings."""
     rules = (finding.rule for finding in diagnosis.findings if finding.rule.id == rule)
     return next((judged.threshold(severity) for judged in rules), None)
 
 
 def ttft_bound_s(diagnosis: Diagnosis) -> float | None:
-    """The bound of TTFT P99 in seconds: the target, or three times the baseline, which follows from
-    the drift; None without both."""
+    """The bound of TTFT P99 in seconds: the target, or three times the baseline, which is computed
+    from the drift; None if both are unknown."""
     target_s = _threshold(diagnosis, "TTFT-P99", Severity.WARNING)
     if target_s is not None:
         return target_s

@@ -315,7 +315,7 @@ class _ReplayWindow(Struct, frozen=True):
 
     @property
     def span_step_s(self) -> float:
-        """Resolution of the span's end in seconds."""
+        """Seconds per step of the span: how exactly its end is known."""
         return (self.span.to_s - self.span.from_s) / max(self.span.steps, 1)
 
 

@@ -24,11 +24,12 @@ from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Sh
 from kneewatch.reports.weekly.observed import DAY_S, HOUR_S
 
 SCRAPES_COUNTED_S = 600.0
-"""Scrapes are counted over this time: few pods of a fleet that is rolled live for an hour."""
+"""Scrapes are counted over this time: during a rollout few pods live for an hour."""
 
 USUAL_S = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 NEAR = 0.1
-"""A measured scrape interval this close to a usual one is taken as the usual one."""
+"""A measured scrape interval that differs from one in USUAL_S by at most this share is taken as
+that one."""
 
 CLOCKED = "sm_clock_mhz"
 """The GPU figure whose series carry the GPU model."""
@@ -58,9 +59,9 @@ class TierEngine(Struct, frozen=True):
 
 
 class Part(Struct, frozen=True):
-    """Series that one query sums: those that match `only`, grouped by the labels `by`; each
-    group is in one tier. `kept` matches the recorded sums of the same engines; None if recorded
-    sums do not separate these engines from others."""
+    """The series that one query sums: all that match `only`, grouped by the labels `by`; each group
+    is in one tier. `kept` matches the recorded sums of the same engines; None if recorded sums do
+    not separate these engines from others."""
 
     name: str
     only: str
@@ -260,7 +261,7 @@ LOADING_S = 1800.0
 class TargetScrapes(Struct, frozen=True):
     """The scrapes of one target by step: the share that succeeded (0-1, NaN while it was no target)
     and how many failed. `scrape_s`: seconds between scrapes. `deleted` has a value in the steps in
-    which Kubernetes deletes the pod; None where that is unknown. Shapes: (steps,)."""
+    which Kubernetes deletes the pod; None if that is unknown. Shapes: (steps,)."""
 
     up: Floats
     failed: Floats
@@ -271,9 +272,9 @@ class TargetScrapes(Struct, frozen=True):
         """Unix times between which a failed scrape of the target is an outage.
 
         A target that appears in the period and fails until its first good step was loading, unless
-        that lasts longer than LOADING_S; one that has no good step may have lived for less than
-        one. The failed scrapes after its last good step are an outage
-        if fleet mode calls the target down for them, until Kubernetes deletes the pod.
+        that lasts longer than LOADING_S; one that has no good step may have lived for less than one
+        step. The failed scrapes after its last good step are an outage if fleet mode calls the
+        target down for them, until Kubernetes deletes the pod.
         """
         seen, good = np.flatnonzero(~np.isnan(self.up)), np.flatnonzero(self.up >= 1)
         born_s, gone_s = -np.inf, np.inf

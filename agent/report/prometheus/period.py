@@ -115,7 +115,7 @@ class PeriodData(Struct, frozen=True):
         return row is not None and not np.isnan(row).all()
 
     def scrapes_of(self, labels: Labels) -> TargetScrapes | None:
-        """The scrapes of the target with an engine's labels; None where there is no `up`."""
+        """The scrapes of the target with an engine's labels; None if there is no `up`."""
         target = scrape_of(labels)
         up = self.up.get(target)
         if up is None:
@@ -335,7 +335,7 @@ class PeriodReader:
         return self._per_engine(text, self._fleet.shape.key)
 
     def _per_engine(self, text: Callable[[float], str], key: KeyOf) -> Query:
-        """A query with about a row and a raw series for each engine."""
+        """A query with about one row and one raw series per engine."""
         return Query(text, key, self._engines, self._scraped(1))
 
     def _scraped(self, parts: int) -> float:

@@ -159,7 +159,7 @@ def scrapes(asking: QueryScope, range_s: float) -> str:
 
 
 def gauges(asking: QueryScope, key: str, range_s: float) -> str:
-    """A gauge's mean on each engine."""
+    """A gauge's mean, per engine."""
     return _either(asking, range_s, GAUGES[key].promql)
 
 
@@ -171,7 +171,7 @@ def gained(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: 
 
 
 def gained_kept(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
-    """What `gained` gives, read from the sums that recording rules keep."""
+    """The same as `gained`, read from the sums that recording rules keep."""
     return _kept(asking, hourly_sums.summed_series(key, part), _with_bounds(part, by), range_s)
 
 
@@ -222,12 +222,12 @@ def narrowed(asking: QueryScope, only: str) -> QueryScope:
 
 
 def curve(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
-    """A signal on the window, on some engines (`only`: matchers), for their latency curve."""
+    """A signal over the window, of some engines (`only`: matchers), for their latency curve."""
     return _either(narrowed(asking, only), asking.window_s, _SIGNALS[key].expr.promql)
 
 
 def curve_recorded(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
-    """A recorded signal on some engines (`only`: matchers), for their latency curve."""
+    """A recorded signal of some engines (`only`: matchers), for their latency curve."""
     series = asking.series(recorded(key), only)
     return f"max by ({', '.join(asking.by)}) ({series})"
 

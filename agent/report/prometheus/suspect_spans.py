@@ -58,7 +58,8 @@ CAUSES: Mapping[str, str] = {
 """Signs that prove a cause by themselves."""
 
 LATE_SHARE, LATE_MIN = 0.1, 5.0
-"""Share and number of late requests per step that count as a sign: 1% is late by definition."""
+"""Share and number of late requests per step that count as a sign: 1% of requests are late by
+definition."""
 
 BRIDGED_STEPS = 2
 
@@ -231,7 +232,7 @@ def empty_spans(pools: Mapping[str, Sequence[Key]], running: Rows, at: Steps) ->
 
 
 SLOW_LASTS_S = 300.0
-"""A replica is behind its peers for at least this long, as the exported alert has it."""
+"""A replica is behind its peers for at least this long, as in the exported alert."""
 
 SLOW_JUDGED_AFTER_S = 600.0
 SLOW_CAUSES = ("gpu_fault", "gpu_throttled", "bad_node")
@@ -322,7 +323,7 @@ class FleetIncidents:
             return None
 
     def _why_slow(self, engine: TierEngine, observed: Observed) -> FleetCause | None:
-        """The cause by which a replica is slow; None where fleet mode has none."""
+        """Why a replica is slow; None if fleet mode finds no cause."""
         name = engine.member.name
         causes = {
             cause.cause.id: cause
@@ -345,8 +346,8 @@ class FleetIncidents:
             )
 
     def held(self, engine: TierEngine, others: Sequence[Held]) -> list[Held]:
-        """The intervals in which an engine was slower than its peers, by their causes; no bad node
-        where one of `others`, its own intervals, explains slow tokens."""
+        """The intervals in which an engine was slower than its peers, by their causes; without
+        `bad_node` where one of `others`, the engine's own intervals, explains slow tokens."""
         intervals = [_held(s, cause, s.from_s) for s, cause in self._slow.get(engine.key, ())]
         slow = [other for other in others if other.kind == "cause" and other.id in SLOWS_TOKENS]
         return [
