@@ -218,7 +218,7 @@ def refuse_ignored_by_plan(given: dict[str, Any]) -> None:
     """Refuse flags that a plan would ignore.
 
     Raises:
-        SizingError: with the flag's name.
+        SizingError: such a flag is set; the error has its name.
     """
     for flag in FLAGS:
         if flag.parameter not in _WITH_A_PLAN and given[flag.parameter] != flag.default:

@@ -110,7 +110,7 @@ class GpuSource:
                 monitor.failed("GPUs not read yet")
 
     def unsubscribe(self, target: str) -> None:
-        """Send a target no more pages."""
+        """Stop sending pages to a target."""
         with self._lock:
             self._monitors.pop(target, None)
 

@@ -47,7 +47,7 @@ class Part(Struct, frozen=True):
 
     @property
     def links(self) -> tuple[tuple[str, str], ...]:
-        """The links that there are, each with its words."""
+        """The known links: pairs of link text and URL."""
         named = (("triage", self.link), ("runbook", self.docs))
         return tuple((words, url) for words, url in named if url)
 

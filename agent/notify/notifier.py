@@ -72,7 +72,8 @@ def alert(event: Event, labels: Labels, *, severity: Severity, base: str) -> dic
 
 
 def alert_name(cause: str) -> str:
-    """The name that the exported Prometheus rules use too: KneewatchCauseKvPressure."""
+    """An alert's name, such as KneewatchCauseKvPressure; the exported Prometheus rules use the
+    same."""
     return "KneewatchCause" + "".join(part.capitalize() for part in cause.split("_"))
 
 

@@ -355,7 +355,8 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
 
 
 def setting_option(row: Setting) -> Callable[[Command], Command]:
-    """The flag of one setting. It is None unless given: then file or environment decide."""
+    """The flag of one setting. Its value is None if it is not given: then the file or the
+    environment decides."""
     kinds: dict[str, dict[str, Any]] = {
         "seconds": {"type": SPAN},
         "count": {"type": int},

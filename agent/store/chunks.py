@@ -53,7 +53,7 @@ class ChunkBody:
         """Reads the directory.
 
         Raises:
-            DamagedError: it is not one.
+            DamagedError: the bytes are not a valid directory.
         """
         self._read, self._loops = read, loops
         try:
@@ -146,7 +146,7 @@ class SignalChunk(ChunkBody):
         """Reads the directory.
 
         Raises:
-            DamagedError: it is not one.
+            DamagedError: the bytes are not a valid directory.
         """
         super().__init__(read, loops)
         with decoding("directory"):

@@ -250,7 +250,7 @@ def top_of(values: Sequence[float | None], bound: float | None, *, least: float)
 
 
 def _level(value: float, top: float, steps: int) -> int:
-    """The height in steps; a value is at least one step high."""
+    """The height of a value's bar in steps, from 1 to `steps`."""
     return min(steps, max(1, round(value / top * steps)))
 
 

@@ -180,8 +180,8 @@ def _tier_engine(member: Member, request: ReportRequest) -> TierEngine:
 
 
 def _by_pool(engines: Sequence[TierEngine]) -> list[TierEngine]:
-    """The engines with a tier per pool: pools that share a model and a kind of GPU are not merged.
-    Their names end with the pool's namespace, or with the pool if it has a label of its own."""
+    """The engines with a tier per pool. The names of tiers that several pools would share end with
+    the pool's namespace, or with the pool where namespaces do not tell them apart."""
     pools: dict[str, dict[str, str]] = {}
     for engine in engines:
         member = engine.member
