@@ -28,10 +28,11 @@ ANY = (-LARGEST, LARGEST)
 """The range of metrics that are in no table: any number."""
 
 ZERO, ABSENT = -2, -1
-"""Positions of the columns that the page does not show because they are 0, and that it lacks."""
+"""Positions of the columns that are not on the page: because they are 0, or because it lacks
+them."""
 
 BEHIND = (0.0, NAN)
-"""The values of these columns; they stand behind the page's."""
+"""The values at these positions, appended to the page's values."""
 
 Labels = tuple[tuple[str, str], ...]
 ReadBuckets = Callable[[Sequence[float | None]], tuple[float, ...]]
@@ -70,14 +71,14 @@ class BucketColumns(Struct, frozen=True):
 
 
 class Table:
-    """The columns of one kind (counters or gauges) and their positions on pages of one layout:
-    those of `before` in their order, then the new ones of `places`."""
+    """The columns of one kind (counters or gauges) and their positions on pages of one layout: the
+    columns of `before` in their order, then the new columns of `places`."""
 
     def __init__(self, places: Mapping[Column, int], before: Table | None = None) -> None:
         older = () if before is None else before.names
         names = tuple(dict.fromkeys((*older, *places)))
         self.names: tuple[Column, ...] = older if names == older else names
-        """The columns in order; the same object until others come."""
+        """The columns in order; the same object until columns are added."""
         self.columns = {column: at for at, column in enumerate(names)}
         self.by_metric: dict[str, list[tuple[Column, int]]] = {}
         for column, at in self.columns.items():
@@ -224,7 +225,7 @@ def _places(binding: EngineBinding) -> tuple[dict[Column, int], dict[Column, int
 
 
 NO_COLUMNS = Columns(EngineBinding(EngineKey("", ""), {}, {}, {}, {}, (), frozenset()))
-"""Those of an engine without a page."""
+"""The columns of an engine without a page."""
 
 
 # --- The scrapes ----------------------------------------------------------------------------------
@@ -303,7 +304,8 @@ class History:
         self.frames.append(frame)
         self.times.append(t_s)
         if len(self.frames) > 1:
-            # Seldom read again, and a quarter as large without an object for each number.
+            # Older scrapes are seldom read; without an object for each number they take a quarter
+            # of the memory.
             last = self.frames[-2]
             last.counters, last.gauges = _packed(last.counters), _packed(last.gauges)
         for index in (*self.counters.absent, *bad_counters):
@@ -415,8 +417,8 @@ def _wider(row: Row, count: int) -> Row:
 def _possible(
     table: Table, values: list[float], odd: dict[str, float]
 ) -> tuple[tuple[float, ...], list[int]]:
-    """A page's values by column with NaN for impossible ones, and the columns of those. Adds their
-    metrics to `odd`."""
+    """A page's values by column with NaN for impossible ones, and the columns of those. Adds the
+    metrics of those columns, with the first such value, to `odd`."""
     row = table.read(values)
     bad = table.impossible(row)
     if not bad:

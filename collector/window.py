@@ -306,7 +306,7 @@ class Line(Struct, frozen=True):
         return cls(steps_s, sum(map(mul, steps_s, steps_s)))
 
     def slope(self, values: Sequence[float]) -> float | None:
-        """Change per second of the values at these times; None where the times are one."""
+        """Change per second of the values at these times; None where all times are equal."""
         mean = sum(values) / len(values)
         covariance = sum(map(mul, self.steps_s, [value - mean for value in values]))
         return covariance / self.squares if self.squares > 0 else None

@@ -408,11 +408,11 @@ class ToPython(Struct, frozen=True):
         return f"({is_known} and {value} {sign} {bound})"
 
     def every(self, parts: Sequence[str]) -> str:
-        """True if all are."""
+        """True if all parts are."""
         return f"({' and '.join(parts)})" if parts else "True"
 
     def some(self, parts: Sequence[str]) -> str:
-        """True if at least one is."""
+        """True if at least one part is."""
         return f"({' or '.join(parts)})" if parts else "False"
 
     def unless(self, part: str) -> str:
@@ -444,8 +444,9 @@ def first_of(cases: Iterable[tuple[T, Condition]]) -> Callable[[Moment], T]:
 
 
 class Clause(Struct, frozen=True):
-    """PromQL for the engines where a condition holds: engines that appear in one of the options
-    (none: no engine), or with `negated_of` all engines that do not."""
+    """PromQL for the engines where a condition holds: the engines that appear in one of the
+    `options`, or with `everywhere` all engines; then without the engines that appear in one of
+    `without`."""
 
     options: tuple[str, ...] = ()
     everywhere: bool = False

@@ -13,7 +13,7 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.spelling import did_you_mean
 
 WINDOW_S = 60.0
-"""The short window that durations are stated for; a profile with another one stretches them."""
+"""The short window that durations are stated for; a profile with another window scales them."""
 
 LONG_WINDOWS = 5.0
 """History kept, in short windows: the guide's second window is 5 minutes."""
@@ -72,9 +72,9 @@ class Rule(Struct, frozen=True):
     """When a number is bad.
 
     A state begins once its bound has been crossed for `for_s`, and ends once the value has been
-    back inside the bound, by a tenth of it (`clear_ratio`), for `clear_s`. `scale` of the short
-    window against its default stretches both. `moves` are the families of signals (rules/baseline)
-    that are not normal while it is at warning or worse.
+    back inside the bound by a margin (`clear_ratio` of the bound) for `clear_s`. Both times are
+    scaled with the short window. `moves` are the families of signals (rules/baseline) that are not
+    normal while it is at warning or worse.
     """
 
     id: str
@@ -106,8 +106,8 @@ class Rule(Struct, frozen=True):
         return worst
 
     def threshold(self, severity: Severity) -> float | None:
-        """The threshold of a severity's bound; of the first bound where the rule has none for
-        it."""
+        """The threshold of a severity's bound; if the rule has no such bound, that of its first;
+        None without bounds."""
         for bound in self.bounds:
             if bound.severity == severity:
                 return bound.threshold
@@ -191,7 +191,8 @@ class Finding(Struct, frozen=True):
 
 
 def _nearest_threshold(rule: Rule) -> float:
-    """The threshold that a value crosses first; one that no value crosses where there is none."""
+    """The threshold that a value crosses first; infinite, so that no value crosses it, without
+    bounds."""
     thresholds = [bound.threshold for bound in rule.bounds]
     if rule.below:
         return max(thresholds, default=-math.inf)
@@ -267,7 +268,8 @@ class RuleState:
         return finding
 
     def _kept_quiet(self, guard: Guard, value: float | None) -> str:
-        """Note that a guard suppresses the rule; empty where the value is below warning anyway."""
+        """A note that the guard suppresses the rule; empty where the value is below warning
+        anyway."""
         if value is None or self.rule.level(value) < WARNING:
             return ""
         side = "above" if guard.below else "below"
@@ -331,7 +333,7 @@ class RuleBook:
         self._states = [RuleState(rule, scale=scale) for rule in rules]
 
     def forget(self) -> None:
-        """The process was replaced, or the clock was set back."""
+        """Drop all states: the process was replaced, or the clock was set back."""
         for state in self._states:
             state.forget()
 

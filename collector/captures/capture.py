@@ -28,22 +28,22 @@ __all__ = ["CaptureReader", "CaptureWriter", "Entry", "is_capture"]
 READ_BYTES = 128 * 1024
 COMPRESSION_LEVEL = 6
 HOPELESS_LINES = 100_000
-"""A file whose first lines, this many, are all unusable is not a capture."""
+"""A file is not a capture if all of this many first lines are unusable."""
 
 TIME_FIRST = re.compile(rb'\s*\{\s*"t"\s*:\s*([0-9]{1,12}(?:\.[0-9]{1,20})?)\s*[,}]')
 EXPECTED = 'expected a capture: JSON lines (gzip or plain), each {"t": seconds, "body": "page"}'
 
 
 def is_capture(target: str) -> bool:
-    """Whether the target is meant as a capture file, not a server: the name ends like one, it can
-    only be a path, the file exists, or it is a directory, which reading refuses by name."""
+    """Whether the target is meant as a capture file, not a server: its name ends like a capture's,
+    it can only be a path, or it exists (a directory only with a slash: its error names it)."""
     if "://" in target:
         return False
     if target.endswith((".jsonl", ".jsonl.gz")) or target.startswith(("/", "./", "../", "~")):
         return True
     try:
         path = Path(target)
-        # A bare name is a host's, whatever directories happen to lie here.
+        # A bare name is a host name, even if a directory here has the same name.
         return path.exists() and ("/" in target or not path.is_dir())
     except (OSError, ValueError):  # longer than a path can be
         return False
@@ -176,7 +176,7 @@ class CaptureWriter:
 
         Raises:
             CaptureError: the file cannot take it (the disk is full, say).
-            ValueError: it is no entry that could be read back; or the writer is closed.
+            ValueError: the entry could not be read back, or the writer is closed.
         """
         if self._fd < 0:
             raise ValueError("the capture is closed")

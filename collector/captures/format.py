@@ -79,7 +79,8 @@ class Members:
     def finish(self) -> Iterator[bytes | Damage]:
         """Yields the text of the bytes still held, and the damage at the end of the file."""
         while self._inflater is not None:
-            # A few bytes of a next member may have passed for the end of one that is cut.
+            # The first bytes of a next member may have been read as the end of a member that is cut
+            # short.
             head = HEAD.search(self._held, max(self._head + 1, 0))
             if head is None:
                 yield Damage("the file ends inside a gzip stream (cut short, or still written)")
@@ -130,7 +131,7 @@ class Members:
         """Yields the readable text of the chunk that failed, then skips the member."""
         head = HEAD.search(self._held, max(self._head + 1, 0))
         whole = len(chunk)
-        if head is not None:  # in the chunk, after it, or run over before it
+        if head is not None:  # the header is in the chunk, after it, or before it
             whole = min(max(head.start() - self._at, 0), len(chunk))
         why = "a gzip member is cut short"
         for start in range(0, whole, REDO_BYTES):
@@ -142,7 +143,7 @@ class Members:
             if text:
                 yield text
         end = self._at + len(chunk)
-        # Without a head in sight, one may have begun in the last bytes.
+        # If no header was found, one may have begun in the last bytes.
         to = head.start() if head else max(end - HEAD_BYTES + 1, self._head + 1, 0)
         yield self._leave(to, self._at + whole, why)
 
@@ -194,7 +195,7 @@ def text_of(chunks: Iterable[bytes]) -> Iterator[bytes | Damage]:
 
 LINE_MAX_BYTES = 64 * 1024 * 1024
 HOST_SIGNAL = "host_"
-"""What the name of a signal of the server's host begins with."""
+"""Prefix of the names of signals about the server's host."""
 
 
 class Entry(Struct, frozen=True):
@@ -264,7 +265,7 @@ def line_of(entry: Entry) -> bytes:
         raise ValueError(f"an entry's time must be finite and not negative, not {entry.t_s}")
     if entry.body is None and not entry.error:
         raise ValueError("an entry needs a body or an error")
-    record: dict[str, object] = {"t": entry.t_s}  # first: readers pass over lines by it
+    record: dict[str, object] = {"t": entry.t_s}  # first: readers skip lines by their time
     if entry.status is not None:
         record["status"] = entry.status
     if entry.error:
@@ -282,7 +283,7 @@ def line_of(entry: Entry) -> bytes:
 
 
 def _text(text: str) -> str:
-    # Half a surrogate pair is no text and has no UTF-8; isascii() is known without looking.
+    # A lone surrogate cannot be encoded as UTF-8. isascii() is a stored flag, so the check is free.
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -306,7 +307,7 @@ def split_lines(pieces: Iterable[bytes | Damage]) -> Iterator[bytes | Damage]:
             if held_bytes <= LINE_MAX_BYTES:
                 parts.append(part)
             else:
-                parts = []  # and nothing is kept until the line has its end
+                parts = []  # keep nothing of the line until its end
             if end >= 0:
                 yield _line(parts, held_bytes)
                 parts, held_bytes, start = [], 0, end + 1

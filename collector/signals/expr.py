@@ -240,7 +240,7 @@ class Slope(OfMetric, frozen=True):
 
 
 def no_value(window: Window) -> float | None:
-    """None: the value of an expression that no series can give one."""
+    """None, for an expression that no series can give a value."""
     del window
     return None
 
@@ -638,7 +638,7 @@ class SumOfKnown(Struct, frozen=True):
         return value
 
     def promql(self, dialect: Dialect) -> str | None:
-        """None: only the sidecar adds what may be missing."""
+        """None: only the sidecar leaves out parts without a value."""
         del dialect
         return None
 
@@ -716,7 +716,7 @@ class SlowTimeShare(OfMetric, frozen=True):
             buckets, total_s = window.buckets(metric), total_of(window)
             if buckets is None or total_s is None or not total_s > 0:
                 return None
-            # Where some bucket has no rate in this window, the positions are others.
+            # If some bucket has no rate in this window, the positions differ.
             here = weighted if buckets.bounds is bounds else positions(buckets.bounds)
             return sum([weight * buckets.above_at_per_s(at) for weight, at in here]) / total_s
 

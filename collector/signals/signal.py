@@ -12,7 +12,7 @@ from kneewatch.collector.signals.expr import Expr, Value
 from kneewatch.collector.window import Window
 
 LOGGERS = "vllm/v1/metrics/loggers.py (0.32)"
-"""Where most metrics come from."""
+"""vLLM's source file that defines most metrics."""
 
 
 class Signal(Struct, frozen=True):
@@ -45,7 +45,7 @@ class Reading(Struct, frozen=True):
 
     `missing` maps each unknown signal to its metrics without a value on the newest page. A signal
     whose metric has just vanished keeps a value while the window holds enough of it. `impossible`
-    are those of these metrics that are on the page with an impossible value.
+    maps a metric to the value on the newest page that it cannot have.
     """
 
     values: Mapping[str, float | None]
