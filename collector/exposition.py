@@ -402,8 +402,8 @@ class _Template(Struct, frozen=True, eq=False, weakref=True):
     layout: Layout
 
     def page(self, plain: bytes) -> Page | None:
-        """The page of these bytes; None if they differ from the template's in more than values, or
-        are malformed."""
+        """The page of these bytes; None if more than the values differs from the template, or a
+        value is malformed."""
         # BytesIO splits lines three times as fast as bytes.split and str.split do.
         lines = list(islice(BytesIO(plain), len(self.is_sample) + 1))
         if len(lines) != len(self.is_sample):
@@ -414,7 +414,7 @@ class _Template(Struct, frozen=True, eq=False, weakref=True):
         joined = b",".join(tails)
         commas = max(0, len(tails) - 1)
         if len(joined) - commas + self.fixed_bytes != len(plain):
-            return None  # a line does not start as it did, so its prefix is still there
+            return None  # a line starts differently, so no prefix was removed from it
         values = numbers(tails, joined)
         if values is not None:
             return Page(self.layout, values)

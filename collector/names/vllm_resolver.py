@@ -82,7 +82,8 @@ BLOCKS = "num_gpu_blocks"
 
 
 def own_pools(engines: Sequence[EngineBinding]) -> Iterator[EngineBinding]:
-    """The engines of a page, each with its own number of KV blocks where the page shows the sum."""
+    """The engines of a page; if the page shows the sum of their KV blocks for each, with their own
+    number."""
     beside: dict[tuple[str, str], list[EngineBinding]] = {}
     for engine in engines:
         beside.setdefault((engine.key.model, engine.key.replica), []).append(engine)

@@ -121,7 +121,8 @@ class Server:
         self.steps = round(WINDOWS * plan.range_s / plan.scrape_s)
 
     def scenario(self, series: Series, *fires: tuple[str, str]) -> Scenario:
-        """The scenario of this server's name: its series, and the alerts that they must fire."""
+        """A scenario with this server's name, from its series and the alerts (name, severity) that
+        must fire."""
         return Scenario(self._name, series, frozenset(fires))
 
     def level(self, value: float) -> str:
@@ -129,7 +130,7 @@ class Server:
         return f"{number(value)}x{self.steps}"
 
     def rate(self, per_s: float) -> str:
-        """A counter or gauge that grows."""
+        """A counter or gauge that grows by `per_s` each second."""
         return f"0+{number(per_s * self._plan.scrape_s)}x{self.steps}"
 
     def named(self, metric: str, *labels: str) -> str:

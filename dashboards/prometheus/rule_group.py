@@ -99,7 +99,7 @@ class Plan(Profile, frozen=True):
 
     @property
     def pool(self) -> str:
-        """The labels that peers have in common."""
+        """The labels that peers have in common, for `by` and `on`."""
         return ", ".join(self.pool_labels)
 
     @property

@@ -327,7 +327,7 @@ def _bounds(finding: Finding) -> list[Bound]:
 
 
 def _same_quantity(item: Evidence, diagnosis: Diagnosis) -> bool:
-    """Whether the evidence's value is the signal's: some evidence weighs a share or a growth of it,
-    whose threshold must not be drawn in the signal's chart."""
+    """Whether the evidence's value is the signal's own. Some evidence weighs a share or the growth
+    of its signal; such a threshold must not be drawn in the signal's chart."""
     value = diagnosis.values.get(item.signal)
     return value is not None and item.value is not None and isclose(value, item.value, rel_tol=SAME)
