@@ -83,8 +83,8 @@ FLEET_ONLY_CAUSES = (
 )
 
 
-# Every cause there is, and all that follows from the records: what explains what, what is told
-# with what, what is learned meanwhile. A cause is added here and nowhere else.
+# All causes, and what follows from their records: which cause explains which, which is reported
+# under which, which baselines are learned meanwhile. A cause is added here and nowhere else.
 
 
 CAUSES: tuple[CauseRecord, ...] = (
@@ -130,7 +130,7 @@ CAUSES: tuple[CauseRecord, ...] = (
 
 BY_ID = {record.id: record for record in CAUSES}
 EXAMINED = tuple(record for record in CAUSES if record.forms or record.judge is not None)
-"""Those that one engine's facts can show; the others are concluded by whoever sees them."""
+"""Causes that one engine's facts can show; logs, scrape errors and fleets show the others."""
 
 
 def _closed(cause_id: str, explains: Sequence[str]) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ _OVER = each_holds(_CAN_BE_OVER.values())
 
 
 def conclude(facts: Facts) -> list[Cause]:
-    """Every cause that its evidence carries, in no order."""
+    """Every cause whose evidence gives it enough confidence, in no order."""
     examined = compress(EXAMINED, _MAY_STAND(facts))
     return [cause for record in examined if (cause := record.examine(facts)) is not None]
 

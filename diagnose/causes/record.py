@@ -89,7 +89,7 @@ class Finds(Leaf, Struct, frozen=True):
 
 class Term(Struct, frozen=True):
     """A piece of evidence: `weight` times the strength of `value` against `threshold` (1 without
-    one). Negative weights speak against the cause; a weight of 0 is told and counts for nothing.
+    one). Negative weights speak against the cause; weight 0 is listed without effect on confidence.
 
     It counts where `when` is surely true. `below`: the further below its threshold, the stronger.
     `signal` names the evidence where the value is not a plain signal, `shown` is the number to
@@ -193,7 +193,8 @@ class CauseRecord(Struct, frozen=True, dict=True):
     over: Condition | None = None
     """Where this holds the cause has surely ended, and its clear time is not waited for."""
     outlasts: bool = False
-    """Whether it stays, for a while, as long as a cause that it explains is concluded."""
+    """Whether it stays, for OUTLASTS_S at most (engine/diagnosis.py), while a cause that it
+    explains is concluded."""
     fleet: bool = False
     capacity: bool = False
     """Whether it says that the fleet was too small for its load, for a while."""

@@ -1,7 +1,7 @@
 """Counterfactuals: the signal values at which a cause would no longer be concluded. Pure.
 
 Each signal that the evidence cites is varied by itself, the cause is examined again, and bisection
-finds the value at which it falls. A signal that does not decide by itself has no such value.
+finds the value from which on it is not concluded. A signal that does not decide by itself has none.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def on_gpus(signal: str, gpus: Sequence[GpuState]) -> bool:
 
 
 def with_gpu_signal(signal: str, value: float, gpus: Sequence[GpuState]) -> tuple[GpuState, ...]:
-    """The GPUs with a signal limited to at most `value`; of clocks, raised to at least this share
-    of the full clock."""
+    """The GPUs with a signal limited to at most `value`. Clocks are raised instead, to at least the
+    share `value` of the full clock."""
     if signal == CLOCK:
         return tuple(_faster(gpu, value) for gpu in gpus)
     names = NAMES.get(signal, (signal,))
@@ -89,7 +89,7 @@ def counterfactuals(
     for evidence in cause.evidence:
         now = facts.values.get(evidence.signal)
         if evidence.signal in facts.recent or on_gpus(evidence.signal, facts.gpus):
-            # The value that the cause was concluded from: of the newest part, or of one GPU.
+            # The cause was concluded from the value of the window's newest part, or of one GPU.
             now = evidence.value
         if now is None or evidence.signal in points:
             continue

@@ -1,7 +1,7 @@
 """Compares the data-parallel engines of one page: which of them carries more than its share. Pure.
 
-Guide 3.5, 9.3. It applies the fleet's replica_imbalance to one server: what the overloaded engines
-suffer while others have room is reported under it."""
+Guide 3.5, 9.3. It applies the fleet's replica_imbalance to one server: queues and preemptions of
+the overloaded engines, while others have room, are reported under it."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class DerivedSignal(Struct, frozen=True):
 
     @property
     def gap(self) -> str:
-        """Why it may lack a value where its signals have theirs; empty where nothing else lacks."""
+        """Why it may lack a value although its signals have values; empty if that cannot happen."""
         if self._reads(BaselineValue):
             return NO_BASELINE
         return NO_TARGET if self._reads(Target) else ""
@@ -92,8 +92,7 @@ class DerivedSignal(Struct, frozen=True):
 
 
 def _in_window(key: str, per_s: str) -> DerivedSignal:
-    """The number of a rate's events in the window, to tell whether a share of them means
-    anything."""
+    """The number of a rate's events in the window: a share of few events is chance."""
     return DerivedSignal(key, f"{per_s} times the window", WindowSeconds() * Signal(per_s))
 
 
@@ -229,7 +228,7 @@ def derive(
 
 RECENT_SIGNALS = tuple(signal for signal in VLLM_SIGNALS if signal.key in RECENT)
 OF_REQUESTS = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
-"""Of these, the signals that say nothing while few requests arrive."""
+"""Signals of RECENT that mean nothing while few requests arrive."""
 
 
 _bound: WeakKeyDictionary[Columns, BoundSignals] = WeakKeyDictionary()
@@ -237,8 +236,8 @@ _bound: WeakKeyDictionary[Columns, BoundSignals] = WeakKeyDictionary()
 
 
 def recent(history: History, now_s: float, window_s: float) -> dict[str, float | None]:
-    """The signals of RECENT on the window's newest quarter; those of requests on its newest half
-    where the quarter has too few, and None where that has too few as well."""
+    """The signals of RECENT on the window's newest quarter. If that has too few requests, signals
+    of requests are taken on the newest half; if that has too few as well, they are None."""
     frames = history.times
     interval_s = frames[-1] - frames[-2] if len(frames) > 1 else window_s
     range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
@@ -267,7 +266,7 @@ UNFORGIVING = frozenset({"stalled"})
 
 class Streaks:
     """How long conditions have held, by scrape; one scrape to the contrary does not end a streak.
-    `conditions` are those that causes ask for; that of a stalled engine is read off the history."""
+    `conditions` are those that causes use; whether the engine is stalled comes from the history."""
 
     def __init__(self, conditions: Mapping[str, Holds], targets: Targets) -> None:
         self._conditions, self._targets = conditions, targets
@@ -424,8 +423,8 @@ def _prefill_sides(
 ) -> tuple[float | None, float | None]:
     """The shares of requests that hit nearly whole, and that miss whole; None where unknown.
 
-    Requests that miss compute their prompts, so that they are as many of those that compute more
-    than some tokens as of the prompts that are longer than that.
+    Requests that miss compute their whole prompts. So a miss counts among the requests that compute
+    more than some number of tokens exactly if its prompt is longer than that.
     """
     prompt, mean = values.get("prompt_tokens_p50"), values.get("prompt_tokens_mean")
     computed = window.buckets("request_prefill_kv_computed_tokens")
@@ -441,8 +440,8 @@ def _prefill_sides(
 
 
 def _hit_spread(window: Window) -> float | None:
-    """The lower of the hits' spreads over the whole window and over its newest half, which a fall
-    reaches first."""
+    """The lower of two spreads of the hits: over the whole window, and over its newest half, where
+    a fall shows first. In standard deviations; see `spread_sigmas`."""
     columns = window.history.columns
     selected = [
         columns.counter_columns("prefix_cache_queries"),
@@ -459,8 +458,9 @@ def _hit_spread(window: Window) -> float | None:
 
 
 def spread_sigmas(counts: Sequence[tuple[float, ...]]) -> float | None:
-    """How far the variance of hits over scrapes lies above that of requests that hit whole or not
-    at all; `counts` are tokens looked up, tokens that hit and requests, by scrape.
+    """How far the variance of hits over scrapes lies above that of requests that hit fully or miss
+    fully, in standard deviations. `counts` has, by scrape, the counters of tokens looked up, of
+    tokens that hit and of requests.
 
     The hits of n such requests have a binomial variance, so that the sum of squares over it has a
     chi-square distribution (here by the normal approximation of Wilson and Hilferty).

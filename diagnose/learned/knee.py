@@ -41,7 +41,7 @@ def _alike(text: str, other_text: str) -> bool:
 
 # The knee of a server's own latency-throughput curve, learned from the loads it has had. Pure.
 #
-# One point a window: requests in flight, what was served, how late. Points are gathered by
+# One point a window: requests in flight, requests/s and tokens/s, latencies. Points are grouped by
 # concurrency in steps of the square root of two; a step counts once it holds enough of them.
 # Without targets the knee is where power is highest, tokens per second over the time a token
 # takes (Kleinrock 1979): beyond it latency grows by a larger factor than throughput. Both are
@@ -71,10 +71,11 @@ FORGOTTEN_S = 14 * 24 * 3600.0
 class Point(Struct, frozen=True):
     """One window of the curve. `token_s` is a request's total time per output token, in seconds.
 
-    From `running` on it holds what `StepTimes` is made of: `context_tokens` that a running request
-    attends to, `computed_tokens` of a prompt that no cache saved, and `outside_s` of TTFT that is
-    neither queue nor prefill: the API server and the network. `prefill_s` and `outside_s` are None
-    in a window with preemptions, which put prompts off and let requests end and begin in bursts.
+    The fields from `running` on are for `StepTimes`: `context_tokens` is what a running request
+    attends to, `computed_tokens` what no cache saved of a prompt, and `outside_s` the part of TTFT
+    that is neither queue nor prefill: the API server and the network. `prefill_s` and `outside_s`
+    are None in a window with preemptions, which delay prompts and let requests end and begin in
+    bursts.
     """
 
     t_s: float
@@ -397,7 +398,7 @@ STEP_FIELDS = (
 
 STEP_WINDOWS_MIN = 3
 ERROR_WINDOWS_MAX = 32
-"""Windows whose error is computed: it is shown, and nothing is decided by it."""
+"""Most windows whose error is computed: the error is only shown, nothing depends on it."""
 
 
 class StepTimes(Struct, frozen=True, dict=True):
@@ -453,10 +454,10 @@ class StepTimes(Struct, frozen=True, dict=True):
         return min(self.times_s)
 
     def itl_s(self, running: float, context_tokens: float, *, near: float | None = None) -> float:
-        """Seconds of a step with that many decodes of that context each, prompts among them.
+        """Mean seconds of a step with that many decodes of that context each, prefill included.
 
-        `near` is the batch whose windows count most, by default `running`. For one value of it a
-        larger batch never takes less, nor more than in proportion.
+        `near` is the batch whose windows count most, by default `running`. For one value of `near`
+        a larger batch never takes less time, nor more than in proportion.
         """
         return self._decode.at(running, running * context_tokens, near=near)
 

@@ -21,11 +21,11 @@ DEMAND_BINS = (1 / 12, 1 / 4, 1.0, 2.5, 5.0)
 minutes to two hours. A bin is never shorter than a scrape."""
 
 ARRIVAL_BINS = (1 / 12, 1 / 4)
-"""The same of arrivals. Over longer times demand shows the same climb."""
+"""Lengths of the bins of arrivals, in windows. Over longer times demand shows the same climb."""
 
 SCATTER_BINS_FROM = 1 / 4
-"""Scatter is measured at bins of this many windows and longer, at the longest there are: a short
-trend does not see all of it."""
+"""Scatter is measured at the longest bins there are, of this many windows or more: shorter bins do
+not show all of it."""
 
 BINS_MAX = 24
 BINS_MIN = 8
@@ -36,7 +36,7 @@ TREND_MIN = 4.5
 """Smallest slope, in standard errors, that counts as a climb."""
 
 NO_STEP = 1.1
-"""A step of the load must fit the bins worse than the climb by this factor of the squares left."""
+"""A climb counts if a step of the load leaves at least this many times its squared residuals."""
 
 LATE_RISE = 0.6
 """Smallest rise from a climb's first half to its second, as a share of the line's: a load that has
@@ -61,10 +61,11 @@ BURST_REQUESTS = 30.0
 if the present arrivals fill the cache. A longer one may be of requests that grow longer."""
 
 ARRIVALS_MIN = 10.0
-"""Arrivals from which on what a request asks for is known."""
+"""Number of arrivals from which on the mean demand of a request is known."""
 
 MEMORY_WINDOWS = 15.0
-"""Time constant of what a request asks for, in windows: a climb of minutes hardly changes it."""
+"""Time constant of the mean demand of a request, in windows: a climb of minutes hardly changes it.
+"""
 
 HORIZON_S = 1800.0
 """Longest forecast: half an hour."""
@@ -155,7 +156,7 @@ class KvForecaster:
         return min(climbs, key=_Climb.left_s, default=None)
 
     def _grown(self, now_s: float) -> Iterator[_Climb]:
-        """Climbs since the last arrival: the same requests grow, and chance has no part in it."""
+        """Climbs since the last arrival: the same requests grow, so none of it is chance."""
         for trend in self._demand:
             line = trend.climb(variance=0.0, overlap=1.0)
             if line is not None and not line.is_step and line.lasts_s <= self._no_arrival_s:
@@ -183,7 +184,7 @@ class KvForecaster:
             line = trend.climb(variance=1 / bin_s, overlap=1.0, scale=requests.ratio_s)
             if line is None:
                 continue
-            # Where a step of the arrivals fills the cache, it does so before demand has followed.
+            # A step of the arrivals that fills the cache does so before demand has followed it.
             is_followed = line.lasts_s > REQUESTS_MIN * requests.lasts_s
             if line.is_step and (is_followed or line.late_least < capacity):
                 continue
@@ -239,7 +240,7 @@ class _Requests:
 
     @property
     def ratio_s(self) -> float:
-        """Share of the cache times seconds that an arrival asks for."""
+        """Mean demand of an arrival: share of the cache x seconds that it is held."""
         return self._demand_s / self.arrivals
 
     def sustained(self, arrivals: Sequence[_Bin]) -> float:
@@ -294,7 +295,7 @@ class _Climb(Struct, frozen=True):
         return max(0.0, rise_s - self.age_s + self.lag_s)
 
     def before(self, ago_s: float) -> float:
-        """The line's value so many seconds ago."""
+        """The line's value `ago_s` seconds before now."""
         return self.line.level + self.line.slope_per_s * (self.age_s - ago_s)
 
     def ahead_ratio(self, ahead_s: float) -> float:
@@ -376,7 +377,7 @@ class _Fit(Struct, frozen=True):
 
 
 def _fit(bins: Sequence[_Bin]) -> _Fit:
-    """The line, or the level and the line from its end, that leaves the smallest squares."""
+    """The best least-squares fit: a line, or a level with a line from its end."""
     end_s = bins[-1].t_s
     points = [(part.t_s - end_s, part.mean) for part in bins]
     count, sums = len(points), _Sums.of(points)
@@ -407,7 +408,7 @@ its value at time 0, and when it begins."""
 
 
 class _Sums(Struct, frozen=True):
-    """Sums over the first points, by how many: of times t, values v and their products."""
+    """Running sums over the first n points, by n: of times t, values v and their products."""
 
     begin_s: float
     times: Sequence[float]
@@ -451,7 +452,7 @@ class _Sums(Struct, frozen=True):
         return left - slope * product, begin, slope, error_unit, base - slope * from_s, from_s
 
     def step(self) -> float:
-        """The squares that the best step from one level to another leaves."""
+        """The squared residuals of the best step from one level to another."""
         count, total = len(self.times) - 1, self.values[-1]
         return self.vv[-1] - max(
             self.values[at] ** 2 / at + (total - self.values[at]) ** 2 / (count - at)

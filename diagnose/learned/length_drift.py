@@ -1,9 +1,10 @@
 """How far the lengths of requests have moved: from earlier ones, and from a stated workload. Pure.
 
-The greatest distance between two cumulative shares, as Kolmogorov and Smirnov have it. A sample's
-shares lie within sqrt(ln(2 / a) / 2n) of its distribution's but for a chance of a (Dvoretzky,
-Kiefer, Wolfowitz 1956; Massart's constant, 1990), whatever the distribution is and wherever buckets
-end: two samples of one distribution are further apart than both bands with a chance below 2 a.
+The measure is the greatest distance between two cumulative distributions (Kolmogorov, Smirnov).
+With a probability of at least 1 - a, the cumulative shares of n observations lie within
+sqrt(ln(2 / a) / 2n) of their distribution's (Dvoretzky, Kiefer, Wolfowitz 1956; Massart's constant,
+1990), for any distribution and any buckets. So two samples of one distribution are further apart
+than both bands with a probability below 2 a.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ FALSE_ALARM = 1e-4
 """Upper bound on the probability that a comparison of unchanged lengths reports a change."""
 
 SHIFT_MIN = 0.15
-"""Smallest share of the requests with other lengths that counts as another workload."""
+"""If at least this share of the requests changed in length, the workload counts as changed."""
 
 TAIL_SHIFT_MIN = 0.1
-"""The same beyond a percentile that leaves less than SHIFT_MIN: thrice what is stated above P95."""
+"""The same for a percentile that leaves less than SHIFT_MIN above it: 0.15 instead of 0.05 of the
+requests above the stated P95."""
 
 ALIKE = 10.0
 """Requests of one session or job are alike: this many count as one independent request."""
@@ -38,8 +40,8 @@ Buckets = Mapping[float, float]
 class Drift(Struct, frozen=True):
     """How far two distributions are apart.
 
-    `shift_ratio` is the share of the requests that lie on the other side of `edge` now, positive
-    where they are longer; `chance_ratio` what chance makes of it at most.
+    `shift_ratio` is the share of the requests that moved to the other side of `edge`, positive if
+    they are longer now; `chance_ratio` is the largest shift that chance explains.
     """
 
     shift_ratio: float
@@ -188,7 +190,7 @@ METRICS: Mapping[str, str] = {
     ANSWERS: "request_generation_tokens",
 }
 KEYS: Mapping[str, str] = {PROMPTS: "input", ANSWERS: "output"}
-"""vLLM's histogram of each length, and what begins its keys in a profile."""
+"""The prefix of a profile's keys for each length, by vLLM's histogram of it."""
 
 RATE_MIN = 1.2
 """Ratio of rate to peak that counts as another workload: every size includes 20% headroom or more
@@ -250,11 +252,12 @@ FEW = 150.0
 """With fewer answers than this the longest window is tested too: the band is too wide."""
 
 OUTPUT_FALSE_ALARM = 1e-3
-"""The chance, at most, that a comparison of independent answers calls one distribution two."""
+"""Upper bound on the probability that a comparison of unchanged, independent answers reports a
+change."""
 
 LOOKS = 2
-"""At the window, which shows at once what is plain, and at the longest one, which holds enough for
-what is not but also what was before: each may err half as often."""
+"""Number of comparisons: the window, which shows a large change at once, and the longest window,
+which holds enough answers for a small change but also older ones. Each may err half as often."""
 
 OUTPUTS_ALIKE = 1.0
 """Each answer counts as independent: causes use this only where many more answers than before end

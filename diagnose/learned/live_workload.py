@@ -32,10 +32,9 @@ class LiveWorkload(Struct, frozen=True):
     """Requests of `span_s` compared with the stated workload, by side (`stated_workload.WORDS`).
     `origin` and `grown` are the stated workload's.
 
-    `live` are their P50, P95 and P99, None beyond the histogram's last finite bound. `expected` are
-    the
-    requests that its share of the stated peak would be, 0 where its share is unknown or
-    not enough time has passed.
+    `live` are their P50, P95 and P99, None beyond the histogram's last finite bound. `expected` is
+    the number of requests at this engine's share of the stated peak, 0 where that share is unknown
+    or too little time has passed.
     """
 
     origin: str

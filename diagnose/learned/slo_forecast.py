@@ -1,17 +1,17 @@
 """Forecast of when first tokens will come later than the TTFT target at the present trend. Pure.
 
-Four loads, each scaled so that the target breaks where it reaches 1; the first there counts:
+Four loads are followed, each scaled so that the target breaks at 1; the first to reach 1 counts:
 
-- Prompts: the share of the time that prefill takes. Where prompts are the limit, latency tells of a
-  queue only when it stands, and the share of the time climbs with the arrivals long before.
-- KV and seats: what requests in flight ask for over what there is, as one arrival in a hundred
-  finds it, for that one is who decides P99: requests in flight scatter about their mean by its
-  square root (arrivals at random), so that a small batch breaks its target far below a full house.
-- Latency: a server that serves one request after the other answers in 1 / (capacity - arrivals) in
-  the mean, so that the inverse of its latency falls in proportion to the load, where latency itself
-  runs away only at the end. Near it first tokens are late as exponentially as such a server's: P99
-  is ln 100 times the mean, which a histogram gives exactly, P99 only as its buckets end. Where the
-  wait of who comes now is longer by Little's law, it is what counts.
+- Prompts: the share of the time that prefill takes. If prompts are the limit, latency shows a queue
+  only once it exists, but this share climbs with the arrivals long before.
+- KV cache and seats (max_num_seqs): demand over capacity as one arrival in a hundred finds it,
+  because that one decides P99. With random arrivals, requests in flight scatter about their mean by
+  its square root, so a small batch breaks its target far below full use.
+- Latency: a server that serves one request at a time answers in 1 / (capacity - arrivals) on
+  average. So the inverse of its latency falls in proportion to the load, while latency itself grows
+  fast only at the end. Near capacity TTFT is distributed exponentially, as on such a server: P99 is
+  ln 100 times the mean. A histogram gives the mean exactly, but P99 only to its buckets. If a
+  request that arrives now would wait longer by Little's law, that wait counts instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.learned.kv_forecast import HORIZON_S, demand_ratio
 
 SPACINGS = (0.25, 1.0)
-"""Distances of samples, in windows: a quarter for fast changes, one for slow ones."""
+"""Distances between samples, in windows: a quarter for fast changes, one for slow ones."""
 
 SAMPLES_MAX = 24
 SAMPLES_MIN = 8

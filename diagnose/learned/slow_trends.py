@@ -75,7 +75,7 @@ SPEC_ACCEPTED = SlowQuantity(
     "spec_accepted", "spec_accepted_per_draft_tokens", "tokens", "avg", HOUR_S
 )
 SLOW = (HOST_MEMORY, KV_FLOOR, WORK, SPEC_ACCEPTED)
-"""What is followed for hours."""
+"""The quantities whose trends over hours are followed."""
 
 
 def _help(slow: SlowQuantity) -> dict[str, str]:

@@ -353,7 +353,8 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     computed_tokens = demand.input_tokens * (1 - demand.saved_ratio)
     # A machine that has slowed down since its older windows is as slow after the change.
     gap_s, running = token_gap_s(facts.values), context.get("running_avg")
-    # Both batches on one plane: windows of another batch may be of another speed of the machine.
+    # Compute both batches from one fit: other windows may be from times when the machine was
+    # slower.
     now_s = steps.itl_s(running, context_tokens, near=places) if running else 0.0
     pace = gap_s / now_s if gap_s and now_s else 1.0
     context.memo[OWN_STEPS].update(pace_ratio=pace, error_ratio=steps.error_ratio)
