@@ -228,7 +228,8 @@ class AlertContext(Struct, frozen=True):
         return ""
 
     def lines(self, starts_s: float, now_s: float) -> list[Line]:
-        """Lines for a person: the verdict then, the verdict now, the first thing to do."""
+        """Lines for a person: the verdict when the alert started, the verdict now, the first thing
+        to do."""
         start = _decoded(self.start)
         diagnosis = self.now or start
         lines = [Line(f"at {moment(starts_s, now_s)}", _verdict(start) or self.why or UNREADABLE)]

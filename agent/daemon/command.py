@@ -118,7 +118,7 @@ def _demo_note(settings: Settings, for_s: float | None) -> str:
 
 @contextmanager
 def _store_file(settings: Settings, *, demo: bool) -> Generator[Path]:
-    """The history's file; a temporary one for the demo, unless one is set."""
+    """The history's file. For the demo a temporary file, unless `store.file` is set."""
     if not demo or settings["store.file"]:
         yield store_path(settings["store.file"], os.environ)
         return

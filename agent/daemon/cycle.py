@@ -241,7 +241,7 @@ class TargetWatch:
         self._next_spec = spec
 
     def retire(self) -> None:
-        """Stop publishing, including the result of a running cycle."""
+        """Publish nothing more, not even the result of a running cycle."""
         with self._publish_lock:
             self._retired = True
         if self._cycle_lock.acquire(blocking=False):

@@ -58,7 +58,8 @@ def phase_count(jobs: int, interval_s: float) -> int:
 
 
 def phase_ratio(name: str, phases: int) -> float:
-    """A job's phase in its interval, from 0 to 1: stable per name, evenly spread over many."""
+    """A job's phase as a share of its interval (0-1): always the same for a name, and evenly spread
+    over many names."""
     return zlib.crc32(name.encode()) % phases / phases
 
 
@@ -125,8 +126,8 @@ class Scheduler:
     def put(
         self, name: str, job: Job, *, interval_s: float, first_in_s: float | None = None
     ) -> None:
-        """Schedule a job at an interval, replacing the one of that name; its first run is that of
-        `first_run_s`."""
+        """Schedule a job at an interval, replacing the one of that name; `first_run_s` gives its
+        first run."""
         grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, PHASES_MAX) * interval_s)
         first_s = first_run_s(grid, self._wall(), first_in_s)
         self._scheduler.add_job(

@@ -87,8 +87,8 @@ class DueQueue:
         phases: int = 1,
         first_in_s: float | None = None,
     ) -> None:
-        """Add a job at an interval, in one of `phases`, replacing the one of that name; the first
-        run is that of `first_run_s`."""
+        """Add a job at an interval, in one of `phases`, replacing the one of that name;
+        `first_run_s` gives its first run."""
         grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, phases) * interval_s)
         first_s = first_run_s(grid, self._wall(), first_in_s)
         with self._lock:

@@ -262,7 +262,7 @@ class Supervisor:
         self._watch(self._discovery)
 
     def run(self, for_s: float | None = None) -> None:
-        """Returns after SIGTERM, SIGINT or `for_s`. Call it within `handled`."""
+        """Run until SIGTERM, SIGINT or the end of `for_s`. Call it within `handled`."""
         began_s = time.monotonic()
         while for_s is None or time.monotonic() - began_s < for_s:
             self._tick(time.monotonic() - began_s)

@@ -226,7 +226,7 @@ class _Failure(Struct, frozen=True):
 
 
 def _failures(moment: QueryMoment, failing: Sequence[Labels]) -> dict[Target, _Failure]:
-    """The targets whose scrapes fail, and why they do."""
+    """The targets whose scrapes fail, and why each of them fails."""
     if not failing:
         return {}
     deleted = moment.instants({"deleted pods": queries.DELETED})["deleted pods"]

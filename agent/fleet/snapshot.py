@@ -394,7 +394,7 @@ def _by_process(values: Values, shape: Shape, key: str, samples: Sequence[Sample
 
 
 def _configs(shape: Shape, samples: Sequence[Sample]) -> dict[Key, Labels]:
-    """The labels of cache_config_info by engine; they have no model."""
+    """The labels of cache_config_info by engine; its series have no model label."""
     names = [name for name in shape.by if name != "model_name"]
     labels_by_engine = {tuple(s.labels.get(name, "") for name in names): s.labels for s in samples}
     configs = {

@@ -97,7 +97,7 @@ class AlertState:
         return events
 
     def sent(self, event: Event) -> bool:
-        """Mark an event as sent; False where its problem is already over."""
+        """Mark an event as sent. Returns False if its problem is already over."""
         active = self._active.get(event.key)
         if active is None or active.serial != event.serial:
             return False

@@ -222,7 +222,8 @@ def used_bytes(connection: sqlite3.Connection) -> int:
 
 
 def delete_oldest(connection: sqlite3.Connection, *, max_bytes: float) -> bool:
-    """Delete the oldest data if the content exceeds `max_bytes`; whether any was deleted."""
+    """Delete the oldest data if the content exceeds `max_bytes`. Returns whether any was
+    deleted."""
     if used_bytes(connection) <= max_bytes:
         return False
     oldest = connection.execute(

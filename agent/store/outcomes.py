@@ -189,7 +189,8 @@ not searched for a hundred times."""
 class Evaluation:
     """Evaluates recommendations that may have been applied.
 
-    An evaluation reads up to days of signals, so repeats are ever further apart.
+    An evaluation reads up to days of signals, so the time between two evaluations of a change
+    grows.
     """
 
     def __init__(self) -> None:

@@ -335,7 +335,8 @@ class Store:
             self._lock.release()
 
     def _step(self) -> bool:
-        """Pack received cycles, write a batch, run one maintenance job; whether to continue."""
+        """Pack received cycles, write a batch, run one maintenance job. Returns whether to
+        continue."""
         with self._wake:
             if not self._inbox and self._close_by_s is None:
                 self._wake.wait(self._idle_s())

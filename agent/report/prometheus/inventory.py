@@ -297,8 +297,8 @@ class TargetScrapes(Struct, frozen=True):
         return np.asarray((self.up < 1) & (at.begins_s >= born_s) & (at.begins_s < gone_s))
 
     def _deleted_from(self, step: int, at: Steps) -> int:
-        """The first step from `step` on in which the pod is deleted; the number of steps if none
-        is."""
+        """The first step from `step` on in which the pod is deleted; the number of steps if it is
+        not deleted."""
         if self.deleted is None:
             return at.count
         deleted = np.flatnonzero(~np.isnan(self.deleted[step:]))
