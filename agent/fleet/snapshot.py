@@ -384,7 +384,7 @@ def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -
 
 
 def _by_process(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:
-    """Copy a value that a page reports once to all of its engines."""
+    """Copy to all engines of a page a value that the page reports only once."""
     names = [name for name in shape.by if name not in ("model_name", "engine")]
     value_by_labels = {tuple(s.labels.get(name, "") for name in names): s.value for s in samples}
     for member in shape.members:

@@ -348,7 +348,7 @@ class EngineHistory(Struct, frozen=True):
     def observed(
         self, config: Mapping[str, str], unknown: Mapping[str, str], *, curve: bool
     ) -> EngineObserved:
-        """The engine over the period; with `curve` its windows too."""
+        """The engine over the period; with `curve` also the windows for its latency curve."""
         engine, signals = self.engine, self.signals
         return EngineObserved(
             target=engine.target,
