@@ -175,11 +175,12 @@ def recommendation_document(recommendation: Recommendation) -> dict[str, Any]:
 def finding_document(finding: Finding) -> dict[str, Any]:
     """A finding. `note`: why it is not judged; `bounds`: only if they differ from those of the rule
     library."""
+    rule, value = finding.rule, finding.value
     row: dict[str, Any] = {
-        "rule": finding.rule.id,
+        "rule": rule.id,
         "state": finding.state,
-        "signal": finding.rule.signal,
-        "value": rounded(finding.value),
+        "signal": rule.signal,
+        "value": value if value is None else rounded(value),
         "missing": list(finding.missing),
     }
     if finding.since_s is not None:
@@ -190,10 +191,8 @@ def finding_document(finding: Finding) -> dict[str, Any]:
         row["clearing_since_s"] = round(finding.clearing.since_s, 3)
         row["was"] = rounded(finding.clearing.was)
         row["held"] = finding.held.word
-    if finding.rule.bounds != LIBRARY_BOUNDS.get(finding.rule.id):
-        row["bounds"] = {
-            bound.severity.word: rounded(bound.threshold) for bound in finding.rule.bounds
-        }
+    if rule.bounds != LIBRARY_BOUNDS.get(rule.id):
+        row["bounds"] = {bound.severity.word: rounded(bound.threshold) for bound in rule.bounds}
     return row
 
 
@@ -212,9 +211,7 @@ def rounded(value: float | None) -> float | None:
     """A number with six significant digits; null for what JSON cannot hold."""
     if value is None or not isfinite(value):
         return None
-    if value == 0 or value == int(value):
-        return value
-    return float(f"{value:.{DIGITS}g}")
+    return value if value % 1 == 0 else float(f"{value:.{DIGITS}g}")
 
 
 def _evidence(item: Evidence) -> dict[str, Any]:

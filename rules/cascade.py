@@ -12,7 +12,7 @@ from msgspec import Struct
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, first_of
 from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.quantities import Held, LastStep, Signal, Target
-from kneewatch.rules.rule import WINDOW_S, Rule, Severity
+from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, WINDOW_S, Rule, Severity
 
 FALLS_TO = 0.7
 """Tokens/s below this share of the reference count as a fall."""
@@ -185,10 +185,10 @@ def severities(evicting: Rule) -> tuple[tuple[Severity, Condition], ...]:
         return (STAGE >= 2.0) & many & (ratio > bound)
 
     return (
-        (Severity.CRITICAL, (STAGE >= 4.0) | over(Severity.CRITICAL)),
-        (Severity.WARNING, (STAGE >= 3.0) | over(Severity.WARNING)),
-        (Severity.INFO, STAGE >= 1.0),
-        (Severity.OK, ALWAYS),
+        (CRITICAL, (STAGE >= 4.0) | over(CRITICAL)),
+        (WARNING, (STAGE >= 3.0) | over(WARNING)),
+        (INFO, STAGE >= 1.0),
+        (OK, ALWAYS),
     )
 
 
@@ -289,7 +289,7 @@ class Cascade:
     def _held_severity(self, now_s: float, severity: Severity) -> Severity:
         """The severity with hysteresis: it rises at once and falls after the hold, because a rate
         fluctuates around its bound."""
-        if severity < Severity.INFO or self._number < EVICTS:
+        if severity < INFO or self._number < EVICTS:
             self._grave_s.clear()
             return severity
         self._grave_s[severity] = now_s

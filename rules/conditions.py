@@ -57,7 +57,7 @@ class Quantity:
     positive = False
 
     def source(self, scope: Scope) -> str:
-        """A Python expression over `facts` and `value_of` for the value; None for unknown."""
+        """A Python expression over `facts` for the value; None for unknown."""
         raise NotImplementedError
 
     def read(self) -> Read:
@@ -142,16 +142,10 @@ class Number(Quantity, Struct, frozen=True):
 def _of_both(scope: Scope, left: Quantity, right: Quantity, of: str) -> str:
     """An expression of two quantities' values, `{0}` and `{1}` in `of`; None if either is
     unknown."""
-    values: list[str] = []
-    unknown: list[str] = []
-    for operand in (left, right):
-        value = operand.source(scope)
-        if not isinstance(operand, Number):
-            name = scope.variable()
-            unknown.append(f"({name} := {value}) is None")
-            value = name
-        values.append(value)
-    return f"(None if {' or '.join(unknown) or False} else {of.format(*values)})"
+    (a, *known), (b, *known_too) = scope.known(left), scope.known(right)
+    value = of.format(a, b)
+    known += known_too
+    return f"({value} if {' and '.join(known)} else None)" if known else f"({value})"
 
 
 def _both_in_promql(to: Spelling, left: Quantity, right: Quantity, spelled: str) -> str | None:
@@ -209,8 +203,9 @@ class WithDefault(Quantity, Struct, frozen=True):
     default: Number
 
     def source(self, scope: Scope) -> str:
-        of, default = scope.variable(), self.default.source(scope)
-        return f"({default} if ({of} := {self.of.source(scope)}) is None else {of})"
+        value, *known = scope.known(self.of)
+        default = self.default.source(scope)
+        return f"({value} if {known[0]} else {default})" if known else value
 
     def promql(self, to: Spelling) -> str | None:
         expr = self.of.promql(to)
@@ -349,7 +344,7 @@ class Known(Leaf, Struct, frozen=True):
 
     def source(self, scope: Scope, *, side: bool) -> str:
         sign = "is not" if side else "is"
-        return f"(({scope.variable()} := {self.of.source(scope)}) {sign} None)"
+        return f"({self.of.source(scope)} {sign} None)"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         of = self.of.promql(to)
@@ -371,12 +366,28 @@ class Scope:
 
     def __init__(self) -> None:
         self._objects: dict[str, object] = {}
+        self._signals: dict[str, str] = {}
         self._variables = 0
 
     def variable(self) -> str:
         """A new variable."""
         self._variables += 1
         return f"v{self._variables}"
+
+    def signal(self, key: str) -> str:
+        """The variable that has a signal's value."""
+        return self._signals.setdefault(key, f"s{len(self._signals)}")
+
+    def known(self, of: Quantity) -> list[str]:
+        """A quantity's value as a variable or a number, then the condition that it is known, which
+        assigns the variable; a number needs none."""
+        value = of.source(self)
+        if isinstance(of, Number):
+            return [value]
+        if value.isidentifier():
+            return [value, f"{value} is not None"]
+        name = self.variable()
+        return [name, f"({name} := {value}) is not None"]
 
     def name_of(self, value: object) -> str:
         """A name for an object."""
@@ -385,9 +396,9 @@ class Scope:
         return name
 
     def function(self, source: str) -> Callable[[Moment], object]:
-        """The function of `facts` with this expression, which is built from records only and reads
-        a signal's value by `value_of`."""
-        body = f"value_of = facts.values.get; return {source}"
+        """The function of `facts` with this expression, which is built from records only."""
+        reads = [f"{name} = value_of({key!r})" for key, name in self._signals.items()]
+        body = "; ".join(["value_of = facts.values.get", *reads, f"return {source}"])
         exec(f"def compiled(facts): {body}", self._objects)
         return cast("Callable[[Moment], object]", self._objects["compiled"])
 
@@ -399,13 +410,8 @@ class ToPython(Struct, frozen=True):
 
     def compare(self, left: Quantity, sign: str, right: Quantity) -> str:
         """True if both values are known and the comparison holds."""
-        value = self.scope.variable()
-        is_known = f"({value} := {left.source(self.scope)}) is not None"
-        if isinstance(right, Number):
-            return f"({is_known} and {value} {sign} {right.source(self.scope)})"
-        bound = self.scope.variable()
-        is_known += f" and ({bound} := {right.source(self.scope)}) is not None"
-        return f"({is_known} and {value} {sign} {bound})"
+        (value, *known), (bound, *bound_known) = self.scope.known(left), self.scope.known(right)
+        return self.every([*known, *bound_known, f"{value} {sign} {bound}"])
 
     def every(self, parts: Sequence[str]) -> str:
         """True if all parts are."""

@@ -23,7 +23,7 @@ class Signal(Quantity, Struct, frozen=True):
     key: str
 
     def source(self, scope: Scope) -> str:
-        return f"value_of({self.key!r})"
+        return scope.signal(self.key)
 
     def promql(self, to: Spelling) -> str | None:
         return to.series(self.key)
@@ -125,9 +125,8 @@ class SquareRoot(Quantity, Struct, frozen=True):
     of: Quantity
 
     def source(self, scope: Scope) -> str:
-        of = scope.variable()
-        is_known = f"({of} := {self.of.source(scope)}) is not None and {of} > 0"
-        return f"({of}**0.5 if {is_known} else None)"
+        value, *known = scope.known(self.of)
+        return f"({value}**0.5 if {' and '.join([*known, f'{value} > 0'])} else None)"
 
     def promql(self, to: Spelling) -> str | None:
         radicand = self.of.promql(to)
@@ -194,7 +193,7 @@ class LastStep(Quantity, Struct, frozen=True):
     key: str
 
     def source(self, scope: Scope) -> str:
-        return f"value_of({self.key!r})"
+        return scope.signal(self.key)
 
     def promql(self, to: Spelling) -> str | None:
         return to.last_rate(self.metric)
@@ -274,7 +273,7 @@ class Exposed(Leaf, Struct, frozen=True):
     key: str
 
     def source(self, scope: Scope, *, side: bool) -> str:
-        return f"(value_of({self.key!r}) {'is not' if side else 'is'} None)"
+        return f"({scope.signal(self.key)} {'is not' if side else 'is'} None)"
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
         clause = Clause((f"({EVERYWHERE} and on ({to.process}) {to.raw(self.metric)})",))

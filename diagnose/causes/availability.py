@@ -80,7 +80,7 @@ class Stalled(Leaf, Struct, frozen=True):
 
     def source(self, scope: Scope, *, side: bool) -> str:
         noted_s = f"max({STALL_NOTED_S}, {STALLED_S} * facts.scale)"
-        explained_s = f"(value_of({PREFILL_SILENCE!r}) or 0.0)"
+        explained_s = f"({scope.signal(PREFILL_SILENCE)} or 0.0)"
         from_s = f"min({STALLED_S}, max({noted_s}, {explained_s}))"
         if self.whole:
             from_s = f"max({STALLED_S}, {explained_s})"

@@ -22,7 +22,7 @@ from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import duration
-from kneewatch.rules.rule import Finding, Severity
+from kneewatch.rules.rule import OK, WARNING, Finding, Severity
 
 
 class Symptom(NamedTuple):
@@ -151,10 +151,10 @@ class Diagnosis(Struct, frozen=True):
         where the cause is only info and the finding is worse. Empty without a cause."""
         if not self.causes:
             return ""
-        if self.causes[0].severity >= min(self.severity, Severity.WARNING):
+        if self.causes[0].severity >= min(self.severity, WARNING):
             return self.causes[0].id
         worst = max(self.findings, key=lambda finding: finding.severity, default=None)
-        graver = worst is not None and worst.severity >= Severity.WARNING
+        graver = worst is not None and worst.severity >= WARNING
         return worst.rule.id if worst is not None and graver else ""
 
     @property
@@ -165,13 +165,13 @@ class Diagnosis(Struct, frozen=True):
 
 def worst_of(causes: Sequence[Cause], stage: Stage | None, findings: Sequence[Finding]) -> Severity:
     """The worst severity among them; ok where there are none."""
-    staged = stage.severity if stage else Severity.OK
+    staged = stage.severity if stage else OK
     return max([staged, *[c.severity for c in causes], *[f.severity for f in findings]])
 
 
 def health(severity: Severity, *, readable: bool) -> str:
     """ok, info, warning, critical or unknown; an unreadable page is never ok or info."""
-    if not readable and severity < Severity.WARNING:
+    if not readable and severity < WARNING:
         return "unknown"
     return severity.word
 

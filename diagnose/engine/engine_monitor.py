@@ -64,7 +64,7 @@ from kneewatch.rules.baseline import (
 )
 from kneewatch.rules.cascade import EVICTS, Cascade, lacking
 from kneewatch.rules.formatting import quantity
-from kneewatch.rules.rule import LONG_WINDOWS, Finding, Rule, RuleBook, Severity
+from kneewatch.rules.rule import LONG_WINDOWS, WARNING, Finding, Rule, RuleBook
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.recommend.adviser import Adviser
@@ -504,7 +504,7 @@ class EngineMonitor:
         disturbed.update(
             family
             for finding in findings
-            if finding.severity and finding.held >= Severity.WARNING
+            if finding.severity and finding.held >= WARNING
             for family in finding.rule.moves
         )
         if facts.stage.number >= EVICTS:
@@ -564,7 +564,7 @@ def _replaced(t_s: float, started_s: float | None, newest: Diagnosis | None) -> 
 
 
 def _problems(diagnosis: Diagnosis) -> list[str]:
-    return [cause.id for cause in diagnosis.causes if cause.severity >= Severity.WARNING]
+    return [cause.id for cause in diagnosis.causes if cause.severity >= WARNING]
 
 
 def _broke_off(last: Diagnosis) -> bool:
