@@ -9,7 +9,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from kneewatch.rules.conditions import ALWAYS, Condition, Number, first_of
+from kneewatch.rules.conditions import ALWAYS, Condition, Number, each_holds, first_of
 from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.quantities import Held, LastStep, Signal, Target
 from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, WINDOW_S, Rule, Severity
@@ -297,7 +297,7 @@ class Cascade:
 
 
 _STAGE_OF = first_of([*EVIDENCE, (0, ALWAYS)])
-_REASONS = [(number, when.python(), text) for number, when, text in REASONS]
+_REASONS = each_holds({text: when for _, when, text in REASONS})
 
 
 def evidence_of(moment: Moment) -> tuple[int, list[str]]:
@@ -306,7 +306,8 @@ def evidence_of(moment: Moment) -> tuple[int, list[str]]:
     if stage == 0:
         return stage, []
     kind = min(stage, EVICTS)
-    return stage, [text for least, holds, text in _REASONS if least == kind and holds(moment)]
+    holds = _REASONS(moment)
+    return stage, [text for least, _, text in REASONS if least == kind and holds[text]]
 
 
 def lacking(stage: Stage, values: Mapping[str, float | None]) -> tuple[str, ...]:

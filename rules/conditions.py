@@ -9,7 +9,7 @@ where it is certainly false.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Protocol, TypeVar, cast
 
@@ -402,6 +402,11 @@ class Scope:
         exec(f"def compiled(facts): {body}", self._objects)
         return cast("Callable[[Moment], object]", self._objects["compiled"])
 
+    def named(self, sources: Mapping[str, str]) -> Callable[[Moment], object]:
+        """The function of `facts` with several expressions, by name."""
+        items = [f"{name!r}: {source}" for name, source in sources.items()]
+        return self.function(f"{{{', '.join(items)}}}")
+
 
 class ToPython(Struct, frozen=True):
     """Compiles conditions to Python expressions over `facts`."""
@@ -430,12 +435,22 @@ class ToPython(Struct, frozen=True):
         return condition.source(self.scope, side=side)
 
 
-def each_holds(conditions: Iterable[Condition]) -> Callable[[Moment], Sequence[bool]]:
-    """One function from facts: for each condition, whether it is certainly true. A call for each
-    would cost more than most conditions."""
+# A function for several conditions or quantities, because a call of its own for each would take
+# longer than most of them.
+
+
+def each_holds(conditions: Mapping[str, Condition]) -> Callable[[Moment], dict[str, bool]]:
+    """One function from facts: for each condition, whether it is certainly true."""
     scope = Scope()
-    sources = [condition.compile(ToPython(scope)) for condition in conditions]
-    return cast("Callable[[Moment], Sequence[bool]]", scope.function(f"[{', '.join(sources)}]"))
+    sources = {name: when.compile(ToPython(scope)) for name, when in conditions.items()}
+    return cast("Callable[[Moment], dict[str, bool]]", scope.named(sources))
+
+
+def each_value(quantities: Mapping[str, Quantity]) -> Callable[[Moment], dict[str, float | None]]:
+    """One function from facts: each quantity's value; None for unknown."""
+    scope = Scope()
+    sources = {name: of.source(scope) for name, of in quantities.items()}
+    return cast("Callable[[Moment], dict[str, float | None]]", scope.named(sources))
 
 
 def first_of(cases: Iterable[tuple[T, Condition]]) -> Callable[[Moment], T]:

@@ -151,29 +151,29 @@ EXPLAINS = {record.id: _closed(record.id, record.explains) for record in CAUSES 
 ROOTS = {record.id: _closed(record.id, record.heads) for record in CAUSES if record.heads}
 """What follows from a cause in a form that is a root."""
 
-STREAKS = {
-    held.name: held.of.python()
-    for record in CAUSES
-    for held in nodes(record.forms)
-    if isinstance(held, Held)
-}
-"""Conditions that must hold for a while before a cause is concluded, by name."""
+STREAKS = each_holds(
+    {
+        held.name: held.of
+        for record in CAUSES
+        for held in nodes(record.forms)
+        if isinstance(held, Held)
+    }
+)
+"""Whether conditions hold that must hold for a while before a cause is concluded, by name."""
 
-_MAY_STAND = each_holds(record.gate for record in EXAMINED)
-_UNUSUAL = {record.id: record.unusual.python() for record in EXAMINED if record.moves}
-_CAN_BE_OVER = {record.id: record.over for record in CAUSES if record.over is not None}
-_OVER = each_holds(_CAN_BE_OVER.values())
+_MAY_STAND = each_holds({record.id: record.gate for record in EXAMINED})
+_OVER = each_holds({record.id: record.over for record in CAUSES if record.over is not None})
 
 
 def conclude(facts: Facts) -> list[Cause]:
     """Every cause whose evidence gives it enough confidence, in no order."""
-    examined = compress(EXAMINED, _MAY_STAND(facts))
+    examined = compress(EXAMINED, _MAY_STAND(facts).values())
     return [cause for record in examined if (cause := record.examine(facts)) is not None]
 
 
 def over(facts: Facts) -> set[str]:
     """Ids of causes that have surely ended, so that their clear time is not waited for."""
-    return set(compress(_CAN_BE_OVER, _OVER(facts)))
+    return {cause_id for cause_id, holds in _OVER(facts).items() if holds}
 
 
 def moved_families(causes: Sequence[Cause], facts: Facts) -> set[str]:
@@ -181,7 +181,7 @@ def moved_families(causes: Sequence[Cause], facts: Facts) -> set[str]:
     return {
         family
         for cause in causes
-        if cause.id not in _UNUSUAL or _UNUSUAL[cause.id](facts)
+        if BY_ID[cause.id].is_unusual(facts)
         for family in BY_ID[cause.id].moves
     }
 

@@ -211,6 +211,11 @@ class CauseRecord(Struct, frozen=True, dict=True):
         return Some(tuple(form.gate for form in self.forms)) if self.forms else ALWAYS
 
     @cached_property
+    def is_unusual(self) -> Holds:
+        """`unusual`, compiled."""
+        return self.unusual.python()
+
+    @cached_property
     def _examiners(self) -> tuple[Examiner, ...]:
         return tuple(Examiner(self, form) for form in self.forms)
 

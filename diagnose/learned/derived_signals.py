@@ -4,7 +4,7 @@ Pure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from operator import sub
 from weakref import WeakKeyDictionary
@@ -17,8 +17,8 @@ from kneewatch.collector.signals.vllm import PREFILL, PROMPT_LENGTH, TTFT, VLLM_
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.learned import slow_trends
 from kneewatch.rules.baseline import Baseline
-from kneewatch.rules.conditions import Quantity, nodes
-from kneewatch.rules.facts import Holds, Moment, Targets
+from kneewatch.rules.conditions import Quantity, each_value, nodes
+from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.quantities import (
     RECENT,
     BaselineValue,
@@ -199,13 +199,10 @@ MOMENTARY: Mapping[str, Quantity] = {
 }
 """Expressions of the derived signals that can be computed from one moment, by key."""
 
-_READS = tuple((signal.key, signal.of.read()) for signal in DERIVED if signal.of is not None)
+evaluated = each_value({signal.key: signal.of for signal in DERIVED if signal.of is not None})
+"""Values of the derived signals that have an expression, by key."""
+
 _GAPS = {signal.key: signal.gap for signal in DERIVED if signal.gap}
-
-
-def evaluated(facts: Moment) -> dict[str, float | None]:
-    """Values of the derived signals that have an expression, by key."""
-    return {key: read(facts) for key, read in _READS}
 
 
 def derive(
@@ -268,7 +265,7 @@ class Streaks:
     """How long conditions have held, by scrape; one scrape to the contrary does not end a streak.
     `conditions` are those that causes use; whether the engine is stalled comes from the history."""
 
-    def __init__(self, conditions: Mapping[str, Holds], targets: Targets) -> None:
+    def __init__(self, conditions: Callable[[Moment], dict[str, bool]], targets: Targets) -> None:
         self._conditions, self._targets = conditions, targets
         self._progress = Progress()
         self._since_s: dict[str, float] = {}
@@ -285,7 +282,7 @@ class Streaks:
     ) -> dict[str, float]:
         """Seconds that each condition has held; conditions that do not hold are left out."""
         moment = Moment(values, self._targets)
-        holds = {name: holding(moment) for name, holding in self._conditions.items()}
+        holds = self._conditions(moment)
         holds["stalled"] = not self._progress.update(history, values)
         for name, holding in holds.items():
             if holding:
