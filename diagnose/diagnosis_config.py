@@ -37,7 +37,7 @@ class Profile(Struct, frozen=True):
 
     @property
     def scale(self) -> float:
-        """The short window against its default: durations are stretched by it."""
+        """The short window over its default: the factor that stretches durations."""
         return self.window_s / WINDOW_S
 
     def signals(self) -> tuple[Signal, ...]:

@@ -95,7 +95,8 @@ class Stalled(Leaf, Struct, frozen=True):
         return clause if side else clause.negated
 
     def lasts_s(self, to: Spelling) -> tuple[float, float]:
-        """Seconds without progress by the record, and in PromQL."""
+        """Seconds without progress that are required: in the sidecar, and in PromQL, where they
+        cover four scrapes at least."""
         return STALLED_S, range_s(STALLED_S, to.scrape_s)
 
     def _over(self, to: Spelling, span_s: float) -> str:

@@ -261,8 +261,8 @@ def image_version(image: str) -> str | None:
 def with_config_file(launch: Launch, document: Mapping[str, object]) -> Launch:
     """The launch with the flags of its `--config` file; flags of the command line win.
 
-    A value that is off, or of a kind that vLLM does not take from a file, leaves the line
-    incomplete.
+    If the file has a value that is off, or of a kind that vLLM does not take from a file, the
+    launch is not `complete`.
     """
     flags: dict[str, str] = {}
     complete = True

@@ -131,7 +131,8 @@ def _halved(stands: Callable[[float], bool], *, holds: float, falls: float) -> f
 
 
 def _tried(stands: Stands, facts: Facts, signal: str) -> Callable[[float], bool]:
-    """Whether the cause is concluded with one signal at some value and all else unchanged."""
+    """A function of a value: whether the cause is concluded if `signal` has that value and all else
+    is unchanged."""
     if on_gpus(signal, facts.gpus):
         gpus = facts.gpus
         return lambda value: stands(replace(facts, gpus=with_gpu_signal(signal, value, gpus)))

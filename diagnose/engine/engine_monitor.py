@@ -352,8 +352,8 @@ class EngineMonitor:
         seen: str = UNREAD,
         log: LogFailure | None = None,
     ) -> Diagnosis:
-        """The diagnosis after a scrape without data of this engine. `log`: why, by the server's
-        log."""
+        """The diagnosis after a scrape without data of this engine. `log` is the failure that the
+        server's log shows, or None."""
         self.restart = None
         concluded = [cause] if log is None else [cause, log.cause]
         causes = ranked([replace(concluded_, seen_s=t_s) for concluded_ in concluded])

@@ -235,8 +235,8 @@ class TargetMonitor:
         ]
 
     def _patience_s(self, t_s: float) -> float:
-        """Seconds for which a failing scrape may mean a planned restart: 0 once they are over, and
-        where the last pages had requests."""
+        """Seconds for which failing scrapes may mean a planned restart. 0 if the last pages had
+        requests, or if scrapes have failed for longer."""
         if not self._engines or not all(engine.was_idle for engine in self._engines.values()):
             return 0.0
         patience_s = observer.restart_patience_s(self._longest_start_s)

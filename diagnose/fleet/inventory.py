@@ -318,8 +318,8 @@ class Gone(Struct, frozen=True):
 
     @property
     def down(self) -> bool:
-        """Whether it is a target that does not answer, neither just now nor because it is being
-        deleted."""
+        """Whether it is a target whose scrapes have failed for a while, and not because its pod is
+        being deleted."""
         return self.why is Why.DOWN
 
 

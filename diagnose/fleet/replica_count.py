@@ -296,8 +296,8 @@ def _cost_of_replicas(advice: Recommendation, tier: Tier) -> Recommendation:
 def _more_replicas(
     context: LeverContext, tier: Tier, requests_each: float
 ) -> Recommendation | None:
-    """More replicas: for the peak (0: unknown) with the guide's headroom, for what presses now, or
-    none."""
+    """More replicas, as many as the peak of `requests_each` per engine (0: unknown) needs with the
+    guide's headroom, or the present shortage if that needs more. None if neither does."""
     options: list[Recommendation | None] = []
     # A backlog has to be served only once. Queued requests count as if they ran only where the KV
     # cache keeps them queued.

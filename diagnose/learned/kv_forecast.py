@@ -193,7 +193,8 @@ class KvForecaster:
                 yield climb
 
     def _capacity(self) -> float:
-        """The mean demand whose peaks fill the cache. Its variance grows in proportion to it."""
+        """The mean demand whose peaks fill the cache. The variance of demand grows in proportion to
+        its mean."""
         long = (t for t in self._demand if t.bin_s >= SCATTER_BINS_FROM * self._window_s)
         scatters = [scatter for trend in long if (scatter := trend.scatter()) is not None]
         scatter = scatters[-1] if scatters else CHANCE * self._requests.ratio
@@ -244,8 +245,8 @@ class _Requests:
         return self._demand_s / self.arrivals
 
     def sustained(self, arrivals: Sequence[_Bin]) -> float:
-        """The most demand that the newest arrivals sustain: over one request's duration, and a
-        standard deviation of such a random count more. Infinite before any are counted."""
+        """The highest demand that the newest arrivals can sustain: that of the arrivals within one
+        request's duration, plus a standard deviation for chance. Infinite before any arrival."""
         lasts_s = count = 0.0
         for at, part in enumerate(reversed(arrivals)):
             if at >= PART_MIN and lasts_s >= self.lasts_s:

@@ -328,7 +328,7 @@ class OutputLengths:
 
 
 def _answers(window: Window) -> dict[float, float] | None:
-    """How many answers the window holds up to each bound."""
+    """Number of the window's answers up to each bound, in tokens; None if unknown."""
     buckets = window.buckets(METRICS[ANSWERS])
     if buckets is None:
         return None

@@ -205,7 +205,7 @@ class RecommendationTracker:
 
 
 def _key(flag: str) -> str:
-    """The same key for a switch and for its negation."""
+    """A key for the flag, the same for a switch and for its negation (`--no-enable-`)."""
     return flag.replace("--no-enable-", "--enable-")
 
 

@@ -130,7 +130,7 @@ def _share(measured_per_s: float, rate: Callable[[float], float]) -> float | Non
 
 
 def _bytes_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
-    """Bytes per second that one GPU reads: those of a decode step over the mean step time."""
+    """Bytes/s that one GPU reads: bytes of a decode step over the mean step time."""
     predicted_performance = performance(costs, load, shares)
     read_bytes = (
         predicted_performance.decode_step.memory_s * costs.bandwidth_bytes_per_s * shares.mbu_ratio
@@ -139,7 +139,7 @@ def _bytes_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
 
 
 def _flop_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
-    """FLOP/s of one GPU: those of one request's prompt and output times requests/s."""
+    """FLOP/s of one GPU: FLOP of a request's prompt and output x requests/s."""
     fresh = max(load.input_tokens * (1 - load.prefix_hit_ratio), 1.0)
     prompt_pairs = fresh * (load.input_tokens - fresh / 2)
     output_pairs = load.output_tokens * (load.input_tokens + load.output_tokens / 2)
@@ -369,7 +369,7 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
 def calibrated(
     costs: Costs, load: Load, shares: Efficiency, *, itl_s: float, prefill_s: float
 ) -> Efficiency | None:
-    """The roofline's inputs with which it gives the measured ITL and prefill time at this load.
+    """Roofline inputs that reproduce the measured ITL and prefill time at this load.
 
     Steps without prompts and the prompts in a step have a factor each, so that a change of the
     number of requests moves TTFT and ITL as on this server. Where the prefill time is not measured

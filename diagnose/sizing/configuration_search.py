@@ -63,8 +63,8 @@ ANYTHING = Choices()
 
 
 class Space(Struct, frozen=True, kw_only=True):
-    """What is tried. `max_model_lens` has the longest first; `deeper` are the pipeline sizes that
-    are tried where `pipeline_parallel` starts with no tensor-parallel size."""
+    """What a search tries. `max_model_lens` has the longest first; `deeper` are the pipeline sizes
+    that are tried if no tensor-parallel size starts with `pipeline_parallel`."""
 
     gpus: tuple[Gpu, ...]
     tensor_parallels: tuple[int, ...]

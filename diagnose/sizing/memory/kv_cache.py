@@ -380,7 +380,7 @@ class _Bucket(Struct, frozen=True):
 
     @property
     def layers(self) -> int:
-        """All layers."""
+        """Number of layers, over all page sizes."""
         return sum(self.pages.values())
 
     @property
@@ -416,8 +416,8 @@ def _buckets(layers: Sequence[Layers], block_tokens: int) -> list[_Bucket]:
 
 
 def _least_padding(counts: Sequence[int], fewest: int) -> int:
-    """The group size from `fewest` to the largest count that pads the counts least; the largest of
-    equals."""
+    """Of the group sizes from `fewest` to the largest count, the one that pads the counts least; of
+    equal ones the largest."""
     sizes = range(fewest, max(counts) + 1)
     return min(sizes, key=lambda size: (sum(-count % size for count in counts), -size))
 

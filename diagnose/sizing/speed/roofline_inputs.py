@@ -177,8 +177,8 @@ def costs(
     """What a step reads and computes on one GPU; `quantization` None is the checkpoint's own.
 
     Weights in a format that the GPU does not compute in are unpacked and computed in 16 bit.
-    Context ranks share the tokens that a step reads, windows apart; what they send each other is
-    left out.
+    Decode context parallel ranks share the tokens that a step reads, except in windows; the traffic
+    between these ranks is left out.
 
     Raises:
         SizingError: a count below 1, an unknown scheme, or a model whose parameters are unknown.
