@@ -20,8 +20,8 @@ class CollectError(KneewatchError):
 
     `kind` is a stable word for counting (url, refused, dns, tls, timeout, auth, not_found,
     redirect, http_status, not_metrics, no_vllm, truncated, too_large, exposition, stale, recorded,
-    no_gpu, gpus_lost, driver, internal);
-    `hint` is what to try, `status` the HTTP status of the answer; None without one.
+    no_gpu, gpus_lost, driver, internal); `hint` is what to try, `status` the HTTP status of the
+    answer, None if there was no answer.
     """
 
     def __init__(

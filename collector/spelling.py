@@ -15,7 +15,8 @@ FEW = 12
 def did_you_mean(name: str, valid_names: Iterable[str], otherwise: str = "") -> str:
     """A question with the valid name that is most similar to `name`, whatever its case.
 
-    Where none is similar, a list of the valid names; `otherwise`, if given, where they are many.
+    Where none is similar, a list of the valid names; if there are more than FEW, `otherwise`, if
+    given.
     """
     by_lower_case = {valid.lower(): valid for valid in valid_names}
     similar = get_close_matches(name.lower(), by_lower_case, n=1, cutoff=SIMILAR_RATIO)

@@ -57,7 +57,7 @@ class Buckets(Struct, frozen=True):
         return self.above_at_per_s(at)
 
     def above_at_per_s(self, at: int) -> float:
-        """Observations per second above the bound at a position."""
+        """Observations per second above the bound `bounds[at]`."""
         return max(0.0, self.rates_per_s[-1] - self.rates_per_s[at])
 
     def share_at_most(self, bound: float) -> float | None:

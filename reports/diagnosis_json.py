@@ -86,7 +86,8 @@ def server_document(server: ServerFacts, t_s: float) -> dict[str, Any]:
 
 
 def with_docs(stored: Mapping[str, Any], docs_url: str) -> dict[str, Any]:
-    """A stored document with the address of each cause's page, where it is a document at all."""
+    """A stored document with the address of each cause's page; without a list of causes,
+    unchanged."""
     causes: object = stored.get("causes")
     if not isinstance(causes, list):
         return dict(stored)
@@ -197,8 +198,8 @@ def finding_document(finding: Finding) -> dict[str, Any]:
 
 
 def signals_document(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Signals by key, null where there is no value. They are not rounded: with a hundred of them
-    that would take most of the document's time."""
+    """Signals by key, null where there is no value. Values are not rounded: rounding a hundred of
+    them would take most of the time to build the document."""
     if isfinite(sum(filter(None, values.values()))):
         return dict(values)
     return {

@@ -245,7 +245,7 @@ def counts(diagnosis: FleetDiagnosis) -> str:
 
 
 def state(diagnosis: FleetDiagnosis) -> list[str]:
-    """The source of the answer, and what is missing in it."""
+    """Lines with the source of the answer, and with what is missing in it."""
     observed = diagnosis.observed
     used = f"{len(observed.recorded)} from recording rules" if observed.recorded else ""
     raw = f"{len(observed.raw)} from raw series, window {span(observed.window_s)}"

@@ -226,7 +226,7 @@ class Condition:
     __slots__ = ()
 
     def compile(self, to: Compiler[C], *, side: bool = True) -> C:
-        """Where it is certainly true, or with `side=False` certainly false."""
+        """Where the condition is certainly true, or with `side=False` certainly false."""
         raise NotImplementedError
 
     def python(self) -> Holds:
@@ -329,11 +329,13 @@ class Leaf(Condition):
         return to.leaf(self, side=side)
 
     def source(self, scope: Scope, *, side: bool) -> str:
-        """A Python expression over `facts`: whether it is true, or with `side=False` false."""
+        """A Python expression over `facts`: whether the condition is true, or with `side=False`
+        false."""
         raise NotImplementedError
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
-        """The PromQL clause of where it is true, or with `side=False` false."""
+        """The PromQL clause for the engines where the condition is true, or with `side=False`
+        false."""
         raise NotImplementedError
 
 
@@ -475,7 +477,7 @@ class Clause(Struct, frozen=True):
 
     @property
     def nowhere(self) -> bool:
-        """Whether it holds for no engine."""
+        """Whether the clause holds for no engine."""
         return not self.options and not self.everywhere
 
     @property

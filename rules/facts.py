@@ -145,7 +145,8 @@ class Spelling:
         """The labels that all engines of a process share."""
 
     def series(self, key: str) -> str | None:
-        """A signal's expression, for each engine; None if there is none."""
+        """A signal's PromQL expression, with a value per engine; None if PromQL has no such
+        signal."""
         raise NotImplementedError
 
     @property

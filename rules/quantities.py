@@ -236,7 +236,8 @@ class Held(Leaf, Struct, frozen=True):
 
     @property
     def flagged(self) -> bool:
-        """Whether PromQL needs a 0/1 series for it; a gauge's minimum needs none."""
+        """Whether PromQL needs a 0/1 series for this condition; a gauge is checked by its minimum
+        instead."""
         return not (isinstance(self.of, Compare) and isinstance(self.of.right, Number))
 
     def flag(self, to: Spelling) -> str | None:

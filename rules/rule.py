@@ -107,8 +107,8 @@ class Rule(Struct, frozen=True):
         return worst
 
     def threshold(self, severity: Severity) -> float | None:
-        """The threshold of a severity's bound; if the rule has no such bound, that of its first;
-        None without bounds."""
+        """The threshold of a severity's bound; without such a bound, the first bound's threshold;
+        None if the rule has no bounds."""
         for bound in self.bounds:
             if bound.severity == severity:
                 return bound.threshold

@@ -132,7 +132,8 @@ def _closed(address: Address, exc: OSError) -> CollectError:
         return failure(address, "truncated", problem, f"{hint}; use https:// if it serves HTTPS")
     if isinstance(exc, ssl.SSLError) and not isinstance(exc, ssl.SSLEOFError):
         return tls_failed(address, exc)
-    # A client without a certificate is refused so too: the alert may be lost with the connection.
+    # A server may also close the connection because the client has no certificate: its TLS alert
+    # can be lost.
     return failure(address, "tls", problem, f"{hint}; {CLIENT_HINT}")
 
 

@@ -182,7 +182,7 @@ class Fetcher:
         return Fetched(body, content_type, response.status, time.perf_counter() - started_s)
 
     def scrape(self, t_s: float) -> Scrape:
-        """The page, or why there is none, by one GET now, at `t_s`."""
+        """Get the page once, now. Returns the page or the error; `t_s` is the present unix time."""
         try:
             return Scrape(t_s, self.get())
         except CollectError as error:

@@ -58,7 +58,8 @@ def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
 
 
 def finding_groups(plan: Plan) -> tuple[Group, Group]:
-    """The findings in force for each engine, and an alert for each severity of each rule."""
+    """The recording rules for the findings in force, per engine, and an alert for each severity of
+    each rule."""
     rules, _ = expressible(plan)
     lasts = {rule.id: _lasts(plan, rule) for rule in rules}
     records = (

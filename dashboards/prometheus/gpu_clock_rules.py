@@ -167,7 +167,8 @@ BOARDS = Spelled(
 
 
 def _concluded(at: int) -> str:
-    """The confidence, for GPUs where this reason is the first that applies."""
+    """The confidence that a GPU is throttled, for GPUs where `REASONS[at]` is the first reason that
+    applies."""
     terms = [term for board_term in BOARD_TERMS if (term := scored(BOARDS, board_term)) is not None]
     sure = confidence(0.0, terms, ZERO)
     own = REASONS[at].when

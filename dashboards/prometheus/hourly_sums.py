@@ -67,7 +67,7 @@ def summed_series(key: str, part: str = "") -> str:
 
 
 def hourly_group(plan: Plan) -> Group:
-    """The sums, each over the time since the one before."""
+    """Recording rules for the sums; each evaluation adds up the SUM_STEP_S seconds before it."""
     dialect = Dialect(SUM_STEP_S, POOL_LABELS, plan.selector, {}, plan.prefix)
     totals = [(key, "", POOL_LABELS) for key in SUMMED_COUNTERS]
     for metric in SUMMED_HISTOGRAMS:

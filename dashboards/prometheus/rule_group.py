@@ -153,9 +153,10 @@ class Group(Struct, frozen=True):
 # --- When a condition of an engine counts: after it has held, and for a while after ---------------
 #
 # A severity (1 info, 2 warning, 3 critical) goes through three series for each engine: since when
-# it or a worse one has held, whether it has held for long enough, and what is in force, which
-# stays for a while after it has ended. Alerts could keep that time themselves, but a pool has one
-# alert, and in a rollout its replicas would fill that time one after the other.
+# it or a worse one has held, whether it has held for long enough, and what is in force, which stays
+# for a while after it has ended. Alerts could wait and stay by themselves (`for`,
+# `keep_firing_for`), but a pool has one alert: in a rollout its replicas would complete the wait
+# one after the other.
 
 
 FINDING, CAUSE = recorded("finding"), recorded("cause")

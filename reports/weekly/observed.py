@@ -225,7 +225,8 @@ class Held(Struct, frozen=True):
 
     @property
     def until_s(self) -> float:
-        """The end; of an open episode the time at which it was last seen."""
+        """The end in unix seconds; while the interval is open, the time at which it was last
+        seen."""
         return self.last_s if self.end_s is None else self.end_s
 
 
@@ -245,7 +246,8 @@ class Episode(Struct, frozen=True):
 
     @property
     def until_s(self) -> float:
-        """The end; while it is open, when it was last seen."""
+        """The end in unix seconds; while the episode is open, the time at which it was last
+        seen."""
         return self.last_s if self.end_s is None else self.end_s
 
 

@@ -168,7 +168,8 @@ class Incident(Struct, frozen=True):
 
     @property
     def until_s(self) -> float:
-        """The end; while it is open, when it was last seen."""
+        """The end in unix seconds; while the incident is open, the time at which it was last
+        seen."""
         return self.last_s if self.end_s is None else self.end_s
 
     @property
