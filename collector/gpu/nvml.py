@@ -139,8 +139,9 @@ def memory_fields(calls: Calls, handle: Handle) -> dict[str, float]:
 def neighbour_fields(calls: Calls, handle: Handle) -> dict[str, float]:
     """Bytes of a GPU's memory held by its compute processes other than the largest, by field name.
 
-    vLLM takes most of the memory with one process for each GPU. Empty where the driver lists no
-    process or not the memory of each, as in a container with process ids of its own.
+    vLLM takes most of the memory with one process for each GPU. Empty if the driver lists no
+    process, or does not report the memory of every process: so in a container with its own process
+    ids.
     """
     running = calls.ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
     held_bytes = [process.usedGpuMemory for process in running]

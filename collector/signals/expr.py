@@ -82,7 +82,8 @@ class Expr(Protocol):
     """The interface of all expressions."""
 
     def bind(self, page_columns: Columns) -> Value:
-        """A function that evaluates it on windows of any history with these columns."""
+        """A function that evaluates this expression on windows of any history with these
+        columns."""
         ...
 
     def promql(self, dialect: Dialect) -> str | None:

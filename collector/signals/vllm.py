@@ -803,8 +803,9 @@ def within_ttft(target_s: float | None) -> ShareAtMost | None:
 
 
 def _goodput(ttft_target_s: float, itl_target_s: float | None) -> Expr | None:
-    """Requests/s within the targets: those with the first token in time, less the share of token
-    gaps above the ITL target, where one is set; None if a target is below every bucket bound.
+    """Requests/s within the targets; None if a target is below every bucket bound. Computed as the
+    request rate times (share of requests with the first token in time, minus the share of token
+    gaps above the ITL target if that is set).
 
     vLLM counts gaps, not requests with a slow one: late gaps are taken to be spread over requests
     that were in time, as in the report.

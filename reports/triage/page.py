@@ -318,8 +318,8 @@ def render(view: TriageView) -> str:
 def refusal(
     *, status: int, title: str, words: str, names: Sequence[str], more: int, up: str
 ) -> str:
-    """The page shown for an error: the reason in `words`, and for an unknown target some `names`
-    ones and how many `more` there are. `up` is the relative path to the root."""
+    """The page shown for an error: the reason in `words`, and for an unknown target some known
+    `names` and the number of `more` names. `up` is the relative path to the root."""
     return _environment().get_template("refusal.html.j2").render(
         status=status, title=title, words=words, names=names, more=more, up=up, health="unknown",
     )  # fmt: skip

@@ -149,10 +149,12 @@ WAS_APPLIED = ("applied", "kept", "missed", "worsened")
 
 
 def advised(incident: EpisodeObserved, recommended: Sequence[Recommended]) -> tuple[Advice, ...]:
-    """The recommendations for this cause during the incident, with their outcomes.
+    """The recommendations for the incident's cause that were made during the incident, with their
+    outcomes.
 
     A recommendation may be repeated with other numbers, since a growing problem needs a larger
-    change. Of repeats the applied one is returned, else the newest; the track record has all.
+    change. Of repeated recommendations only one is returned: the applied one, else the newest. The
+    track record has all.
     """
     episode = incident.episode
     newest: dict[str, Recommended] = {}

@@ -396,8 +396,8 @@ def within(metric: str, bound: float | None) -> Of:
 
 
 def goodput(ttft_target_s: float | None, itl_target_s: float | None) -> Of:
-    """Requests served per second within the targets: those with the first token in time, less the
-    share of token gaps above the ITL target, where one is set.
+    """Requests served per second within the targets: the served rate times (share of requests with
+    the first token in time, minus the share of token gaps above the ITL target if that is set).
 
     vLLM counts gaps, not requests with a slow one: late gaps are taken to be spread over requests
     that were in time.
@@ -416,8 +416,8 @@ def goodput(ttft_target_s: float | None, itl_target_s: float | None) -> Of:
 
 
 def per_gpu(key: str, gpus: float | None) -> Of:
-    """A counter's increase per second and GPU. `gpus` is the number per engine; for a rate per
-    other unit, the number of these units per engine."""
+    """A counter's increase per second and GPU; `gpus` is the number per engine. For a rate per GB
+    of memory, for example, `gpus` is the number of GB per engine."""
 
     def read(span: Span) -> float | None:
         return None if gpus is None else over(span.counts.get(key), span.engine_s * gpus)
