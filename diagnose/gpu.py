@@ -310,8 +310,8 @@ class GpuAbsence(Struct):
 class GpuChoice(Struct, frozen=True):
     """The GPUs of a page that are the target's, how that is known, and which are missing.
 
-    `names` are their known UUIDs or indexes: notes about other GPUs do not concern the target.
-    Without names all notes do.
+    `names` are their known UUIDs or indexes: notes about other GPUs do not concern the target. If
+    no name is known, all notes concern it.
     """
 
     gpus: Sequence[GpuFields]

@@ -423,7 +423,7 @@ def _severity(failures: int) -> Severity:
 
 
 def restart_patience_s(longest_start_s: float) -> float:
-    """Seconds after which a server that stopped answering without requests is not restarting."""
+    """Seconds for which a server that had no requests and stopped answering may be restarting."""
     return min(max(START_S, START_MARGIN_RATIO * longest_start_s), STARTS_MAX_S)
 
 

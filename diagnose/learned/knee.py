@@ -496,8 +496,9 @@ class StepTimes(Struct, frozen=True, dict=True):
         return _near_line(rows, running) if rows else 0.0
 
     def outside_s(self, running: float) -> float:
-        """Seconds of a first token in the API server and the network, which serve the running
-        streams too: the median of the windows with the nearest batches; 0 where not measured."""
+        """Seconds of TTFT in the API server and the network, which depend on the batch because they
+        also serve the running streams: the median of the windows with the nearest batches; 0 where
+        not measured."""
         measured = sorted(
             (abs(log2(batch / running)), outside_s)
             for batch, outside_s in zip(self.batches, self.outsides_s, strict=True)

@@ -279,8 +279,8 @@ class _Line(Struct, frozen=True):
 
 
 class _Climb(Struct, frozen=True):
-    """A line to the mean demand `capacity`; its end is `age_s` old, and demand follows it `lag_s`
-    later."""
+    """A line that climbs towards the mean demand `capacity`, whose peaks fill the cache. The line's
+    newest point is `age_s` old, and demand follows the line `lag_s` later."""
 
     line: _Line
     capacity: float

@@ -423,8 +423,8 @@ def _least_padding(counts: Sequence[int], fewest: int) -> int:
 
 
 def _with_plain_ends(layers: Sequence[Layers], settings: KvSettings) -> KvSettings:
-    """The settings for a format that keeps the first and last layers in 16 bit. vLLM does not do
-    so in models with recurrent layers: `plain_layers` is 0 then.
+    """The settings for a format that keeps the first and last layers in 16 bit. With recurrent
+    layers vLLM does not keep any in 16 bit: `plain_layers` is 0 then.
 
     Raises:
         SizingError: sliding layers; a census does not tell which layers are first and last.
