@@ -230,7 +230,7 @@ class Condition:
         raise NotImplementedError
 
     def python(self) -> Holds:
-        """A function from facts: whether it is certainly true."""
+        """A function of facts that returns whether the condition is certainly true."""
         scope = Scope()
         return cast(Holds, scope.function(self.compile(ToPython(scope))))
 

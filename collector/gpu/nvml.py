@@ -381,7 +381,7 @@ class Device:
         return {LINKED_RATE: (moved_bytes - before[1]) / (now_s - before[0])}
 
     def _note(self, *, split: bool, refused: bool) -> None:
-        """The text of a note, the same for GPUs of one kind so that it can be merged."""
+        """Set `notes`. GPUs of one kind get the same text, so that their notes can be merged."""
         why = ""
         if split:
             why = f"{self.name} is in MIG mode: only its instances report how busy they are"

@@ -121,7 +121,7 @@ def _clock_low(plan: Plan) -> str:
 
 
 def _over(plan: Plan, series: str, sign: str = "/") -> str:
-    """A series divided by (or less, with `sign`) the median of its peers."""
+    """A series divided by the median of its peers; with `sign="-"`, minus that median."""
     pool = plan.pool
     middle = f"quantile by ({pool}) (0.5, {series}) > 0"
     return f"({series} {sign} on ({pool}) group_left () ({middle}))"

@@ -179,8 +179,8 @@ def sized(
 
 
 def replicas_present(engines: Sequence[EngineObserved]) -> int:
-    """Replicas at the end of the period: the mean number of engines that ran at the same time, over
-    those of the last PRESENT_S seconds in which at least one ran.
+    """Replicas at the end of the period: the mean number of engines that ran at the same time in
+    the last PRESENT_S seconds, without the seconds in which none ran.
 
     In a rollout an old pod and the one that replaces it count as one replica.
     """
