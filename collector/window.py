@@ -150,11 +150,12 @@ class Window:
         if self._few or self.scrapes < 2:
             return [None] * len(self.history.counters)
         starts, ends = self.frames[0].counters, self.frames[-1].counters
-        factor, reach = self._factor, NEARLY * self._start_s / self._sampled_s
+        # The share of its end that a counter has at its start if it was 0 as the window began.
+        start_s, factor = max(0.0, self._start_s), self._factor
+        young = NEARLY * start_s / (start_s + self._sampled_s)
         rates: list[float | None] = [
-            increase * factor if reach * increase <= start else self._even_rate(start, increase)
+            (end - start) * factor if young * end <= start else self._even_rate(start, end - start)
             for start, end in zip(starts, ends, strict=True)
-            for increase in (end - start,)  # an assignment, and faster than map(sub, ...)
         ]
         for at in self._uneven:
             rates[at] = None
