@@ -291,8 +291,8 @@ def parameter_census(config: Config, *, experts: Experts, vision: float = 0.0) -
 
 
 def _ngram_tables(config: Config, hidden: int, vocab: int) -> tuple[float, float]:
-    """Elements of the tables that LongCat looks a token's neighbours up in, and of the projections
-    behind them. Source: vllm/model_executor/models/longcat_flash_ngram.py (0.32)."""
+    """Elements of LongCat's n-gram embedding tables, and of the projections that follow them.
+    Source: vllm/model_executor/models/longcat_flash_ngram.py (0.32)."""
     ratio = config.count("ngram_vocab_size_ratio", default=0)
     if not ratio:
         return 0.0, 0.0

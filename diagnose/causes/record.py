@@ -207,7 +207,7 @@ class CauseRecord(Struct, frozen=True, dict=True):
 
     @property
     def gate(self) -> Condition:
-        """Where it is worth examining: the gate of one of its forms holds; always without forms."""
+        """Whether to examine it: the gate of one of its forms holds, or it has no forms."""
         return Some(tuple(form.gate for form in self.forms)) if self.forms else ALWAYS
 
     @cached_property

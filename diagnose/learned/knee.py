@@ -380,7 +380,7 @@ def _range(values: Iterable[float]) -> Range:
 
 
 def _quartile(ordered: Sequence[float], quarter: int) -> float:
-    """As `statistics.quantiles` has it with its inclusive method, which takes more time."""
+    """A quartile by the inclusive method, like `statistics.quantiles`, which takes more time."""
     at, rest = divmod(quarter * (len(ordered) - 1), 4)
     if not rest:
         return ordered[at]

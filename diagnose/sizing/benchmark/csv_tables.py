@@ -149,7 +149,7 @@ AIPERF_VALUES = {
 
 
 def _rows(text: str) -> tuple[list[tuple[int, list[str]]], bool]:
-    """The filled lines with their numbers, split, and whether a comma may be a decimal mark."""
+    """Number and cells of each line that is not empty; whether a comma may be a decimal mark."""
     kept = [
         (number, line)
         for number, line in enumerate(text.splitlines(), start=1)
@@ -169,7 +169,7 @@ def _rows(text: str) -> tuple[list[tuple[int, list[str]]], bool]:
 
 
 def _columns(header: Sequence[str]) -> dict[int, Column]:
-    """Column number to what it holds.
+    """The meaning of each column that sizing uses, by column number.
 
     Raises:
         SizingError: a needed quantity is missing, or two columns hold the same one.

@@ -221,7 +221,7 @@ class Choice(Struct, frozen=True):
 
 
 def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
-    """The fleet on the candidate GPU on which it costs least a year within the targets.
+    """The fleet with the lowest cost per year within the targets, over the candidate GPUs.
 
     The GPU with most of the archetype's resource stays if rates are measured or stated, because
     these hold for one GPU only, and if no candidate's fleet is known.
