@@ -8,9 +8,8 @@ threshold. Unknown values add nothing; a gate states what unknown counts as (`as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from string import Formatter
-from typing import Any
 
 from msgspec import Struct, field
 
@@ -337,29 +336,23 @@ def _unbounded(_: object) -> None:
 # --- sentences ----------------------------------------------------------------------------------
 
 
-class _Words(Formatter):
-    """Formats numbers for people: `%` a ratio in percent, `s` a duration, else a count."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - as its base
-        if value is None:
-            return "unknown"
-        match format_spec:
-            case "%":
-                return percent(value)
-            case "s":
-                return duration(value)
-            case _:
-                return str(super().format_field(value, format_spec or ".0f"))
+@lru_cache(maxsize=1024)
+def _parts(template: str) -> tuple[tuple[str, str | None, str], ...]:
+    """A template's pieces: text, then the name of a number and its format (None: no number)."""
+    return tuple((text, name, form or "") for text, name, form, _ in Formatter().parse(template))
 
 
-_WORDS = _Words()
-
-
-class _Named(dict[str, float | None]):
-    """Signals by name; a missing one is unknown (None)."""
-
-    def __missing__(self, key: str) -> None:
-        return None
+def _shown(value: float | None, form: str) -> str:
+    """A number for people: `%` a ratio in percent, `s` a duration, else a count."""
+    if value is None:
+        return "unknown"
+    match form:
+        case "%":
+            return percent(value)
+        case "s":
+            return duration(value)
+        case _:
+            return format(value, form or ".0f")
 
 
 def _said(
@@ -372,8 +365,10 @@ def _said(
         return say(facts)
     if "{" not in say:
         return say
-    names = _Named(facts.values)
-    names["value"] = value
-    for name, read in words:
-        names[name] = read(facts)
-    return _WORDS.vformat(say, (), names)
+    named = {"value": value} | {name: read(facts) for name, read in words}
+    return "".join(
+        text
+        if name is None
+        else text + _shown(named[name] if name in named else facts.values.get(name), form)
+        for text, name, form in _parts(say)
+    )
