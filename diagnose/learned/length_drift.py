@@ -322,7 +322,7 @@ class OutputLengths:
         window."""
         looks = [_answers(window)]
         if looks[0] is not None and looks[0][inf] < FEW:
-            longest = Window(history, now_s=window.now_s, range_s=self._longest_s)
+            longest = Window(history, now_s=window.now_s, range_s=self._longest_s, few=True)
             looks.append(_answers(longest))
         return [now for now in looks if now is not None]
 
