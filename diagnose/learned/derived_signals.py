@@ -316,10 +316,10 @@ class Progress:
         """Whether there was progress since the scrape before; true without requests, and where the
         page does not count tokens."""
         running, usage = values.get("running") or 0.0, values.get("kv_usage_ratio") or 0.0
-        generated, answered = _step(history, GENERATED), _step(history, ANSWERED, unless=ABORTED)
+        generated = _step(history, GENERATED)
         in_flight = running + (values.get("waiting") or 0.0) >= 1
         has_requests = in_flight or _unanswered(values)
-        if not has_requests or generated is None or generated > 0 or (answered or 0.0) > 0:
+        if not has_requests or generated is None or generated > 0 or _has_answered(history):
             if self._silent_s and _gained(
                 history, history.columns.counter_columns(TTFT, part="count")
             ):
@@ -393,11 +393,16 @@ def arrivals_since_last(history: History) -> float | None:
     return _gained(history, history.columns.counter_columns(TTFT, part="count"))
 
 
-def _step(history: History, metric: str, *, unless: tuple[str, str] | None = None) -> float | None:
-    """The increase of a counter between the last two scrapes, without its series that have the
-    label `unless`; None where it is unknown."""
-    rows = history.counters.by_metric.get(metric, ())
-    return _gained(history, [at for column, at in rows if unless not in column.labels])
+def _step(history: History, metric: str) -> float | None:
+    """The increase of a counter between the last two scrapes; None where it is unknown."""
+    return _gained(history, history.columns.counter_columns(metric))
+
+
+def _has_answered(history: History) -> bool:
+    """Whether a request ended between the last two scrapes that was not aborted."""
+    rows = history.counters.by_metric.get(ANSWERED, ())
+    ended = _gained(history, [at for column, at in rows if ABORTED not in column.labels])
+    return (ended or 0.0) > 0
 
 
 def _gained(history: History, columns: Sequence[int]) -> float | None:

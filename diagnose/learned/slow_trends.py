@@ -128,8 +128,9 @@ class SlowTrends:
         derived: dict[str, float | None] = {
             HOST_MEMORY_USED: values.get("host_process_bytes") if used_bytes is None else used_bytes
         }
-        followed = {**values, **derived, WORK_TOKENS: work_tokens(values)}
+        computed = {**derived, WORK_TOKENS: work_tokens(values)}
         for trend in self._trends:
+            followed = computed if trend.slow.signal in computed else values
             derived |= trend.update(now_s, followed.get(trend.slow.signal))
         return derived
 
