@@ -216,7 +216,7 @@ def test_a_recorded_server_at_a_load_left_out() -> None:
 MEASURED = st.lists(
     st.tuples(st.integers(1, 300), st.integers(20, 30_000), st.floats(0.005, 0.5)),
     min_size=4,
-    max_size=40,
+    max_size=32,
 )
 
 
