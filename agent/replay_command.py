@@ -7,6 +7,7 @@ import signal
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from struct import pack
 from traceback import format_exc
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -150,7 +151,7 @@ def _packed(read: PageRead, last: dict[int, Layout]) -> _Packed | _Failed:
         return _Failed(at, t_s, str(page), page.kind, page.hint)
     layout = page.layout if last.get(at) is not page.layout else None
     last[at] = page.layout
-    values = array("d", page.values).tobytes()
+    values = pack(f"{len(page.values)}d", *page.values)
     return _Packed(at, t_s, layout, values, page.timestamps_s, page.host)
 
 

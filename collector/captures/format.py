@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import orjson
 from msgspec import Struct, field
@@ -27,8 +27,9 @@ HEAD = re.compile(rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]", 
 HEAD_BYTES = 10
 GZIP_MAGIC = b"\x1f\x8b"
 
-# The stubs of zlib_ng lack the method `copy` and the type of its error.
-INFLATE_ERROR = cast("type[Exception]", zlib_ng.error)
+# The stubs of zlib_ng lack the type of its error, and the method `copy`.
+_ZLIB: Any = zlib_ng
+INFLATE_ERROR: type[Exception] = _ZLIB.error
 
 
 class _Inflater(Protocol):
@@ -168,7 +169,8 @@ class Members:
 
 
 def _inflater() -> _Inflater:
-    return cast("_Inflater", zlib_ng.decompressobj(16 + zlib_ng.MAX_WBITS))
+    inflater: _Inflater = _ZLIB.decompressobj(16 + zlib_ng.MAX_WBITS)
+    return inflater
 
 
 def text_of(chunks: Iterable[bytes]) -> Iterator[bytes | Damage]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain, compress
 from math import ceil, floor, log2, nan
-from operator import mul, truediv
+from operator import mul
 from statistics import median
 
 from msgspec import Struct
@@ -171,7 +171,8 @@ class _Step(Struct, frozen=True):
         return self.windows[FIELD[name] :: FIELDS]
 
     def power(self) -> Range:
-        return _range(map(truediv, self.values("tokens_per_s"), self.values("token_s")))
+        pairs = zip(self.values("tokens_per_s"), self.values("token_s"), strict=True)
+        return _range(tokens_per_s / token_s for tokens_per_s, token_s in pairs)
 
     def kept(self, targets: Targets) -> float:
         """Share of windows that meet the targets."""
