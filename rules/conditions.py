@@ -142,10 +142,10 @@ class Number(Quantity, Struct, frozen=True):
 def _of_both(scope: Scope, left: Quantity, right: Quantity, of: str) -> str:
     """An expression of two quantities' values, `{0}` and `{1}` in `of`; None if either is
     unknown."""
-    (a, *known), (b, *known_too) = scope.known(left), scope.known(right)
+    (a, *left_checks), (b, *right_checks) = scope.checked(left), scope.checked(right)
     value = of.format(a, b)
-    known += known_too
-    return f"({value} if {' and '.join(known)} else None)" if known else f"({value})"
+    checks = [*left_checks, *right_checks]
+    return f"({value} if {' and '.join(checks)} else None)" if checks else f"({value})"
 
 
 def _both_in_promql(to: Spelling, left: Quantity, right: Quantity, spelled: str) -> str | None:
@@ -203,9 +203,9 @@ class WithDefault(Quantity, Struct, frozen=True):
     default: Number
 
     def source(self, scope: Scope) -> str:
-        value, *known = scope.known(self.of)
+        value, *checks = scope.checked(self.of)
         default = self.default.source(scope)
-        return f"({value} if {known[0]} else {default})" if known else value
+        return f"({value} if {checks[0]} else {default})" if checks else value
 
     def promql(self, to: Spelling) -> str | None:
         expr = self.of.promql(to)
@@ -380,7 +380,7 @@ class Scope:
         """The variable that has a signal's value."""
         return self._signals.setdefault(key, f"s{len(self._signals)}")
 
-    def known(self, of: Quantity) -> list[str]:
+    def checked(self, of: Quantity) -> list[str]:
         """A quantity's value as a variable or a number, then the condition that it is known, which
         assigns the variable; a number needs none."""
         value = of.source(self)
@@ -417,8 +417,8 @@ class ToPython(Struct, frozen=True):
 
     def compare(self, left: Quantity, sign: str, right: Quantity) -> str:
         """True if both values are known and the comparison holds."""
-        (value, *known), (bound, *bound_known) = self.scope.known(left), self.scope.known(right)
-        return self.every([*known, *bound_known, f"{value} {sign} {bound}"])
+        (value, *checks), (bound, *bound_checks) = map(self.scope.checked, (left, right))
+        return self.every([*checks, *bound_checks, f"{value} {sign} {bound}"])
 
     def every(self, parts: Sequence[str]) -> str:
         """True if all parts are."""

@@ -125,8 +125,8 @@ class SquareRoot(Quantity, Struct, frozen=True):
     of: Quantity
 
     def source(self, scope: Scope) -> str:
-        value, *known = scope.known(self.of)
-        return f"({value}**0.5 if {' and '.join([*known, f'{value} > 0'])} else None)"
+        value, *checks = scope.checked(self.of)
+        return f"({value}**0.5 if {' and '.join([*checks, f'{value} > 0'])} else None)"
 
     def promql(self, to: Spelling) -> str | None:
         radicand = self.of.promql(to)

@@ -329,7 +329,7 @@ def _check_dtypes(setup: Setup) -> None:
         raise SizingError(
             f"{gpu.name} has neither FP4 nor FP8 arithmetic, which {setup.scheme.id} weights need",
             name="quantization",
-            choices=tuple(key for key, one in schemes().items() if one.compute != "fp4"),
+            choices=tuple(key for key, scheme in schemes().items() if scheme.compute != "fp4"),
         )
 
 
