@@ -16,7 +16,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
+import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -89,6 +91,20 @@ def check_commands(folder: Path) -> None:
         assert word in ran.stdout, (args, ran.stdout[:500])
 
 
+def wait_until_judged(origin: str) -> None:
+    """Wait for the first verdict: a daemon stopped before has nothing to report on."""
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            urllib.request.urlopen(origin + "/readyz", timeout=60).close()
+        except urllib.error.HTTPError as error:
+            if error.code != 503 or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
 def check_daemon(folder: Path) -> None:
     """Ask a daemon for its pages and all that they link to, and report on what it has stored."""
     store = ("--store", str(folder / "kneewatch.db"))
@@ -101,6 +117,7 @@ def check_daemon(folder: Path) -> None:
             assert daemon.stdout is not None
             url = next(line for line in daemon.stdout if "/triage" in line).split()[1]
             origin = url.removesuffix("/triage")
+            wait_until_judged(origin)
             pages, asked = list(PAGES), set[str]()
             while pages:
                 path = pages.pop()
