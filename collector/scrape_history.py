@@ -10,7 +10,7 @@ import math
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter, lt
 from struct import pack
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -122,9 +122,15 @@ class Table:
 class Columns:
     """The columns of an engine whose newest page has the series of `binding`."""
 
-    def __init__(self, binding: EngineBinding, before: Columns | None = None) -> None:
+    def __init__(
+        self,
+        binding: EngineBinding,
+        before: Columns | None = None,
+        *,
+        metrics: frozenset[str] | None = None,
+    ) -> None:
         self.binding = binding
-        counters, gauges = _places(binding)
+        counters, gauges = _places(binding, metrics)
         self.counters: Table = Table(counters, None if before is None else before.counters)
         self.gauges: Table = Table(gauges, None if before is None else before.gauges)
         self.info: Mapping[str, Mapping[str, str]] = {
@@ -143,11 +149,13 @@ class Columns:
         self._selected: dict[tuple[str, Where, str | None], tuple[int, ...]] = {}
 
     @classmethod
-    def of(cls, binding: EngineBinding) -> Columns:
-        """The columns of an engine whose pages all had the series of `binding`; shared."""
-        columns = _of_bindings.get(id(binding))
+    def of(cls, binding: EngineBinding, metrics: frozenset[str] | None = None) -> Columns:
+        """The columns of an engine whose pages all had the series of `binding`, of these metrics
+        only (None: of all); shared."""
+        key = id(binding), metrics
+        columns = _of_bindings.get(key)
         if columns is None or columns.binding is not binding:
-            columns = _of_bindings[id(binding)] = cls(binding)
+            columns = _of_bindings[key] = cls(binding, metrics=metrics)
         return columns
 
     def counter_columns(self, metric: str, where: Where = (), part: str = "") -> tuple[int, ...]:
@@ -200,21 +208,28 @@ class Columns:
         return metric in self._shown
 
 
-_of_bindings: WeakValueDictionary[int, Columns] = WeakValueDictionary()
-"""Shared columns in use, by the id of their binding, which they keep alive."""
+_of_bindings: WeakValueDictionary[tuple[int, frozenset[str] | None], Columns]
+_of_bindings = WeakValueDictionary()
+"""Shared columns in use, by their metrics and the id of their binding, which they keep alive."""
 
 
-def _places(binding: EngineBinding) -> tuple[dict[Column, int], dict[Column, int]]:
+def _places(
+    binding: EngineBinding, metrics: frozenset[str] | None
+) -> tuple[dict[Column, int], dict[Column, int]]:
     """The page positions of an engine's counter columns (with histogram parts) and gauges."""
     counters = {Column(metric, ()): ZERO for metric in binding.zeros}
     gauges: dict[Column, int] = {}
-    for metric, slots in binding.counters.items():
+
+    def of_these(slots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        return (row for row in slots.items() if metrics is None or row[0] in metrics)
+
+    for metric, slots in of_these(binding.counters):
         for slot in slots:
             counters[Column(metric, slot.labels)] = slot.position
-    for metric, slots in (*binding.gauges.items(), *binding.infos.items()):
+    for metric, slots in (*of_these(binding.gauges), *of_these(binding.infos)):
         for slot in slots:
             gauges[Column(metric, slot.labels)] = slot.position
-    for metric, histograms in binding.histograms.items():
+    for metric, histograms in of_these(binding.histograms):
         for histogram in histograms:
             for bound, position in zip(histogram.bounds, histogram.buckets, strict=True):
                 counters[Column(metric, histogram.labels, repr(bound))] = position
@@ -255,10 +270,13 @@ class Restart(Struct, frozen=True):
 
 
 class History:
-    """The scrapes of one engine process, oldest first; a restart starts over."""
+    """The scrapes of one engine process, oldest first; a restart starts over.
 
-    def __init__(self, *, keep_s: float) -> None:
-        self.keep_s = keep_s
+    `metrics`: only their series are kept; None: those of all metrics.
+    """
+
+    def __init__(self, *, keep_s: float, metrics: frozenset[str] | None = None) -> None:
+        self.keep_s, self._metrics = keep_s, metrics
         self.frames: list[Frame] = []
         self.times: list[float] = []
         self.columns = NO_COLUMNS
@@ -335,8 +353,9 @@ class History:
 
     def _bind(self, binding: EngineBinding, process_start: int | None) -> None:
         before = self.columns
-        columns = Columns.of(binding) if before is NO_COLUMNS else Columns(binding, before)
-        fresh = Columns.of(binding)
+        columns = fresh = Columns.of(binding, self._metrics)
+        if before is not NO_COLUMNS:
+            columns = Columns(binding, before, metrics=self._metrics)
         kept, needed = (len(each.counters) + len(each.gauges) for each in (before, fresh))
         if kept > 2 * needed + 500:
             # Series come and go without end (a label that carries an id): keep what is alive.

@@ -237,6 +237,13 @@ class Window:
         row = self._newest.gauges
         return [value for at in columns if (value := row[at]) == value]
 
+    def newest_of(self, at: int) -> float | None:
+        """The newest value of one gauge column; None if it is absent."""
+        if self._newest is None:
+            return None
+        value = self._newest.gauges[at]
+        return value if value == value else None
+
     def current(self, columns: Sequence[int]) -> int | None:
         """The gauge column with the greatest newest value; None if none has one."""
         if self._newest is None:

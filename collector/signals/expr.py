@@ -126,6 +126,9 @@ class Gauge(OfMetric, frozen=True):
 
     def bind(self, page_columns: Columns) -> Value:
         columns = page_columns.gauge_columns(self.metric, self.where)
+        if len(columns) == 1:
+            (at,) = columns
+            return lambda window: window.newest_of(at)
 
         def value(window: Window) -> float | None:
             values = window.newest(columns)
@@ -507,6 +510,10 @@ def number_of_current(
     columns = page_columns.gauge_columns(metric)
     rows = page_columns.gauges.by_metric.get(metric, ())
     numbers = {at: read(dict(column.labels)) for column, at in rows}
+    if len(columns) == 1:
+        (only,) = columns
+        number = numbers[only]
+        return lambda window: None if window.newest_of(only) is None else number
 
     def value(window: Window) -> float | None:
         at = window.current(columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,6 +38,19 @@ def of_feature(needs: str, *signals: Signal, source: str = "") -> tuple[Signal, 
         replace(s, needs=s.needs or needs, source=source or s.source, optional=True)
         for s in signals
     )
+
+
+def metrics_of(signals: Iterable[Signal]) -> frozenset[str]:
+    """Every metric that the signals can use, by canonical name."""
+    metrics: set[str] = set()
+
+    def note(metric: str) -> bool:
+        metrics.add(metric)
+        return False
+
+    for signal in signals:
+        signal.expr.lacking(note)
+    return frozenset(metrics)
 
 
 class Reading(Struct, frozen=True):

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from kneewatch.collector.window import Window
 
-METRIC, RUNNING = "lora_requests_info", "running_lora_adapters"
+LORA_INFO, RUNNING = "lora_requests_info", "running_lora_adapters"
 
 
 class AdapterUse(Struct, frozen=True):
@@ -30,7 +30,7 @@ def adapters_seen(window: Window) -> tuple[AdapterUse, ...]:
     """The adapters that ran in the window, most turns first."""
     columns = {
         at: _names(dict(column.labels).get(RUNNING, ""))
-        for column, at in window.history.gauges.by_metric.get(METRIC, ())
+        for column, at in window.history.gauges.by_metric.get(LORA_INFO, ())
     }
     since_s = window.now_s - window.range_s
     moments = sorted(

@@ -13,12 +13,13 @@ from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import EngineBinding
 from kneewatch.collector.samples import Page
 from kneewatch.collector.scrape_history import Column, History, Restart
-from kneewatch.collector.signals.signal import Reading, Signal, SignalSet
+from kneewatch.collector.signals.signal import Reading, Signal, SignalSet, metrics_of
+from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts, ReplacedProcess
-from kneewatch.diagnose.causes.lora_adapters import adapters_seen
+from kneewatch.diagnose.causes.lora_adapters import LORA_INFO, adapters_seen
 from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, moved_families, over, ranked
 from kneewatch.diagnose.causes.workload import LENGTH_POINTS
 from kneewatch.diagnose.deployment.deployment import Stated
@@ -70,6 +71,9 @@ if TYPE_CHECKING:
     from kneewatch.diagnose.recommend.adviser import Adviser
 
 Values = Mapping[str, float | None]
+
+METRICS_READ = metrics_of(VLLM_SIGNALS) | {LORA_INFO}
+"""Metrics from which something is computed. A quarter of a page's counters are of others."""
 
 
 class Learned:
@@ -193,7 +197,7 @@ class EngineMonitor:
     def __init__(self, target: str, key: EngineKey, profile: Profile, catalogue: Catalogue) -> None:
         self.target, self.key, self.profile = target, key, profile
         self._catalogue = catalogue
-        self.history = History(keep_s=LONG_WINDOWS * profile.window_s)
+        self.history = History(keep_s=LONG_WINDOWS * profile.window_s, metrics=METRICS_READ)
         self._signals = SignalSet(catalogue.signals, self.history)
         self._rules = RuleBook(catalogue.rules, scale=profile.scale)
         evicting = next(rule for rule in catalogue.rules if rule.id == "KV-EVICT")

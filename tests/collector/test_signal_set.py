@@ -9,6 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.exposition import PageParser
+from kneewatch.collector.names.vllm_resolver import resolve
+from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.expr import (
     AboveRate,
     Complement,
@@ -27,12 +31,16 @@ from kneewatch.collector.signals.expr import (
     Slope,
     Sum,
 )
-from kneewatch.collector.signals.signal import Reading, Signal, SignalSet
+from kneewatch.collector.signals.signal import Reading, Signal, SignalSet, metrics_of
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.collector.window import Window
+from kneewatch.diagnose.engine.engine_monitor import METRICS_READ
 from tests.collector.histories import Handmade, Scraped
+from tests.collector.name_pages import only_engine
 from tests.examples import examples
+from tests.recordings import CAPTURES
 
+RECORDING = CAPTURES / "kv_pressure_cascade.jsonl.gz"
 BOUNDS = (0.5, 1.0, math.inf)
 SECOND_CHOICE = FirstOf((Rate("late"), Rate("early")))
 KINDS: dict[str, Expr] = {
@@ -160,3 +168,30 @@ def test_goodput_takes_off_the_share_of_late_gaps() -> None:
     assert goodput_per_s(1.0, None) == pytest.approx(9.0)
     assert goodput_per_s(1.0, 0.06) == pytest.approx(6.5)
     assert goodput_per_s(1.0, 0.005) is None
+
+
+def test_every_option_of_an_expression_is_a_metric_of_its_signal() -> None:
+    assert metrics_of(SIGNALS) == {"level", "early", "late", "histogram"}
+    stated = configured(
+        ttft_slo_s=1.0, itl_slo_s=0.1, gpus=8, peak_flop_per_s=1.0, peak_bytes_per_s=1.0
+    )
+    assert metrics_of(stated) <= METRICS_READ
+
+
+def test_without_the_series_that_nothing_reads_every_signal_is_the_same() -> None:
+    parser = PageParser()
+    histories = History(keep_s=60.0), History(keep_s=60.0, metrics=METRICS_READ)
+    sets = [SignalSet(VLLM_SIGNALS, history) for history in histories]
+    for entry in list(CaptureReader(RECORDING))[:30]:
+        page = parser.parse(entry.body or "")
+        binding = resolve(page.layout)
+        for history in histories:
+            history.append(entry.t_s, page, only_engine(binding), binding.process_start)
+        every, few = (
+            signals.read(Window(history, now_s=entry.t_s, range_s=15.0))
+            for signals, history in zip(sets, histories, strict=True)
+        )
+        assert every == few
+    unread = {column.metric for column in histories[0].counters.names} - METRICS_READ
+    assert "request_params_n" in unread
+    assert {column.metric for column in histories[1].counters.names}.isdisjoint(unread)
