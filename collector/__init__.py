@@ -1,1 +1,1 @@
-"""Where numbers come from: pages, captures, names, windows, signals."""
+"""Reading metrics: pages, captures, metric names, windows and signals."""

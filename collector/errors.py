@@ -18,10 +18,10 @@ class KneewatchError(Exception):
 class CollectError(KneewatchError):
     """A source could not be read.
 
-    `kind` is a stable word for counting (url, refused, dns, tls, timeout, auth, not_found,
+    `kind` is a stable word for counting: url, refused, dns, tls, timeout, auth, not_found,
     redirect, http_status, not_metrics, no_vllm, truncated, too_large, exposition, stale, recorded,
-    no_gpu, gpus_lost, driver, internal); `hint` is what to try, `status` the HTTP status of the
-    answer, None if there was no answer.
+    no_gpu, gpus_lost, driver or internal. `hint` says what to try. `status` is the response's HTTP
+    status; None if there was no response.
     """
 
     def __init__(
@@ -34,7 +34,8 @@ class CollectError(KneewatchError):
 
 
 class ExpositionError(CollectError):
-    """A page is not valid exposition text; `line` counts from 1 and is 0 where none applies."""
+    """A page is not valid exposition text. `line` counts from 1; it is 0 if the error is not in one
+    line."""
 
     def __init__(self, message: str, *, line: int = 0, kind: str = "exposition") -> None:
         where = f"line {line}: " if line else ""

@@ -1,11 +1,11 @@
 """Parses a metrics page: Prometheus text 0.0.4 and OpenMetrics 1.0. Pure.
 
-One grammar parses both. For OpenMetrics it also accepts what only 0.0.4 allows (tabs, repeated
-blanks, a comma after the last label); valid lines parse the same. Only timestamps and exemplars
-differ.
+One grammar parses both formats. On OpenMetrics pages it also accepts syntax that only 0.0.4 allows:
+tabs, repeated blanks, a comma after the last label. Valid OpenMetrics lines are parsed as the
+standard says. Only timestamps and exemplars are handled by format.
 
-Every pattern is linear: its inner repeats are possessive, so nothing is tried twice. No capturing
-group is inside a possessive repeat: early releases of Python 3.11 get that wrong.
+Every pattern runs in linear time: its inner repeats are possessive, so there is no backtracking. No
+capturing group is inside a possessive repeat: early releases of Python 3.11 handle that wrongly.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def excerpt(text: str) -> str:
 
 
 def number(text: str) -> float:
-    """The float of a text; a number too large for a float is infinite, as in Python."""
+    """The float of a text; infinity if the number is too large for a float, as in Python."""
     try:
         if _NUMBER.fullmatch(text):
             return float(text)
@@ -118,9 +118,11 @@ def number(text: str) -> float:
 
 
 def numbers(tails: Sequence[bytes], joined: bytes) -> list[float] | None:
-    """The floats of `tails`, the parts of sample lines after their labels; None if any is not a
-    plain number. Several times faster than `number`. `joined` are the tails with commas between
-    them."""
+    """The float of each entry of `tails`; None if any of them is not a plain number.
+
+    A tail is the part of a sample line after its labels; `joined` are the tails with commas between
+    them. Several times faster than calling `number` for each.
+    """
     try:
         # Most servers write each value as JSON writes a float. JSON also allows what a page may
         # not: a carriage return, whole lists.
@@ -146,9 +148,10 @@ def split_head(line: str) -> Head:
 
 
 def read_labels(block: str, limits: Limits) -> tuple[str | None, Labels]:
-    """The labels between two braces, sorted by name, and the metric's name if it is inside them.
+    """The sorted labels of a `{...}` block, and the metric's name if the block contains it.
 
-    A metric name outside the classic alphabet is quoted and inside the braces: {"a.b", c="d"}.
+    Labels are sorted by name. A metric name with characters outside the classic alphabet is quoted
+    inside the braces: {"a.b", c="d"}.
     """
     name: str | None = None
     labels: dict[str, str] = {}
@@ -187,8 +190,8 @@ def series_name(before: str | None, inner: str | None, limits: Limits) -> str:
 def read_tail(text: str, *, openmetrics: bool, limits: Limits) -> Tail:
     """The value of a sample, and its timestamp if it has one.
 
-    Timestamps are whole milliseconds in 0.0.4 and seconds in OpenMetrics; only OpenMetrics has
-    exemplars, which are checked and not kept. The format's limit of 128 characters for exemplar
+    Timestamps are whole milliseconds in 0.0.4 and seconds in OpenMetrics. Exemplars, which only
+    OpenMetrics has, are checked and then dropped. The format's limit of 128 characters for exemplar
     labels is not enforced: a page that exceeds it is still readable.
     """
     match = _TAIL.fullmatch(text)
@@ -291,10 +294,10 @@ def decompress(body: bytes, content_encoding: str, limit_bytes: int) -> bytes:
 
 
 def plain_bytes(body: str | bytes, content_encoding: str, limits: Limits) -> bytes:
-    """A body without its content encoding and with LF as line end. Does not check that it is UTF-8.
+    """A body without its content encoding, with LF as line ending. Not yet checked to be UTF-8.
 
     Raises:
-        ExpositionError: the body cannot be unpacked, cannot be UTF-8 or is too long.
+        ExpositionError: the body cannot be decompressed or encoded as UTF-8, or is too long.
     """
     if isinstance(body, str):
         try:
@@ -345,8 +348,8 @@ _DEFAULTS = Limits()
 class PageParser:
     """The parser of one target's pages.
 
-    `Page.layout` is the same object as long as names, labels, types and order are the same; targets
-    with the same layout share it. Nothing else carries over from page to page.
+    Pages with the same names, labels, types and order get the same object as `Page.layout`, also
+    across targets. No other state is kept between pages.
     """
 
     def __init__(self, limits: Limits = _DEFAULTS) -> None:
@@ -356,10 +359,11 @@ class PageParser:
     def parse(
         self, body: str | bytes, *, content_type: str = "", content_encoding: str = ""
     ) -> Page:
-        """The page of a body.
+        """The parsed page of a response body.
 
-        It is parsed as OpenMetrics if the content type says so, or if there is none and the last
-        line is `# EOF`. `content_encoding` applies to bytes; a str is already decompressed.
+        The format is OpenMetrics if the content type says so. Without a content type, it is
+        OpenMetrics if the last line is `# EOF`. `content_encoding` applies to bytes; a str is
+        already decompressed.
 
         Raises:
             ExpositionError: of kind exposition (malformed), truncated or too_large.
@@ -382,15 +386,18 @@ def parse(
     content_encoding: str = "",
     limits: Limits = _DEFAULTS,
 ) -> Page:
-    """The page of a body, as parsed by a new `PageParser`."""
+    """Parses one body with a new `PageParser`."""
     parser = PageParser(limits)
     return parser.parse(body, content_type=content_type, content_encoding=content_encoding)
 
 
 class _Template(Struct, frozen=True, eq=False, weakref=True):
-    """A page without its values, as lines with their ends. `is_sample` and `is_other` have an entry
-    per line, `prefixes` (a sample line's text before its value) per sample line, `others` per other
-    line. `fixed_bytes` is the length of all prefixes and other lines."""
+    """A page without its values, as lines with their line endings.
+
+    `is_sample` and `is_other` have an entry for every line. `prefixes` has one for every sample
+    line: its text before the value. `others` has the remaining lines. `fixed_bytes` is the length
+    of all prefixes and other lines.
+    """
 
     openmetrics: bool
     limits: Limits
@@ -402,8 +409,10 @@ class _Template(Struct, frozen=True, eq=False, weakref=True):
     layout: Layout
 
     def page(self, plain: bytes) -> Page | None:
-        """The page of these bytes; None if more than the values differs from the template, or a
-        value is malformed."""
+        """The page parsed from these bytes with this template.
+
+        None if the bytes differ from the template in more than values, or if a value is malformed.
+        """
         # BytesIO splits lines three times as fast as bytes.split and str.split do.
         lines = list(islice(BytesIO(plain), len(self.is_sample) + 1))
         if len(lines) != len(self.is_sample):
@@ -437,7 +446,7 @@ class _Template(Struct, frozen=True, eq=False, weakref=True):
 
 _templates: WeakValueDictionary[tuple[object, ...], _Template] = WeakValueDictionary()
 _layouts: WeakValueDictionary[tuple[object, ...], Layout] = WeakValueDictionary()
-"""Layouts in use, by content. If two threads add equal layouts at once, targets share less."""
+"""Layouts in use, by content. Threads that add equal layouts at once may each keep their own."""
 
 
 def _tail(text: str, *, openmetrics: bool, limits: Limits) -> Tail:
@@ -500,7 +509,8 @@ class _FullReader:
         self._series.append(series)
 
     def template(self) -> _Template:
-        """The template of all lines read; if an equal one is in use, that one."""
+        """The template of the lines read so far; an equal template that is in use is returned
+        instead."""
         is_sample, prefixes = tuple(self.is_sample), tuple(map(str.encode, self._prefixes))
         others = tuple([f"{line}\n".encode() for line in self._others])
         if others and not is_sample[-1]:  # what follows the last line end
@@ -534,7 +544,7 @@ class _FullReader:
 
 
 def _read(lines: list[str], *, openmetrics: bool, limits: Limits) -> tuple[_Template, Page]:
-    """The page, each line read in full, and its template."""
+    """Parses every line in full; returns the template of the page, and the page."""
     reader = _FullReader(openmetrics=openmetrics, limits=limits)
     try:
         for line in lines:

@@ -11,5 +11,5 @@ from typing import Any
 
 @cache
 def packaged_tables(package: str, name: str) -> Mapping[str, Any]:
-    """The tables of the file `name` in that folder of kneewatch; read on first use."""
+    """The tables of the TOML file `name` in a folder of kneewatch; read on first use."""
     return tomllib.loads(files(f"kneewatch.{package}").joinpath(name).read_text("utf-8"))

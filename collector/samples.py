@@ -1,4 +1,4 @@
-"""One scrape of one page: its series in page order, with a value each. Pure."""
+"""One scrape of one page: its series in page order, each with a value. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from msgspec import Struct, field
 
 
 class Series(NamedTuple):
-    """A sample's name and its labels, sorted by label name, so that equal series compare equal.
+    """A sample's name and labels. Labels are sorted by name, so that equal series compare equal.
 
-    A named tuple, because a page has hundreds.
+    A named tuple, because a page has hundreds of them.
     """
 
     name: str
@@ -28,9 +28,10 @@ class Series(NamedTuple):
 class Layout(Struct, frozen=True, eq=False, weakref=True):
     """A page without its values. Compared by identity: the same object means the same layout.
 
-    `series` has an entry per sample line, in page order, repeated ones included. `repeated` are the
-    positions of series that appeared earlier on the page (the first one counts, as in Prometheus).
-    `types` is the TYPE of each metric family that states one.
+    - `series`: an entry per sample line, in page order, including repeated series.
+    - `repeated`: positions of series that appeared earlier on the page. As in Prometheus, the first
+      one is used.
+    - `types`: the type of each metric family that has a TYPE line.
     """
 
     series: tuple[Series, ...]
@@ -41,7 +42,7 @@ class Layout(Struct, frozen=True, eq=False, weakref=True):
 class Page(Struct, frozen=True, eq=False):
     """One parsed page. Shape: `values` is (samples,), aligned with `layout.series`.
 
-    `host` are the signals of the server's host that were recorded with the page.
+    `host` has the signals of the server's host, if they were recorded with the page.
     """
 
     layout: Layout
@@ -50,7 +51,7 @@ class Page(Struct, frozen=True, eq=False):
     host: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def samples(self) -> Iterator[tuple[Series, float]]:
-        """Yields every series with its value in page order, without repeated ones."""
+        """Yields every series with its value in page order; repeated series are left out."""
         for position, (series, value) in enumerate(
             zip(self.layout.series, self.values, strict=True)
         ):

@@ -1,7 +1,7 @@
-"""The recent scrapes of one engine (or of one GPU page), and their columns. Pure.
+"""The recent scrapes of one engine (or of one GPU page), stored as columns. Pure.
 
-A column is one series: where the pages of one layout have it. Engines whose pages have the same
-layout share the columns, and everything that is bound to them.
+A column is one series of that engine. Engines whose pages have the same layout share the columns
+and everything that is bound to them.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ from kneewatch.collector.samples import Page
 NAN = math.nan
 LARGEST = sys.float_info.max
 ANY = (-LARGEST, LARGEST)
-"""The range of metrics that are in no table: any number."""
+"""The valid range of metrics that are not in the table: any number."""
 
 ZERO, ABSENT = -2, -1
-"""Positions of the columns that are not on the page: because they are 0, or because it lacks
-them."""
+"""Stand-in positions for columns that are not on the page.
+
+ZERO: the page leaves the series out because it is 0. ABSENT: the page lacks the series.
+"""
 
 BEHIND = (0.0, NAN)
-"""The values at these positions, appended to the page's values."""
+"""The values for ZERO and ABSENT, appended to the page's values: negative positions find them."""
 
 Labels = tuple[tuple[str, str], ...]
 ReadBuckets = Callable[[Sequence[float | None]], tuple[float, ...]]
 Where = tuple[tuple[str, str], ...]
-"""Labels with values that a series must have; empty selects all series of a metric."""
+"""Pairs of label and value that a series must have; empty selects all series of a metric."""
 
 
 class Column(NamedTuple):
-    """One series of one engine: metric, labels and (for histograms) the part.
+    """One series of one engine: metric, labels and, for histograms, the part.
 
-    A named tuple, because a page has hundreds and each new layout looks up all of them: a dataclass
-    takes several times as long to create and hash.
+    A named tuple, because every new layout looks up hundreds of them: a dataclass takes several
+    times as long to create and hash.
     """
 
     metric: str
@@ -59,9 +61,10 @@ def carries(column: Column, where: Where) -> bool:
 
 
 class BucketColumns(Struct, frozen=True):
-    """A histogram's bounds, ascending, and the counter columns of each, one per label set.
+    """A histogram's bounds, ascending, and for each bound its counter columns, one per label set.
 
-    With a single label set, `single` holds its columns and `read` reads them from a scrape at once.
+    If there is only one label set, `single` has its columns, and `read` reads all of them from a
+    scrape at once.
     """
 
     bounds: tuple[float, ...]
@@ -71,8 +74,10 @@ class BucketColumns(Struct, frozen=True):
 
 
 class Table:
-    """The columns of one kind (counters or gauges) and their positions on pages of one layout: the
-    columns of `before` in their order, then the new columns of `places`."""
+    """The columns of one kind (counters or gauges), and their positions on pages of one layout.
+
+    The columns of `before` come first, in the same order; the new columns of `places` follow.
+    """
 
     def __init__(self, places: Mapping[Column, int], before: Table | None = None) -> None:
         older = () if before is None else before.names
@@ -101,12 +106,14 @@ class Table:
         return len(self.names)
 
     def read(self, values: list[float]) -> tuple[float, ...]:
-        """A page's values in column order; NaN where the page lacks one."""
+        """A page's values in column order; NaN for columns that the page lacks."""
         return self._read(values)
 
     def impossible(self, row: tuple[float, ...]) -> list[int]:
-        """Columns with a value outside the metric's possible range or NaN; columns that the page
-        lacks are left out."""
+        """Columns whose value is NaN or outside the metric's valid range.
+
+        Columns that the page lacks are left out.
+        """
         # A finite sum has finite parts only: no page pays for comparing values with their bounds.
         plain = sum(row) <= LARGEST and not [value for value in row if value < 0.0]
         if plain and all(row[at] <= most for at, most in self._shares):
@@ -120,7 +127,7 @@ class Table:
 
 
 class Columns:
-    """The columns of an engine whose newest page has the series of `binding`."""
+    """The columns of an engine; `binding` belongs to its newest page."""
 
     def __init__(
         self,
@@ -150,8 +157,10 @@ class Columns:
 
     @classmethod
     def of(cls, binding: EngineBinding, metrics: frozenset[str] | None = None) -> Columns:
-        """The columns of an engine whose pages all had the series of `binding`, of these metrics
-        only (None: of all); shared."""
+        """The columns of an engine whose pages all have the layout of `binding`; cached and shared.
+
+        `metrics`: only columns of these metrics; None for all.
+        """
         key = id(binding), metrics
         columns = _of_bindings.get(key)
         if columns is None or columns.binding is not binding:
@@ -159,7 +168,10 @@ class Columns:
         return columns
 
     def counter_columns(self, metric: str, where: Where = (), part: str = "") -> tuple[int, ...]:
-        """Counter columns of a metric (or of a histogram's part) with the labels of `where`."""
+        """Positions of a metric's counter columns that have the labels of `where`.
+
+        `part` selects a histogram's part; empty for a plain counter.
+        """
         key = (metric, where, part)
         selected = self._selected.get(key)
         if selected is None:
@@ -172,7 +184,7 @@ class Columns:
         return selected
 
     def gauge_columns(self, metric: str, where: Where = ()) -> tuple[int, ...]:
-        """Gauge columns of a metric that carry the labels of `where`."""
+        """Positions of a metric's gauge columns that have the labels of `where`."""
         key = (metric, where, None)
         selected = self._selected.get(key)
         if selected is None:
@@ -200,7 +212,7 @@ class Columns:
         return buckets
 
     def has(self, metric: str) -> bool:
-        """Whether these or earlier pages had a series of the metric."""
+        """Whether the newest page or an earlier one had a series of the metric."""
         return metric in self.counters.by_metric or metric in self.gauges.by_metric
 
     def shows(self, metric: str) -> bool:
@@ -210,13 +222,17 @@ class Columns:
 
 _of_bindings: WeakValueDictionary[tuple[int, frozenset[str] | None], Columns]
 _of_bindings = WeakValueDictionary()
-"""Shared columns in use, by their metrics and the id of their binding, which they keep alive."""
+"""Shared columns in use, by metrics and the id of their binding.
+
+The columns keep their binding alive, so its id stays valid.
+"""
 
 
 def _places(
     binding: EngineBinding, metrics: frozenset[str] | None
 ) -> tuple[dict[Column, int], dict[Column, int]]:
-    """The page positions of an engine's counter columns (with histogram parts) and gauges."""
+    """The page positions of an engine's counter columns (including histogram parts) and gauge
+    columns."""
     counters = {Column(metric, ()): ZERO for metric in binding.zeros}
     gauges: dict[Column, int] = {}
 
@@ -240,16 +256,16 @@ def _places(
 
 
 NO_COLUMNS = Columns(EngineBinding(EngineKey("", ""), {}, {}, {}, {}, (), frozenset()))
-"""The columns of an engine without a page."""
+"""The columns of an engine before its first page."""
 
 
 # --- The scrapes ----------------------------------------------------------------------------------
 
 FRAMES_MAX = 4_000
-"""Most scrapes kept, however short the interval (an hour at one per second)."""
+"""Most scrapes kept: about an hour at one scrape per second."""
 
 CLOCK_STEP_BACK_S = 1.0
-"""A clock that jumps back by more than this was set: earlier scrapes cannot be compared."""
+"""If the clock jumps back by more than this, it was set; earlier scrapes are dropped."""
 
 Row: TypeAlias = "tuple[float, ...] | array[float]"
 
@@ -263,16 +279,16 @@ class Frame(Struct):
 
 
 class Restart(Struct, frozen=True):
-    """The process behind a target was replaced. `how` says how that was detected."""
+    """The process behind a target was replaced. `how` says how the restart was detected."""
 
     t_s: float
     how: str
 
 
 class History:
-    """The scrapes of one engine process, oldest first; a restart starts over.
+    """The scrapes of one engine process, oldest first; a restart clears them.
 
-    `metrics`: only their series are kept; None: those of all metrics.
+    `metrics`: only the series of these metrics are kept; None keeps all.
     """
 
     def __init__(self, *, keep_s: float, metrics: frozenset[str] | None = None) -> None:
@@ -298,8 +314,10 @@ class History:
     def append(
         self, t_s: float, page: Page, binding: EngineBinding, process_start: int | None
     ) -> Restart | None:
-        """Add a scrape; one that is not newer is dropped. Returns the restart that it reveals, if
-        any."""
+        """Add a scrape; a scrape that is not newer than the last one is dropped.
+
+        Returns the restart of the process that this scrape shows; None if there was none.
+        """
         if self.times and not t_s > self.times[-1]:
             if not math.isfinite(t_s) or t_s > self.times[-1] - CLOCK_STEP_BACK_S:
                 self.out_of_order += 1
@@ -404,7 +422,7 @@ class History:
         self._uneven_newest_s = max(self._uneven_newest_s, t_s)
 
     def uneven_since(self, t_s: float) -> frozenset[int]:
-        """Counter columns that are missing from a scrape since `t_s`, or were reset after it."""
+        """Counter columns that a scrape since `t_s` lacks, or that were reset after `t_s`."""
         if self._uneven_newest_s < t_s:
             return frozenset()
         return frozenset(at for at, until_s in self._uneven_until.items() if until_s >= t_s)
@@ -423,7 +441,7 @@ class History:
 
 
 def _packed(row: Row) -> array[float]:
-    """The row without an object for each number."""
+    """The row as an array, without a Python object per number."""
     return array("d", pack(f"{len(row)}d", *row))  # twice as fast as from the numbers
 
 
@@ -436,8 +454,10 @@ def _wider(row: Row, count: int) -> Row:
 def _possible(
     table: Table, values: list[float], odd: dict[str, float]
 ) -> tuple[tuple[float, ...], list[int]]:
-    """A page's values by column with NaN for impossible ones, and the columns of those. Adds the
-    metrics of those columns, with the first such value, to `odd`."""
+    """A page's values by column, NaN where the value is impossible; and the columns of those.
+
+    Adds the metric and the first impossible value of each such column to `odd`.
+    """
     row = table.read(values)
     bad = table.impossible(row)
     if not bad:

@@ -9,14 +9,14 @@ SIMILAR_RATIO = 0.6
 """Similarity, by difflib, below which a name is not suggested."""
 
 FEW = 12
-"""How many valid names a message lists."""
+"""Most valid names that a message lists."""
 
 
 def did_you_mean(name: str, valid_names: Iterable[str], otherwise: str = "") -> str:
-    """A question with the valid name that is most similar to `name`, whatever its case.
+    """A question with the valid name that is most similar to `name`, ignoring case.
 
-    Where none is similar, a list of the valid names; if there are more than FEW, `otherwise`, if
-    given.
+    If no name is similar, a list of the valid names. If that list would be longer than FEW,
+    `otherwise` (when given) is returned instead.
     """
     by_lower_case = {valid.lower(): valid for valid in valid_names}
     similar = get_close_matches(name.lower(), by_lower_case, n=1, cutoff=SIMILAR_RATIO)

@@ -17,8 +17,8 @@ from kneewatch.collector.scrape_history import History, Where
 class Buckets(Struct, frozen=True):
     """A histogram's observations per second over a window. Shapes: (buckets,), cumulative.
 
-    `lifted` is `rates_per_s` made non-decreasing, as histogram_quantile does: the buckets of one
-    scrape may be from different moments.
+    `lifted` is `rates_per_s` made non-decreasing, as in histogram_quantile: a scrape may read its
+    buckets at slightly different moments.
     """
 
     bounds: tuple[float, ...]
@@ -27,7 +27,7 @@ class Buckets(Struct, frozen=True):
 
     @classmethod
     def of(cls, bounds: tuple[float, ...], rates_per_s: tuple[float, ...]) -> Buckets:
-        """Buckets from cumulative rates in the order of their bounds."""
+        """Buckets from cumulative rates that are in the order of their bounds."""
         if sorted(rates_per_s) == [*rates_per_s]:  # twice as fast as pair by pair
             return cls(bounds, rates_per_s, rates_per_s)
         return cls(bounds, rates_per_s, tuple(accumulate(rates_per_s, max)))
@@ -57,11 +57,12 @@ class Buckets(Struct, frozen=True):
         return self.above_at_per_s(at)
 
     def above_at_per_s(self, at: int) -> float:
-        """Observations per second above the bound `bounds[at]`."""
+        """Observations per second above the bound at index `at`."""
         return max(0.0, self.rates_per_s[-1] - self.rates_per_s[at])
 
     def share_at_most(self, bound: float) -> float | None:
-        """Share of observations up to the greatest bucket bound that is at most `bound`."""
+        """Share of observations up to `bound`, rounded down to a bucket bound; None without
+        observations."""
         at = bisect_right(self.bounds, bound) - 1
         if not self.rates_per_s[-1] > 0:
             return None
@@ -78,23 +79,23 @@ class Buckets(Struct, frozen=True):
 
 
 EXTRAPOLATION_THRESHOLD = 1.1
-"""A sample within 1.1 average intervals of the window's edge counts as reaching it (Prometheus)."""
+"""A sample within 1.1 average intervals of the window's edge counts as at the edge (Prometheus)."""
 
 LOOKBACK_S = 300.0
-"""Longest age of a gauge's newest value (--query.lookback-delta)."""
+"""Greatest age of a gauge's newest value (Prometheus's --query.lookback-delta)."""
 
 NEARLY = 1.000001
-"""A counter whose extrapolated zero is this close to the window's start gets an exact rate."""
+"""Margin for rounding: a counter whose extrapolated zero is this close to the window's start is
+computed exactly."""
 
 HALF_MS_S = 0.0005
-"""Half a millisecond: Prometheus keeps times in whole milliseconds, which floats of seconds only
-approximate."""
+"""Half a millisecond: Prometheus keeps whole milliseconds, and float seconds are inexact."""
 
 
 class Window:
-    """The scrapes in [now - range, now]. Every answer is None if the window cannot give it.
+    """The scrapes in [now - range, now]. Methods return None if the window has too little data.
 
-    `few`: only a few counters are read, so rates are worked out one by one.
+    `few`: only a few counters will be read, so each rate is computed on demand.
     """
 
     def __init__(
@@ -131,8 +132,7 @@ class Window:
         return gap_s if near else self._average_s / 2
 
     def _factor_from(self, start_s: float) -> float:
-        """Rate divided by increase, for a series that reaches back `start_s` before the first
-        scrape.
+        """Factor from increase to rate, for a series that began `start_s` before the first scrape.
 
         Operations are in Prometheus's order: the last bit can decide a quantile's bucket.
         """
@@ -143,9 +143,9 @@ class Window:
 
     @cached_property
     def rates(self) -> list[float | None]:
-        """The rate of every counter column; None for those that `total_rate` computes one by one.
+        """Rates of all counter columns; None for columns that `total_rate` must compute one by one.
 
-        A page has some three hundred counters, most of them buckets: this is the hot loop.
+        This is the hot loop: a page has about three hundred counters, most of them buckets.
         """
         if self._few or self.scrapes < 2:
             return [None] * len(self.history.counters)
@@ -162,7 +162,7 @@ class Window:
         return rates
 
     def total_rate(self, columns: Sequence[int]) -> float | None:
-        """Per-second rate of counter columns, summed over those that have one."""
+        """Summed per-second rate of counter columns; columns without a rate are left out."""
         total: float | None = None
         for at in columns:
             rate = self._column_rate(at)
@@ -222,7 +222,7 @@ class Window:
         return extrapolated_rate(points, now_s=self.now_s, range_s=self.range_s)
 
     def counted(self, columns: Sequence[int]) -> list[float]:
-        """The newest values of counter columns, without absent ones."""
+        """The newest values of counter columns; absent ones are left out."""
         if self._newest is None:
             return []
         row = self._newest.counters
@@ -231,7 +231,7 @@ class Window:
     # ---- gauges
 
     def newest(self, columns: Sequence[int]) -> list[float]:
-        """The newest values of gauge columns, without absent ones."""
+        """The newest values of gauge columns; absent ones are left out."""
         if self._newest is None:
             return []
         row = self._newest.gauges
@@ -245,7 +245,8 @@ class Window:
         return value if value == value else None
 
     def current(self, columns: Sequence[int]) -> int | None:
-        """The gauge column with the greatest newest value; None if none has one."""
+        """The one of `columns` (gauges) with the greatest newest value; None if none has a
+        value."""
         if self._newest is None:
             return None
         row = self._newest.gauges
@@ -258,7 +259,7 @@ class Window:
         return list(zip(*[frame.gauges for frame in self.frames], strict=True))
 
     def _reported(self, at: int) -> Sequence[float]:
-        """The values of a gauge column, oldest first, without absent ones."""
+        """The values of a gauge column, oldest first; scrapes without a value are left out."""
         values = self._gauge_columns[at] if self.frames else ()
         total = sum(values)
         return values if total == total else [value for value in values if value == value]
@@ -276,8 +277,10 @@ class Window:
         return Line.over([frame.t_s for frame in self.frames])
 
     def slopes(self, columns: Sequence[int]) -> list[float]:
-        """Each gauge column's change per second by least squares; columns with fewer than two
-        values are left out."""
+        """Each gauge column's change per second by least squares.
+
+        Columns with fewer than two values are left out.
+        """
         slopes: list[float] = []
         for at in columns:
             values = self._reported(at)
@@ -296,15 +299,17 @@ class Window:
 
 
 class Line(Struct, frozen=True):
-    """What least squares over two or more times need: each time less their mean, in seconds, and
-    the sum of the squares."""
+    """The times of a least-squares fit, computed once for all series.
+
+    `steps_s`: each time minus the mean time, in seconds. `squares`: the sum of their squares.
+    """
 
     steps_s: list[float]
     squares: float
 
     @classmethod
     def over(cls, times_s: Sequence[float]) -> Line:
-        """The line's times; rounded to milliseconds, as Prometheus keeps them."""
+        """The fit's times, rounded to milliseconds as in Prometheus."""
         start_s = times_s[0]
         since_s = [
             round(1000 * (t_s - start_s)) / 1000 for t_s in times_s
@@ -314,21 +319,21 @@ class Line(Struct, frozen=True):
         return cls(steps_s, sum(map(mul, steps_s, steps_s)))
 
     def slope(self, values: Sequence[float]) -> float | None:
-        """Change per second of the values at these times; None where all times are equal."""
+        """Change per second of the values at these times; None if all times are equal."""
         mean = sum(values) / len(values)
         covariance = sum(map(mul, self.steps_s, [value - mean for value in values]))
         return covariance / self.squares if self.squares > 0 else None
 
 
 def elapsed_s(from_s: float, to_s: float) -> float:
-    """Seconds between two times, rounded to whole milliseconds unless they are closer than that."""
+    """Seconds between two times, rounded to whole milliseconds; not rounded if below 0.5 ms."""
     return round(1000 * (to_s - from_s)) / 1000 or to_s - from_s
 
 
 def extrapolated_rate(
     points: list[tuple[float, float]], *, now_s: float, range_s: float
 ) -> float | None:
-    """`rate` of raw (time, value) points of one series; None with fewer than two.
+    """`rate` of one series from its raw (time, value) points; None with fewer than two.
 
     Source: Prometheus v2.42 promql/functions.go, extrapolatedRate.
     """

@@ -1,1 +1,1 @@
-"""When a number is bad: rules as data, states over time, the cascade."""
+"""Rules as data, their states over time, and the KV memory-pressure cascade."""

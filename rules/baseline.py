@@ -13,7 +13,7 @@ from msgspec import Struct
 from kneewatch.rules.facts import Baselines
 
 SAMPLES_MAX = 240
-"""Number of samples kept, one per half window: two hours of quiet at the default window of 60 s."""
+"""Most samples kept: with one per half window, two hours of quiet at the default window of 60 s."""
 
 SAMPLES_MIN = 2
 """Fewest quiet samples for a baseline: one window's worth."""
@@ -37,24 +37,27 @@ TRACKED: Mapping[str, tuple[str, ...]] = {
     ),
     TRANSFER: ("kv_transfer_mean_s",),
 }
-"""Signals with a baseline, by family. Rules and causes name the families that they disturb
-(`moves`): a queue disturbs TTFT but not the prefix cache's hit ratio. A server with a constant
-small problem still gets a baseline for everything else."""
+"""Signals with a baseline, by family.
+
+Rules and causes name the families that they disturb in `moves`: a queue disturbs TTFT, but not the
+hit ratio of the prefix cache. So a server with a small, constant problem still gets baselines for
+its other families.
+"""
 
 FAMILIES = tuple(TRACKED)
 TRACKED_SIGNALS = tuple(key for keys in TRACKED.values() for key in keys)
 STAGE_MOVES = (TTFT, ITL, PREFIX, LOAD)
-"""The families that the cascade disturbs from stage 2 on: preempted requests lose their blocks."""
+"""The families that stages 2 and above of the cascade disturb: preempted requests lose their
+blocks."""
 
 QUIET_WAITING, QUEUE_MOVES = 1.0, (TTFT, ITL, LOAD)
-"""Mean queued requests in the window from which on a scrape is not quiet, and the families that
-such a queue disturbs."""
+"""From this mean of queued requests on, a scrape is not quiet for these families."""
 
 MORE_IS_BETTER = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
 
 
 class Samples:
-    """The newest values of one signal, also kept sorted so that the median is cheap."""
+    """The newest values of one signal, kept in order of time and also sorted for a fast median."""
 
     def __init__(self) -> None:
         self._newest: deque[float] = deque()
@@ -64,7 +67,7 @@ class Samples:
         return len(self._newest)
 
     def add(self, value: float) -> None:
-        """Add a value; drops the oldest beyond the limit."""
+        """Add a value; drops the oldest one if there are too many."""
         if len(self._newest) == SAMPLES_MAX:
             del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
         self._newest.append(value)
@@ -78,9 +81,9 @@ class Samples:
 
 @dataclass(slots=True)
 class Baseline(Baselines):
-    """The baselines of one engine: medians of its quiet scrapes, and what its user states.
+    """The baselines of one engine: medians of its quiet scrapes, and values that the user states.
 
-    `stated` are values that more-is-better signals are known to reach.
+    `stated` are values that the engine is known to reach, for signals where more is better.
     """
 
     spacing_s: float
@@ -89,7 +92,7 @@ class Baseline(Baselines):
     _medians: dict[str, float]
     _stated: Mapping[str, float]
     season: Mapping[str, float]
-    """Usual values at this hour of the week, by signal; empty where unknown."""
+    """Usual values at this hour of the week, by signal; empty if unknown."""
 
     def __init__(self, *, window_s: float, stated: Mapping[str, float] | None = None) -> None:
         self.spacing_s = window_s / 2
@@ -105,7 +108,10 @@ class Baseline(Baselines):
         values: Mapping[str, float | None],
         families: Collection[str] = FAMILIES,
     ) -> None:
-        """Add a scrape that is quiet for these families; at most one sample per half window."""
+        """Add a scrape during which nothing disturbs these families.
+
+        Each family takes at most one sample per half window.
+        """
         for family in families:
             if 0 <= now_s - self._last_s[family] < self.spacing_s:
                 continue
@@ -119,8 +125,11 @@ class Baseline(Baselines):
                         self._medians[key] = samples.median()
 
     def get(self, key: str) -> float | None:
-        """A signal's baseline: its quiet median or the usual value at this hour of the week,
-        whichever is worse, but not worse than a stated value; None if none exists."""
+        """A signal's baseline; None if there is none.
+
+        It is the worse of the quiet median and the usual value at this hour of the week, but never
+        worse than a stated value.
+        """
         if key in self._stated:
             return max(self._stated[key], self._learned(key) or 0.0)
         return self._learned(key)
@@ -132,7 +141,7 @@ class Baseline(Baselines):
         return min(quiet, usual) if key in MORE_IS_BETTER else max(quiet, usual)
 
     def usual(self, key: str) -> float | None:
-        """A signal's usual value at this hour of the week; None where it is unknown."""
+        """A signal's usual value at this hour of the week; None if unknown."""
         return self.season.get(key)
 
 
@@ -146,22 +155,24 @@ class Baseline(Baselines):
 HOUR_S = 3600.0
 WEEK_S = 168 * HOUR_S
 WEEKS = 4
-"""Number of earlier weeks used: older load is a different load."""
+"""Number of earlier weeks used. Older weeks had a different load."""
 
 WEEKS_MIN = 2
-"""Fewest weeks with data for the same hour."""
+"""Fewest weeks that must have data for the same hour."""
 
 SCRAPES_MIN = 10
-"""Fewest scrapes with a value in an hour."""
+"""Fewest scrapes with a value that an hour must have."""
 
 SPREAD_MAX = 0.3
-"""Largest median deviation of the weeks from their median, relative to it: with more, one of the
-weeks may have been an incident."""
+"""Largest median absolute deviation of the weeks, relative to their median.
+
+If the weeks differ more, one of them may have had an incident.
+"""
 
 
 class Usual(Struct, frozen=True):
-    """A signal at an hour of the week: the median over weeks, the median absolute deviation, and
-    the number of weeks."""
+    """A signal at one hour of the week: median over weeks, median absolute deviation, number of
+    weeks."""
 
     median: float
     deviation: float
@@ -169,12 +180,12 @@ class Usual(Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Whether enough weeks agree."""
+        """Whether there are enough weeks, and they agree."""
         return self.weeks >= WEEKS_MIN and self.deviation <= SPREAD_MAX * abs(self.median)
 
 
 def hour_start_s(t_s: float) -> float:
-    """Start of the hour that contains a time."""
+    """Start of the hour that contains `t_s`, in unix seconds."""
     return t_s // HOUR_S * HOUR_S
 
 
@@ -187,14 +198,17 @@ def earlier_hours(t_s: float) -> Iterator[tuple[float, float]]:
 
 
 def hourly(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Each signal's median within an hour, for signals with enough values (NaN does not count)."""
+    """Each signal's median within an hour. NaN is ignored; signals with too few values are left
+    out."""
     finite = {key: [value for value in of if value == value] for key, of in values.items()}
     return {key: median(of) for key, of in finite.items() if len(of) >= SCRAPES_MIN}
 
 
 def usual(weeks: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each signal's usual value at an hour, from that hour in earlier weeks; signals without enough
-    agreeing weeks are left out."""
+    """Each signal's usual value at an hour, learned from the same hour in earlier weeks.
+
+    Signals are left out if too few weeks have data or the weeks do not agree.
+    """
     keys = dict.fromkeys(key for week in weeks for key in week)
     by_signal = {key: usual_of([week[key] for week in weeks if key in week]) for key in keys}
     return {key: usual_value.median for key, usual_value in by_signal.items() if usual_value.holds}

@@ -15,21 +15,21 @@ from kneewatch.rules.quantities import Held, LastStep, Signal, Target
 from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, WINDOW_S, Rule, Severity
 
 FALLS_TO = 0.7
-"""Tokens/s below this share of the reference count as a fall."""
+"""Throughput has fallen if tokens/s are below this share of the reference."""
 
 GPU_IDLE_BELOW = 0.5
-"""GPU activity below this share of the reference counts as a fall too."""
+"""Throughput has also fallen if GPU activity is below this share of the reference."""
 
 LOAD_HOLDS_AT = 0.8
-"""The load holds while it is at least this share of the reference's."""
+"""The load has not dropped while it is at least this share of the reference's load."""
 
 SAMPLES_MIN = 3
 SAMPLES_KEPT = 10
-"""Samples kept, one each half window."""
+"""Number of samples kept, one per half window."""
 
 
 class Sample(Struct, frozen=True):
-    """A window's tokens/s, requests in flight and GPU activity (None: unknown)."""
+    """Tokens/s, requests in flight and GPU activity (None: unknown) over one window."""
 
     t_s: float
     tokens_per_s: float
@@ -38,7 +38,7 @@ class Sample(Struct, frozen=True):
 
 
 class UsefulWork:
-    """An engine's recent tokens/s, to tell whether throughput has fallen. `window_s` is the short
+    """An engine's recent tokens/s, used to detect a fall in throughput. `window_s` is the short
     window."""
 
     def __init__(self, *, window_s: float) -> None:
@@ -52,7 +52,10 @@ class UsefulWork:
         self._fallen_since_s = None
 
     def judge(self, now_s: float, values: Mapping[str, float | None]) -> str | None:
-        """Why useful work has fallen while the load holds, as text; None if it has not fallen."""
+        """A text that says why throughput counts as fallen; None if it has not fallen.
+
+        It has not fallen if it is lower only because the load is lower.
+        """
         tokens_per_s = values.get("generation_tokens_per_s")
         if tokens_per_s is None:
             return None
@@ -100,7 +103,7 @@ class UsefulWork:
 
 NAMES = ("steady", "filling", "evicting", "queueing", "collapsing")
 EVICTS = 2
-"""The first stage that delays requests."""
+"""The first stage in which requests are delayed: vLLM preempts."""
 
 FILLING_FROM_RATIO = 0.90
 """Upper end of the guide's target band for KV usage (9.3: 75-90%)."""
@@ -113,24 +116,26 @@ PREEMPTIONS_MIN = 3.0
 """Fewer preemptions in the window are single events, not a rate, and stay at `info`."""
 
 FULL_FROM_RATIO = 0.97
-"""KV usage from which on a preempted request may be stuck in the queue."""
+"""From this KV usage on, a preempted request may be stuck in the queue."""
 
 QUEUE_SHARE_OF_RUNNING = 0.25
-"""Stage 3: the queue for capacity is at least this share of the batch, and at least two
-requests."""
+"""Stage 3: the queue for capacity is at least this share of the running requests, and at least
+2."""
 
 QUEUED_FROM = 0.5
-"""Stage 3 by TTFT: mean of queued requests in the window; at least one must be queued now."""
+"""Stage 3 by TTFT needs this mean of queued requests in the window, and at least one queued now."""
 
 TTFT_DRIFT = 3.0
-"""Stage 3 without an SLO: TTFT P99 over its quiet baseline."""
+"""Stage 3 without an SLO: TTFT P99 divided by its quiet baseline is above this."""
 
 EXIT_HOLD_S = 30.0
-"""A stage ends once its evidence has been gone for this long; for half as long if no request is in
-flight."""
+"""A stage ends after its evidence has been absent for this long.
+
+If no request is in flight, half of this time is enough.
+"""
 
 NEEDED = ("kv_usage_ratio", "running", "waiting", "preemption_per_s")
-"""The stage is unknown without each of these."""
+"""If one of these signals is missing, the stage is unknown."""
 
 STAGE = Signal("cascade_stage")
 SEVERITY = Signal("cascade_severity")
@@ -139,14 +144,17 @@ QUEUE = Signal("waiting_by_capacity")
 PREEMPTED = LastStep("num_preemptions", "preempted_since_scrape") > 0.0
 
 STUCK = (KV_USAGE >= FULL_FROM_RATIO) & (QUEUE >= 1.0) & (STAGE >= 2.0)
-"""Preempted requests may be stuck in the queue of a full cache, where vLLM does not count them."""
+"""Preempted requests may be stuck in the queue behind a full cache. vLLM does not count them."""
 
 BEHIND = QUEUE >= (QUEUE_SHARE_OF_RUNNING * Signal("running").otherwise(0.0)).at_least(2.0)
 OVER_TARGET = Signal("ttft_p99_s") > Target("ttft_p99_s")
 LEFT_BASELINE = ~Target("ttft_p99_s").known & (Signal("ttft_p99_drift_ratio") > TTFT_DRIFT)
 QUEUED = (WAITING >= 1.0) & (Signal("waiting_avg") >= QUEUED_FROM)
-"""A higher TTFT alone may come from longer prompts or from an incident that the window still holds:
-requests must have queued, and one must be queued now."""
+"""Requests queued during the window, and at least one is queued now.
+
+A higher TTFT is not enough: longer prompts also raise it, and so does a past incident that is still
+inside the window.
+"""
 
 RISING = Signal("kv_usage_slope_per_s") > 0.0
 FULL = KV_USAGE >= FILLING_FROM_RATIO
@@ -160,7 +168,7 @@ EVIDENCE: tuple[tuple[int, Condition], ...] = (
     (2, EVICTING),
     (1, FULL & (RISING | FILLED)),
 )
-"""The evidence for each stage, worst first; without any the stage is 0."""
+"""The evidence for each stage, worst first. The stage is 0 if there is no evidence."""
 
 REASONS: tuple[tuple[int, Condition, str], ...] = (
     (2, PREEMPTED, "vLLM preempted running requests"),
@@ -171,12 +179,15 @@ REASONS: tuple[tuple[int, Condition, str], ...] = (
     (1, RISING, "KV usage is above its band and rising"),
     (1, ~RISING.assume(unknown=False), "KV usage is above its band"),
 )
-"""The text for each piece of evidence, and the stage it belongs to (2: stage 2 and above)."""
+"""The stage, condition and text of each piece of evidence. Stage 2 stands for stages 2 and
+above."""
 
 
 def severities(evicting: Rule) -> tuple[tuple[Severity, Condition], ...]:
-    """Each severity and its condition, worst first; `evicting` is the rule KV-EVICT, whose bounds
-    are settings."""
+    """Each severity and its condition, worst first.
+
+    `evicting` is the rule KV-EVICT; its bounds are settings.
+    """
     ratio = Signal(evicting.signal)
     many = (Signal("preempted_in_window") >= PREEMPTIONS_MIN).assume(unknown=True)
 
@@ -194,7 +205,7 @@ def severities(evicting: Rule) -> tuple[tuple[Severity, Condition], ...]:
 
 @lru_cache(maxsize=8)
 def compiled_severities(evicting: Rule) -> Callable[[Moment], Severity]:
-    """`severities` as a function; shared by all engines whose rule has the same bounds."""
+    """`severities` compiled to a function, shared by all engines whose rule has the same bounds."""
     return first_of(severities(evicting))
 
 
@@ -203,8 +214,8 @@ FORECAST = "kv_exhausted_in_s"
 
 
 class Stage(Struct, frozen=True):
-    """A stage of the cascade. `forecast_s`: seconds until the KV cache is full at the present
-    trend."""
+    """A stage of the cascade. `forecast_s`: seconds until the KV cache is full if the trend
+    continues."""
 
     number: int
     since_s: float
@@ -219,8 +230,10 @@ class Stage(Struct, frozen=True):
 
 
 class Cascade:
-    """The stage of one engine over time. `scale` is the short window divided by its default,
-    `evicting` the rule KV-EVICT."""
+    """The stage of one engine over time.
+
+    `scale` is the short window divided by its default; `evicting` is the rule KV-EVICT.
+    """
 
     def __init__(self, *, scale: float, targets: Targets, evicting: Rule) -> None:
         self._severity = compiled_severities(evicting)
@@ -241,7 +254,7 @@ class Cascade:
         self._seen_s = dict.fromkeys(self._seen_s, float("-inf"))
 
     def judge(self, now_s: float, values: Mapping[str, float | None], *, preempted: float) -> Stage:
-        """The stage at `now_s`. `preempted`: preemptions counted since the scrape before."""
+        """The stage at `now_s`. `preempted`: number of preemptions since the previous scrape."""
         seen = dict(values)
         moment, fallen = self._moment(now_s, seen, preempted)
         evidence, reasons = evidence_of(moment)
@@ -272,8 +285,10 @@ class Cascade:
     def _moment(
         self, now_s: float, values: dict[str, float | None], preempted: float
     ) -> tuple[Moment, str | None]:
-        """The quantities that the evidence reads, and the reason why throughput has fallen (None:
-        it has not). Adds the cascade's own values to `values`."""
+        """The values that the evidence reads, and why throughput has fallen (None: it has not).
+
+        Adds the cascade's own values to `values`.
+        """
         fallen = self._work.judge(now_s, values)
         usage = values.get("kv_usage_ratio")
         if usage is None or usage < FILLING_FROM_RATIO or self._number >= EVICTS:
@@ -287,8 +302,10 @@ class Cascade:
         return Moment(values, self._targets, streaks_s, scale=self._scale), fallen
 
     def _held_severity(self, now_s: float, severity: Severity) -> Severity:
-        """The severity with hysteresis: it rises at once and falls after the hold, because a rate
-        fluctuates around its bound."""
+        """The severity with hysteresis: it rises immediately and falls only after the hold time.
+
+        Rates fluctuate around their bounds.
+        """
         if severity < INFO or self._number < EVICTS:
             self._grave_s.clear()
             return severity
@@ -301,7 +318,7 @@ _REASONS = each_holds({text: when for _, when, text in REASONS})
 
 
 def evidence_of(moment: Moment) -> tuple[int, list[str]]:
-    """The highest stage that the evidence of one moment supports, and the reasons as text."""
+    """The highest stage for which there is evidence now, and the texts of that evidence."""
     stage = _STAGE_OF(moment)
     if stage == 0:
         return stage, []
@@ -311,13 +328,15 @@ def evidence_of(moment: Moment) -> tuple[int, list[str]]:
 
 
 def lacking(stage: Stage, values: Mapping[str, float | None]) -> tuple[str, ...]:
-    """Missing signals without which the stage is unknown; none from stage 2 on, which rests on
-    observed preemptions."""
+    """Missing signals without which the stage is unknown.
+
+    Empty from stage 2 on, because observed preemptions prove the stage.
+    """
     if stage.number >= EVICTS:
         return ()
     return tuple(signal for signal in NEEDED if values.get(signal) is None)
 
 
 def forecast_s(values: Mapping[str, float | None]) -> float | None:
-    """Seconds until the KV cache is exhausted at the present trend; None without a trend."""
+    """Seconds until the KV cache is full if the trend continues; None without a trend."""
     return values.get(FORECAST)

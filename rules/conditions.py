@@ -1,10 +1,11 @@
 """Conditions over signals, written once and compiled to Python and to PromQL. Pure.
 
-A quantity is a number or unknown. A condition is true, false or unknown (Kleene's logic): a
-comparison with an unknown quantity is unknown, `a & b` is false if one is false, `a | b` is true if
-one is true. `assume` sets what an unknown condition counts as. PromQL can only state that something
-exists, so both compilers compile one side at a time: where the condition is certainly true, or
-where it is certainly false.
+A quantity is a number or unknown. A condition is true, false or unknown (Kleene's logic). A
+comparison with an unknown quantity is unknown. `a & b` is false if either is false; `a | b` is true
+if either is true. `assume` replaces unknown by true or false.
+
+A PromQL expression can only return series or no series. So both compilers compile one side at a
+time: where the condition is certainly true, or where it is certainly false.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ T = TypeVar("T")
 
 
 class Compiler(Protocol[C]):
-    """Compiles a condition from its compiled parts."""
+    """Combines the compiled parts of a condition."""
 
     def compare(self, left: Quantity, sign: str, right: Quantity) -> C:
         """Where a comparison of two known quantities is true."""
         ...
 
     def every(self, parts: Sequence[C]) -> C:
-        """Where all parts hold."""
+        """Where all parts are true."""
         ...
 
     def some(self, parts: Sequence[C]) -> C:
-        """Where at least one part holds."""
+        """Where at least one part is true."""
         ...
 
     def unless(self, part: C) -> C:
-        """Where the part does not hold."""
+        """Where the part is not true."""
         ...
 
     def leaf(self, condition: Leaf, *, side: bool) -> C:
-        """Where a single comparison or state is true; with `side=False` where it is false."""
+        """Where a single comparison or state is true; where it is false if `side=False`."""
         ...
 
 
@@ -49,19 +50,22 @@ class Compiler(Protocol[C]):
 
 
 class Quantity:
-    """A number, or unknown. `scalar`: in PromQL it is a number, not a series per engine;
-    `positive`: it is above zero wherever it is known."""
+    """A number, or unknown.
+
+    `scalar`: in PromQL it is a plain number, not a series per engine. `positive`: whenever it is
+    known, it is above zero.
+    """
 
     __slots__ = ()
     scalar = False
     positive = False
 
     def source(self, scope: Scope) -> str:
-        """A Python expression over `facts` for the value; None for unknown."""
+        """A Python expression over `facts`; it evaluates to the value, or to None if unknown."""
         raise NotImplementedError
 
     def read(self) -> Read:
-        """A function from facts to the value; None for unknown."""
+        """A function from `facts` to the value; it returns None if the value is unknown."""
         scope = Scope()
         return cast(Read, scope.function(self.source(scope)))
 
@@ -106,7 +110,7 @@ class Quantity:
         return Quotient(quantity(other), self)
 
     def otherwise(self, value: float) -> Quantity:
-        """This quantity, with `value` where it is unknown."""
+        """This quantity, but `value` wherever it is unknown."""
         return WithDefault(self, Number(value))
 
     def at_least(self, value: Quantity | float) -> Quantity:
@@ -115,17 +119,17 @@ class Quantity:
 
     @property
     def known(self) -> Condition:
-        """A condition: whether it has a value. Never unknown."""
+        """The condition that this quantity has a value. Never unknown."""
         return Known(self)
 
 
 def quantity(value: Quantity | float) -> Quantity:
-    """A plain number as a quantity; quantities are returned unchanged."""
+    """Converts a plain number to a quantity; returns quantities unchanged."""
     return value if isinstance(value, Quantity) else Number(float(value))
 
 
 class Number(Quantity, Struct, frozen=True):
-    """A constant of a record: a threshold, a weight, a factor."""
+    """A constant: a threshold, a weight or a factor."""
 
     scalar = True
     positive = True
@@ -140,8 +144,10 @@ class Number(Quantity, Struct, frozen=True):
 
 
 def _of_both(scope: Scope, left: Quantity, right: Quantity, of: str) -> str:
-    """An expression of two quantities' values, `{0}` and `{1}` in `of`; None if either is
-    unknown."""
+    """A Python expression of two quantities' values; None if either is unknown.
+
+    `of` is the expression, with `{0}` and `{1}` for the two values.
+    """
     (a, *left_checks), (b, *right_checks) = scope.checked(left), scope.checked(right)
     value = of.format(a, b)
     checks = [*left_checks, *right_checks]
@@ -168,7 +174,10 @@ class Arithmetic(Quantity, Struct, frozen=True):
 
 
 class Quotient(Quantity, Struct, frozen=True):
-    """One quantity divided by another; unknown if either is or the divisor is not above zero."""
+    """One quantity divided by another.
+
+    Unknown if either is unknown, or if the divisor is not above zero.
+    """
 
     left: Quantity
     right: Quantity
@@ -197,7 +206,7 @@ class AtLeast(Quantity, Struct, frozen=True):
 
 
 class WithDefault(Quantity, Struct, frozen=True):
-    """A quantity, with a default number where it is unknown."""
+    """A quantity, but a default number wherever it is unknown."""
 
     of: Quantity
     default: Number
@@ -226,11 +235,12 @@ class Condition:
     __slots__ = ()
 
     def compile(self, to: Compiler[C], *, side: bool = True) -> C:
-        """Where the condition is certainly true, or with `side=False` certainly false."""
+        """Compiles where the condition is certainly true; with `side=False`, where it is certainly
+        false."""
         raise NotImplementedError
 
     def python(self) -> Holds:
-        """A function of facts that returns whether the condition is certainly true."""
+        """A function of `facts` that returns whether the condition is certainly true."""
         scope = Scope()
         return cast(Holds, scope.function(self.compile(ToPython(scope))))
 
@@ -249,7 +259,8 @@ class Condition:
 
 
 def parts_of(kind: type[Every | Some], condition: Condition) -> tuple[Condition, ...]:
-    """The operands of a condition of this kind, else the condition alone."""
+    """The operands of a condition of this kind; for any other condition, only the condition
+    itself."""
     return condition.parts if isinstance(condition, kind) else (condition,)
 
 
@@ -257,7 +268,7 @@ OPPOSITE = {">=": "<", ">": "<=", "<=": ">", "<": ">="}
 
 
 class Compare(Condition, Struct, frozen=True):
-    """A comparison of two quantities; unknown if either is."""
+    """A comparison of two quantities; unknown if either quantity is."""
 
     left: Quantity
     sign: str
@@ -268,7 +279,7 @@ class Compare(Condition, Struct, frozen=True):
 
 
 class Every(Condition, Struct, frozen=True):
-    """A conjunction: true if all parts are, false if one is false."""
+    """A conjunction: true if all parts are true, false if any part is false."""
 
     parts: tuple[Condition, ...]
 
@@ -278,7 +289,7 @@ class Every(Condition, Struct, frozen=True):
 
 
 class Some(Condition, Struct, frozen=True):
-    """A disjunction: true if one part is, false if all are false."""
+    """A disjunction: true if any part is true, false if all parts are false."""
 
     parts: tuple[Condition, ...]
 
@@ -297,7 +308,7 @@ class Not(Condition, Struct, frozen=True):
 
 
 class Assume(Condition, Struct, frozen=True):
-    """A condition with a fixed value where it is unknown."""
+    """A condition that counts as true, or as false, wherever it is unknown."""
 
     part: Condition
     unknown: bool
@@ -321,7 +332,7 @@ ALWAYS = Constant(True)
 
 
 class Leaf(Condition):
-    """A condition with its own implementations in Python and PromQL."""
+    """A condition with its own code for Python and for PromQL."""
 
     __slots__ = ()
 
@@ -329,13 +340,13 @@ class Leaf(Condition):
         return to.leaf(self, side=side)
 
     def source(self, scope: Scope, *, side: bool) -> str:
-        """A Python expression over `facts`: whether the condition is true, or with `side=False`
-        false."""
+        """A Python expression over `facts` for whether the condition is true; false if
+        `side=False`."""
         raise NotImplementedError
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
-        """The PromQL clause for the engines where the condition is true, or with `side=False`
-        false."""
+        """The clause for the engines where the condition is true; where it is false if
+        `side=False`."""
         raise NotImplementedError
 
 
@@ -360,10 +371,10 @@ class Known(Leaf, Struct, frozen=True):
 
 
 class Scope:
-    """The names of one compiled function: its variables, and the objects that it refers to.
+    """The names used in one compiled function: its variables and the objects that it refers to.
 
-    Records are compiled to source text instead of nested functions, because a call takes longer
-    than most of what they compute.
+    Records are compiled to one piece of source text instead of nested functions: calling a function
+    takes longer than most of them compute.
     """
 
     def __init__(self) -> None:
@@ -377,12 +388,16 @@ class Scope:
         return f"v{self._variables}"
 
     def signal(self, key: str) -> str:
-        """The variable that has a signal's value."""
+        """The variable that holds a signal's value."""
         return self._signals.setdefault(key, f"s{len(self._signals)}")
 
     def checked(self, of: Quantity) -> list[str]:
-        """A quantity's value as a variable or a number, then the condition that it is known, which
-        assigns the variable; a number needs none."""
+        """Python expressions: a quantity's value and, unless it is a number, a check that it is
+        known.
+
+        The check assigns the variable that the first expression names, so it must be evaluated
+        first.
+        """
         value = of.source(self)
         if isinstance(of, Number):
             return [value]
@@ -392,20 +407,23 @@ class Scope:
         return [name, f"({name} := {value}) is not None"]
 
     def name_of(self, value: object) -> str:
-        """A name for an object."""
+        """A name for an object that the compiled function refers to."""
         name = f"object{len(self._objects)}"
         self._objects[name] = value
         return name
 
     def function(self, source: str) -> Callable[[Moment], object]:
-        """The function of `facts` with this expression, which is built from records only."""
+        """A function of `facts` that evaluates this Python expression.
+
+        The expression is generated from records only, never from user input.
+        """
         reads = [f"{name} = value_of({key!r})" for key, name in self._signals.items()]
         body = "; ".join(["value_of = facts.values.get", *reads, f"return {source}"])
         exec(f"def compiled(facts): {body}", self._objects)
         return cast("Callable[[Moment], object]", self._objects["compiled"])
 
     def named(self, sources: Mapping[str, str]) -> Callable[[Moment], object]:
-        """The function of `facts` with several expressions, by name."""
+        """A function of `facts` that returns the values of several expressions, by name."""
         items = [f"{name!r}: {source}" for name, source in sources.items()]
         return self.function(f"{{{', '.join(items)}}}")
 
@@ -421,11 +439,11 @@ class ToPython(Struct, frozen=True):
         return self.every([*checks, *bound_checks, f"{value} {sign} {bound}"])
 
     def every(self, parts: Sequence[str]) -> str:
-        """True if all parts are."""
+        """True if all parts are true."""
         return f"({' and '.join(parts)})" if parts else "True"
 
     def some(self, parts: Sequence[str]) -> str:
-        """True if at least one part is."""
+        """True if at least one part is true."""
         return f"({' or '.join(parts)})" if parts else "False"
 
     def unless(self, part: str) -> str:
@@ -442,22 +460,24 @@ class ToPython(Struct, frozen=True):
 
 
 def each_holds(conditions: Mapping[str, Condition]) -> Callable[[Moment], dict[str, bool]]:
-    """One function from facts: for each condition, whether it is certainly true."""
+    """One function of `facts` that returns, for each condition, whether it is certainly true."""
     scope = Scope()
     sources = {name: when.compile(ToPython(scope)) for name, when in conditions.items()}
     return cast("Callable[[Moment], dict[str, bool]]", scope.named(sources))
 
 
 def each_value(quantities: Mapping[str, Quantity]) -> Callable[[Moment], dict[str, float | None]]:
-    """One function from facts: each quantity's value; None for unknown."""
+    """One function of `facts` that returns each quantity's value; None if unknown."""
     scope = Scope()
     sources = {name: of.source(scope) for name, of in quantities.items()}
     return cast("Callable[[Moment], dict[str, float | None]]", scope.named(sources))
 
 
 def first_of(cases: Iterable[tuple[T, Condition]]) -> Callable[[Moment], T]:
-    """One function from facts: the value of the first case that certainly holds; the last case
-    always does."""
+    """One function of `facts` that returns the value of the first case whose condition is true.
+
+    The last case must always be true.
+    """
     scope = Scope()
     sources = [
         f"{scope.name_of(value)} if {condition.compile(ToPython(scope))}"
@@ -467,9 +487,11 @@ def first_of(cases: Iterable[tuple[T, Condition]]) -> Callable[[Moment], T]:
 
 
 class Clause(Struct, frozen=True):
-    """PromQL for the engines where a condition holds: the engines that appear in one of the
-    `options`, or with `everywhere` all engines; then without the engines that appear in one of
-    `without`."""
+    """PromQL for the engines where a condition holds.
+
+    These are the engines in at least one of the `options` (with `everywhere`: all engines), except
+    the engines in any of `without`.
+    """
 
     options: tuple[str, ...] = ()
     everywhere: bool = False
@@ -482,7 +504,7 @@ class Clause(Struct, frozen=True):
 
     @property
     def negated(self) -> Clause:
-        """The complement."""
+        """The clause for all other engines."""
         if self.nowhere:
             return Clause(everywhere=True)
         if self.everywhere and not self.without:
@@ -491,7 +513,7 @@ class Clause(Struct, frozen=True):
 
     @property
     def vector(self) -> str:
-        """The PromQL expression; empty if it holds for all engines."""
+        """The PromQL expression; empty if the clause holds for all engines."""
         if self.everywhere and not self.without:
             return ""
         start = EVERYWHERE if self.everywhere else " or ".join(self.options)
@@ -501,7 +523,7 @@ class Clause(Struct, frozen=True):
 
 
 def enclosed(text: str) -> str:
-    """An expression in parentheses, without doubling existing ones."""
+    """An expression in parentheses; unchanged if it already has them."""
     depth = 0
     for at, sign in enumerate(text):
         depth += (sign == "(") - (sign == ")")
@@ -526,7 +548,8 @@ class ToPromQL:
         )
 
     def every(self, parts: Sequence[Clause]) -> Clause:
-        """The intersection: positive clauses joined by `and`, then `unless` for negated ones."""
+        """The intersection: plain clauses joined by `and`, then `unless` for each negated
+        clause."""
         if any(part.nowhere for part in parts):
             return Clause()
         there = [part.vector if len(part.options) == 1 and not part.without else f"({part.vector})"

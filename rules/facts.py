@@ -1,4 +1,4 @@
-"""What conditions read: an engine's values at one moment, or recorded series in PromQL. Pure."""
+"""The input of conditions: an engine's values at one moment, or recorded series in PromQL. Pure."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ EVERYWHERE = recorded("running")
 """A recorded series that exists for every engine."""
 
 SCRAPES_PER_RANGE = 4
-"""Scrapes that a counter's range must cover: a rate needs two, and scrapes fail or are late."""
+"""Scrapes that a counter's range must cover. A rate needs two, and scrapes can fail or be late."""
 
 SAMPLES_PER_SPAN = 1.5
-"""Scrape intervals that a condition must hold for, so that two scrapes confirm it."""
+"""A condition must hold for this many scrape intervals, so that two scrapes confirm it."""
 
 WIDE_RANGE_S = 240.0
-"""A range with four scrapes at one-minute intervals, for scrape intervals longer than stated."""
+"""Four scrapes at one-minute intervals: a range for targets scraped less often than configured."""
 
 
 def range_s(least_s: float, scrape_s: float) -> float:
-    """Seconds of a range over scraped counters: at least `least_s`, and at least four scrapes."""
+    """Length in seconds of a range over scraped counters: at least `least_s` and at least four
+    scrapes."""
     return max(least_s, SCRAPES_PER_RANGE * scrape_s)
 
 
@@ -55,7 +56,7 @@ def span_s(least_s: float, sample_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The user's latency targets (P99) in seconds; None where none is set."""
+    """The user's latency targets (P99) in seconds; None if not set."""
 
     ttft_p99_s: float | None = None
     itl_p99_s: float | None = None
@@ -66,7 +67,7 @@ class Targets:
         return self.ttft_p99_s is not None or self.itl_p99_s is not None
 
     def beside(self, ttft_s: float, itl_s: float) -> Iterator[tuple[str, float, float]]:
-        """Name, latency and target in seconds, of each latency with a target."""
+        """For each latency with a target: its name, the latency and the target, both in seconds."""
         if self.ttft_p99_s is not None:
             yield "TTFT", ttft_s, self.ttft_p99_s
         if self.itl_p99_s is not None:
@@ -77,7 +78,7 @@ NO_TARGETS = Targets()
 
 
 class Baselines:
-    """The baselines of an engine without any; subclasses have learned ones."""
+    """The baselines of an engine that has none; subclasses return learned baselines."""
 
     __slots__ = ()
 
@@ -96,14 +97,16 @@ NO_BASELINE = Baselines()
 
 
 class Moment(Struct, frozen=True):
-    """What quantities and conditions read: one engine at one moment.
+    """One engine at one moment: the input of quantities and conditions.
 
-    - `values`: signals and derived signals; `recent`: some of them over the newest part of the
-      window; None for unknown.
-    - `streaks_s`: seconds for which named conditions have held; those that do not hold are absent.
-    - `config`: the labels of cache_config_info; `baseline`: the baselines of signals.
-    - `window_s`: the short window; `scale`: its ratio to the default, which durations are
-      multiplied by; `observed_s`: seconds since the first scrape of this process.
+    - `values`: signals and derived signals; None for unknown.
+    - `recent`: some of them over the newest part of the window; None for unknown.
+    - `streaks_s`: seconds for which named conditions have held; absent if one does not hold.
+    - `config`: the labels of cache_config_info.
+    - `baseline`: the baselines of signals.
+    - `window_s`: the short window.
+    - `scale`: the short window divided by its default; durations are multiplied by it.
+    - `observed_s`: seconds since the first scrape of this process.
     """
 
     values: Mapping[str, float | None]
@@ -119,15 +122,15 @@ class Moment(Struct, frozen=True):
 
 Read = Callable[[Moment], float | None]
 Holds = Callable[[Moment], bool]
-"""Functions that quantities (`Read`, None for unknown) and conditions (`Holds`) compile to."""
+"""Functions that records compile to: `Read` for quantities (None: unknown), `Holds` for
+conditions."""
 
 
 class Spelling:
-    """How quantities and conditions are written in PromQL; subclasses define which signals have a
-    series.
+    """How quantities and conditions are written in PromQL.
 
-    `dialect` names vLLM's own series and the window. `scale` is the ratio of the short window to
-    its default.
+    Subclasses define which signals have a series. `dialect` has the names of vLLM's own series and
+    the window. `scale` is the short window divided by its default.
     """
 
     def __init__(
@@ -145,8 +148,8 @@ class Spelling:
         """The labels that all engines of a process share."""
 
     def series(self, key: str) -> str | None:
-        """A signal's PromQL expression, with a value per engine; None if PromQL has no such
-        signal."""
+        """A signal's PromQL expression, with one value per engine; None if PromQL cannot express
+        the signal."""
         raise NotImplementedError
 
     @property
@@ -155,7 +158,7 @@ class Spelling:
         return self.series("running") or EVERYWHERE
 
     def raw(self, metric: str, suffix: str = "", extra: str = "") -> str:
-        """A selector of vLLM's own series of a metric."""
+        """A selector for a metric's series as vLLM exports them."""
         return self.dialect.series(metric, suffix, extra=extra)
 
     def last_rate(self, metric: str) -> str:

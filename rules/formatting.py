@@ -1,4 +1,4 @@
-"""Numbers, durations, moments and lines for reading. Pure."""
+"""Formats numbers, durations, times and lines for users. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import textwrap
 from datetime import UTC, datetime
 
 WIDTH = 100
-"""Lines are at most this long where their words allow it."""
+"""Greatest line length; a longer single word is not broken."""
 
 MINUTES_FROM_S = 120.0
-"""Shorter times are shown in seconds."""
+"""Times below this are shown in seconds."""
 
 
 def number(value: float | None) -> str:
@@ -32,8 +32,11 @@ def percent(ratio: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time: 35 ms, 2.5 s, 40 s, 12 min. A time that three digits express exactly is not rounded,
-    so that a target reads as it was set: 35.5 ms, 1.25 s, 12.5 s."""
+    """A duration as text: 35 ms, 2.5 s, 40 s, 12 min.
+
+    A duration with at most three significant digits is not rounded, so that a target is shown as
+    the user set it: 35.5 ms, 1.25 s, 12.5 s.
+    """
     if seconds >= MINUTES_FROM_S:
         return span(seconds)
     value, unit = (1000 * seconds, "ms") if abs(seconds) < 0.9995 else (seconds, "s")
@@ -47,11 +50,11 @@ def duration(seconds: float) -> str:
 
 
 LOAD_RATIOS = ("load_ratio", "demand_ratio", "capacity_ratio")
-"""Suffixes of shares that can be more than the whole: 173%."""
+"""Suffixes of ratio signals that can exceed 100%, such as 173%."""
 
 
 def quantity(key: str, value: float | None) -> str:
-    """A signal's value with the unit that ends its key."""
+    """A signal's value with its unit, which is the end of its key."""
     if value is None:
         return "-"
     if key.endswith("_ratio_per_s"):
@@ -85,7 +88,7 @@ def date(t_s: float) -> str:
 
 
 def moment(t_s: float, now_s: float) -> str:
-    """A UTC time as read at `now_s`: with its date unless that is the same day."""
+    """A UTC time; with its date unless that is the same day as `now_s`."""
     day = "" if date(t_s) == date(now_s) else f"{date(t_s)} "
     return f"{day}{clock(t_s)} UTC"
 
@@ -98,7 +101,8 @@ def lasting(since_s: float, now_s: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Text without control characters: names and errors from other machines could contain some."""
+    """The text with control characters replaced: names and errors from other machines may contain
+    some."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 

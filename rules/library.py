@@ -25,8 +25,10 @@ SEVERAL = Guard("running_avg", 3.0)
 """A single long prompt that fills the KV cache is not a rising load."""
 
 EVICTING = Guard("cascade_stage", 2.0, ends=True)
-"""The rule ends with the stage, which has its own hysteresis: the window still holds values from
-before its end."""
+"""The rule ends when the stage ends, although the window still holds values from before.
+
+The stage has its own hysteresis.
+"""
 
 KNOWN_REUSE = Guard("prefix_hit_quiet_ratio", 0.30)
 """The guide's row is for workloads that are known to repeat prefixes."""
@@ -193,7 +195,7 @@ def slo_rules(
     benchmark_ttft_p99_s: float | None = None,
     benchmark_gpu_ratio: float | None = None,
 ) -> tuple[Rule, ...]:
-    """Rules for the targets that the user states; none for a target that is not stated.
+    """Rules for the targets that the user sets; no rule for a target that is not set.
 
     Source: guide 9.3 (TTFT, ITL within SLO), 9.1 step 13 (30% and 20 points off the benchmark).
     """
@@ -416,8 +418,10 @@ GUARDRAILS = (
 SERVING = Guard("running_avg", 1.0)
 
 PEGGED_FROM, TTFT_RISES_FROM = 0.98, 2.0
-"""GPU activity from which on the GPU is busy all the time; ratio of TTFT P99 to its baseline from
-which on TTFT is no longer stable."""
+"""From this activity on, the GPU is busy all the time.
+
+From this ratio of TTFT P99 to its baseline on, TTFT is no longer stable.
+"""
 
 GPU = (
     Rule(

@@ -51,7 +51,7 @@ class Recent(Quantity, Struct, frozen=True):
 
 
 BASELINES = {"prefix_hit_ratio": "prefix_hit_quiet_ratio"}
-"""The derived signal that holds a baseline, by the signal whose baseline it is."""
+"""Signals whose baseline is a derived signal of its own, and the key of that derived signal."""
 
 
 class BaselineValue(Quantity, Struct, frozen=True):
@@ -134,7 +134,7 @@ class SquareRoot(Quantity, Struct, frozen=True):
 
 
 class Named(Quantity, Struct, frozen=True):
-    """A quantity that PromQL records under its own name, because several records use it."""
+    """A quantity with its own recording rule in PromQL, because several records use it."""
 
     key: str
     of: Quantity
@@ -164,7 +164,7 @@ class FirstOf(Quantity, Struct, frozen=True):
 
 
 class Minimum(Quantity, Struct, frozen=True):
-    """The smaller of two quantities; if one is unknown, the other."""
+    """The smaller of two quantities; if one is unknown, the other one."""
 
     left: Quantity
     right: Quantity
@@ -200,12 +200,12 @@ class LastStep(Quantity, Struct, frozen=True):
 
 
 class Held(Leaf, Struct, frozen=True):
-    """Whether a condition has held for `for_s`, and for at least two scrapes. With `stretch` the
-    duration is scaled with the window.
+    """Whether a condition has held for `for_s`, and for at least two scrapes.
 
-    In Python it reads the streak of that name, which a single contrary scrape does not end. In
-    PromQL it is checked at each evaluation: for a gauge by its minimum, else by a recorded 0/1
-    series. Without a streak it is false, never unknown.
+    With `stretch`, the duration is multiplied by the window's scale. In Python, the condition reads
+    the streak `name`; a single scrape to the contrary does not end a streak. Without a streak the
+    condition is false, never unknown. In PromQL it is checked at each evaluation: by the minimum of
+    a gauge, or else by a recorded 0/1 series.
     """
 
     name: str
@@ -229,15 +229,17 @@ class Held(Leaf, Struct, frozen=True):
         return clause if side else clause.negated
 
     def lasts_s(self, to: Spelling) -> tuple[float, float]:
-        """Seconds for which the condition must hold: as its record states, and as PromQL checks
-        it."""
+        """Seconds for which the condition must hold: first as the record says, then as PromQL
+        checks it."""
         for_s = self.for_s.value * (to.scale if self.stretch else 1.0)
         return for_s, span_s(for_s, max(to.interval_s, to.scrape_s))
 
     @property
     def flagged(self) -> bool:
-        """Whether PromQL needs a 0/1 series for this condition; a gauge is checked by its minimum
-        instead."""
+        """Whether PromQL needs a 0/1 series for this condition.
+
+        A comparison with a number needs none: the gauge's minimum is compared instead.
+        """
         return not (isinstance(self.of, Compare) and isinstance(self.of.right, Number))
 
     def flag(self, to: Spelling) -> str | None:

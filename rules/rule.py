@@ -1,4 +1,5 @@
-"""A rule (signal, bounds, durations, advice, the guide's section) and its state over time. Pure."""
+"""A rule (signal, bounds, durations, advice, section of the guide) and its state over time.
+Pure."""
 
 from __future__ import annotations
 
@@ -41,8 +42,10 @@ _IN_WORDS = tuple(WORDS.values())  # a member as a key is hashed in Python, as a
 
 
 class Bound(Struct, frozen=True):
-    """From this value on (or down, see Rule.below) the state is `severity`. `source` says who set
-    it."""
+    """From this value upwards (downwards with Rule.below) the state is `severity`.
+
+    `source` says who set the bound.
+    """
 
     severity: Severity
     threshold: float
@@ -50,10 +53,11 @@ class Bound(Struct, frozen=True):
 
 
 class Guard(Struct, frozen=True):
-    """A rule is judged only while this signal is at least (or, with `below`, at most) the value.
+    """A rule is judged only while this signal is at least the value; with `below`, at most.
 
-    A guard on an unknown signal does not hold: without traffic there is nothing to judge. With
-    `ends` the state ends at once with the guard, which then has a hysteresis of its own.
+    If the signal is unknown, the rule is not judged: without traffic there is nothing to judge.
+    With `ends`, the state ends as soon as the guard fails; the guard's signal then has its own
+    hysteresis.
     """
 
     signal: str
@@ -70,12 +74,12 @@ class Guard(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """When a number is bad.
+    """Defines when a signal's value is bad.
 
-    A state begins once its bound has been crossed for `for_s`, and ends once the value has been
-    back inside the bound by a margin (`clear_ratio` of the bound) for `clear_s`. Both times are
-    scaled with the short window. `moves` are the families of signals (rules/baseline) that are not
-    normal while it is at warning or worse.
+    A state begins after its bound has been crossed for `for_s`. It ends after the value has been
+    inside the bound for `clear_s`, by a margin of `clear_ratio` of the bound. Both times are scaled
+    with the short window. While the rule is at warning or worse, the signals of the families
+    `moves` (rules/baseline) are not normal.
     """
 
     id: str
@@ -107,8 +111,10 @@ class Rule(Struct, frozen=True):
         return worst
 
     def threshold(self, severity: Severity) -> float | None:
-        """The threshold of a severity's bound; without such a bound, the first bound's threshold;
-        None if the rule has no bounds."""
+        """The threshold for a severity; None if the rule has no bounds.
+
+        If no bound has this severity, the first bound's threshold.
+        """
         for bound in self.bounds:
             if bound.severity == severity:
                 return bound.threshold
@@ -118,10 +124,12 @@ class Rule(Struct, frozen=True):
 def with_thresholds(
     rules: tuple[Rule, ...], thresholds: Mapping[str, Mapping[str, float]], origin: str
 ) -> tuple[Rule, ...]:
-    """Rules with the user's bounds in place of the defaults: {rule id: {severity word: threshold}}.
+    """The rules with the user's thresholds in place of the defaults.
+
+    `thresholds` is {rule id: {severity word: threshold}}; `origin` says where they were set.
 
     Raises:
-        SettingsError: there is no such rule or severity; a message for each says which there are.
+        SettingsError: a rule or severity does not exist; each message lists the valid ones.
     """
     ids = [rule.id for rule in rules]
     mistakes = [
@@ -160,8 +168,10 @@ NO_OBSERVATION = "requests are in flight, but the window has no observation"
 
 
 class Clearing(Struct, frozen=True):
-    """A state in its clear time: since `since_s` the value is inside every bound, or not judged.
-    `was` is the last value out of bounds, `severity` the severity that the state had."""
+    """A state in its clear time: since `since_s` the value is inside every bound, or is not judged.
+
+    `was` is the last value out of bounds. `severity` is the state's severity before that.
+    """
 
     since_s: float
     was: float | None
@@ -169,11 +179,11 @@ class Clearing(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True):
-    """A rule's current state. `state` is ok, info, warning, critical or unknown; `since_s` is its
-    start. A state in its clear time is reported as info.
+    """A rule's current state, since `since_s`: ok, info, warning, critical or unknown.
 
-    `missing` names the metrics that an unknown finding lacks; `note` says why else it is not
-    judged, or what keeps it quiet though its value is out of bounds.
+    A state in its clear time is reported as info. `missing` names the metrics that an unknown
+    finding lacks. `note` gives another reason why the rule is not judged, or why a value out of
+    bounds is not reported.
     """
 
     rule: Rule
@@ -187,13 +197,18 @@ class Finding(Struct, frozen=True):
 
     @property
     def held(self) -> Severity:
-        """The severity, clear time included, as an alert with the same hysteresis would have it."""
+        """The severity; during the clear time, the severity before it.
+
+        An alert with the same hysteresis would show this severity.
+        """
         return self.severity if self.clearing is None else self.clearing.severity
 
 
 def _nearest_threshold(rule: Rule) -> float:
-    """The threshold that a value crosses first; infinite, so that no value crosses it, without
-    bounds."""
+    """The threshold that a value crosses first.
+
+    Without bounds it is infinite, so that no value crosses it.
+    """
     thresholds = [bound.threshold for bound in rule.bounds]
     if rule.below:
         return max(thresholds, default=-math.inf)
@@ -201,10 +216,10 @@ def _nearest_threshold(rule: Rule) -> float:
 
 
 class Judged(Struct, frozen=True):
-    """What rules are judged by at one moment.
+    """The values by which rules are judged at one moment.
 
-    `missing` are the metrics that signals lack, `notes` the reason for signals without a value.
-    `idle`: no request is in flight, so a signal without an observation is ok.
+    `missing` are the metrics that signals lack; `notes` say why signals have no value. `idle`: no
+    request is in flight, so a rule whose signal has no observation is ok.
     """
 
     now_s: float

@@ -1,1 +1,1 @@
-"""Recordings of pages: gzip of JSON lines that survive a kill, damage and growth while read."""
+"""Recorded pages: gzipped JSON lines, readable after a kill or damage, and while still growing."""

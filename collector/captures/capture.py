@@ -1,5 +1,7 @@
-"""Capture files: gzipped JSON lines, one per scrape; a killed recorder loses none of them. I/O
-edge."""
+"""Capture files: gzipped JSON lines, one per scrape. I/O edge.
+
+A killed recorder loses none of the written lines.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,19 @@ __all__ = ["CaptureReader", "CaptureWriter", "Entry", "is_capture"]
 READ_BYTES = 128 * 1024
 COMPRESSION_LEVEL = 6
 HOPELESS_LINES = 100_000
-"""A file is not a capture if all of this many first lines are unusable."""
+"""If none of this many first lines is usable, the file is not a capture."""
 
 TIME_FIRST = re.compile(rb'\s*\{\s*"t"\s*:\s*([0-9]{1,12}(?:\.[0-9]{1,20})?)\s*[,}]')
 EXPECTED = 'expected a capture: JSON lines (gzip or plain), each {"t": seconds, "body": "page"}'
 
 
 def is_capture(target: str) -> bool:
-    """Whether the target is meant as a capture file, not a server: its name ends like a capture's,
-    it can only be a path, or it exists (a directory only with a slash: its error names it)."""
+    """Whether the target means a capture file, not a server.
+
+    It does if it has a capture's file extension, if it can only be a path, or if such a file
+    exists. A directory counts only if the target contains a slash: without one it is taken for a
+    host name.
+    """
     if "://" in target:
         return False
     if target.endswith((".jsonl", ".jsonl.gz")) or target.startswith(("/", "./", "../", "~")):
@@ -52,10 +58,10 @@ def is_capture(target: str) -> bool:
 class CaptureReader:
     """Iterates over the entries of a capture in file order; counts and skips unreadable parts.
 
-    `entries`, `damaged` and `first_damage` are updated while iterating; each iteration starts anew.
+    Iterating updates `entries`, `damaged` and `first_damage`; a new iteration resets them.
 
     Raises:
-        CaptureError: there is no such file, or (at the end of iteration) nothing in it can be used.
+        CaptureError: the file does not exist; or, at the end of iteration, it had no usable entry.
     """
 
     def __init__(
@@ -141,9 +147,10 @@ class CaptureReader:
 class CaptureWriter:
     """Appends entries to a capture; a kill leaves all written entries readable.
 
-    Each entry is a gzip member of its own, written in one call. One long member with flushes would
-    save 3% (deflate looks back 32 KiB, and a page is larger), but damage would lose everything
-    after it. A new file whose name ends in .jsonl is written uncompressed.
+    Each entry is a gzip member of its own, written in one call. A single long member with flushes
+    would be only 3% smaller (deflate looks back 32 KiB, and a page is larger), but damage would
+    make everything after it unreadable. A new file whose name ends in .jsonl is written
+    uncompressed.
 
     Raises:
         CaptureError: the file cannot be written, or holds something other than a capture.
@@ -172,11 +179,11 @@ class CaptureWriter:
             raise self._failed(exc) from exc
 
     def write(self, entry: Entry) -> None:
-        """Add one entry.
+        """Append one entry.
 
         Raises:
-            CaptureError: the file cannot take it (the disk is full, say).
-            ValueError: the entry could not be read back, or the writer is closed.
+            CaptureError: the entry cannot be written, for example because the disk is full.
+            ValueError: a reader could not read the entry back, or the writer is closed.
         """
         if self._fd < 0:
             raise ValueError("the capture is closed")

@@ -17,12 +17,12 @@ TEXT_MAX_BYTES = 1024 * KIB
 """Most bytes to decompress at a time: a small file can expand to a huge one."""
 
 HELD_MAX_BYTES = 1024 * KIB
-"""After a decompression error, the next gzip header is searched in this many bytes back."""
+"""How far back, in bytes, the next gzip header is searched for after a decompression error."""
 
 REDO_BYTES = 4 * KIB
 
 HEAD = re.compile(rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]", re.DOTALL)
-"""The header of a gzip member (RFC 1952); it hardly ever occurs in compressed data by chance."""
+"""The header of a gzip member (RFC 1952). Compressed data rarely contains such bytes by chance."""
 
 HEAD_BYTES = 10
 GZIP_MAGIC = b"\x1f\x8b"
@@ -44,18 +44,17 @@ class _Inflater(Protocol):
 
 
 class Damage(Struct, frozen=True):
-    """A description of an unreadable part; the text before and after it is not contiguous."""
+    """A description of an unreadable part. The text before it and the text after it do not join."""
 
     text: str
 
 
 class Members:
-    """Decompresses a gzip file incrementally; after damage it continues at the next member's
-    header.
+    """Decompresses a gzip file incrementally; after damage, continues at the next member's header.
 
-    A killed recorder leaves a truncated member, and the next run appends its own after it.
-    Decompression then reads into the new member and fails somewhere in it. The bytes read so far
-    are therefore kept and searched for the header that was passed.
+    A killed recorder leaves a truncated member, and the next run appends new members after it. The
+    decompressor then runs past the header of the next member and fails somewhere inside that
+    member. So the bytes read so far are kept, and searched for that header.
     """
 
     def __init__(self) -> None:
@@ -129,7 +128,8 @@ class Members:
     def _recover(
         self, before: _Inflater, chunk: bytes, problem: Exception
     ) -> Iterator[bytes | Damage]:
-        """Yields the readable text of the chunk that failed, then skips the member."""
+        """Yields the text of the failed chunk up to the damage, then skips the rest of the
+        member."""
         head = HEAD.search(self._held, max(self._head + 1, 0))
         whole = len(chunk)
         if head is not None:  # the header is in the chunk, after it, or before it
@@ -149,7 +149,7 @@ class Members:
         yield self._leave(to, self._at + whole, why)
 
     def _leave(self, to: int, near: int, why: str) -> Damage:
-        """Skip the member; the search for the next header starts at `to`."""
+        """Skip the member; the search for the next header starts at position `to`."""
         self._at = to
         self._inflater = None
         self._lost = True
@@ -174,7 +174,8 @@ def _inflater() -> _Inflater:
 
 
 def text_of(chunks: Iterable[bytes]) -> Iterator[bytes | Damage]:
-    """The text of a file that is read in chunks; the first bytes decide between gzip and plain."""
+    """The text of a file that is read in chunks: its first bytes show whether it is gzip or plain
+    text."""
     chunks = iter(chunks)
     start = b""
     for chunk in chunks:
@@ -197,12 +198,15 @@ def text_of(chunks: Iterable[bytes]) -> Iterator[bytes | Damage]:
 
 LINE_MAX_BYTES = 64 * 1024 * 1024
 HOST_SIGNAL = "host_"
-"""Prefix of the names of signals about the server's host."""
+"""Prefix of the keys of signals about the server's host."""
 
 
 class Entry(Struct, frozen=True):
-    """One scrape: the page, or why it failed. `t_s` is unix time; `host` are the signals of the
-    server's host at that time, by their keys, where the recorder ran on it."""
+    """One scrape: the page, or the error. `t_s` is unix time.
+
+    `host` has the signals of the server's host at that time, by key; it is empty if the recorder
+    ran on another host.
+    """
 
     t_s: float
     body: str | None
@@ -242,7 +246,8 @@ def entry_of(line: bytes) -> Entry | str:
 
 
 def _host(table: object) -> dict[str, float] | None:
-    """The signals of the host, others left out; None if it is no table of finite numbers."""
+    """The signals about the host, without other keys; None if `table` is not a table of finite
+    numbers."""
     if table is None:
         return {}
     if not isinstance(table, dict):
@@ -261,7 +266,8 @@ def line_of(entry: Entry) -> bytes:
     """The line of an entry, with its newline.
 
     Raises:
-        ValueError: it has no usable time, holds nothing, or is longer than readers take.
+        ValueError: the entry's time is not valid, it has neither page nor error, or its line is
+            longer than readers accept.
     """
     if not 0 <= entry.t_s < math.inf:
         raise ValueError(f"an entry's time must be finite and not negative, not {entry.t_s}")
@@ -290,9 +296,9 @@ def _text(text: str) -> str:
 
 
 def split_lines(pieces: Iterable[bytes | Damage]) -> Iterator[bytes | Damage]:
-    """The lines of a text that is read in pieces, including an unfinished last one.
+    """The lines of a text that is read in pieces, including an unfinished last line.
 
-    A line with damage inside counts as damage, as does one that is too long.
+    A line that contains damage, or that is too long, is replaced by a `Damage`.
     """
     parts: list[bytes] = []
     held_bytes = 0

@@ -1,7 +1,7 @@
-"""The GPUs of this node and their MIG instances, through NVML, as a page of DCGM fields. I/O edge.
+"""Reads this node's GPUs and MIG instances with NVML into a page of DCGM fields. I/O edge.
 
-XIDs come from NVML events, so 0 means none since the start of this process; all other fields are
-read anew each time. Fields that a GPU does not support are absent.
+XIDs come from NVML events: 0 means no XID since this process started. All other fields are read
+anew each time. Fields that a GPU does not support are absent.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from kneewatch.collector.samples import Layout, Page, Series
 
 DEV = "DCGM_FI_DEV_"
 ALL_LINKS = 0xFFFF_FFFF
-"""The scope that selects the sum over all NVLinks."""
+"""The field scope that selects the sum over all NVLinks."""
 
 LINKS_MAX = 72
-"""Number of NVLinks that NVML has names for; a higher count is a misreading."""
+"""Number of NVLinks that NVML has names for; a higher count is a reading error."""
 
 
 class Query(Struct, frozen=True):
-    """A call with a pynvml constant as argument; its answer times `scale` is the field's value."""
+    """A pynvml function called with a pynvml constant. The field's value is the result times
+    `scale`."""
 
     field: str
     function: str
@@ -96,7 +97,7 @@ SENT, RECEIVED = "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_TH
 
 
 NEIGHBOURS = "NVML_NEIGHBOUR_MEMORY_BYTES"
-"""Not a DCGM field: DCGM lists no processes."""
+"""kneewatch's own field, not one of DCGM's: DCGM lists no processes."""
 
 
 def device_fields(calls: Calls, handle: Handle, links: int) -> dict[str, float]:
@@ -137,11 +138,11 @@ def memory_fields(calls: Calls, handle: Handle) -> dict[str, float]:
 
 
 def neighbour_fields(calls: Calls, handle: Handle) -> dict[str, float]:
-    """Bytes of a GPU's memory held by its compute processes other than the largest, by field name.
+    """GPU memory, in bytes, that compute processes other than the largest use; by field name.
 
-    vLLM takes most of the memory with one process for each GPU. Empty if the driver lists no
-    process, or does not report the memory of every process: so in a container with its own process
-    ids.
+    vLLM uses one process per GPU, which holds most of the memory. Empty if the driver lists no
+    process, or does not report the memory of every process (for example in a container with its own
+    process ids).
     """
     running = calls.ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
     held_bytes = [process.usedGpuMemory for process in running]
@@ -151,7 +152,7 @@ def neighbour_fields(calls: Calls, handle: Handle) -> dict[str, float]:
 
 
 def pcie_fields(calls: Calls, handle: Handle) -> dict[str, float]:
-    """PCIe bytes/s, by DCGM field name. NVML measures each for 20 ms, so GPM is preferred where
+    """PCIe bytes/s by DCGM field name. Each NVML reading takes 20 ms, so GPM is preferred if
     available."""
     fields: dict[str, float] = {}
     for way in ("TX", "RX"):
@@ -170,7 +171,8 @@ def link_count(calls: Calls, handle: Handle) -> int:
 
 
 def linked_bytes(calls: Calls, handle: Handle) -> float | None:
-    """Bytes over all NVLinks, both ways, since the driver was loaded; None if not reported."""
+    """Bytes sent and received over all NVLinks since the driver was loaded; None if not
+    reported."""
     sent, received = calls.fields(handle, [(name, ALL_LINKS) for name in (SENT, RECEIVED)])
     return None if sent is None or received is None else (sent + received) * 1024
 
@@ -198,7 +200,7 @@ def _values(calls: Calls, handle: Handle, links: int) -> Iterator[tuple[str, flo
 
 
 APART_S = 0.1
-"""Minimum distance of two GPM samples."""
+"""Minimum seconds between two GPM samples."""
 
 MIB = 1024 * 1024
 METRICS = {
@@ -212,7 +214,8 @@ METRICS = {
     "NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC": ("DCGM_FI_PROF_NVLINK_TX_BYTES", MIB),
     "NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC": ("DCGM_FI_PROF_NVLINK_RX_BYTES", MIB),
 }
-"""The DCGM field of each GPM metric, and the factor to the field's unit."""
+"""The DCGM field of each GPM metric, and the factor that converts the metric to the field's
+unit."""
 
 
 class Gpm:
@@ -226,8 +229,8 @@ class Gpm:
         self.supported = support is not None and bool(support.isSupportedDevice)
 
     def fields(self, calls: Calls, now_s: float) -> dict[str, float]:
-        """The activity between the previous sample and a new one, by DCGM field name; empty the
-        first time."""
+        """Activity between the previous sample and now, by DCGM field name; empty on the first
+        call."""
         if not self.supported or (self._taken_s is not None and now_s - self._taken_s < APART_S):
             return {}
         while len(self._samples) < 2:
@@ -282,7 +285,7 @@ class Gpm:
 
 LINKED_RATE = "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND"
 INSTANCES_MAX = 16
-"""More MIG instances than any GPU has."""
+"""Upper limit for MIG instances; no GPU has as many."""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -295,7 +298,7 @@ class Readings(Struct, frozen=True):
 
 
 class Device:
-    """An open GPU. A lost GPU, or one whose driver was reloaded, gets a new Device."""
+    """An open GPU. After a GPU is lost or its driver reloaded, a new Device replaces this one."""
 
     def __init__(self, nvml: Nvml, index: int, handle: Handle) -> None:
         calls = Calls(nvml)
@@ -315,7 +318,7 @@ class Device:
         """The current values of the GPU and of each of its MIG instances.
 
         Raises:
-            GpuLostError: it no longer answers.
+            GpuLostError: the GPU no longer answers.
             CollectError: NVML as a whole fails.
         """
         calls, gpm_calls = Calls(self._nvml), Calls(self._nvml)
@@ -381,7 +384,8 @@ class Device:
         return {LINKED_RATE: (moved_bytes - before[1]) / (now_s - before[0])}
 
     def _note(self, *, split: bool, refused: bool) -> None:
-        """Set `notes`. GPUs of one kind get the same text, so that their notes can be merged."""
+        """Set `notes`. GPUs of the same model get the same text, so that their notes can be
+        merged."""
         why = ""
         if split:
             why = f"{self.name} is in MIG mode: only its instances report how busy they are"
@@ -401,13 +405,13 @@ class Device:
 # --- All GPUs of the node as one page -------------------------------------------------------------
 
 EVENTS_MAX = 256
-"""Most XID events per reading: a storm of them must not delay it."""
+"""Most XID events handled per reading, so that a storm of events does not delay the reading."""
 
 XID = "DCGM_FI_DEV_XID_ERRORS"
 
 
 class NvmlCollector:
-    """Reads all GPUs that the driver shows to this process. Not thread-safe."""
+    """Reads all GPUs that the driver makes visible to this process. Not thread-safe."""
 
     name = "nvml"
 
@@ -430,8 +434,8 @@ class NvmlCollector:
         """The GPUs' current values.
 
         Raises:
-            CollectError: of kind no_gpu where there is no driver or no GPU, of kind gpus_lost where
-                GPUs answered before and none does now, else of kind driver.
+            CollectError: of kind `no_gpu` if there is no driver or no GPU; `gpus_lost` if GPUs
+                answered before and none does now; `driver` for any other failure.
         """
         try:
             nvml = self._nvml or self._open()

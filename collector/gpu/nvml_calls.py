@@ -1,6 +1,6 @@
-"""NVML calls, with errors sorted by scope: a field, a GPU or all of NVML. I/O edge.
+"""NVML calls, with errors sorted by scope: one field, one GPU or all of NVML. I/O edge.
 
-The library is passed as `pynvml` or anything with its interface: pynvml has no types.
+The library is passed as `pynvml`; tests pass a fake with the same functions. pynvml has no types.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ Handle = Any
 """An NVML device handle."""
 
 NO_VALUE = (0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF)
-"""NVML's -1 as unsigned integers: no value."""
+"""NVML's -1 as unsigned integers, which means "no value"."""
 
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""The member of a field value's union, by NVML_VALUE_TYPE."""
+"""Which member of a field value's C union holds the value, by NVML_VALUE_TYPE."""
 
 LOST = {
     "NVML_ERROR_GPU_IS_LOST": "has fallen off the bus (XID 79 in the kernel log)",
     "NVML_ERROR_RESET_REQUIRED": "needs a reset before it can be used",
     "NVML_ERROR_UNKNOWN": "no longer answers the driver",
 }
-"""Errors that mean that a GPU is lost. The last one also occurs for single fields: it counts only
-if no call succeeded."""
+"""Errors that mean that a GPU is lost, with the text for the user.
+
+NVML_ERROR_UNKNOWN also occurs for single fields, so it counts only if no call succeeded.
+"""
 
 WHOLE = {
     "NVML_ERROR_UNINITIALIZED": (
@@ -71,7 +73,7 @@ class GpuLostError(Exception):
 
 
 class Calls:
-    """Calls about one GPU; each returns its answer, or None without one."""
+    """NVML calls about one GPU. Each returns NVML's answer; None if there is none."""
 
     def __init__(self, nvml: Nvml) -> None:
         self.nvml = nvml
@@ -81,7 +83,7 @@ class Calls:
         """Whether NVML denied a call to this user."""
 
     def ask(self, function: str, *args: object) -> Any:  # noqa: ANN401 - of NVML, which has no types
-        """The result of a pynvml function; None if pynvml lacks it or NVML has no answer.
+        """The result of a pynvml function; None if pynvml lacks the function or NVML has no answer.
 
         Raises:
             GpuLostError: the GPU is gone.
@@ -104,8 +106,10 @@ class Calls:
         return None if answer is None or answer in NO_VALUE else float(answer)
 
     def fields(self, handle: Handle, fields: Sequence[tuple[str, int]]) -> list[float | None]:
-        """The values of fields, by their pynvml names and scopes, in one call; None where
-        unsupported. Shape: (fields,)."""
+        """Field values, read in one call; None where unsupported. Shape: (fields,).
+
+        `fields` are pairs of a field's pynvml name and a scope.
+        """
         requested = [(self.constant(name), scope) for name, scope in fields]
         supported = [field for field in requested if field[0] is not None]
         answered = self._answered
@@ -131,7 +135,7 @@ class Calls:
         return getattr(self.nvml, name, None)
 
     def check(self) -> None:
-        """Raise an error if no call succeeded, unless calls were only unsupported.
+        """Raise an error if no call succeeded. Calls that NVML does not support count neither way.
 
         Raises:
             GpuLostError: the GPU is gone.
@@ -152,7 +156,7 @@ class Calls:
 
 
 def error_name(nvml: Nvml, error: Any) -> str:  # noqa: ANN401 - an NVMLError
-    """The name of an NVMLError's code in nvml.h; empty for an unknown code."""
+    """The name of an NVMLError's code in nvml.h; empty if the code is unknown."""
     names = (*WHOLE, *LOST, "NVML_ERROR_NO_PERMISSION", "NVML_ERROR_LIBRARY_NOT_FOUND")
     return next((name for name in names if getattr(nvml, name, None) == error.value), "")
 
@@ -177,12 +181,15 @@ def whole_failure(nvml: Nvml, error: Any) -> CollectError:  # noqa: ANN401 - an 
 
 
 NO_INSTANCE = 0xFFFF_FFFF
-"""NVML's GPU instance of a process that uses a whole GPU."""
+"""The GPU instance id that NVML gives for a process that uses a whole GPU."""
 
 
 class NodeGpu(Struct, frozen=True):
-    """A GPU of this node. `is_used`: one of the given processes uses it; `is_part`: one of them
-    uses a MIG instance of it."""
+    """A GPU of this node, and whether the given processes use it.
+
+    `is_used`: at least one of them uses the GPU. `is_part`: at least one uses a MIG instance of the
+    GPU.
+    """
 
     index: str
     uuid: str
@@ -193,8 +200,9 @@ class NodeGpu(Struct, frozen=True):
 
 
 def node_gpus(pids: Collection[int], load: Callable[[], Nvml] = load_nvml) -> list[NodeGpu]:
-    """All GPUs that the driver shows, and for each whether the processes `pids` use it; they are
-    process ids of the node, not of a container.
+    """All GPUs that the driver lists, each with whether the processes `pids` use it.
+
+    `pids` are process ids on the node, not inside a container.
 
     Raises:
         CollectError: there is no driver, or it does not answer.
@@ -215,7 +223,7 @@ def node_gpus(pids: Collection[int], load: Callable[[], Nvml] = load_nvml) -> li
 
 
 def _gpu(nvml: Nvml, index: int, pids: Collection[int]) -> NodeGpu | None:
-    """One GPU; None where it does not answer."""
+    """One GPU; None if the GPU does not answer."""
     calls = Calls(nvml)
     try:
         handle = calls.ask("nvmlDeviceGetHandleByIndex", index)

@@ -1,8 +1,7 @@
-"""The common output of all GPU sources: a page of DCGM fields, and notes on what is missing. I/O
-edge.
+"""The output of all GPU sources: a page of DCGM fields, and notes on what is missing. I/O edge.
 
-NVML's values are converted to such a page too, so all other code uses one set of names and units; a
-DCGM exporter serves such a page itself.
+A DCGM exporter serves such a page. NVML's values are converted to one, so that all other code
+handles a single set of names and units.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
 from kneewatch.collector.samples import Page
 
 GPUS_LOST = "gpus_lost"
-"""Kind of the CollectError when no GPU that was there answers: a fault, not a gap."""
+"""The CollectError's kind when GPUs were there before and none answers now: a fault, not a gap."""
 
 
 class GpuNote(Struct, frozen=True):
-    """A message about a GPU, or about all where `uuid` and `index` are empty.
+    """A message about one GPU; about all GPUs if `uuid` and `index` are empty.
 
     `lost`: the GPU no longer answers, which is a fault.
     """
@@ -36,9 +35,9 @@ class GpuNote(Struct, frozen=True):
 
 
 class GpuPage(Struct, frozen=True):
-    """One reading: the page, which GPU each value belongs to, and what is missing.
+    """One reading: the page, which GPU each value belongs to, and notes on what is missing.
 
-    `where` completes "is not ..." in messages about a missing field.
+    `where` says where a field was looked for; it completes "is not ..." in messages.
     """
 
     page: Page
@@ -48,7 +47,7 @@ class GpuPage(Struct, frozen=True):
 
 
 class GpuCollector(Protocol):
-    """A source of GPU pages. Not thread-safe. `name` is a short word for it."""
+    """A source of GPU pages. Not thread-safe. `name` is a short name of the source."""
 
     @property
     def name(self) -> str: ...
@@ -57,7 +56,7 @@ class GpuCollector(Protocol):
         """The GPUs' current values.
 
         Raises:
-            CollectError: there is nothing to read; of kind no_gpu where that is no fault.
+            CollectError: there is nothing to read. Its kind is `no_gpu` if that is not a fault.
         """
         ...
 
@@ -67,7 +66,7 @@ class GpuCollector(Protocol):
 
 
 class DcgmCollector:
-    """Collects one DCGM exporter's page, which describes all GPUs of a node."""
+    """Reads one DCGM exporter's page, which has all GPUs of a node."""
 
     name = "dcgm"
 
@@ -81,10 +80,10 @@ class DcgmCollector:
         return self._fetcher.url
 
     def collect(self) -> GpuPage:
-        """The page now, by one GET.
+        """The current page, fetched by one GET.
 
         Raises:
-            CollectError: there is no page, or it holds no DCGM fields; the message has the URL.
+            CollectError: there is no page, or it has no DCGM fields; the message contains the URL.
         """
         fetched = self._fetcher.get()
         try:

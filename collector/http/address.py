@@ -1,4 +1,4 @@
-"""Addresses of metrics pages: from what people type as a target to its URL. Pure."""
+"""Addresses of metrics pages: converts a target as the user writes it to a URL. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Address(Struct, frozen=True):
 
     @property
     def origin(self) -> tuple[str, str, int]:
-        """Scheme, host and port. A token is sent to its own origin only."""
+        """Scheme, host and port. Tokens are sent to the origin that they are configured for, and no
+        other."""
         return self.scheme, self.host, self.port
 
     @property
@@ -43,7 +44,8 @@ class Address(Struct, frozen=True):
 
     @property
     def authority(self) -> str:
-        """Host and port, as in a URL and in the Host header; without the scheme's own port."""
+        """Host and port, as in a URL and in the Host header; the scheme's default port is left
+        out."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -72,7 +74,7 @@ def shown_url(target: str) -> str:
 
 
 def parse_target(target: str) -> Address:
-    """The address of a target, as people type it: host:8000 or an HTTP(S) URL.
+    """The address of a target as the user writes it: host:8000 or an HTTP(S) URL.
 
     Raises:
         CollectError: the target cannot be an HTTP(S) URL.
@@ -102,10 +104,10 @@ def parse_target(target: str) -> Address:
 
 
 def redirected(address: Address, location: str) -> Address:
-    """The address that a redirect leads to, if that is on the same origin.
+    """The address that a redirect leads to; it must have the same origin.
 
     Raises:
-        CollectError: it leads elsewhere; credentials and tokens must not follow it there.
+        CollectError: the redirect leads to another origin, which must not get the credentials.
     """
     try:
         target = parse_target(urljoin(address.url, location.strip()))

@@ -53,7 +53,7 @@ PORT_HINT = (
 
 
 def failure(address: Address, kind: str, problem: str, hint: str) -> CollectError:
-    """The error of one kind about an address."""
+    """An error of this kind about an address."""
     return CollectError(f"{address.url}: {problem}", kind=kind, hint=hint)
 
 
@@ -98,7 +98,7 @@ def tls_failed(address: Address, exc: Exception) -> CollectError:
 
 
 def unreadable_file(what: str, path: str, exc: Exception, *, kind: str) -> CollectError:
-    """The error when a file of the settings (a token, a certificate) cannot be used."""
+    """The error when a configured file (a token, a certificate) cannot be used."""
     hint = "check the setting and the file's permissions"
     return CollectError(f"{what} {path}: {words_of(exc)}", kind=kind, hint=hint)
 
@@ -106,7 +106,7 @@ def unreadable_file(what: str, path: str, exc: Exception, *, kind: str) -> Colle
 def no_answer(
     address: Address, exc: Exception, *, received_bytes: int, timeout_s: float
 ) -> CollectError:
-    """The error when the connection ended before a whole answer arrived."""
+    """The error when the connection ended before a whole response arrived."""
     if isinstance(exc, TimeoutError):
         got = f"only {received_bytes} bytes" if received_bytes else "nothing"
         problem = f"timed out reading: {got} came within {timeout_s:g} s"
@@ -138,7 +138,7 @@ def _closed(address: Address, exc: OSError) -> CollectError:
 
 
 def truncated(address: Address, problem: str) -> CollectError:
-    """The error when an answer is cut short."""
+    """The error when a response is cut short."""
     hint = "check whether the server restarted, or a proxy in between cuts pages"
     return failure(address, "truncated", f"the page stops midway: {problem}", hint)
 
@@ -172,7 +172,7 @@ def not_metrics(address: Address, problem: str) -> CollectError:
 
 
 def words_of(exc: BaseException) -> str:
-    """An exception's message; the name of its type if the message is empty."""
+    """An exception's message; its type's name if the message is empty."""
     if isinstance(exc, OSError) and exc.strerror:
         return exc.strerror
     return str(exc) or type(exc).__name__
@@ -186,9 +186,9 @@ TICK_S = 0.001
 
 
 class TimedSocket:
-    """The part of a socket that http.client needs, with one deadline for everything sent and read.
+    """The socket methods that http.client needs, with one deadline for all sending and receiving.
 
-    A socket's own timeout restarts with every byte, so a slow server could extend it for ever.
+    A plain socket's timeout restarts with every byte, so a slow server could extend it forever.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -228,10 +228,10 @@ class TimedSocket:
         self.sock.close()
 
     def is_quiet(self) -> bool:
-        """Whether nothing is readable, as expected between two answers: no end of stream, no stray
-        bytes.
+        """Whether the socket has nothing to read, as expected between two responses.
 
-        TLS always counts as quiet: a session ticket may be waiting.
+        End of stream and stray bytes count as something to read. A TLS socket always counts as
+        quiet, because a session ticket may be waiting.
         """
         if isinstance(self.sock, ssl.SSLSocket):
             return True
@@ -266,7 +266,9 @@ class _TimedReader(io.RawIOBase):
 
 
 def connect(address: Address, *, timeout_s: float, tls: ssl.SSLContext | None) -> TimedSocket:
-    """A connection to the address within `timeout_s`, including name resolution and TLS.
+    """An open connection to the address.
+
+    `timeout_s` includes name resolution and the TLS handshake.
 
     Raises:
         CollectError: no connection could be made.
@@ -346,11 +348,12 @@ def _look_up(address: Address, timeout_s: float) -> Sequence[AddressInfo]:
 def tls_context(
     *, ca_file: str | None, cert_file: str | None, key_file: str | None, skip_verify: bool
 ) -> ssl.SSLContext:
-    """The TLS context: trusted authorities and client certificate. A CA file replaces the system's
-    authorities.
+    """A TLS context with the trusted authorities and the client certificate.
+
+    A configured CA file replaces the system's authorities.
 
     Raises:
-        OSError: a file cannot be read, or is no certificate or key (ssl.SSLError is an OSError).
+        OSError: a file cannot be read, or is not a certificate or key (ssl.SSLError is an OSError).
     """
     context = ssl.create_default_context(cafile=ca_file)
     context.set_alpn_protocols(["http/1.1"])
@@ -374,9 +377,10 @@ FIELD_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]+")
 
 
 def request_headers(address: Address, settings: FetchSettings) -> dict[str, str]:
-    """The headers of a request; tokens and header values are read anew each time.
+    """The headers of a request. Tokens and header values are read again for each request.
 
-    A bearer token wins over the address's credentials, and both win over a plain header.
+    A bearer token overrides the address's credentials, and both override a configured Authorization
+    header.
 
     Raises:
         CollectError: a value cannot be read, or cannot be a header.
@@ -400,7 +404,7 @@ def request_headers(address: Address, settings: FetchSettings) -> dict[str, str]
 
 
 class TlsAccess:
-    """The TLS context of an address; recreated when one of its files has changed."""
+    """The TLS context for an address; created again when one of its files has changed."""
 
     def __init__(self, address: Address, settings: FetchSettings) -> None:
         self._wanted = address.scheme == "https"

@@ -37,7 +37,7 @@ HTML_TYPES = ("text/html", "application/xhtml")
 
 
 class Fetched(Struct, frozen=True):
-    """A page as served, decompressed; `duration_s` is from the call to the last byte."""
+    """A page as served, decompressed. `duration_s` is the time from the call to the last byte."""
 
     body: bytes
     content_type: str
@@ -46,7 +46,8 @@ class Fetched(Struct, frozen=True):
 
 
 class Scrape(Struct, frozen=True):
-    """One GET of a page: the unix time at which it began, and the page as served or the error."""
+    """One GET of a page: `t_s`, the unix time at which it began, and the page as served or the
+    error."""
 
     t_s: float
     answer: Fetched | CollectError
@@ -59,24 +60,24 @@ PLAIN_HEAD = re.compile(
     rb"HTTP/1\.1 200 [^\r\n]{0,200}+\r\n((?:[!-9;-~]{1,100}+:[^\r\n]{0,2000}+\r\n){1,50}+)\r\n"
 )
 NOT_PLAIN = frozenset({"transfer-encoding", "content-encoding", "connection"})
-"""An answer with one of these headers is left to http.client."""
+"""http.client reads responses that have one of these headers."""
 
 RECEIVE_BYTES = 64 * 1024
 
 
 class PlainAnswer(Struct):
-    """A response with status 200 and a stated length, with the interface that `Fetcher` needs.
+    """A response with status 200 and a Content-Length, with the interface that `Fetcher` needs.
 
-    Nearly every page comes this way. http.client parses headers as mail headers, which takes longer
-    than the rest of a scrape.
+    Nearly every page is sent this way. http.client parses headers as mail headers, which takes
+    longer than the rest of a scrape.
     """
 
     headers: Mapping[str, str]
     length: int
-    """Bytes of the body that were not read yet."""
+    """Bytes of the body that are still unread."""
     timed: TimedSocket
     begun: bytes
-    """The part of the body that came with the head."""
+    """The part of the body that was received together with the headers."""
     status: int = http.client.OK
     reason: str = "OK"
     chunked: bool = False
@@ -84,7 +85,8 @@ class PlainAnswer(Struct):
 
     @classmethod
     def of(cls, data: bytes, timed: TimedSocket) -> PlainAnswer | None:
-        """The answer whose first bytes are `data`; None where http.client must read it."""
+        """The response whose first bytes are `data`; None if http.client must read this
+        response."""
         head = PLAIN_HEAD.match(data)
         if head is None:
             return None
@@ -104,7 +106,7 @@ class PlainAnswer(Struct):
         return cls(headers, int(length), timed, begun)
 
     def read(self, most_bytes: int) -> bytes:
-        """The body, `most_bytes` at most; shorter where the connection ends before it does."""
+        """The body, at most `most_bytes`; shorter if the connection ends early."""
         parts, left = [self.begun], min(self.length, most_bytes) - len(self.begun)
         while left > 0 and (data := self.timed.recv(min(left, RECEIVE_BYTES))):
             parts.append(data)
@@ -123,8 +125,8 @@ Answer = PlainAnswer | http.client.HTTPResponse
 class Fetcher:
     """Fetches one page of one server; keeps the connection between scrapes. Not thread-safe.
 
-    `any_answer`: the answer may be anything, not only a metrics page. `post`: a JSON document that
-    is sent by POST instead, which follows no redirect.
+    `any_answer`: accept any response body, not only a metrics page. `post`: a JSON document to send
+    by POST instead of GET; redirects are then not followed.
     """
 
     def __init__(
@@ -153,10 +155,10 @@ class Fetcher:
         return self._address.url
 
     def get(self) -> Fetched:
-        """The page now, by one GET.
+        """The current page, fetched by one GET.
 
         Raises:
-            CollectError: there is no page, or it is not a metrics page.
+            CollectError: there is no page, or the response is not a metrics page.
         """
         started_s = time.perf_counter()
         self._deadline_s = None
@@ -182,7 +184,7 @@ class Fetcher:
         return Fetched(body, content_type, response.status, time.perf_counter() - started_s)
 
     def scrape(self, t_s: float) -> Scrape:
-        """Get the page once, now. Returns the page or the error; `t_s` is the present unix time."""
+        """Fetch the page once. Returns the page or the error; `t_s` is the current unix time."""
         try:
             return Scrape(t_s, self.get())
         except CollectError as error:

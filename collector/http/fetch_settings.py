@@ -1,4 +1,5 @@
-"""How pages are read: timeouts, limits, credentials, TLS. Pure, and without heavy imports."""
+"""Settings for reading pages: timeouts, limits, credentials, TLS. Pure, and without heavy
+imports."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ MIB = 1024 * 1024
 class FetchSettings(Struct, frozen=True):
     """How to read a page. Its repr hides the headers' values.
 
-    `read_timeout_s` is for the whole answer; `body_limit_bytes` applies before and after
-    decompression. A header's value is text, or the name of a file or environment variable that
-    holds it.
+    `read_timeout_s` is for the whole response. `body_limit_bytes` applies both before and after
+    decompression. A header's value is literal text, or the name of a file or environment variable
+    that contains the value.
     """
 
     connect_timeout_s: float = 3.0

@@ -1,1 +1,1 @@
-"""Identifies the series of a page: vLLM's metrics by version and prefix, DCGM's fields by GPU."""
+"""Identifies a page's series: vLLM's metrics by version and prefix, DCGM's fields by GPU."""

@@ -19,8 +19,11 @@ BY_NAMESPACE = attrgetter("namespace", "pod", "container")
 
 
 class Field(Struct, frozen=True):
-    """A row of the table. A value in `unit` is the page's value times the scale of its name. `csv`
-    is the list that has it: dcgm-exporter's `default`, or `fuller`, the recommended one."""
+    """A row of the table of DCGM fields.
+
+    A value on a page times the scale of its name is a value in `unit`. `csv` is the list of fields
+    that contains this one: dcgm-exporter's `default`, or kneewatch's recommended `fuller`.
+    """
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -32,7 +35,8 @@ class Field(Struct, frozen=True):
 
 
 class FieldName(Struct, frozen=True):
-    """The meaning of a name on a page; if a field has several names, the lowest `rank` wins."""
+    """The field and scale of a name on a page; if a page has several names of a field, the lowest
+    `rank` wins."""
 
     field: Field
     scale: float
@@ -40,7 +44,7 @@ class FieldName(Struct, frozen=True):
 
 
 class FieldTable(Struct, frozen=True):
-    """All fields by canonical name, and all their names on pages."""
+    """All fields by canonical name, and all names that pages use for them."""
 
     fields: Mapping[str, Field]
     names: Mapping[str, FieldName]
@@ -48,7 +52,7 @@ class FieldTable(Struct, frozen=True):
 
 @cache
 def field_table() -> FieldTable:
-    """The packaged table; read on first use."""
+    """The packaged table; read from its file on first use."""
     fields: dict[str, Field] = {}
     names: dict[str, FieldName] = {}
     for name, row in packaged_tables("collector.names", "dcgm_metrics.toml")["fields"].items():
@@ -130,7 +134,7 @@ class GpuSlot(Struct, frozen=True):
 
 
 class GpuFields(Struct, frozen=True):
-    """The fields of one GPU or MIG instance; several slots of a field are several links."""
+    """The fields of one GPU or MIG instance. A field with several slots has one per NVLink."""
 
     key: GpuKey
     fields: Mapping[str, tuple[GpuSlot, ...]]
@@ -141,13 +145,13 @@ Gpus = tuple[GpuFields, ...]
 """The GPUs of a page layout, each with the positions of its values."""
 
 _resolved: WeakKeyDictionary[Layout, Gpus] = WeakKeyDictionary()
-"""The GPUs of the layouts in use."""
+"""The GPUs of each layout in use."""
 
 
 def is_sentinel(value: float, *, wide: bool = False) -> bool:
     """Whether a raw value means "no value".
 
-    `wide` fields have ordinary values among the sentinels of 32-bit and floating-point fields.
+    For `wide` fields, the sentinels of 32-bit and floating-point fields are ordinary values.
     """
     if math.isnan(value) or value >= _BLANK_64:
         return True
@@ -155,11 +159,10 @@ def is_sentinel(value: float, *, wide: bool = False) -> bool:
 
 
 def resolve_gpus(layout: Layout) -> Gpus:
-    """The positions of each GPU's values on pages of this layout; the same object for the same
-    layout.
+    """Positions of each GPU's values on pages of this layout; cached per layout.
 
     Raises:
-        CollectError: of kind not_metrics, where the page has no DCGM_FI_ series.
+        CollectError: of kind `not_metrics`, if the page has no DCGM_FI_ series.
     """
     if (gpus := _resolved.get(layout)) is not None:
         return gpus

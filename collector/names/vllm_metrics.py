@@ -18,21 +18,23 @@ Kind = Literal["gauge", "counter", "histogram", "info"]
 Part = Literal["value", "bucket", "sum", "count", "created"]
 
 PREFIXES = ("vllm:", "ray_vllm_", "ray_vllm:", "kserve_vllm:", "kserve_vllm_", "vllm_", "vllm.")
-"""Prefixes of vLLM's names, on pages and in metrics systems; vLLM's own is first.
+"""Prefixes of vLLM's metric names, on pages and in metrics systems; vLLM's own is first.
 
-Ray adds ray_ and, by version, keeps the colon or not; KServe adds kserve_; OpenTelemetry and
-Datadog turn the colon into an underscore or a dot.
+Ray adds ray_, and some versions replace the colon. KServe adds kserve_. OpenTelemetry and Datadog
+replace the colon by an underscore or a dot.
 """
 
 VLLM_PREFIX = PREFIXES[0]
 
 RATIO_MAX = 1.01
-"""Largest valid ratio: one plus rounding."""
+"""Largest valid ratio: 1 plus a tolerance for rounding."""
 
 
 class Metric(Struct, frozen=True):
-    """A row of the table. `scope` is what the metric describes: engine, model or page. `names` are
-    all its names in vLLM's versions, the newest first."""
+    """A row of the table. `scope` is what the metric describes: an engine, a model or the page.
+
+    `names` are all names that the metric has had in vLLM's versions, newest first.
+    """
 
     name: str
     kind: Kind
@@ -50,10 +52,10 @@ class Metric(Struct, frozen=True):
 
 
 class SampleName(Struct, frozen=True):
-    """The meaning of a name on a page, without the page's prefix.
+    """The metric and part that a sample name stands for, without the page's prefix.
 
-    If a page has a metric twice, the lower `rank` wins: the newest name before former ones, and a
-    counter with _total before one without (Ray exports both).
+    If a page has a metric under two names, the lower `rank` wins. The newest name ranks before
+    older names, and a counter with _total ranks before one without (Ray exports both).
     """
 
     metric: Metric
@@ -123,10 +125,12 @@ def _samples(metric: Metric, name: str, age: int) -> dict[str, SampleName]:
 Labels = tuple[tuple[str, str], ...]
 
 _OF_VLLM_ALONE = ("num_preemptions", "num_preemptions_total", "cache_config_info")
-"""Names that no other engine has. A prefix that is not listed needs one of them: other engines took
-over vLLM's names for load, tokens and latency."""
+"""Metric names that only vLLM has. Other engines copied its names for load, tokens and latency.
+
+A prefix that is not in `PREFIXES` is accepted only with one of these names.
+"""
 _UNOWNED = ("lmcache:", "http_requests", "process_resident_memory_bytes")
-"""Starts of the names that lack vLLM's prefix and whose series do not name their engine."""
+"""Beginnings of metric names without vLLM's prefix. Their series have no label for the engine."""
 _OWN = frozenset({"model_name", "engine", "le"})
 # Labels that distinguish replicas on a page with several, the best first: Ray names its replicas,
 # Kubernetes its pods; a Ray worker or a scrape address is the last resort.
@@ -138,8 +142,10 @@ _LISTED_ENGINE = re.compile(r"\[(\d+)\]")  # some 0.8 servers show the list of e
 
 
 class EngineKey(Struct, frozen=True):
-    """One engine of a page; `replica` is empty unless the page has several of that model and engine
-    number."""
+    """One engine of a page.
+
+    `replica` is empty unless several engines of the page have the same model and engine number.
+    """
 
     model: str
     engine: str
@@ -147,7 +153,8 @@ class EngineKey(Struct, frozen=True):
 
 
 class PageSeries(NamedTuple):
-    """A series of the page that is in the table. A named tuple, because a page has hundreds."""
+    """A series of the page that the table contains. A named tuple, because a page has hundreds of
+    them."""
 
     position: int
     sample: SampleName
@@ -155,7 +162,7 @@ class PageSeries(NamedTuple):
 
 
 class PageNames(Struct, frozen=True):
-    """The series of a page by kind, as positions."""
+    """A page's identified series, with their positions on the page."""
 
     prefix: str
     identified: tuple[PageSeries, ...]
@@ -165,7 +172,7 @@ class PageNames(Struct, frozen=True):
 class Engines(Struct, frozen=True):
     """The engines of a page, and for each identified series the indices of its engines.
 
-    `target_labels` come from the deployment or the scraper, not from vLLM.
+    `target_labels` are labels that the deployment or the scraper added, not vLLM.
     """
 
     keys: tuple[EngineKey, ...]
@@ -188,7 +195,7 @@ def find_prefix(names: Collection[str], table: MetricTable) -> str | None:
 
 
 def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:
-    """The meaning of each series of a page, without repeated ones."""
+    """The prefix of a page and its identified series. Repeated series are left out."""
     samples = {name: _sample(name, prefix, table) for name in {s.name for s in layout.series}}
     identified: list[PageSeries] = []
     starts: list[int] = []
@@ -212,11 +219,11 @@ def _sample(name: str, prefix: str, table: MetricTable) -> SampleName | None:
 
 
 def find_engines(page_series: Sequence[PageSeries]) -> Engines:
-    """The engines that these series belong to.
+    """The engines of a page, found from its identified series.
 
-    A series without a label that others have, such as `admission_rejections` without `engine`,
-    belongs to every engine that it does not contradict. Series of LMCache and of the HTTP server do
-    not name their engine: on a page with several engines they belong to none.
+    A series may lack a label that others have, such as `admission_rejections` without `engine`. It
+    then belongs to every engine that its other labels match. Series of LMCache and of the HTTP
+    server do not name their engine. On a page with several engines they belong to none.
     """
     anchors = _anchors(page_series)
     target = frozenset(label for _, labels in anchors for label, _ in labels) - _OWN
@@ -240,7 +247,7 @@ def find_engines(page_series: Sequence[PageSeries]) -> Engines:
 
 
 class _Partial(NamedTuple):
-    """The parts of an engine's key that a series has."""
+    """The parts of an engine's key that a series' labels give; None where a label is missing."""
 
     model: str | None
     engine: str | None
@@ -255,7 +262,7 @@ class _Partial(NamedTuple):
 
 
 class _KeyReader:
-    """Reads engine keys from labels; the core metrics show which labels the page uses."""
+    """Reads engine keys from labels. The core metrics show which labels the page uses."""
 
     def __init__(self, anchors: Sequence[tuple[Labels, Labels]], replica: Sequence[str]) -> None:
         used = {label for _, labels in anchors for label, _ in labels}
@@ -289,19 +296,19 @@ class _KeyReader:
         )
 
     def key(self, part: _Partial) -> EngineKey:
-        """The key of a series' engine; the V0 engine has no number and gets 0."""
+        """The engine key of a series. The V0 engine has no number and gets 0."""
         return EngineKey(part.model or "", part.engine or "0", part.replica or "")
 
 
 def is_unowned(series: PageSeries) -> bool:
-    """Whether the series has no label for its engine: LMCache's and the HTTP server's have none."""
+    """Whether the series has no label for its engine, as LMCache's and the HTTP server's series."""
     return series.sample.spelling.startswith(_UNOWNED)
 
 
 def _anchors(page_series: Sequence[PageSeries]) -> list[tuple[Labels, Labels]]:
-    """For each series of a core metric: its name with its own labels, and its other labels.
+    """For each series of a core metric: its name and own labels, then its other labels.
 
-    The own labels of core metrics are known, so all other labels come from the target.
+    The own labels of core metrics are in the table, so any other label comes from the target.
     """
     core = [f for f in page_series if f.sample.metric.core and f.sample.part != "created"]
     plain = [f for f in core if f.sample.part != "bucket"]
@@ -347,9 +354,9 @@ def _order(key: EngineKey) -> tuple[str, int, str, str]:
 class HistogramSlots(Struct, frozen=True):
     """The positions of one histogram in `Page.values`.
 
-    `bounds` ascend and end with infinity; `buckets` are the positions of the cumulative counts, one
-    per bound. If the scraper dropped the buckets, the only bound is infinity and its bucket is the
-    count: the mean remains known.
+    `bounds` ascend and end with infinity. `buckets` are the positions of the cumulative counts, one
+    per bound. If the scraper dropped the buckets, the only bound is infinity and its position is
+    that of the histogram's count, so the mean can still be computed.
     """
 
     bounds: tuple[float, ...]
@@ -366,8 +373,10 @@ class _Pieces(Struct):
 
 
 def read_histograms(labelled: Iterable[tuple[PageSeries, Labels]]) -> tuple[HistogramSlots, ...]:
-    """The histograms of one metric and engine: one for each set of labels that are neither the
-    engine's nor `le`. Histograms with damaged bounds are left out."""
+    """The histograms of one metric and engine. Those with damaged bounds are left out.
+
+    There is one histogram per set of labels, apart from the engine's labels and `le`.
+    """
     pieces: dict[Labels, _Pieces] = {}
     for f, own in labelled:
         piece = pieces.setdefault(own, _Pieces())
@@ -387,7 +396,7 @@ def read_histograms(labelled: Iterable[tuple[PageSeries, Labels]]) -> tuple[Hist
 
 
 def _bounds(pieces: _Pieces) -> list[tuple[float, int]]:
-    """The bounds with their positions, ascending; empty where the histogram is damaged."""
+    """The bounds with their positions, ascending; empty if the histogram is damaged."""
     if not pieces.buckets:
         return [] if pieces.count is None else [(math.inf, pieces.count)]
     try:

@@ -27,7 +27,7 @@ from kneewatch.collector.samples import Layout
 
 
 class Slot(Struct, frozen=True):
-    """The position of a value in `Page.values`, and the metric's own labels, such as a reason."""
+    """The position of a value in `Page.values`, and the metric's own labels, such as `reason`."""
 
     position: int
     labels: Labels = ()
@@ -36,9 +36,10 @@ class Slot(Struct, frozen=True):
 class EngineBinding(Struct, frozen=True):
     """The positions of one engine's values, by canonical metric name.
 
-    `infos` are metrics whose labels are the information. `created` are the positions of creation
-    times, which change at a restart. `shared` are metrics that other engines of the page have as
-    well. `zeros` are core counters that the page does not show because they are 0.
+    - `infos`: info metrics, whose labels carry the information.
+    - `created`: the positions of `_created` times, which change at a restart.
+    - `shared`: metrics that other engines of the page have as well.
+    - `zeros`: core counters that are 0 and therefore not on the page.
     """
 
     key: EngineKey
@@ -51,8 +52,10 @@ class EngineBinding(Struct, frozen=True):
     zeros: frozenset[str] = frozenset()
 
     def info(self, name: str, values: Sequence[float]) -> Mapping[str, str]:
-        """The labels of an info metric; of several series, the one with the greatest value, which
-        is the newest."""
+        """The labels of an info metric; empty if the page has none.
+
+        Of several series, the newest is used: the one with the greatest value.
+        """
         slots = [s for s in self.infos.get(name, ()) if not math.isnan(values[s.position])]
         newest = max(slots, key=lambda slot: values[slot.position], default=Slot(-1))
         return dict(newest.labels)
@@ -82,8 +85,10 @@ BLOCKS = "num_gpu_blocks"
 
 
 def own_pools(engines: Sequence[EngineBinding]) -> Iterator[EngineBinding]:
-    """The engines of a page; if the page shows the sum of their KV blocks for each, with their own
-    number."""
+    """The engines of a page, each with its own number of KV blocks.
+
+    On some pages every engine shows the sum of all engines' blocks; the sum is then divided.
+    """
     beside: dict[tuple[str, str], list[EngineBinding]] = {}
     for engine in engines:
         beside.setdefault((engine.key.model, engine.key.replica), []).append(engine)
@@ -111,8 +116,11 @@ def _with_blocks(engine: EngineBinding, blocks: str) -> EngineBinding:
 
 
 def own_blocks(rows: Sequence[Mapping[str, str]]) -> str | None:
-    """The KV blocks of one engine from the cache_config_info rows of all engines of a page: the
-    mean if the rows show their sum, None if the rows are each engine's own."""
+    """The KV blocks of one engine, from the cache_config_info rows of all engines of a page.
+
+    If every row shows the sum of all engines, the result is the mean. None if each row already
+    shows its own engine's number.
+    """
     shown = {row.get(BLOCKS, "") for row in rows}
     if len(rows) < 2 or len(shown) > 1:
         return None
@@ -147,11 +155,10 @@ _bindings: WeakKeyDictionary[Layout, Binding] = WeakKeyDictionary()
 
 
 def resolve(layout: Layout) -> Binding:
-    """The positions of the values of vLLM's metrics on pages of this layout; the same object for
-    the same layout.
+    """Positions of the values of vLLM's metrics on pages of this layout; cached per layout.
 
     Raises:
-        CollectError: of kind no_vllm, where the page has none of vLLM's core metrics.
+        CollectError: of kind `no_vllm`, if the page has none of vLLM's core metrics.
     """
     binding = _bindings.get(layout)
     if binding is None:
@@ -178,7 +185,8 @@ def _resolved(layout: Layout) -> Binding:
 def _by_engine(
     page_series: Sequence[PageSeries], engines: Engines
 ) -> Iterator[tuple[EngineKey, Mapping[str, list[PageSeries]], frozenset[str]]]:
-    """Each engine with its series by metric, and its metrics that other engines share."""
+    """Yields each engine with its series by metric, and those of its metrics that other engines
+    share."""
     series: list[dict[str, list[PageSeries]]] = [{} for _ in engines.keys]
     shared: list[set[str]] = [set() for _ in engines.keys]
     for f, owners in zip(page_series, engines.owners, strict=True):
@@ -226,7 +234,10 @@ def _bind(
 
 
 def _with_zeros(engine: EngineBinding) -> EngineBinding:
-    """An engine whose page does not show counters at 0: its core counters that are absent are 0."""
+    """The engine with `zeros` set, for a page that leaves out counters that are 0.
+
+    Every core counter that the page lacks then counts as 0.
+    """
     core = {
         metric.name
         for metric in metric_table().metrics.values()
@@ -236,7 +247,7 @@ def _with_zeros(engine: EngineBinding) -> EngineBinding:
 
 
 def _newest(metric_series: Sequence[PageSeries]) -> tuple[list[PageSeries], list[int]]:
-    """The series of one metric under its best name on the page, and the positions of creation
+    """The series of one metric under its best-ranked name, and the positions of its `_created`
     times."""
     values = [f for f in metric_series if f.sample.part != "created"]
     best = min((f.sample.rank for f in values), default=0)
@@ -252,8 +263,10 @@ BEHIND_ROUTER = "give the addresses of the vLLM servers behind it"
 
 
 class OtherProgram(Struct, frozen=True):
-    """A program whose page may be given by mistake, and what to give instead. `names` are the
-    prefixes of its metrics."""
+    """A program whose page users give by mistake, with a hint at the address to give instead.
+
+    `names` are the prefixes of its metrics.
+    """
 
     title: str
     names: tuple[str, ...]
@@ -290,13 +303,17 @@ OTHER_PROGRAMS = (
         "give it as the GPU source of a vLLM server (--gpu-metrics)",
     ),
 )
-"""In the order of the check; the first program whose names are on a page is taken. Engines come
-before the routers in front of them."""
+"""Programs in the order of the check: the first whose metric names are on the page is reported.
+
+Engines come before the routers in front of them.
+"""
 
 
 def _not_vllm(layout: Layout) -> CollectError:
-    """The error for a page without vLLM's core metrics. It names the program whose page it is, and
-    what to try."""
+    """The error for a page without vLLM's core metrics.
+
+    It names the program that serves the page, if known, and what to try.
+    """
     names = sorted({*(series.name for series in layout.series), *layout.types})
     for program in OTHER_PROGRAMS:
         if any(name.startswith(program.names) for name in names):

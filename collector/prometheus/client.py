@@ -68,10 +68,7 @@ class Answered(requests.Response):
 
 
 class TimedSession(requests.Session):
-    """Sends queries as forms, follows no redirects and ignores environment variables.
-
-    `warnings` are those of this thread's newest response.
-    """
+    """Sends queries as forms; follows no redirects and ignores environment variables."""
 
     def __init__(self, address: Address, settings: FetchSettings, *, timeout_s: float) -> None:
         super().__init__()
@@ -89,7 +86,7 @@ class TimedSession(requests.Session):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The warnings of this thread's newest response."""
+        """The warnings of the newest response that this thread received."""
         return cast("tuple[str, ...]", getattr(self._told, "warnings", ()))
 
     def request(
@@ -99,11 +96,11 @@ class TimedSession(requests.Session):
         *_args: Any,  # noqa: ANN401 - requests' own signature
         **kwargs: Any,  # noqa: ANN401
     ) -> requests.Response:
-        """The whole, parsed response.
+        """The parsed response, read to its end.
 
         Raises:
-            BusyError: a repeated query may succeed.
-            CollectError: it failed.
+            BusyError: the server is busy; a repeated query may succeed.
+            CollectError: the query failed.
         """
         shown, form = str(url), dict(kwargs.pop("params", None) or {})
         query = str(form.get("query", ""))
@@ -183,7 +180,8 @@ def _retry_after_s(response: requests.Response) -> float:
 
 
 def _inner_words(exc: BaseException) -> str:
-    """The innermost reason: requests and urllib3 wrap it in exceptions of their own."""
+    """The message of the innermost exception: requests and urllib3 wrap it in their own
+    exceptions."""
     inner: BaseException = exc
     for _ in range(8):
         reason = getattr(inner, "reason", None)
@@ -198,7 +196,8 @@ def _inner_words(exc: BaseException) -> str:
 
 
 class Pace:
-    """A rate limiter: up to one second's worth of queries may start at once. Counts all queries."""
+    """A rate limiter that also counts all queries. After a pause, one second's worth of queries may
+    start at once."""
 
     def __init__(
         self,
@@ -225,7 +224,7 @@ class Pace:
             yield
 
     def _reserve(self) -> float:
-        """Reserve the next query's start. Returns the seconds until then."""
+        """Reserve a start time for the next query. Returns the seconds until then."""
         with self._lock:
             now_s = self._clock()
             self.asked += 1
@@ -242,7 +241,7 @@ class Pace:
 
 
 SPLIT_ON = frozenset({"query", "too_large", "timeout"})
-"""Kinds of errors after which a smaller piece of a range is tried."""
+"""Kinds of errors after which a range is queried again in smaller pieces."""
 
 API_ENDINGS = ("/api/v1/query_range", "/api/v1/query", "/api/v1", "/graph", "/query")
 
@@ -250,10 +249,11 @@ Got = TypeVar("Got")
 
 
 class SourceSettings(Struct, frozen=True):
-    """How to query. `at_once` and `per_s` limit the load on the server.
+    """How to query a metrics system.
 
-    `tries` counts all attempts of one query; `pause_s` is the wait before the second and doubles
-    each time.
+    `at_once` and `per_s` limit the load on the server. `tries` is the number of attempts per query,
+    including the first. `pause_s` is the wait before the second attempt; it doubles with each
+    further attempt.
     """
 
     fetch: FetchSettings = field(default_factory=FetchSettings)
@@ -265,8 +265,10 @@ class SourceSettings(Struct, frozen=True):
 
 
 class Clock(Struct, frozen=True):
-    """The server's clock compared with ours: `skew_s` is how far it is ahead, with an error of at
-    most `within_s`."""
+    """The server's clock compared with the local clock.
+
+    `skew_s`: seconds that the server's clock is ahead. `within_s`: the largest error of `skew_s`.
+    """
 
     server_s: float
     skew_s: float
@@ -285,7 +287,7 @@ class PrometheusSource:
         sleep: Callable[[float], None] = time.sleep,
         pace: Pace | None = None,
     ) -> None:
-        """Sends no query. Sources with the same `pace` share its limits.
+        """Sources that are given the same `pace` share its limits. Sends no query.
 
         Raises:
             CollectError: `url` is not a valid URL.
@@ -320,10 +322,10 @@ class PrometheusSource:
         self.close()
 
     def instant(self, query: str, at_s: float | None = None) -> Answer:
-        """The samples of a query at a time; None is the server's now.
+        """The samples of a query at a time; None means the server's current time.
 
         Raises:
-            CollectError: there is no answer.
+            CollectError: the query failed.
         """
         params = {} if at_s is None else {"time": f"{at_s:.3f}"}
         result, warnings = self._asked(lambda: self._client.custom_query(query, params=params))
@@ -332,7 +334,7 @@ class PrometheusSource:
     def instants(
         self, queries: Mapping[str, str], at_s: float | None = None
     ) -> dict[str, Answer | CollectError]:
-        """The answer to each query, by key; a failed query has its error instead."""
+        """The answer to each query, by key; for a failed query, its error."""
 
         def answer(query: str) -> Answer | CollectError:
             try:
@@ -346,33 +348,33 @@ class PrometheusSource:
     def range(
         self, query: str, *, from_s: float, to_s: float, step_s: float, series: int = 1
     ) -> Iterator[Piece]:
-        """Yields a range query's answer in pieces, oldest first; `series` is the expected number of
-        series.
+        """Yields a range query's answer in pieces, oldest first.
 
-        A piece that the server cannot answer is halved until it can.
+        `series` is the expected number of series. A piece that the server cannot answer is split in
+        half, repeatedly if needed.
 
         Raises:
-            CollectError: there is no answer.
+            CollectError: the query failed.
         """
         parts = pieces(from_s=from_s, to_s=to_s, step_s=step_s, steps=steps_a_piece(series))
         for first_s, last_s in parts:
             yield from self._piece(query, first_s, last_s, step_s)
 
     def samples(self, selector: str, at_s: float) -> Piece:
-        """All raw samples in the range of a range selector (`up[5m]`) at a time.
+        """The raw samples of a range selector such as `up[5m]`, evaluated at a time.
 
         Raises:
-            CollectError: there is no answer.
+            CollectError: the query failed.
         """
         params = {"time": f"{at_s:.3f}"}
         result, warnings = self._asked(lambda: self._client.custom_query(selector, params=params))
         return Piece(at_s, at_s, self._read(tracks_of, result), warnings)
 
     def clock(self) -> Clock:
-        """The server's clock compared with ours, measured by a query.
+        """The server's clock compared with the local clock, measured with a query.
 
         Raises:
-            CollectError: there is no answer.
+            CollectError: the query failed.
         """
         self.instant("vector(1)")  # connecting would count as skew
         before_s = self._wall()
@@ -407,7 +409,7 @@ class PrometheusSource:
         return Piece(from_s, to_s, self._read(tracks_of, result), warnings)
 
     def _asked(self, ask: Callable[[], object]) -> tuple[object, tuple[str, ...]]:
-        """The result and warnings of a query; repeats it while the server is busy."""
+        """The result and warnings of a query; sends the query again while the server is busy."""
         pause_s = self._settings.pause_s
         for left in reversed(range(self._settings.tries)):
             with self._counting:
@@ -434,7 +436,7 @@ class PrometheusSource:
 
 
 def _base(address: Address) -> str:
-    """The URL that precedes the query API's paths, without credentials."""
+    """The part of the URL before the query API's paths, without credentials."""
     path = address.path.partition("?")[0].rstrip("/")
     for ending in (METRICS_PATH, *API_ENDINGS):
         path = path.removesuffix(ending)

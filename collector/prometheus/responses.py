@@ -11,7 +11,7 @@ from msgspec import Struct
 from kneewatch.collector.errors import CollectError
 
 POINTS_MOST = 11_000
-"""Prometheus refuses more points per series than this (web/api/v1)."""
+"""Prometheus refuses to return more points per series than this (web/api/v1)."""
 
 SAMPLES_MOST = 2_000_000
 """Most samples in one piece: about 60 MB of JSON."""
@@ -30,14 +30,14 @@ def steps_a_piece(series: int) -> int:
 def pieces(
     *, from_s: float, to_s: float, step_s: float, steps: int
 ) -> Iterator[tuple[float, float]]:
-    """Start and end of each piece: every step of the range is in exactly one."""
+    """Yields start and end of each piece. Every step of the range is in exactly one piece."""
     for first in range(0, steps_of(from_s=from_s, to_s=to_s, step_s=step_s), steps):
         last = min(first + steps, steps_of(from_s=from_s, to_s=to_s, step_s=step_s)) - 1
         yield from_s + first * step_s, from_s + last * step_s
 
 
 def halves(from_s: float, to_s: float, step_s: float) -> list[tuple[float, float]]:
-    """The two halves of a piece; empty for a single step."""
+    """The two halves of a piece; empty for a piece of one step, which cannot be split."""
     steps = steps_of(from_s=from_s, to_s=to_s, step_s=step_s)
     if steps < 2:
         return []
@@ -55,11 +55,11 @@ Document = Mapping[str, Json]
 
 
 REASONS = ("error", "message", "Message", "error_description", "detail", "title")
-"""Keys in which servers and gateways put the reason of an error, the best first."""
+"""Keys in which servers and gateways put the reason of an error; the most informative first."""
 
 
 def message_of(document: Document) -> str:
-    """The reason of an error in the server's own words; empty without one."""
+    """The reason that the server gives for an error; empty if it gives none."""
     for key in REASONS:
         reason = document.get(key)
         if isinstance(reason, Mapping):  # Google's and Azure's: {"error": {"message": ...}}
@@ -84,7 +84,7 @@ class Track(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """An instant query's samples. `warnings` are the server's: some samples may be missing."""
+    """An instant query's samples. `warnings` come from the server: some samples may be missing."""
 
     samples: Sequence[Sample]
     warnings: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ def samples_of(result: Json) -> list[Sample]:
     """The samples of a vector result.
 
     Raises:
-        ValueError: it is another type of result.
+        ValueError: the result is of another type.
     """
     try:
         return [Sample(row["metric"], float(row["value"][1])) for row in _rows(result)]
@@ -115,7 +115,7 @@ def tracks_of(result: Json) -> list[Track]:
     """The series of a matrix result.
 
     Raises:
-        ValueError: it is another type of result.
+        ValueError: the result is of another type.
     """
     try:
         return [
@@ -127,7 +127,7 @@ def tracks_of(result: Json) -> list[Track]:
 
 
 def warnings_of(document: Document) -> tuple[str, ...]:
-    """The warnings of a response: a shard that is down, a store that did not answer."""
+    """The warnings of a response, for example that a shard is down or a store did not respond."""
     answered: Json = document.get("warnings")
     warnings = [str(warning) for warning in _rows(answered or [])]
     if document.get("isPartial") is True:  # VictoriaMetrics's form of a warning
@@ -145,7 +145,7 @@ QUERY_SHOWN = 120
 MESSAGE_SHOWN = 300
 UNPARSABLE, FORBIDDEN, UNPROCESSABLE = 400, 403, 422
 BUSY = frozenset({429, 502, 503, 504})
-"""Statuses after which a query is repeated."""
+"""HTTP statuses after which the query is sent again."""
 
 NOT_ITS_JSON = "the answer is JSON, but not Prometheus's"
 API_HINT = (
@@ -168,11 +168,14 @@ SLOW_HINT = "select fewer series with --selector, or raise --fleet-query-timeout
 TLS_HINT = "set --ca-file to the CA that signed it; --client-cert and --client-key identify you"
 LATER_HINT = "try again later: the server is starting, overloaded or limits its clients"
 CUT_HINT = "check whether the server restarted, or a proxy in between cuts answers"
-"""What to try, each completes "try: "."""
+"""Hints like this one complete the sentence "try: "."""
 
 
 class BusyError(CollectError):
-    """The server may answer a repeated query; `after_s` is its Retry-After, 0 without one."""
+    """The server is busy; a repeated query may succeed.
+
+    `after_s` is the response's Retry-After in seconds; 0 if the response has none.
+    """
 
     def __init__(self, message: str, *, kind: str, hint: str, after_s: float = 0.0) -> None:
         super().__init__(message, kind=kind, hint=hint)
@@ -186,18 +189,21 @@ def shortened(query: str) -> str:
 
 
 def refused_error(url: str, problem: str) -> BusyError:
-    """The error when there is no connection, or it ended before an answer."""
+    """The error when the connection failed, or ended before a response."""
     hint = "check host and port, and that Prometheus runs there"
     return BusyError(f"{url}: {problem}", kind="refused", hint=hint)
 
 
 def incomplete_error(url: str, problem: str) -> BusyError:
-    """The error when an answer is cut short or is not JSON."""
+    """The error when a response is cut short or is not JSON."""
     return BusyError(f"{url}: the answer is damaged: {problem}", kind="truncated", hint=CUT_HINT)
 
 
 def slow_error(url: str, timeout_s: float, query: str) -> CollectError:
-    """The error when no whole answer came in time. Not repeated: that would double the load."""
+    """The error when no whole response came in time.
+
+    Such queries are not repeated: that would double the load.
+    """
     problem = f"no whole answer within {timeout_s:g} s to {shortened(query)}"
     return CollectError(f"{url}: {problem}", kind="timeout", hint=SLOW_HINT)
 
@@ -208,7 +214,7 @@ def tls_error(url: str, problem: str) -> CollectError:
 
 
 def too_large_error(url: str, limit_bytes: int, query: str) -> CollectError:
-    """The error when an answer exceeds the limits."""
+    """The error when a response exceeds the limits."""
     problem = f"the answer to {shortened(query)} is larger than {limit_bytes} bytes"
     return CollectError(f"{url}: {problem}", kind="too_large", hint=NARROW_HINT)
 
@@ -221,7 +227,7 @@ def not_prometheus_error(url: str, problem: str) -> CollectError:
 def bad_status_error(
     url: str, *, status: int, message: str, query: str, after_s: float = 0.0
 ) -> CollectError:
-    """The error for an error response. `message` is the server's own message."""
+    """The error for an error status. `message` is the server's own message."""
     reason = " ".join(message.split())[:MESSAGE_SHOWN] or "no reason given"
     words = f"{url}: {status}: {reason}"
     if status in (UNPARSABLE, UNPROCESSABLE):

@@ -1,9 +1,10 @@
 """Signal expressions, evaluated on a window or compiled to PromQL with the same meaning. Pure.
 
-An expression is bound to columns once per page layout, for all targets with this layout, and
+An expression is bound to columns once per page layout, for all targets with that layout. It is then
 evaluated once per scrape.
-Its value is a float, or None if the window has no answer: no series, fewer than two scrapes, no
-observation, a division by zero. In PromQL that is an empty result.
+
+Its value is a float; None if the window has no series, fewer than two scrapes or no observation, or
+if the expression divides by zero. PromQL returns an empty result in these cases.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kneewatch.collector.scrape_history import Columns, Where
 from kneewatch.collector.window import Window
 
 Has = Callable[[str], bool]
-"""Whether a metric, by canonical name, is available."""
+"""Whether a metric is available, by canonical name."""
 
 Value = Callable[[Window], float | None]
 """The value at a window's end, or None."""
@@ -29,21 +30,24 @@ NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 """A metric name as PromQL writes it before the braces."""
 
 ENGINE_LABELS = ("model_name", "engine")
-"""Labels that a series lacks if it is common to all engines of a page."""
+"""A series without these labels belongs to all engines of its page."""
 
 
 EXPORTED_BY_ROUTERS = frozenset({"num_requests_running", "num_requests_waiting"})
 ENGINES_OWN = 'model_name!=""'
-"""vLLM's production-stack router exports these metrics of each server that it knows, with a label
-`server` and without the model: they are no engines."""
+"""A matcher that leaves out the series of vLLM's production-stack router.
+
+The router exports these metrics for each server behind it, with a label `server` and no model.
+"""
 
 
 class Dialect(Struct, frozen=True):
     """How a metrics system names series and labels.
 
-    `names` maps canonical metric names to those on the pages (default: `vllm:` and the name); `by`
-    are the labels that distinguish engines; `selector` restricts all series; `range_s` is the
-    window.
+    - `names`: metric names on the pages, by canonical name; the default is `vllm:` and the name.
+    - `by`: the labels that distinguish engines.
+    - `selector`: label matchers added to every series.
+    - `range_s`: the window in seconds.
     """
 
     range_s: float
@@ -60,8 +64,10 @@ class Dialect(Struct, frozen=True):
         return self.labelled(metric, matchers, suffix)
 
     def labelled(self, metric: str, matchers: Sequence[str], suffix: str = "") -> str:
-        """A metric with label matchers, as PromQL writes it; with `label="value"` alone, a series
-        of a promtool test."""
+        """A metric with label matchers, as PromQL writes it.
+
+        With only `label="value"` pairs it is also the notation for a series in promtool tests.
+        """
         name = self.names.get(metric, self.prefix + metric) + suffix
         if not NAME.fullmatch(name):  # PromQL takes a name with a dot as a matcher only
             matchers, name = [f'__name__="{name}"', *matchers], ""
@@ -82,16 +88,18 @@ class Expr(Protocol):
     """The interface of all expressions."""
 
     def bind(self, page_columns: Columns) -> Value:
-        """A function that evaluates this expression on windows of any history with these
+        """A function that evaluates this expression on a window of any history with these
         columns."""
         ...
 
     def promql(self, dialect: Dialect) -> str | None:
-        """The expression in PromQL; None if PromQL cannot express it (a number inside a label)."""
+        """The expression in PromQL; None if PromQL cannot express it, such as a number inside a
+        label."""
         ...
 
     def lacking(self, has: Has) -> tuple[str, ...]:
-        """Canonical names of the metrics that it needs and that `has` lacks."""
+        """Canonical names of the metrics that the expression needs and `has` reports as not
+        available."""
         ...
 
 
@@ -110,12 +118,12 @@ FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 class OfMetric(Struct, frozen=True):
-    """An expression over one metric, without which it has no value."""
+    """An expression over one metric; unknown if the metric is not available."""
 
     metric: str
 
     def lacking(self, has: Has) -> tuple[str, ...]:
-        """The metric, if `has` lacks it."""
+        """The metric, if `has` reports it as not available."""
         return () if has(self.metric) else (self.metric,)
 
 
@@ -201,9 +209,9 @@ class OverTime(OfMetric, frozen=True):
 
 
 class BitShare(OfMetric, frozen=True):
-    """Share of the window's scrapes in which a bit-mask gauge has a bit of `mask`.
+    """Share of the window's scrapes in which a bit-mask gauge has any bit of `mask` set.
 
-    Of several series, the greatest share.
+    If several series match, the greatest share is used.
     """
 
     mask: int
@@ -244,13 +252,13 @@ class Slope(OfMetric, frozen=True):
 
 
 def no_value(window: Window) -> float | None:
-    """None, for an expression that no series can give a value."""
+    """Returns None: the value of an expression whose series do not exist."""
     del window
     return None
 
 
 def rate_of(columns: tuple[int, ...]) -> Value:
-    """The summed rate of counter columns, from the window's precomputed rates where possible."""
+    """The summed rate of counter columns; uses the window's precomputed rates where possible."""
     if not columns:
         return no_value
     if len(columns) == 1:
@@ -305,7 +313,7 @@ class PartRate(OfMetric, frozen=True):
 
 
 class Ratio(Struct, frozen=True):
-    """One expression over another, times `scale`; no value where the denominator is not
+    """One expression divided by another, times `scale`; unknown if the denominator is not
     positive."""
 
     over: Expr
@@ -413,8 +421,11 @@ class FirstOf(Struct, frozen=True):
 
 
 class HereOnly(Struct, frozen=True):
-    """Metrics without an engine label: they belong to the only engine of a page, and to none of
-    several. PromQL cannot tell whose they are."""
+    """An expression over metrics without an engine label.
+
+    If the page has one engine, the metrics belong to that engine. If it has several, they belong to
+    none. PromQL cannot express this.
+    """
 
     of: Expr
 
@@ -430,8 +441,11 @@ class HereOnly(Struct, frozen=True):
 
 
 class Beside(Struct, frozen=True):
-    """An expression, combined with one over metrics without an engine label (see `HereOnly`): the
-    `fold` of both, or the one that has a value. PromQL has only the first."""
+    """An expression combined with one over metrics without an engine label (see `HereOnly`).
+
+    The value is the `fold` of both, or of the only one that has a value. PromQL gets only the
+    first.
+    """
 
     of: Expr
     here: Expr
@@ -505,8 +519,10 @@ class ShareAtMost(OfMetric, frozen=True):
 def number_of_current(
     page_columns: Columns, metric: str, read: Callable[[Mapping[str, str]], float | None]
 ) -> Value:
-    """The number that `read` extracts from the labels of an info metric's current series: the
-    series with the greatest value."""
+    """A number that `read` extracts from the labels of an info metric's current series.
+
+    The current series is the one with the greatest value.
+    """
     columns = page_columns.gauge_columns(metric)
     rows = page_columns.gauges.by_metric.get(metric, ())
     numbers = {at: read(dict(column.labels)) for column, at in rows}
@@ -560,7 +576,7 @@ class InfoNames(OfMetric, frozen=True):
 
 
 class InfoChanges(OfMetric, frozen=True):
-    """Changes per second of an info metric whose value is the time it was last set."""
+    """Changes per second of an info metric. The metric's value is the time when it was last set."""
 
     def bind(self, page_columns: Columns) -> Value:
         columns = page_columns.gauge_columns(self.metric)
@@ -629,7 +645,7 @@ class Sum(Struct, frozen=True):
 
 
 class SumOfKnown(Struct, frozen=True):
-    """The sum of those expressions that have a value; unknown if none has."""
+    """The sum of the expressions that have a value; unknown if none of them has."""
 
     parts: tuple[Expr, ...]
 
@@ -646,7 +662,7 @@ class SumOfKnown(Struct, frozen=True):
         return value
 
     def promql(self, dialect: Dialect) -> str | None:
-        """None: only the sidecar leaves out parts without a value."""
+        """None: PromQL cannot leave out parts without a value."""
         del dialect
         return None
 
@@ -679,8 +695,8 @@ class Difference(Struct, frozen=True):
 
 
 class Positive(Struct, frozen=True):
-    """An expression if it is above zero, else unknown: zero means that the server does not measure
-    it."""
+    """An expression's value if above zero, else unknown: zero means that the server does not
+    measure."""
 
     of: Expr
 
@@ -702,10 +718,10 @@ class Positive(Struct, frozen=True):
 
 
 class SlowTimeShare(OfMetric, frozen=True):
-    """A lower bound on the share of a histogram's total time in observations above the first edge.
+    """Lower bound on the share of a histogram's total time in observations above the first edge.
 
-    Each observation between two edges counts with the lower edge. `edges` must be bucket bounds,
-    ascending; an edge that the histogram lacks adds nothing.
+    Each observation between two edges is counted as long as the lower edge. `edges` must be bucket
+    bounds, ascending; edges that the histogram lacks add nothing.
     """
 
     edges: tuple[float, ...]
@@ -771,7 +787,7 @@ class AboveRate(OfMetric, frozen=True):
 
 
 def bound_matcher(bound: float) -> str:
-    """A label matcher for one bucket; client libraries write its bound as 1 or as 1.0."""
+    """A label matcher for one bucket: client libraries write its bound as 1 or as 1.0."""
     return any_of("le", (f"{bound:g}", repr(float(bound))))
 
 

@@ -33,12 +33,12 @@ def _rates(*fields: str) -> Expr:
 
 
 def _default(key: str, expr: Expr, text: str, *, needs: str = "") -> Signal:
-    """A signal of fields in dcgm-exporter's default list."""
+    """A signal of fields that are in dcgm-exporter's default list."""
     return Signal(key, expr, text, CSV, needs)
 
 
 def _recommended(key: str, expr: Expr, text: str) -> Signal:
-    """A signal of fields that `kneewatch export dcgm` adds to the list."""
+    """A signal of fields that `kneewatch export dcgm` adds to dcgm-exporter's default list."""
     return Signal(key, expr, text, "dcgm-exporter, recommended fields", RECOMMENDED, optional=True)
 
 

@@ -16,10 +16,11 @@ LOGGERS = "vllm/v1/metrics/loggers.py (0.32)"
 
 
 class Signal(Struct, frozen=True):
-    """A named quantity; its key ends with the unit (none for plain counts).
+    """A named quantity. Its key ends with the unit; plain counts have none.
 
-    `needs` says what makes an absent metric appear, for the "unknown" list. `optional` signals
-    belong to features that a server need not use (speculation, LoRA): their absence is no gap.
+    `needs` says what makes an absent metric appear; it is shown with unknown signals. `optional`
+    signals belong to features that a server need not use, such as speculation or LoRA. If they are
+    absent, nothing is reported as missing.
     """
 
     key: str
@@ -29,11 +30,12 @@ class Signal(Struct, frozen=True):
     needs: str = ""
     optional: bool = False
     core: bool = False
-    """Without its core signals no verdict about an engine can be trusted."""
+    """Without this signal, no verdict about an engine can be trusted."""
 
 
 def of_feature(needs: str, *signals: Signal, source: str = "") -> tuple[Signal, ...]:
-    """Signals of a feature that a server need not use, with what makes their metrics appear."""
+    """Marks signals as belonging to an optional feature; `needs` says what makes their metrics
+    appear."""
     return tuple(
         replace(s, needs=s.needs or needs, source=source or s.source, optional=True)
         for s in signals
@@ -41,7 +43,7 @@ def of_feature(needs: str, *signals: Signal, source: str = "") -> tuple[Signal, 
 
 
 def metrics_of(signals: Iterable[Signal]) -> frozenset[str]:
-    """Every metric that the signals can use, by canonical name."""
+    """Canonical names of all metrics that the signals can use."""
     metrics: set[str] = set()
 
     def note(metric: str) -> bool:
@@ -54,11 +56,11 @@ def metrics_of(signals: Iterable[Signal]) -> frozenset[str]:
 
 
 class Reading(Struct, frozen=True):
-    """All signals of one engine at one moment; None for a signal that has metrics but no value.
+    """All signals of one engine at one moment; None for a signal whose metrics give no value.
 
-    `missing` maps each unknown signal to its metrics without a value on the newest page. A signal
-    whose metric has just vanished keeps a value while the window holds enough of it. `impossible`
-    maps a metric to the value on the newest page that it cannot have.
+    `missing` maps each unknown signal to those of its metrics that have no value on the newest
+    page. A signal whose metric has just vanished keeps a value while the window still has enough
+    samples. `impossible` maps a metric to an invalid value that the newest page has for it.
     """
 
     values: Mapping[str, float | None]
@@ -67,8 +69,12 @@ class Reading(Struct, frozen=True):
 
 
 class BoundSignals(Struct, frozen=True, eq=False, weakref=True):
-    """Signals bound to columns: those that have a value, those whose metrics no page had, and what
-    each lacks on the newest page."""
+    """Signals bound to columns.
+
+    - `valued`: signals that can have a value, with the function that evaluates them.
+    - `absent`: signals whose metrics no page had.
+    - `missing`: the metrics that each signal lacks on the newest page.
+    """
 
     signals: tuple[Signal, ...]
     valued: tuple[tuple[str, Value], ...]

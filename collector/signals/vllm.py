@@ -45,7 +45,7 @@ OUTPUT_LENGTH = "request_generation_tokens"
 XFER = "nixl_xfer_time_seconds"
 MOONCAKE_XFER = "mooncake_xfer_time_seconds"
 OFFLOAD_LOAD = "kv_offload_load"
-"""The start of the names about loading offloaded KV blocks: seconds, bytes, sizes."""
+"""Beginning of the metric names for loading offloaded KV blocks: seconds, bytes and sizes."""
 
 LMCACHE_RETRIEVE = "lmcache_time_to_retrieve"
 
@@ -53,7 +53,7 @@ CONNECTOR = "a KV connector"
 LMCACHE = "LMCache (single-engine endpoints only)"
 
 STALL_EDGES_S = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-"""ITL's bucket bounds from half a second up: readers of a stream see such a pause as a stall."""
+"""The bucket bounds of ITL from 0.5 s up. Users see a pause of 0.5 s in a stream as a stall."""
 
 TTFT_BOUNDS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
@@ -62,7 +62,10 @@ TTFT_BOUNDS_S = (
 ITL_BOUNDS_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, *STALL_EDGES_S,
 )  # fmt: skip
-"""TTFT's bucket bounds: a target between two of them is judged at the lower one."""
+"""The bucket bounds of ITL and, above, of TTFT, in seconds.
+
+A target between two bounds is judged at the lower bound.
+"""
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 SPEC_POSITIONS = range(8)
@@ -83,8 +86,11 @@ QUEUED_MEAN: Expr = FirstOf(
 FIRST_TOKENS: Expr = PartRate(TTFT, "count")
 ARRIVALS: Expr = FirstOf((FIRST_TOKENS, COMPLETED))
 MOVING: Expr = FirstOf((Sum((COMPLETED, Difference(FIRST_TOKENS, COMPLETED))), ARRIVALS))
-"""The larger rate of first tokens and finished requests. In a steady state they are equal; in a
-burst of long answers, or where clients hang up, few requests finish and the queue still moves."""
+"""The larger rate of first tokens and finished requests.
+
+In a steady state both are equal. In a burst of long answers, or when clients disconnect, few
+requests finish although the queue still moves.
+"""
 EXPECTED_WAIT: Expr = Ratio(QUEUED_MEAN, MOVING)
 HTTP = "http_requests"
 GENERATION_HANDLERS = (
@@ -96,15 +102,18 @@ GENERATION_HANDLERS = (
     "/inference/v1/generate",
     "/invocations",
 )
-"""Handlers of calls that generate text. vLLM counts no finished request for others, such as
-tokenize and embeddings."""
+"""Endpoints that generate text.
+
+vLLM's counter of finished requests leaves out calls to other endpoints, such as tokenize and
+embeddings.
+"""
 
 HTTP_SOURCE = "prometheus_fastapi_instrumentator; vllm/entrypoints (0.32)"
 ONE_ENGINE = "an endpoint with one engine: http_requests_total has no engine label"
 
 
 def http_calls(status: str) -> Expr:
-    """Calls/s to generate text that ended with a status of this class, such as 2xx."""
+    """Text generation calls/s that ended with a status of this class, such as 2xx."""
     return SumOfKnown(
         tuple(
             Rate(HTTP, (("handler", handler), ("method", "POST"), ("status", status)))
@@ -136,7 +145,7 @@ def _over_window(
     unit: str = "",
     source: str = LOGGERS,
 ) -> tuple[Signal, ...]:
-    """A gauge's values over the window, aggregated by each of `folds`."""
+    """A gauge over the window, aggregated in each of the ways `folds`."""
     return tuple(
         Signal(
             f"{name}_{fold}{unit}",
@@ -419,7 +428,7 @@ def _family(name: str, metric: str, help_text: str, *, core: bool = False) -> tu
 
 
 def _share(name: str, metric: str, where: str) -> Signal:
-    """The share of requests' time that a histogram measures."""
+    """Share of requests' time that is spent in the phase that a histogram measures."""
     ratio = Ratio(PartRate(metric, "sum"), PartRate(E2E, "sum"))
     return Signal(f"{name}_share_ratio", ratio, f"Share of request time spent {where}.", LOGGERS)
 
@@ -608,7 +617,7 @@ LORA = of_feature(
 
 
 def _of_connector(counted: str) -> Expr:
-    """The rate of a KV connector's counter, under either connector's name."""
+    """The rate of NIXL's counter; of Mooncake's if the page has none of NIXL."""
     return FirstOf((Rate(f"nixl_{counted}"), Rate(f"mooncake_{counted}")))
 
 
@@ -790,25 +799,31 @@ VLLM_SIGNALS = (
 
 
 def _within(metric: str, bounds_s: Sequence[float], target_s: float) -> ShareAtMost | None:
-    """The share of a histogram's observations up to its greatest bucket bound within the target;
-    None if the target is below every bound."""
+    """Share of a histogram's observations within the target, rounded down to a bucket bound.
+
+    None if the target is below every bound.
+    """
     kept_s = [bound_s for bound_s in bounds_s if bound_s <= target_s]
     return ShareAtMost(metric, kept_s[-1]) if kept_s else None
 
 
 def within_ttft(target_s: float | None) -> ShareAtMost | None:
-    """The share of requests whose first token came within the target, rounded down to a bucket
-    bound; None without a target or if it is below every bound."""
+    """Share of requests whose first token arrives within the target.
+
+    The target is rounded down to a bucket bound. None without a target, or if the target is below
+    every bound.
+    """
     return _within(TTFT, TTFT_BOUNDS_S, target_s or 0.0)
 
 
 def _goodput(ttft_target_s: float, itl_target_s: float | None) -> Expr | None:
-    """Requests/s within the targets; None if a target is below every bucket bound. Computed as the
-    request rate times (share of requests with the first token in time, minus the share of token
-    gaps above the ITL target if that is set).
+    """Requests/s within the targets; None if a target is below every bucket bound.
 
-    vLLM counts gaps, not requests with a slow one: late gaps are taken to be spread over requests
-    that were in time, as in the report.
+    Computed as the request rate times (the share of requests whose first token is in time, minus
+    the share of token gaps above the ITL target if one is set).
+
+    vLLM counts slow gaps, not requests with a slow gap. As in the report, slow gaps are assumed to
+    be spread evenly over the requests that are in time.
     """
     first = within_ttft(ttft_target_s)
     if first is None or itl_target_s is None:
@@ -825,9 +840,9 @@ def configured(
     peak_flop_per_s: float | None = None,
     peak_bytes_per_s: float | None = None,
 ) -> tuple[Signal, ...]:
-    """The signals that depend on settings: SLO, number of GPUs, one GPU's peaks.
+    """The signals that depend on settings: SLO, number of GPUs and the peaks of one GPU.
 
-    Signals whose setting is missing are left out; `unconfigured` names them.
+    Signals whose setting is missing are left out; `unconfigured` lists them.
     """
     signals: list[Signal] = []
     goodput = None if ttft_slo_s is None else _goodput(ttft_slo_s, itl_slo_s)
