@@ -1,1 +1,1 @@
-"""The program: commands, settings, and what wires the rest together."""
+"""The program: its commands and settings, and the code that connects all other packages."""

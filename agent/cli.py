@@ -56,12 +56,12 @@ DIAGNOSE_ONLY = ("watch_s",)
 
 
 class OutputClosed(Exception):  # noqa: N818 - nothing went wrong
-    """The reader of stdout (head, less) closed the pipe."""
+    """Raised when the reader of stdout, such as `head` or `less`, closed the pipe."""
 
 
 class CommandGroup(click.Group):
-    """The group of commands. click exits with status 1 on a broken pipe, which would mean
-    "findings"."""
+    """The group of all commands. It handles a broken pipe itself: click would exit with status 1,
+    which here means "findings"."""
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own signature
         """Run the command. Returns its exit status."""
@@ -72,7 +72,7 @@ class CommandGroup(click.Group):
 
 
 def form_option(*forms: str) -> Callable[[Command], Command]:
-    """The option --format with these formats; the first is the default."""
+    """The option `--format`. `forms` are the formats; the first one is the default."""
     return click.option(
         "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True
     )
@@ -86,7 +86,7 @@ def prometheus_option(text: str) -> Callable[[Command], Command]:
 def span_option(
     flag: str, name: str, default: str | None, text: str
 ) -> Callable[[Command], Command]:
-    """An option with a duration."""
+    """The option `flag`, whose value is a duration. `text` is its help."""
     shown = default is not None
     return click.option(flag, name, type=SPAN, default=default, show_default=shown, help=text)
 
@@ -229,7 +229,8 @@ def run(targets: tuple[str, ...], *, demo: bool, **given: Any) -> None:  # noqa:
 
 
 def _checks_of_run() -> tuple[Check, ...]:
-    """Checks of settings that only the daemon uses; `config` reports their mistakes as well."""
+    """Checks of settings that only the daemon uses. The command `config` runs them too and reports
+    their errors."""
     from kneewatch.agent.daemon.discovery import check_intervals
     from kneewatch.agent.report.schedule import cron_of
 
@@ -513,7 +514,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _discard_output() -> None:
-    """Discard buffered output, which would fail again when the interpreter exits."""
+    """Discard the buffered output: otherwise the interpreter writes it at exit, which fails
+    again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

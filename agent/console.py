@@ -1,5 +1,7 @@
-"""Exit status, messages and garbage collection of every command, without the imports of a
-diagnosis. I/O edge."""
+"""Exit statuses, messages and garbage collection for all commands. I/O edge.
+
+It imports none of the modules of a diagnosis, so that commands start fast.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ COLLECT_AFTER = 20_000
 
 @contextmanager
 def infrequent_gc() -> Generator[None]:
-    """A context with rare garbage collection: imports and parsed pages leave next to no garbage."""
+    """A context in which the garbage collector runs rarely. Imports and parsed pages leave almost
+    no garbage."""
     before = gc.get_threshold()
     gc.set_threshold(COLLECT_AFTER, *before[1:])
     try:

@@ -1,4 +1,4 @@
-"""The command diagnose: a server's next scrapes, a capture or a log. I/O edge."""
+"""The command `diagnose`: scrapes a server for a while, or reads a capture or a log. I/O edge."""
 
 from __future__ import annotations
 
@@ -37,15 +37,18 @@ GPU_INTERVAL_S = 10.0
 """dcgm-exporter collects every 30 s, so scraping it more often shows the same samples."""
 
 PROBED_BYTES = 1024 * 1024
-"""How many bytes of a file are read to recognise a vLLM log."""
+"""Bytes of a file that are read to recognise a vLLM log."""
 
 SCRAPES_IN_WINDOW = 2.2
-"""Rates need two scrapes in the window, and scrapes are slightly late."""
+"""Length of the short window in scrape intervals. A rate needs two scrapes in the window, and
+scrapes are slightly late."""
 
 
 def diagnose(target: str, settings: Settings, fetcher: Fetcher, first: Scrape, *, form: str) -> int:
-    """Watch a server, then print the diagnosis. `first` is its first scrape. Returns the exit
-    status."""
+    """Watch a server, then print the diagnosis. Returns the exit status.
+
+    `first` is the first scrape, which was made already.
+    """
     profile = settings.profile(window_s=live_window_s(settings), stated=stated(settings))
     stream = TargetStream(target_name(target), profile, settings.limits())
     stream.server = watch = server_watch(target, settings)
@@ -67,8 +70,8 @@ def diagnose(target: str, settings: Settings, fetcher: Fetcher, first: Scrape, *
 
 
 def diagnose_log(settings: Settings, *, form: str) -> int:
-    """Print the diagnosis of a vLLM log: why the server did not start or died, or that it started.
-    Returns the exit status."""
+    """Print the diagnosis of a vLLM log: why the server did not start, why it died, or that it
+    started. Returns the exit status."""
     path: str = settings["server_log"]
     try:
         log = read_log(path)
@@ -83,7 +86,7 @@ def _check_is_no_log(path: str) -> None:
     """Check that a target is not a vLLM log.
 
     Raises:
-        SettingsError: it is a log; the message names the option for logs.
+        SettingsError: the target is a log; the message names the option for logs.
     """
     if path.endswith((".jsonl", ".gz")) or not Path(path).is_file():
         return
@@ -94,10 +97,10 @@ def _check_is_no_log(path: str) -> None:
 
 
 def _log_of(watch: ServerWatch | None) -> StartupLog:
-    """The log that the watch follows, read so far.
+    """The parsed vLLM log of a watched server.
 
     Raises:
-        SettingsError: it cannot be read.
+        SettingsError: the log cannot be read.
     """
     if watch is None or watch.log is None:
         return StartupLog()
@@ -108,8 +111,8 @@ def _log_of(watch: ServerWatch | None) -> StartupLog:
 
 
 def _used_facts(stream: TargetStream, log: StartupLog) -> Mapping[str, LogFact]:
-    """The facts of the log; empty if the log was not used for the server, with the reason on
-    stderr."""
+    """The facts of the log. Empty if the log was not used for this server; the reason is then
+    printed to stderr."""
     server = stream.monitor.server or ServerFacts()
     if not log.facts or any(fact.source == LOG for fact in server.facts):
         return log.facts
@@ -127,7 +130,8 @@ def _print_log(log: StartupLog, target: str, settings: Settings, form: str) -> i
 
 
 def live_window_s(settings: Settings) -> float:
-    """Seconds of the short window: at most the watch, and long enough for two scrapes."""
+    """Length of the short window in seconds: at most the watch time, and long enough for two
+    scrapes."""
     window_s: float = min(settings["watch_s"], settings["window_s"])
     interval_s: float = min(settings["interval_s"], settings["watch_s"])
     return max(window_s, SCRAPES_IN_WINDOW * interval_s)
@@ -163,7 +167,8 @@ def _watch(
     gpus: GpuStream | None,
     settings: Settings,
 ) -> tuple[list[Diagnosis], str]:
-    """The last diagnoses, and a sentence about the worst earlier state; empty if none was worse."""
+    """The last diagnoses, and a sentence about an earlier, worse state; "" if no earlier state was
+    worse."""
     last: list[Diagnosis] = []
     worst = WorstState()
     try:
@@ -192,7 +197,8 @@ def _watch_scrapes(
     diagnoses: list[Diagnosis] = []
 
     def is_stall_undecided() -> bool:
-        """Whether an engine has stalled, but not long enough to tell a hang from slowness."""
+        """Whether an engine has stalled for too short a time to distinguish a hang from
+        slowness."""
         return any(0 < (d.values.get(STALL) or 0.0) < stalled_from_s(d.values) for d in diagnoses)
 
     # Rates need two scrapes, however short the watch.
@@ -216,7 +222,7 @@ def _watch_scrapes(
 
 
 def _with_url(url: str, error: CollectError) -> CollectError:
-    """The error, with the page's URL in its message."""
+    """A copy of the error whose message contains the page's URL."""
     if url in str(error):
         return error
     return CollectError(f"{url}: {error}", kind=error.kind, hint=error.hint)

@@ -1,8 +1,8 @@
-"""The Kubernetes API, by its official client, and the pod that kneewatch runs in. I/O edge.
+"""Reads pods from the Kubernetes API, by its official client. I/O edge.
 
-The client is an extra that takes 35 MiB of memory, which must not stay in the daemon: it is
-imported when it is first used, and a pod is read by a child process,
-`python -m kneewatch.agent.kubernetes`.
+The client is an optional dependency that takes 35 MiB of memory. Target discovery imports it at its
+first use. kneewatch's own pod is read by a child process (`python -m kneewatch.agent.kubernetes`),
+so that the daemon does not keep the memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ Pod = Mapping[str, Any]
 
 
 class Cluster:
-    """The cluster that this pod runs in, with the rights of its service account.
+    """The Kubernetes cluster in which kneewatch runs. Requests have the rights of the pod's service
+    account.
 
     Raises:
         SettingsError: the client is not installed, or this process is not in a pod with a service
@@ -87,10 +88,11 @@ class Cluster:
         self._api: CoreV1Api = CoreV1Api(ApiClient(configuration))
 
     def pods(self, namespace: str, *, selector: str, node: str | None) -> Sequence[Pod]:
-        """The pods of a namespace that have the labels, on one node if `node` is set.
+        """The pods of a namespace that match the label selector; only those on one node if `node`
+        is set.
 
         Raises:
-            CollectError: the API cannot be reached, or refuses.
+            CollectError: the API cannot be reached, or refuses the request.
         """
         # For resource version 0 the API server answers from its cache.
         pods = _answer(
@@ -105,10 +107,10 @@ class Cluster:
         return cast("list[Pod]", pods)
 
     def pod(self, namespace: str, name: str) -> Pod:
-        """One pod.
+        """The object of one pod.
 
         Raises:
-            CollectError: the API cannot be reached, or refuses.
+            CollectError: the API cannot be reached, or refuses the request.
         """
         return _answer(self._api.read_namespaced_pod, name, namespace)
 
@@ -157,7 +159,8 @@ def own_namespace() -> str:
 
 
 CHILD_TIMEOUT_S = 15.0
-"""The client's import alone takes seconds on a busy node."""
+"""Maximum seconds that the child process may take. Importing the client alone takes seconds on a
+busy node."""
 
 GPU_LIMITS = ("nvidia.com/gpu", "amd.com/gpu")
 GPU_PRODUCT = "nvidia.com/gpu.product"
@@ -176,8 +179,11 @@ Json = Mapping[str, object]
 def read_pod(
     target: str, now_s: float, *, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
 ) -> SourceReading:
-    """The facts of the container that serves the target in kneewatch's own pod; none outside
-    Kubernetes or for a target outside the pod. If the pod cannot be read, a note says why."""
+    """The facts of the container that serves the target, if the target is in kneewatch's own pod.
+
+    Empty outside Kubernetes, and for a target in another pod. If the pod cannot be read, a note
+    contains the reason.
+    """
     own = own_pod(target, now_s, environ=environ, account=account)
     pod = own.values.get("pod")
     if pod is None:
@@ -193,8 +199,8 @@ def read_pod(
 def own_pod(
     target: str, now_s: float, *, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
 ) -> SourceReading:
-    """The name of kneewatch's own pod, for a target in it; none outside Kubernetes or for a target
-    outside the pod."""
+    """The name of kneewatch's own pod, if the target is in it. Empty outside Kubernetes, and for a
+    target in another pod."""
     nothing = SourceReading(POD, now_s)
     if not environ.get("KUBERNETES_SERVICE_HOST") or not is_local(parse_target(target).host):
         return nothing
@@ -207,7 +213,7 @@ def own_pod(
 
 
 def pod_reading(pod: Json, port: int, now_s: float) -> SourceReading:
-    """The facts of the container that serves a port, by the pod's object in the Kubernetes API."""
+    """The facts of the container that serves a port, read from the pod's object."""
     spec, metadata = _object(pod.get("spec")), _object(pod.get("metadata"))
     name = f"{metadata.get('namespace')}/{metadata.get('name')}"
     container, launch = _server(spec, port)
@@ -241,8 +247,8 @@ def pod_reading(pod: Json, port: int, now_s: float) -> SourceReading:
 
 
 def _server(spec: Json, port: int) -> tuple[Json, Launch | None]:
-    """The container that serves vLLM on a port, with its launch; ({}, None) if no container serves
-    it, or several do."""
+    """The container that serves vLLM on a port, and its launch. ({}, None) if no container or
+    several serve it."""
     served = [
         (container, launch)
         for container in _objects(spec.get("containers"))
@@ -253,7 +259,8 @@ def _server(spec: Json, port: int) -> tuple[Json, Launch | None]:
 
 
 def _launch(container: Json) -> Launch | None:
-    """The vLLM launch in a container's command and arguments; None if it does not serve vLLM."""
+    """The launch of vLLM in a container's command and arguments. None if the container does not
+    serve vLLM."""
     variables = _variables(container)
     command = [expanded(word, variables) for word in _words(container.get("command"))]
     arguments = [expanded(word, variables) for word in _words(container.get("args"))]
@@ -270,7 +277,8 @@ def _launch(container: Json) -> Launch | None:
 
 
 def expanded(word: str, variables: Mapping[str, str]) -> str:
-    """A word of a command with `$(NAME)` replaced as Kubernetes does; `$$` is a dollar sign."""
+    """A word of a container's command, with `$(NAME)` replaced as Kubernetes does. `$$` becomes a
+    dollar sign."""
 
     def value(match: re.Match[str]) -> str:
         return "$" if match[1] is None else variables.get(match[1], match[0])
@@ -279,8 +287,8 @@ def expanded(word: str, variables: Mapping[str, str]) -> str:
 
 
 def _variables(container: Json) -> dict[str, str]:
-    """The variables whose values are in the spec; values from secrets and other fields are left
-    out."""
+    """The environment variables whose values are in the container's spec. Values from secrets and
+    other fields are left out."""
     rows = _objects(container.get("env"))
     return {
         name: value
@@ -290,10 +298,10 @@ def _variables(container: Json) -> dict[str, str]:
 
 
 def _asked(name: str, namespace: str, environ: Mapping[str, str], account: Path) -> Json:
-    """The pod's object in the Kubernetes API, read by a child process.
+    """The object of a pod in the Kubernetes API, read by a child process.
 
     Raises:
-        SettingsError: it cannot be read.
+        SettingsError: the pod cannot be read.
     """
     if find_spec("kubernetes") is None:
         raise SettingsError(CLIENT_MISSING)
@@ -320,7 +328,7 @@ def _asked(name: str, namespace: str, environ: Mapping[str, str], account: Path)
 def ask_api(
     namespace: str, name: str, account: Path, environ: Mapping[str, str] = os.environ
 ) -> Json:
-    """The child's answer: `pod` with the pod's object, or `error` with the reason."""
+    """The output of the child process: `pod` with the pod's object, or `error` with the reason."""
     try:
         return {"pod": Cluster(account, environ).pod(namespace, name)}
     except CollectError as exc:

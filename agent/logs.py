@@ -25,7 +25,7 @@ LEVELS = {
 }
 STDERR = 2
 MAX_VALUE_CHARS = 2_000
-"""Longest value in characters: an error may quote a long part of a page."""
+"""Maximum length of a value in characters: an error may quote a long part of a page."""
 
 MAX_TRACEBACK_CHARS = 20_000
 FIELD = re.compile(r" (\w+)=(%[-+ #0]*\d*(?:\.\d+)?[sdrfgx])")
@@ -37,12 +37,13 @@ LIBRARY_LEVELS = {
     "asyncio": logging.WARNING,
     "apscheduler": logging.ERROR,
 }
-"""Lowest levels logged for libraries. APScheduler warns whenever a cycle is still running when the
-next is due, which kneewatch logs itself."""
+"""Lowest levels logged for libraries. For APScheduler it is ERROR: its warning about a cycle that
+is still running when the next is due would repeat kneewatch's own."""
 
 
 def configure(*, form: str, level: str, fd: int = STDERR) -> None:
-    """Set the format (`logfmt` or `json`) and the lowest level; logs go to stderr or to `fd`."""
+    """Set the format (`logfmt` or `json`) and the lowest level of the log. It is written to `fd`,
+    by default stderr."""
     handler = DescriptorHandler(fd)
     handler.setFormatter(JsonLines() if form == "json" else Logfmt())
     root = logging.getLogger()
@@ -53,7 +54,8 @@ def configure(*, form: str, level: str, fd: int = STDERR) -> None:
 
 
 class DescriptorHandler(logging.Handler):
-    """Writes each line unbuffered: a thread left behind at exit cannot hold the buffer's lock."""
+    """Writes each line without a buffer. A buffer has a lock, which a thread that still runs at
+    exit could hold."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()
@@ -84,7 +86,8 @@ class JsonLines(logging.Formatter):
 
 
 def fields(record: logging.LogRecord) -> dict[str, str | float]:
-    """The fields of a line by key: time, level, msg, the message's values, logger, traceback."""
+    """The fields of a log line by key: time, level, msg, the values of the message, logger,
+    traceback."""
     moment = datetime.fromtimestamp(record.created, UTC)
     line: dict[str, str | float] = {
         "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -101,7 +104,8 @@ def fields(record: logging.LogRecord) -> dict[str, str | float]:
 
 
 def _parts(record: logging.LogRecord) -> tuple[str, dict[str, str | float]]:
-    """The phrase of a message and its values by key; a message without keys is all phrase."""
+    """Split a message into its fixed phrase and its values by key. A message without keys is only a
+    phrase."""
     args = record.args if isinstance(record.args, tuple) else ()
     phrase, keys = _template(str(record.msg))
     if record.args and len(keys) == len(args):
@@ -143,7 +147,7 @@ def without_secrets(text: str) -> str:
 
 
 def quoted(value: str | float) -> str:
-    """A value in logfmt: bare if possible, else quoted with JSON's escapes."""
+    """A value in logfmt: without quotes if possible, else quoted with JSON's escapes."""
     if not isinstance(value, str):
         return str(value)
     if BARE.fullmatch(value) and value.isprintable():

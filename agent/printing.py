@@ -35,7 +35,7 @@ def style(docs_url: str = "") -> Style:
 
 
 def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -> None:
-    """Overwrite the progress line on stderr, on a terminal only. An empty `diagnoses` clears the
+    """Overwrite the progress line on stderr, if stderr is a terminal. Empty `diagnoses` clear the
     line."""
     if not sys.stderr.isatty():
         return
@@ -55,8 +55,8 @@ def print_diagnoses(
 ) -> int:
     """Print the diagnoses of one moment. Returns the exit status.
 
-    The introduction comes before text and Markdown; with JSON it goes to stderr. `log`: facts of
-    the server's log, printed after text and Markdown, in JSON under the key `log`.
+    The introduction is printed before text and Markdown; with JSON it is printed to stderr. `log`
+    are the facts of the server's log: they follow text and Markdown, and are the key `log` in JSON.
 
     Raises:
         CaptureError: `diagnoses` is empty.
@@ -87,7 +87,8 @@ def print_diagnoses(
 def print_timeline(
     diagnoses_over_time: Iterable[list[Diagnosis]], form: str, docs_url: str, *, named: bool
 ) -> int:
-    """Print diagnoses over time; `named`: with the target names. Returns the exit status.
+    """Print the diagnoses of successive moments. Returns the exit status. `named`: include the
+    names of targets.
 
     Raises:
         CaptureError: there is no scrape.
@@ -127,7 +128,8 @@ def _print_json_lines(diagnoses_over_time: Iterable[list[Diagnosis]], docs_url: 
 
 
 def status(worst: Severity, last: Iterable[Diagnosis]) -> int:
-    """The exit status; an engine whose last state is unknown counts as no data, never as ok."""
+    """The exit status. `worst` is the worst severity so far, `last` the last diagnoses: an engine
+    whose last state is unknown counts as no data, never as ok."""
     if worst >= Severity.WARNING:
         return FOUND
     return NO_DATA if any(diagnosis.health == "unknown" for diagnosis in last) else OK
@@ -147,12 +149,13 @@ _UNITS = {"_gib": " GiB", "_s": " s", "concurrency_tokens": " tokens"}
 
 
 def log_document(facts: Mapping[str, LogFact]) -> dict[str, Any]:
-    """Each fact's value and the line that it was read from."""
+    """The facts of a log as JSON: the value of each fact, and the log line with it."""
     return {name: {"value": fact.value, "line": fact.line} for name, fact in facts.items()}
 
 
 def log_words(facts: Mapping[str, LogFact]) -> str:
-    """All facts in a sentence: from the log: vLLM 0.19.1, model weights 12.66 GiB, ..."""
+    """All facts of a log in one line, such as "from the log: vLLM 0.19.1, model weights 12.66
+    GiB"."""
     return "from the log: " + ", ".join(_words(name, fact.value) for name, fact in facts.items())
 
 

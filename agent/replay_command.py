@@ -1,4 +1,4 @@
-"""The commands replay and demo: recordings scrape by scrape. I/O edge."""
+"""The commands replay and demo: diagnose recordings scrape by scrape. I/O edge."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ PageRead: TypeAlias = tuple[int, float, Page | CollectError]
 
 
 class _Packed(NamedTuple):
-    """A page in transit; `layout` is None if it equals that of the capture's previous page."""
+    """A page, packed to be sent to another process. `at` is the index of its capture. `layout` is
+    None if it equals the layout of the capture's previous page."""
 
     at: int
     t_s: float
@@ -47,7 +48,7 @@ class _Packed(NamedTuple):
 
 
 class _Failed(NamedTuple):
-    """A failed scrape in transit."""
+    """A failed scrape, packed to be sent to another process. `at` is the index of its capture."""
 
     at: int
     t_s: float
@@ -57,10 +58,11 @@ class _Failed(NamedTuple):
 
 
 class PrefetchedPages:
-    """The pages of captures in order of time, in batches, read ahead by a second process.
+    """The pages of captures in order of time, in batches. A second process reads them ahead.
 
-    On a single core this process reads them. Messages and errors of `Captures` appear in this
-    process; `unusable` is the number of captures without a readable entry.
+    On a machine with a single core, this process reads them instead. Messages and errors of
+    `Captures` appear in this process. `unusable` is the number of captures without a readable
+    entry.
     """
 
     def __init__(self, captures: Captures, limits: Limits) -> None:
@@ -100,7 +102,7 @@ class PrefetchedPages:
         """Yields the batches that the reading process sends.
 
         Raises:
-            EOFError: it exited unexpectedly.
+            EOFError: the reading process exited unexpectedly.
         """
         layouts: dict[int, Layout] = {}
         while True:
@@ -127,7 +129,7 @@ def read_batches(captures: Captures, limits: Limits) -> Iterator[list[PageRead]]
 
 
 def _serve(source: Connection, sink: Connection, captures: Captures, limits: Limits) -> None:
-    """Send all pages; stop when the receiver has closed the pipe."""
+    """Send all pages. Runs in the reading process; stops when the receiver closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     source.close()
     captures.on_message = lambda message: sink.send(("say", message))
@@ -145,7 +147,8 @@ def _serve(source: Connection, sink: Connection, captures: Captures, limits: Lim
 
 
 def _packed(read: PageRead, last: dict[int, Layout]) -> _Packed | _Failed:
-    """The message for a scrape."""
+    """A page or error, packed to be sent. `last` holds the previous layout of each capture and is
+    updated."""
     at, t_s, page = read
     if isinstance(page, CollectError):
         return _Failed(at, t_s, str(page), page.kind, page.hint)
@@ -170,10 +173,11 @@ def _unpacked(packed: _Packed | _Failed, layouts: dict[int, Layout]) -> PageRead
 
 DEMO = "demo.jsonl.gz"
 DEMO_WINDOW_S = 15.0
-"""The phases of the shipped recording last 30 s each: a window of a minute would blur them."""
+"""Length of the demo's window in seconds. The phases of the shipped recording last 30 s each, so a
+window of 60 s would mix them."""
 
 DEMO_CRITICAL_AFTER_S = 80.0
-"""The shipped recording turns critical this long after its start."""
+"""Seconds from the start of the shipped recording until it turns critical."""
 
 
 def replay(
@@ -198,7 +202,8 @@ def replay(
 def _replayed(
     pages: PrefetchedPages, paths: Sequence[str], profile: Profile, settings: Settings
 ) -> Iterator[list[Diagnosis]]:
-    """The diagnoses of each scrape. Raises SettingsError for a wrong threshold before the first."""
+    """Yields the diagnoses of each scrape. Raises SettingsError for a wrong threshold before the
+    first scrape."""
     catalogue, limits = Catalogue.of(profile), settings.limits()
     streams = [TargetStream(name, profile, limits, catalogue) for name in capture_names(paths)]
     return (streams[at].judge(t_s, page) for batch in pages for at, t_s, page in batch)

@@ -1,4 +1,4 @@
-"""The `size` command: flags and files in, a size or a plan out. I/O edge."""
+"""The `size` command: turns flags and files into a size or a plan. I/O edge."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ OWN_DRAFT = "mtp"
 
 
 def stated_question(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> Question:
-    """The sizing question that the flags ask; `find` returns the model of a name.
+    """The sizing question that the flags describe. `find` returns a model by name.
 
     Raises:
-        SizingError: a flag's value is invalid; the error has the flag's name.
+        SizingError: the value of a flag is invalid; the error has the flag's name.
     """
     parallel, replicas = _spread(given)
     if given["search"]:
@@ -178,7 +178,7 @@ def _gib(name: str, stated: float | None) -> float | None:
 
 
 def _spread(given: dict[str, Any]) -> tuple[Parallel, int]:
-    """One replica's parallel sizes, and how many replicas the GPUs allow."""
+    """The parallel sizes of one replica, and the number of replicas that the GPUs allow."""
     for flag in ("tp", "pp", "dp", "dcp", "gpus"):
         value = given[flag]
         if value is not None and not 1 <= value <= 4096:
@@ -215,10 +215,10 @@ _WITH_A_PLAN = {*_PROFILE_KEYS, "gpu", "kv_cache_dtype", "plan"}
 
 
 def refuse_ignored_by_plan(given: dict[str, Any]) -> None:
-    """Refuse flags that a plan would ignore.
+    """Refuse flags that have no effect with `--plan`.
 
     Raises:
-        SizingError: such a flag is set; the error has its name.
+        SizingError: such a flag is set; the error has the flag's name.
     """
     for flag in FLAGS:
         if flag.parameter not in _WITH_A_PLAN and given[flag.parameter] != flag.default:
@@ -230,7 +230,8 @@ def refuse_ignored_by_plan(given: dict[str, Any]) -> None:
 
 
 def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
-    """The values of flags that override a profile's, by the profile's table and key."""
+    """The values of flags that replace values of the workload profile, by table and key of the
+    profile."""
     stated: dict[str, dict[str, object]] = {}
     for flag, (table, key) in _PROFILE_KEYS.items():
         if given[flag] is not None:
@@ -243,7 +244,11 @@ def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
 
 
 def choices_of(given: dict[str, Any]) -> Choices:
-    """What --search may vary: whatever no flag fixes."""
+    """The values that `--search` may vary: those that no flag sets.
+
+    Raises:
+        SizingError: a flag is set that cannot be used with `--search`.
+    """
     sweeps = ("benchmark", "benchmark_by_tensor_parallel")
     for flag in ("dp", "dcp", "concurrency", "expert_parallel", *sweeps):
         if given[flag] not in (None, False, 1, ()):
@@ -274,7 +279,8 @@ _FLAGS = {
 
 
 def run(*, form: str, **given: Any) -> int:  # noqa: ANN401 - one keyword a flag
-    """Print the answer. Returns the exit status: 0 fits, 1 does not fit, 2 cannot be sized."""
+    """Print the size or plan. Returns the exit status: 0 fits, 1 does not fit, 2 cannot be
+    sized."""
     try:
         answer = _plan(given) if given["plan"] else _sized(given)
     except SizingError as error:
@@ -298,8 +304,8 @@ class Answer(Struct, frozen=True):
 
 
 def _sized(given: dict[str, Any]) -> Answer:
-    """The size of one launch, or with --search of the cheapest one; with a benchmark, at the usable
-    requests per second that it shows."""
+    """The size of one launch; with `--search`, of the cheapest launch. With a benchmark, the launch
+    is sized for the usable requests/s that the benchmark shows."""
     sweeps = sweeps_of(given["benchmark_by_tensor_parallel"])
     plain = stated_question(given)
     point = _operating_point(given, plain.targets, _measured(given, sweeps, plain))
@@ -338,9 +344,10 @@ def _sized(given: dict[str, Any]) -> Answer:
 def _measured(
     given: dict[str, Any], sweeps: Sequence[Sweep], question: Question
 ) -> Benchmark | None:
-    """The benchmark of the launch: --benchmark, else the sweep of its tensor parallel size.
+    """The benchmark of the launch: `--benchmark`, else the sweep with the launch's tensor parallel
+    size.
 
-    The sweep is used only if a latency target is stated and --usable-rps is not.
+    The sweep is used only if a latency target is set and `--usable-rps` is not.
     """
     if given["benchmark"] is not None:
         return read_benchmark(text_of(given["benchmark"], "benchmark"))
@@ -376,7 +383,7 @@ def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
 
 
 def _plan(given: dict[str, Any]) -> Answer:
-    """The guide's thirteen steps for a workload profile."""
+    """The result of the sizing guide's thirteen steps for a workload profile."""
     path = given["plan"]
     text = profile_text(path, "plan")
     refuse_ignored_by_plan(given)
@@ -391,7 +398,7 @@ def _plan(given: dict[str, Any]) -> Answer:
 
 
 def error_text(error: SizingError) -> str:
-    """The error as text, with its flag and the valid choices."""
+    """The error as text, with the name of the flag and the valid choices."""
     flag = _FLAGS.get(error.name, "--" + error.name.replace("_", "-"))
     # A switch takes no value.
     listed = () if error.name == "hybrid_pool" else error.choices

@@ -1,4 +1,5 @@
-"""The flags of `size`, one row each. Does not import the sizing code, which takes time to load."""
+"""The flags of `size`, one row each. The module does not import the sizing code, because that
+import is slow."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Flag(Struct, frozen=True):
-    """A flag of `size`; of kind `bool` it is a switch. `multiple`: it may be given several times;
-    `alias`: the longer name that the help shows first."""
+    """A flag of `size`. A flag of kind `bool` is a switch. `multiple`: the flag may be given
+    several times. `alias` is a longer name, which the help shows first."""
 
     name: str
     kind: click.ParamType[Any] | type
@@ -27,12 +28,12 @@ class Flag(Struct, frozen=True):
 
     @property
     def parameter(self) -> str:
-        """Its name in Python, in JSON and in query strings: `max_model_len`."""
+        """The flag's name in Python, in JSON and in query strings, such as `max_model_len`."""
         return self.name.removeprefix("--").replace("-", "_")
 
     @property
     def names_file(self) -> bool:
-        """Whether its value is or contains a file name."""
+        """Whether the flag's value is, or contains, a file name."""
         return isinstance(self.kind, click.Path) or self.kind is PAIR
 
 
@@ -121,7 +122,8 @@ FLAGS = (
 
 
 def _print_ids(context: click.Context, option: click.Parameter, given: bool) -> None:
-    """Print the catalogue's ids and exit; called by click for --list-models and --list-gpus."""
+    """Print the ids of the catalogue and exit. click calls this for --list-models and
+    --list-gpus."""
     if not given or context.resilient_parsing:
         return
     # Lazy: slow to import.
@@ -138,7 +140,7 @@ def _print_ids(context: click.Context, option: click.Parameter, given: bool) -> 
 
 
 def size_options(command: Command) -> Command:
-    """All flags of `size`."""
+    """Add all flags of `size` to a command."""
     for name, of in (("--list-models", "--model"), ("--list-gpus", "--gpu")):
         command = click.option(
             name,

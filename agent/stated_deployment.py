@@ -1,4 +1,4 @@
-"""What the settings state about the deployment: model, GPU, workload, benchmarks. I/O edge."""
+"""Facts about the deployment from the settings: model, GPU, workload, benchmarks. I/O edge."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def named_by(settings: Settings, key: str, what: str = "") -> Generator[None]:
-    """Turns an error about a setting's value into one that says where the setting was made."""
+    """A context that adds to an error about a setting's value where that value was set."""
     try:
         yield
     except (SettingsError, SizingError) as exc:
@@ -48,19 +48,19 @@ TEXT_MAX_BYTES = 4 * 1024 * 1024
 
 
 def named_gpu(name: str) -> Gpu:
-    """The GPU of the catalogue with this id or driver's name.
+    """The GPU of the catalogue with this id, or with this name reported by the driver.
 
     Raises:
-        SizingError: there is none.
+        SizingError: the catalogue has no such GPU.
     """
     return recognise(name) or gpu(name)
 
 
 def named_model(name: str) -> Model:
-    """The model of a path, a catalogue id, or an id in the local Hugging Face cache.
+    """The model with this name: a path, a catalogue id, or an id in the local Hugging Face cache.
 
     Raises:
-        SizingError: the name is none of these, or the configuration is unusable.
+        SizingError: the name is none of these, or the model's configuration is unusable.
     """
     path = Path(name).expanduser()
     try:
@@ -103,10 +103,10 @@ def _document(path: Path) -> object:
 
 
 def profile_text(path: str, name: str) -> str:
-    """The text of a workload profile; `example` is the shipped one.
+    """The text of a workload profile. The path `example` stands for the shipped profile.
 
     Raises:
-        SizingError: as `text_of`.
+        SizingError: as in `text_of`.
     """
     from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
 
@@ -139,10 +139,11 @@ PROFILE_SETTING = "workload_profile"
 
 
 def stated_workload(settings: Settings) -> StatedWorkload | None:
-    """The stated workload that live requests are compared with; None if none is stated.
+    """The expected workload, with which live requests are compared. None if the settings name no
+    profile.
 
     Raises:
-        SettingsError: as `named_profile`.
+        SettingsError: as in `named_profile`.
     """
     profile = named_profile(settings)
     if profile is None:
@@ -153,7 +154,8 @@ def stated_workload(settings: Settings) -> StatedWorkload | None:
 
 
 def named_profile(settings: Settings, key: str = PROFILE_SETTING) -> WorkloadProfile | None:
-    """The workload profile that a setting names, as for `size --plan`; None if it is not set.
+    """The workload profile that a setting names, read as by `size --plan`. None if the setting is
+    not set.
 
     Raises:
         SettingsError: the file is unreadable or invalid; the message has the setting's origin, the
@@ -175,14 +177,14 @@ def named_profile(settings: Settings, key: str = PROFILE_SETTING) -> WorkloadPro
 SWEEPS_SETTING = "benchmark.by_tensor_parallel"
 MAX_DEGREE = 1024
 MAX_FILES = 256
-"""Limit on files per degree: a sweep has a few dozen loads."""
+"""Maximum number of files per tensor-parallel degree. A sweep has a few dozen loads."""
 
 
 def stated_sweeps(settings: Settings) -> tuple[Sweep, ...]:
-    """The benchmark sweeps that the settings name, by ascending degree.
+    """The benchmark sweeps that the settings name, sorted by tensor-parallel degree.
 
     Raises:
-        SettingsError: as `sweeps_of`, with the setting's origin.
+        SettingsError: as in `sweeps_of`, with the setting's origin.
     """
     named: Mapping[str, str] | None = settings[SWEEPS_SETTING]
     if not named:
@@ -192,9 +194,10 @@ def stated_sweeps(settings: Settings) -> tuple[Sweep, ...]:
 
 
 def sweeps_of(named: Iterable[tuple[str, str]]) -> tuple[Sweep, ...]:
-    """The benchmark sweeps of (tensor-parallel degree, path) pairs, by ascending degree.
+    """Read benchmark sweeps, given as pairs of tensor-parallel degree and path. The result is
+    sorted by degree.
 
-    A path may be a pattern such as `tp4/*.json`: most tools write one file per load.
+    A path may be a pattern such as `tp4/*.json`, because most tools write one file per load.
 
     Raises:
         SizingError: a degree is invalid, or a file cannot be used; the message names both.
@@ -243,7 +246,7 @@ def _sweeps_error(message: str) -> SizingError:
 
 
 def stated(settings: Settings) -> Stated:
-    """The deployment that the settings state: model, GPU, launch flags, workload, benchmarks.
+    """The deployment according to the settings: model, GPU, launch flags, workload, benchmarks.
 
     Raises:
         SettingsError: a model, GPU or version is unknown, or a file cannot be read; the message
@@ -272,7 +275,7 @@ def stated(settings: Settings) -> Stated:
 
 
 def _check_layout(settings: Settings, deployment: Stated) -> None:
-    """Check that the stated model can be split over the stated number of GPUs."""
+    """Check that the model can be split over the number of GPUs in the settings."""
     launch = deployment.launch or Launch()
     tensor = deployment.tensor_parallel or launch.count("--tensor-parallel-size")
     if deployment.model is None or tensor is None:

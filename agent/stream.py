@@ -1,4 +1,5 @@
-"""A target's stream: takes live or recorded scrapes, returns diagnoses; and captures. I/O edge."""
+"""The stream of a target turns live or recorded scrapes into diagnoses. Also reads and writes
+captures. I/O edge."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 STATUS_OK = 200
 
 STALE_AFTER_S = 300.0
-"""Largest difference in seconds between a sample's timestamp and the scrape; Prometheus considers a
-series stale after the same time."""
+"""Maximum difference in seconds between the timestamp of a sample and the time of the scrape.
+Prometheus considers a series stale after the same time."""
 
 
 class GpuSource(Protocol):
@@ -53,13 +54,13 @@ class GpuSource(Protocol):
 
 
 class PageReader:
-    """Parses one target's pages, live or recorded, in order."""
+    """Parses the pages of one target, live or recorded. Pages must be read in order."""
 
     def __init__(self, limits: Limits) -> None:
         self._parser = PageParser(limits)
 
     def read(self, entry: Entry) -> Page | CollectError:
-        """The page of a recorded scrape, or the error."""
+        """The page of a recorded scrape, or the error of that scrape."""
         if entry.body is None:
             return CollectError(entry.error or "the scrape failed", kind="recorded")
         page = self.page(entry.t_s, entry.body, entry.content_type, entry.status)
@@ -68,7 +69,7 @@ class PageReader:
     def page(
         self, t_s: float, body: str | bytes, content_type: str, status: int | None
     ) -> Page | CollectError:
-        """The page in a body, or an error if it is invalid or stale."""
+        """Parse a page. Returns an error if the page is invalid or stale."""
         if status not in (None, STATUS_OK):
             return CollectError(f"HTTP status {status}", kind="http_status")
         try:
@@ -88,20 +89,20 @@ class TargetStream:
         self.gpus: GpuSource | None = None
         self.server: ServerWatch | None = None
         self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
-        """A context for work that only needs the CPU."""
+        """A context for work that only needs the CPU. The daemon replaces it."""
         self._pages, self._catalogue = PageReader(limits), catalogue
         self._fetch_s: float | None = None
         self.server_state = NO_STATE
-        """The state of the server after the last scrape, if that scrape failed."""
+        """The state of the server after a failed scrape; NO_STATE after a successful one."""
 
     def reset(self) -> None:
-        """Discard all state: the following pages are from another process."""
+        """Discard all state, because the next pages come from another process."""
         self.monitor = TargetMonitor(self.monitor.name, self.monitor.profile, self._catalogue)
 
     def take(
         self, t_s: float, body: str | bytes, content_type: str, status: int | None = None
     ) -> list[Diagnosis]:
-        """The diagnoses after a page; an unreadable page counts as a failed scrape."""
+        """The diagnoses after a page. An unreadable page counts as a failed scrape."""
         return self.judge(t_s, self._pages.page(t_s, body, content_type, status))
 
     def replay(self, entry: Entry) -> list[Diagnosis]:
@@ -109,11 +110,12 @@ class TargetStream:
         return self.judge(entry.t_s, self.read(entry))
 
     def read(self, entry: Entry) -> Page | CollectError:
-        """The page of a recorded scrape, or the error. Pages must be read in order."""
+        """The page of a recorded scrape, or the error of that scrape. Pages must be read in
+        order."""
         return self._pages.read(entry)
 
     def judge(self, t_s: float, page: Page | CollectError) -> list[Diagnosis]:
-        """The diagnoses after a parsed page or a failed scrape."""
+        """The diagnoses after a parsed page or, if `page` is an error, after a failed scrape."""
         if self.server is not None:
             self.server.read_log(t_s, self.monitor)
         if isinstance(page, CollectError):
@@ -132,7 +134,7 @@ class TargetStream:
         return diagnoses
 
     def scrape(self, fetcher: Fetcher) -> list[Diagnosis]:
-        """The diagnoses after one GET of a live page."""
+        """Scrape a live page once. Returns the diagnoses after that."""
         return self.scraped(fetcher.scrape(time.time()))
 
     def scraped(self, scrape: Scrape) -> list[Diagnosis]:
@@ -140,7 +142,7 @@ class TargetStream:
         return self.judge(scrape.t_s, self._served(scrape.t_s, scrape.answer))
 
     def fetch(self, fetcher: Fetcher, t_s: float) -> Page | CollectError:
-        """The page of one GET at `t_s`, or the error."""
+        """Scrape a live page once at `t_s`. Returns the page, or the error."""
         return self._served(t_s, fetcher.scrape(t_s).answer)
 
     def _served(self, t_s: float, answer: Fetched | CollectError) -> Page | CollectError:
@@ -154,7 +156,7 @@ class TargetStream:
 def _stale_error(page: Page, t_s: float) -> CollectError | None:
     """An error if the page is stale, else None.
 
-    vLLM's samples have no timestamps. A proxy may add them, and may return an old page.
+    vLLM's samples have no timestamps, but a proxy may add them, and may return an old page.
     """
     for position, at_s in page.timestamps_s.items():
         name = page.layout.series[position].name
@@ -170,7 +172,7 @@ def _stale_error(page: Page, t_s: float) -> CollectError | None:
 
 
 class GpuStream:
-    """The DCGM exporter page of a target's GPUs."""
+    """Reads the DCGM exporter page with a target's GPUs."""
 
     def __init__(self, url: str, settings: FetchSettings, limits: Limits, window_s: float) -> None:
         # Lazy: recordings need no HTTP.
@@ -180,7 +182,7 @@ class GpuStream:
         self._collector = DcgmCollector(url, settings, limits)
 
     def scrape(self) -> None:
-        """One GET. A failure is reported with the target's diagnosis."""
+        """Read the page once. An error appears in the diagnosis of the target."""
         t_s = time.time()
         try:
             self.monitor.take(t_s, self._collector.collect())
@@ -193,14 +195,15 @@ class GpuStream:
 
 
 def gpu_page(settings: Settings) -> str | None:
-    """URL of the configured GPU page; None for `nvml` and `none`, which only the daemon uses."""
+    """URL of the configured GPU page. None for the values `nvml` and `none`, which only the daemon
+    uses."""
     value: str | None = settings["gpu_metrics"]
     return None if value in BY_KEY["gpu_metrics"].choices else value
 
 
 def gpu_stream(targets: Sequence[str], settings: Settings, window_s: float) -> GpuStream | None:
-    """The configured GPU page of these targets; None without one. The targets' credentials are sent
-    only if the page is on their server."""
+    """The stream of the GPU page that is configured for these targets; None if none is configured.
+    The targets' credentials are sent only if the page is on their server."""
     url, fetch = gpu_page(settings), settings.fetch()
     if url is None or not targets:
         return None
@@ -210,7 +213,8 @@ def gpu_stream(targets: Sequence[str], settings: Settings, window_s: float) -> G
 
 
 def capture_name(path: str | Path) -> str:
-    """A target's name from a capture's file name: `cascade.r0.jsonl.gz` is `cascade.r0`."""
+    """The name of a target, derived from the file name of its capture: `cascade.r0.jsonl.gz`
+    becomes `cascade.r0`."""
     return Path(path).name.removesuffix(".gz").removesuffix(".jsonl")
 
 
@@ -222,11 +226,13 @@ def ticks(
     longer: Callable[[], bool] = lambda: False,
     passed_s: float = 0.0,
 ) -> Iterator[float]:
-    """Yields the seconds since the start, at once and then every interval until `for_s` has passed
-    and `longer` is false. The start was `passed_s` ago.
+    """Yields ticks: the seconds since the start. The start was `passed_s` seconds ago.
 
-    After a tick longer than the interval the next follows at once; missed ticks are skipped. There
-    are at least `least` ticks, however long they take.
+    The first tick comes at once, the next ones every `interval_s`. If the work after a tick takes
+    longer than the interval, the next tick comes at once and missed ticks are skipped.
+
+    The ticks end when `for_s` has passed, at least `least` ticks were yielded, and `longer` returns
+    false.
     """
     start_s = due_s = time.monotonic() - passed_s
     for count in itertools.count(1):
@@ -246,7 +252,8 @@ BATCH_ENTRIES = 16
 
 
 def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> int:
-    """Write a capture until the time is up or Ctrl-C. Returns the exit status."""
+    """Record a server into a capture until `for_s` has passed or Ctrl-C is pressed. Returns the
+    exit status."""
     # Lazy: replays need no HTTP.
     from kneewatch.collector.http.fetch import Fetcher
 
@@ -278,8 +285,11 @@ def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> 
 
 
 class _RecordedHost:
-    """Adds the host signals of a server on this node to entries. The server's process is looked up
-    at the first page, and at the first one after a failed scrape: it may be a new process."""
+    """Adds host signals to recorded scrapes if the server runs on this node.
+
+    The server's process is looked up at the first page, and again at the first page after a failed
+    scrape, because it may be a new process.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -287,8 +297,8 @@ class _RecordedHost:
         self._is_due = True
 
     def added(self, entry: Entry) -> Entry:
-        """The entry with the host signals; unchanged for a failed scrape and a server on another
-        node."""
+        """A copy of the entry with the host signals. For a failed scrape, or a server on another
+        node, the entry itself."""
         if entry.error:
             self._is_due = True
             return entry
@@ -304,7 +314,8 @@ class _RecordedHost:
 
 
 def _scrape_entry(fetcher: Fetcher) -> tuple[Entry, str]:
-    """A scrape as an entry of a capture, and a hint if it failed, else ""."""
+    """Scrape once. Returns the scrape as an entry of a capture, and a hint if the scrape failed,
+    else ""."""
     t_s = round(time.time(), 3)
     try:
         fetched = fetcher.get()
@@ -316,7 +327,7 @@ def _scrape_entry(fetcher: Fetcher) -> tuple[Entry, str]:
 
 @contextmanager
 def sigint_blocked() -> Generator[None]:
-    """A context that delays Ctrl-C, so that a written page is also counted."""
+    """A context in which Ctrl-C is delayed, so that a page that was written is also counted."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -325,7 +336,8 @@ def sigint_blocked() -> Generator[None]:
 
 
 def capture_names(paths: Sequence[str]) -> list[str]:
-    """A target name for each capture; files with equal names are distinguished by their paths."""
+    """A target name for each capture. If files have the same name, their paths distinguish the
+    targets."""
     names = [capture_name(path) for path in paths]
     counts = Counter(names)
     return [
@@ -335,9 +347,10 @@ def capture_names(paths: Sequence[str]) -> list[str]:
 
 
 class Captures:
-    """Several captures, merged in order of time. Calls `on_message` about unreadable parts.
+    """Several captures, merged in order of time. `on_message` is called with messages about
+    unreadable parts.
 
-    `unusable` is the number of captures without a readable entry; if that is all of them, iterating
+    `unusable` is the number of captures without a readable entry. If no capture has one, iterating
     raises CaptureError.
 
     Raises:
@@ -356,7 +369,7 @@ class Captures:
         return len(self._readers)
 
     def __iter__(self) -> Iterator[Numbered]:
-        """Yields entries, each with its capture's index."""
+        """Yields all entries, each with the index of its capture."""
         self.unusable = 0
         numbered = [self._numbered(index, reader) for index, reader in enumerate(self._readers)]
         merged: Iterable[Numbered] = numbered[0]
@@ -371,7 +384,8 @@ class Captures:
                 )
 
     def batches(self) -> Iterator[list[Numbered]]:
-        """Yields entries in batches: processing many in a row keeps CPU caches warm."""
+        """Yields all entries in batches. Processing many in a row is faster, because code and data
+        stay in the CPU caches."""
         batch: list[Numbered] = []
         try:
             for numbered in self:

@@ -1,6 +1,6 @@
-"""The newest state of every target, and how long a failing one waits for its next try.
+"""The newest state of every target, and the backoff for targets that fail.
 
-Cycles write the states; API, notifier and reports read them.
+Cycles write the states; the API, the notifier and reports read them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from kneewatch.rules.rule import Severity
 
 
 class SourceState(Struct, frozen=True):
-    """The result of a source's last run.
+    """The result of the newest run of a source.
 
-    `joined` is how GPUs were matched to the target, and whether that is a guess; empty for the
-    target's own page.
+    `joined` describes how GPUs were matched to the target, and whether the match is a guess. It is
+    empty for the target's metrics page.
     """
 
     name: str
@@ -30,9 +30,9 @@ class SourceState(Struct, frozen=True):
 
 
 class TargetState(Struct, frozen=True):
-    """One target after its newest cycle. `url` carries no credentials.
+    """The state of one target after its newest cycle. `url` contains no credentials.
 
-    `interval_s` is the current interval: longer than the setting during backoff.
+    `interval_s` is the current scrape interval; during backoff it is longer than the setting.
     """
 
     name: str
@@ -45,12 +45,12 @@ class TargetState(Struct, frozen=True):
     cycles: int
     failures: int
     failing: int
-    """Failed cycles in a row."""
+    """Number of failed cycles in a row."""
     sources: tuple[SourceState, ...] = field(default=())
 
     @property
     def severity(self) -> Severity:
-        """The worst severity of its engines."""
+        """The worst severity of the target's engines."""
         return max((diagnosis.severity for diagnosis in self.diagnoses), default=Severity.OK)
 
 
@@ -72,7 +72,7 @@ class Board:
             self._states.pop(name, None)
 
     def get(self, name: str) -> TargetState | None:
-        """A target's newest state; None if it is not watched or had no cycle yet."""
+        """The newest state of a target. None if the target is not watched, or had no cycle yet."""
         return self._states.get(name)
 
     @property
@@ -82,7 +82,7 @@ class Board:
             return sum(not state.failing for state in self._states.values())
 
     def states(self) -> list[TargetState]:
-        """The states of all targets, worst first, then by name."""
+        """The states of all targets, sorted by severity (worst first), then by name."""
         with self._lock:
             states = list(self._states.values())
         return sorted(states, key=lambda state: (-state.severity, state.name))
@@ -92,18 +92,19 @@ class Board:
 
 
 FAILURES_BEFORE_BACKOFF = 3
-"""Failures in a row before backoff starts: the first ones are retried at the usual interval."""
+"""Number of failures in a row at which backoff starts. Before that, scrapes are retried at the
+usual interval."""
 
 MAX_INTERVALS = 12
 MAX_S = 60.0
 
 
 def backoff_s(interval_s: float, *, failing: int, jitter: float) -> float:
-    """Seconds until the next try after `failing` failures in a row: doubled each time.
+    """Seconds until the next scrape, after `failing` failures in a row. The backoff doubles with
+    each failure.
 
-    At most 12 intervals or a minute, whichever is less, and never less than the interval itself.
-    `jitter`, from 0 to 1, subtracts up to a fifth, so that targets that failed together are not
-    retried together.
+    It is at most 12 intervals and at most a minute, but never shorter than the interval. `jitter`
+    (0 to 1) subtracts up to a fifth, so that targets that failed together are not retried together.
     """
     if failing < FAILURES_BEFORE_BACKOFF:
         return interval_s

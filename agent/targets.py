@@ -1,4 +1,5 @@
-"""Targets from arguments and `[[targets]]` tables: name, address, settings. I/O edge."""
+"""Targets from the command line and from `[[targets]]` tables: their names, addresses and settings.
+I/O edge."""
 
 from __future__ import annotations
 
@@ -30,12 +31,13 @@ MAX_NAME_CHARS = 200
 
 
 class TargetSpec(Struct, frozen=True):
-    """One configured target. `name` is unique and used in URLs and in the store.
+    """One configured target. `name` is unique; URLs and the store use it.
 
-    `address` is a server's URL, or the path of a capture that is played as if it were live.
-    `labels` are the user's (tier, pod, node, namespace ...), `settings` the effective settings with
-    the target's own, `gpu_metrics` its DCGM exporter page if set, `origin` the place of its
-    configuration, `pod` the facts of its pod's spec if the Kubernetes API listed it.
+    `address` is the URL of a server, or the path of a capture that is played as if it were live.
+    `labels` are set by the user (tier, pod, node, namespace ...). `settings` are the effective
+    settings, including those of the target's own table. `gpu_metrics` is its DCGM exporter page,
+    None if not set. `origin` is the place of its configuration. `pod` are the facts of its pod's
+    spec if the Kubernetes API listed the pod, else None.
     """
 
     name: str
@@ -58,7 +60,7 @@ class TargetSpec(Struct, frozen=True):
 
     @property
     def pending_text(self) -> str:
-        """A sentence for people: what the first scrape waits for."""
+        """A sentence for people that says what the first scrape is waiting for."""
         if self.played:
             return f"waiting for the first page of {self.address}"
         most_s = self.settings["fetch.connect_timeout_s"] + self.settings["fetch.read_timeout_s"]
@@ -66,7 +68,7 @@ class TargetSpec(Struct, frozen=True):
 
 
 def target_name(target: str) -> str:
-    """A server's name in diagnoses: its URL without credentials and without /metrics.
+    """The name of a server in diagnoses: its URL without credentials and without /metrics.
 
     Raises:
         CollectError: the target is not an HTTP(S) URL.
@@ -84,9 +86,9 @@ def spec(
     labels: Mapping[str, str] | None = None,
     address_key: str = "",
 ) -> TargetSpec:
-    """A target; the default name is derived from the address. `played`: it is a capture.
+    """A target. `name` is derived from the address by default. `played`: the target is a capture.
 
-    `address_key` is the key that holds the address at `origin`, if it has one.
+    If the address is the value of a key at `origin`, `address_key` is that key.
 
     Raises:
         SettingsError: the address, the name or labels are invalid; each message has the origin.
@@ -124,10 +126,10 @@ def _naming_mistakes(
 
 
 def check_unique(specs: Sequence[TargetSpec]) -> None:
-    """Check that no two targets have the same name or the same log.
+    """Check that no two targets have the same name, and that no two targets have the same log.
 
     Raises:
-        SettingsError: two targets share one; each message names both origins.
+        SettingsError: two targets have the same name or log; each message names both origins.
     """
     mistakes: list[str] = []
     first: dict[str, TargetSpec] = {}
@@ -187,7 +189,7 @@ def argument_specs(arguments: Sequence[str], settings: Settings) -> list[TargetS
 
 
 def table_specs(settings: Settings) -> list[TargetSpec]:
-    """The targets of the settings file.
+    """The targets in the settings' `[[targets]]` tables.
 
     Raises:
         SettingsError: keys are unknown, values are invalid, or two targets have the same name; a
@@ -250,7 +252,7 @@ def _setting_of(key: str, origin: str) -> Setting:
 
 
 def targets_toml(settings: Settings) -> list[str]:
-    """Lines of a TOML file with the same `[[targets]]`, without credentials.
+    """The `[[targets]]` tables as lines of TOML. Credentials are left out.
 
     Raises:
         SettingsError: a table is not a valid target.

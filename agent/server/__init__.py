@@ -1,1 +1,1 @@
-"""Facts about a server, from its answers and from its node."""
+"""Facts about a server, from its HTTP answers and from the node on which it runs."""

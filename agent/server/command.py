@@ -28,8 +28,8 @@ SCHEMA = "kneewatch.server/1"
 
 
 def inspect(target: str, settings: Settings, *, form: str) -> int:
-    """Print the facts about a server after one scrape or from a capture's last page; from the log
-    alone if the page cannot be read. Returns the exit status.
+    """Print the facts about a server, after one scrape or from the last page of a capture. If the
+    page cannot be read, the facts come from the log alone. Returns the exit status.
 
     Raises:
         CollectError: the page cannot be read, and no log is known.

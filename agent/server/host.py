@@ -1,5 +1,5 @@
-"""Reads the host of a server's process on this node: memory of its control group, CPU pressure and
-steal time. I/O edge."""
+"""Reads the host signals of a server's process on this node: memory of its control group, CPU
+pressure and steal time. I/O edge."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from contextlib import suppress
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
-"""Where control groups of version 2 are."""
+"""The folder of the control groups (version 2)."""
 
 PROC = Path("/proc")
 TEXT_MAX_CHARS = 64 * 1024
 
 STEAL_AT = 8
-"""The column of stolen time in /proc/stat; the guest times after it are already contained in other
-columns."""
+"""Index of the column of stolen time in /proc/stat. The guest times after it are already included
+in other columns."""
 
 
 class HostReader:
-    """Reads the host signals of one process, again and again."""
+    """Reads the host signals of one process. Keeps the last CPU times, because steal time is a
+    rate."""
 
     def __init__(self, pid: int, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> None:
         self.pid = pid
@@ -27,7 +28,7 @@ class HostReader:
         self._cpu: tuple[float, float] | None = None
 
     def read(self) -> dict[str, float]:
-        """The signals of the host; what cannot be read is left out."""
+        """The host signals. Signals that cannot be read are left out."""
         groups = control_groups(self.pid, cgroups=self._cgroups, proc=self._proc)
         signals = host_memory(groups)
         pressure = self._pressure(groups)
@@ -40,8 +41,8 @@ class HostReader:
         return signals
 
     def _pressure(self, groups: Sequence[Path]) -> float | None:
-        """Share of the last minute (0-1) in which a task waited for a CPU: in the process's control
-        group, else on the node."""
+        """Share of the last minute (0-1) in which a task waited for a CPU, in the process's control
+        group; without a control group, on the whole node. None if unknown."""
         files = [group / "cpu.pressure" for group in groups[:1]]
         for file in (*files, self._proc / "pressure/cpu"):
             for line in text_of(file).splitlines():
@@ -53,8 +54,8 @@ class HostReader:
         return None
 
     def _cpu_times(self) -> tuple[float, float] | None:
-        """Time stolen from the node by its hypervisor, and all CPU time, since the node started, in
-        clock ticks."""
+        """CPU time that the hypervisor took from the node, and total CPU time: both since the node
+        started, in clock ticks. None if unknown."""
         words = text_of(self._proc / "stat").partition("\n")[0].split()
         if len(words) < STEAL_AT + 1 or words[0] != "cpu" or not all(map(str.isdecimal, words[1:])):
             return None
@@ -63,8 +64,8 @@ class HostReader:
 
 
 def host_memory(groups: Iterable[Path]) -> dict[str, float]:
-    """Memory use and limit of the control group with the least memory left; empty if none of the
-    groups has a limit."""
+    """Memory use and memory limit of one control group: the one with the least memory left. Empty
+    if none of the groups has a limit."""
     limited = [
         (limit, max(0.0, used - numbers_in(group / "memory.stat").get("inactive_file", 0.0)))
         for group in groups
@@ -78,8 +79,8 @@ def host_memory(groups: Iterable[Path]) -> dict[str, float]:
 
 
 def control_groups(pid: int, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> list[Path]:
-    """The folders of a process's control group and of those above it, version 2; empty in version
-    1 and where the process is gone."""
+    """The folders of a process's control group and of all groups above it (version 2). Empty with
+    version 1, or if the process no longer exists."""
     lines = text_of(proc / str(pid) / "cgroup").splitlines()
     path = next((line[3:] for line in lines if line.startswith("0::/")), "")
     if not path or ".." in path:
@@ -89,19 +90,19 @@ def control_groups(pid: int, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> l
 
 
 def _number(file: Path) -> float | None:
-    """The number in a file; None if it has no number but a word such as `max`."""
+    """The number in a file. None if the file contains a word such as `max` instead."""
     text = text_of(file).strip()
     return float(text) if text.isdecimal() else None
 
 
 def numbers_in(file: Path) -> dict[str, float]:
-    """The numbers of a file with a name and a number in each line."""
+    """The values by name, from a file that has a name and a number in each line."""
     rows = (line.split() for line in text_of(file).splitlines())
     return {row[0]: float(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
 
 
 def text_of(file: Path) -> str:
-    """The text of a small file, at most `TEXT_MAX_CHARS`; empty if it cannot be read."""
+    """The text of a small file, cut to `TEXT_MAX_CHARS`. Empty if the file cannot be read."""
     try:
         with file.open(encoding="utf-8", errors="replace") as text:
             return text.read(TEXT_MAX_CHARS)

@@ -48,11 +48,11 @@ NAMES: Mapping[str, str] = {
     "graph_gib": "graph_gib",
     "attention_backend": "attention_backend",
 }
-"""The name of each fact, by its name in the log. Logged arguments are in `launch`."""
+"""The names of facts, by their names in the parsed log. Logged arguments are in `launch`."""
 
 CHUNK_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
-"""A larger file is read from this far before its end."""
+"""Of a file larger than this, only the last TAIL_BYTES are read."""
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,100}/[A-Za-z0-9][\w.-]{0,200}")
 
@@ -60,10 +60,10 @@ NO_START = "no vLLM start-up in this log; save it from the start of the server"
 
 
 class LogFollower:
-    """A log file and what was read of it; facts are those of vLLM's newest start.
+    """Reads a log file as it grows. The facts are those of vLLM's newest start.
 
-    `user_id`: the file must be that user's or readable by everyone, because another program named
-    it; None: kneewatch's own user named it.
+    If another program named the file, `user_id` is that program's user: the file must belong to
+    this user or be readable by everyone. None: kneewatch's own user named the file.
     """
 
     def __init__(self, path: str, *, user_id: int | None = None) -> None:
@@ -73,7 +73,8 @@ class LogFollower:
         self.log = StartupLog()
 
     def read(self, limit_bytes: int = CHUNK_BYTES) -> int:
-        """Read at most `limit_bytes` more of the file. Returns how many bytes were read.
+        """Read up to `limit_bytes` of the unread part of the file. Returns the number of bytes
+        read.
 
         Raises:
             SettingsError: the file cannot be read, or is no regular file.
@@ -103,17 +104,19 @@ class LogFollower:
         return len(data)
 
     def read_rest(self, limit_bytes: int = 2 * TAIL_BYTES) -> bool:
-        """Read what is new in the file, about `limit_bytes` at most: a file that grows faster than
-        it is read must not be read forever. Returns whether the end was reached.
+        """Read the unread part of the file. Returns whether the end was reached.
+
+        At most about `limit_bytes` are read: a file may grow faster than it can be read.
 
         Raises:
-            SettingsError: as `read`.
+            SettingsError: as in `read`.
         """
         return any(not self.read() for _ in range(max(1, limit_bytes // CHUNK_BYTES)))
 
     def _place(self, status: os.stat_result) -> None:
-        """Start from the beginning if the file was replaced or is shorter than what was read of
-        it."""
+        """Find the position from which to read: the start, if the file was replaced or has become
+        shorter than the part that was read. Of a large file that is read for the first time, only
+        the end is read."""
         file_id = status.st_dev, status.st_ino
         if file_id == self._file_id and status.st_size >= self._offset:
             return
@@ -123,7 +126,7 @@ class LogFollower:
 
 
 def read_log(path: str) -> StartupLog:
-    """A whole log file, or the end of a large one.
+    """Read a whole log file, or only the end of a large one.
 
     Raises:
         SettingsError: the file cannot be read, or is no regular file.
@@ -135,18 +138,21 @@ def read_log(path: str) -> StartupLog:
 
 
 def facts_of_log(stated: Stated, log: StartupLog, now_s: float) -> tuple[ServerFacts, Stated]:
-    """The facts from settings and log, settings first, without a page of the server."""
+    """The facts from the settings and a log, for a server whose page was not read. Settings take
+    precedence."""
     reading = reading_of(log, now_s)
     return merge(stated, [reading], config={}, model_names=(), settings_s=now_s, page_s=now_s)
 
 
 def failure_of(log: StartupLog, stated: Stated, now_s: float) -> LogFailure | None:
-    """The failure that the log ends with, first read at `now_s`; None without one."""
+    """The failure at the end of the log, which was first read at `now_s`. None if the log does not
+    end with a failure."""
     return log_failure(log, facts_of_log(stated, log, now_s)[1], now_s)
 
 
 def reading_of(log: StartupLog, now_s: float) -> SourceReading:
-    """The facts of the log's newest start, read at `now_s`, with the model that it names."""
+    """The facts of the newest start in the log, read at `now_s`, and the model that the log
+    names."""
     values: dict[str, Value] = {
         name: log.facts[logged].value for logged, name in NAMES.items() if logged in log.facts
     }
@@ -154,8 +160,8 @@ def reading_of(log: StartupLog, now_s: float) -> SourceReading:
 
 
 def _logged_model(log: StartupLog) -> Model | None:
-    """The model that the log names, looked up by id in the catalogue and the local Hugging Face
-    cache; None for a path. No file that the log names is read."""
+    """The model that the log names. It is looked up by id in the catalogue and the local Hugging
+    Face cache; None for a path. No file named in the log is read."""
     name = log.launch.model if log.launch else ""
     if not _MODEL_ID.fullmatch(name) or Path(name).exists():
         return None
@@ -177,14 +183,14 @@ JOURNAL_TIMEOUT_S = 5.0
 _CURSOR = re.compile(rb"(?m)^-- cursor: (\S{1,500})\n?\Z")
 _UNIT = re.compile(r"/system\.slice/(?:[^/]+\.slice/)*([A-Za-z0-9@_:.\\-]{1,200}\.service)(?:/|$)")
 _RUNTIMES = ("docker", "containerd", "kubelet", "crio", "podman", "ssh", "sshd")
-"""Units that start other programs: their journal is not a server's log."""
+"""Systemd units that start other programs. Their journal is not the log of a server."""
 
 
 class LogPlace(Struct, frozen=True):
-    """Where a process's log is: a file, or the journal of a unit.
+    """The place of a process's log: a file, or the journal of a systemd unit.
 
-    `user_id`: the file must be that user's or readable by everyone; None: no user can choose the
-    path.
+    If a user can choose the path, `user_id` is that user: the file must belong to this user or be
+    readable by everyone. None: no user can choose the path.
     """
 
     path: str
@@ -192,13 +198,13 @@ class LogPlace(Struct, frozen=True):
     unit: str = ""
 
     def open(self) -> LogFollower | Journal:
-        """A follower of the log."""
+        """A reader that follows the log."""
         return Journal(self.unit) if self.unit else LogFollower(self.path, user_id=self.user_id)
 
 
 def log_place(pid: int) -> LogPlace | None:
-    """Where the log of a process is; None if it writes to a terminal or to a pipe, or cannot be
-    read."""
+    """The place of a process's log. None if the process writes to a terminal or a pipe, or if the
+    place cannot be determined."""
     redirected = _redirected(pid)
     if redirected is not None:
         return redirected
@@ -209,7 +215,7 @@ def log_place(pid: int) -> LogPlace | None:
 
 
 def _redirected(pid: int) -> LogPlace | None:
-    """The regular file that the output is redirected to."""
+    """The regular file to which the process's output is redirected. None if there is none."""
     for descriptor in (1, 2):
         link = f"/proc/{pid}/fd/{descriptor}"
         try:
@@ -226,8 +232,8 @@ def _redirected(pid: int) -> LogPlace | None:
 
 
 def place_of_group(cgroup: str) -> LogPlace | None:
-    """The log that Kubernetes, Docker or systemd keeps of a control group, by the text of
-    /proc/PID/cgroup."""
+    """The place where Kubernetes, Docker or systemd stores the log of a control group. `cgroup` is
+    the text of /proc/PID/cgroup."""
     container = container_id(cgroup)
     if container:
         files = [*PODS.glob(f"*-{container}.log")][:1]
@@ -249,7 +255,7 @@ def _exists(path: Path) -> bool:
 
 
 class Journal:
-    """The journal of a unit and what was read of it; asked at most every `JOURNAL_EVERY_S`."""
+    """Reads the journal of a systemd unit as it grows, at most every `JOURNAL_EVERY_S` seconds."""
 
     def __init__(self, unit: str) -> None:
         self.path, self.log = f"journal of {unit}", StartupLog()
@@ -257,8 +263,8 @@ class Journal:
         self._due_s = 0.0
 
     def read_rest(self, limit_bytes: int = TAIL_BYTES) -> bool:
-        """Read what is new in the journal, the end of it if that is more than `limit_bytes`; the
-        first time, its last `JOURNAL_LINES` lines. Returns True: it was read to its end.
+        """Read the new part of the journal; the first time, its last `JOURNAL_LINES` lines. Of more
+        than `limit_bytes`, only the end is read. Returns True, because the end is always reached.
 
         Raises:
             SettingsError: the journal cannot be read.

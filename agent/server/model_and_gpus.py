@@ -1,4 +1,5 @@
-"""The model's config.json and the GPUs of a server's process on this node. I/O edge; no network."""
+"""Reads the model's config.json and the GPUs of a server's process on this node. I/O edge; no
+network."""
 
 from __future__ import annotations
 
@@ -33,9 +34,10 @@ _REVISION = re.compile(r"[\w-][\w.-]{0,95}")
 
 
 def read_model(server: ServerProcess, now_s: float) -> SourceReading:
-    """The model of the process's config.json; none for a model of the catalogue.
+    """The model, read from the config.json that the process uses. Empty for a model of the
+    catalogue.
 
-    A note says why the file cannot be used.
+    If the file cannot be used, a note contains the reason.
     """
     name = server.launch.model
     nothing = SourceReading(CONFIG_FILE, now_s)
@@ -60,10 +62,10 @@ def _in_catalogue(name: str) -> bool:
 
 
 def _config(name: str, server: ServerProcess) -> bytes:
-    """The contents of the file.
+    """The contents of the model's config.json.
 
     Raises:
-        FileError: it cannot be read, or a link leads out of the model's folder.
+        FileError: the file cannot be read, or a link leads out of the model's folder.
     """
     if not server.shares_files:
         raise FileError("the file is in the server's container; set model")
@@ -79,7 +81,8 @@ def _config(name: str, server: ServerProcess) -> bytes:
 
 
 def _snapshot(name: str, server: ServerProcess) -> tuple[Path, Path] | None:
-    """The model's folder in the process's Hugging Face cache, and its config.json there."""
+    """The model's folder in the process's Hugging Face cache, and the config.json in it. None if
+    not found."""
     hub = _hub(server)
     if hub is None or not _ID.fullmatch(name):
         return None
@@ -97,7 +100,8 @@ def _snapshot(name: str, server: ServerProcess) -> tuple[Path, Path] | None:
 
 
 def _hub(server: ServerProcess) -> Path | None:
-    """The cache's folder by the process's environment, else below its user's home."""
+    """The folder of the Hugging Face cache: from the process's environment, else in the home folder
+    of its user."""
     environ = server.environ or {}
     if "HF_HUB_CACHE" in environ:
         hub = Path(environ["HF_HUB_CACHE"])
@@ -113,7 +117,12 @@ def _hub(server: ServerProcess) -> Path | None:
 
 
 def _inside(folder: Path, path: Path, server: ServerProcess) -> bytes:
-    """The contents of a file whose links all stay in the folder; the cache links to its blobs."""
+    """The contents of a file. All links must stay within `folder`: files in the cache are links to
+    its blobs.
+
+    Raises:
+        FileError: the file cannot be read, or a link leads out of `folder`.
+    """
     try:
         resolved = Path(os.path.realpath(path, strict=True))
         inside = resolved.is_relative_to(os.path.realpath(folder, strict=True))
@@ -141,10 +150,10 @@ PARTS = "the server uses MIG instances: set gpu"
 def read_gpus(
     pid: int, now_s: float, *, load: Callable[[], Nvml] = load_nvml, pids: str | None = None
 ) -> SourceReading:
-    """The GPUs of a server's process and of the processes that it started. Without a driver there
-    is no fact and no note.
+    """The GPUs of a server's process and of its child processes. Without a driver there are no
+    facts and no note.
 
-    Where its GPUs are unknown but all GPUs of the node are of one model, the model is a fact.
+    If these GPUs are unknown, but all GPUs of the node are of the same model, that model is a fact.
     `pids` is kneewatch's own process-id namespace; None: read it.
     """
     comparable = (namespace("self", "pid") if pids is None else pids) == NODE_PIDS
@@ -166,7 +175,7 @@ def read_gpus(
 
 
 def _model(gpus: Collection[NodeGpu]) -> dict[str, Value]:
-    """The model and memory of GPUs that are all alike; nothing where they differ."""
+    """Model and memory of the GPUs, if all are of the same model. Empty if they differ."""
     values = dict(models_reading([gpu.name for gpu in gpus], 0.0).values)
     values.pop(SERVER_GPUS, None)
     if "gpu_name" not in values:
@@ -179,7 +188,7 @@ def _model(gpus: Collection[NodeGpu]) -> dict[str, Value]:
 
 
 def _family(pid: int) -> set[int]:
-    """A process and all that it started."""
+    """The ids of a process and of all its descendants."""
     import psutil
 
     try:

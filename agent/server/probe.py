@@ -1,5 +1,5 @@
-"""Asks a vLLM server for its version, models and state; the state of one whose page cannot be read
-comes from /health, its process and its systemd unit. I/O edge."""
+"""Queries a vLLM server for its version, models and state. If its metrics page cannot be read, its
+state comes from /health, its process and its systemd unit. I/O edge."""
 
 from __future__ import annotations
 
@@ -39,23 +39,25 @@ from kneewatch.diagnose.deployment.server_facts import (
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST
 
 BODY_MAX_BYTES = 512 * 1024
-"""An answer of /v1/models has 1 kB per model, an answer of /server_info up to 100 kB."""
+"""Maximum size of an answer: /v1/models has 1 kB per model, /server_info up to 100 kB."""
 
 TIMEOUT_MAX_S = 3.0
-"""All answers come at once from a healthy server, and the next scrape must not wait for long."""
+"""Maximum seconds to wait for an answer. A healthy server answers at once, and the next scrape must
+not be delayed."""
 
 HEALTH = "/health"
 MODELS_MAX = 100
 OLDEST = (0, 2, 0)
-"""The first version with an OpenAI-compatible server and metrics."""
+"""The first version of vLLM with an OpenAI-compatible server and metrics."""
 
 Values = dict[str, Value]
 
 
 def ask_server(target: str, settings: FetchSettings, now_s: float) -> SourceReading:
-    """The facts that the server at `target` reports. A failed request leaves a note.
+    """The facts that the server at `target` reports. A failed request adds a note.
 
-    The requests end at the first one without an answer: a server that hangs costs one timeout.
+    After a request without an answer, no more requests are sent: a server that hangs costs only one
+    timeout.
     """
     values: Values = {}
     notes: list[str] = []
@@ -74,7 +76,7 @@ def ask_server(target: str, settings: FetchSettings, now_s: float) -> SourceRead
 
 
 def is_healthy(target: str, settings: FetchSettings) -> bool:
-    """Whether GET /health of the server at `target` has status 200."""
+    """Whether the server at `target` answers GET /health with status 200."""
     try:
         answer_of(target, HEALTH, settings)
     except CollectError:
@@ -90,8 +92,10 @@ def answer_of(
     post: bytes | None = None,
     timeout_s: float = TIMEOUT_MAX_S,
 ) -> bytes:
-    """The body of a server's answer to a GET of the path `request`, or to a POST of the JSON
-    document `post`. `target` is the address of the server's metrics page.
+    """The body of a server's answer to a GET request for `request`; with `post`, to a POST request
+    with this JSON document.
+
+    `target` is the address of the server's metrics page; `request` is a path.
 
     Raises:
         CollectError: the server does not answer, or not with status 200.
@@ -130,8 +134,8 @@ def _version(body: bytes) -> Values:
 
 
 def _models(body: bytes) -> Values:
-    """The served names, the path of the one model behind them, and its longest context in
-    tokens."""
+    """From /v1/models: the served names, the path of the model if there is only one, and its
+    maximum context length in tokens."""
     rows = _object(body).get("data")
     if not isinstance(rows, list) or not rows:
         raise ValueError("no models")
@@ -171,11 +175,11 @@ CONFIG_KEYS = {
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
 }
-"""Counts in vLLM's configuration, by its key, with the name of the fact."""
+"""Keys of vLLM's configuration whose value is a count, with the name of the fact."""
 
 
 def _config(body: bytes) -> Values:
-    """Counts of /server_info, which prints the configuration as text or has it as JSON."""
+    """Counts from /server_info, which returns the configuration as text or as JSON."""
     config = _object(body).get("vllm_config")
     if isinstance(config, str):
         pairs = re.findall(r"\b(\w{1,40})=(\d{1,15})\b", config)
@@ -219,9 +223,9 @@ REQUESTS: Mapping[str, tuple[Reader, bool]] = {
     "/is_sleeping": (_sleeping, True),
     "/server_info?config_format=json": (_config, True),
 }
-"""The path of each request, the reader of its answer, and whether a server may lack it.
+"""For each path: the function that reads the answer, and whether a server may lack the path.
 
-/is_sleeping and /server_info exist with VLLM_SERVER_DEV_MODE=1.
+/is_sleeping and /server_info exist only with VLLM_SERVER_DEV_MODE=1.
 """
 
 
@@ -230,15 +234,15 @@ REQUESTS: Mapping[str, tuple[Reader, bool]] = {
 
 
 ANSWERED = ("http_status", "timeout", "auth", "too_large", "truncated", "not_found")
-"""Failures of a scrape after which the server may still be healthy."""
+"""Kinds of scrape errors after which the server may still be healthy."""
 
 SYSTEMCTL_S = 2.0
 _UNIT = re.compile(r"[A-Za-z0-9@_:.\\-]{1,200}\.service")
 
 
 class ServerStart(Struct, frozen=True):
-    """A process of the server: its id, when it was started, its systemd unit, and the OOM kills of
-    its control group when it was first observed; None if they cannot be read."""
+    """A process of the server: its id, its start time, its systemd unit, and the number of OOM
+    kills in its control group when it was first observed. `oom_kills` is None if unknown."""
 
     pid: int
     started_s: float
@@ -248,7 +252,8 @@ class ServerStart(Struct, frozen=True):
 
 
 class Liveness:
-    """Follows the processes of one target's server on this node."""
+    """Follows the processes of a target's server on this node, to report the server's state after a
+    failed scrape."""
 
     def __init__(self, address: str, fetch: FetchSettings) -> None:
         self._target, self._fetch = address, fetch
@@ -257,7 +262,7 @@ class Liveness:
         self._processes: list[ServerStart] = []
 
     def note(self, readings: Sequence[SourceReading]) -> None:
-        """Remember the process whose facts were read."""
+        """Remember the process that `readings` are about."""
         for reading in readings:
             pid, started_s = reading.values.get("pid"), reading.values.get("process_started_s")
             if reading.source == PROCESS and isinstance(pid, int) and isinstance(started_s, float):
@@ -318,8 +323,8 @@ def _runs(start: ServerStart) -> bool:
 
 
 def _events_file(pid: int) -> Path | None:
-    """memory.events of the process's control group, version 2; None in version 1 and where the
-    group is the root, which has none."""
+    """The file memory.events of the process's control group (version 2). None with version 1, and
+    for the root group, which has no such file."""
     files = (group / "memory.events" for group in control_groups(pid)[:1])
     return next((file for file in files if file.is_file()), None)
 
@@ -330,7 +335,8 @@ def _oom_kills(file: Path) -> int | None:
 
 
 def _oom_kills_since(start: ServerStart) -> int | None:
-    """OOM kills in the process's control group since it was first observed; None if unknown."""
+    """Number of OOM kills in the process's control group since the process was first observed. None
+    if unknown."""
     if start.events_file is None or start.oom_kills is None:
         return None
     now = _oom_kills(start.events_file)
@@ -338,7 +344,7 @@ def _oom_kills_since(start: ServerStart) -> int | None:
 
 
 def _exit_words(unit: str) -> str:
-    """How a unit ended, according to systemd; empty without systemd or without a failure."""
+    """A text on how a systemd unit ended. Empty without systemd, or if the unit did not fail."""
     if not _UNIT.fullmatch(unit):
         return ""
     command = ("systemctl", "show", "--property=Result,ExecMainStatus,NRestarts", "--", unit)

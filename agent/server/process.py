@@ -1,7 +1,7 @@
-"""Finds the vLLM process that listens on a target's port on this node, and reads the files that its
-command line names. I/O edge.
+"""Finds the vLLM process that listens on a target's port on this node, and reads the files named on
+its command line. I/O edge.
 
-psutil is imported lazily, only for targets on this node.
+psutil is imported only for targets on this node.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ YAML_MAX_BYTES = 64 * 1024
 
 
 class FileError(KneewatchError):
-    """A file is missing, too large, or not of the expected kind; never quotes its contents."""
+    """A file is missing, too large, or of the wrong kind. The message never quotes the file."""
 
 
 def read_file(path: Path, most_bytes: int, *, user_id: int) -> bytes:
-    """The contents of a regular file that the user may read; links are followed.
+    """The contents of a regular file. Links are followed.
+
+    The user `user_id` must be allowed to read the file, because kneewatch may have more rights than
+    the program that names it.
 
     Raises:
-        FileError: there is none, it has more than `most_bytes`, or the user may not read it:
-            kneewatch may have more rights than the program that names it.
+        FileError: the file does not exist, has more than `most_bytes`, or the user may not read it.
     """
     try:
         # A pipe or a device must not block: without O_NONBLOCK, opening it could.
@@ -75,7 +77,7 @@ def _may_read(descriptor: int, status: os.stat_result, user_id: int) -> bool:
 
 
 def _permits(status: os.stat_result, right: int, user_id: int, groups: Sequence[int]) -> bool:
-    """Whether a file's mode gives a user a right (R_OK, X_OK)."""
+    """Whether the mode of a file gives a user a right (R_OK or X_OK)."""
     if status.st_uid == user_id:
         return bool(status.st_mode >> 6 & right)
     return bool(status.st_mode >> (3 if status.st_gid in groups else 0) & right)
@@ -90,10 +92,10 @@ def _groups(user_id: int) -> Sequence[int]:
 
 
 def read_yaml(path: Path, *, user_id: int) -> Mapping[str, object]:
-    """The keys of a YAML file, as `vllm serve --config` takes it.
+    """The keys and values of a YAML file for `vllm serve --config`.
 
     Raises:
-        FileError: it cannot be read, or is no such file.
+        FileError: the file cannot be read, or is not such a YAML file.
     """
     import yaml
 
@@ -120,7 +122,8 @@ Read = TypeVar("Read")
 
 LISTENERS_MAX = 64
 ANCESTORS_MAX = 3
-"""API server processes that share a port are children of the one with the command line."""
+"""Maximum number of parent processes to search for vLLM's command line. API server processes that
+share a port are children of the process with the command line."""
 
 DEFAULT_PORT = 8000
 """The port of `vllm serve` without --port."""
@@ -137,8 +140,9 @@ ALLOW = (
 
 
 class ServerProcess(Struct, frozen=True):
-    """A vLLM process. `folder` (its working folder) and `environ` are None if they cannot be
-    read. `shares_files`: a path names the same file for it as for kneewatch."""
+    """A vLLM process. `folder` is its working folder. `folder` and `environ` are None if they
+    cannot be read. `shares_files`: a path refers to the same file for the process and for
+    kneewatch."""
 
     pid: int
     launch: Launch
@@ -149,9 +153,10 @@ class ServerProcess(Struct, frozen=True):
 
 
 def read_process(target: str, now_s: float) -> tuple[SourceReading, ServerProcess | None]:
-    """The facts of the process behind a target, and the process; no facts for a remote target.
+    """The facts about the process behind a target, and the process. For a target on another node:
+    no facts, and None.
 
-    A note says which other program listens on the port, or what cannot be read.
+    If another program listens on the port, or something cannot be read, a note says so.
     """
     address = parse_target(target)
     nothing = SourceReading(PROCESS, now_s)
@@ -198,8 +203,8 @@ def is_local(host: str) -> bool:
 
 
 def running_server(host: str, port: int) -> tuple[psutil.Process | None, bool]:
-    """The vLLM process that listens on the port of this node, and True. If none listens: the newest
-    one that was started for this port, or None, and False.
+    """The vLLM process that listens on the port of this node, and True. If no process listens: the
+    process that was started last with this port (None if there is none), and False.
 
     Raises:
         psutil.Error: the node's processes cannot be listed.
@@ -220,9 +225,11 @@ def running_server(host: str, port: int) -> tuple[psutil.Process | None, bool]:
 
 
 def _listeners(host: str, port: int) -> set[int | None]:
-    """Ids of the processes that listen on the port; None for a process that kneewatch may not see.
+    """Ids of the processes that listen on the port. None stands for a process that kneewatch may
+    not see.
 
-    A socket bound to the host's own address gets its connections before one bound to all.
+    A socket that is bound to the address of the host gets the connections to that address. Another
+    socket may be bound to all addresses at the same time.
     """
     import psutil
 
@@ -251,7 +258,8 @@ def _is_bound_to(bound: IPv4Address | IPv6Address, host: str) -> bool:
 
 
 def _server_process(process: psutil.Process) -> tuple[psutil.Process, Launch] | None:
-    """The process with vLLM's command line: this one or an ancestor of it; None without one."""
+    """The process with vLLM's command line: this process or one of its ancestors. None if there is
+    none."""
     at: psutil.Process | None = process
     for _ in range(ANCESTORS_MAX + 1):
         if at is None:
@@ -267,7 +275,8 @@ def _server_process(process: psutil.Process) -> tuple[psutil.Process, Launch] | 
 
 
 def _is_worker(words: list[str]) -> bool:
-    """Whether a process may be one that vLLM started: renamed, or started by multiprocessing."""
+    """Whether vLLM may have started a process: the process was renamed by vLLM, or started by
+    multiprocessing."""
     return bool(words) and (
         words[0].startswith("VLLM::") or any("multiprocessing." in word for word in words[1:4])
     )
@@ -310,20 +319,21 @@ def _with_config(launch: Launch, server: ServerProcess) -> Launch:
 
 
 def container_id(cgroup: str) -> str:
-    """The container in the text of /proc/PID/cgroup; empty outside one."""
+    """The container id in the text of /proc/PID/cgroup. Empty outside a container."""
     container = _CONTAINER.search(cgroup)
     return "" if container is None else container[1]
 
 
 def place(cgroup: str) -> dict[str, Value]:
-    """The systemd unit and the container in the text of /proc/PID/cgroup."""
+    """The systemd unit and the container in the text of /proc/PID/cgroup, as facts."""
     container, unit = container_id(cgroup), _UNIT.search(cgroup)
     values: dict[str, Value] = {"container": container[:12]} if container else {}
     return values if unit is None else values | {"unit": printable(unit[1])}
 
 
 def shown_variables(environ: Mapping[str, str]) -> dict[str, Value]:
-    """Variables of vLLM and CUDA_VISIBLE_DEVICES, without those whose names suggest a secret."""
+    """The variables of vLLM, and CUDA_VISIBLE_DEVICES. Variables whose names suggest a secret are
+    left out."""
     names = [
         name
         for name in sorted(environ)
@@ -333,7 +343,7 @@ def shown_variables(environ: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _if_readable(read: Callable[[], Read]) -> Read | None:
-    """What `read` returns; None if the process is gone or may not be read."""
+    """The result of `read`. None if the process no longer exists or may not be read."""
     import psutil
 
     try:
@@ -343,7 +353,7 @@ def _if_readable(read: Callable[[], Read]) -> Read | None:
 
 
 def namespace(process: int | str, kind: str) -> str:
-    """A namespace of a process, such as `mnt:[4026531841]`; empty if it cannot be read."""
+    """The id of a process's namespace, such as `mnt:[4026531841]`. Empty if it cannot be read."""
     try:
         return os.readlink(f"/proc/{process}/ns/{kind}")  # noqa: PTH115 - it is no path
     except OSError:

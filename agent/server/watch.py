@@ -1,4 +1,5 @@
-"""Keeps the facts about a server up to date: its answers, its process, its log. I/O edge."""
+"""Keeps the facts about a server up to date, from its HTTP answers, its process and its log. I/O
+edge."""
 
 from __future__ import annotations
 
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 
 READ_EVERY_S = 3600.0
 READ_BYTES = 8 * 1024 * 1024
-"""Most bytes of a log read per scrape: a large log must not delay the scrape."""
+"""Maximum bytes of a log that are read per scrape. A large log must not delay the scrape."""
 
 PROBE, SERVER_LOG = "server.probe", "server_log"
 WATCH_SETTINGS = (PROBE, SERVER_LOG)
-"""The settings that decide what is read."""
+"""Settings that determine which sources are read."""
 
 ENDED = "log not used: it ends with a failure but the server answers, so its log is elsewhere now"
 OLD = "log not used: the server has restarted and the log has no newer start"
@@ -48,8 +49,8 @@ ReadServer = Callable[[str, FetchSettings, float], Sequence[SourceReading]]
 def server_watch(
     address: str, settings: Settings, pod: SourceReading | None = None
 ) -> ServerWatch | None:
-    """The watch of a live server; None if the settings allow no source. `pod`: the facts of its
-    pod's spec, if they were read before."""
+    """The watch of a live server. None if the settings allow no source. `pod` are the facts of the
+    server's pod spec, if they are already known."""
     if not settings[PROBE]:
         return page_watch(address, settings) if settings[SERVER_LOG] else None
     # Lazy: most commands read no server.
@@ -63,7 +64,7 @@ def server_watch(
 
 
 def page_watch(address: str, settings: Settings) -> ServerWatch:
-    """A watch that merges settings, page and log, and asks no server."""
+    """A watch that merges facts from settings, page and log, and sends no request to the server."""
     return ServerWatch(address, settings.fetch(), read=None, log=_log(settings))
 
 
@@ -75,8 +76,8 @@ def _log(settings: Settings) -> LogFollower | None:
 def read_server(
     address: str, fetch: FetchSettings, now_s: float, *, pod: SourceReading | None = None
 ) -> Sequence[SourceReading]:
-    """The facts from the server's answers, its process on this node, and the spec of `pod`, else of
-    kneewatch's own pod."""
+    """The facts from the server's HTTP answers, from its process on this node, and from a pod's
+    spec. The pod is `pod`; if None, kneewatch's own pod."""
     # Lazy: most commands read no server.
     from kneewatch.agent.kubernetes import own_pod, read_pod
     from kneewatch.agent.server.model_and_gpus import read_gpus, read_model
@@ -97,8 +98,10 @@ def read_server(
 
 
 class ServerWatch:
-    """The facts about one target's server. Asks the server only after a vLLM page was read, and not
-    at all if `read` is None."""
+    """Collects the facts about one target's server.
+
+    It queries the server only after a vLLM page was read; never if `read` is None.
+    """
 
     def __init__(
         self,
@@ -127,8 +130,8 @@ class ServerWatch:
         self._settings_s: float | None = None
 
     def read_log(self, t_s: float, monitor: TargetMonitor) -> None:
-        """Read what is new in the log before the scrape of `t_s` is judged, and give the failure
-        that it ends with to the monitor."""
+        """Read the new part of the log, before the scrape of `t_s` is judged. If the log ends with
+        a failure, it is passed to the monitor."""
         if self.log is None:
             return
         self._log_error, is_all = "", True
@@ -153,7 +156,7 @@ class ServerWatch:
         return state
 
     def _find_log(self, pid: int, t_s: float, monitor: TargetMonitor) -> None:
-        """Follow the log of a process, unless a setting names the log."""
+        """Start to follow the log of a process, unless a setting names the log."""
         if self._log_is_set or self._liveness is None:
             return
         # Lazy: only for a process on this node.
@@ -166,8 +169,8 @@ class ServerWatch:
             self.read_log(t_s, monitor)
 
     def update(self, t_s: float, monitor: TargetMonitor, gpus: GpuReading) -> None:
-        """Read what is due and give the facts to the monitor, once it has judged the page of `t_s`.
-        `gpus` are the GPUs of the target."""
+        """Read the facts that are due and pass them to the monitor. Call this after the monitor has
+        judged the page of `t_s`. `gpus` are the target's GPUs."""
         if self._settings_s is None:
             self._settings_s = t_s
         engines = [engine for engine in monitor.engines if engine.last_s == t_s]
@@ -212,7 +215,8 @@ class ServerWatch:
         monitor.set_server(facts, completed)
 
     def _read_log_facts(self, t_s: float, *, restarted: bool) -> None:
-        """Use the facts of the log if it belongs to the process whose page was read at `t_s`."""
+        """Use the facts of the log, but only if the log belongs to the process whose page was read
+        at `t_s`."""
         if self.log is None:
             return
         log = self.log.log

@@ -1,7 +1,7 @@
-"""Effective settings: where they come from, and the objects that are built from them. I/O edge.
+"""Effective settings: reading them from all sources, and building objects from them. I/O edge.
 
-`rules.<ID>.<severity>` in a file sets a threshold; `[[targets]]` and `[[notify]]` are lists of
-tables, which `agent/targets.py` and `agent/notify/receivers.py` read.
+In a file, `rules.<ID>.<severity>` sets a threshold. `[[targets]]` and `[[notify]]` are lists of
+tables; `agent/targets.py` and `agent/notify/receivers.py` read them.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ HIDDEN = "(hidden)"
 
 
 class Effective(Struct, frozen=True):
-    """A setting's value and its origin."""
+    """The value of a setting, and its origin."""
 
     value: Any
     origin: str
 
 
 class Settings:
-    """Effective settings: read with `settings["slo.ttft_p99_s"]`.
+    """Effective settings. A value is read with `settings["slo.ttft_p99_s"]`.
 
-    `thresholds` are the user's bounds by rule id and severity word, `thresholds_origin` the file
-    they came from, `tables` the file's lists of tables by key.
+    `thresholds` are the user's bounds by rule id and severity. `thresholds_origin` is the file that
+    contains them. `tables` are the lists of tables in the file, by key.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Settings:
         self.tables: Mapping[str, Sequence[Mapping[str, Any]]] = tables or {}
 
     def with_values(self, values: Mapping[str, Effective]) -> Settings:
-        """A copy of the settings with `values` replaced."""
+        """A copy of the settings in which `values` replace the present ones."""
         changed = {**self._values, **values}
         return Settings(changed, self.thresholds, self.thresholds_origin, self.tables)
 
@@ -64,15 +64,16 @@ class Settings:
         return self._values[key].value
 
     def origin(self, key: str) -> str:
-        """Origin of a setting's value: "default", "file ...", "environment ..." or "flag ..."."""
+        """The origin of a setting's value: "default", "file ...", "environment ..." or "flag
+        ..."."""
         return self._values[key].origin
 
     def rows(self) -> list[tuple[Setting, Effective]]:
-        """Every setting with its value and origin, in the table's order."""
+        """All settings with value and origin, in the order of the table of settings."""
         return [(setting, self._values[setting.key]) for setting in SETTINGS]
 
     def as_toml(self) -> list[str]:
-        """The settings as lines of TOML; unset ones are comments."""
+        """The settings as lines of TOML. Settings without a value are comments."""
         lines = [
             f"# {setting.key} is not set; {setting.help}"
             if effective.value is None
@@ -88,9 +89,9 @@ class Settings:
         return lines
 
     def profile(self, *, window_s: float | None = None, stated: Stated | None = None) -> Profile:
-        """The profile for the diagnosis. `window_s` overrides the setting.
+        """The profile for a diagnosis. `window_s` replaces the setting.
 
-        Peak figures that no setting states are taken from the stated GPU.
+        Peak figures that are not set are taken from the GPU in `stated`.
         """
         # Lazy: slow to import, and the first page is fetched without them.
         from kneewatch.diagnose.deployment.deployment import NOTHING
@@ -117,8 +118,8 @@ class Settings:
 
     @property
     def docs_url(self) -> str:
-        """Base URL of the pages about causes and rules, without a trailing slash; empty if only the
-        daemon serves them."""
+        """Base URL of the pages about causes and rules, without a trailing slash. Empty if it is
+        not set: then only the daemon serves these pages."""
         url: str = self["docs_url"] or ""
         return url.rstrip("/")
 
@@ -141,7 +142,7 @@ class Settings:
 
 
 def toml_value(setting: Setting, value: object) -> str:
-    """A value in TOML syntax, without secrets and without credentials in URLs."""
+    """A value in TOML syntax. Secrets, and credentials in URLs, are hidden."""
     if setting.kind == "url" and value not in setting.choices:
         value = shown_url(cast("str", value))
     # JSON's numbers, strings, booleans and escapes are valid TOML.
@@ -158,7 +159,7 @@ def toml_value(setting: Setting, value: object) -> str:
 
 RULES_PREFIX = "rules."
 TABLES = ("targets", "notify")
-"""Keys that hold a list of tables."""
+"""Keys whose value is a list of tables."""
 
 BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 KIND_NAMES = {
@@ -181,10 +182,11 @@ def load(
     defaults: Mapping[str, Any] | None = None,
     checks: Sequence[Callable[[Settings], object]] = (),
 ) -> Settings:
-    """The effective settings. `flags` maps setting keys to values; None means not given.
+    """The effective settings. `flags` has the values of flags by setting; None means that the flag
+    was not given.
 
-    `defaults` are a command's own and replace those of the table. `checks` raise SettingsError
-    for further mistakes.
+    `defaults` belong to the command and replace the defaults in the table of settings. `checks` are
+    called with the settings and raise SettingsError for further mistakes.
 
     Raises:
         SettingsError: keys are unknown, values are of the wrong kind, the file is unreadable, or a
@@ -229,7 +231,7 @@ def load(
 
 @contextmanager
 def gathered(mistakes: list[str]) -> Generator[None]:
-    """Add the messages of a SettingsError to `mistakes` instead of raising it."""
+    """A context that catches SettingsError and adds its messages to `mistakes`."""
     try:
         yield
     except SettingsError as error:
@@ -256,7 +258,7 @@ def _tables(key: str, value: object, origin: str) -> list[dict[str, Any]]:
 
 
 def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A document's values by dotted key; settings that are tables themselves are not flattened."""
+    """The values of a document by dotted key. Settings whose value is a table are not flattened."""
     flat: dict[str, Any] = {}
     for key, value in document.items():
         name = prefix + key
@@ -307,7 +309,8 @@ def _parsed(setting: Setting, text: str, origin: str) -> object:
 
 
 def validated(setting: Setting, value: object, origin: str) -> object:
-    """The value of a setting, if it is of its kind and within its bounds.
+    """Check that the value of a setting has the right kind and is within its bounds. Returns the
+    value.
 
     Raises:
         SettingsError: the value is of the wrong kind or out of range.

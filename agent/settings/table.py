@@ -1,9 +1,9 @@
-"""The table of settings, each with a default, a TOML key, an environment variable and a flag, and
-the command line options that read the flags.
+"""The table of settings: each has a default, a TOML key, an environment variable and a flag. Also
+the command line options for these flags.
 
-The TOML key is a setting's dotted name, the environment variable its name in capitals
-(`slo.ttft_p99_s` -> KNEEWATCH_SLO_TTFT_P99_S). Help texts need only this module: it does not import
-the diagnosis.
+The TOML key is the dotted name of the setting. The environment variable is the name in capitals
+(`slo.ttft_p99_s` -> KNEEWATCH_SLO_TTFT_P99_S). The module does not import the diagnosis, so that
+help texts appear fast.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ Kind = Literal["seconds", "count", "number", "text", "texts", "url", "flag", "pa
 MIB = 1024 * 1024
 DAY_S = 24 * 3600.0
 TTFT_TARGET_MOST_S, ITL_TARGET_MOST_S = 600.0, 10.0
-"""In seconds. A longer target was probably meant in milliseconds."""
+"""Maximum latency targets in seconds. A longer target was probably meant in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. Seconds, counts and numbers are above 0, at least `least` and at most `most`.
+    """One setting. Seconds, counts and numbers must be above 0, at least `least` and at most
+    `most`.
 
-    `secret`: its values are never shown. `choices`: the allowed texts, empty for any; a URL setting
-    accepts them in place of a URL.
+    `secret`: the value is never shown. `choices` are the allowed texts; empty allows any text. A
+    URL setting accepts either a URL or one of `choices`.
     """
 
     key: str
@@ -61,13 +62,14 @@ class Setting:
 
     @property
     def option(self) -> str:
-        """The command line flag: `flag` if set, else the key with dashes and without `_s`."""
+        """The command line flag. If `flag` is not set, it is the key with dashes and without
+        `_s`."""
         plain = self.key.removesuffix("_s") if self.kind == "seconds" else self.key
         return "--" + (self.flag or plain.replace(".", "-").replace("_", "-"))
 
 
 def pair(words: str) -> tuple[str, str]:
-    """The name and the value of NAME=VALUE.
+    """Split NAME=VALUE into name and value.
 
     Raises:
         ValueError: the name or the equals sign is missing. The message does not contain the value,
@@ -252,11 +254,12 @@ BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-"""Units of durations in flags, and in times such as -2h of HTTP requests."""
+"""Units of durations in flags, and of relative times such as -2h in HTTP requests. Values in
+seconds."""
 
 
 class Span(click.ParamType[float]):
-    """A duration such as 30, 30s, 5m, 2h, 7d or 1w, as seconds."""
+    """A duration such as 30, 30s, 5m, 2h, 7d or 1w, converted to seconds."""
 
     name = "duration"
 
@@ -291,7 +294,7 @@ class Pair(click.ParamType[tuple[str, str]]):
 
 
 class Target(click.ParamType[str]):
-    """A server's URL or a capture file, with file completion in the shell."""
+    """A server's URL or a capture file. The shell completes file names."""
 
     name = "target"
 
@@ -327,7 +330,7 @@ DEPLOYMENT = (
     "workload_profile",
 )
 ALIASES = {"tensor_parallel": ("--tp",)}
-"""Further names of flags, as `size` has them."""
+"""Additional names of flags; `size` uses the same ones."""
 
 SWEEPS = "benchmark.by_tensor_parallel"
 DIAGNOSIS = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "expect.prefix_hit_ratio", "gpus")
@@ -355,8 +358,8 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
 
 
 def setting_option(row: Setting) -> Callable[[Command], Command]:
-    """The flag of one setting. Its value is None if it is not given: then the file or the
-    environment decides."""
+    """The option for one setting. If the option is not given, its value is None, and the file or
+    the environment determines the setting."""
     kinds: dict[str, dict[str, Any]] = {
         "seconds": {"type": SPAN},
         "count": {"type": int},
@@ -382,21 +385,22 @@ def setting_option(row: Setting) -> Callable[[Command], Command]:
 
 @cache
 def _shared_option(declarations: tuple[str, ...], **attributes: Hashable) -> click.Option:
-    """The option of a setting: one object shared by all commands, which do not change it."""
+    """The option for a setting. All commands share the same object; they do not change it."""
     return click.Option(declarations, **cast("dict[str, Any]", attributes))
 
 
 def parameter(key: str) -> str:
-    """A setting's key as a Python parameter name."""
+    """The key of a setting as a Python parameter name."""
     return key.replace(".", "__")
 
 
 Check = Callable[["Settings"], object]
-"""Raises SettingsError where settings that are valid one by one contain a mistake."""
+"""A function that raises SettingsError if the settings contain a mistake that no single setting
+shows."""
 
 
 def effective(given: dict[str, Any], checks: Sequence[Check] = ()) -> Settings:
-    """A command's effective settings, as `loader` reads them."""
+    """The effective settings of a command, read once. See `loader`."""
     return loader(given, checks=checks)()
 
 
@@ -405,10 +409,11 @@ def loader(
     defaults: dict[str, Any] | None = None,
     checks: Sequence[Check] = (),
 ) -> Callable[[], Settings]:
-    """A function that reads a command's effective settings anew at each call.
+    """A function that reads a command's effective settings again at each call.
 
-    Removes the settings' flags from the arguments `given`. `defaults` are the command's own, and so
-    are `checks`, whose mistakes are reported together with all others.
+    The flags of settings are removed from the arguments `given`. `defaults` belong to the command.
+    `checks` are additional checks of the command; their mistakes are reported together with all
+    others.
     """
     from kneewatch.agent.settings.effective import load  # lazy: slow to import
 
@@ -451,7 +456,7 @@ def _check_thresholds(settings: Settings) -> None:
 
 
 def _paired(row: Setting, given: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The pairs of a repeated flag.
+    """The pairs of a flag that may be given several times, as a dict.
 
     Raises:
         SettingsError: a name is given twice.
@@ -465,7 +470,7 @@ def _paired(row: Setting, given: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def timestamp(text: str | None, zone: tzinfo = UTC) -> float | None:
-    """A time as unix seconds; without a zone of its own it is in `zone`. None stays None.
+    """Parse a time. Returns Unix seconds; None for None. A time without its own zone is in `zone`.
 
     Raises:
         SettingsError: the text is not a time.

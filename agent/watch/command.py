@@ -1,5 +1,4 @@
-"""The `watch` command: feeds for targets or a daemon, and the textual screen with its keys. I/O
-edge."""
+"""The `watch` command: its sources of data, and the textual screen with its keys. I/O edge."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ Size = tuple[int, int]
 
 
 class Stdout(LinuxDriver):
-    """A driver that draws on stdout: textual uses stderr, which may be a file."""
+    """A textual driver that draws on stdout. textual's own draws on stderr, which may be a file."""
 
     def __init__(
         self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: Size | None = None
@@ -64,7 +63,8 @@ class Stdout(LinuxDriver):
 
 
 class Lines(Static):
-    """Lines with tones; `styles_of` maps tones to styles. Unchanged lines are not redrawn."""
+    """A widget with lines of toned text. `styles_of` maps tones to styles. Unchanged lines are not
+    redrawn."""
 
     def __init__(self, styles_of: Mapping[str, str], id: str) -> None:
         super().__init__(id=id, markup=False)
@@ -84,7 +84,7 @@ class Lines(Static):
 
 
 class Pane(VerticalScroll):
-    """A scrolling pane without a scrollbar, which would need more than ASCII."""
+    """A scrolling pane. It has no scrollbar, because that needs more than ASCII."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "scroll_down", show=False),
@@ -126,17 +126,18 @@ class Help(ModalScreen[None]):
 
 REFRESH_S = 0.5
 WIDE, LIST_WIDE = 150, 62
-"""From `WIDE` columns on, the list is beside the details and has `LIST_WIDE` columns."""
+"""Minimum width in columns at which the list is beside the details, and the width of the list
+then."""
 
 LIST_SHARE, LIST_LEAST = 3, 4
 CHART_ROWS = ((50, 6), (36, 4), (0, 3))
-"""The least height of the terminal, and the rows of a chart at it, both in lines."""
+"""Minimum height of the terminal and height of a chart, both in lines."""
 
 
 class View(App[None]):
     """The live view.
 
-    `where` names the source of the data, `docs_url` is the base of links to the causes' pages, and
+    `where` names the source of the data. `docs_url` is the base URL of links to the causes' pages.
     `over` returns whether to exit.
     """
 
@@ -198,7 +199,8 @@ class View(App[None]):
         yield self._lines["keys"]
 
     def on_mount(self) -> None:
-        """Start drawing. SIGTERM and SIGINT restore the terminal before they end the program."""
+        """Start drawing. After SIGTERM or SIGINT the terminal is restored before the program
+        ends."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.exit)
@@ -207,15 +209,16 @@ class View(App[None]):
         self.draw()
 
     def on_resize(self) -> None:
-        """Draw for the new size."""
+        """Draw again for the new size."""
         self.call_after_refresh(self.draw)
 
     def on_descendant_focus(self) -> None:
-        """Show the focus."""
+        """Draw again, to show which pane has the focus."""
         self._draw_rule()
 
     def _handle_exception(self, error: Exception) -> None:
-        """Keep an exception until the screen is closed; textual would print local variables."""
+        """Store an exception until the screen is closed. textual itself would print the values of
+        local variables."""
         if self.is_headless:
             super()._handle_exception(error)
         elif self.bug is None:
@@ -223,7 +226,7 @@ class View(App[None]):
             self.exit()
 
     def draw(self) -> None:
-        """Redraw what changed."""
+        """Redraw everything that has changed."""
         if self._over():
             self.exit()
         if self._held is None:
@@ -254,7 +257,8 @@ class View(App[None]):
         return next(iter(chosen or self._rows), None)
 
     def _lay_out(self) -> None:
-        """Place the list above or beside the details; hide it for a single engine."""
+        """Place the list above the details or beside them. Hide the list if there is a single
+        engine."""
         wide = self.size.width >= WIDE
         self._body.set_class(wide, "wide")
         listed = len(self._rows) > 1 and not self._zoomed
@@ -296,7 +300,8 @@ class View(App[None]):
             self._pane.scroll_home(animate=False)
 
     def _draw_rule(self) -> None:
-        """Draw the line above the details, once their visible height is known."""
+        """Draw the line above the details. Called when the visible height of the details is
+        known."""
         row = self._selected()
         beside = self._left.display and self.size.width >= WIDE
         line = listing.rule(
@@ -309,7 +314,7 @@ class View(App[None]):
         self._lines["rule"].put([line])
 
     def action_choose(self, by: int) -> None:
-        """Select another engine."""
+        """Select the engine `by` rows further down the list."""
         row = self._selected()
         if row is not None:
             at = self._rows.index(row) + by
@@ -317,7 +322,7 @@ class View(App[None]):
             self.draw()
 
     def action_follow(self) -> None:
-        """Follow the worst engine."""
+        """Select the worst engine, and keep selecting it as it changes."""
         self._chosen = None
         self.draw()
 
@@ -327,7 +332,8 @@ class View(App[None]):
         self.call_after_refresh(self._draw_rule)
 
     def action_zoom(self, zoomed: bool | None = None) -> None:
-        """Show the details alone, or both again."""
+        """Show only the details, or the list and the details. Without `zoomed`, switch between the
+        two."""
         self._zoomed = not self._zoomed if zoomed is None else zoomed
         self.draw()
 
@@ -367,12 +373,12 @@ def run(
     token_file: Path | None,
     speed: float,
 ) -> int:
-    """Show targets, or a daemon's targets, until the user quits. Returns the exit status.
+    """Show targets, or the targets of a daemon, until the user quits. Returns the exit status.
 
     Raises:
         SettingsError: there is nothing to show, or no terminal to show it on.
         CaptureError: a recording cannot be read.
-        CollectError: a target cannot be a server.
+        CollectError: the name of a target is not a server's URL.
     """
     if (attach is None) == (not targets):
         raise SettingsError(
@@ -394,7 +400,7 @@ def check_terminal() -> None:
     """Check that stdin and stdout are a terminal.
 
     Raises:
-        SettingsError: they are not; the message names the alternative.
+        SettingsError: they are not a terminal; the message names the alternative.
     """
     hint = "`kneewatch diagnose TARGET` prints the same as text"
     for name, stream in (("stdout", sys.stdout), ("stdin", sys.stdin)):
@@ -405,11 +411,11 @@ def check_terminal() -> None:
 
 
 def target_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
-    """A feed for each server and each capture; a target that is named twice is watched once.
+    """A feed for each server and each capture. Duplicate targets are watched once.
 
     Raises:
         CaptureError: a recording cannot be read.
-        CollectError: a target cannot be a server.
+        CollectError: the name of a target is not a server's URL.
     """
     servers = [target for target in targets if not is_capture(target)]
     captures = [target for target in targets if is_capture(target)]
@@ -420,11 +426,11 @@ def target_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
 
 
 def server_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
-    """A feed for each server, with scrapes spread over the interval, and one for their GPU page
-    where it is set.
+    """A feed for each server, and one for their GPU page if it is configured. The scrapes of the
+    servers are spread over the interval.
 
     Raises:
-        CollectError: a target cannot be a server.
+        CollectError: the name of a target is not a server's URL.
     """
     interval_s, limits = settings["interval_s"], settings.limits()
     window_s = max(settings["window_s"], SCRAPES_IN_WINDOW * interval_s)
@@ -455,7 +461,7 @@ def recording_feeds(captures: Sequence[str], settings: Settings) -> list[Feed]:
 
 
 def show(feeds: Sequence[Feed], pace: Pace, *, where: str, docs_url: str = "") -> int:
-    """Show the feeds' diagnoses until the user quits. Returns the exit status."""
+    """Show the diagnoses of the feeds until the user quits. Returns the exit status."""
     state = ScreenState()
     threads = FeedThreads(feeds, state, pace)
     colour = not os.environ.get("NO_COLOR")
@@ -484,7 +490,8 @@ def show(feeds: Sequence[Feed], pace: Pace, *, where: str, docs_url: str = "") -
 
 
 def exit_status(rows: Iterable[Row]) -> int:
-    """The exit status for the last state; an unknown engine counts as no data, never as ok."""
+    """The exit status for the last state. An engine whose state is unknown counts as no data, never
+    as ok."""
     diagnoses = [row.diagnosis for row in rows if row.diagnosis is not None]
     worst = max((diagnosis.severity for diagnosis in diagnoses), default=Severity.OK)
     is_unknown = not diagnoses or any(row.health == "unknown" for row in rows)

@@ -1,4 +1,4 @@
-"""Where the data on screen comes from: servers, recordings or a running daemon."""
+"""The sources of data for the screen: servers, recordings or a running daemon."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of
 
 SLOWEST, FASTEST = 1 / 8, 128.0
 GAP_MAX_S = 60.0
-"""A longer gap in a recording is played as one of this length."""
+"""Maximum seconds between two pages when a recording is played. A longer gap is shortened to
+this."""
 
 
 class Pace:
-    """Speed, pause and stop, shared by the feeds and the screen. Thread-safe."""
+    """Playing speed, pause and stop. The feeds and the screen share it. Thread-safe."""
 
     def __init__(self, speed: float = 1.0) -> None:
         self._changed = threading.Condition()
@@ -40,17 +41,17 @@ class Pace:
 
     @property
     def speed(self) -> float:
-        """Seconds of a recording that are played per second."""
+        """Seconds of a recording that are played per second of real time."""
         return self._speed
 
     def change_speed(self, factor: float) -> None:
-        """Play recordings faster or slower."""
+        """Multiply the playing speed of recordings by `factor`, within SLOWEST and FASTEST."""
         with self._changed:
             self._speed = min(FASTEST, max(SLOWEST, self._speed * factor))
             self._changed.notify_all()
 
     def pause(self, paused: bool) -> None:
-        """Pause or resume recordings. Servers are scraped in any case."""
+        """Pause or resume recordings. Servers are scraped even during a pause."""
         with self._changed:
             self._paused = paused
             self._changed.notify_all()
@@ -62,8 +63,8 @@ class Pace:
             self._changed.notify_all()
 
     def ticks(self, interval_s: float, offset_s: float = 0.0) -> Iterator[None]:
-        """Yields every interval, first after `offset_s`, until the program stops. Ticks that a slow
-        caller missed are skipped."""
+        """Yields once per interval, for the first time after `offset_s`, until the program stops.
+        Ticks that a slow caller missed are skipped."""
         due_s = time.monotonic() + offset_s
         while True:
             with self._changed:
@@ -74,7 +75,7 @@ class Pace:
             due_s = max(due_s + interval_s, time.monotonic())
 
     def play(self, span_s: float) -> bool:
-        """Wait for `span_s` of a recording to pass. Returns False once the program stops."""
+        """Wait while `span_s` seconds of a recording pass. Returns False if the program stops."""
         left_s = min(span_s, GAP_MAX_S)
         with self._changed:
             while left_s > 0 and not self._stopped:
@@ -92,7 +93,7 @@ class Pace:
 
 ENDED = "end of the recording: this is its last state"
 LEAVE_S = 0.5
-"""How long `stop` waits for threads; a thread that hangs on a server is abandoned."""
+"""Seconds that `stop` waits for threads. A thread that hangs on a server is abandoned."""
 
 GPU_INTERVAL_S = 10.0
 INTERVALS_MISSED = 3
@@ -100,7 +101,8 @@ PATIENCE_S = 10.0
 
 
 class ServerFeed(Struct, frozen=True):
-    """A live server, scraped each interval; the first scrape comes after `offset_s`."""
+    """A live server that is scraped at each interval. The first scrape comes after `offset_s`
+    seconds."""
 
     name: str
     stream: TargetStream
@@ -115,7 +117,7 @@ class ServerFeed(Struct, frozen=True):
         return patience_s(self.interval_s)
 
     def run(self, screen: ScreenState, pace: Pace) -> None:
-        """Scrape and put diagnoses on the screen."""
+        """Scrape the server, and put the diagnoses on the screen, until the program stops."""
         with closing(self.fetcher):
             for _ in pace.ticks(self.interval_s, self.offset_s):
                 diagnoses = self.stream.scrape(self.fetcher)
@@ -124,7 +126,7 @@ class ServerFeed(Struct, frozen=True):
 
 
 class RecordingFeed(Struct, frozen=True):
-    """A capture, played at the pace it was recorded at."""
+    """A capture, played at the speed at which it was recorded."""
 
     name: str
     stream: TargetStream
@@ -150,7 +152,8 @@ class RecordingFeed(Struct, frozen=True):
 
 
 class GpuFeed(Struct, frozen=True):
-    """The page of the servers' GPUs. It has no row of its own: the engines' diagnoses use it."""
+    """The page with the servers' GPUs. It has no row on the screen: the diagnoses of engines use
+    it."""
 
     stream: GpuStream
     name: str = "GPUs"
@@ -158,7 +161,7 @@ class GpuFeed(Struct, frozen=True):
     patience_s: float = 0.0
 
     def run(self, screen: ScreenState, pace: Pace) -> None:
-        """Scrape the page; the servers' streams read the result."""
+        """Scrape the page until the program stops. The servers' streams read the result."""
         del screen
         with closing(self.stream):
             for _ in pace.ticks(GPU_INTERVAL_S):
@@ -166,7 +169,8 @@ class GpuFeed(Struct, frozen=True):
 
 
 def patience_s(interval_s: float) -> float:
-    """Seconds after which a source without new data counts as stale, from its scrape interval."""
+    """Seconds without new data after which a source counts as stale. Computed from its scrape
+    interval."""
     return max(INTERVALS_MISSED * interval_s, PATIENCE_S)
 
 
@@ -176,7 +180,7 @@ def patience_s(interval_s: float) -> float:
 SCHEMA = "kneewatch.triage/1"
 PATH = "/api/v1/triage"
 PAGES = (PATH, "/triage", METRICS_PATH)
-"""Paths to strip from a daemon's URL: people copy the URL of a page."""
+"""Paths that are removed from a daemon's URL, because people copy the URL of a page."""
 
 SECRETS = ("bearer_token_file", "bearer_token_env", "headers", "header_files", "header_envs")
 
@@ -187,14 +191,14 @@ HINTS = {
     "not_found": "check that this is the URL of a kneewatch daemon",
     "not_metrics": "check that this is the URL of a kneewatch daemon",
 }
-"""Hints by kind of error. They replace a scrape's hints, which are about vLLM."""
+"""Hints by kind of error, for errors of the daemon. The usual hints are about scraping vLLM."""
 
 
 class DaemonAnswer(Struct, frozen=True):
     """A daemon's answer.
 
-    `late` are targets whose data is old, `pending` targets without a scrape, `error` is empty
-    without one.
+    `late` are targets whose data is old. `pending` are targets without a scrape. `error` is empty
+    if there is no error.
     """
 
     t_s: float
@@ -214,11 +218,11 @@ class DaemonFeed(Struct, frozen=True):
 
     @property
     def patience_s(self) -> float:
-        """Seconds after which the daemon counts as stale if it does not answer."""
+        """Seconds without an answer after which the daemon counts as stale."""
         return patience_s(self.interval_s)
 
     def run(self, screen: ScreenState, pace: Pace) -> None:
-        """Poll the daemon and put its diagnoses on the screen."""
+        """Poll the daemon, and put its diagnoses on the screen, until the program stops."""
         with closing(self.fetcher):
             for _ in pace.ticks(self.interval_s):
                 self._poll(screen)
@@ -244,7 +248,7 @@ class DaemonFeed(Struct, frozen=True):
 
 
 def read_triage(body: bytes) -> DaemonAnswer:
-    """A triage document, decoded. A malformed diagnosis does not hide the others.
+    """Decode a triage document. A malformed diagnosis is skipped; the others are returned.
 
     Raises:
         DocumentError: the body is not a triage document.
@@ -280,7 +284,7 @@ def _rows(triage: Mapping[str, Any], key: str) -> list[object]:
 
 
 def daemon_feed(url: str, settings: Settings, token_file: Path | None) -> DaemonFeed:
-    """The feed of the daemon at a URL.
+    """The feed for the daemon at `url`.
 
     Raises:
         CollectError: the URL is invalid.
@@ -295,8 +299,8 @@ def daemon_feed(url: str, settings: Settings, token_file: Path | None) -> Daemon
 
 
 def access(settings: Settings, token_file: Path | None) -> FetchSettings:
-    """The settings for requests to the daemon. Tokens and headers come from the command line only:
-    those of the file or environment are for the scraped servers."""
+    """The settings for requests to the daemon. Tokens and headers are used only from the command
+    line: those in the file or environment are meant for the scraped servers."""
     scraping = settings.fetch()
     from_flags: dict[str, Any] = {
         key: getattr(scraping, key)
@@ -313,12 +317,13 @@ def access(settings: Settings, token_file: Path | None) -> FetchSettings:
 
 
 Feed = ServerFeed | RecordingFeed | GpuFeed | DaemonFeed
-"""A source of diagnoses; `run` puts them on the screen until the program stops. The source counts
-as stale if it sends no data for `patience_s`."""
+"""A source of diagnoses. `run` puts them on the screen until the program stops. The source counts
+as stale if it sends no data for `patience_s` seconds."""
 
 
 class FeedThreads:
-    """Runs each feed in a thread. `bug` is an unexpected exception in one of them."""
+    """Runs each feed in a thread. `bug` is the unexpected exception that one of them raised; None
+    if there was none."""
 
     def __init__(self, feeds: Sequence[Feed], screen: ScreenState, pace: Pace) -> None:
         self.bug: BaseException | None = None
@@ -336,7 +341,7 @@ class FeedThreads:
             thread.start()
 
     def stop(self) -> None:
-        """Stop the threads; one that hangs is abandoned."""
+        """Stop the threads. A thread that hangs is abandoned."""
         self._pace.stop()
         until_s = time.monotonic() + LEAVE_S
         for thread in self._threads:

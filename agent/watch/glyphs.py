@@ -1,6 +1,7 @@
-"""Characters, tones and lines of the screen. Text from other machines is never markup. Pure.
+"""Characters, tones and lines of the screen. Text from other machines is never interpreted as
+markup. Pure.
 
-A line is a sequence of pieces, each with a tone; the screen gives tones their colours.
+A line is a sequence of pieces. Each piece has a tone, and the screen maps tones to colours.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kneewatch.rules.formatting import printable
 
 UNIT = re.compile(r"(?<=\d) (?=%|(?:ms|s|min|h|days)\b)")
 GLUE = "\u00a0"
-"""Keeps a number and its unit together while lines are wrapped."""
+"""A no-break space. It keeps a number and its unit together when lines are wrapped."""
 
 Piece = tuple[str, str]
 Line = tuple[Piece, ...]
@@ -46,11 +47,11 @@ PLAIN_TONES = {
     "marked": "reverse",
     "over": "bold",
 }
-"""Styles without colour; the words carry the state."""
+"""Styles without colour. States are then shown by words alone."""
 
 
 class Glyphs(Struct, frozen=True):
-    """The characters to draw with. `bars` go from the lowest to a full cell."""
+    """The characters to draw with. `bars` are ordered from the lowest bar to a full cell."""
 
     bars: str
     bound: str
@@ -61,12 +62,13 @@ class Glyphs(Struct, frozen=True):
     unicode: bool
 
     def clean(self, text: str) -> str:
-        """Text without control characters, in characters that the terminal can show."""
+        """The text without control characters. Characters that the terminal cannot show are
+        replaced."""
         text = printable(text)
         return text if self.unicode else text.encode("ascii", "replace").decode()
 
     def fit(self, text: str, width: int) -> str:
-        """Text in exactly `width` cells; the middle of a longer text is cut out."""
+        """The text in exactly `width` cells. If the text is longer, its middle is cut out."""
         text = self.clean(text)
         if cells(text) > width:
             head = _first(text, (width - cells(self.cut)) // 2)
@@ -75,9 +77,10 @@ class Glyphs(Struct, frozen=True):
         return text + " " * (width - cells(text))
 
     def folded(self, text: str, width: int, *, indent: int = 0, more: int = 2) -> list[str]:
-        """Text wrapped into lines of at most `width` cells, later lines indented by `more`.
+        """The text wrapped into lines of at most `width` cells. The first line is indented by
+        `indent`, later ones by `more` in addition.
 
-        A width smaller than the indent is raised to one character more than the indent.
+        A width that is not larger than the indent is raised to the indent plus one.
         """
         text = self.clean(text)
         if cells(text) > len(text):
@@ -98,9 +101,9 @@ ASCII = Glyphs("_.:-=+*#", "-", "-", "~", ">", "<=", unicode=False)
 
 
 def glyphs_for(environ: Mapping[str, str], encoding: str) -> Glyphs:
-    """The characters that the terminal can show: ASCII unless the locale is UTF-8.
+    """The characters that the terminal can show: Unicode if the locale is UTF-8, else ASCII.
 
-    Python itself sets LC_CTYPE to C.UTF-8 in the C locale, so that value is ignored.
+    LC_CTYPE=C.UTF-8 is ignored, because Python itself sets it in the C locale.
     """
     if encoding.lower().replace("-", "") != "utf8" or environ.get("TERM") == "linux":
         return ASCII
@@ -119,12 +122,13 @@ def cells(text: str) -> int:
 
 
 def toned(lines: Iterable[str], tone: str = "") -> list[Line]:
-    """Plain lines in one tone."""
+    """Lines of plain text as lines with a single tone."""
     return [((line, tone),) for line in lines]
 
 
 def spread(left: Line, right: Line, width: int) -> Line:
-    """A line with `right` at the right edge; `right` is dropped where there is no space."""
+    """A line with `left` at the left edge and `right` at the right edge. If there is no space for
+    both, `right` is dropped."""
     used = sum(cells(text) for text, _ in (*left, *right))
     if used + 2 > width:
         return left

@@ -1,5 +1,5 @@
-"""The lines on the screen: the list of engines, and the selected engine's verdict, stage, charts,
-advice and reasons. Pure."""
+"""The lines of the screen: the list of engines and, for the selected engine, the verdict, stage,
+charts, advice and reasons. Pure."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from kneewatch.rules.formatting import clock, date, duration, lasting, number, p
 from kneewatch.rules.rule import Severity
 
 WORDS = {"critical": "CRITICAL", "warning": "WARNING", "unknown": "UNKNOWN"}
-"""The states of health that the list shows in capitals."""
+"""Words for states of health that the list shows in capitals."""
 
 VERDICT_CELLS, STAGE_CELLS, CAUSE_CELLS = 8, 12, 18
 FULL_FROM, CAUSES_FROM = 76, 52
-"""Widths in columns. Narrower lists omit stage names and latencies, then causes."""
+"""Minimum widths in columns: for stage names and latencies in the list, and for causes."""
 
 NUMBERS: tuple[tuple[str, str, int, Callable[[float], str]], ...] = (
     ("kv_usage_ratio", "KV", 5, percent),
@@ -73,7 +73,7 @@ Exit status by the last state: 0 ok, 1 warning or critical, 2 no data.
 def header(
     rows: Sequence[Row], *, where: str, clock: str, paused: bool, width: int, glyphs: Glyphs
 ) -> Line:
-    """The header: engines by state, the source, and the time."""
+    """The header: the number of engines in each state, the source of the data, and the time."""
     health = Counter(row.health for row in rows)
     pieces: list[Piece] = [("kneewatch ", "strong")]
     pieces += [(f" {health[word]} {word}", word) for word in RANK if health[word]]
@@ -84,7 +84,8 @@ def header(
 
 
 def heads(width: int, *, first: int, last: int, count: int) -> Line:
-    """The column heads of the list, with the visible range where not all rows fit."""
+    """The column heads of the list. If not all rows fit the screen, they include the range of
+    visible rows."""
     engines = "engine" if last - first + 1 >= count else f"{first}-{last} of {count}"
     parts = [f" {'state':{VERDICT_CELLS}}", f"{engines:{_name_cells(width)}}"]
     parts.append(f"{'stage':{STAGE_CELLS}}" if width >= FULL_FROM else "st")
@@ -118,7 +119,7 @@ def line_of(row: Row, *, width: int, selected: bool, glyphs: Glyphs) -> Line:
 
 
 def _first(row: Row) -> str:
-    """An engine's first cause, or why there is none."""
+    """The first cause of an engine, or the reason why there is none."""
     if row.stale:
         return f"no data for {span(row.quiet_s)}"
     if row.diagnosis is None:
@@ -138,17 +139,18 @@ def _name_cells(width: int) -> int:
 
 
 def keys(*, plays: bool) -> Line:
-    """The line of keys; `plays`: with the speed keys for recordings."""
+    """The line that lists the keys. `plays`: include the keys for the speed of recordings."""
     return ((SPEED_KEYS if plays else KEYS, "faint"),)
 
 
 def title_cells(width: int) -> int:
-    """The width of a rule's title."""
+    """The width of the title in the line above the details."""
     return width - 26
 
 
 def rule(title: str, *, below: int, focused: bool, width: int, glyphs: Glyphs) -> Line:
-    """The line above the details: the engine's name, the focus, and lines below the screen."""
+    """The line above the details: the engine's name, whether the pane has the focus, and the number
+    of lines below the screen."""
     title_width = title_cells(width)
     title = glyphs.clean(title)
     shown = title if cells(title) <= title_width else glyphs.fit(title, title_width)
@@ -164,18 +166,19 @@ def rule(title: str, *, below: int, focused: bool, width: int, glyphs: Glyphs) -
 
 
 CELL_LADDER_S = (1, 2, 3, 4, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)
-"""Possible seconds per chart column."""
+"""Possible lengths of time per chart column, in seconds."""
 
 SCRAPES_IN_CELL = 1.5
 RECENT = 9
-"""Number of newest scrapes from which the usual interval is computed."""
+"""Number of newest scrapes from which the usual scrape interval is computed."""
 
 ROOM = 1.25
-"""A chart extends 25% above its bound, so that the bound is visible before it is crossed."""
+"""The top of a chart as a multiple of its bound: the bound is then visible before a value exceeds
+it."""
 
 
 class Span(Struct, frozen=True):
-    """The time that charts cover: `columns` of `cell_s` seconds each, up to `end_s`."""
+    """The time that charts show: `columns` columns of `cell_s` seconds each, ending at `end_s`."""
 
     columns: int
     cell_s: float
@@ -188,9 +191,9 @@ class Span(Struct, frozen=True):
 
 
 def chart_span(times_s: Sequence[float], columns: int) -> Span:
-    """The span of the whole history with the shortest columns that hold it.
+    """The span that shows the whole history, with the shortest possible columns.
 
-    A column is longer than the scrape interval, so that none is empty by chance.
+    A column is longer than the scrape interval, so that no column is empty by chance.
     """
     if not times_s:
         return Span(columns, CELL_LADDER_S[0], 0.0)
@@ -203,9 +206,10 @@ def chart_span(times_s: Sequence[float], columns: int) -> Span:
 
 
 def cells_of(times_s: Sequence[float], values: Sequence[float], over: Span) -> list[float | None]:
-    """The largest value of each column; None if there is none. Shape: (columns,).
+    """The largest value in each column; None if the column has no value. Shape: (columns,).
 
-    Columns begin at multiples of their length, so that a value stays in its column over time.
+    Columns begin at multiples of their length, so that a value stays in the same column as time
+    passes.
     """
     largest: list[float | None] = [None] * over.columns
     last = math.floor(over.end_s / over.cell_s)
@@ -222,8 +226,8 @@ def cells_of(times_s: Sequence[float], values: Sequence[float], over: Span) -> l
 def chart(
     values: Sequence[float | None], *, rows: int, top: float, bound: float | None, glyphs: Glyphs
 ) -> list[Line]:
-    """A bar chart of `rows` lines, top first. Columns beyond the bound are marked, unknown ones
-    empty."""
+    """A bar chart of `rows` lines, the top line first. Bars above the bound are marked. Columns
+    without a value are empty."""
     steps = len(glyphs.bars)
     bound_row = None if bound is None else min(rows - 1, int(bound / top * rows))
     lines: list[Line] = []
@@ -244,13 +248,13 @@ def chart(
 
 
 def top_of(values: Sequence[float | None], bound: float | None, *, least: float) -> float:
-    """The value at a chart's upper edge."""
+    """The value at the top of a chart."""
     highest = max((value for value in values if value is not None), default=0.0)
     return max(highest, least, ROOM * (bound or 0.0))
 
 
 def _level(value: float, top: float, steps: int) -> int:
-    """The height of a value's bar in steps, from 1 to `steps`."""
+    """The height of a bar in steps, from 1 to `steps`."""
     return min(steps, max(1, round(value / top * steps)))
 
 
@@ -278,7 +282,8 @@ CHART_NUMBERS: tuple[tuple[str, str, Format], ...] = (
 
 
 class Frame(Struct, frozen=True):
-    """The size and the characters to draw with, and where the pages about causes are."""
+    """The size of the screen, the characters to draw with, and the address of the pages about
+    causes."""
 
     width: int
     chart_rows: int
@@ -335,7 +340,8 @@ def _head(row: Row, frame: Frame) -> list[Line]:
 
 
 def _stage(diagnosis: Diagnosis, over: Span, frame: Frame) -> list[Line]:
-    """The stages of the cascade with the present one marked; then its duration and forecast."""
+    """The stages of the cascade with the present one marked, followed by its duration and the
+    forecast."""
     stage = diagnosis.stage
     if stage is None:
         return _fold(frame, f"KV cascade: unknown, {diagnosis.stage_unknown}", "unknown")
@@ -387,14 +393,17 @@ def _chart_specs(diagnosis: Diagnosis) -> tuple[_ChartSpec, ...]:
 
 
 def _threshold(diagnosis: Diagnosis, rule: str, severity: Severity) -> float | None:
-    """A rule's threshold for a severity; None if the rule is not among the findings."""
+    """The threshold of a rule for a severity. None if the findings do not include the rule."""
     rules = (finding.rule for finding in diagnosis.findings if finding.rule.id == rule)
     return next((judged.threshold(severity) for judged in rules), None)
 
 
 def ttft_bound_s(diagnosis: Diagnosis) -> float | None:
-    """The bound of TTFT P99 in seconds: the target, or three times the baseline, which is computed
-    from the drift; None if both are unknown."""
+    """The bound for TTFT P99 in seconds: the target; without a target, three times the baseline.
+    None if both are unknown.
+
+    The baseline is computed from the drift, which is a multiple of it.
+    """
     target_s = _threshold(diagnosis, "TTFT-P99", Severity.WARNING)
     if target_s is not None:
         return target_s

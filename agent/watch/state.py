@@ -1,4 +1,4 @@
-"""The state of all engines on the screen: written by the feeds, read by the screen."""
+"""The state of all engines on the screen. The feeds write it, the screen reads it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
 
 CHARTED = ("kv_usage_ratio", "waiting", "ttft_p99_s")
-"""Signals whose history is kept for the charts."""
+"""Signals whose history is stored for the charts."""
 
 KEPT = 1800
-"""Scrapes of an engine's history: an hour at 2 s, in 58 kB."""
+"""Maximum number of scrapes in the history of an engine: an hour at a 2 s interval, in 58 kB."""
 
 RANK = {"critical": 0, "warning": 1, "unknown": 2, "info": 3, "ok": 4}
 NAN = float("nan")
@@ -50,7 +50,7 @@ class Trail:
         self.values = {key: array("d") for key in CHARTED}
 
     def add(self, t_s: float, values: Mapping[str, float | None]) -> None:
-        """Add a scrape's values. A clock that was set back starts a new history."""
+        """Add the values of a scrape. If the clock was set back, the history starts again."""
         columns = (self.times_s, *self.values.values())
         if self.times_s and t_s <= self.times_s[-1]:
             for column in columns:
@@ -64,7 +64,7 @@ class Trail:
             column.append(NAN if value is None else value)
 
     def copy(self) -> Trail:
-        """A copy of the history for another thread."""
+        """A copy of the history, for use by another thread."""
         copy = Trail()
         copy.times_s = self.times_s[-KEPT:]
         copy.values = {key: column[-KEPT:] for key, column in self.values.items()}
@@ -72,10 +72,10 @@ class Trail:
 
 
 class Row(Struct, frozen=True):
-    """One engine on the screen, or a source without engines yet.
+    """A row of the screen: one engine, or a source that has no engines yet.
 
-    `quiet_s` is the time since its newest data, `stale` whether that is too long; `note` is a
-    message of its source (an error, the end of a recording).
+    `quiet_s` is the number of seconds since the newest data. `stale`: this is too long. `note` is a
+    message from its source (an error, or the end of a recording).
     """
 
     key: EngineKey
@@ -88,7 +88,8 @@ class Row(Struct, frozen=True):
 
     @property
     def health(self) -> str:
-        """The health; a stale engine is unknown unless it was warning or critical."""
+        """The health to show. For a stale engine it is unknown, unless the engine was warning or
+        critical."""
         if self.diagnosis is None:
             return "unknown"
         bad = self.diagnosis.severity >= Severity.WARNING
@@ -120,8 +121,8 @@ class ScreenState:
         self._sources: dict[str, _Source] = {}
 
     def expect(self, source: str, kind: Kind, *, patience_s: float) -> None:
-        """Add a source before its first data. Its engines are stale after `patience_s` without
-        data."""
+        """Add a source that has not sent data yet. Its engines count as stale after `patience_s`
+        seconds without data."""
         with self._lock:
             self._sources[source] = _Source(kind, patience_s)
 
@@ -134,8 +135,11 @@ class ScreenState:
         late: Collection[str] = (),
         pending: Sequence[str] = (),
     ) -> None:
-        """Replace a source's engines by `diagnoses`. `now_s` is the time of the source's clock,
-        `late` its late targets, `pending` its targets without a scrape."""
+        """Replace the engines of a source by those in `diagnoses`.
+
+        `now_s` is the time on the source's clock. `late` are targets whose data is old, `pending`
+        targets without a scrape.
+        """
         with self._lock:
             state = self._sources[source]
             state.updated_s, state.note, state.pending = self._clock(), "", pending
@@ -153,25 +157,25 @@ class ScreenState:
             state.engines = engines
 
     def set_note(self, source: str, note: str) -> None:
-        """Set a source's message: why it has no data, or that it has ended."""
+        """Set the message of a source: why it has no data, or that it has ended."""
         with self._lock:
             self._sources[source].note = note
 
     def daemon_notes(self) -> list[str]:
-        """The messages of daemons, which have no engine to show them with."""
+        """The messages of daemons. They are shown separately, because they belong to no engine."""
         with self._lock:
             daemons = [source for source in self._sources.values() if source.kind is Kind.DAEMON]
             return [daemon.note for daemon in daemons if daemon.note]
 
     def rows(self) -> list[Row]:
-        """Every engine, worst first."""
+        """The rows of all engines, worst first."""
         now_s = self._clock()
         with self._lock:
             rows = [row for name in self._sources for row in self._rows(name, now_s)]
         return sorted(rows, key=_order)
 
     def trail(self, key: EngineKey) -> Trail:
-        """An engine's history; empty for an unknown engine."""
+        """The history of an engine. Empty if the engine is unknown."""
         with self._lock:
             source = self._sources.get(key.source)
             engine = source.engines.get(key) if source else None
@@ -202,7 +206,8 @@ class ScreenState:
 
 
 def _shown_name(key: EngineKey, engines: Sequence[EngineKey]) -> str:
-    """An engine's name in the list: the target, with model and engine where it has several."""
+    """The name of an engine in the list: its target; with model and engine if the target has
+    several engines."""
     if len(engines) == 1:
         return key.target
     model = f" {key.model}" if any(other.model != key.model for other in engines) else ""
