@@ -1,5 +1,5 @@
-"""The answer to Alertmanager's webhook: which targets each alert is about, and their diagnosis when
-it started and now."""
+"""The answer to Alertmanager's webhook: the targets that each alert is about, and their diagnoses
+when the alert started and now."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 
 NAMES = ("kneewatch_target", "target")
-"""Labels that hold a target's name in kneewatch's own metrics."""
+"""Labels of kneewatch's own metrics whose value is a target's name."""
 
 EXPORTED = ("instance", "pod", "namespace", "job", "node", "container")
-"""Without `honor_labels` Prometheus renames a label of the scraped page to `exported_<label>` and
-puts the scraper's own label in its place. The workload's label is then the exported one."""
+"""Labels that may occur twice. Without `honor_labels`, Prometheus renames such a label of the
+scraped page to `exported_<label>`, and `<label>` describes the exporter. Then `exported_<label>`
+describes the workload."""
 
 MODEL = "model_name"
 PODS = ("pod", "pod_name")
@@ -45,7 +46,8 @@ IGNORED_LABELS = frozenset({"alertname", "severity"})
 
 
 class Candidate(Struct, frozen=True):
-    """A watched target that an alert may match. `models` and `engines` include former ones."""
+    """A watched target that an alert may match. `models` and `engines` include those of the
+    past."""
 
     name: str
     address: str
@@ -55,7 +57,8 @@ class Candidate(Struct, frozen=True):
 
 
 class MatchedTarget(Struct, frozen=True):
-    """A target that an alert matches, and the labels that matched. `exact`: they identify it."""
+    """A target that an alert matches. `by` are the labels that matched; `exact`: these labels
+    identify the target."""
 
     target: str
     by: tuple[str, ...]
@@ -63,9 +66,10 @@ class MatchedTarget(Struct, frozen=True):
 
 
 class Match(Struct, frozen=True):
-    """The targets of an alert; `text` explains how they matched, or why none did.
+    """The targets of an alert. `text` explains how they matched, or why none did.
 
-    `model` and `engine` are the alert's own labels: other engines of a target are excluded.
+    `model` and `engine` are labels of the alert, None if it lacks them: they restrict the engines
+    of a target.
     """
 
     targets: tuple[MatchedTarget, ...]
@@ -75,8 +79,8 @@ class Match(Struct, frozen=True):
 
 
 class _Evidence(Struct):
-    """Labels of an alert that identify a target (exact), that it shares with others, and that
-    differ from its own (against)."""
+    """Labels of an alert compared with those of a target: `exact` identify the target, `shared` are
+    equal but not unique, `against` differ."""
 
     exact: list[str] = field(default_factory=list[str])
     shared: list[str] = field(default_factory=list[str])
@@ -136,10 +140,11 @@ def _pod(evidence: _Evidence, labels: Mapping[str, str], own: Mapping[str, str])
 def _instance(
     evidence: _Evidence, labels: Mapping[str, str], own: Mapping[str, str], address: str
 ) -> None:
-    """Compare the `instance` label with a target's address.
+    """Compare the alert's label `instance` with a target's address.
 
-    A host can have several names, so a different one counts against the target only where no other
-    label identifies it, and never where the target's address is a loopback address.
+    A host can have several names, so a different `instance` is evidence against a target only if no
+    other label identifies the target. It is never evidence against a target with a loopback
+    address.
     """
     instance = labels.get("instance")
     if not instance:
@@ -209,8 +214,8 @@ UNREADABLE = "unknown: cannot read the stored diagnosis"
 
 
 class AlertContext(Struct, frozen=True):
-    """One engine's diagnosis when an alert started, and now. `why` is the reason if the former is
-    missing."""
+    """The diagnoses of one engine when an alert started and now. `why` is the reason if `start` is
+    None."""
 
     target: str
     model: str
@@ -221,15 +226,16 @@ class AlertContext(Struct, frozen=True):
 
     @property
     def cause_id(self) -> str:
-        """The first cause now; else when the alert started; else empty."""
+        """The id of the first cause now; without one, of the first cause when the alert started;
+        else ""."""
         for diagnosis in (self.now, _decoded(self.start)):
             if diagnosis is not None and diagnosis.causes:
                 return diagnosis.causes[0].id
         return ""
 
     def lines(self, starts_s: float, now_s: float) -> list[Line]:
-        """Lines for a person: the verdict when the alert started, the verdict now, the first thing
-        to do."""
+        """Lines for people: the verdict when the alert started, the verdict now, and the first step
+        to take."""
         start = _decoded(self.start)
         diagnosis = self.now or start
         lines = [Line(f"at {moment(starts_s, now_s)}", _verdict(start) or self.why or UNREADABLE)]
@@ -241,8 +247,8 @@ class AlertContext(Struct, frozen=True):
 
 
 class AlertHistory:
-    """Stored diagnoses for alerts. Without a readable history all answers are empty, with the
-    reason."""
+    """Stored diagnoses for alerts. If the history cannot be read, all answers are empty and contain
+    the reason."""
 
     def __init__(self, history: History) -> None:
         self._history, self._why = history, ""
@@ -258,15 +264,15 @@ class AlertHistory:
             engines.setdefault((row.model, row.engine), []).append(row)
 
     def engines(self, target: str) -> AbstractSet[EngineName]:
-        """The (model, engine) names that the history has of a target."""
+        """The engines of a target that the history contains, as (model, engine)."""
         return self._stored.get(target, {}).keys()
 
     def document(
         self, target: str, engine: EngineName, at_s: float
     ) -> tuple[dict[str, Any] | None, str]:
-        """The diagnosis in force at `at_s`, and "" or the reason why there is none.
+        """The diagnosis that was valid at `at_s`, and ""; or None and the reason.
 
-        If several replicas share the engine's name: the worst of their diagnoses.
+        If several replicas share the engine's name, the worst of their diagnoses is returned.
         """
         replicas = self._stored.get(target, {}).get(engine, ())
         if self._why or not replicas:
@@ -316,8 +322,8 @@ def _first_change(diagnosis: Diagnosis) -> list[Line]:
 
 SCHEMA = "kneewatch.alerts/1"
 DOCUMENTS_MAX = 32
-"""Most engines with documents in one answer: two documents each (start and now), about 20 kB
-apiece."""
+"""Maximum number of engines with documents in one answer. Each engine has two documents (start and
+now) of about 20 kB."""
 
 
 ENGINES_SHOWN = 3
@@ -325,8 +331,8 @@ LINE_MAX = 300
 
 
 def answer(payload: Mapping[str, Any], service: Service) -> dict[str, Any]:
-    """The document kneewatch.alerts/1 for a post of Alertmanager. New alerts are forwarded to the
-    receivers.
+    """The document kneewatch.alerts/1 that answers a webhook request of Alertmanager. Also forwards
+    new alerts to the receivers.
 
     Raises:
         PayloadError: the payload is not one of Alertmanager's.
@@ -355,7 +361,7 @@ def answer(payload: Mapping[str, Any], service: Service) -> dict[str, Any]:
 
 
 class _AlertDiagnoser:
-    """Adds diagnoses to the alerts of one post."""
+    """Adds diagnoses to the alerts of one webhook request."""
 
     def __init__(self, service: Service, now_s: float) -> None:
         self._now_s = now_s
@@ -384,7 +390,7 @@ class _AlertDiagnoser:
         )
 
     def of(self, alert: Alert) -> DiagnosedAlert:
-        """One alert with its matched targets and their diagnoses."""
+        """An alert with the targets that it matches and their diagnoses."""
         alert_match = match(alert.labels, self._candidates)
         engines = [
             (matched.target, *name)
@@ -442,8 +448,8 @@ class _AlertDiagnoser:
 
 
 def _is_about(alert_match: Match, model: str, engine: str) -> bool:
-    """Whether the alert is about this engine, by its model and engine labels. An engine of a target
-    that was never read has neither name and always matches."""
+    """Whether the alert's labels `model` and `engine` match this engine. A target whose page was
+    never read has an engine without names, which always matches."""
     named = alert_match.model in (None, model) and alert_match.engine in (None, engine)
     return named or not (model or engine)
 

@@ -63,8 +63,8 @@ PAGES_AT_ONCE = 2
 
 
 class Routes:
-    """The endpoints of one service. Their docstrings are the descriptions in the OpenAPI document;
-    answers are not validated against their schemas."""
+    """The endpoints of one service. Their docstrings are the descriptions in the OpenAPI document.
+    Answers are not validated against their schemas."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -73,13 +73,13 @@ class Routes:
         self._scrapes, self._sizes = CapacityLimiter(1), CapacityLimiter(1)
 
     async def healthz(self) -> Response:
-        """The process answers."""
+        """Liveness: answers while the process runs."""
         return Response("ok\n", media_type="text/plain; charset=utf-8")
 
     async def readyz(self, request: Request, strict: Strict = None) -> Response:
-        """Ready once a target or the fleet has been diagnosed, and from then on: if a source fails
+        """Ready once a target or the fleet has been diagnosed, and from then on. If a source fails
         later, the endpoints report since when its state is unknown. `reasons` lists the sources
-        that fail now and needs the read token."""
+        that fail now; it is included only with the read token."""
         problems = source_problems(self._service)
         is_strict = strict is not None and converted("strict", bool, strict)
         ready = not problems if is_strict else has_diagnosed(self._service)
@@ -102,8 +102,8 @@ class Routes:
         since: Since = None,
         format: TriageFormat = None,
     ) -> Response:
-        """All targets, worst first, or one. With `at`, at a past moment. Text is for people and may
-        change; JSON is stable."""
+        """All targets, worst first, or one target. `at` selects a past moment. The text is for
+        people and may change; the JSON is stable."""
         if self._service.only_fleet and (at is not None or since is not None):
             return _to_fleet(request, "../../")
         return await self._triage(request, target or "", at=at, since=since, form=format)
@@ -116,22 +116,22 @@ class Routes:
         since: Since = None,
         format: TriageFormat = None,
     ) -> Response:
-        """One target. With `at`, at a past moment. Text is for people and may change; JSON is
-        stable."""
+        """One target. `at` selects a past moment. The text is for people and may change; the JSON
+        is stable."""
         return await self._triage(request, target, at=at, since=since, form=format)
 
     async def size(self, request: Request) -> Response:
-        """Sizing as by `kneewatch size`: whether a model fits, its speed, the number of GPUs and
-        the price. A model is a catalogue id: requests cannot open files."""
+        """The same sizing as `kneewatch size`: whether a model fits, its speed, the number of GPUs
+        and the price. The model must be a catalogue id: requests cannot open files."""
         given = await parameters_of(request)
         # One at a time: a search takes about 0.3 s of CPU time.
         document = await to_thread.run_sync(size_of, given, limiter=self._sizes)
         return Response(dumped(document), media_type=MEDIA_TYPES[JSON])
 
     async def alerts(self, request: Request) -> Response:
-        """Alertmanager's webhook (version 4): each alert with the diagnosis of the matched servers
-        when it started, and now. Configured receivers are notified. Requires the admin token where
-        tokens are set."""
+        """Alertmanager's webhook (version 4). Returns each alert with the diagnoses of the matched
+        servers when the alert started and now. Configured receivers are notified. Requires the
+        admin token if tokens are set."""
         need_admin(_granted(request))
         payload = await json_object(request)
         try:
@@ -156,7 +156,7 @@ class Routes:
         at: PageAt = None,
         since: PageSince = None,
     ) -> Response:
-        """The triage page; where only a fleet is watched, a redirect to its diagnosis."""
+        """The triage page. If only a fleet is watched: a redirect to the fleet's diagnosis."""
         if self._service.only_fleet:
             return _to_fleet(request, "")
         parameters = page_request(self._service.clock(), target=target, at=at, since=since)
@@ -171,7 +171,7 @@ class Routes:
         return Response(clean(html), media_type=MEDIA_TYPES[HTML])
 
     async def page_target(self, request: Request, target: TargetPath) -> Response:
-        """A file of the triage page, or a redirect to the page of a target."""
+        """A file of the triage page, or a redirect to the triage page of a target."""
         from kneewatch.reports.triage import page
 
         kind = page.ASSETS.get(target)
@@ -186,7 +186,7 @@ def _granted(request: Request) -> frozenset[str]:
 
 
 async def _check_parameters(request: Request) -> None:
-    """Refuse a query parameter that the route does not declare."""
+    """Raise a problem if the request has a query parameter that the route does not declare."""
     route: APIRoute = request.scope["route"]
     declared = {
         field.alias: cast("Param", field.field_info) for field in route.dependant.query_params
@@ -214,7 +214,8 @@ def _to_fleet(request: Request, up: str) -> Response:
 
 Endpoint = Callable[..., Awaitable[Response]]
 Documented = dict[int | str, str | dict[str, Any]]
-"""An endpoint's answers by status code. Text is the description of a problem document."""
+"""The answers of an endpoint by status code. A plain text is the description of a problem
+document."""
 
 ABOUT = (
     "Diagnosis of the watched vLLM servers: what is wrong, since when, the evidence, and what to "
@@ -245,9 +246,11 @@ class App(FastAPI):
         post: str | None = None,
         any_parameter: bool = False,
     ) -> None:
-        """Add a documented GET, or the POST of a JSON document with the schema `post`.
+        """Add a documented GET endpoint, or with `post` a POST endpoint whose JSON body has the
+        schema `post`.
 
-        `any_parameter`: the endpoint checks the names of query parameters itself, or ignores them.
+        `any_parameter`: the names of query parameters are not checked here, because the endpoint
+        checks or ignores them.
         """
         kinds = [PROBLEM_TYPE] if path.startswith(API) else [PROBLEM_TYPE, _media_type(HTML)]
         problem = _content(*kinds, schema="Problem")
@@ -268,7 +271,8 @@ class App(FastAPI):
 
 
 def _answer(description: str, *forms: str, schema: str = "") -> dict[str, Any]:
-    """An answer in these formats; `schema` is that of the JSON."""
+    """The OpenAPI description of an answer in the formats `forms`. `schema` names the schema of its
+    JSON."""
     return {
         "description": description,
         "content": _content(*map(_media_type, forms), schema=schema),
@@ -337,7 +341,7 @@ FLEET: Documented = {
 
 
 def make_app(service: Service) -> FastAPI:
-    """The app over a service.
+    """The FastAPI app that serves a service.
 
     Raises:
         SettingsError: a token file cannot be used.
@@ -387,7 +391,7 @@ async def _problem(request: Request, problem: Exception) -> Response:
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
-    """The response if no route has the path, or none of them the method."""
+    """The response to a request whose path or method no route has."""
     if not isinstance(error, HTTPException):
         raise error
     status = HTTPStatus(error.status_code)

@@ -31,7 +31,8 @@ Stamp = tuple[int, int, int]
 
 
 class TokenFile(Struct):
-    """A file with one token per line. Several lines allow rotation without downtime.
+    """A file with one token per line. During a rotation it holds the old and the new token, so
+    there is no downtime.
 
     The file is read again when it changes. While it is unreadable, no token is valid.
     """
@@ -47,7 +48,7 @@ class TokenFile(Struct):
         """Read the file.
 
         Raises:
-            SettingsError: it is unreadable or has no token; the message contains no token.
+            SettingsError: the file is unreadable or has no token; the message contains no token.
         """
         try:
             status = self.path.stat()
@@ -89,10 +90,11 @@ class TokenFile(Struct):
 
 
 class Auth(Struct):
-    """The scopes that requests get.
+    """Determines the scopes of a request.
 
-    Without token files every request gets all scopes: then the listen address, client certificates
-    or a proxy restrict access. With only a read file set, nobody gets the admin scope.
+    Without token files every request gets all scopes; access is then restricted by the listen
+    address, client certificates or a proxy. If only a read token file is set, nobody gets the admin
+    scope.
     """
 
     read: TokenFile | None
@@ -100,7 +102,7 @@ class Auth(Struct):
 
     @classmethod
     def of(cls, settings: Settings) -> Auth:
-        """The authentication of the settings.
+        """The authentication for these settings.
 
         Raises:
             SettingsError: a token file cannot be used.
@@ -114,7 +116,8 @@ class Auth(Struct):
         return cls(*files)
 
     def scopes(self, authorizations: Sequence[bytes]) -> Scopes:
-        """The scopes for a request's Authorization headers; several headers count as none."""
+        """The scopes for a request with these Authorization headers. More than one header counts as
+        none."""
         if self.read is None and self.admin is None:
             return ALL
         without_token = NOTHING if self.read else frozenset({READ})
@@ -129,8 +132,8 @@ class Auth(Struct):
 
 
 def token(authorization: bytes) -> bytes | None:
-    """The token of an Authorization header: Bearer, or the password of Basic, which browsers and
-    `curl -u` send."""
+    """The token in an Authorization header: a Bearer token, or the password of Basic authentication
+    (browsers and `curl -u`). None if there is no token."""
     kind, _, rest = authorization.strip().partition(b" ")
     rest = rest.strip()
     if kind.lower() == b"bearer":

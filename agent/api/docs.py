@@ -1,8 +1,8 @@
-"""The pages under `/docs`: the API reference made from the OpenAPI document, the glossary, and the
-pages about causes and rules that ship with kneewatch.
+"""The pages under `/docs`: the API reference, which is made from the OpenAPI document, the
+glossary, and the pages about causes and rules.
 
-I/O edge: pages and the stylesheet are read from the package. No page needs a script or a file from
-elsewhere.
+I/O edge: pages and the stylesheet are read from the package. No page loads a script, or a file from
+another server.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def add_docs(app: FastAPI) -> None:
 
 
 async def _manual_page(request: Request, folder: str, name: str) -> Response:
-    """A page of the manual: HTML for a browser, its Markdown for others."""
+    """A page of the manual: as HTML for browsers, as Markdown for other clients."""
     form = form_of(
         request.query_params.get("format"), request.headers.get("accept"), (MARKDOWN, HTML)
     )
@@ -68,7 +68,7 @@ async def _manual_page(request: Request, folder: str, name: str) -> Response:
 
 
 def framed(title: str, stylesheet: str, body: str) -> str:
-    """A whole page: `title` and `body` are HTML, `stylesheet` is its relative address."""
+    """A complete HTML page. `title` and `body` are HTML; `stylesheet` is a relative address."""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -84,7 +84,7 @@ def framed(title: str, stylesheet: str, body: str) -> str:
 
 
 def source(folder: str, name: str) -> str | None:
-    """The Markdown of a page; None if there is no such page. The folder of the glossary is ""."""
+    """The Markdown of a page; None if the page does not exist. For the glossary, `folder` is ""."""
     if not NAME.fullmatch(name) or folder not in (*FOLDERS, ""):
         return None
     # The folders of pages are not packages, so they are looked up from kneewatch.docs.
@@ -115,7 +115,7 @@ JsonObject = Mapping[str, Any]
 
 
 def reference_page(document: JsonObject) -> str:
-    """The HTML of the page; its links are relative to /docs."""
+    """The API reference as HTML. Its links are relative to /docs."""
     info = document["info"]
     lines = [
         f"<h1>{_text(info['title'])} {_text(info['version'])}</h1>",

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 
 ANSWER_S = 60.0
-"""How long a request waits for its answer; the queries continue in the background."""
+"""Maximum seconds that a request waits for its answer. The queries continue in the background."""
 
 CACHE_S = 60.0
-"""How long an answer is cached."""
+"""Seconds for which an answer is cached."""
 
 RETRY_AFTER_S = 5
 NO_VLLM = "no_vllm"
-"""CollectError's kind for a metrics system without series of vLLM."""
+"""Kind of the CollectError for a metrics system that has no series of vLLM."""
 
 SINCE = (
     "since is not available for a fleet: use at for one moment, or for a period "
@@ -56,7 +56,7 @@ SINCE = (
 
 
 class PastQuery(Struct):
-    """A query for a past moment; `ended_s` is when its answer came, None while it runs."""
+    """A query for a past moment. `ended_s` is when the answer came; None while the query runs."""
 
     at_s: float
     answer: Future[FleetDiagnosis]
@@ -64,7 +64,8 @@ class PastQuery(Struct):
 
 
 class FleetPast:
-    """Diagnoses of past moments, one query at a time. The newest answer is cached for `CACHE_S`."""
+    """Diagnoses of past moments. One query runs at a time, and the newest answer is cached for
+    `CACHE_S`."""
 
     def __init__(
         self,
@@ -78,7 +79,8 @@ class FleetPast:
         self._query: PastQuery | None = None
 
     async def at(self, at_s: float) -> FleetDiagnosis:
-        """The diagnosis of a moment, rounded down to the second. Called by one event loop.
+        """The diagnosis at a past moment; fractions of a second are dropped. Must be called from a
+        single event loop.
 
         Raises:
             Problem: another query runs, there is no data of that moment, or the metrics system
@@ -118,7 +120,7 @@ class FleetPast:
         return query.answer
 
     def _holds(self, query: PastQuery) -> bool:
-        """Whether a query runs, or has a recent answer that is no error."""
+        """Whether a query is still running, or has a recent answer that is not an error."""
         if not query.answer.done():
             return True
         ended_s = self._monotonic() if query.ended_s is None else query.ended_s
@@ -155,8 +157,8 @@ TIERS: Described = {
 
 
 def fleet_replicas(state: FleetState, now_s: float) -> Iterator[tuple[dict[str, str], float]]:
-    """Labels and number of the replicas that each tier needs. A tier that cannot be judged has
-    none, so that nothing scales down on missing data."""
+    """Yields the number of replicas that each tier needs, with its labels. A tier that cannot be
+    judged is left out, so that missing data never scales it down."""
     diagnosis = state.current_diagnosis(now_s)
     for size in diagnosis.sizes if diagnosis is not None and not diagnosis.lost else ():
         if size.needed is not None:
@@ -165,7 +167,7 @@ def fleet_replicas(state: FleetState, now_s: float) -> Iterator[tuple[dict[str, 
 
 
 def fleet_families(state: FleetState, now_s: float) -> Families:
-    """The metric families: the state of the queries, and the newest diagnosis."""
+    """The metric families of a fleet: the state of its queries, and its newest diagnosis."""
     diagnosis = state.current_diagnosis(now_s)
     current = diagnosis if diagnosis is not None and not diagnosis.lost else None
     families = Families(QUERIES if current is None else {**QUERIES, **TIERS})
@@ -211,7 +213,8 @@ def _labels(tier: Tier) -> tuple[str, str, str]:
 
 
 class FleetAnswers:
-    """The newest diagnosis in every format, cached until there is another."""
+    """The newest diagnosis in every format. The rendered answers are cached until the next
+    diagnosis."""
 
     def __init__(self, watch: FleetWatch, now_s: Callable[[], float], docs_url: str) -> None:
         self._watch, self._now_s, self._docs_url = watch, now_s, docs_url
@@ -224,7 +227,8 @@ class FleetAnswers:
     ) -> Response:
         """The fleet that a metrics system monitors, with causes across replicas and the replicas
         that each tier needs. `health` is unknown while the metrics system does not answer. With
-        `at` the metrics system is queried for that moment: one query at a time, cached for 60 s."""
+        `at`, the metrics system is queried for that moment: one query at a time, cached for 60
+        s."""
         now_s = self._now_s()
         form = form_of(format, request.headers.get("accept"), FLEET_FORMS)
         if since:
@@ -254,7 +258,7 @@ class FleetAnswers:
 def _rendered(
     form: str, state: FleetState, diagnosis: FleetDiagnosis, docs_url: str, *, past: bool = False
 ) -> bytes:
-    """A diagnosis in a format, with the state of the queries."""
+    """A diagnosis with the state of the queries, rendered in the format `form`."""
     if form == JSON:
         return dumped({**document(diagnosis, docs_url=docs_url), "watch": _watch_document(state)})
     rendered = (

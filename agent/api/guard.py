@@ -1,4 +1,5 @@
-"""Checks of every request before any work (host, rate, token, size), and response headers."""
+"""Checks of the host, rate, token and size of each request before any work, and security headers of
+responses."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def known_hosts(settings: Settings) -> frozenset[str]:
 
 
 def host_name(header: bytes) -> str | None:
-    """The name or address in a Host header, in lower case and without port; None if invalid."""
+    """The name or address in a Host header, in lower case and without the port. None if it is
+    invalid."""
     match = HOST.fullmatch(header.decode("latin-1").strip().lower())
     if match is None:
         return None
@@ -40,7 +42,7 @@ def host_name(header: bytes) -> str | None:
 
 
 def is_address(name: str) -> bool:
-    """Whether a host is an IP address: unlike names, they are safe from DNS rebinding."""
+    """Whether a host is an IP address. Unlike names, addresses are safe from DNS rebinding."""
     with suppress(ValueError):
         return bool(ipaddress.ip_address(name))
     return False
@@ -51,14 +53,15 @@ def is_address(name: str) -> bool:
 
 MOST_ADDRESSES = 4096
 NETWORK_BITS = 64
-"""IPv6 addresses of one /64 network share a bucket: one client can use them all."""
+"""All IPv6 addresses of a /64 network share a bucket, because one client can use all of them."""
 
 
 class Buckets(Struct):
-    """A token bucket per address: it holds one second of requests and fills at `per_s`.
+    """A token bucket for each address. A bucket holds the requests of one second and fills at
+    `per_s`.
 
-    The table is bounded: the address with the oldest request is dropped first. Its bucket is
-    usually full again by then.
+    The table is bounded: the bucket whose last request is oldest is dropped first, because it is
+    usually full again.
     """
 
     per_s: float
@@ -69,7 +72,7 @@ class Buckets(Struct):
     )
 
     def take(self, address: str) -> float:
-        """Take a token. Returns 0, or the seconds until there is one."""
+        """Take a token. Returns 0, or the seconds until a token is available."""
         now_s, whole = self.clock(), max(1.0, self.per_s)
         name = network(address)
         level, then_s = self._levels.pop(name, (whole, now_s))
@@ -85,7 +88,7 @@ class Buckets(Struct):
 
 
 def network(address: str) -> str:
-    """The key of an address for the rate limit: IPv4 address or IPv6 /64 network."""
+    """The key of an address for the rate limit: the IPv4 address, or the IPv6 /64 network."""
     if ":" not in address:
         return address
     try:
@@ -107,15 +110,15 @@ log = logging.getLogger(__name__)
 HEALTH_PATH = "/healthz"
 OPEN_PATHS = frozenset({HEALTH_PATH, "/readyz", "/docs/glossary", "/docs/reference.css"})
 OPEN_FOLDERS = ("/docs/causes/", "/docs/rules/")
-"""Paths that need no token: health probes of systemd and Kubernetes have none, and the manual, to
-which alerts link, is public."""
+"""Paths that need no token. Health probes of systemd and Kubernetes send none, and the manual is
+public because alerts link to it."""
 
 SAFE_METHODS = ("GET", "HEAD")
 SAME = (b"same-origin", b"none")
 GRANTED = "granted"
 LENGTH_DIGITS = 15
 HEADERS_BYTES = 16 * 1024
-"""Largest request line and headers together."""
+"""Maximum size of the request line and headers together."""
 CSP = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -148,7 +151,7 @@ class Policy(Struct, frozen=True):
 
     @classmethod
     def of(cls, settings: Settings) -> Policy:
-        """The policy of the settings.
+        """The policy for these settings.
 
         Raises:
             SettingsError: a token file cannot be used.
@@ -163,7 +166,8 @@ class Policy(Struct, frozen=True):
 
 
 class Guard:
-    """Middleware that checks requests by a policy. Every error becomes a problem document."""
+    """Middleware that checks requests against a policy. Every error is answered with a problem
+    document."""
 
     def __init__(self, app: ASGIApp, policy: Policy) -> None:
         self.app, self.policy = app, policy
@@ -203,7 +207,7 @@ class Guard:
             await refused(failed, scope)(scope, receive, send_hardened)
 
     def _admitted(self, scope: Scope) -> Scope:
-        """The request for the app, with the scopes it was granted.
+        """Check a request. Returns its scope for the app, with the granted access scopes added.
 
         Raises:
             Problem: the request is refused.
@@ -264,7 +268,8 @@ class Guard:
                 raise self._too_large()
 
     def _bounded(self, receive: Receive) -> Receive:
-        """`receive` with a limit of the body's size, whatever Content-Length says."""
+        """`receive` with a limit on the size of the body. It counts the bytes and does not trust
+        Content-Length."""
         received_bytes = 0
 
         async def bounded() -> Message:
@@ -285,7 +290,7 @@ class Guard:
 
 
 def need_admin(granted: Scopes) -> None:
-    """Refuse a request without the admin scope.
+    """Check that a request has the admin scope.
 
     Raises:
         Problem: the admin scope was not granted.
@@ -298,7 +303,7 @@ def need_admin(granted: Scopes) -> None:
 
 
 def _check_origin(method: str, headers: Headers) -> None:
-    """Refuse cross-site requests, except that a link on another site may be followed."""
+    """Refuse cross-site requests. Only a link on another site may be followed."""
     sites, safe = headers.get(b"sec-fetch-site", ()), method in SAFE_METHODS
     is_link = safe and headers.get(b"sec-fetch-mode") == [b"navigate"]
     host = headers[b"host"][0].strip().lower()

@@ -1,7 +1,7 @@
-"""kneewatch's own metrics: the diagnosis of each engine, and kneewatch's own state.
+"""kneewatch's own metrics: the diagnosis of each engine, and the state of the daemon itself.
 
-An unknown value has no series: a zero would look like good health. Names and units follow
-Prometheus's conventions; every series of an engine has the labels target, model, engine.
+A metric whose value is unknown has no series, because 0 would look healthy. Names and units follow
+Prometheus's conventions. Every series of an engine has the labels target, model and engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ ENGINE, TARGET = ("target", "model", "engine"), ("target",)
 SOURCE, RECEIVER = ("target", "source"), ("receiver",)
 
 Described = Mapping[str, tuple[str, Sequence[str]]]
-"""Help text and label names of metrics, by name without `kneewatch_`; counters end in `_total`."""
+"""Help text and label names of metrics, by metric name without the prefix `kneewatch_`. Names of
+counters end in `_total`."""
 
 ENGINES: Described = {
     "health": ("1 for the engine's health, 0 for the other states.", (*ENGINE, "health")),
@@ -94,12 +95,12 @@ class Families:
         }
 
     def add(self, name: str, value: float | None, *labels: str) -> None:
-        """Add a sample; an unknown value has none."""
+        """Add a sample. A value of None adds nothing."""
         if value is not None:
             self._families[name].add_metric(tuple(map(clean, labels)), float(value))
 
     def add_labelled(self, name: str, value: float, labels: Mapping[str, str]) -> None:
-        """Add a sample with label names of its own."""
+        """Add a sample that has its own label names instead of those of the family."""
         self._families[name].add_sample(f"kneewatch_{name}", dict(labels), value)
 
     def __iter__(self) -> Iterator[Metric]:
@@ -107,7 +108,7 @@ class Families:
 
 
 class OwnMetrics(Collector):
-    """A collector that builds all metrics anew for each scrape."""
+    """A collector that builds all metrics again for each scrape."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -178,8 +179,10 @@ class OwnMetrics(Collector):
 
 
 def recommended_replicas(diagnosis: Diagnosis, stated: int | None) -> float | None:
-    """The largest recommended number of replicas, `stated` where none is recommended; None while
-    the engine cannot be judged, so that nothing scales down on missing data."""
+    """The largest recommended number of replicas; `stated` if no number is recommended.
+
+    None while the engine cannot be judged, so that missing data never scales it down.
+    """
     if diagnosis.stage is None or diagnosis.health == "unknown":
         return None
     counts = [

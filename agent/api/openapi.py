@@ -1,7 +1,8 @@
-"""What FastAPI cannot derive of the OpenAPI document: JSON schemas, inputs of `size`, examples.
+"""Completes the OpenAPI document: FastAPI cannot derive the JSON schemas, the inputs of `size` and
+the examples.
 
-The schemas and the examples are files of the package. Imported at the first request for the
-document: most daemons never serve it.
+Schemas and examples are files of the package. This module is imported at the first request for the
+document, because most daemons never serve it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ SCHEMAS = {
     "Triage": ("kneewatch.agent.api", "triage.schema.json"),
 }
 TYPES: Mapping[object, str] = {int: "integer", float: "number", bool: "boolean"}
-"""JSON's types by kind of flag; flags of other kinds are strings."""
+"""JSON types of flags by their Python type. Flags of other types are strings in JSON."""
 
 LOCAL = ("$schema", "$id", "$defs")
-"""Keys that make sense in a schema's own file only."""
+"""Keys that are only valid in a schema's own file."""
 
 
 def completed(document: JsonObject) -> JsonObject:
@@ -69,7 +70,8 @@ def completed(document: JsonObject) -> JsonObject:
 
 
 def schemas() -> JsonObject:
-    """The JSON schemas by name; a definition in a schema's `$defs` becomes `Name_definition`."""
+    """The JSON schemas by name. A definition in the `$defs` of a schema becomes
+    `Name_definition`."""
     components: JsonObject = {}
     for name, (package, file) in SCHEMAS.items():
         text = (files(package) / file).read_text("utf-8")
@@ -82,7 +84,8 @@ def schemas() -> JsonObject:
 
 
 def size_inputs() -> JsonObject:
-    """The schema of a JSON object with the flags of `kneewatch size`, underscores in the names."""
+    """The schema of a JSON object with the flags of `kneewatch size`. The names have underscores
+    instead of hyphens."""
     properties = {name: _property(flag) for name, flag in BY_NAME.items()}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 

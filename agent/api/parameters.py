@@ -1,7 +1,7 @@
-"""Path and query parameters: their types, for the signatures of endpoints, and times.
+"""Path and query parameters: their types for the signatures of endpoints, and parsing of times.
 
-FastAPI documents the types and passes any text on: the endpoints check it, because their errors say
-what to write instead.
+FastAPI only documents the types and accepts any text. The endpoints check the values themselves, so
+that an error message can show what to write instead.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ FleetFormat = Annotated[
     _documented("Overrides the Accept header. Clients that accept everything get text.", JSON),
 ]
 Unavailable = Annotated[str | None, Query(include_in_schema=False)]
-"""A parameter that is accepted only to explain why it is refused."""
+"""A parameter that an endpoint accepts only to answer why it is not available."""
 
 Strict = Annotated[
     str | None,
@@ -97,11 +97,11 @@ SECONDS = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?")
 AGO = re.compile(r"-?([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])")
 DAY_TIME = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?Z?")
 LOST_PLUS = re.compile(r"(.+[T ][0-9:.]+) ([0-9]{2}:?[0-9]{2})")
-"""A "+" in a query string arrives as a space unless it is encoded as %2B."""
+"""A time whose "+" was lost: in a query string "+" means a space unless it is encoded as %2B."""
 
 LONGEST = 40
 AHEAD_S = 60.0
-"""Tolerated difference between clocks; a later time is a mistake."""
+"""Seconds by which a time may be in the future, because clocks differ. A later time is an error."""
 
 SYNTAX = (
     "write unix seconds (1795219600), ISO 8601 (2026-11-21T03:07:00Z), a time of day in UTC "
@@ -110,8 +110,9 @@ SYNTAX = (
 
 
 def moment(name: str, text: str, *, now_s: float, before_s: float | None = None) -> float:
-    """A time parameter as unix seconds. A duration counts back from `before_s` (default: now); a
-    time without a zone is UTC.
+    """Parse a time parameter. Returns Unix seconds.
+
+    A duration counts back from `before_s` (default: now). A time without a zone is UTC.
 
     Raises:
         Problem: the text is no time, or the time is in the future or after `before_s`.
@@ -144,7 +145,7 @@ def _parsed(text: str, end_s: float) -> float | None:
 
 
 def _time_of_day(end_s: float, hour: int, minute: int, second: int) -> float:
-    """The last such time of day up to `end_s`."""
+    """The last time at or before `end_s` with this time of day, in Unix seconds."""
     end = datetime.fromtimestamp(end_s, tz=UTC)
     moment = end.replace(hour=hour, minute=minute, second=second, microsecond=0)
     return (moment if moment <= end else moment - timedelta(days=1)).timestamp()

@@ -23,36 +23,40 @@ log = logging.getLogger(__name__)
 
 INTERVALS_MAX = 10_000
 RECENT_S = 10.0
-"""An engine counts as watched for this long after its last scrape, whatever its interval."""
+"""Seconds after its last scrape for which an engine counts as watched, whatever its scrape
+interval."""
 
 ENGINES_READ_ALONE_MAX = 8
-"""Up to this many engines are read one by one; with more, all intervals are read and filtered."""
+"""Maximum number of engines that are read one by one. For more engines, all intervals are read and
+then filtered."""
 
 Read = TypeVar("Read")
 
 
 class EngineInterval(NamedTuple):
-    """A stage, cause or health of an engine over time."""
+    """A period in which an engine had a stage, cause or health."""
 
     engine: StoredEngine
     interval: Interval
 
 
 class PastDiagnoses(Struct, frozen=True):
-    """Diagnosis documents at a moment, worst first; `damaged`: targets with damaged history."""
+    """Diagnosis documents at a moment, worst first. `damaged` are the targets whose stored history
+    is damaged."""
 
     documents: Sequence[dict[str, Any]]
     damaged: tuple[str, ...] = ()
 
     def notices(self) -> list[str]:
-        """A sentence about targets whose diagnosis is missing."""
+        """At most one sentence: which targets have no diagnosis because their history is
+        damaged."""
         names = ", ".join(self.damaged)
         text = f"the history is damaged at that moment: no diagnosis of {names}"
         return [text] if names else []
 
 
 class History(Struct, frozen=True):
-    """Reads the history. `reader` and `store` are None if no history is kept."""
+    """Access to the stored history. `reader` and `store` are None if no history is kept."""
 
     reader: Reader | None
     store: Store | None = None
@@ -62,7 +66,8 @@ class History(Struct, frozen=True):
         return self._read(lambda reader: reader.engines(target))
 
     def diagnoses(self, engines: Sequence[StoredEngine], at_s: float) -> PastDiagnoses:
-        """The diagnoses of engines at a moment, including those not written yet."""
+        """The diagnoses of engines at a moment, including diagnoses that are not written to disk
+        yet."""
         unwritten_s = self.unwritten_s
         is_unwritten = unwritten_s is not None and at_s >= unwritten_s
         waiting = self.store.waiting() if is_unwritten and self.store is not None else []
@@ -84,11 +89,11 @@ class History(Struct, frozen=True):
 
     @property
     def unwritten_s(self) -> float | None:
-        """Unix time since when the history cannot be written; None while it can."""
+        """Unix time at which writing the history began to fail. None while it works."""
         return None if self.store is None else self.store.stats().unwritten_s
 
     def notices(self, now_s: float) -> list[str]:
-        """A sentence about a history that cannot be written."""
+        """At most one sentence: that the history cannot be written, and since when."""
         since_s = self.unwritten_s
         if since_s is None:
             return []
@@ -100,8 +105,8 @@ class History(Struct, frozen=True):
     def intervals(
         self, engines: Sequence[StoredEngine], *, since_s: float, until_s: float
     ) -> list[EngineInterval]:
-        """Stages, causes and health in a period, sorted by start; at most `INTERVALS_MAX`, the
-        newest."""
+        """The intervals of stages, causes and health in a period, sorted by start. If there are
+        more than `INTERVALS_MAX`, only the newest."""
         by_id = {engine.id: engine for engine in engines}
         ids: list[int | None] = [None] if len(engines) > ENGINES_READ_ALONE_MAX else list(by_id)
 
@@ -120,8 +125,8 @@ class History(Struct, frozen=True):
         return sorted(rows, key=lambda row: row.interval.start_s)[-INTERVALS_MAX:]
 
     def _as_of(self, interval: Interval, engine: StoredEngine, until_s: float) -> Interval:
-        """The interval as it was at `until_s`: open if it ended later, and closed at its last
-        evaluation where the engine was no longer watched."""
+        """The interval as it looked at `until_s`. If it ended later it is open. If the engine was
+        no longer watched it ends at its last evaluation."""
         if interval.end_s is not None and interval.end_s > until_s:
             return replace(interval, end_s=None, ended="")
         if interval.end_s is not None or interval.last_s >= until_s:
@@ -154,7 +159,7 @@ class History(Struct, frozen=True):
 
 
 def history_reach(engines: Sequence[StoredEngine]) -> str:
-    """When the history of these engines begins and ends, in words."""
+    """Text with the times at which the history of these engines begins and ends, in UTC."""
     first_s = min(engine.first_s for engine in engines)
     last_s = max(engine.last_s for engine in engines)
     begins, ends = (f"{date(t_s)} {clock(t_s)} UTC" for t_s in (first_s, last_s))

@@ -1,4 +1,4 @@
-"""Response formats by `?format=` and Accept, and errors as RFC 9457 problems."""
+"""Response formats, chosen by `?format=` or the Accept header, and errors as RFC 9457 problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kneewatch.reports.triage.view_model import sentence
 
 PROBLEM_TYPE = "application/problem+json"
 COMPONENTS = "#/components/schemas/"
-"""Where the OpenAPI document has its schemas."""
+"""The place of schemas in the OpenAPI document."""
 
 LONGEST, LONGEST_NAME = 2000, 200
 NAMES_SHOWN = 20
@@ -24,9 +24,9 @@ NO_SUCH = "no such target"
 
 
 class Problem(Exception):  # noqa: N818 - the RFC's word
-    """A refused request. `detail` is shown to the client.
+    """An error response to a request. `detail` is shown to the client.
 
-    An HTML page shows `brief` instead, with links to the targets in `target_names`.
+    An HTML page shows `brief` instead of `detail`, with links to the targets in `target_names`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ def response_of(problem: Problem) -> Response:
 
 
 def no_such_target(names: Sequence[str]) -> Problem:
-    """The problem for an unknown target; it lists the known names, URL-encoded."""
+    """The problem for an unknown target. It lists the valid names, URL-encoded."""
     shown = ", ".join(quote(clean(name), safe="") for name in names[:NAMES_SHOWN]) or "none"
     more = len(names) - NAMES_SHOWN
     rest = f" and {more} more" if more > 0 else ""
@@ -69,7 +69,7 @@ def no_such_target(names: Sequence[str]) -> Problem:
 
 
 def unknown_parameter(name: str, valid_names: Collection[str]) -> Problem:
-    """The problem for a query parameter that a route does not have."""
+    """The problem for a query parameter that the route does not have. It lists the valid names."""
     otherwise = "/docs lists the parameters"
     way_out = did_you_mean(name, valid_names, otherwise) if valid_names else "there are none here"
     detail = f"unknown parameter {clean(name[:LONGEST_NAME])!r}; {way_out}"
@@ -121,11 +121,11 @@ RANGES_MAX = 32
 def form_of(
     requested: str | None, accept: str | None, forms: Sequence[str] = tuple(MEDIA_TYPES)
 ) -> str:
-    """One of `forms`, by `?format=` or the Accept header; the first for a client such as `curl`
-    that accepts everything.
+    """The format of the response, one of `forms`: by `?format=`, else by the Accept header. The
+    first one for clients that accept everything, such as `curl`.
 
     Raises:
-        Problem: the format is unknown, or none is accepted.
+        Problem: the format is unknown, or the client accepts none of `forms`.
     """
     if requested is not None:
         if requested not in forms:
@@ -171,13 +171,13 @@ def _quality(parameters: str) -> float:
 
 
 API = "/api/"
-"""Paths for programs: their errors are JSON, for browsers too."""
+"""Prefix of paths for programs. Their errors are always JSON, even for browsers."""
 
 ROOT = "../"
 
 
 def refused(problem: Problem, scope: Scope) -> Response:
-    """The problem as a response: an HTML page for browsers, RFC 9457 JSON for others."""
+    """The response for a problem: an HTML page for browsers, RFC 9457 JSON for other clients."""
     if scope["path"].startswith(API) or not _wants_page(scope):
         return response_of(problem)
     # Lazy: jinja2 stays out of the daemon until a browser asks.

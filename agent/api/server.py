@@ -1,5 +1,5 @@
-"""The HTTP server: listen address, TLS, connections with time limits, and uvicorn in its own
-thread. I/O edge."""
+"""The HTTP server: uvicorn in its own thread, the listen address, TLS, and time limits for
+connections. I/O edge."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 
 FLUSH_S = 1.0
-"""How long a client that timed out may take to read the 408 response."""
+"""Seconds that a client may take to read the 408 response after its request timed out."""
 
 TOO_SLOW_TEXT = b"The request took too long"
 TOO_SLOW = (
@@ -47,9 +47,10 @@ TOO_SLOW = (
 class Bounds(Struct, frozen=True):
     """Limits of connections.
 
-    `request_s`: from the start of a connection, or a request's first byte, to its last byte;
-    `response_s`: from there until the client has read the response; `connections`: in total at a
-    time; `share`: the share of them that one address may have.
+    `request_s`: seconds from the start of a connection, or from a request's first byte, to the
+    request's last byte. `response_s`: seconds from there until the client has read the response.
+    `connections`: maximum number at a time. `share`: share of `connections` that one address may
+    have.
     """
 
     request_s: float = 10.0
@@ -101,7 +102,8 @@ class TimedProtocol(H11Protocol):
         self._address = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the deadline of the first request, or abort where there are too many."""
+        """Start the deadline of the first request. If there are too many connections, abort
+        instead."""
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
         if self._counts.enter(self._address):
@@ -116,7 +118,7 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Process bytes of a request, or of several."""
+        """Process received bytes: a part of a request, or several requests."""
         self.server_state.default_headers = _date_header(int(time.time()))
         if not self._receiving and not self._answering:
             self._receiving = True
@@ -125,15 +127,16 @@ class TimedProtocol(H11Protocol):
         self._check_complete()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client closed its sending side, as `nc` does: the response is still sent."""
+        """Handle a client that closed its sending side, as `nc` does: the response is still
+        sent."""
         if self._answering and self.scheme == "http":
             self.cycle.keep_alive = False
             return True
         return None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP with status 400. If another response has been started, abort instead:
-        a second one on the connection would be read as part of it."""
+        """Answer invalid HTTP with status 400. If another response has already started, abort the
+        connection: the client would read the 400 as part of that response."""
         # None until the first request.
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is not None and not cycle.response_complete:
@@ -145,7 +148,8 @@ class TimedProtocol(H11Protocol):
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
-        """The response is in the transport's buffer; the client may still be reading it."""
+        """Handle a complete response. If some of it is still in the transport's buffer, the
+        response deadline keeps running until the client has read it."""
         self._receiving = self._answering = False
         if not self.transport.get_write_buffer_size():
             self._clear_deadline()
@@ -193,7 +197,8 @@ LISTEN = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<po
 
 
 class Address(Struct, frozen=True):
-    """An address to listen on. `host` is as configured, `ip` the resolved address."""
+    """An address to listen on. `host` is the configured name, `ip` the address to which it
+    resolved."""
 
     host: str
     ip: str
@@ -206,12 +211,12 @@ class Address(Struct, frozen=True):
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether the address can be reached only from this machine."""
         return ipaddress.ip_address(self.ip).is_loopback
 
     @property
     def shown(self) -> str:
-        """The host for URLs that work on this machine."""
+        """The host to use in URLs on this machine."""
         ip = ipaddress.ip_address(self.ip)
         if ip.is_unspecified:
             return "[::1]" if ip.version == 6 else "127.0.0.1"
@@ -242,7 +247,7 @@ def address_of(settings: Settings) -> Address:
 
 
 def check_protected(settings: Settings, address: Address) -> None:
-    """Refuse an endpoint that is open to everybody; log a warning for tokens without TLS.
+    """Refuse an address that everybody can use. Log a warning if tokens are sent without TLS.
 
     Raises:
         SettingsError: other machines can reach the address without authentication.
@@ -278,7 +283,8 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class ServerTls(Struct):
-    """The TLS context of the server. New connections use certificates that were renewed on disk."""
+    """The server's TLS context. Certificates that are renewed on disk are used for new
+    connections."""
 
     context: ssl.SSLContext
     settings: Settings
@@ -300,8 +306,8 @@ class ServerTls(Struct):
         return cls(context, settings, stamp)
 
     def refresh(self) -> None:
-        """Reload the files if one changed. Unusable files, such as during a replacement, are
-        ignored and tried again later."""
+        """Load the certificate files again if one changed. Files that are unusable, for example
+        while they are being replaced, are ignored and tried again later."""
         try:
             stamp = _stamp(self.settings)
             if stamp == self.stamp:
@@ -332,7 +338,8 @@ def _load(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 def _no_password() -> str:
-    """Fail instead of asking for a password: a daemon has no terminal."""
+    """Called by OpenSSL for a key with a password. Raises an error instead of asking, because a
+    daemon has no terminal."""
     raise ValueError("the key is encrypted; store it without a password")
 
 
@@ -359,15 +366,15 @@ IN_USE = "; kneewatch may be running already; --listen 127.0.0.1:0 picks a free 
 KEEP_ALIVE_S = 15
 HANDSHAKE_S = 10.0
 GRACE_S = 1
-"""How long running responses may take after `stop`."""
+"""Seconds that running responses get to finish after `stop`."""
 
 START_S = 10.0
 TLS_REFRESH_S = 10.0
-"""How often certificates are checked for changes."""
+"""Seconds between two checks whether certificates have changed."""
 
 
 class HttpServer:
-    """An HTTP server for an app: `bind`, `start`, `stop`."""
+    """An HTTP server for an app. Call `bind`, `start` and `stop` in this order."""
 
     def __init__(self, app: ASGIApp, settings: Settings, bounds: Bounds | None = None) -> None:
         self._app, self._settings = app, settings
@@ -379,7 +386,7 @@ class HttpServer:
         self._thread: threading.Thread | None = None
 
     def bind(self) -> None:
-        """Bind the address, without serving yet.
+        """Bind the listen address. Requests are served after `start`.
 
         Raises:
             SettingsError: the address is wrong, in use or unprotected, or TLS files are unusable.
@@ -411,14 +418,14 @@ class HttpServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the server runs."""
+        """Whether the server is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Serve in a thread.
+        """Serve requests in a thread.
 
         Raises:
-            RuntimeError: the server did not come up.
+            RuntimeError: the server did not start.
         """
         if self._socket is None or self._address is None:
             raise RuntimeError("bind first")
@@ -438,7 +445,8 @@ class HttpServer:
         log.info("listening url=%s", self.url)
 
     def stop(self, timeout_s: float) -> bool:
-        """Stop accepting requests and end running ones. Returns whether that was done in time."""
+        """Accept no more requests and end running ones. Returns whether that took less than
+        `timeout_s`."""
         server, thread = self._server, self._thread
         if server is not None and thread is not None:
             server.end()
@@ -464,7 +472,8 @@ class _Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. Replaces uvicorn's startup, which has no setting for the handshake timeout."""
+        """Start to listen. Replaces uvicorn's method, which has no setting for the handshake
+        timeout."""
         del sockets
         loop = self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
@@ -488,14 +497,14 @@ class _Server(uvicorn.Server):
         self.up.set()
 
     def end(self) -> None:
-        """Have the server stop. Thread-safe."""
+        """Stop the server. Thread-safe."""
         self.should_exit = True
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._ended.set)
 
     async def main_loop(self) -> None:
-        """Serve until `end`. Replaces uvicorn's loop, which wakes ten times per second to renew the
-        Date header and to look whether to stop."""
+        """Serve until `end` is called. Replaces uvicorn's loop, which wakes ten times per second to
+        renew the Date header and to check whether to stop."""
         while self._tls is not None and not self.should_exit:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), TLS_REFRESH_S)

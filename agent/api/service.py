@@ -1,4 +1,4 @@
-"""The state that the HTTP endpoint serves, its freshness, and the daemon's readiness."""
+"""The state that the HTTP endpoint serves, how old it is, and whether the daemon is ready."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Service(Struct, frozen=True, kw_only=True):
-    """The running daemon as requests see it.
+    """The parts of the running daemon that requests use.
 
-    `reader` and `store` are None without a history, `notifier` without receivers, `fleet` without
-    a metrics system. `targets` returns the configured targets, `restart_needed` the keys of changed
-    settings that need a restart.
+    `reader` and `store` are None without a history, `notifier` without receivers, `fleet` without a
+    metrics system. `targets` returns the configured targets. `restart_needed` returns the keys of
+    settings that changed but take effect only after a restart.
     """
 
     board: Board
@@ -61,7 +61,7 @@ def late(state: TargetState, now_s: float) -> bool:
 
 
 def shown(state: TargetState, *, is_late: bool) -> Sequence[Diagnosis]:
-    """A target's diagnoses; if it is late, their health is unknown or worse."""
+    """The diagnoses of a target. If the target is late, their health is at least `unknown`."""
     if not is_late:
         return state.diagnoses
     why = f"every signal: no scrape since {date(state.t_s)} {clock(state.t_s)} UTC"
@@ -76,7 +76,8 @@ def shown(state: TargetState, *, is_late: bool) -> Sequence[Diagnosis]:
 
 
 def rank(diagnosis: Diagnosis) -> int:
-    """A sort key of health, the worst highest. Unknown is worse than info: somebody must look."""
+    """A sort key for health: the worst has the highest value. Unknown ranks above info, because
+    somebody must look."""
     return RANKS.get(diagnosis.health, RANKS[UNKNOWN])
 
 
@@ -102,8 +103,8 @@ SHOWN = 20
 def has_diagnosed(service: Service) -> bool:
     """Whether a target or the fleet was diagnosed since the start, or nothing is watched.
 
-    It stays true when a source fails later: the endpoints then say since when its state is unknown,
-    and must stay reachable.
+    It stays true when a source fails later. The endpoints must stay reachable then, to report since
+    when the state is unknown.
     """
     fleet = service.fleet
     if fleet is None and not service.targets():
@@ -112,7 +113,8 @@ def has_diagnosed(service: Service) -> bool:
 
 
 def source_problems(service: Service) -> list[str]:
-    """Sources without a current answer, and a history that cannot be written; empty if all work."""
+    """A line for each source without a current answer, and one if the history cannot be written.
+    Empty if all work."""
     now_s, lines = service.clock(), list[str]()
     for spec in service.targets():
         state = service.board.get(spec.name)

@@ -1,5 +1,7 @@
-"""`/api/v1/size`: `kneewatch size` over HTTP. Requests cannot open files: a model is a catalogue
-id, and flags that name files are refused."""
+"""`/api/v1/size`: the same as `kneewatch size`, over HTTP.
+
+Requests cannot open files: a model is a catalogue id, and flags that name files are refused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 NOT_IN_CATALOGUE = "must be a model in the catalogue"
 LONGEST_TEXT = 200
 LARGEST = 1e12
-"""The largest number accepted; larger values are mistakes and could overflow."""
+"""The largest number that is accepted. Larger values are mistakes and could overflow."""
 
 BOOLEANS = {"": True, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 FITTING: Mapping[object, str] = {
@@ -29,10 +31,11 @@ FITTING: Mapping[object, str] = {
     float: "a number",
     SPAN: "a duration: seconds, or with a unit such as 2s or 50ms",
 }
-"""What a parameter of each kind must be, in words."""
+"""What a parameter of each type must be; for error messages."""
 
 FILE_FLAGS = frozenset(flag.parameter for flag in FLAGS if flag.names_file)
-"""Flags that name a file on the user's machine; a client must not read files of the server."""
+"""Flags whose value is a file. They are refused, because a client must not read files of the
+server."""
 
 BY_NAME: Mapping[str, Flag] = {flag.parameter: flag for flag in FLAGS if not flag.names_file}
 
@@ -59,7 +62,8 @@ async def json_object(request: Request) -> dict[str, Any]:
 
 
 async def parameters_of(request: Request) -> dict[str, Any]:
-    """The parameters of a request, from its body or its query string, underscores in the names.
+    """The parameters of a request, from its body or its query string. Names have underscores
+    instead of hyphens.
 
     Raises:
         Problem: a parameter is given twice, or the body is not a JSON object.
@@ -78,7 +82,7 @@ async def parameters_of(request: Request) -> dict[str, Any]:
 
 
 def _value(name: str, value: object) -> object:
-    """A parameter's value, converted as on the command line."""
+    """The value of a parameter, converted in the same way as on the command line."""
     if name in FILE_FLAGS:
         raise _wrong(name, "requests cannot name files; use `kneewatch size`")
     if name not in BY_NAME:
@@ -88,10 +92,10 @@ def _value(name: str, value: object) -> object:
 
 
 def converted(name: str, kind: object, value: object) -> object:
-    """The value of a parameter of one of the kinds in FITTING.
+    """Convert the value of a parameter to its type, one of those in FITTING.
 
     Raises:
-        Problem: it has another type, cannot be parsed, or is too large.
+        Problem: the value has another type, cannot be parsed, or is too large.
     """
     try:
         return _converted(kind, value)
@@ -115,7 +119,7 @@ def _converted(kind: object, value: object) -> object:
 
 
 def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The document kneewatch.size/1 for parameters by name.
+    """The document kneewatch.size/1 for the given parameters.
 
     Raises:
         Problem: a parameter is unknown or invalid.

@@ -1,4 +1,4 @@
-"""`/api/v1/triage`: the diagnosis of targets, now or at any time in the store."""
+"""`/api/v1/triage`: the diagnoses of targets, now or at any time in the store."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ FLEET_NOTICE = "only a fleet is watched; its diagnosis is at /api/v1/fleet"
 
 
 class TriageRequest(Struct, frozen=True):
-    """A parsed request. `target` is empty for all targets, `at_s` None for now, `since_s` None
-    without history."""
+    """A parsed request. `target` is empty for all targets. `at_s` is None for now. `since_s` is
+    None if no history is requested."""
 
     form: str
     target: str
@@ -53,7 +53,7 @@ class TriageRequest(Struct, frozen=True):
 
     @property
     def moment_s(self) -> float:
-        """The requested moment."""
+        """The requested moment, in Unix seconds."""
         return self.now_s if self.at_s is None else self.at_s
 
 
@@ -75,7 +75,7 @@ class Triage:
         since: str | None,
         form: str | None,
     ) -> Response:
-        """The answer to a request; `form` overrides its Accept header.
+        """The answer to a request. `form` overrides the Accept header of the request.
 
         Raises:
             Problem: the target is unknown, a parameter is wrong, or the history cannot be read.
@@ -107,7 +107,7 @@ class Triage:
         return _response(request, now, pending, rendered, notices)
 
     def _present(self, request: TriageRequest) -> tuple[Moment, dict[str, str]]:
-        """The targets' newest states, and the targets without one, with the reason."""
+        """The newest states of the targets, and for each target without a state the reason."""
         service, specs = self._service, self._service.targets()
         self._cache.only(specs)
         configured = {spec.name: spec.pending_text for spec in specs}
@@ -156,7 +156,7 @@ def _response(
     notices: Sequence[str],
     intervals: Sequence[EngineInterval] | None = None,
 ) -> Response:
-    """The answer about the present. The parts that depend on the clock are not cached."""
+    """The answer about the present. Its parts that depend on the clock are not cached."""
     if request.form == JSON:
         about = _about(pending, notices)
         return _json(request, about, rendered, intervals)
@@ -227,13 +227,14 @@ def _text(
 
 
 def to_page(request: Request, target: str) -> Response:
-    """A redirect to the page with the same parameters; relative, for proxies with a path prefix."""
+    """A redirect to the triage page that keeps the parameters. The address is relative, for proxies
+    with a path prefix."""
     up = "../" * (request.scope["raw_path"].count(b"/") - 1)
     return redirect(f"{up or './'}triage", request, ("at", "since"), target=target)
 
 
 def redirect(path: str, request: Request, names: Sequence[str], *, target: str = "") -> Response:
-    """A redirect that keeps the parameters `names` of the request."""
+    """A redirect that keeps those parameters of the request that `names` lists."""
     query, given = {"target": target} if target else {}, request.query_params
     query |= {name: given[name] for name in names if name in given}
     suffix = f"?{urlencode(query)}" if query else ""

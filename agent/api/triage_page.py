@@ -41,7 +41,7 @@ Key = tuple[str, str, str]
 
 
 class PageRequest(Struct, frozen=True):
-    """The page's parameters. `notices` are errors in them, shown on the page."""
+    """The parameters of the page. `notices` are errors in the parameters; the page shows them."""
 
     target: str
     now_s: float
@@ -51,19 +51,19 @@ class PageRequest(Struct, frozen=True):
 
     @property
     def until_s(self) -> float:
-        """Where the timeline ends."""
+        """The end of the timeline, in Unix seconds."""
         return self.now_s if self.at_s is None else self.at_s
 
     @property
     def since_s(self) -> float:
-        """Where the timeline begins."""
+        """The start of the timeline, in Unix seconds."""
         return max(0.0, self.until_s - SINCE[self.since])
 
 
 def page_request(
     now_s: float, *, target: str | None = None, at: str | None = None, since: str | None = None
 ) -> PageRequest:
-    """The page's parameters; invalid ones give a notice and the present."""
+    """Parse the parameters of the page. An invalid parameter is ignored and adds a notice."""
     notices: list[str] = []
     at_s: float | None = None
     timeline = SINCE_DEFAULT
@@ -81,17 +81,18 @@ def page_request(
 
 
 class Views:
-    """Builds views. Data that the store cannot provide is left out, with a notice."""
+    """Builds the views of pages. Data that the store cannot provide is left out, and a notice is
+    added."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._history = History(service.reader, service.store)
 
     def view(self, request: PageRequest) -> TriageView:
-        """The page's view.
+        """The view for a request.
 
         Raises:
-            Problem: there is no such target.
+            Problem: the requested target does not exist.
         """
         notices, engines = list(request.notices), self._engines(request.target)
         only = self._only(request, engines or [])
@@ -120,7 +121,7 @@ class Views:
         )
 
     def _only(self, request: PageRequest, engines: Sequence[StoredEngine]) -> str:
-        """The target's name where there is only one; else ""."""
+        """The name of the target if there is only one; else ""."""
         names = {state.name for state in self._service.board.states()}
         names.update(spec.name for spec in self._service.targets())
         if request.at_s is not None:
@@ -202,7 +203,7 @@ class _Past:
         self.targets = list(dict.fromkeys(engine.target for engine in engines))
 
     def diagnoses(self) -> list[Diagnosis] | None:
-        """The diagnoses at the requested moment; None if they cannot be read."""
+        """The diagnoses at the requested moment. None if they cannot be read."""
         try:
             then = self._history.diagnoses(self._engines, self._request.until_s)
             self.damaged = then.damaged
@@ -211,12 +212,13 @@ class _Past:
             return None
 
     def nothing_then(self, target: str) -> str:
-        """Why a target has no diagnosis at the requested moment, with the reach of its history."""
+        """The reason why a target has no diagnosis at the requested moment, with the times at which
+        its history begins and ends."""
         engines = [engine for engine in self._engines if engine.target == target]
         return f"{NOT_THEN}; {history_reach(engines)}" if engines else NOT_THEN
 
     def engine(self, diagnosis: Diagnosis) -> EngineView:
-        """The view of an engine: its intervals and, on the page of one target, its series."""
+        """The view of an engine: its intervals and, if the page is about one target, its series."""
         key = diagnosis.target, diagnosis.model, diagnosis.engine
         intervals = [
             IntervalView(row.kind, row.id, row.severity.word, row.start_s, row.end_s)

@@ -1,4 +1,5 @@
-"""Diagnoses of several targets as text, Markdown and JSON, cached until the next cycle."""
+"""Diagnoses of several targets as text, Markdown and JSON. Results are cached until the next
+cycle."""
 
 from __future__ import annotations
 
@@ -34,20 +35,20 @@ from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.formatting import WIDTH, clock, cut, date, moment, printable, span, wrapped
 
 INDENT = " " * 9
-"""Spaces up to the column after the health."""
+"""Spaces before the text column, which follows the column with the health."""
 
 LINES = 200
-"""The most lines of history in text and Markdown."""
+"""Maximum number of history lines in text and Markdown."""
 
 PROBLEM_FROM_RANK = RANKS["unknown"]
-"""Engines with at least this rank of health are problems: they come first."""
+"""Engines whose health has at least this rank are problems. Problems are listed first."""
 
 FULL_MAX = 2
-"""The most problems that text shows in full; of more, the worst one in full and the others in two
-lines each, so that ten fit a screen and a model's context."""
+"""Maximum number of problems that the text shows in full. With more problems, only the worst is
+shown in full and the others in two lines each: ten then fit a screen and a model's context."""
 
 FULL_CHARS = 3_000
-"""The most characters that several problems in full may take, where other targets follow."""
+"""Maximum number of characters of problems shown in full, if other targets follow."""
 
 HINT = (
     "more: /api/v1/triage/TARGET for one target in full; ?since=-2h for the history; ?at=03:07 or\n"
@@ -59,7 +60,8 @@ HINT = (
 def body(
     form: str, diagnoses: Sequence[Diagnosis], *, alone: bool, docs_url: str = OWN_DOCS
 ) -> str:
-    """The diagnoses as text, in the given order. `alone`: one target, with all details."""
+    """The diagnoses as text, in the given order. `alone`: there is one target, which is shown in
+    full."""
     render = partial(markdown if form == MARKDOWN else _text, docs_url=docs_url)
     if alone or len(diagnoses) <= 1:
         return render(diagnoses)
@@ -94,8 +96,8 @@ def head(
 ) -> str:
     """The first lines: the time, the number of engines by health, and targets without data.
 
-    `late` holds names of targets with the seconds since their newest scrape, `pending` targets
-    without a scrape with the reason, `notices` problems of kneewatch itself.
+    `late` are names of targets with the seconds since their newest scrape. `pending` maps targets
+    without a scrape to the reason. `notices` are problems of kneewatch itself.
     """
     counts = Counter(diagnosis.health for diagnosis in diagnoses)
     tally = ", ".join(f"{counts[state]} {state}" for state in WORST_FIRST if counts[state])
@@ -122,7 +124,7 @@ def _nothing(pending: int, *, past: bool) -> str:
 
 
 def past(form: str, intervals: Sequence[EngineInterval], *, since_s: float, t_s: float) -> str:
-    """The history as text: the newest intervals of stages, causes and health, in order."""
+    """The history as text: the newest intervals of stages, causes and health, oldest first."""
     rows = [_interval(row, t_s) for row in intervals[-LINES:]]
     title = f"since {moment(since_s, t_s)}"
     if not rows:
@@ -152,8 +154,8 @@ def _brief(diagnosis: Diagnosis) -> str:
 
 
 def _first_step(diagnosis: Diagnosis) -> list[str]:
-    """The line with what to do first about an engine's first cause, or why its page cannot be
-    read; cut to the width."""
+    """A line with the first step against the first cause of an engine. If the engine's page cannot
+    be read: a line with the reason. The line is cut to the width."""
     if not diagnosis.was_read:
         why = diagnosis.causes[0].summary if diagnosis.causes else diagnosis.stage_unknown
         return [cut(f"{INDENT}{why}")]
@@ -185,18 +187,18 @@ CACHE_MAX = 4096
 
 
 class Moment(Struct, frozen=True, eq=False):
-    """The states of targets at a moment. `late`: names of those without a recent cycle."""
+    """The states of targets at a moment. `late` are the names of targets without a recent cycle."""
 
     states: tuple[TargetState, ...]
     late: frozenset[str]
 
     @classmethod
     def of(cls, states: Sequence[TargetState], now_s: float) -> Moment:
-        """The targets as they are now."""
+        """The current states of the targets."""
         return cls(tuple(states), frozenset(state.name for state in states if late(state, now_s)))
 
     def same(self, other: Moment) -> bool:
-        """Whether nothing has changed."""
+        """Whether both moments have the same states and late targets."""
         return (
             len(self.states) == len(other.states)
             and self.late == other.late
@@ -213,7 +215,7 @@ class Moment(Struct, frozen=True, eq=False):
 
 
 class RenderCache(Struct):
-    """Rendered answers by format and target, valid until a cycle changes the state.
+    """Rendered answers by format and target. An answer is valid until a cycle changes the state.
 
     The empty target name means all targets.
     """
@@ -229,8 +231,8 @@ class RenderCache(Struct):
     _watched: Sequence[TargetSpec] = ()
 
     def only(self, specs: Sequence[TargetSpec]) -> None:
-        """Drop cached answers of other targets. Does nothing where `specs` is the same object as
-        last time."""
+        """Drop the cached answers of all targets that are not in `specs`. Does nothing if `specs`
+        is the same object as at the last call."""
         if specs is self._watched:
             return
         with self._lock:
@@ -247,7 +249,7 @@ class RenderCache(Struct):
         return cached[1] if cached is not None and cached[0].same(moment) else None
 
     def render(self, form: str, target: str, moment: Moment) -> bytes:
-        """The answer, encoded; for JSON, the members `targets` and `watching`."""
+        """The encoded answer. For JSON it consists of the members `targets` and `watching`."""
         with self._lock:
             answer = self.cached(form, target, moment)
             if answer is not None:

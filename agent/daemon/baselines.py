@@ -43,15 +43,16 @@ from kneewatch.rules.baseline import (
 log = logging.getLogger(__name__)
 
 PEAKS_JOB = "\0weekly peaks"
-"""Not a possible target name: these are printable."""
+"""Name of the job. Target names are printable, so no target has this name."""
 
 PEAKS_EVERY_S = 3600.0
 WEEK_S = 7 * 86_400.0
 MIN_COVERAGE_RATIO = 0.9
-"""Minimum share of the week's hours with data: the peak may lie in a missing hour."""
+"""Minimum share of the week's hours that have data: otherwise the peak may lie in a missing
+hour."""
 
 SEEN_S = 86_400.0
-"""Engines not seen for longer than this are skipped: there may be many old ones."""
+"""Engines last seen more than this many seconds ago are skipped: there may be many old ones."""
 
 KEYS = ("running", "waiting")
 
@@ -59,7 +60,8 @@ KEYS = ("running", "waiting")
 def recent_engines(
     history: Reader, targets: Sequence[TargetSpec], now_s: float
 ) -> Iterator[tuple[tuple[str, EngineKey], StoredEngine]]:
-    """Recently seen engines of some targets, keyed by target and engine."""
+    """Yields the recently seen engines of the given targets: (target, engine key) and the stored
+    engine."""
     for spec in targets:
         for engine in history.engines(spec.name):
             if now_s - engine.last_s < SEEN_S:
@@ -67,8 +69,8 @@ def recent_engines(
 
 
 class WeeklyPeaks(Job):
-    """Periodically reads peaks of targets with several replicas: a single replica cannot be
-    spared."""
+    """Reads the weekly peaks of targets with several replicas from time to time. A target with a
+    single replica needs no peak: that replica cannot be removed."""
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class WeeklyPeaks(Job):
         return self._peaks.get((target, key))
 
     def cycle(self) -> float | None:
-        """Read all peaks."""
+        """Read the peaks of all targets again."""
         now_s = self._wall()
         replicated = [spec for spec in self._targets() if (spec.settings["replicas"] or 1) > 1]
         try:
@@ -104,8 +106,8 @@ class WeeklyPeaks(Job):
 
 
 def peak_of(week: Series) -> float | None:
-    """Maximum of running plus waiting requests at a scrape; None if too few hours of the week have
-    data."""
+    """The largest number of running plus waiting requests at a scrape of the week. None if too few
+    hours of the week have data."""
     running, waiting = (week.values[key] for key in KEYS)
     hours: set[int] = set()
     peak = 0.0
@@ -121,17 +123,19 @@ def peak_of(week: Series) -> float | None:
 
 
 SEASONS_JOB = "\0seasons"
-"""Not a possible target name: these are printable."""
+"""Name of the job. Target names are printable, so no target has this name."""
 
 SEASONS_EVERY_S = 900.0
-"""Four times an hour, so that the next hour is read before it begins."""
+"""Seconds between runs: four per hour, so that the values of the next hour are read before it
+begins."""
 
 
 Baselines = Mapping[tuple[str, EngineKey], Mapping[str, float]]
 
 
 class SeasonalBaselines(Job):
-    """Reads the usual values at this hour and the next from the weeks before, each hour once."""
+    """Reads the usual values of the current and the next hour of the week from earlier weeks. Each
+    hour is read once."""
 
     def __init__(
         self,
@@ -143,12 +147,12 @@ class SeasonalBaselines(Job):
         self._hours: dict[float, Baselines] = {}
 
     def usual(self, target: str, key: EngineKey, t_s: float) -> Mapping[str, float]:
-        """Usual values of an engine's tracked signals at a time; empty if too few weeks are
-        known."""
+        """Usual values of an engine's tracked signals at a time. Empty if the history has too few
+        weeks."""
         return self._hours.get(hour_start_s(t_s), {}).get((target, key), {})
 
     def cycle(self) -> float | None:
-        """Read the hours and engines not read yet."""
+        """Read the hours and engines that were not read yet."""
         now_s = self._wall()
         needed_hours = (hour_start_s(now_s), hour_start_s(now_s + HOUR_S))
         hours = {hour: baselines for hour, baselines in self._hours.items() if hour in needed_hours}
@@ -187,21 +191,23 @@ class SeasonalBaselines(Job):
 
 
 KNEES_JOB = "\0knees"
-"""Not a possible target name: these are printable."""
+"""Name of the job. Target names are printable, so no target has this name."""
 
 KNEES_EVERY_S = 10.0
 RETRY_S = 900.0
 """Seconds until an unreadable history is retried."""
 
 REST_FACTOR = 3.0
-"""Pause after each read, as a multiple of its CPU time: scrapes come first."""
+"""Pause after each read, as a multiple of the CPU time of the read: scrapes have priority."""
 
 READ_S = 1.0
-"""CPU seconds spent on one engine's history; then the oldest days stay unread."""
+"""CPU seconds spent on the history of one engine. When they are used up, the oldest days stay
+unread."""
 
 
 class KneeRequest(Struct, frozen=True):
-    """An engine whose past windows are requested, and its launch."""
+    """A request to load an engine's knee from its past windows. `config` is the engine's launch
+    configuration."""
 
     target: str
     key: EngineKey
@@ -212,8 +218,10 @@ class KneeRequest(Struct, frozen=True):
 
 
 class KneeLoader(Job):
-    """Loads past windows into engines' knees, a day at a time, each engine once. An engine whose
-    reading crashes is skipped: its knee is learned from scratch."""
+    """Loads the knees of engines from their history, one day at a time and each engine once.
+
+    If reading an engine's history crashes, the engine is skipped: its knee is learned from scratch.
+    """
 
     def __init__(self, history: Reader, clock_s: Callable[[], float] = time.thread_time) -> None:
         self._history, self._clock_s = history, clock_s
@@ -232,7 +240,8 @@ class KneeLoader(Job):
         )
 
     def cycle(self) -> float | None:
-        """Read one day of one engine. Returns seconds until the next; None: the queue is empty."""
+        """Read one day of one engine. Returns the seconds until the next read; None when the queue
+        is empty."""
         began_s = self._clock_s()
         try:
             if next(self._reading, self) is self:
@@ -245,7 +254,8 @@ class KneeLoader(Job):
         return REST_FACTOR * (self._clock_s() - began_s)
 
     def _read(self, request: KneeRequest) -> Iterator[None]:
-        """Reads an engine's days, newest first, then loads its knee.
+        """A generator that reads one day of an engine per step, newest first, and then loads its
+        knee.
 
         Raises:
             StoreError: the history cannot be read; the engine is queued again.
@@ -283,7 +293,8 @@ class KneeLoader(Job):
 
 
 class Windows:
-    """Collects windows of one engine, newest first, up to a knee's limit per concurrency."""
+    """Collects windows of one engine, newest first. The number of windows per concurrency is
+    limited, as in the knee."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -296,15 +307,17 @@ class Windows:
         return not self._steps
 
     def lacks(self, series: Series) -> bool:
-        """Whether a day has concurrencies with too few windows so far. Most days have none, and
-        reading all signals of a day takes twice as long as reading its concurrencies."""
+        """Whether a day has windows at a concurrency with too few windows so far.
+
+        Most days have none. Checking costs half as much as reading all signals of the day.
+        """
         return any(
             len(self._steps.get(step_of(load), ())) < LIVE_POINTS_KEPT
             for load in loads_of(series, self._window_s)
         )
 
     def add_older(self, series: Series) -> None:
-        """Add windows from before those collected so far; windows do not overlap."""
+        """Add windows from before the oldest collected one. Windows do not overlap."""
         fresh: dict[int, list[Point]] = {}
         oldest_s = self._oldest_s
         for point in windows_of(series, self._window_s):
@@ -324,7 +337,7 @@ class Windows:
 
 
 def loads_of(series: Series, window_s: float) -> Iterator[float]:
-    """Yields the requests in flight at the first scrape of each window; idle windows are
+    """Yields the number of requests in flight at the first scrape of each window. Idle windows are
     skipped."""
     times = series.times
     running, waiting = (series.values[key] for key in LOAD_SIGNALS)
@@ -337,7 +350,7 @@ def loads_of(series: Series, window_s: float) -> Iterator[float]:
 
 
 def windows_of(series: Series, window_s: float) -> Iterator[Point]:
-    """The windows with latency under load; they do not overlap."""
+    """Yields the windows that have a latency under load. The windows do not overlap."""
     times, columns = series.times, series.values
     running, waiting = (columns[key] for key in LOAD_SIGNALS)
     at = 0
@@ -355,7 +368,8 @@ def windows_of(series: Series, window_s: float) -> Iterator[Point]:
 
 
 def launched_s(changes: Sequence[ConfigChange], config: Mapping[str, str]) -> float:
-    """Start of the engine's present launch configuration; infinity if it never had it."""
+    """Time at which the engine was started with its present launch configuration, in Unix seconds.
+    Infinity if the history does not contain this configuration."""
     since_s = math.inf
     for change in reversed(changes):
         if not same_launch(change.after, config):

@@ -62,10 +62,10 @@ DEFAULTS = {"interval_s": 5.0}
 DEMO_DEFAULTS = {**DEFAULTS, "window_s": DEMO_WINDOW_S}
 
 STOP_S = 2.5
-"""Longest shutdown: service managers send SIGKILL a few seconds after SIGTERM."""
+"""Maximum seconds for the shutdown: service managers send SIGKILL a few seconds after SIGTERM."""
 
 FLUSH_S = 0.4
-"""Minimum seconds for the history to write queued cycles at shutdown."""
+"""Minimum seconds that the history gets at shutdown to write queued cycles."""
 
 
 def run(
@@ -104,8 +104,8 @@ def _fleet_watch(url: str, settings: Settings, selector: str) -> FleetWatch:
 
 
 def _demo_note(settings: Settings, for_s: float | None) -> str:
-    """When the demo turns critical, whether the run ends before that, that the recording is played
-    again and again, and that no history stays."""
+    """The start-up message of the demo: when the recording turns critical, that it is played in a
+    loop, and that its history is deleted at exit."""
     note = f"demo     healthy at first, critical after {DEMO_CRITICAL_AFTER_S:g} s"
     if for_s is not None and for_s <= DEMO_CRITICAL_AFTER_S:
         note += f" (--for {for_s:g}s ends before that)"
@@ -118,7 +118,8 @@ def _demo_note(settings: Settings, for_s: float | None) -> str:
 
 @contextmanager
 def _store_file(settings: Settings, *, demo: bool) -> Generator[Path]:
-    """The history's file. For the demo a temporary file, unless `store.file` is set."""
+    """A context with the path of the history's file: a temporary file in the demo, unless
+    `store.file` is set."""
     if not demo or settings["store.file"]:
         yield store_path(settings["store.file"], os.environ)
         return
@@ -127,7 +128,7 @@ def _store_file(settings: Settings, *, demo: bool) -> Generator[Path]:
 
 
 class Daemon:
-    """The parts of the daemon and their order of shutdown.
+    """Builds the daemon's parts, runs them, and shuts them down in order.
 
     Raises:
         KneewatchError: a part cannot start: the history, the address, a token, a receiver.
@@ -188,8 +189,8 @@ class Daemon:
     def run(
         self, settings_of: Callable[[], Settings], for_s: float | None, *, note: str = ""
     ) -> None:
-        """Print the addresses and the note, run until stopped, then shut down in under 3 s, even
-        if a part hangs."""
+        """Print the addresses and the note, then run until stopped. The shutdown takes less than 3
+        s, even if a part hangs."""
         supervisor = Supervisor(
             scheduler=self._scheduler,
             cycles=self._cycles,
@@ -260,7 +261,7 @@ class Daemon:
             time.sleep(0.01)
 
     def _left_s(self, most_s: float = STOP_S) -> float:
-        """Seconds left for the shutdown, `most_s` at most."""
+        """Seconds left for the shutdown; at most `most_s`."""
         if self._deadline_s is None:
             self._deadline_s = time.monotonic() + STOP_S
         return max(0.0, min(most_s, self._deadline_s - time.monotonic()))

@@ -40,11 +40,12 @@ from kneewatch.rules.rule import Severity
 log = logging.getLogger(__name__)
 
 GROWTH_FACTOR = 1.3
-"""A longer interval is logged only if it grew by this factor; smaller changes are jitter."""
+"""While a target is down, a longer interval is logged only if it grew by this factor. Smaller
+changes are jitter."""
 
 LINES_MAX, LINES_S = 100, 600.0
-"""Limit on log lines per target: labels that change with every scrape must not fill a disk.
-Suppressed lines are counted."""
+"""Maximum number of log lines per target in a period of `LINES_S` seconds: labels that change with
+every scrape must not fill the disk. Further lines are counted instead of written."""
 
 Key = tuple[str, str]
 
@@ -58,7 +59,8 @@ class LimitedLog:
         self._written = self._suppressed = 0
 
     def begin(self, t_s: float) -> None:
-        """Start a cycle at `t_s`. At the end of a period, log how many lines were suppressed."""
+        """Start a cycle at `t_s`. If a new period begins, log how many lines the last one
+        suppressed."""
         if 0 <= t_s - self._since_s < LINES_S:
             return
         if self._suppressed:
@@ -66,7 +68,8 @@ class LimitedLog:
         self._since_s, self._written, self._suppressed = t_s, 0, 0
 
     def write(self, severity: Severity, message: str, *args: object) -> None:
-        """Log a line, a critical one as a warning; over the limit, only count it."""
+        """Log a line, or only count it when the limit is reached. A critical line has the level
+        WARNING, all others INFO."""
         if self._written < LINES_MAX:
             self._written += 1
             level = logging.WARNING if severity is Severity.CRITICAL else logging.INFO
@@ -83,8 +86,11 @@ class LimitedLog:
 
 
 class ChangeLog:
-    """Logs changes of one target: up or down, and each engine's stage and causes. A cause is logged
-    when it begins, when its severity exceeds all it had so far, and when it ends."""
+    """Logs the changes of one target: when it goes up or down, and changes of its engines' stages
+    and causes.
+
+    A cause is logged when it begins, when its severity exceeds all earlier ones, and when it ends.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -92,11 +98,13 @@ class ChangeLog:
         self._interval_s = 0.0
         self._failed = 0
         self._last: dict[Key, tuple[int | None, dict[str, Severity]]] = {}
-        """Per engine the stage, and its causes with the worst severity that each was logged at."""
+        """For each engine its last stage, and for each of its causes the worst severity logged so
+        far."""
         self._lines = LimitedLog(name)
 
     def scraped(self, error: CollectError | None, interval_s: float) -> None:
-        """Log that a target went up (no error) or down. `interval_s`: time to the next scrape."""
+        """Record a scrape; log it if the target went up or down. `error` is None for a successful
+        scrape, `interval_s` is the time to the next scrape."""
         if error is None:
             if self._up is False:
                 log.info("target up again target=%s failed_scrapes=%s", self._name, self._failed)
@@ -119,7 +127,7 @@ class ChangeLog:
         self._up = False
 
     def diagnosed(self, diagnoses: Sequence[Diagnosis]) -> None:
-        """Log changes of stages and causes; critical ones are logged as warnings."""
+        """Log changes of stages and causes. Critical changes have the level WARNING."""
         if diagnoses:
             self._lines.begin(diagnoses[0].t_s)
         self._forget(diagnoses)
@@ -160,7 +168,7 @@ class ChangeLog:
         )
 
     def _forget(self, diagnoses: Sequence[Diagnosis]) -> None:
-        """Forget engines without a diagnosis when there are more than a target may have."""
+        """When more engines are recorded than a target may have, drop those without a diagnosis."""
         if len(self._last) > ENGINES_MAX:
             present = {(diagnosis.model, diagnosis.engine) for diagnosis in diagnoses}
             self._last = {key: last for key, last in self._last.items() if key in present}
@@ -185,14 +193,14 @@ class ChangeLog:
 
 
 PAGE = "page"
-"""Name of the target's own page among its sources."""
+"""Name of the target's metrics page in the list of its sources."""
 
 STARTED_OVER = "the recording starts over"
 
 
 class Sinks(Struct, frozen=True):
-    """Where a cycle's results go, and where GPU signals and history come from. `store` and `notify`
-    never block and never raise."""
+    """Where a cycle publishes its results (`board`, `store`, `notify`), and where it gets GPU
+    signals and values from the history. `store` and `notify` never block and never raise."""
 
     board: Board
     store: Callable[[Cycle], None] | None = None
@@ -204,8 +212,9 @@ class Sinks(Struct, frozen=True):
 
 
 class TargetWatch:
-    """Watches one target. Its cycles run one at a time, in any thread, and enter `computing` around
-    work that only needs the CPU.
+    """Watches one target. Its cycles run one at a time, in any thread.
+
+    Work that only needs the CPU runs within the context `computing`.
 
     Raises:
         CaptureError: the target is a capture that cannot be played.
@@ -237,11 +246,11 @@ class TargetWatch:
         self.cycles = self._failures = self._failing = 0
 
     def adopt(self, spec: TargetSpec) -> None:
-        """Use a new configuration from the next cycle on, and keep what was learned."""
+        """Use a new configuration from the next cycle on. Learned values are kept."""
         self._next_spec = spec
 
     def retire(self) -> None:
-        """Publish nothing more, not even the result of a running cycle."""
+        """Stop publishing. The result of a cycle that is still running is dropped."""
         with self._publish_lock:
             self._retired = True
         if self._cycle_lock.acquire(blocking=False):
@@ -249,11 +258,11 @@ class TargetWatch:
             self._cycle_lock.release()
 
     def reading(self, now_s: float) -> GpuReading:
-        """The last reading of the target's GPUs."""
+        """The newest reading of the target's GPUs."""
         return self._sinks.gpus.reading(self.spec, now_s) if self._sinks.gpus else NO_GPUS
 
     def cycle(self) -> float | None:
-        """Run one cycle. Returns seconds until the next; None: at the usual interval."""
+        """Run one cycle. Returns the seconds until the next one; None for the usual interval."""
         with self._cycle_lock:
             next_s = None if self._retired else self._scrape()
         if self._retired:
@@ -286,7 +295,8 @@ class TargetWatch:
             return self._publish(t_s, diagnoses, began_s, restart)
 
     def _send_canary(self, t_s: float, diagnoses: Sequence[Diagnosis]) -> None:
-        """Send a canary if it is on and due, and the page shows that the server is awake."""
+        """Send a canary request if canaries are on, one is due, and the metrics page shows that the
+        server is awake."""
         if self._canary is None or not diagnoses:
             return
         if any(not diagnosis.was_read for diagnosis in diagnoses):
@@ -298,7 +308,7 @@ class TargetWatch:
             self._canary.poll(t_s, models[0] if models else "")
 
     def _claim_gpus(self) -> None:
-        """Pass the GPUs that the server's process uses to the GPU sources."""
+        """Tell the GPU sources which GPUs the server's process uses, if that has changed."""
         server = self._stream.monitor.server
         if self._sinks.gpus is not None and server is not None and server is not self._claimed_by:
             self._claimed_by = server
@@ -307,7 +317,7 @@ class TargetWatch:
             self._sinks.gpus.set_used(self.spec.name, used)
 
     def crashed(self, error: Exception) -> float | None:
-        """Record a crashed cycle: the state of the target is unknown."""
+        """Publish that the target's state is unknown because its cycle crashed."""
         bug = CollectError(
             f"internal error: {type(error).__name__}: {error}",
             kind="internal",
@@ -413,8 +423,11 @@ def engine_cycles(
     monitor: TargetMonitor,
     restart: Restart | None,
 ) -> tuple[EngineCycle, ...]:
-    """The cycle of each engine for the store. `tiered` are the diagnoses with their tiers,
-    `restart` is one that the pages do not show."""
+    """The cycles of all engines, in the form that is stored.
+
+    `tiered` are the same diagnoses with their tiers added. `restart` is a restart that the metrics
+    pages do not show; else None.
+    """
     by_diagnosis = {id(engine.newest): engine for engine in monitor.engines}
     return tuple(
         engine_cycle(last, by_diagnosis.get(id(plain)), restart)
@@ -425,7 +438,8 @@ def engine_cycles(
 def engine_cycle(
     diagnosis: Diagnosis, engine: EngineMonitor | None, restart: Restart | None
 ) -> EngineCycle:
-    """The cycle of one engine; `engine` is None if no page has shown it yet."""
+    """The cycle of one engine, in the form that is stored. `engine` is None if no metrics page
+    contained it yet."""
     replica = engine.key.replica if engine else ""
     if engine is None or not diagnosis.was_read:
         return EngineCycle(diagnosis, replica=replica)

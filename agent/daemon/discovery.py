@@ -1,5 +1,5 @@
-"""Target discovery: arguments, tables, file_sd files, pods; reread when they change. Builds the
-profile that each target is diagnosed with. I/O edge."""
+"""Target discovery: from arguments, `[[targets]]` tables, file_sd files and pods. Files and pods
+are read again when they change. Also builds each target's diagnosis profile. I/O edge."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ FORBIDDEN = "; a Role must allow its service account `list` on `pods` there"
 
 
 class Server(Struct, frozen=True):
-    """A serving pod: its name, its target labels, the URL of its port, and the facts of its spec.
+    """A pod that serves vLLM: its name, its target labels, the URL of its port, and the facts of
+    its spec.
 
-    The facts carry no time, so that servers compare equal while a pod is unchanged.
+    The facts have no time, so two readings of an unchanged pod compare equal.
     """
 
     name: str
@@ -46,9 +47,9 @@ class Server(Struct, frozen=True):
 
 
 class PodTargets(Job):
-    """The pods to watch, listed again by each run of a scheduled job.
+    """The pods to watch. Each run of a scheduled job lists them again.
 
-    While the API cannot be read, the pods of the last list stay targets.
+    While the Kubernetes API cannot be read, the pods of the last list stay targets.
 
     Raises:
         SettingsError: the Kubernetes client is not installed, or this process is not in a pod with
@@ -66,13 +67,14 @@ class PodTargets(Job):
         self._without_port: frozenset[str] = frozenset()
 
     def cycle(self) -> float | None:
-        """Read the pods of all namespaces once."""
+        """List the pods of all configured namespaces once. If a list cannot be read, the previous
+        one stays."""
         for namespace in self._namespaces:
             self._read(namespace)
         return None
 
     def servers(self) -> tuple[Server, ...]:
-        """The pods that serve, by namespace. Thread-safe."""
+        """The serving pods, sorted by namespace. Thread-safe."""
         by_namespace = dict(self._servers)
         return tuple(server for name in self._namespaces for server in by_namespace.get(name, ()))
 
@@ -113,8 +115,8 @@ class PodTargets(Job):
 
 
 def pod_specs(servers: Iterable[Server], settings: Settings) -> list[TargetSpec]:
-    """The targets of these pods, named NAMESPACE/POD: a pod that returns with another address
-    continues its history.
+    """The targets of these pods, named NAMESPACE/POD. The name does not contain the address, so a
+    pod whose address changes continues its history.
 
     Raises:
         SettingsError: an address is not a URL.
@@ -158,7 +160,8 @@ def is_serving(pod: Pod) -> bool:
 
 
 def port_number(pod: Pod, port: str) -> int | None:
-    """The port number for a port stated by number or by name; None if no container has the name."""
+    """The number of a container port that is given by number or by name. None if no container has a
+    port of that name."""
     if port.isdigit():
         return int(port)
     for container in _rows(pod["spec"], "containers"):
@@ -169,7 +172,7 @@ def port_number(pod: Pod, port: str) -> int | None:
 
 
 def _rows(table: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
-    """The entries of a list; the API omits empty lists or sets them to null."""
+    """The list at `key`; empty where the API omits the list or sets it to null."""
     return table.get(key) or ()
 
 
@@ -184,8 +187,10 @@ Stamp = tuple[int, int, int]
 
 
 class FileState(Struct, frozen=True):
-    """The targets of a file when it was last valid. `stamp` identifies the version last read; None
-    forces a new read."""
+    """The targets of a file when it was last valid.
+
+    `stamp` identifies the version that was read last; None forces a new read.
+    """
 
     stamp: Stamp | None
     specs: tuple[TargetSpec, ...]
@@ -193,10 +198,10 @@ class FileState(Struct, frozen=True):
 
 
 class FileTargets:
-    """Targets of all files that match the patterns.
+    """Targets from all files that match the patterns.
 
-    `before` holds the targets under the previous settings: every file is read again, and an invalid
-    file keeps its previous targets.
+    `before` are the targets under the previous settings. All files are read again; an invalid file
+    keeps its targets in `before`.
     """
 
     def __init__(
@@ -215,8 +220,8 @@ class FileTargets:
     def refresh(self, others: Sequence[TargetSpec]) -> bool:
         """Read new and changed files. Returns whether the targets may have changed.
 
-        An invalid file keeps its previous targets, which is logged; a deleted file has none.
-        `others` are targets whose names are taken.
+        An invalid file keeps its previous targets, which is logged. A deleted file loses its
+        targets. `others` are the targets from other sources: their names are not available.
         """
         stamps = {path: _file_stamp(path) for path in self._paths()}
         if stamps == {path: file.stamp for path, file in self._files.items()}:
@@ -232,7 +237,7 @@ class FileTargets:
         return True
 
     def specs(self) -> list[TargetSpec]:
-        """The targets, by file."""
+        """The targets of all files, file by file."""
         return [target for path in sorted(self._files) for target in self._files[path].specs]
 
     def _paths(self) -> list[str]:
@@ -295,7 +300,8 @@ def _group_specs(group: object, settings: Settings, origin: str) -> Iterator[Tar
 
 
 def _address(target: str, labels: Mapping[str, str]) -> str:
-    """A target's URL; `__scheme__` and `__metrics_path__` apply where the target has none."""
+    """A target's URL. The labels `__scheme__` and `__metrics_path__` supply what the target
+    lacks."""
     scheme, path = labels.get(SCHEME, "http"), labels.get(PATH, "")
     url = target if "://" in target else f"{scheme}://{target}"
     bare = "/" not in url.partition("://")[2]
@@ -350,10 +356,11 @@ NO_TARGET = (
 
 
 class Discovery:
-    """Targets from arguments, tables, files and pods; `may_be_empty` if a fleet is watched instead.
+    """Targets from arguments, tables, files and pods.
 
-    `before` is the discovery under the previous settings: its invalid files keep their targets, and
-    its pods stay.
+    `before` is the discovery under the previous settings: files that are invalid now keep its
+    targets, and its pods stay targets. `may_be_empty`: no target is needed, because a fleet is
+    watched.
 
     Raises:
         SettingsError: no target is configured, one is invalid, two have the same name, or the
@@ -384,17 +391,17 @@ class Discovery:
         self._refresh_pods()
 
     def reloaded(self, settings: Settings) -> Discovery:
-        """Discovery with new settings; files are read again, and invalid ones keep their previous
-        targets.
+        """A discovery with new settings. All files are read again; invalid files keep their
+        previous targets.
 
         Raises:
-            SettingsError: as at the start.
+            SettingsError: as in the constructor.
         """
         return Discovery(self._arguments, settings, self, may_be_empty=self._may_be_empty)
 
     def poll(self) -> bool:
-        """Read changed files, and take over the pods of the last list. Returns whether the targets
-        may have changed."""
+        """Read changed files and use the pods of the newest list. Returns whether the targets may
+        have changed."""
         files = self._files.refresh(self._static)
         return self._refresh_pods() or files
 
@@ -433,7 +440,8 @@ MIN_INTERVAL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TargetProfile:
-    """A diagnosis profile and the limits of a page. Equal ones give equal diagnoses."""
+    """A diagnosis profile and the limits on a metrics page. Targets whose values are equal get
+    equal diagnoses."""
 
     profile: Profile
     limits: Limits
@@ -491,7 +499,7 @@ def target_profile(settings: Settings) -> TargetProfile:
     """The profile for these settings.
 
     Raises:
-        SettingsError: as `TargetProfiles.of`.
+        SettingsError: as in `TargetProfiles.of`.
     """
     _check_interval(settings)
     profile = settings.profile(stated=stated(settings))
@@ -499,7 +507,8 @@ def target_profile(settings: Settings) -> TargetProfile:
 
 
 def with_tier(diagnosis: Diagnosis, spec: TargetSpec, profile: TargetProfile) -> Diagnosis:
-    """The diagnosis with its tier: the target's label, else model@GPU if the GPU is stated."""
+    """A copy of the diagnosis with its tier: the target's label `tier`; without it model@GPU if the
+    GPU is stated."""
     gpu = profile.profile.stated.gpu
     tier = spec.labels.get("tier")
     if tier is None and gpu is not None and diagnosis.model:

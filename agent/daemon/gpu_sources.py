@@ -37,15 +37,15 @@ from kneewatch.diagnose.gpu import NO_GPUS, GpuMonitor, GpuReading
 log = logging.getLogger(__name__)
 
 HANG_S = 10.0
-"""A reading that takes longer than this counts as hanging."""
+"""Seconds after which a reading counts as hanging."""
 
 BACKOFF_MOST_S = 300.0
 REDISCOVERY_S = 600.0
-"""Seconds until discovery is repeated on a node without a GPU."""
+"""Seconds until a node without a GPU is searched for GPUs again."""
 
 NO_GPU = "no_gpu"
 EARLY_S = 1.0
-"""Readings may start this much early: job times vary a little."""
+"""Seconds by which a reading may start early: the times of jobs vary a little."""
 
 
 class Reading(Struct):
@@ -58,7 +58,7 @@ class Reading(Struct):
 
 
 def _in_thread(work: Callable[[], None]) -> None:
-    """Start work in a thread, so that a hanging driver delays neither other work nor the daemon's
+    """Run `work` in a daemon thread, so that a driver that hangs delays neither other work nor the
     exit.
 
     Raises:
@@ -68,9 +68,10 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 class GpuSource:
-    """A collector, run in one thread at a time, and the monitors that receive its pages.
+    """A GPU collector that is read by one thread at a time, and the monitors that receive its
+    pages.
 
-    `optional`: having no GPU is not an error.
+    `optional`: a missing GPU is not an error.
     """
 
     def __init__(
@@ -92,11 +93,12 @@ class GpuSource:
         self._retired, self._closed = False, Event()
         self._logged: set[str] = set()
         self.state: SourceState | None = None
-        """State of the last reading; None before the first one, and without a GPU."""
+        """State after the newest reading. None before the first reading, and where there is
+        no GPU."""
 
     def subscribe(self, target: str, monitor: GpuMonitor) -> None:
-        """Send a target's monitor the newest page and all later ones. Targets may share a
-        monitor."""
+        """Send the newest page and all later ones to the monitor of a target. Several targets may
+        share a monitor."""
         with self._lock:
             shared = monitor in self._monitors.values()
             self._monitors[target] = monitor
@@ -115,7 +117,7 @@ class GpuSource:
             self._monitors.pop(target, None)
 
     def start(self, t_s: float) -> Reading | None:
-        """Start a reading if one is due and none is running. Returns the new reading, else None."""
+        """Start a reading if one is due and none is running. Returns the new reading, or None."""
         with self._lock:
             now_s = self._monotonic()
             if self._run is not None or self._retired or now_s + EARLY_S < self._due_s:
@@ -131,7 +133,8 @@ class GpuSource:
         return run
 
     def give_up(self, t_s: float) -> None:
-        """Report a reading that takes too long as hanging, and ignore its result."""
+        """If the running reading takes longer than the hang limit, report that it hangs and ignore
+        its result."""
         with self._lock:
             run = self._run
             late_s = 0.0 if run is None else self._monotonic() - run.started_s
@@ -147,8 +150,8 @@ class GpuSource:
                 self._fail(error, t_s, late_s)
 
     def retire(self) -> Event:
-        """Stop reading, and close the collector once no reading is running. Returns the event that
-        is set then."""
+        """Stop reading, and close the collector when no reading runs any more. Returns the event
+        that is then set."""
         with self._lock:
             self._retired = True
             self._monitors.clear()
@@ -238,10 +241,10 @@ def _with_hint(error: CollectError) -> str:
 
 
 NVML, NONE = "nvml", "none"
-"""Values of `gpu_metrics` other than an address."""
+"""The values of `gpu_metrics` that are not an address."""
 
 CONNECT_S, READ_S = 3.0, 6.0
-"""Longest timeouts for a page: together less than HANG_S."""
+"""Maximum timeouts for a GPU page. Their sum is less than HANG_S."""
 
 TURN_S = 0.2
 ELSEWHERE = GpuReading(
@@ -255,8 +258,8 @@ NODE: Key = ("node",)
 
 
 class Selection(Struct, frozen=True):
-    """GPUs of a source and the window of their signals. Targets with equal selections share a
-    monitor."""
+    """The GPUs that a target uses of a source, and the window of their signals. Targets with equal
+    selections share a monitor."""
 
     key: Key
     claim: GpuClaim
@@ -264,14 +267,14 @@ class Selection(Struct, frozen=True):
 
 
 class Subscription(Struct, frozen=True):
-    """A target's GPUs and their monitor."""
+    """The GPU selection of a target, and the monitor for it."""
 
     selection: Selection
     monitor: GpuMonitor
 
 
 GPU_JOB = "\0gpus"
-"""Not a possible target name: these are printable."""
+"""Name of the job. Target names are printable, so no target has this name."""
 
 
 class GpuSources(Job):
@@ -344,20 +347,20 @@ class GpuSources(Job):
                 self._sources.pop(key).retire()
 
     def set_used(self, target: str, used: UsedGpus) -> None:
-        """Set the GPUs that a target's server uses, as its process shows. Labels of the target that
-        name GPUs take precedence."""
+        """Set the GPUs that a target's server was observed to use. Labels of the target that name
+        its GPUs take precedence."""
         with self._update_lock:
             if self._used.get(target, NOTHING_USED) != used:
                 self._used[target] = used
                 self._update()
 
     def cycle(self) -> float | None:
-        """Read every source that is due, now."""
+        """Read all sources that are due at the current time."""
         self.collect(time.time())
         return None
 
     def collect(self, now_s: float) -> None:
-        """Read every source that is due. Returns when all have answered or hang."""
+        """Read all sources that are due. Returns when each has answered or timed out."""
         with self._lock:
             sources = list(self._sources.values())
         runs = [run for source in sources if (run := source.start(now_s))]
@@ -371,15 +374,15 @@ class GpuSources(Job):
             source.give_up(now_s)
 
     def reading(self, spec: TargetSpec, t_s: float) -> GpuReading:
-        """The last reading of the target's GPUs."""
+        """The newest reading of the target's GPUs."""
         subscription = self._subscriptions.get(spec.name)
         if subscription is None:
             return self._without.get(spec.name, NO_GPUS)
         return subscription.monitor.reading(t_s)
 
     def states(self, spec: TargetSpec) -> list[SourceState]:
-        """State of a target's source with the mapping of its GPUs. A node without a GPU has no
-        state, because that is not a failure."""
+        """The state of a target's GPU source, with the way its GPUs were matched; at most one
+        entry. Empty on a node without a GPU, because that is not a failure."""
         subscription = self._subscriptions.get(spec.name)
         source = self._sources.get(subscription.selection.key) if subscription else None
         if subscription is None or source is None or (state := source.state) is None:
@@ -387,7 +390,7 @@ class GpuSources(Job):
         return [replace(state, joined=subscription.monitor.reading(state.t_s).joined)]
 
     def close(self, timeout_s: float) -> None:
-        """Close all sources. Waits for a hanging source no longer than `timeout_s`."""
+        """Close all sources. Waits at most `timeout_s` for a source that hangs."""
         self._closed.set()
         with self._lock:
             sources, self._sources, self._subscriptions = list(self._sources.values()), {}, {}
@@ -398,8 +401,8 @@ class GpuSources(Job):
     def _watch(
         self, spec: TargetSpec, selection: Selection, monitors: dict[Selection, GpuMonitor]
     ) -> Subscription:
-        """The target's subscription. `monitors` holds one monitor per selection; a missing one is
-        added."""
+        """The subscription of a target. `monitors` has one monitor per selection; a missing monitor
+        is created and added."""
         interval_s = spec.settings["gpu_interval_s"]
         source = self._sources.get(selection.key)
         if source is None:
@@ -442,8 +445,11 @@ class GpuSources(Job):
 def _selection(
     spec: TargetSpec, key: Key, count: int | None, *, alone: bool, used: UsedGpus
 ) -> Selection:
-    """The target's selection; `count` is its number of GPUs, `alone`: no other target uses the
-    source. `used`: the GPUs its server was observed to use."""
+    """The GPU selection of a target.
+
+    `count` is its number of GPUs, None if not stated. `alone`: no other target uses the source.
+    `used` are the GPUs that its server was observed to use.
+    """
     claim = claim_of(spec.labels, count=count)
     unstated = not (claim.uuids or claim.indexes or claim.pod)
     if unstated and used.uuids:
@@ -456,7 +462,8 @@ def _selection(
 
 
 def _access(spec: TargetSpec, url: str) -> FetchSettings:
-    """Fetch settings for a GPU page; the target's credentials are not sent to another server."""
+    """Fetch settings for a GPU page. They contain no credentials of the target, because the page
+    belongs to another server."""
     fetch = _short(spec.settings.fetch())
     same_server = parse_target(url).origin == parse_target(spec.address).origin
     return fetch if same_server else fetch.without_secrets()
@@ -471,7 +478,7 @@ def _short(fetch: FetchSettings) -> FetchSettings:
 
 
 def gpu_count(settings: Settings) -> int | None:
-    """GPUs of a server by its settings; None if not stated."""
+    """The number of GPUs of a server, according to its settings. None if not stated."""
     try:
         return stated(settings).server_gpus
     except SettingsError:  # reported when the target is started

@@ -1,4 +1,4 @@
-"""The GPUs of this node: discovers their source, and maps them to targets. I/O edge."""
+"""The GPUs of this node: finds a source for them and matches them to targets. I/O edge."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from kneewatch.diagnose.gpu import OF_AN_INSTANCE, GpuChoice
 
 HOW_TO_STATE = "set the target's labels gpu_uuids, gpu_indexes, or pod and namespace"
 SHOWN_MAX = 8
-"""Up to this many GPUs are listed by name; more are counted."""
+"""Maximum number of GPUs that are listed by name; of more, only the count is shown."""
 
 
 class GpuClaim(Struct, frozen=True):
-    """What a target's labels and settings state about its GPUs.
+    """The labels and settings of a target that identify its GPUs.
 
-    `count` is its number of GPUs, if stated; `alone`: no other target uses the source.
+    `count` is the number of its GPUs, None if not stated. `alone`: no other target uses the source.
     """
 
     uuids: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class GpuClaim(Struct, frozen=True):
     alone: bool = True
 
     def choose(self, page: Gpus) -> GpuChoice:
-        """The target's GPUs on a page."""
+        """Choose the target's GPUs from a page."""
         gpus = _on_node(page, self.node)
         has_pods = any(gpu.workloads for gpu in gpus)
         if not gpus:
@@ -94,7 +94,8 @@ class GpuClaim(Struct, frozen=True):
 
 
 class UsedGpus(Struct, frozen=True):
-    """The GPUs that a server was observed to use: their UUIDs, else its pod as NAMESPACE/NAME."""
+    """The GPUs that a server was observed to use: their UUIDs, or, if these are unknown, its pod as
+    NAMESPACE/NAME."""
 
     uuids: tuple[str, ...] = ()
     pod: str = ""
@@ -104,7 +105,8 @@ NOTHING_USED = UsedGpus()
 
 
 def claim_of(labels: Mapping[str, str], *, count: int | None) -> GpuClaim:
-    """The claim that a target's labels state."""
+    """The GPU claim from the labels of a target. `count` is its number of GPUs, None if not
+    stated."""
     return GpuClaim(
         uuids=_listed(labels.get("gpu_uuids", "")),
         indexes=_listed(labels.get("gpu_indexes", "")),
@@ -120,7 +122,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _on_node(gpus: Sequence[GpuFields], node: str) -> Sequence[GpuFields]:
-    """The GPUs of a node. If the page has only one node, its name does not matter."""
+    """The GPUs of a node. If all GPUs of the page are on one node, `node` is ignored."""
     if not node or len({gpu.key.hostname for gpu in gpus}) < 2:
         return gpus
     return [gpu for gpu in gpus if _host(gpu.key.hostname) == _host(node)]
@@ -155,14 +157,15 @@ def _named(gpus: Sequence[GpuFields], stated: Sequence[str], *, by: str) -> GpuC
 
 
 def _aliases(key: GpuKey, by: str, board_uuid: str) -> set[str]:
-    """All names of a GPU or MIG instance: its own, and those of its board."""
+    """All names that a label may use for a GPU or MIG instance: its own names and those of its
+    board."""
     names = {key.uuid, board_uuid} if by == "UUID" else {key.index}
     names |= {f"{name}/{key.mig}" for name in names if key.mig}
     return names - {""}
 
 
 def _names(gpus: Sequence[GpuFields]) -> frozenset[str]:
-    """UUIDs and indexes of the GPUs, to match notes on the page."""
+    """UUIDs and indexes of the GPUs: notes on the page use these names."""
     return frozenset(name for gpu in gpus for name in (gpu.key.uuid, gpu.key.index) if name)
 
 
@@ -171,7 +174,8 @@ def _board(key: GpuKey) -> tuple[str, str]:
 
 
 def _with_boards(chosen: Sequence[GpuFields], gpus: Sequence[GpuFields]) -> list[GpuFields]:
-    """The GPUs, plus the boards of MIG instances, for fields that only a board has."""
+    """The chosen GPUs, and the boards of chosen MIG instances: some fields exist only for a whole
+    board."""
     with_boards = list(chosen)
     for gpu in gpus:
         parts = [part for part in chosen if part.key.mig and _board(part.key) == _board(gpu.key)]
@@ -203,11 +207,11 @@ log = logging.getLogger(__name__)
 USUAL_URL = "http://127.0.0.1:9400/metrics"
 PROBE_CONNECT_S, PROBE_READ_S = 0.5, 2.0
 REDISCOVER_AFTER_FAILURES = 4
-"""Failures in a row after which discovery is repeated."""
+"""Number of failures in a row after which the source is discovered again."""
 
 
 class NodeCollector:
-    """The GPU source of this node, discovered once and kept while it answers."""
+    """The GPU source of this node. It is discovered at the first read and kept while it answers."""
 
     def __init__(
         self,
@@ -228,7 +232,7 @@ class NodeCollector:
         return self._collector.name if self._collector else "gpus"
 
     def collect(self) -> GpuPage:
-        """The GPUs of the node as they are now.
+        """Read the current state of the node's GPUs.
 
         Raises:
             CollectError: of kind no_gpu if there is no source, else the source's own error.
@@ -245,7 +249,7 @@ class NodeCollector:
         return page
 
     def close(self) -> None:
-        """Close the source; the next `collect` discovers again."""
+        """Close the source. The next `collect` discovers it again."""
         collector, self._collector, self._failing = self._collector, None, 0
         if collector:
             collector.close()
@@ -279,9 +283,9 @@ class NodeCollector:
 
 
 def on_this_node(spec: TargetSpec) -> bool:
-    """Whether a target's server runs on this node, by its address or its label `node`.
+    """Whether a target's server runs on this node, judged by its address and its label `node`.
 
-    Host names are not resolved: that could hang, and the result can change.
+    Host names are not resolved: a lookup could hang, and its result can change.
     """
     if spec.played:
         return False

@@ -23,43 +23,48 @@ log = logging.getLogger(__name__)
 HEARTBEAT, HEARTBEAT_S = "heartbeat", 10.0
 JOB = "job "
 TOLERANCE_S = 0.001
-"""Tolerance for times, in seconds: APScheduler rounds them by less than this."""
+"""Tolerance for comparing times, in seconds. APScheduler rounds times by less."""
 
 STEP_S = 1.0
-"""The wall clock was set if it moved by more than this against the monotonic clock."""
+"""If the wall clock drifts from the monotonic clock by more than this many seconds, somebody has
+set it."""
 
 
 class Job(Protocol):
-    """A periodic job. Both methods return the seconds until the next run; None: at the interval."""
+    """A periodic job. Both methods return the seconds until the next run; None means the usual
+    interval."""
 
     def cycle(self) -> float | None:
         """Run once."""
         ...
 
     def crashed(self, error: Exception) -> float | None:
-        """Handle a run that raised, which is a bug. By default the job keeps its state and runs
-        again at its interval."""
+        """Handle a run that raised an exception, which is a bug. By default the job keeps its state
+        and runs again at its interval."""
         del error
         return None
 
 
 PHASES_MAX = 4
 CYCLE_S, RUN_RATIO = 0.003, 1 / 50
-"""CPU seconds of a cycle, and the longest run of cycles as a share of the interval. Cycles with the
-same phase run one after the other, which takes less CPU time than cycles at different times: shared
-code and data stay in the CPU's caches. Even on a machine five times slower, no cycle is then late
-by more than a tenth of the interval, unless there are too many targets."""
+"""CPU seconds of one cycle, and the longest run of cycles as a share of the interval.
+
+Cycles with the same phase run one after the other. That takes less CPU time than running them at
+different times, because shared code and data stay in the CPU's caches. Even on a machine five times
+slower, no cycle is then late by more than a tenth of the interval, unless there are too many
+targets.
+"""
 
 
 def phase_count(jobs: int, interval_s: float) -> int:
-    """The number of different phases that `jobs` jobs with this interval are spread over."""
+    """Number of different phases over which `jobs` jobs with this interval are spread."""
     runs = math.ceil(jobs * CYCLE_S / (RUN_RATIO * interval_s))
     return min(max(1, runs), PHASES_MAX)
 
 
 def phase_ratio(name: str, phases: int) -> float:
-    """A job's phase as a share of its interval (0-1): always the same for a name, and evenly spread
-    over many names."""
+    """A job's phase as a share of its interval (0-1). A name always has the same phase; many names
+    are spread evenly."""
     return zlib.crc32(name.encode()) % phases / phases
 
 
@@ -70,7 +75,7 @@ class Grid(BaseTrigger):  # type: ignore[misc]
         self.interval_s, self.phase_s = interval_s, phase_s
 
     def after_s(self, now_s: float) -> float:
-        """The time of the first run after `now_s`, in unix seconds."""
+        """Time of the first run after `now_s`, in Unix seconds."""
         steps = math.floor((now_s - self.phase_s) / self.interval_s) + 1
         next_s = self.phase_s + steps * self.interval_s
         return next_s if next_s - now_s > TOLERANCE_S else next_s + self.interval_s
@@ -78,14 +83,15 @@ class Grid(BaseTrigger):  # type: ignore[misc]
     def get_next_fire_time(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, previous_fire_time: datetime | None, now: datetime
     ) -> datetime:
-        """The next run, in APScheduler's interface."""
+        """Time of the next run. APScheduler calls this method."""
         del previous_fire_time
         return moment(self.after_s(now.timestamp()))
 
 
 def first_run_s(grid: Grid, now_s: float, first_in_s: float | None) -> float:
-    """The time of a job's first run, in unix seconds: at its phase, or `first_in_s` from now if
-    that is at least a second sooner, because two scrapes close together give no rate."""
+    """The time of a job's first run, in Unix seconds: `first_in_s` seconds from now, or at the
+    job's phase if that comes at most a second later. Two scrapes close together would give no
+    rate."""
     first_s = grid.after_s(now_s)
     soon = min(1.0, grid.interval_s / 2)
     if first_in_s is not None and now_s + first_in_s < first_s - soon:
@@ -126,8 +132,8 @@ class Scheduler:
     def put(
         self, name: str, job: Job, *, interval_s: float, first_in_s: float | None = None
     ) -> None:
-        """Schedule a job at an interval, replacing the one of that name; `first_run_s` gives its
-        first run."""
+        """Schedule a job at an interval; it replaces a job with the same name. `first_run_s`
+        computes the time of its first run."""
         grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, PHASES_MAX) * interval_s)
         first_s = first_run_s(grid, self._wall(), first_in_s)
         self._scheduler.add_job(
@@ -145,7 +151,8 @@ class Scheduler:
             self._scheduler.remove_job(JOB + name)
 
     def check(self) -> float:
-        """Reschedule all jobs if the clock was set. Returns the change in seconds, else 0."""
+        """Reschedule all jobs if the wall clock was set. Returns by how many seconds it was set,
+        else 0."""
         offset_s = self._clock_offset_s()
         step_s, self._offset_s = offset_s - self._offset_s, offset_s
         if abs(step_s) <= STEP_S:
@@ -158,7 +165,8 @@ class Scheduler:
 
     @property
     def scheduler(self) -> Any:  # noqa: ANN401 - APScheduler has no types
-        """The APScheduler, for jobs with a trigger of their own that has `after_s`."""
+        """The APScheduler itself, for jobs with their own trigger. Such a trigger must have
+        `after_s`."""
         return self._scheduler
 
     @property
@@ -167,7 +175,7 @@ class Scheduler:
         return time.monotonic() - self._heartbeat_s
 
     def stop(self) -> None:
-        """Start no more runs; running ones are not waited for."""
+        """Start no more jobs. Does not wait for running ones."""
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
 
@@ -194,5 +202,5 @@ class Scheduler:
 
 
 def moment(t_s: float) -> datetime:
-    """A unix time as an aware datetime."""
+    """A Unix time as a timezone-aware datetime."""
     return datetime.fromtimestamp(t_s, UTC)

@@ -1,12 +1,14 @@
 """Runs the cycles of all targets at their intervals, on as few threads as can keep up. I/O edge.
 
-A thread runs the due cycles one after the other, so that short ones cost no hand-over between
-threads; phases have few values (`phase_count`), so that cycles come in runs. A cycle that waits for
-a slow server must not delay the others: a due cycle that waits longer than the grace time gets
-another thread, and while any cycle takes that long, a spare thread waits for the next one.
+Switching threads costs time, so one thread runs all due cycles one after the other. Phases have few
+different values (`phase_count`), so many cycles are due together.
 
-A cycle that computes waits for the CPU at most, not for its server (`computing`): the interpreter
-runs one thread at a time, and more threads would not help.
+A cycle that waits for a slow server must not delay the others. Another thread is therefore added
+when a due cycle has waited longer than the grace time. While a cycle runs longer than the grace
+time, a spare thread waits for the next due one.
+
+A cycle within `computing` waits for the CPU, not for its server. It gets no extra thread: the
+interpreter runs one thread at a time.
 """
 
 from __future__ import annotations
@@ -26,21 +28,24 @@ from kneewatch.agent.daemon.periodic_jobs import STEP_S, Grid, Job, first_run_s,
 log = logging.getLogger(__name__)
 
 GRACE_RATIO, GRACE_S = 1 / 20, (0.05, 0.5)
-"""The grace time, for which a due cycle waits for a busy thread: a share of the shortest interval,
-and its limits in seconds."""
+"""How long a due cycle waits for a busy thread before another thread is added (the grace time): a
+share of the shortest interval, and its minimum and maximum in seconds."""
 
 QUICK_MAX = 8
-"""Most threads whose job computes, or started less than the grace time ago: more would only take
-turns."""
+"""Maximum number of threads whose job is computing or started less than the grace time ago. More
+threads would only compete for the CPU."""
 
 IDLE_S = 30.0
-"""Surplus threads end after this many seconds."""
+"""Seconds without work after which a spare thread ends."""
 
 
 class Entry(Struct, eq=False):
-    """A job in the queue. `due_s` is on the wall clock; None while the job runs, and after it was
-    dropped. `first_s` is the first run after the running one, if the job was replaced meanwhile.
-    `computes`: the job is running work that only needs the CPU."""
+    """A job in the queue.
+
+    `due_s` is the time of its next run on the wall clock. It is None while the job runs, and after
+    the job was dropped. If the job is replaced while it runs, `first_s` is the first run of the new
+    job. `computes`: the job is doing work that only needs the CPU.
+    """
 
     name: str
     job: Job
@@ -65,13 +70,13 @@ class DueQueue:
         self._heap: list[tuple[float, int, Entry]] = []
         self._number = itertools.count()
         self._running: dict[Entry, float] = {}
-        """Entries that run, with the monotonic time of their start."""
+        """The running entries, with the monotonic time at which each started."""
         self._is_waited_for = False
-        """Whether a thread waits for the next due job."""
+        """Whether a thread is waiting for the next due job."""
         self._own = local()
-        """`entry`: the entry whose job this thread runs."""
+        """Its attribute `entry` is the entry whose job the current thread runs."""
         self._spares = self._wanted = 0
-        """Threads that wait for work, and how many of them are to wake."""
+        """Number of spare threads, which wait for work, and how many of these have been woken."""
         self._stopped = False
 
     def start(self) -> None:
@@ -87,8 +92,11 @@ class DueQueue:
         phases: int = 1,
         first_in_s: float | None = None,
     ) -> None:
-        """Add a job at an interval, in one of `phases`, replacing the one of that name;
-        `first_run_s` gives its first run."""
+        """Add a job at an interval; it replaces a job with the same name.
+
+        The job gets one of `phases` different phases. `first_run_s` computes the time of its first
+        run.
+        """
         grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name, phases) * interval_s)
         first_s = first_run_s(grid, self._wall(), first_in_s)
         with self._lock:
@@ -108,7 +116,8 @@ class DueQueue:
                 entry.is_dropped, entry.due_s = True, None
 
     def check(self) -> float:
-        """Reschedule all jobs if the clock was set. Returns the change in seconds, else 0."""
+        """Reschedule all jobs if the wall clock was set. Returns by how many seconds it was set,
+        else 0."""
         offset_s = self._wall() - time.monotonic()
         step_s, self._offset_s = offset_s - self._offset_s, offset_s
         if abs(step_s) <= STEP_S:
@@ -141,13 +150,13 @@ class DueQueue:
 
     @property
     def late_s(self) -> float:
-        """Seconds that the next job has been due; 0 if none is."""
+        """Seconds by which the next job is late; 0 if no job is due."""
         with self._lock:
             next_s = self._next_s()
             return 0.0 if next_s is None else max(0.0, self._wall() - next_s)
 
     def stop(self) -> None:
-        """Start no more runs; running ones are not waited for."""
+        """Start no more jobs. Does not wait for running ones."""
         with self._lock:
             self._stopped = True
             for condition in (self._due, self._spare, self._watch):
@@ -164,14 +173,14 @@ class DueQueue:
             self._watch.notify()
 
     def _next_s(self) -> float | None:
-        """When the next job is due; None if the queue is empty."""
+        """Time at which the next job is due, on the wall clock. None if the queue is empty."""
         while self._heap and self._heap[0][2].due_s != self._heap[0][0]:
             heapq.heappop(self._heap)  # it was dropped or rescheduled
         return self._heap[0][0] if self._heap else None
 
     def _quick(self) -> int:
-        """Number of running jobs that are not held up by a slow server: those that compute, and
-        those that started less than the grace time ago."""
+        """Number of running jobs that are not waiting for a slow server: a job counts if it is
+        computing, or if it started less than the grace time ago."""
         since_s = time.monotonic() - self._grace_s
         return sum(
             entry.computes or started_s >= since_s for entry, started_s in self._running.items()
@@ -192,7 +201,8 @@ class DueQueue:
     # ---- threads
 
     def _watch_threads(self) -> None:
-        """Add a thread if a due job waits for one."""
+        """Add threads while due jobs have waited longer than the grace time. Runs until the queue
+        is stopped."""
         with self._lock:
             while not self._stopped:
                 next_s = self._next_s()
@@ -205,7 +215,7 @@ class DueQueue:
                 self._watch.wait(GRACE_S[0])
 
     def _run_due(self) -> None:
-        """Run due jobs, one after the other."""
+        """Run due jobs one after the other until this thread is no longer needed."""
         while (entry := self._take()) is not None:
             after_s = self._run(entry)
             with self._lock:
@@ -215,7 +225,8 @@ class DueQueue:
             del entry
 
     def _take(self) -> Entry | None:
-        """The next due job, waiting for it; None when this thread is no longer needed."""
+        """Wait for the next due job and return it. Returns None when this thread is no longer
+        needed."""
         with self._lock:
             while not self._stopped:
                 next_s = self._next_s()
@@ -239,7 +250,8 @@ class DueQueue:
         return entry
 
     def _after_s(self, entry: Entry, after_s: float | None) -> float:
-        """When an entry whose job has run is due again; `after_s` is what the job returned."""
+        """Time of an entry's next run, after its job has run. `after_s` is the job's return
+        value."""
         first_s, entry.first_s = entry.first_s, None
         if first_s is not None:
             return first_s
@@ -247,7 +259,8 @@ class DueQueue:
         return entry.grid.after_s(now_s) if after_s is None else now_s + after_s
 
     def _rest(self) -> bool:
-        """Wait as a spare thread. Returns whether it is wanted again."""
+        """Wait as a spare thread for at most `IDLE_S`. Returns whether another thread woke this
+        one; if not, it must end."""
         self._spares += 1
         self._spare.wait_for(lambda: self._wanted or self._stopped, IDLE_S)
         self._spares -= 1

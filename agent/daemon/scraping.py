@@ -1,4 +1,5 @@
-"""Reads a target: its metrics page, live or from a recording, and a canary request. I/O edge."""
+"""Reads the metrics page of a target, live or from a recording, and sends canary requests. I/O
+edge."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class LivePages:
         self._fetcher = Fetcher(metrics_url(spec.address), spec.settings.fetch())
 
     def take(self, stream: TargetStream, now_s: float) -> Page | CollectError:
-        """The current page, or the error."""
+        """The current page, or the error of the scrape."""
         return stream.fetch(self._fetcher, now_s)
 
     def due_in_s(self) -> float | None:
@@ -56,8 +57,9 @@ class LivePages:
 
 
 class PlayedPages:
-    """The pages of a capture in real time, with their times shifted to now. At its end it restarts,
-    as a new process: the stream is reset.
+    """Plays a capture in real time; the times of its pages are shifted to now.
+
+    At the end the capture starts again. The stream is reset then, as if a new process had started.
 
     Raises:
         CaptureError: the capture is empty.
@@ -71,13 +73,14 @@ class PlayedPages:
         self._next = self._open()
         self._due_s = clock()
         self._shift_s: float | None = None
-        """Seconds from the recorded times to now; None until the first page of a round is
-        played."""
+        """Seconds to add to the recorded times. None until the first page since the start of the
+        capture is played."""
         self._has_played = False
         self._starts: tuple[Layout, list[int]] | None = None
 
     def take(self, stream: TargetStream, now_s: float) -> Page | CollectError:
-        """The page that is due at `now_s`, or the error; missed pages are skipped."""
+        """The page that is due at `now_s`, or the error recorded in its place. Skips pages whose
+        time has passed."""
         if self._shift_s is None:
             if self._has_played:
                 log.info("recording starts again target=%s", self._name)
@@ -118,7 +121,8 @@ class PlayedPages:
         return first
 
     def _moved(self, page: Page, shift_s: float) -> Page:
-        """The page with shifted process start times, so that each restart is a new process."""
+        """The page with shifted process start times: each time the capture starts again it looks
+        like a new process."""
         if self._starts is None or self._starts[0] is not page.layout:
             at = [
                 index
@@ -138,12 +142,13 @@ COMPLETIONS = "/v1/completions"
 PROMPT = "a"
 UNAVAILABLE = 503
 AT_REST = ("/is_sleeping", "/is_paused")
-"""Requests that return true while the server sleeps or is paused: then no canary is sent. vLLM has
-them in development mode only."""
+"""Requests whose answer shows that the server sleeps or is paused; then no canary is sent. vLLM
+serves these requests in development mode only."""
 
 
 class CanarySettings(Struct, frozen=True):
-    """When and how the canary is sent. `model` is empty for the model of the page."""
+    """When and how the canary is sent. `model` is empty to use the model that the metrics page
+    reports."""
 
     interval_s: float
     timeout_s: float
@@ -152,7 +157,8 @@ class CanarySettings(Struct, frozen=True):
 
 
 def canary_settings(settings: Settings) -> CanarySettings | None:
-    """The settings of the canary; None if it is off. It sends only its own credentials."""
+    """The settings of the canary; None if canaries are off. The request contains the canary's own
+    credentials, not the target's."""
     interval_s: float | None = settings["canary.interval_s"]
     if interval_s is None:
         return None
@@ -166,7 +172,8 @@ def canary_settings(settings: Settings) -> CanarySettings | None:
 
 
 class Canary:
-    """The canary of one target. A request runs in a thread of its own: the scrape never waits."""
+    """Sends canary requests to one target. A request runs in its own thread and never delays a
+    scrape."""
 
     def __init__(
         self,
@@ -186,11 +193,12 @@ class Canary:
 
     @property
     def state(self) -> CanaryState:
-        """What the newest requests showed, and why none is sent now."""
+        """The results of the newest requests, and the reason if no request is sent now."""
         return _not_sent(self._newest, self._withheld) if self._withheld else self._newest
 
     def poll(self, t_s: float, model: str) -> None:
-        """Send a request if one is due, none is running, and the server is not asleep or paused.
+        """Start a request in a thread if one is due, none is running, and the server is neither
+        asleep nor paused.
 
         Call it right after the server's page was read.
         """
@@ -203,7 +211,7 @@ class Canary:
             self._spawn(lambda: self._send(model))
 
     def withhold(self, reason: str) -> None:
-        """Report why no request is sent before the next `poll`."""
+        """Send no request until the next `poll`, and report `reason`."""
         self._withheld = reason
 
     def _send(self, model: str) -> None:
@@ -214,10 +222,11 @@ class Canary:
             self._running.release()
 
     def _at_rest(self, request: str) -> str:
-        """Why no canary may be sent, by the server's answer to a request; empty if one may.
+        """Ask the server whether it sleeps or is paused. Returns the reason to send no canary; ""
+        to send it.
 
-        A server that lacks the request cannot sleep: vLLM serves this query and the command to
-        sleep, or neither.
+        A server that lacks this request cannot sleep: vLLM has both the request and the sleep
+        command, or neither.
         """
         try:
             answer: object = json.loads(answer_of(self._address, request, self._settings.fetch))
@@ -252,7 +261,8 @@ class Canary:
 
 
 def _not_sent(newest: CanaryState, reason: str) -> CanaryState:
-    """The state where no request was sent. Earlier failures still count: they were observed."""
+    """The canary's state after no request was sent. Earlier failures are kept, because they were
+    observed."""
     return replace(newest, latency_s=None, refused=f"not sent: {reason}")
 
 

@@ -1,5 +1,5 @@
-"""The daemon's main loop: jobs of all targets, signals, reloads, changed files; the limits of its
-process, and notifications to systemd. I/O edge."""
+"""The daemon's main loop: schedules the jobs of all targets, handles signals, reloads and changed
+files, sets process limits, and notifies systemd. I/O edge."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ if TYPE_CHECKING:
 M_ARENA_MAX = -8
 MALLOC_ARENAS = 2
 OPEN_FILES = 65_536
-"""Each target keeps a connection; the usual limit is 1,024."""
+"""Number of files that the process may open. Each target keeps a connection open, and the usual
+limit is 1,024."""
 
 
 def tune_process() -> None:
-    """Limit malloc arenas, return the memory that imports left free, and raise the limit on open
-    files.
+    """Limit malloc arenas, return freed memory to the system after the imports, and raise the limit
+    on open files.
 
-    glibc gives each allocating thread an arena of its own, up to 8 per core, and rarely returns
-    their memory.
+    glibc gives each allocating thread its own arena, up to 8 per core, and rarely returns an
+    arena's memory.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
@@ -123,13 +124,14 @@ class Systemd:
 log = logging.getLogger(__name__)
 
 FIRST_CYCLE_S = 0.02
-"""Mean seconds between first cycles: the first parse of a page costs the most."""
+"""Mean seconds between the first cycles of two targets. They are spread because the first parse of
+a page takes the most CPU time."""
 
 
 class TargetJobs:
-    """Schedules a cycle for each configured target, and keeps unchanged targets running.
+    """Schedules a cycle for each configured target. Targets that did not change keep running.
 
-    `on_targets` is called with the targets after each change.
+    Calls `on_targets` with all targets after each change.
     """
 
     def __init__(
@@ -151,12 +153,12 @@ class TargetJobs:
 
     @property
     def all_scraped(self) -> bool:
-        """Whether every target has had a cycle."""
+        """Whether every target has finished at least one cycle."""
         return all(watch.cycles for watch in self._watches.values())
 
     def apply(self, specs: Sequence[TargetSpec], profiles: Mapping[str, TargetProfile]) -> None:
-        """Watch these targets and no others. A target whose address and profile are unchanged keeps
-        its state.
+        """Watch exactly these targets. A target keeps its state if its address and profile are
+        unchanged.
 
         Raises:
             CaptureError: a capture cannot be played; then nothing changes.
@@ -184,7 +186,7 @@ class TargetJobs:
         log.info("watching targets targets=%s unchanged=%s", len(specs), unchanged)
 
     def _schedule(self, spec: TargetSpec, before: Mapping[str, TargetWatch]) -> None:
-        """Schedule a target whose watch is new, or whose interval or phase changed."""
+        """Schedule a target if its watch is new, or if its interval or phase changed."""
         watch, interval_s = self._watches[spec.name], float(spec.settings["interval_s"])
         phases, first_in_s = phase_count(len(self._watches), interval_s), None
         if before.get(spec.name) is not watch:
@@ -211,13 +213,13 @@ class TargetJobs:
 
 
 TICK_S, STARTING_TICK_S = 5.0, 0.5
-"""Seconds between two looks at files, the clock and the health of the parts; until the daemon is
-ready it looks more often. A signal is handled at once."""
+"""Seconds between two checks of files, the clock and the daemon's parts: when the daemon is ready,
+and before. A signal is handled at once."""
 
 READY_AFTER_S = 10.0
 STALLED_S = 20.0
-"""The scheduler counts as stalled after this many idle seconds: its heartbeat is more frequent. The
-cycles count as stalled once one has been due for this long."""
+"""The scheduler counts as stalled after being idle for this many seconds; its heartbeat comes more
+often. The queue of cycles counts as stalled when a cycle is late by this many seconds."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
@@ -226,8 +228,8 @@ SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 class Supervisor:
     """Runs the daemon until a signal stops it.
 
-    `read_settings` reads the settings again, `apply_settings` passes them to everything but the
-    targets, `address` is the URL of the triage page.
+    `read_settings` reads the settings again. `apply_settings` passes new settings to all parts
+    except the targets. `address` is the URL of the triage page.
     """
 
     def __init__(
@@ -254,15 +256,16 @@ class Supervisor:
         self._status = ""
 
     def start(self) -> None:
-        """Watch the configured targets.
+        """Start to watch the configured targets.
 
         Raises:
-            KneewatchError: one of them cannot be watched.
+            KneewatchError: a target cannot be watched.
         """
         self._watch(self._discovery)
 
     def run(self, for_s: float | None = None) -> None:
-        """Run until SIGTERM, SIGINT or the end of `for_s`. Call it within `handled`."""
+        """Run until SIGTERM, SIGINT or the end of `for_s` seconds. Call this within the context
+        `handled`."""
         began_s = time.monotonic()
         while for_s is None or time.monotonic() - began_s < for_s:
             self._tick(time.monotonic() - began_s)
@@ -319,8 +322,8 @@ class Supervisor:
         return f"{self._board.answering} of {watched} targets up; {self._address}"
 
     def _next_signal(self, left_s: float) -> int | None:
-        """The next signal; None if none comes before the next tick, which is at most `left_s`
-        away."""
+        """Wait for the next signal until the next tick, and at most `left_s` seconds. Returns None
+        if no signal came."""
         try:
             return self._signals.get(
                 timeout=min(TICK_S if self._ready else STARTING_TICK_S, left_s)
@@ -330,7 +333,8 @@ class Supervisor:
 
     @contextmanager
     def handled(self) -> Generator[None]:
-        """Queue signals for the loop. A second stop signal ends the process at once."""
+        """A context in which signals are queued for the main loop. A second stop signal ends the
+        process at once."""
 
         def handle(number: int, _frame: FrameType | None) -> None:
             self._signals.put(number)
@@ -363,10 +367,10 @@ RESTART_ONLY = (
 
 
 class Reload:
-    """Applies settings to everything but the targets.
+    """Applies new settings to all parts except the targets.
 
-    `restart_needed` holds the keys of settings that changed since the start and need a restart. It
-    is read by other threads.
+    `restart_needed` holds the keys of settings that changed since the start but take effect only
+    after a restart. Other threads read it.
 
     Raises:
         SettingsError: the schedule of the reports is invalid.
@@ -388,7 +392,8 @@ class Reload:
         self._plan_reports(settings)
 
     def __call__(self, settings: Settings) -> None:
-        """Apply the settings; a part that fails keeps its old ones, which is logged."""
+        """Apply the settings. A part that rejects them keeps its old ones, and an error is
+        logged."""
         logs.configure(form=settings["log.format"], level=settings["log.level"])
         if self._fleet_watch is not None:
             self._fleet_watch.adopt(settings)
