@@ -1,4 +1,5 @@
-"""`kneewatch diagnose --prometheus`: a fleet now, from a metrics system. I/O edge."""
+"""`kneewatch diagnose --prometheus`: diagnoses a fleet from the data of a metrics system. I/O
+edge."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def diagnose(url: str, settings: Settings, *, selector: str, at_s: float | None,
 
 
 def status(diagnosis: FleetDiagnosis) -> int:
-    """The exit status; an unreadable fleet counts as no data, never as ok."""
+    """The exit status. A fleet that cannot be read counts as no data, never as ok."""
     if diagnosis.severity >= Severity.WARNING:
         return FOUND
     return NO_DATA if diagnosis.health == "unknown" else OK

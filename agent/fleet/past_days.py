@@ -1,4 +1,4 @@
-"""A fleet's history: peaks of past days, request lengths a week ago, usual hit ratios. I/O
+"""The history of a fleet: peaks of past days, request lengths a week ago, and usual hit ratios. I/O
 edge."""
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from kneewatch.diagnose.fleet.workload_drift import SIGNALS
 from kneewatch.diagnose.learned.length_drift import Buckets
 
 PARTS = 4
-"""A server evaluates a query on one core: long ranges are split into parallel queries."""
+"""Number of parallel queries for a long range: a server evaluates each query on one core."""
 
 Lengths = dict[Group, dict[str, tuple[Buckets, Buckets]]]
 Recent = dict[Group, dict[str, Buckets]]
 
 
 class _Groups:
-    """Finds the group of a series by its labels; labels that fit several groups have none."""
+    """Finds the group of a series by its labels. If labels fit several groups, the series has no
+    group."""
 
     def __init__(self, shape: Shape, names: Sequence[str]) -> None:
         self._names = names
@@ -50,7 +51,7 @@ class _Groups:
         }
 
     def of(self, labels: Labels) -> Group | None:
-        """The group of a series with these labels; None if none or several fit."""
+        """The group of a series with these labels. None if no group fits, or several."""
         return self._groups.get(self._key(labels))
 
     def __len__(self) -> int:
@@ -70,9 +71,9 @@ def past_of(
     lookback_s: float,
     recorded_only: bool,
 ) -> Past:
-    """The history of the groups that the labels `names` form.
+    """The history of groups; the values of the labels `names` define a group.
 
-    An incomplete history gives no peak, and the reason.
+    If the history is incomplete, there is no peak but a reason.
     """
     groups = _Groups(shape, names)
     if not len(groups):
@@ -126,8 +127,8 @@ def _peaks(
 def _lengths(
     source: PrometheusSource, scope: QueryScope, groups: _Groups, names: Sequence[str], at_s: float
 ) -> tuple[Lengths, Recent, str]:
-    """Request lengths of a week ago with those of now; all lengths of now, also of groups without a
-    past; and "" or the reason why there are none."""
+    """Request lengths per group: pairs of those a week ago and now; those of now, also for groups
+    without a past; and the reason if both are missing, else ""."""
     query_by_key = {
         f"{key} {is_past}": query for (key, is_past), query in queries.lengths(scope, names).items()
     }
@@ -151,7 +152,7 @@ def _lengths(
 def _usual(
     source: PrometheusSource, scope: QueryScope, groups: _Groups, names: Sequence[str], at_s: float
 ) -> tuple[dict[Group, Usual], str]:
-    """Usual values of each group, and "" or why there are none."""
+    """Usual values of each group, and the reason if there are none, else ""."""
     hours: dict[Group, dict[float, dict[str, float]]] = {}
     for age_s in PAST_HOURS_S:
         answers, missing = _complete(source, queries.hourly(scope, names), at_s - age_s)
@@ -169,7 +170,7 @@ def _usual(
 def _complete(
     source: PrometheusSource, queries_by_key: Mapping[str, str], at_s: float
 ) -> tuple[dict[str, Sequence[Sample]], str]:
-    """The samples of each query, and "" or the reason why they are incomplete."""
+    """The samples of each query, and the reason if they are incomplete, else ""."""
     log = AnswerLog()
     answers = QueryMoment(source, log, at_s).instants(queries_by_key)
     failed = next(iter(log.failed.values()), "")

@@ -1,5 +1,5 @@
-"""Which replicas serve, are down, are loading or have left, by the scrapes of their targets and the
-names of their pods. I/O edge."""
+"""Determines which replicas serve, are down, are loading or have left. The evidence: scrapes of
+their targets and the names of their pods. I/O edge."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from kneewatch.diagnose.fleet.inventory import (
 )
 
 _SAFE = "[bcdfghjklmnpqrstvwxz2456789]"
-"""The letters of generated names (k8s.io/apimachinery/pkg/util/rand)."""
+"""The characters that Kubernetes uses in generated names (k8s.io/apimachinery/pkg/util/rand)."""
 
 _OF_DEPLOYMENT = re.compile(rf"(.+)-{_SAFE}{{6,10}}-{_SAFE}{{5}}")
 _NUMBERED = re.compile(r"(.+)-\d+")
 
 
 def workloads_of(pod: str) -> set[str]:
-    """The names that the Deployment, StatefulSet or LeaderWorkerSet of a pod may have.
+    """The possible names of the Deployment, StatefulSet or LeaderWorkerSet of a pod.
 
-    chat-7d9f8c6b54-x2x4z is of the Deployment chat, chat-0 of the StatefulSet or LeaderWorkerSet
-    chat, chat-0-1 of the LeaderWorkerSet chat. Empty for any other name.
+    The pod chat-7d9f8c6b54-x2x4z belongs to the Deployment chat; chat-0 to the StatefulSet or
+    LeaderWorkerSet chat; chat-0-1 to the LeaderWorkerSet chat. Empty for any other name.
     """
     names: set[str] = set()
     if match := _OF_DEPLOYMENT.fullmatch(pod):
@@ -49,7 +49,8 @@ def workloads_of(pod: str) -> set[str]:
 
 
 class Objects:
-    """Kubernetes objects, from the labels of kube-state-metrics' series and the object's name."""
+    """Kubernetes objects, identified by name and by the labels of their kube-state-metrics
+    series."""
 
     def __init__(self, named: Iterable[tuple[Labels, str]]) -> None:
         self._clusters: dict[tuple[str, str], set[str]] = {}
@@ -58,26 +59,28 @@ class Objects:
             self._clusters.setdefault(place, set()).add(labels.get("cluster", ""))
 
     def has(self, labels: Labels, name: str) -> bool:
-        """Whether an object of this name is in the namespace of a series, and in its cluster where
-        both have a cluster label."""
+        """Whether the namespace of a series contains an object of this name. If both have a cluster
+        label, the clusters must be equal too."""
         clusters = self._clusters.get((namespace_of(labels), name), set())
         own = labels.get("cluster", "")
         return bool(clusters) and (not own or bool(clusters & {own, ""}))
 
 
 def namespace_of(labels: Labels) -> str:
-    """The namespace of a series' object: without honorLabels the label is exported_namespace."""
+    """The namespace of the object that a series is about. Without honorLabels it is in the label
+    exported_namespace."""
     return labels.get("exported_namespace") or labels.get("namespace", "")
 
 
 def pod_of(labels: Labels) -> str:
-    """The name of a series' pod. Without honorLabels the workload's label is exported_pod."""
+    """The name of the pod that a series is about. Without honorLabels it is in the label
+    exported_pod."""
     return labels.get("exported_pod") or labels.get("pod", "")
 
 
 def is_worker(pod: str, replicas: Collection[str]) -> bool:
-    """Whether a pod is a worker of a replica's LeaderWorkerSet (chat-0-1 of chat-0): a worker has
-    no vLLM page of its own."""
+    """Whether a pod is a worker in the LeaderWorkerSet of one of the replicas: chat-0-1 is a worker
+    of chat-0. A worker has no vLLM page of its own."""
     match = _NUMBERED.fullmatch(pod)
     return match is not None and match[1] in replicas
 
@@ -87,21 +90,25 @@ def is_worker(pod: str, replicas: Collection[str]) -> bool:
 
 
 DEFAULT_PATIENCE_S = 900.0
-"""Seconds that a target may take until its first answer, where no start has been seen."""
+"""Seconds that a new target may take to answer its first scrape, if no start of a server has been
+observed."""
 
 PATIENCE_S = 300.0, 3600.0
-"""The least and the most seconds until the first answer where starts have been seen."""
+"""Minimum and maximum seconds that a new target may take to answer its first scrape, if starts of
+servers have been observed."""
 
 PATIENCE_RATIO = 1.5
-"""Seconds until the first answer, as a multiple of the longest start that has been seen."""
+"""Seconds that a new target may take to answer its first scrape, as a multiple of the longest start
+that was observed."""
 
 Space = tuple[str, str, str]
-"""The cluster, namespace and job of a target: one scrape configuration finds all of its targets."""
+"""The cluster, namespace and job of a target. One scrape configuration finds all targets of a
+job."""
 
 
 class Presence(Struct, frozen=True):
-    """The replicas that serve (`shape`), those that do not, and the seconds between scrapes;
-    diagnose.fleet.inventory describes the rest."""
+    """The replicas that serve (`shape`), those that do not, and the seconds between scrapes.
+    `Observed` in diagnose.fleet.inventory describes the other fields."""
 
     shape: Shape
     gone: Sequence[Gone]
@@ -115,7 +122,7 @@ class Presence(Struct, frozen=True):
 def presence_of(moment: QueryMoment, scope: QueryScope, names: LabelMap, shape: Shape) -> Presence:
     """The presence of all replicas of the last hour.
 
-    A metrics system can return old values for minutes after a scrape fails: these are dropped.
+    After a scrape fails, a metrics system can return the old values for minutes; these are dropped.
     """
     answers = moment.instants(
         {"vanished": queries.vanished(scope), "scrapes": queries.scrapes(scope)}
@@ -166,8 +173,8 @@ def _gone(
     failing: TargetSet,
     failures: Mapping[Target, _Failure],
 ) -> list[Gone]:
-    """The replicas that have no running engine left. `stopped`: engines that stopped, with the Unix
-    time of their last series."""
+    """The replicas whose engines have all stopped. `stopped` are engines that stopped, with the
+    Unix time of their last sample."""
     running = {(member.replica, member.pool) for member in members}
     gone: dict[tuple[str, str], Gone] = {}
     for member, seen_s in stopped:
@@ -182,9 +189,10 @@ def _gone(
 
 
 class TargetSet:
-    """Targets, looked up by the labels of one of their series: `up`, or one from their page.
+    """A set of targets. A target is found by the labels of its series `up` or of a series on its
+    page.
 
-    Several clusters may have the same job and address, so all common labels must be equal.
+    Several clusters may have the same job and address, so all labels that both have must be equal.
     """
 
     def __init__(self, series: Iterable[Labels]) -> None:
@@ -193,11 +201,12 @@ class TargetSet:
             self._targets.setdefault(_scrape(labels), []).append(labels)
 
     def __contains__(self, labels: Labels) -> bool:
-        """Whether a series with these labels is of one of the targets."""
+        """Whether a series with these labels belongs to one of the targets."""
         return self.of(labels) is not None
 
     def of(self, labels: Labels) -> Labels | None:
-        """The target that has a series with these labels; None for another target's."""
+        """The target of a series with these labels. None if no target of this set has the
+        series."""
         targets = self._targets.get(_scrape(labels), ())
         return next((target for target in targets if _agree(target, labels)), None)
 
@@ -216,8 +225,11 @@ Target = tuple[tuple[str, str], ...]
 
 
 class _Failure(Struct, frozen=True):
-    """A target whose scrapes fail. `failed_s` are the times of its failed scrapes since its last
-    answer in the last hour, in Unix seconds; `answered`: there was such an answer."""
+    """A target whose scrapes fail.
+
+    `failed_s` are the Unix times of the failed scrapes since the last successful one, at most an
+    hour back. `answered`: there was a successful scrape within that hour.
+    """
 
     labels: Labels
     failed_s: Sequence[float]
@@ -226,7 +238,7 @@ class _Failure(Struct, frozen=True):
 
 
 def _failures(moment: QueryMoment, failing: Sequence[Labels]) -> dict[Target, _Failure]:
-    """The targets whose scrapes fail, and why each of them fails."""
+    """The targets whose scrapes fail, each with the reason."""
     if not failing:
         return {}
     deleted = moment.instants({"deleted pods": queries.DELETED})["deleted pods"]
@@ -263,8 +275,11 @@ def _since_answer(scrapes: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def scrape_interval_s(counts: Sequence[Sample], shape: Shape) -> float | None:
-    """Seconds between scrapes of the pool that is scraped most rarely, from the number of scrapes
-    of its engines in SCRAPES_OVER_S; None if no engine is that old."""
+    """Seconds between two scrapes, in the pool that is scraped least often. None if no engine is
+    old enough.
+
+    `counts` has the number of scrapes of each engine in the last SCRAPES_OVER_S seconds.
+    """
     pools = {member.key: member.pool for member in shape.members}
     scrapes: dict[str, list[float]] = {}
     for sample in counts:
@@ -289,7 +304,8 @@ def _loading(
     *,
     selected: bool,
 ) -> list[Loading]:
-    """The targets that have not answered within the hour and belong to a pool of `seen` members."""
+    """The targets that have not answered in the last hour and belong to the pool of a member in
+    `seen`."""
     servers = TargetSet(member.labels for member in seen)
     silent = [
         failure
@@ -332,8 +348,8 @@ def _space(labels: Labels) -> Space:
 def _patience_s(
     moment: QueryMoment, jobs: Sequence[str], interval_s: float | None
 ) -> dict[Space, float]:
-    """Seconds that a target may take until its first answer, by cluster, namespace and job; only
-    where starts have been seen."""
+    """Seconds that a new target may take to answer its first scrape, by cluster, namespace and job.
+    Only jobs in which starts of servers were observed."""
     if interval_s is None:
         return {}
     least_s, most_s = PATIENCE_S
@@ -350,8 +366,8 @@ def _patience_s(
 
 
 def _scaled_to_zero(moment: QueryMoment, members: Sequence[Member]) -> frozenset[str] | None:
-    """The pools of these members whose workloads wanted no replica within the last minutes; None
-    without kube-state-metrics."""
+    """The pools of these members whose workloads are scaled to zero. None without
+    kube-state-metrics."""
     workloads = moment.instants({"workloads": queries.LEAST_WANTED})["workloads"]
     if not workloads:
         return None
@@ -369,8 +385,7 @@ def _scaled_to_zero(moment: QueryMoment, members: Sequence[Member]) -> frozenset
 
 
 def _renamed(stopped: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:
-    """For each pool whose workloads or servers now serve another model: the pool that they form
-    now."""
+    """Pools whose workloads or servers now serve another model: the new pool by the old one."""
     serving: dict[tuple[Space, str], str] = {}
     for member in members:
         serving |= {(_space(member.labels), name): member.pool for name in _servers(member)}

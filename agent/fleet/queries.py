@@ -1,5 +1,5 @@
-"""The queries of a fleet's diagnosis, and several of them in one request, with their errors. I/O
-edge."""
+"""The PromQL queries of a fleet's diagnosis. Sends several in one request and collects their
+errors. I/O edge."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ OWN: Mapping[str, Expr] = {
     "prefill_tokens_p10": Quantile(PREFILL, 0.1),
     "prefill_tokens_p90": Quantile(PREFILL, 0.9),
 }
-"""Extra signals of a fleet: they show whether prompts hit fully or miss fully."""
+"""Signals that only a fleet's diagnosis uses: they show whether prompts hit fully or miss fully."""
 
 LENGTHS = ("prompt_tokens_mean", "output_tokens_mean")
-"""Signals over the last hour: sizing needs usual requests, and a minute may have too few."""
+"""Signals that are computed over the last hour: sizing needs usual requests, and a minute may have
+too few requests."""
 
 GPU_LABELS = (
     "cluster",
@@ -65,18 +66,18 @@ GPUS: Mapping[str, tuple[str, str]] = {
     "sm_clock_mhz": ("min", "DCGM_FI_DEV_SM_CLOCK"),
     "temperature_c": ("max", "DCGM_FI_DEV_GPU_TEMP"),
 }
-"""GPU figures: their aggregation over the GPUs of a replica, and DCGM's field."""
+"""GPU signals: how they are aggregated over the GPUs of a replica, and the DCGM field."""
 
 XID, XID_NEW, XID_WORKED = XIDS = "xid", "xid_new", "xid_worked"
-"""The last XID of each GPU that has one, whether it occurred within the hour, and whether the GPU
+"""For each GPU with an XID: the last XID, whether it occurred within the hour, and whether the GPU
 still works."""
 
 BOARD = "cluster, Hostname, hostname, gpu, UUID"
-"""Labels that tell boards apart."""
+"""Labels that together identify a GPU board."""
 
 COUNTED = "gpus"
 EXPORTED = ("namespace", "pod", "container")
-"""Labels of a workload that DCGM's series have as exported_*."""
+"""Labels of a workload. In DCGM's series they are named exported_*."""
 
 _VALUE = r"""("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`)"""
 MATCHER = re.compile(rf"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*{_VALUE}\s*(?:,\s*|$)")
@@ -84,8 +85,8 @@ MATCHER = re.compile(rf"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*{_VALUE}\s*
 
 
 class QueryScope(Struct, frozen=True):
-    """The scope of queries: matchers of the series, the labels that distinguish engines, the
-    prefixes of vLLM's metric names, and the window in seconds."""
+    """The scope of queries: label matchers, the window in seconds, the labels that distinguish
+    engines, and the prefixes of vLLM's metric names."""
 
     selector: str
     window_s: float
@@ -93,22 +94,23 @@ class QueryScope(Struct, frozen=True):
     prefixes: tuple[str, ...] = PREFIXES
 
     def for_engines(self, by: tuple[str, ...], running: Iterable[Labels]) -> QueryScope:
-        """A copy with the labels of engines, and with the prefixes that occur in the series of
-        running requests; all prefixes where there are none."""
+        """A copy with the labels `by`, and with the metric prefixes that occur in `running`, the
+        series of running requests; with all prefixes if `running` is empty."""
         names = {labels.get("__name__", "") for labels in running}
         present = sorted({name.removesuffix(PRESENCE) for name in names} - {""})
         return replace(self, by=by, prefixes=tuple(present) or PREFIXES)
 
     def of_vllm(self, *metrics: str, also: Iterable[str] = ()) -> str:
-        """A selector of vLLM's series of some names, under any of the prefixes."""
+        """A selector for vLLM's series of these metrics, under any of the prefixes. `also` are
+        other metric names, complete with prefix."""
         names = (prefix + metric for prefix in self.prefixes for metric in metrics)
         own = ENGINES_OWN if EXPORTED_BY_ROUTERS.intersection(metrics) else ""
         by_name = any_of("__name__", (*names, *also))
         return self.series("", f"{by_name},{own}" if own else by_name)
 
     def either(self, make: Callable[[Dialect], str | None]) -> str:
-        """A query over all prefixes, joined with `or`; empty if `make` returns None for each of
-        them."""
+        """One query for all prefixes, joined with `or`. `make` returns the query for one prefix, or
+        None. Empty if all are None."""
         by_prefix = [query for dialect in self.dialects if (query := make(dialect)) is not None]
         if len(by_prefix) == 1:
             return by_prefix[0]
@@ -116,11 +118,11 @@ class QueryScope(Struct, frozen=True):
 
     @property
     def dialects(self) -> list[Dialect]:
-        """How series are spelled, for each prefix."""
+        """A dialect for each prefix: it determines how the names of series are written."""
         return [Dialect(self.window_s, self.by, self.selector, {}, p) for p in self.prefixes]
 
     def series(self, name: str, extra: str = "") -> str:
-        """A selector of a series that is not vLLM's."""
+        """A selector for a series that does not come from vLLM."""
         matchers = ",".join(part for part in (self.selector, extra) if part)
         return f"{name}{{{matchers}}}"
 
@@ -151,8 +153,8 @@ def presence(scope: QueryScope) -> str:
 
 
 def vanished(scope: QueryScope) -> str:
-    """The Unix time of the last series of running requests in the last hour, for engines that have
-    none now; up to SEEN_STEP_S too early."""
+    """A query for engines that have no series of running requests now but had one in the last hour.
+    The value is the Unix time of their last sample, up to SEEN_STEP_S too early."""
     over = f"[{duration(HOUR_S)}:{duration(SEEN_STEP_S)}]"
 
     def vanished_series(dialect: Dialect) -> str:
@@ -163,7 +165,7 @@ def vanished(scope: QueryScope) -> str:
 
 
 def raw_queries(scope: QueryScope, covered: Coverage) -> dict[str, str]:
-    """Queries by signal, on vLLM's own series; without signals that PromQL cannot compute."""
+    """Queries on vLLM's own series, by signal. Signals that PromQL cannot compute are left out."""
     exprs = {**_catalogue(covered.signals), **OWN}
     by_key = {key: scope.either(expr.promql) for key, expr in exprs.items()}
     lengths = replace(scope, window_s=HOUR_S)
@@ -174,7 +176,7 @@ def raw_queries(scope: QueryScope, covered: Coverage) -> dict[str, str]:
 
 
 def recorded_queries(scope: QueryScope, covered: Coverage) -> dict[str, str]:
-    """A query for each signal that recording rules keep."""
+    """Queries for the signals that recording rules store, by signal."""
     return {
         key: f"max by ({', '.join(scope.by)}) ({scope.series(recorded(key))})"
         for key in dict.fromkeys((*covered.signals, *covered.remembered))
@@ -182,11 +184,12 @@ def recorded_queries(scope: QueryScope, covered: Coverage) -> dict[str, str]:
 
 
 SCRAPES_OVER_S = 300.0
-"""The time over which scrapes are counted."""
+"""Seconds over which scrapes are counted."""
 
 
 def scrapes(scope: QueryScope) -> str:
-    """Scrapes in the last minutes of each engine that was there all the time."""
+    """A query for the number of recent scrapes of each engine. Only engines that were there for all
+    of SCRAPES_OVER_S."""
     span = duration(SCRAPES_OVER_S)
     return scope.either(
         lambda dialect: (
@@ -197,8 +200,8 @@ def scrapes(scope: QueryScope) -> str:
 
 
 class _Spelled(Spelling):
-    """Spells conditions for all engines of a fleet: with recorded series where there are any, else
-    with vLLM's own. A condition is looked up at each scrape."""
+    """Writes conditions as PromQL for all engines of a fleet: on recorded series if `is_recorded`,
+    else on vLLM's own. Conditions are evaluated at every scrape."""
 
     def __init__(
         self, dialect: Dialect, targets: Targets, scrape_s: float, *, is_recorded: bool
@@ -224,7 +227,8 @@ class _Spelled(Spelling):
 def held(
     scope: QueryScope, targets: Targets, scrape_interval_s: float, *, recorded_only: bool
 ) -> dict[tuple[str, float], str]:
-    """Queries for the engines where a condition has held, by its name and for how many seconds."""
+    """Queries for the engines on which a condition has held, by the condition's name and for how
+    many seconds."""
     by_prefix = [
         held_queries(_Spelled(dialect, targets, scrape_interval_s, is_recorded=recorded_only))
         for dialect in scope.dialects
@@ -233,12 +237,13 @@ def held(
 
 
 def findings(scope: QueryScope) -> str:
-    """The severities of the findings that the exported rules have in force, by engine and rule."""
+    """A query for the severities of findings that the exported rules report now, by engine and
+    rule."""
     return f"max by ({', '.join((*scope.by, 'rule'))}) ({scope.series('kneewatch:finding')})"
 
 
 def process_queries(scope: QueryScope) -> dict[str, str]:
-    """Queries for process ages, and for running requests in the last hour."""
+    """Queries for the age of each process, and for running requests over the last hour."""
     hour = duration(HOUR_S)
     process = ", ".join(label for label in scope.by if label not in ("model_name", "engine"))
     hourly = replace(scope, window_s=HOUR_S)
@@ -255,37 +260,37 @@ def process_queries(scope: QueryScope) -> dict[str, str]:
 
 
 def configs(scope: QueryScope) -> str:
-    """The cache configuration, whose values are labels."""
+    """A query for the cache configuration; its series has the values as labels."""
     return scope.either(lambda dialect: dialect.series("cache_config_info"))
 
 
 STARTS_SEEN_S = 6 * HOUR_S
-"""How far back starts of servers are looked for."""
+"""Seconds in the past in which starts of servers are searched."""
 
 SEEN_STEP_S = 15.0
-"""How exactly the time of an engine's last series is found."""
+"""Resolution in seconds of the time of an engine's last sample."""
 
 DELETED = "kube_pod_deletion_timestamp"
-"""kube-state-metrics has it for pods that are being deleted."""
+"""A metric of kube-state-metrics that exists for pods that are being deleted."""
 
 LEAST_WANTED = (
     'min_over_time({__name__=~"kube_deployment_spec_replicas|kube_statefulset_replicas"}[15m])'
 )
-"""The fewest replicas that each workload wanted within the last minutes: a workload scaled up from
-zero needs minutes to start."""
+"""A query for the fewest replicas that each workload wanted in the last 15 minutes. The minimum is
+used because a workload that is scaled up from zero needs minutes to start."""
 
 
 def targets(jobs: Iterable[str]) -> str:
-    """Whether the newest scrape of each target of these jobs succeeded.
+    """A query whether the newest scrape of each target of these jobs succeeded.
 
-    `up` has none of the page's labels, so the selector cannot match it.
+    `up` has no labels of the scraped page, so the user's selector cannot be applied to it.
     """
     return f"up{{{any_of('job', jobs)}}}"
 
 
 def scrapes_of(failing: Sequence[Labels]) -> str:
-    """The query for the last hour's scrapes of the targets with these labels. Its answer may
-    contain other targets that share a job with one of these and an address with another."""
+    """A query for the scrapes of the last hour of targets with these labels. The answer may contain
+    other targets: the job of one of these with the address of another."""
     matchers = (
         any_of(name, sorted({labels.get(name, "") for labels in failing}))
         for name in ("job", "instance")
@@ -294,9 +299,12 @@ def scrapes_of(failing: Sequence[Labels]) -> str:
 
 
 def failed_before_first_answer(jobs: Iterable[str]) -> str:
-    """A query for the most scrapes that a target failed before its first answer, by cluster,
-    namespace and job. Counts targets that are new within STARTS_SEEN_S and answer now; one without
-    a failed scrape was there before the metrics system."""
+    """A query for the number of scrapes that failed before a target's first answer: the maximum by
+    cluster, namespace and job.
+
+    Only targets count that are new within STARTS_SEEN_S and answer now. A target without a failed
+    scrape is left out: it was running before the metrics system.
+    """
     up, span = targets(jobs), duration(STARTS_SEEN_S)
     failed = f"(count_over_time({up}[{span}]) - sum_over_time({up}[{span}]))"
     new = f"({failed} > 0) and {up} == 1 unless {up} offset {span}"
@@ -304,20 +312,20 @@ def failed_before_first_answer(jobs: Iterable[str]) -> str:
 
 
 ANY_SCRAPES = f"count(count_over_time(up[{duration(SCRAPES_OVER_S)}]) >= 3)"
-"""A sample where any target was scraped a few times in the last minutes: after a restart a metrics
-system has no series before it has scraped."""
+"""A query that has a sample if any target was scraped at least three times in the last minutes. A
+metrics system that was just restarted has no series yet."""
 
 
 def running_requests(scope: QueryScope, groups: Iterable[str], *, recorded_only: bool) -> str:
-    """Running requests, summed over the replicas of a group. Queued ones are a backlog, not what
-    the load needs at once."""
+    """A query for running requests, summed over the replicas of a group. Queued requests are a
+    backlog and do not count: the load does not need them at the same time."""
     series = scope.series(recorded("running")) if recorded_only else scope.of_vllm(PRESENCE)
     return f"sum by ({', '.join(groups)}) ({series})"
 
 
 def lengths(scope: QueryScope, groups: Iterable[str]) -> dict[tuple[str, bool], str]:
-    """Queries for a group's buckets of request lengths in an hour, by signal and whether it is the
-    hour a week ago; otherwise it is the last hour."""
+    """Queries for the buckets of a group's request lengths over an hour. The key is the signal and
+    whether the hour is that of a week ago (True) or the last one (False)."""
     by, hour = ", ".join((*groups, "le")), duration(HOUR_S)
 
     def increase(metric: str, offset: str, dialect: Dialect) -> str:
@@ -331,7 +339,8 @@ def lengths(scope: QueryScope, groups: Iterable[str]) -> dict[tuple[str, bool], 
 
 
 def hourly(scope: QueryScope, groups: Sequence[str]) -> dict[str, str]:
-    """Queries for the hourly values of USUAL_SIGNALS of a group, to compare with past weeks."""
+    """Queries for the hourly values of USUAL_SIGNALS per group. They are compared with past
+    weeks."""
     grouped = replace(scope, window_s=HOUR_S, by=tuple(groups))
     return {key: grouped.either(expr.promql) for key, expr in _catalogue(USUAL_SIGNALS).items()}
 
@@ -342,15 +351,15 @@ IMAGES = (
     '(kube_pod_container_info{image=~".*vllm.*"} '
     'or kube_pod_container_info{image_spec=~".*vllm.*"})'
 )
-"""The containers with an image of vLLM, by kube-state-metrics, which does not export their
-arguments. `image` is the name that the container runtime reports, `image_spec` (newer versions) the
-name in the pod's spec."""
+"""A query for the containers whose image is vLLM's, from kube-state-metrics, which does not export
+arguments. `image` is the name that the container runtime reports; `image_spec` (newer versions) is
+the name in the pod's spec."""
 
 
 def gpu_queries(scope: QueryScope) -> dict[str, str]:
-    """A query for each GPU figure, one for the number of GPUs, and those for the XIDs by GPU.
+    """A query for each GPU signal, for the number of GPUs, and for the XIDs of each GPU.
 
-    An XID counts for two windows: the symptoms that it explains may end later than it does.
+    An XID counts for two windows, because the symptoms that it explains may end later than the XID.
     """
     labels, selector = ", ".join(GPU_LABELS), scope.selector
     by_key = {
@@ -375,9 +384,11 @@ def gpu_queries(scope: QueryScope) -> dict[str, str]:
 
 
 def _gpu_series(name: str, selector: str, extra: str = "", *, of: str = "{}") -> str:
-    """DCGM's series, restricted as far as their labels allow: where the exporter names the
-    workload, by namespace, pod and container; where it does not, all are kept. `of` is a function
-    of them."""
+    """A query for a DCGM series, restricted by the selector where DCGM names the workload
+    (namespace, pod, container). Series without a workload are all kept.
+
+    `of` is a format string for a function of the series.
+    """
     matchers = [
         f"exported_{label}{sign}{value}"
         for label, sign, value in MATCHER.findall(selector)
@@ -401,21 +412,22 @@ KEY = "kneewatch_query"
 """The label that distinguishes the samples of several queries in one request."""
 
 QUERIES_MAX, REQUEST_CHARACTERS_MAX = 6, 8000
-"""Most queries and characters in one request: servers limit its time and its length
+"""Maximum number of queries and of characters in one request: servers limit its time and its length
 (VictoriaMetrics: 16 KiB)."""
 
 OF_THE_QUERY = frozenset({"query", "timeout", "too_large"})
-"""Errors of a request that may be caused by one of its queries: each is then sent separately."""
+"""Kinds of errors that a single query may have caused. Each query of the request is then sent
+alone."""
 
 
 class AnswerLog(Struct):
-    """Collects the warnings and errors of answers."""
+    """Collects the warnings and errors of queries."""
 
     warnings: dict[str, None] = field(default_factory=dict[str, None])
     failed: dict[str, str] = field(default_factory=dict[str, str])
 
     def samples(self, key: str, answer: Answer | CollectError) -> Sequence[Sample]:
-        """An answer's samples; empty for an error."""
+        """The samples of an answer; empty for an error."""
         if isinstance(answer, CollectError):
             self.failed[key] = str(answer)
             return ()
@@ -424,7 +436,7 @@ class AnswerLog(Struct):
 
 
 class QueryMoment(Struct, frozen=True):
-    """Sends queries for one moment, and logs their errors and warnings."""
+    """Sends queries for one moment and collects their errors and warnings."""
 
     source: PrometheusSource
     log: AnswerLog
@@ -448,7 +460,8 @@ class QueryMoment(Struct, frozen=True):
         return {key: by_key[key] for key in queries}
 
     def tracks(self, key: str, selector: str) -> Sequence[Track]:
-        """The samples of a range selector, as they were scraped; empty for an error."""
+        """The raw samples of a range selector, with the times of their scrapes; empty for an
+        error."""
         try:
             piece = self.source.samples(selector, self.at_s)
         except CollectError as exc:
@@ -459,7 +472,7 @@ class QueryMoment(Struct, frozen=True):
 
 
 def _parts(queries: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yields the queries that are sent together in one request."""
+    """Yields groups of queries; each group is sent in one request."""
     part: dict[str, str] = {}
     for key, query in queries.items():
         length = sum(map(len, part.values())) + len(query)
@@ -472,7 +485,8 @@ def _parts(queries: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def _joined(part: Mapping[str, str]) -> str:
-    """One query that combines several, each with its key as a label."""
+    """One query that combines several. The label KEY of each sample contains the key of its
+    query."""
     if len(part) == 1:
         return next(iter(part.values()))
     return " or ".join(
@@ -481,7 +495,7 @@ def _joined(part: Mapping[str, str]) -> str:
 
 
 def _samples_of(key: str, samples: Sequence[Sample], queries: int) -> Sequence[Sample]:
-    """The samples of one of several combined queries, without the label KEY."""
+    """The samples of one query out of an answer to a combined query, without the label KEY."""
     if queries == 1:
         return samples
     return [

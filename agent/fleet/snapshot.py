@@ -1,4 +1,4 @@
-"""A fleet at one moment, from a metrics system, and its diagnosis by the settings. I/O edge."""
+"""The state of a fleet at one moment, read from a metrics system, and its diagnosis. I/O edge."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ Place = tuple[str, ...]
 def with_gpus(
     shape: Shape, answers: Mapping[str, Sequence[Sample]]
 ) -> tuple[Shape, dict[Key, dict[str, float]], dict[Key, tuple[GpuState, ...]]]:
-    """What DCGM adds to a fleet: its shape, GPU figures by engine, and by engine the GPUs that
-    report an XID. In the shape the GPU's model is the tier of engines that have no tier label.
+    """Add DCGM's data to a fleet. Returns the shape, GPU signals by engine, and the GPUs with an
+    XID by engine.
 
-    The number of GPUs, `gpus`, is among the figures only where DCGM names the pod: other GPUs of a
-    node may belong to other pods.
+    Engines without a tier label get the GPU's model as their tier. The signal `gpus` (number of
+    GPUs) exists only where DCGM names the pod: other GPUs of a node may belong to other pods.
     """
     by_place: dict[Place, dict[str, float]] = {}
     models: dict[Place, set[str]] = {}
@@ -100,7 +100,7 @@ def with_gpus(
 
 
 def _faulty(gpu: str, node: str, board: Mapping[str, float]) -> GpuState:
-    """A GPU with its last XID. The time of an XID within the hour is unknown."""
+    """A GPU with its last XID. For an XID within the last hour the exact time is unknown."""
     worked = queries.XID_WORKED in board
     since_s = 0.0 if queries.XID_NEW in board else None
     xid = XidSeen(int(board[queries.XID]), since_s, worked)
@@ -108,8 +108,8 @@ def _faulty(gpu: str, node: str, board: Mapping[str, float]) -> GpuState:
 
 
 def places(labels: Labels) -> Iterable[Place]:
-    """The pod and nodes of a GPU. Without honorLabels the workload's labels are the exported_*
-    ones."""
+    """Yields the pod and the nodes of a GPU. Without honorLabels the labels of the workload are
+    named exported_*."""
     pod = pod_of(labels)
     namespace = namespace_of(labels)
     cluster = labels.get("cluster", "")
@@ -120,8 +120,9 @@ def places(labels: Labels) -> Iterable[Place]:
 
 
 def places_of(member: Member) -> Iterable[Place]:
-    """Pods and nodes where an engine's GPUs may be, the most specific first: in its own cluster,
-    then in DCGM series without a cluster label."""
+    """Yields the pods and nodes on which an engine's GPUs may be, the most specific first. For
+    each, the engine's own cluster comes first, then no cluster: DCGM's series may lack the
+    label."""
     labels = member.labels
     clusters = dict.fromkeys((labels.get("cluster", ""), ""))
     if labels.get("pod"):
@@ -133,8 +134,8 @@ def places_of(member: Member) -> Iterable[Place]:
 
 
 def images_of(members: Iterable[Member], samples: Sequence[Sample]) -> dict[Key, str]:
-    """The image of each engine's container; engines whose pod has several images of vLLM are left
-    out, unless the series of the engine name the container."""
+    """The container image of each engine. If the pod of an engine has several vLLM images and its
+    series does not name the container, the engine is left out."""
     by_pod: dict[Place, dict[str, set[str]]] = {}
     for sample in samples:
         labels = sample.labels
@@ -157,8 +158,8 @@ def images_of(members: Iterable[Member], samples: Sequence[Sample]) -> dict[Key,
 
 
 def kv_pools(configs: Mapping[Key, Labels], members: Sequence[Member]) -> dict[Key, Labels]:
-    """The labels of cache_config_info with each engine's own number of blocks: some vLLM versions
-    report the sum over a replica's engines."""
+    """The labels of cache_config_info by engine, with the number of blocks of that engine alone:
+    some vLLM versions report the sum over all engines of a replica."""
     by_replica: dict[tuple[str, str, str], list[Key]] = {}
     for member in members:
         if member.key in configs:
@@ -177,16 +178,17 @@ def kv_pools(configs: Mapping[Key, Labels], members: Sequence[Member]) -> dict[K
 
 SKEW_SHOWN_S = 1.0
 DEFAULT_SCRAPES_S = 15.0
-"""Seconds between scrapes, assumed if they cannot be measured."""
+"""Assumed seconds between scrapes if they cannot be measured."""
 
 RECORDED = "kneewatch:running"
 
 
 class FleetConfig(Struct, frozen=True):
-    """The fleet to diagnose: matchers, label roles, window, moment (None: now), lookback for peaks.
+    """The fleet to diagnose.
 
-    A given `past` is used instead of new queries. `profile` selects the rules, and with them the
-    queries.
+    `selector` are label matchers, `names` maps labels to roles, `at_s` is the moment (None: now),
+    `lookback_s` is the time in which peaks are searched. If `past` is given, no queries for the
+    past are sent. `profile` selects the rules, and thereby the queries.
     """
 
     selector: str
@@ -199,12 +201,13 @@ class FleetConfig(Struct, frozen=True):
 
     @property
     def covered(self) -> Coverage:
-        """The evaluated rules, and the signals that they need."""
+        """The rules to evaluate, and the signals that they need."""
         return coverage(self.profile)
 
 
 def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
-    """The fleet's state at the configured moment; "now" is the metrics system's clock.
+    """The state of the fleet at the configured moment. For "now" the clock of the metrics system is
+    used.
 
     Raises:
         CollectError: the metrics system does not answer, or has no series of vLLM.
@@ -287,7 +290,8 @@ Values = dict[Key, dict[str, float]]
 def _signals(
     moment: QueryMoment, scope: QueryScope, shape: Shape, config: FleetConfig, *, recorded: bool
 ) -> tuple[Values, tuple[list[str], list[str]]]:
-    """Signals by engine, and the keys from recording rules and from raw series."""
+    """Signals by engine; then the keys of signals read from recording rules, and the keys of those
+    read from raw series."""
     values: Values = {member.key: {} for member in shape.members}
     raw, recorded_keys = queries.raw_queries(scope, config.covered), list[str]()
     if recorded:
@@ -311,8 +315,8 @@ def _streaks(
     interval_s: float | None,
     recorded: bool,
 ) -> dict[Key, dict[str, float]]:
-    """Seconds for which named conditions have held at least, by engine; those that have not are
-    left out."""
+    """Seconds for which named conditions have held at least, by engine and condition. A condition
+    that does not hold is left out."""
     held = queries.held(
         scope, config.profile.targets, interval_s or DEFAULT_SCRAPES_S, recorded_only=recorded
     )
@@ -330,7 +334,7 @@ def _streaks(
 def _findings(
     moment: QueryMoment, scope: QueryScope, shape: Shape
 ) -> dict[Key, dict[str, Severity]]:
-    """The severity of each finding that the exported rules have in force, by engine and rule."""
+    """The severities of findings that the exported rules report now, by engine and rule."""
     severities: dict[Key, dict[str, Severity]] = {}
     answers = moment.instants({"findings": queries.findings(scope)})
     for sample in answers["findings"]:
@@ -340,8 +344,8 @@ def _findings(
 
 
 class _OfPods(NamedTuple):
-    """The shape with tiers; GPU figures, GPUs with an XID, cache configurations and images of vLLM
-    by engine."""
+    """The results of queries by pod, process and GPU: the shape with tiers and, by engine, GPU
+    signals, GPUs with an XID, cache configurations and vLLM images."""
 
     shape: Shape
     gpus: Values
@@ -351,9 +355,9 @@ class _OfPods(NamedTuple):
 
 
 def _of_pods(moment: QueryMoment, scope: QueryScope, shape: Shape, values: Values) -> _OfPods:
-    """The results of the queries per pod, process and GPU.
+    """Query the data of pods, processes and GPUs.
 
-    Adds process ages, hourly figures and KV capacities to `values`.
+    Adds process ages, hourly signals and KV capacities to `values`.
     """
     extra_queries = {
         **queries.process_queries(scope),
@@ -384,7 +388,7 @@ def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -
 
 
 def _by_process(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:
-    """Copy to all engines of a page a value that the page reports only once."""
+    """Copy a value that a metrics page reports once to all engines of that page."""
     names = [name for name in shape.by if name not in ("model_name", "engine")]
     value_by_labels = {tuple(s.labels.get(name, "") for name in names): s.value for s in samples}
     for member in shape.members:
@@ -405,7 +409,8 @@ def _configs(shape: Shape, samples: Sequence[Sample]) -> dict[Key, Labels]:
 
 
 def capacity_tokens(labels: Mapping[str, str]) -> float | None:
-    """Tokens that a KV cache holds, by the labels of cache_config_info."""
+    """The number of tokens that fit a KV cache, from the labels of cache_config_info. None if
+    unknown."""
     for names in (("kv_cache_size_tokens",), ("num_gpu_blocks", "block_size")):
         texts = [labels.get(name, "") for name in names]
         if all(text.isdecimal() for text in texts):

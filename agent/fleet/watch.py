@@ -1,4 +1,4 @@
-"""A fleet that the daemon watches: queries Prometheus, notifies receivers. I/O edge."""
+"""Watches a fleet for the daemon: queries Prometheus and notifies receivers. I/O edge."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ from kneewatch.rules.rule import Severity
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-"""Twice this is the first backoff for a metrics system that does not answer, in seconds."""
+"""Half of the first backoff, in seconds, when a metrics system does not answer."""
 
 PAST_S = 3600.0
-"""How long a complete history is reused: queries over days are expensive."""
+"""Seconds for which a complete history is reused: queries over days are expensive."""
 
 
 class FleetState(Struct, frozen=True):
     """The state of a watched fleet.
 
-    `diagnosis` is the newest one, None before the first; `seen_s` is its time, `error` why the
-    newest cycle failed. `queries` and `retried` are totals.
+    `diagnosis` is the newest diagnosis, None before the first; `seen_s` is its Unix time. `error`
+    is the reason why the newest cycle failed, else "". `queries` and `retried` are totals since the
+    start.
     """
 
     url: str
@@ -69,16 +70,19 @@ class FleetState(Struct, frozen=True):
 
     @property
     def queries_per_s(self) -> float:
-        """Queries per second of the newest cycle."""
+        """Queries per second in the newest cycle."""
         return self.diagnosis.observed.load.queries / self.interval_s if self.diagnosis else 0.0
 
 
 class FleetWatch(Job):
-    """Diagnoses a fleet once per interval, and notifies receivers. Other threads read `state`,
-    which is immutable. `names` are the fleet's target names for the receivers."""
+    """Diagnoses a fleet once per interval and notifies receivers.
+
+    Other threads read `state`, which is immutable. `names` are the target names of the fleet for
+    the receivers.
+    """
 
     def __init__(self, url: str, settings: Settings, selector: str) -> None:
-        """Sends no query yet.
+        """Send no query yet.
 
         Raises:
             KneewatchError: the URL, the selector or a setting is wrong.
@@ -94,7 +98,8 @@ class FleetWatch(Job):
         self.adopt(settings)
 
     def notify_through(self, notifier: Notifier, on_names: Callable[[], None]) -> None:
-        """Notify these receivers from now on; `on_names` is called when `names` change."""
+        """Notify the receivers of `notifier` from now on. `on_names` is called when `names`
+        change."""
         self._notifier, self._on_names = notifier, on_names
         # Until the first answer, problems from before a restart count as still active.
         self.names = frozenset(
@@ -112,13 +117,15 @@ class FleetWatch(Job):
         self._config, self._profile = fleet_config(settings, self.url_and_selector[1]), profile
 
     def cycle(self) -> float | None:
-        """Run one cycle and notify. Returns the seconds until the retry if it failed, else None."""
+        """Run one cycle and notify receivers. Returns None, or after a failure the seconds until
+        the retry."""
         after_s = self._diagnose()
         self._notify()
         return after_s
 
     def crashed(self, error: Exception) -> float | None:
-        """Count a cycle that raised, which is a bug: the fleet's state is unknown."""
+        """Count a cycle that raised an exception, which is a bug. The fleet's state is then
+        unknown."""
         after_s = self._failed(f"bug in kneewatch: {type(error).__name__}; see the log")
         self._notify()
         return after_s
@@ -153,8 +160,8 @@ class FleetWatch(Job):
         return None
 
     def at(self, at_s: float) -> FleetDiagnosis:
-        """The diagnosis of a past moment by the present settings. Shares the query limits with the
-        cycles and does not change `state`.
+        """The diagnosis of a past moment under the present settings. Its queries count towards the
+        same limits as the cycles. `state` does not change.
 
         Raises:
             CollectError: the metrics system does not answer, or has no series of vLLM then.
@@ -218,8 +225,8 @@ SYSTEM_DOWN = "metrics_system_down"
 
 
 def states_of(diagnosis: FleetDiagnosis, *, interval_s: float) -> list[TargetState]:
-    """The target states of a diagnosis. A problem missing from a partial answer is not treated as
-    resolved."""
+    """The diagnosis as target states for the notifier. A problem that is missing from a partial
+    answer is not treated as resolved."""
     states = [_state(FLEET, {}, diagnosis, [_diagnosis_of(diagnosis, FLEET)], interval_s)]
     # A pool stays a target while nothing is wrong with it, and while all of its replicas are gone:
     # otherwise the end of its problems would not be reported.
@@ -246,10 +253,10 @@ def states_of(diagnosis: FleetDiagnosis, *, interval_s: float) -> list[TargetSta
 def names_of(
     states: Sequence[TargetState], diagnosis: FleetDiagnosis, before: frozenset[str]
 ) -> frozenset[str]:
-    """The names of the fleet's targets after a diagnosis; `before` are those until then.
+    """The names of the fleet's targets after a diagnosis. `before` are the names until then.
 
-    The tiers of a pool without replicas keep their names: their problems are neither resolved nor
-    unwatched while the pool is down. So do all targets that a partial answer lacks.
+    While a pool has no replicas, its tiers keep their names: their problems are neither resolved
+    nor unwatched. If the answer is partial, all earlier names are kept.
     """
     if diagnosis.partial:
         return before | {state.name for state in states}
@@ -260,7 +267,7 @@ def names_of(
 
 
 def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetState:
-    """The target state while the metrics system does not answer."""
+    """The fleet's target state while the metrics system does not answer."""
     cause = Cause(
         SYSTEM_DOWN,
         1.0,
@@ -282,7 +289,7 @@ def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetSt
 def _cascade(
     diagnosis: FleetDiagnosis, pool: str, tier: str, causes: Sequence[FleetCause]
 ) -> Stage:
-    """The worst stage of the tier's engines on which no cause is reported."""
+    """The worst stage among the tier's engines, ignoring engines with a reported cause."""
     explained = {
         name for c in causes if c.cause.severity >= Severity.WARNING for name in c.replicas
     }

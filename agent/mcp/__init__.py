@@ -1,5 +1,5 @@
-"""A server of the Model Context Protocol: kneewatch for on-call agents.
+"""A server for the Model Context Protocol: kneewatch for on-call agents.
 
-It is a process of its own that asks a daemon or a metrics system. The daemon never imports it: the
-protocol's SDK costs 64 MiB.
+It runs as its own process and queries a daemon or a metrics system. The daemon never imports it,
+because the SDK of the protocol takes 64 MiB of memory.
 """

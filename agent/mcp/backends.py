@@ -1,5 +1,5 @@
-"""Where the tools' answers come from, a running daemon's HTTP API or a metrics system, and the
-documents they return, cut to size, with their schemas. I/O edge."""
+"""The backends of the MCP tools (the HTTP API of a running daemon, or a metrics system), and the
+documents that the tools return, with their schemas. Documents are shortened. I/O edge."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from kneewatch.reports.triage.view_model import CASCADE_SIGNALS
 JsonObject = dict[str, Any]
 
 CORE_SIGNALS = (*CASCADE_SIGNALS, "generation_tokens_per_s")
-"""Signals that every shortened diagnosis has, besides those of its evidence."""
+"""Signals that every shortened diagnosis contains, in addition to those that its causes cite."""
 
 UNKNOWN_MAX = 5
 IN_BOUNDS = ("ok", "unknown")
 
 
 def shortened(diagnosis: Mapping[str, Any]) -> JsonObject:
-    """A `kneewatch.diagnosis/1` without what a verdict does not need: findings that are ok or
-    unknown, signals that are no evidence, and most of the list of what is unknown."""
+    """A `kneewatch.diagnosis/1` reduced to what a verdict needs. Left out: findings that are ok or
+    unknown, signals that no cause cites, and most of the list of unknowns."""
     cited = {row["signal"] for cause in diagnosis["causes"] for row in cause["evidence"]}
     shown_signals = cited.union(CORE_SIGNALS)
     return {
@@ -51,7 +51,7 @@ def shortened(diagnosis: Mapping[str, Any]) -> JsonObject:
 
 
 def shortened_triage(document: Mapping[str, Any], limit: int) -> JsonObject:
-    """A `kneewatch.triage/1` with the `limit` worst engines, and the scrape state of its
+    """A `kneewatch.triage/1` reduced to the `limit` worst engines and the scrape state of their
     targets."""
     targets = [shortened(diagnosis) for diagnosis in document["targets"][:limit]]
     names = {diagnosis["target"] for diagnosis in targets}
@@ -60,8 +60,8 @@ def shortened_triage(document: Mapping[str, Any], limit: int) -> JsonObject:
 
 
 def shortened_fleet(document: Mapping[str, Any], limit: int) -> JsonObject:
-    """A `kneewatch.fleet/1` with the `limit` worst engines, with their findings that are out of
-    bounds and their core signals."""
+    """A `kneewatch.fleet/1` reduced to the `limit` worst engines, each with its core signals and
+    its findings that are out of bounds."""
     targets = [
         {
             **engine,
@@ -75,7 +75,7 @@ def shortened_fleet(document: Mapping[str, Any], limit: int) -> JsonObject:
 
 HISTORY = "kneewatch.signal_history/1"
 HistoryRow = tuple[str, str, str, Sequence[float | None]]
-"""Model, engine, signal, and a value for each time; None if it is unknown."""
+"""Model, engine, signal, and the value at each time; None where the value is unknown."""
 
 
 def history_document(
@@ -94,7 +94,7 @@ def history_document(
 
 
 def history_text(document: Mapping[str, Any]) -> str:
-    """The document as text: a line for each series, with its range and all its values."""
+    """The document as text: for each series a line with its range and all its values."""
     lines = [f"{document['target']}: {len(document['times'])} times, oldest first; - is unknown"]
     for row in document["series"]:
         numbers = [value for value in row["values"] if value is not None]
@@ -117,7 +117,7 @@ def _object(required: Sequence[str], **properties: Any) -> JsonObject:  # noqa: 
 
 
 def schema_of(name: str) -> JsonObject:
-    """The schema of one of kneewatch's documents with the definitions that it refers to."""
+    """The schema of a kneewatch document, with all definitions that it refers to."""
     every = schemas()
     needed, left = dict[str, Any](), [name]
     while left:
@@ -129,7 +129,7 @@ def schema_of(name: str) -> JsonObject:
 
 
 def incidents_schema() -> JsonObject:
-    """The schema of what `incidents` returns."""
+    """The schema of the document that the tool `incidents` returns."""
     interval = schemas()["Triage_interval"]
     moment = schemas()["Triage_moment"]
     return {
@@ -170,14 +170,15 @@ PAGE_SCHEMA = _object(
 
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 3.0, 65.0
-"""In seconds: the daemon needs up to 60 s to diagnose a fleet at a past moment."""
+"""Timeouts in seconds. The daemon needs up to 60 s to diagnose a fleet at a past moment."""
 
 PROBLEM = "application/problem+json"
 TRIAGE, FLEET = "/api/v1/triage", "/api/v1/fleet"
 
 
 class DaemonClient:
-    """Asks a daemon. Thread-safe; `token_file` is read for each request, so a token may change.
+    """Sends requests to a daemon. Thread-safe. `token_file` is read for each request, so the token
+    may change.
 
     Raises:
         CollectError: the URL is invalid.
@@ -189,7 +190,7 @@ class DaemonClient:
         self._token_file, self._verify = token_file, ca_file or True
 
     def text(self, path: str, **parameters: str) -> str:
-        """An answer as text for people.
+        """Request an answer as text for people.
 
         Raises:
             CollectError: the daemon does not answer or refuses; the message is the daemon's reason
@@ -198,10 +199,10 @@ class DaemonClient:
         return self._get(path, {**parameters, "format": "text"}).text
 
     def document(self, path: str, **parameters: str) -> dict[str, Any]:
-        """An answer as JSON.
+        """Request an answer as JSON.
 
         Raises:
-            CollectError: as `text`.
+            CollectError: as in `text`.
         """
         document: dict[str, Any] = self._get(path, {**parameters, "format": "json"}).json()
         return document
@@ -241,7 +242,8 @@ def _first_line(file: Path) -> str:
 
 
 def _reason(answer: requests.Response) -> str:
-    """Why the daemon refused: the detail of its problem document, else the status."""
+    """The reason why the daemon refused a request: the detail of its problem document, else the
+    HTTP status."""
     detail = answer.reason
     if answer.headers.get("content-type", "").startswith(PROBLEM):
         detail = str(answer.json().get("detail", detail))
@@ -255,7 +257,7 @@ SIGNALS = {signal.key: signal for signal in VLLM_SIGNALS}
 
 
 class MetricsSystem(Struct, frozen=True):
-    """Asks a metrics system; `selector` restricts all series."""
+    """Queries a metrics system. `selector` restricts all series."""
 
     url: str
     settings: Settings
@@ -274,7 +276,7 @@ class MetricsSystem(Struct, frozen=True):
     def history(
         self, target: str, signals: Sequence[str], times_s: Sequence[float]
     ) -> list[HistoryRow]:
-        """Values of a target, which is a pod or an address, at evenly spaced times.
+        """Signals of a target at evenly spaced times. The target is a pod or an address.
 
         Raises:
             CollectError: the metrics system does not answer.
@@ -295,7 +297,7 @@ class MetricsSystem(Struct, frozen=True):
 def _rows(
     source: PrometheusSource, signal: str, dialect: Dialect, times_s: Sequence[float]
 ) -> Iterator[HistoryRow]:
-    """Yields a row for each engine; none for a signal that PromQL cannot express."""
+    """Yields a row for each engine. Yields nothing if PromQL cannot express the signal."""
     query = SIGNALS[signal].expr.promql(dialect)
     if query is None:
         return

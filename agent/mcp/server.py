@@ -1,9 +1,9 @@
-"""`kneewatch mcp`: its tools, and the server that offers them over stdio or streamable HTTP, by the
-protocol's own SDK. I/O edge.
+"""`kneewatch mcp`: the tools, and the server that offers them over stdio or streamable HTTP. The
+server is the protocol's own SDK. I/O edge.
 
-The tools only read. Windows are short and lists cut by default, so that an answer is small.
+The tools only read. By default time windows are short and lists are cut, so that answers are small.
 
-Only the command imports this module, and only with the extra `mcp` installed.
+Only the command imports this module; it needs the extra `mcp`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from kneewatch.rules.formatting import span
 from kneewatch.rules.library import RULES
 
 TEXT_MAX = 8_000
-"""The longest text of an answer, in characters: about 2,500 tokens."""
+"""Maximum number of characters in the text of an answer: about 2,500 tokens."""
 
 MORE = "\n\nmore: "
 POINTS, POINTS_MAX, SIGNALS_MAX = 12, 24, 6
@@ -66,9 +66,10 @@ Answer = tuple[str, JsonObject]
 
 
 class Tool(Struct, frozen=True):
-    """One tool; `answer` takes arguments that fit the schema `takes`.
+    """One tool. `takes` is the schema of its arguments, `gives` that of its document.
 
-    `answer` raises KneewatchError or Problem where there is no answer.
+    `answer` is called with valid arguments. It raises KneewatchError or Problem if it has no
+    answer.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Tool(Struct, frozen=True):
 
 
 def instructions(tools: tuple[Tool, ...]) -> str:
-    """Which tool to use for which question, cheapest first."""
+    """Text for the model that says which tool answers which question, the cheapest first."""
     names = {tool.name for tool in tools}
     routes = (
         ("triage", "something is slow, failing or alerting: servers that the daemon scrapes"),
@@ -198,7 +199,7 @@ LOCAL = (
 
 
 def daemon_tools(daemon: DaemonClient) -> tuple[Tool, ...]:
-    """The tools answered by a running daemon."""
+    """The tools for which a running daemon is queried."""
 
     def triage(arguments: Arguments) -> Answer:
         path, at = triage_path(arguments.get("target")), _given(arguments, "at")
@@ -279,7 +280,7 @@ def daemon_tools(daemon: DaemonClient) -> tuple[Tool, ...]:
 
 
 def _then(daemon: DaemonClient, target: str, t_s: float) -> list[JsonObject]:
-    """The target's diagnoses at a moment; empty if nothing is stored for that moment."""
+    """The diagnoses of a target at a moment. Empty if nothing is stored for that moment."""
     try:
         targets: list[JsonObject] = daemon.document(triage_path(target), at=f"{t_s:.3f}")["targets"]
     except CollectError as error:
@@ -302,7 +303,7 @@ def _incident(row: Mapping[str, Any], t_s: float) -> str:
 
 
 def metrics_system_tools(system: MetricsSystem) -> tuple[Tool, ...]:
-    """The tools answered by Prometheus or a system with its API."""
+    """The tools for which Prometheus, or a system with its API, is queried."""
 
     def fleet(arguments: Arguments) -> Answer:
         at = arguments.get("at")
@@ -331,7 +332,7 @@ def metrics_system_tools(system: MetricsSystem) -> tuple[Tool, ...]:
 
 
 def moments(arguments: Arguments, now_s: float) -> list[float]:
-    """The evenly spaced times that a history is asked for, oldest first.
+    """The evenly spaced times of a requested history, oldest first.
 
     Raises:
         Problem: `since` is no time, or is in the future.
@@ -384,7 +385,7 @@ def run(
     token_file: Path | None,
     listen: str | None,
 ) -> int:
-    """Serve until stdin is closed, or with `listen` until a signal. Returns the exit status.
+    """Serve until stdin is closed; with `listen`, until a signal. Returns the exit status.
 
     Raises:
         KneewatchError: an address or the selector is invalid.
@@ -406,7 +407,7 @@ def run(
 
 
 def server_of(tools: tuple[Tool, ...]) -> Server[Any]:
-    """The protocol's server of the tools."""
+    """The MCP server with these tools."""
     by_name = {tool.name: tool for tool in tools}
     listed = types.ListToolsResult(
         tools=[
@@ -443,7 +444,8 @@ def server_of(tools: tuple[Tool, ...]) -> Server[Any]:
 
 
 def _answer(tool: Tool, arguments: dict[str, Any]) -> types.CallToolResult:
-    """A call's result. An error is a result as well, so that the model can correct its call."""
+    """The result of a tool call. An error is returned as a result too, so that the model can
+    correct its call."""
     try:
         jsonschema.validate(arguments, tool.takes)
         text, document = tool.answer(arguments)
@@ -471,7 +473,8 @@ async def _over_stdio(server: Server[Any]) -> None:
 
 
 def _loopback(listen: str) -> tuple[str, int]:
-    """Host and port of an address on loopback: the endpoint has no tokens of its own.
+    """Parse `--listen`. Returns host and port. Only loopback addresses are allowed, because the
+    endpoint does not check tokens.
 
     Raises:
         SettingsError: the address is invalid or not on loopback.
