@@ -1,4 +1,4 @@
-"""Alert state of a receiver: its active problems and which of them were sent. I/O edge."""
+"""The alert state of a receiver: its active problems, and which of them were sent. I/O edge."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from kneewatch.rules.rule import WORDS, Severity
 
 SEVERITIES = {word: severity for severity, word in WORDS.items()}
 ACTIVE_MAX = ENGINES_MAX
-"""Active problems per target. The limit matters where labels change with every scrape: each change
-looks like a new engine."""
+"""Maximum number of active problems per target. It matters if labels change with every scrape: each
+change looks like a new engine."""
 
 GONE_SCRAPES = 2
-"""A problem is resolved only after this many scrapes without it, however far apart they are."""
+"""Minimum number of scrapes without a problem before it is resolved, however far apart the scrapes
+are."""
 
 
 class ActiveProblem(Struct):
     """A problem that is active for a receiver.
 
-    `severity` and `stage` are the worst seen; `notified` is the worst that was delivered.
-    `notified_s` is when the last message about it was delivered, None before. `is_sent`: a message
-    is queued or delivered. `gone_s` is since when the problem is absent, `gone_scrapes` the number
-    of scrapes without it; `ended_s` and `how` are set once it is resolved. `restored`: read from
-    the state file.
+    `severity` and `stage` are the worst so far; `notified` are the worst that were delivered.
+    `notified_s` is the time of the last delivered message about the problem; None before the first.
+    `is_sent`: a message is queued or delivered. `gone_s` is the time since when the problem is
+    absent, and `gone_scrapes` the number of scrapes without it. `ended_s` and `how` are set when
+    the problem is resolved. `restored`: the problem was read from the state file.
     """
 
     severity: Severity
@@ -88,7 +89,7 @@ class AlertState:
         return events
 
     def drop(self, target: str, t_s: float) -> list[Event]:
-        """The events that close a target's problems because it is no longer watched."""
+        """The events that end all problems of a target because it is no longer watched."""
         self._first_s.pop(target, None)
         events: list[Event] = []
         for key in sorted(self._by_target.get(target, set())):
@@ -97,7 +98,7 @@ class AlertState:
         return events
 
     def sent(self, event: Event) -> bool:
-        """Mark an event as sent. Returns False if its problem is already over."""
+        """Mark the problem of an event as sent. Returns False if the problem is already over."""
         active = self._active.get(event.key)
         if active is None or active.serial != event.serial:
             return False
@@ -105,7 +106,7 @@ class AlertState:
         return True
 
     def delivered(self, *events: Event) -> None:
-        """Mark events as settled: delivered, or given up."""
+        """Mark events as settled: they were delivered, or given up."""
         for event in events:
             active = self._active.get(event.key)
             if active is None or active.serial != event.serial:  # a later problem with the same key
@@ -119,7 +120,7 @@ class AlertState:
                 active.notified = max(severity, event.severity), max(stage, event.stage)
 
     def active(self, target: str | None = None) -> Mapping[Key, ActiveProblem]:
-        """The problems of a target, or of all, that are not resolved."""
+        """The unresolved problems of a target, or of all targets."""
         keys = self._active if target is None else self._by_target.get(target, ())
         return {key: self._active[key] for key in keys if self._active[key].ended_s is None}
 
@@ -128,7 +129,7 @@ class AlertState:
         return sorted(self._by_target)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The state to keep over a restart, ready for JSON."""
+        """The state as JSON values, to be restored after a restart."""
         self.is_changed = False
         return [
             {
@@ -229,7 +230,8 @@ class AlertState:
         )
 
     def _still_active(self, ended: Key) -> tuple[str, ...]:
-        """Ids of the other active problems of an engine, or of its whole target."""
+        """The ids of other active problems: those of the same engine, and those of the target as a
+        whole."""
         return tuple(
             sorted(
                 key.id
@@ -280,14 +282,14 @@ LARGEST_BYTES = 16 * 1024 * 1024
 
 
 def state_path(store: Path) -> Path:
-    """The path of the alert state file: beside the store."""
+    """The path of the alert state file; it is in the folder of the store."""
     return store.with_name(f"{store.stem}.notify.json")
 
 
 class StateFile:
-    """The alert state of all receivers in one JSON file, replaced whole at each change.
+    """The alert state of all receivers in one JSON file. Each change replaces the whole file.
 
-    Thread-safe. With `path` None the state is kept in memory only.
+    Thread-safe. With `path` None the state is kept only in memory.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -301,8 +303,8 @@ class StateFile:
         return self._receivers.get(receiver, {})
 
     def keep(self, receiver: str, state: Mapping[str, Any]) -> None:
-        """Store a receiver's state. A failing disk is logged once; the cost is duplicate
-        notifications after the next start."""
+        """Store the state of a receiver. If that fails, the error is logged once, and receivers may
+        get duplicate notifications after the next start."""
         with self._lock:
             self._receivers[receiver] = state
             if self._path is None:

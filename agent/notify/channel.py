@@ -1,4 +1,5 @@
-"""One receiver's queue with retries, and the thread that delivers it. I/O edge."""
+"""The message queue of one receiver, with retries, and the thread that delivers its messages. I/O
+edge."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ QUEUE_MAX = 256
 
 
 class RetryPolicy(Struct, frozen=True):
-    """Exponential backoff: `first_s`, doubled at each failure up to `most_s`.
+    """Exponential backoff: `first_s` seconds, doubled at each failure up to `most_s`.
 
-    A random part of up to half is taken off, so that many daemons do not retry at the same moment.
+    A random part of up to half is subtracted, so that many daemons do not retry at the same moment.
     """
 
     first_s: float = 1.0
@@ -41,7 +42,7 @@ class RetryPolicy(Struct, frozen=True):
 
 
 class NotifierStats(Struct, frozen=True):
-    """Numbers of messages delivered, failed attempts, messages queued now, messages given up."""
+    """Counts of messages: delivered, failed attempts, in the queue now, and given up."""
 
     sent: int = 0
     failed: int = 0
@@ -60,9 +61,10 @@ class Outgoing(Struct):
 
 
 class Outbox:
-    """A queue of messages in order: a message that waits for a retry blocks the later ones.
+    """A queue that keeps the order of messages: a message that waits for a retry blocks all later
+    ones.
 
-    Times are those of the monotonic clock.
+    All times are monotonic.
     """
 
     def __init__(self, *, retry: RetryPolicy, give_up_s: float) -> None:
@@ -80,11 +82,11 @@ class Outbox:
         return not full
 
     def due_s(self) -> float | None:
-        """When the next message is due; None if the queue is empty."""
+        """Monotonic time at which the next message is due; None if the queue is empty."""
         return self._waiting[0].due_s if self._waiting else None
 
     def next(self) -> Outgoing:
-        """Take the next message out of the queue, to send it now."""
+        """Remove the next message from the queue, to be sent now."""
         self._trying = self._waiting.popleft()
         return self._trying
 
@@ -95,8 +97,8 @@ class Outbox:
         outgoing.done(True)
 
     def failed(self, outgoing: Outgoing, error: SendError, now_s: float) -> float | None:
-        """Requeue a message that failed. Returns seconds until the retry; None if it is given
-        up."""
+        """Put a message that could not be sent back into the queue. Returns the seconds until the
+        retry; None if the message is given up."""
         self._trying = None
         self._failed += 1
         outgoing.failures += 1
@@ -118,7 +120,7 @@ class Outbox:
             self._trying = None
 
     def stats(self) -> NotifierStats:
-        """The counts so far."""
+        """The counts since the start."""
         waiting = len(self._waiting) + (self._trying is not None)
         return NotifierStats(self._sent, self._failed, waiting, self._dropped)
 
@@ -134,7 +136,8 @@ log = logging.getLogger(__name__)
 
 
 class ReceiverThread:
-    """A receiver's alert state, kept in the state file, and the thread that sends to it.
+    """The alert state of a receiver, which is saved in the state file, and the thread that sends to
+    the receiver.
 
     A subclass starts the thread at the end of its `__init__`.
     """
@@ -156,15 +159,15 @@ class ReceiverThread:
             return self._state.targets()
 
     def close(self, deadline_s: float) -> None:
-        """Ask the thread to send what is left, each message once, until `deadline_s`. Active
+        """Ask the thread to end by `deadline_s`: it sends each remaining message once. Active
         problems stay active."""
         with self._changed:
             self._close_at_s = deadline_s
             self._changed.notify()
 
     def join(self) -> None:
-        """Wait for the thread, at most until the deadline. What was not sent stays unsent in the
-        state file."""
+        """Wait until the thread ends, at most until its deadline. Messages that were not sent are
+        unsent in the state file too."""
         self._thread.join(max(0.0, self._close_at_s - time.monotonic()))
         self._keep()
 
@@ -198,7 +201,8 @@ class ReceiverThread:
 
 
 class Channel(ReceiverThread):
-    """One receiver and its thread. Public methods take a lock that is never held while sending."""
+    """One receiver and its thread. Public methods take a lock, which is never held while
+    sending."""
 
     def __init__(
         self,
@@ -214,18 +218,18 @@ class Channel(ReceiverThread):
         self._thread.start()
 
     def offer(self, state: TargetState) -> None:
-        """Queue the events of a target's newest state."""
+        """Queue the events that follow from a target's newest state."""
         with self._changed:
             self._gather(self._state.update(state))
 
     def set_watched(self, targets: Iterable[str], t_s: float) -> None:
-        """Close the problems of targets that are not among `targets`, the watched ones."""
+        """Set the watched targets: the problems of all others are closed."""
         with self._changed:
             for target in sorted(set(self._state.targets()).difference(targets)):
                 self._gather(self._state.drop(target, t_s))
 
     def forward(self, alerts: Sequence[DiagnosedAlert], now_s: float) -> int:
-        """Forward the alerts that this receiver does not have yet. Returns their number."""
+        """Forward the alerts that this receiver did not get yet. Returns their number."""
         with self._changed:
             new = [alert for alert in alerts if self._sent_alerts.take(alert.key)]
         if not new:
@@ -248,7 +252,7 @@ class Channel(ReceiverThread):
         return len(new)
 
     def stats(self) -> NotifierStats:
-        """The counts so far; events that are being grouped count as queued."""
+        """The counts since the start. Events that wait in a group count as queued."""
         with self._changed:
             stats = self._outbox.stats()
             return replace(stats, queued=stats.queued + len(self._groups) + self._formatting)
@@ -280,7 +284,8 @@ class Channel(ReceiverThread):
                     self._outbox.drop_current()
 
     def _make_message(self) -> None:
-        """Queue a message for the first group that is due; when closing, every group is."""
+        """Queue a message for the first group that is due. While the channel closes, all groups are
+        due."""
         with self._changed:
             due = self._groups.take(math.inf if self._is_closing() else time.monotonic())
             due = [event for event in due if self._state.sent(event)]
@@ -298,7 +303,8 @@ class Channel(ReceiverThread):
             self._formatting = 0
 
     def _next(self) -> Outgoing | None:
-        """Wait for the next message that is due; None when something else changed first."""
+        """Wait for the next message that is due. Returns None if something else changed before
+        that."""
         with self._changed:
             now_s, due_s = time.monotonic(), self._outbox.due_s()
             if self._is_closing():

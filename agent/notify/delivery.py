@@ -1,4 +1,4 @@
-"""Delivers a message by HTTP POST or SMTP: one attempt, one deadline. I/O edge."""
+"""Delivers one message by HTTP POST or SMTP: a single attempt with one deadline. I/O edge."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from kneewatch.rules.formatting import cut, printable
 class SendError(KneewatchError):
     """A message could not be delivered.
 
-    `after_s` is how many seconds the receiver asks to wait, None if it does not ask. `final`: a
-    retry is useless. The text contains no secret, so it can be logged.
+    `after_s` are the seconds that the receiver asks to wait before a retry; None if it does not
+    ask. `final`: a retry is useless. The text contains no secret and can be logged.
     """
 
     def __init__(self, message: str, *, final: bool = False, after_s: float | None = None) -> None:
@@ -46,10 +46,11 @@ def send(
     now_s: float,
     attachment: Path | None = None,
 ) -> None:
-    """Send a message in the receiver's format; mails also carry the attachment, a page.
+    """Send a message in the format of the receiver. `attachment` is a page, which only mails can
+    carry.
 
     Raises:
-        SendError: the receiver did not accept it.
+        SendError: the receiver did not accept the message.
     """
     endpoint = receiver.endpoint
     if isinstance(endpoint, Web):
@@ -70,10 +71,10 @@ REPLY_MAX = 120
 
 
 def deliver(mail: Mail, message: EmailMessage, *, timeout_s: float) -> None:
-    """Send a mail. A recipient that the server refuses does not stop delivery to the others.
+    """Send a mail. If the server refuses one recipient, the others still get the mail.
 
     Raises:
-        SendError: the server did not accept it.
+        SendError: the server did not accept the mail.
     """
     where = f"{mail.host}:{mail.port}"
     try:
@@ -115,8 +116,8 @@ def _deliver(mail: Mail, message: EmailMessage, timeout_s: float) -> None:
 
 
 class _Session(smtplib.SMTP):
-    """An SMTP session with one deadline for DNS, TLS and all replies: a socket's own timeout
-    restarts with every byte."""
+    """An SMTP session with one deadline for DNS, TLS and all replies. A socket's own timeout is not
+    enough, because every byte restarts it."""
 
     def __init__(self, mail: Mail, timeout_s: float) -> None:
         self._deadline_s = time.monotonic() + timeout_s
@@ -127,7 +128,7 @@ class _Session(smtplib.SMTP):
     def connect(
         self, host: str = "", port: int = 0, source_address: object = None
     ) -> tuple[int, bytes]:
-        """Connect and read the greeting; smtplib's constructor calls this."""
+        """Connect and read the greeting. The constructor of smtplib's class calls this."""
         address = Address("https" if self._tls else "http", host, port, "")
         timed = connect(address, timeout_s=self._deadline_s - time.monotonic(), tls=self._tls)
         timed.deadline_s = self._deadline_s
@@ -137,7 +138,7 @@ class _Session(smtplib.SMTP):
 
 
 class _TimedTls:
-    """The part of a TLS context that STARTTLS needs, for a socket with a deadline."""
+    """A wrapper of a TLS context for STARTTLS on a socket with a deadline."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
@@ -163,11 +164,11 @@ def _tls(mail: Mail) -> ssl.SSLContext:
 
 
 RETRYABLE = frozenset({408, 425, 429})
-"""Statuses that are worth a retry, beside all 5xx."""
+"""HTTP statuses after which a retry is useful; so it is after all 5xx."""
 
 ANSWER_MAX_BYTES = 4096
 SHOWN_HINTS = ("tls", "dns", "auth")
-"""Kinds of connection error whose hint applies here too; the other hints are about scraping."""
+"""Kinds of connection errors whose hint is shown. The hints of other kinds are about scraping."""
 
 
 def post(
@@ -177,10 +178,11 @@ def post(
     timeout_s: float,
     now_s: float,
 ) -> None:
-    """Post a JSON document, without redirects and proxies. The response body is not needed.
+    """Post a JSON document. Follows no redirects and uses no proxy. The response body is not
+    needed.
 
     Raises:
-        SendError: the receiver did not accept it.
+        SendError: the receiver did not accept the document.
     """
     deadline_s = time.monotonic() + timeout_s
     data = json.dumps(body, ensure_ascii=True, allow_nan=False).encode()
@@ -245,7 +247,8 @@ def _check_status(shown: Address, status: int, retry_after: str | None, *, now_s
 
 
 def after_s(retry_after: str | None, now_s: float) -> float | None:
-    """Seconds to wait by a Retry-After header (seconds or a date); None if it is unreadable."""
+    """Seconds to wait, from a Retry-After header with seconds or a date. None if the header cannot
+    be parsed."""
     text = (retry_after or "").strip()
     if text.isascii() and text.isdigit() and len(text) < 10:
         return float(text)

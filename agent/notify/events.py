@@ -1,4 +1,4 @@
-"""Problems in the state of a target as events, and similar events as one message. Pure."""
+"""Turns the problems of a target into events, and similar events into one message. Pure."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ from kneewatch.rules.rule import Severity
 EventKind = Literal["began", "worse", "still", "ended"]
 KV_PRESSURE = "kv_pressure"
 METRICS_MISSING = "metrics_missing"
-"""With this cause core signals are missing, so the absence of other causes proves nothing."""
+"""Id of the cause that core signals are missing. While it is present, the absence of other causes
+proves nothing."""
 
 
 class Key(NamedTuple):
-    """Identifies a problem, also over a restart. Model and engine are empty for a problem of the
-    whole target."""
+    """Identifies a problem, also across a restart. `model` and `engine` are empty if the problem
+    concerns the whole target."""
 
     target: str
     model: str
@@ -47,8 +48,8 @@ class Key(NamedTuple):
 
 
 class Problem(Struct, frozen=True):
-    """A cause or KV cascade stage of one engine now. `stage` is the cascade's number, 0 outside
-    it; `cause` is None for a stage without a cause."""
+    """A present cause or KV cascade stage of one engine. `stage` is the stage's number, 0 outside
+    the cascade. `cause` is None for a stage without a cause."""
 
     key: Key
     severity: Severity
@@ -64,12 +65,13 @@ class Problem(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True):
-    """A change of a problem that is worth a notification.
+    """A change of a problem that should be notified.
 
-    `diagnosis` and `cause` are the present ones, None for an end. `before` is the previous severity
-    of a problem that got worse. `ended_s` is since when the problem is absent; `how` says how it
-    ended if it did not clear by itself. `serial` distinguishes problems with equal keys. `left`
-    lists the ids of the problems that are still active on the same engine or target.
+    `diagnosis` and `cause` are the present ones; None if the problem ended. `before` is the
+    previous severity if the problem got worse. `ended_s` is the time since when the problem is
+    absent. `how` is the way in which it ended; empty if it cleared by itself. `serial`
+    distinguishes problems with equal keys. `left` are the ids of problems that are still active on
+    the same engine or target.
     """
 
     kind: EventKind
@@ -88,7 +90,7 @@ class Event(Struct, frozen=True):
 
 
 def problems(state: TargetState, floor: Severity) -> dict[Key, Problem]:
-    """The problems in a target's state of at least the severity `floor`, by key."""
+    """The problems in a target's state whose severity is at least `floor`, by key."""
     worst: dict[Key, Problem] = {}
     is_whole_target = not any(diagnosis.was_read for diagnosis in state.diagnoses)
     for diagnosis in state.diagnoses:
@@ -125,8 +127,8 @@ def _of_engine(target: str, diagnosis: Diagnosis, *, is_whole_target: bool) -> l
 
 
 def is_resolved(key: Key, diagnoses: Sequence[Diagnosis]) -> bool:
-    """Whether a problem that a target's newest diagnoses lack is resolved: its engine was read, and
-    no worse cause explains the problem."""
+    """Whether a problem that is missing from a target's newest diagnoses is resolved: its engine
+    was read, and no cause there explains the problem."""
     judged = [diagnosis for diagnosis in diagnoses if _is_judged(diagnosis)]
     if not (key.model or key.engine):
         return bool(judged)
@@ -158,12 +160,13 @@ EVENTS_MAX = 100
 
 
 def group_of(event: Event) -> Group:
-    """The grouping key: events with the same key share a message."""
+    """The group of an event. Events of the same group share a message."""
     return event.kind, event.key.id, event.how
 
 
 def message(events: Sequence[Event], *, receiver: str, base: str, docs_url: str = "") -> Message:
-    """The message for the events of one group, the worst event in full. `base`: see `link`."""
+    """The message for the events of one group. It shows the worst event in full. `base` is the
+    address for links to the triage page, as in `link`."""
     ordered = sorted(events, key=lambda event: (-event.severity, -event.stage, event.key))
     worst = ordered[0]
     parts = [_part(worst, base, docs_url, full=True)]
@@ -294,7 +297,7 @@ class DedupKey(NamedTuple):
 
 
 class SentAlerts:
-    """The newest key of each alert that was delivered or is on its way. Not thread-safe."""
+    """For each alert, the newest key that was delivered or is being delivered. Not thread-safe."""
 
     def __init__(self) -> None:
         self._delivered: dict[str, DedupKey] = {}
@@ -302,7 +305,7 @@ class SentAlerts:
         self.is_changed = False
 
     def take(self, key: DedupKey) -> bool:
-        """Whether an alert is new; if so it counts as pending from now on."""
+        """Whether an alert is new. A new alert counts as pending after this call."""
         earlier = self._pending.get(key.fingerprint) or self._delivered.get(key.fingerprint)
         if earlier == key:
             return False
@@ -310,7 +313,7 @@ class SentAlerts:
         return True
 
     def done(self, key: DedupKey, *, delivered: bool) -> None:
-        """Settle a pending alert. One that was given up is sent again when Alertmanager repeats
+        """Settle a pending alert. If it was given up, it is sent again when Alertmanager repeats
         it."""
         if self._pending.get(key.fingerprint) == key:
             del self._pending[key.fingerprint]
@@ -322,7 +325,7 @@ class SentAlerts:
             self.is_changed = True
 
     def rows(self) -> list[DedupKey]:
-        """The state to keep over a restart, ready for JSON."""
+        """The state as JSON values, to be restored after a restart."""
         self.is_changed = False
         return list(self._delivered.values())
 
@@ -346,9 +349,9 @@ class _Gathering(Struct):
 
 
 class Groups:
-    """Groups of similar events that wait to become one message each.
+    """Groups of similar events. Each group becomes one message.
 
-    A group is due `wait_s` after its first event.
+    A group is due `wait_s` seconds after its first event.
     """
 
     def __init__(self, *, wait_s: float) -> None:
@@ -359,8 +362,8 @@ class Groups:
         return len(self._pending)
 
     def gather(self, events: Iterable[Event], now_s: float) -> None:
-        """Add events. A problem that gets worse before its first message still counts as one that
-        begins."""
+        """Add events. If a problem gets worse before the first message about it, the message still
+        says that it began."""
         for event in events:
             grouped = event
             unsent = self._pending.get(("began", event.key.id, ""))
@@ -371,11 +374,11 @@ class Groups:
             gathering.events[grouped.key] = grouped
 
     def due_s(self) -> float | None:
-        """When the first group is due; None if there is none."""
+        """Time at which the first group is due; None if there is none."""
         return min((gathering.due_s for gathering in self._pending.values()), default=None)
 
     def take(self, now_s: float) -> list[Event]:
-        """Remove a group that is due. Returns its events; empty if no group is due."""
+        """Remove a group that is due and return its events. Empty if no group is due."""
         due = next(
             (group for group, gathering in self._pending.items() if gathering.due_s <= now_s), None
         )

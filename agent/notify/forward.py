@@ -1,4 +1,4 @@
-"""Alertmanager's webhook payloads: validation, and alerts as messages to forward. Pure."""
+"""Alertmanager's webhook: validates payloads, and turns alerts into messages. Pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ALERTS_MAX = 1000
 SHOWN = 60
 EPOCH = datetime.fromtimestamp(0, tz=UTC)
 LATEST_S = 253_402_214_400.0
-"""The end of the year 9999, less a day, in unix seconds."""
+"""Latest valid time: a day before the end of the year 9999, in Unix seconds."""
 
 
 class PayloadError(KneewatchError):
-    """A payload is not one of Alertmanager's; the message names the key."""
+    """The payload does not come from Alertmanager. The message names the wrong key."""
 
 
 class Alert(Struct, frozen=True):
-    """One alert. `ends_s` is None while it fires."""
+    """One alert. `ends_s` is None while the alert fires."""
 
     fingerprint: str
     status: str
@@ -38,12 +38,12 @@ class Alert(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name of its alerting rule."""
+        """The name of the alerting rule."""
         return self.labels.get("alertname") or "alert"
 
 
 class Payload(Struct, frozen=True):
-    """One post. `left_out` is how many alerts Alertmanager truncated."""
+    """One webhook request. `left_out` is the number of alerts that Alertmanager truncated."""
 
     status: str
     alerts: tuple[Alert, ...]
@@ -51,7 +51,7 @@ class Payload(Struct, frozen=True):
 
 
 def payload_of(document: Mapping[str, Any]) -> Payload:
-    """The alerts of a posted document. Unknown keys are ignored.
+    """The alerts of a webhook request. Unknown keys are ignored.
 
     Raises:
         PayloadError: it is not a version 4 payload, or has too many alerts.
@@ -118,7 +118,7 @@ def _texts(value: object, where: str) -> Mapping[str, str]:
 
 
 def _unix_s(value: object, where: str) -> float:
-    """Unix seconds of an RFC 3339 time."""
+    """Parse an RFC 3339 time. Returns Unix seconds."""
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:
@@ -146,10 +146,10 @@ EVENTS_MAX = 20
 
 
 class DiagnosedAlert(Struct, frozen=True):
-    """An alert with its diagnosis: `lines` for a person, `document` as in the answer to the
-    webhook.
+    """An alert with its diagnosis: `lines` for people, `document` as in the answer to the webhook.
 
-    `targets` are the matched targets with their labels, `cause_id` is their first cause or empty.
+    `targets` are the matched targets with their labels. `cause_id` is the first cause of these
+    targets, or empty.
     """
 
     alert: Alert
@@ -167,10 +167,10 @@ class DiagnosedAlert(Struct, frozen=True):
 def forwarded(
     alerts: Sequence[DiagnosedAlert], *, receiver: str, base: str, now_s: float, docs_url: str = ""
 ) -> Message:
-    """The message for alerts of one post, firing alerts first.
+    """The message for the alerts of one webhook request, firing alerts first.
 
-    `base` is the daemon's address for links to its triage page, `docs_url` that of the pages about
-    causes; both may be empty.
+    `base` is the daemon's address for links to its triage page, `docs_url` the address of the pages
+    about causes. Either may be empty: then there are no links to these pages.
     """
     ordered = sorted(alerts, key=lambda alert: alert.alert.status)
     firing = [alert for alert in ordered if alert.alert.status == FIRING]

@@ -1,6 +1,8 @@
-"""Notifications: a headline and one part per engine or alert, and their formats. Pure.
+"""The content of notifications (a headline, and one part per engine or alert), and its formats.
+Pure.
 
-All text of a `Message` is raw: names and summaries come from other machines. The formats escape it.
+All text of a `Message` is raw, because names and summaries come from other machines. Each format
+escapes the text.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ FIRING, RESOLVED, UNWATCHED = "firing", "resolved", "unwatched"
 
 
 class Line(Struct, frozen=True):
-    """A line of a part. `label` needs no escape; `code` is a flag or command, shown first."""
+    """A line of a part. `label` needs no escaping. `code` is a flag or command; it is shown before
+    `text`."""
 
     label: str
     text: str
@@ -37,8 +40,8 @@ class Line(Struct, frozen=True):
 
 
 class Part(Struct, frozen=True):
-    """A section of a message: a title, lines, and links to the triage page and to the cause's page;
-    "" for a page that has no known address."""
+    """A section of a message: a title, lines, and links to the triage page and to the cause's page.
+    A link is "" if its address is unknown."""
 
     title: str
     lines: tuple[Line, ...] = ()
@@ -53,7 +56,8 @@ class Part(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True, kw_only=True):
-    """A notification. `id` is stable over retries; `events` are JSON documents."""
+    """A notification. `id` stays the same when the message is sent again. `events` are JSON
+    documents."""
 
     id: str
     status: str
@@ -67,12 +71,12 @@ class Message(Struct, frozen=True, kw_only=True):
 
 
 FLEET = "fleet"
-"""The first part of the target names of a fleet (agent/fleet/watch.py)."""
+"""The first part of the names of a fleet's targets (agent/fleet/watch.py)."""
 
 
 def link(base: str, target: str, at_s: float | None = None) -> str:
-    """The URL of a target's triage page, now or at `at_s`, or of a fleet's verdict, which has no
-    history; "" without a base URL."""
+    """The URL of a target's triage page, now or at `at_s`. For a fleet: the URL of its diagnosis,
+    which exists only for now. "" without a base URL."""
     if not base:
         return ""
     if target.split("/")[0] == FLEET:
@@ -82,7 +86,7 @@ def link(base: str, target: str, at_s: float | None = None) -> str:
 
 
 def identity(*parts: object) -> str:
-    """A short hash of the parts, as hexadecimal text."""
+    """A short hash of the parts, in hexadecimal."""
     return sha256("\0".join(map(str, parts)).encode("utf-8", "replace")).hexdigest()[:20]
 
 
@@ -99,32 +103,36 @@ MENTIONS = re.compile("@")
 SLACK_MARKUP = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "*": "\u2217", "~": "\u223c", "`": "'"}
 )
-"""Slack requires escaping of &, < and >. Its own markup has no escape, so look-alike characters
-replace it (asterisk operator, tilde operator)."""
+"""Characters that are replaced for Slack. &, < and > are escaped, as Slack requires. Slack's markup
+characters cannot be escaped, so similar characters replace them (asterisk operator, tilde
+operator)."""
 
 
 def escape_mail(text: str, most: int) -> str:
-    """The text on one line, cut to `most` characters, with links broken."""
+    """The text on one line, cut to `most` characters. Links are broken, so that mail programs do
+    not make them clickable."""
     return LINKS.sub(_broken, cut(text, most))
 
 
 def escape_plain(text: str, most: int) -> str:
-    """The text on one line, cut to `most` characters, with links and mentions broken."""
+    """The text on one line, cut to `most` characters. Links and mentions are broken, so that
+    programs do not activate them."""
     return MENTIONS.sub(_broken, escape_mail(text, most))
 
 
 def escape_slack(text: str, most: int) -> str:
-    """Like `escape_plain`, for Slack's mrkdwn and for Slack-compatible programs with Markdown."""
+    """The same as `escape_plain`, for Slack's mrkdwn and for compatible programs that use
+    Markdown."""
     return escape_plain(text, most).translate(SLACK_MARKUP)
 
 
 def escape_markdown(text: str, most: int) -> str:
-    """Like `escape_plain`, for Markdown."""
+    """The same as `escape_plain`, for Markdown."""
     return MENTIONS.sub(_broken, LINKS.sub(_broken, escaped(cut(text, most))))
 
 
 def escape_html(text: str, most: int) -> str:
-    """Like `escape_mail`, for HTML text and attributes."""
+    """The same as `escape_mail`, for HTML text and attributes."""
     return html.escape(escape_mail(text, most), quote=True)
 
 
@@ -138,7 +146,7 @@ def _broken(match: re.Match[str]) -> str:
 
 HEADLINE_MAX, LINE_MAX, SUBJECT_MAX = 240, 400, 160
 SECTION_MAX = 2900
-"""Slack's limit is 3,000 characters per section."""
+"""Maximum number of characters in a section. Slack's limit is 3,000."""
 
 Escape = Callable[[str, int], str]
 
@@ -146,7 +154,8 @@ Escape = Callable[[str, int], str]
 def slack(message: Message) -> dict[str, Any]:
     """The body for an incoming webhook of Slack or a compatible program.
 
-    Slack shows the blocks; `verbatim` stops it from linking URLs and names. Others show the text.
+    Slack shows the blocks; `verbatim` stops Slack from linking URLs and names. Compatible programs
+    show the text.
     """
     sections = [f"*{escape_slack(message.headline, HEADLINE_MAX)}*"]
     sections += [_slack_part(part) for part in message.parts]
@@ -164,7 +173,7 @@ def slack(message: Message) -> dict[str, Any]:
 
 
 def webhook(message: Message) -> dict[str, Any]:
-    """The body for a program: the events as data, and text for people."""
+    """The body for a webhook: the events as data for programs, and text for people."""
     return {
         "schema": SCHEMA,
         "id": message.id,
@@ -201,7 +210,7 @@ def markdown(message: Message) -> str:
 
 
 def email(message: Message, *, sender: str, recipients: tuple[str, ...]) -> EmailMessage:
-    """A message as e-mail: plain text, and the same in HTML."""
+    """A message as an e-mail, in plain text and in HTML."""
     mail = EmailMessage()
     mail["Subject"] = cut(f"[kneewatch] {message.headline}", SUBJECT_MAX)
     mail["From"], mail["To"] = sender, ", ".join(recipients)

@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 
 REPEAT_S = 60.0
-"""How often active alerts are sent again. Alertmanager resolves an alert that is not sent for its
-`resolve_timeout`, 5 minutes by default."""
+"""Seconds after which active alerts are sent again. Alertmanager resolves an alert that it does not
+receive for its `resolve_timeout` (default: 5 minutes)."""
 
 BATCH_MAX = 200
-"""Alerts in one request."""
+"""Maximum number of alerts in one request."""
 
 LABEL_CHARACTERS = re.compile(r"[^a-zA-Z0-9_]")
 
@@ -41,10 +41,11 @@ Labels = Mapping[str, str]
 
 
 def alert(event: Event, labels: Labels, *, severity: Severity, base: str) -> dict[str, Any]:
-    """An alert as Alertmanager's /api/v2/alerts takes it. It fires unless the event has an end.
+    """An alert in the format of Alertmanager's /api/v2/alerts. It fires, unless the event ended the
+    problem.
 
-    `labels` are those of the target; `severity` is part of what identifies the alert; `base` is the
-    receiver's triage_url.
+    `labels` are those of the target. `severity` becomes a label, which is part of the alert's
+    identity. `base` is the receiver's triage_url.
     """
     message = events.message([event], receiver="", base=base)
     own = {
@@ -72,8 +73,8 @@ def alert(event: Event, labels: Labels, *, severity: Severity, base: str) -> dic
 
 
 def alert_name(cause: str) -> str:
-    """An alert's name, such as KneewatchCauseKvPressure; the exported Prometheus rules use the
-    same."""
+    """The name of an alert, such as KneewatchCauseKvPressure. The exported Prometheus rules use the
+    same names."""
     return "KneewatchCause" + "".join(part.capitalize() for part in cause.split("_"))
 
 
@@ -87,9 +88,9 @@ def _rfc3339(t_s: float) -> str:
 
 
 class AlertmanagerChannel(ReceiverThread):
-    """One Alertmanager and the thread that sends to it; used like a `Channel`.
+    """One Alertmanager, and the thread that sends to it. Has the same methods as a `Channel`.
 
-    New and resolved alerts are sent at once, active ones again every `repeat_s`.
+    New and resolved alerts are sent at once. Active alerts are sent again every `repeat_s` seconds.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class AlertmanagerChannel(ReceiverThread):
         self._thread.start()
 
     def offer(self, state: TargetState) -> None:
-        """Queue what a target's newest state changes."""
+        """Queue the changes that follow from a target's newest state."""
         with self._changed:
             changes = self._state.update(state)
             active = self._state.active(state.name)
@@ -125,18 +126,18 @@ class AlertmanagerChannel(ReceiverThread):
                 self._labels.pop(state.name, None)
 
     def set_watched(self, targets: Iterable[str], t_s: float) -> None:
-        """Resolve the alerts of targets that are not among `targets`, the watched ones."""
+        """Set the watched targets: the alerts of all others are resolved."""
         with self._changed:
             for target in sorted(set(self._state.targets()).difference(targets)):
                 self._queue(self._state.drop(target, t_s))
                 self._labels.pop(target, None)
 
     def forward(self, alerts: Sequence[DiagnosedAlert], now_s: float) -> int:
-        """Forwards nothing and returns 0: the alerts come from an Alertmanager."""
+        """Does nothing and returns 0: the alerts come from an Alertmanager."""
         return 0
 
     def stats(self) -> NotifierStats:
-        """The counts so far: requests sent and failed, alerts queued and given up."""
+        """The counts since the start: requests sent and failed, alerts queued and given up."""
         with self._changed:
             queued = len(self._unsent) + len(self._resolved)
             return NotifierStats(self._sent, self._failed, queued, self._dropped)
@@ -198,7 +199,7 @@ class AlertmanagerChannel(ReceiverThread):
                     self._resolved.clear()
 
     def _wait_s(self) -> float | None:
-        """Seconds until something is to be sent; None while nothing is."""
+        """Seconds until the next request must be sent; None if nothing has to be sent."""
         if self._unsent or self._resolved:
             due_s = self._retry_at_s
         elif self._newest:
@@ -255,7 +256,7 @@ class AlertmanagerChannel(ReceiverThread):
         return error is None
 
     def _firing(self, key: Key) -> dict[str, Any] | None:
-        """The alert of an active problem; None if it was resolved in the meantime."""
+        """The alert of an active problem. None if the problem was resolved in the meantime."""
         active = self._state.active().get(key)
         problem, labels = self._newest.get(key), self._labels.get(key.target)
         if active is None or problem is None or labels is None:
@@ -274,14 +275,14 @@ __all__ = ["Notifier", "NotifierStats"]
 
 RETRY = RetryPolicy()
 CHANGE_S = 1.0
-"""How long a receiver that was changed or removed may still send its queue."""
+"""Seconds that a changed or removed receiver gets to send its queue."""
 
 
 class Notifier:
-    """All receivers, each with its own thread, so that a receiver that hangs delays nothing else.
+    """All receivers. Each has its own thread, so a receiver that hangs delays nothing else.
 
-    False in a boolean context without receivers. The alert state is kept in `state_file`; None
-    keeps it in memory only.
+    The notifier is false in a boolean context if there are no receivers. The alert state is saved
+    in `state_file`; with None it is kept only in memory.
 
     Raises:
         SettingsError: a secret of a receiver cannot be read.
@@ -304,7 +305,7 @@ class Notifier:
 
     @classmethod
     def of(cls, settings: Settings, *, store: Path | None) -> Notifier:
-        """The notifier of these settings, with its state file beside the store.
+        """The notifier for these settings. Its state file is in the folder of the store.
 
         Raises:
             SettingsError: a receiver's settings are wrong.
@@ -317,8 +318,8 @@ class Notifier:
         return bool(self._channels)
 
     def adopt(self, configured: Sequence[Receiver]) -> None:
-        """Replace the receivers. Unchanged ones go on; a changed one keeps the alert state of its
-        name, after the old one had `CHANGE_S` to send its queue.
+        """Replace the receivers. Unchanged receivers continue. A changed receiver gets `CHANGE_S`
+        seconds to send its queue; its alert state, identified by its name, is kept.
 
         Raises:
             SettingsError: a secret of a receiver cannot be read; then nothing changes.
@@ -337,7 +338,8 @@ class Notifier:
             self.set_watched(self._watched)
 
     def offer(self, state: TargetState) -> None:
-        """Queue the events of a target's newest state. Never blocks and never raises."""
+        """Queue the events that follow from a target's newest state. Never blocks and never
+        raises."""
         try:
             for channel in self._channels:
                 if channel.receiver.own:
@@ -349,18 +351,19 @@ class Notifier:
             self._is_failing = True
 
     def set_watched(self, targets: Collection[str]) -> None:
-        """Set the names of all watched targets, at the start and after each change. Problems of
-        other targets are closed as "no longer watched"."""
+        """Set the names of all watched targets. Call this at the start and after each change.
+        Problems of other targets are closed as "no longer watched"."""
         self._watched = tuple(targets)
         for channel in self._channels:
             channel.set_watched(targets, self._clock())
 
     def active_targets(self) -> set[str]:
-        """The names of targets that have active problems for any receiver."""
+        """The names of targets that have an active problem for at least one receiver."""
         return {name for channel in self._channels for name in channel.active_targets()}
 
     def forward(self, alerts: Sequence[DiagnosedAlert], now_s: float) -> dict[str, int]:
-        """Forward alerts to the receivers that match them. Returns how many, by receiver."""
+        """Forward alerts to the receivers that match them. Returns the number of alerts by
+        receiver."""
         sent: dict[str, int] = {}
         for channel in self._channels:
             receiver = channel.receiver
@@ -374,12 +377,12 @@ class Notifier:
         return sent
 
     def stats_by_receiver(self) -> dict[str, NotifierStats]:
-        """The counts so far, by receiver name."""
+        """The counts since the start, by receiver name."""
         return {channel.receiver.name: channel.stats() for channel in self._channels}
 
     def close(self, timeout_s: float) -> None:
-        """Send what is queued, within `timeout_s`. The rest is sent after the next start if the
-        problem is still active."""
+        """Send queued messages for at most `timeout_s` seconds. The rest is sent after the next
+        start if the problem is still active."""
         self._close(self._channels, timeout_s)
 
     def _channel(self, receiver: Receiver) -> Channel | AlertmanagerChannel:

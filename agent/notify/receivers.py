@@ -1,4 +1,5 @@
-"""Receivers: the keys of a `[[notify]]` table, their validation, and secrets. I/O edge."""
+"""Receivers: the keys of a `[[notify]]` table, their validation, and reading of secrets. I/O
+edge."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from kneewatch.rules.rule import WINDOW_S, Severity
 SLACK, WEBHOOK, EMAIL, ALERTMANAGER = "slack", "webhook", "email", "alertmanager"
 KINDS = (SLACK, WEBHOOK, EMAIL, ALERTMANAGER)
 MESSAGES = (SLACK, WEBHOOK, EMAIL)
-"""The kinds that get messages; Alertmanager gets alerts, and groups and repeats them itself."""
+"""Kinds of receivers that get messages. Alertmanager gets alerts instead, which it groups and
+repeats itself."""
 
 WEB = (SLACK, WEBHOOK, ALERTMANAGER)
 ALERTS_PATH = "/api/v2/alerts"
@@ -79,7 +81,7 @@ KEYS_BY_KINDS: Mapping[tuple[str, ...], Sequence[Setting]] = {
         texts("to", "recipients' addresses"),
     ),
 }
-"""The keys of a `[[notify]]` table by the kinds of receiver that have them."""
+"""The keys of a `[[notify]]` table, by the kinds of receivers that can have them."""
 
 KEYS = {key.key: (key, kinds) for kinds, keys in KEYS_BY_KINDS.items() for key in keys}
 
@@ -91,7 +93,8 @@ KEYS = {key.key: (key, kinds) for kinds, keys in KEYS_BY_KINDS.items() for key i
 
 
 class Secret(Struct, frozen=True):
-    """A secret, or the file or environment variable that holds it. Its repr hides the text."""
+    """A secret, or the name of the file or environment variable that contains it. Its repr does not
+    show the text."""
 
     text: str | None = None
     file: str | None = None
@@ -101,10 +104,10 @@ class Secret(Struct, frozen=True):
         return f"Secret(file={self.file!r}, env={self.env!r})"
 
     def read(self) -> str:
-        """The secret's current value.
+        """Read the current value of the secret.
 
         Raises:
-            SettingsError: it is unreadable or empty; the message names the place.
+            SettingsError: it is unreadable or empty; the message names its file or variable.
         """
         if self.text is not None:
             place, value = "the setting", self.text
@@ -119,18 +122,18 @@ class Secret(Struct, frozen=True):
 
 
 class Web(Struct, frozen=True):
-    """A webhook. `access` holds headers, tokens, client certificate and trusted authorities; `path`
-    is appended to the URL's path."""
+    """A webhook. `access` holds headers, tokens, client certificate and trusted authorities. `path`
+    is appended to the path of the URL."""
 
     url: Secret
     access: FetchSettings
     path: str = ""
 
     def address(self) -> Address:
-        """The current address; its path may be a secret.
+        """The current address. Its path may be a secret.
 
         Raises:
-            SettingsError: it is unreadable or no HTTP(S) URL; the message does not show the URL.
+            SettingsError: the URL is unreadable or no HTTP(S) URL; the message does not show it.
         """
         url = self.url.read()
         if "://" not in url:
@@ -165,10 +168,11 @@ class Mail(Struct, frozen=True, kw_only=True):
 
 
 class Receiver(Struct, frozen=True, kw_only=True):
-    """A receiver of notifications. `origin` is where it was configured.
+    """A receiver of notifications. `origin` is the place of its configuration.
 
-    `own`: send kneewatch's own findings; `alerts`: forward Alertmanager's. `hold_s` is how long a
-    problem must stay absent to be resolved; `repeat_s` None: never repeat.
+    `own`: it gets kneewatch's own findings. `alerts`: it gets forwarded alerts of Alertmanager.
+    `hold_s` is how many seconds a problem must stay absent to be resolved. `repeat_s` is the repeat
+    interval in seconds; None means never.
     """
 
     name: str
@@ -189,14 +193,14 @@ class Receiver(Struct, frozen=True, kw_only=True):
     origin: str
 
     def matches(self, target: str, labels: Mapping[str, str]) -> bool:
-        """Whether this receiver gets notifications about a target."""
+        """Whether the receiver gets notifications about a target."""
         named = not self.targets or any(_fits(target, pattern) for pattern in self.targets)
         return named and all(
             _fits(labels.get(name, ""), pattern) for name, pattern in self.labels.items()
         )
 
     def check(self) -> None:
-        """Read the secrets once, so that a wrong setting fails at the start.
+        """Read all secrets once, so that a wrong setting fails at the start.
 
         Raises:
             SettingsError: a secret cannot be used.
@@ -229,7 +233,8 @@ def _fits(text: str, pattern: str) -> bool:
 
 
 HOLD_S = 120.0
-"""How long a problem must stay absent at the default window; scales with the window."""
+"""Seconds that a problem must stay absent to be resolved, at the default window. It scales with the
+window."""
 
 SEVERITIES = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
 PORTS = {"starttls": 587, "tls": 465, "none": 25}
@@ -251,7 +256,7 @@ ACCESS = (
 
 
 def receivers(settings: Settings) -> tuple[Receiver, ...]:
-    """The receivers of the settings' `[[notify]]` tables. No secret is read.
+    """The receivers in the settings' `[[notify]]` tables. No secret is read.
 
     Raises:
         SettingsError: keys are unknown or missing, values are invalid, or two receivers have the
@@ -280,7 +285,7 @@ def receivers(settings: Settings) -> tuple[Receiver, ...]:
 
 
 def as_toml(settings: Settings) -> list[str]:
-    """The `[[notify]]` tables as lines of TOML, with secrets hidden."""
+    """The `[[notify]]` tables as lines of TOML. Secrets are hidden."""
     lines: list[str] = []
     for given in settings.tables.get("notify", ()):
         lines += ["", "[[notify]]"]
@@ -303,8 +308,8 @@ def _toml(name: str, value: object) -> str:
 class _Table:
     """One `[[notify]]` table, validated key by key.
 
-    `mistakes` are messages about what is wrong with it; reading goes on with a default in its
-    place.
+    `mistakes` are messages about wrong values. A wrong value is replaced by a default, so that all
+    mistakes are found.
     """
 
     def __init__(self, given: Mapping[str, Any], origin: str) -> None:
@@ -354,7 +359,8 @@ class _Table:
         return value
 
     def secret(self, name: str, *, needed: bool) -> Secret | None:
-        """The secret `name`: in the table itself, in a file, or in the environment."""
+        """The secret `name`. It is in the table itself, in a file, or in an environment
+        variable."""
         names = [other for other in (name, f"{name}_file", f"{name}_env") if other in KEYS]
         stated = [other for other in names if other in self._given]
         if len(stated) > 1:

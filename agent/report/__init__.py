@@ -1,1 +1,1 @@
-"""The report command and job: from the store to a file. I/O edge."""
+"""The report command and the scheduled report job: from the store to a file. I/O edge."""

@@ -1,4 +1,5 @@
-"""`kneewatch report`: a report from the store or Prometheus, to a file. I/O edge."""
+"""`kneewatch report`: builds a report from the store or Prometheus and writes it to a file. I/O
+edge."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from kneewatch.reports.weekly.verdict import SEVERITY
 from kneewatch.rules.rule import Severity
 
 LONGEST_S = 366 * DAY_S
-"""Longest period in seconds: every hour of every engine is held in memory and drawn."""
+"""Maximum length of a period in seconds. Every hour of every engine is held in memory and drawn."""
 
 
 def periods(
@@ -41,8 +42,8 @@ def periods(
     compare_s: float | None,
     unit_s: float = 0.0,
 ) -> tuple[Grid, Grid | None]:
-    """The report's period and the compared period. With `unit_s` both begin and end on
-    multiples of it.
+    """The report's period, and the period that it is compared with. With `unit_s`, both begin and
+    end on multiples of `unit_s` seconds.
 
     Raises:
         SettingsError: the time zone or a time does not exist, or the period exceeds LONGEST_S.
@@ -76,7 +77,8 @@ STDOUT, NOTHING = "-", "none"
 BAR = 24
 
 MetricsQuery = tuple[str, str]
-"""A metrics system's URL, and matchers of the series to read (empty: all)."""
+"""The URL of a metrics system, and matchers of the series to read. Empty matchers mean all
+series."""
 
 
 def run(
@@ -94,7 +96,7 @@ def run(
 ) -> int:
     """Build the report and write it. Returns the exit status.
 
-    `compare_s`: how many seconds earlier the compared period is; None for no comparison.
+    `compare_s` is by how many seconds the compared period is earlier; None for no comparison.
 
     Raises:
         KneewatchError: there is no history, or a setting is not valid.
@@ -123,7 +125,8 @@ def run(
 
 
 def compared_s(value: str | None, since_s: float) -> float | None:
-    """How many seconds earlier the compared period is; None for no comparison.
+    """Parse `--compare`: by how many seconds the compared period is earlier. None for no
+    comparison.
 
     Raises:
         click.ClickException: it is neither a duration nor `none`.
@@ -134,7 +137,8 @@ def compared_s(value: str | None, since_s: float) -> float | None:
 
 
 def end_s(value: str | None, settings: Settings) -> float | None:
-    """The end of the period as unix seconds; without a zone in the report's time zone.
+    """Parse `--to`: the end of the period in Unix seconds. A time without a zone is in the report's
+    time zone.
 
     Raises:
         SettingsError: `value` is not a time, or the time zone does not exist.
@@ -157,9 +161,10 @@ def report_of(
     targets: Sequence[str] = (),
     tiers: Sequence[str] = (),
 ) -> tuple[WeeklyReport, bool]:
-    """The report of a metrics system, or else of the store, and whether its data is partial.
+    """Build a report. Returns it, and whether its data is partial.
 
-    `store` is that of the settings by default.
+    The data comes from the metrics system `metrics`; if that is None, from `store`, by default the
+    store in the settings.
 
     Raises:
         KneewatchError: the source cannot be read, or a setting, target or tier is not valid.
@@ -201,7 +206,8 @@ def _source(
 
 
 def renderer(form: str, docs_url: str = "") -> Callable[[WeeklyReport], str]:
-    """The function that renders a report, with links to cause pages below `docs_url`."""
+    """The function that renders a report in the format `form`. Its links to cause pages start with
+    `docs_url`."""
     if form == "json":
         return render_json
     from kneewatch.reports.weekly import page  # here: JSON needs no charts
@@ -238,7 +244,7 @@ def write(text: str, out: str) -> None:
 
 
 def progress(done: int, steps: int) -> None:
-    """One line on stderr that overwrites itself, on a terminal only."""
+    """Overwrite the progress line on stderr, if stderr is a terminal."""
     if not sys.stderr.isatty():
         return
     if done >= steps:
@@ -250,7 +256,7 @@ def progress(done: int, steps: int) -> None:
 
 
 def _check_writable(out: str) -> None:
-    """Check that the file can be written, before minutes are spent on the report."""
+    """Check that the file can be written: reading the data may take minutes."""
     if out == STDOUT:
         return
     path = Path(out)

@@ -1,9 +1,9 @@
-"""Makes, stores and sends one scheduled report, in a process of its own. I/O edge.
+"""Makes, stores and sends one scheduled report. Runs as a process. I/O edge.
 
     python -m kneewatch.agent.report.job < order.json
 
-The daemon stays small: the report's memory is freed when this process ends. The order comes on
-stdin because it may contain secrets. The result is a line of JSON on stdout.
+A process of its own keeps the daemon small: the report's memory is freed when the process ends. The
+order comes on stdin because it may contain secrets. The result is one line of JSON on stdout.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ PREFIX = "report-"
 
 
 def run(given: dict[str, Any]) -> dict[str, Any]:
-    """Make, store and send the report. Returns its file, severity, number of incidents, and the
-    receivers that got it or failed.
+    """Make, store and send the report that an order describes. Returns the report's file and
+    severity, its number of incidents, and the receivers that got it or failed.
 
     Raises:
         KneewatchError: the report cannot be made or stored.
@@ -63,8 +63,8 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _report(given: dict[str, Any], settings: Settings, due_s: float) -> WeeklyReport:
-    """The report of the daemon's history; if the history has no engine in this period, of the fleet
-    that the daemon watches through a metrics system."""
+    """A report from the daemon's history. If the history has no engine in the period: a report
+    about the fleet that the daemon watches through a metrics system."""
     since_s: float = settings["report.since_s"]
     store = Path(given["store"])
     metrics = given["fleet"]
@@ -88,7 +88,8 @@ def _has_engines(store: Path, from_s: float, to_s: float) -> bool:
 
 
 def prune(folder: Path, *, keep: int) -> None:
-    """Delete the oldest reports of a folder; `keep` reports stay, and all other files."""
+    """Delete the oldest reports of a folder, so that `keep` reports remain. Other files are not
+    touched."""
     names = sorted({path.stem for path in folder.glob(f"{PREFIX}*.html")}, reverse=True)
     for name in names[keep:]:
         for ending in (".html", ".json"):
@@ -97,7 +98,7 @@ def prune(folder: Path, *, keep: int) -> None:
 
 
 def main() -> None:
-    """Read the order from stdin, print the result."""
+    """Read the order from stdin, make the report, and print the result."""
     try:
         result = run(orjson.loads(sys.stdin.buffer.read()))
     except KneewatchError as exc:

@@ -1,7 +1,9 @@
-"""Gathers a report's period: two sources, the history store and Prometheus, fill one model. Pure.
+"""Collects the data of a report's period. The history store and Prometheus are two sources for the
+same model. Pure.
 
-A source returns what each engine showed. What the report judges from it (which intervals form one
-incident, which of them get evidence, which engines form a tier) is decided here, once.
+A source returns the observations of each engine. This module draws the conclusions for both
+sources: which intervals form one incident, which incidents get evidence, and which engines form a
+tier.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class ReportRequest(Struct, frozen=True):
 
 
 def tier_name(model: str, tier: str, gpu: str) -> str:
-    """The report's name of a tier: its `tier` label with the model, else model and GPU."""
+    """The name of a tier in the report: its `tier` label with the model; without the label, the
+    model and GPU."""
     model = model or UNNAMED
     if tier:
         return tier if model in tier else f"{model} on {tier}"
@@ -70,10 +73,10 @@ def tier_name(model: str, tier: str, gpu: str) -> str:
 def check_names(
     kind: str, requested: Sequence[str], existing: Iterable[str], place: str, listed: Iterable[str]
 ) -> None:
-    """Check that all names requested with `--target` or `--tier` exist.
+    """Check that all names given by `--target` or `--tier` exist.
 
     Raises:
-        SettingsError: one does not; the message lists the first names of `listed`.
+        SettingsError: a name does not exist; the message lists the first names of `listed`.
     """
     names = set(existing)
     for name in requested:
@@ -86,8 +89,8 @@ def check_names(
 
 
 def stated_of(settings: Settings) -> Callable[[str], TierStated]:
-    """A function that maps a target's name to the settings for its tier: those of the target's own
-    table, else the general ones.
+    """A function from a target's name to the settings of its tier. They come from the target's own
+    table if it has one, else from the general settings.
 
     Raises:
         SettingsError: a model, GPU, file or table is not valid.
@@ -121,7 +124,8 @@ def _stated(settings: Settings) -> TierStated:
 
 
 def _workload(settings: Settings) -> WorkloadStated | None:
-    """The workload of `report.profile`, else of the general profile; None without a profile."""
+    """The workload of the setting `report.profile`, else that of `profile`. None if neither
+    is set."""
     key = PROFILE_SETTING if settings["report.profile"] is None else "report.profile"
     profile = named_profile(settings, key)
     if profile is None:
@@ -142,18 +146,20 @@ def _workload(settings: Settings) -> WorkloadStated | None:
 
 
 DETAILED_MOST = 200
-"""At most this many incidents per engine, the worst, get the diagnosis that explains them."""
+"""Maximum number of incidents per engine for which the diagnosis is read; the worst ones are
+chosen."""
 
 ReportProgress = Callable[[int, int], None]
-"""Called with the steps done and the total number of steps."""
+"""Called with the number of steps done and the total number of steps."""
 
 
 class EnginePeriod(Struct, frozen=True):
-    """One engine of the report, as its source observed it.
+    """One engine of the report, with the observations of its source.
 
-    `now` and `before` are the engine in the period and in the one before; None if it was absent
-    or does not count as an engine. `held` are the intervals of its stages and causes. `evidence`
-    returns an incident with what was observed around it; its flag asks for the diagnosis too.
+    `now` is the engine in the period, `before` the engine in the previous period; None if it was
+    absent or does not count as an engine. `held` are the intervals of its stages and causes.
+    `evidence` returns an incident with the observations around it; its second argument asks for the
+    diagnosis too.
     """
 
     target: str
@@ -169,8 +175,8 @@ class EnginePeriod(Struct, frozen=True):
 
 
 class Remarks(Struct, frozen=True):
-    """A source's remarks on its data: fields as in `Observed`; `filters` are added to those of the
-    request."""
+    """A source's remarks on its data. The fields are those of `Observed`; `filters` are added to
+    the filters of the request."""
 
     filters: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
@@ -180,11 +186,12 @@ class Remarks(Struct, frozen=True):
 
 
 class PeriodSource(Protocol):
-    """Reads the periods of one report. `engines` is read to its end first."""
+    """A source of the periods of one report. `engines` must be read to its end before the other
+    methods are called."""
 
     @property
     def name(self) -> str:
-        """Where the figures come from, as the report states it."""
+        """The source of the data, as the report names it."""
         ...
 
     def engines(self) -> Iterable[EnginePeriod]:
@@ -192,20 +199,21 @@ class PeriodSource(Protocol):
         ...
 
     def totals(self, tier: str) -> tuple[TierTotals, TierTotals]:
-        """For both periods, the sums over a tier's engines that only the source can compute."""
+        """Sums over the engines of a tier, for both periods: only values that the source computes
+        itself."""
         ...
 
     def targets(self) -> Iterable[TargetObserved]:
-        """How each target was scraped in the period."""
+        """Scrapes, failures and gaps of each target in the period."""
         ...
 
     def remarks(self) -> Remarks:
-        """What the reader must know about the data."""
+        """What a reader of the report must know about the data."""
         ...
 
 
 class _TierEngines(Struct):
-    """The engines of one tier; `first` names its model and GPU."""
+    """The engines of one tier. The tier's model and GPU are those of `first`."""
 
     first: EnginePeriod
     now: list[EngineObserved] = field(default_factory=list[EngineObserved])
@@ -213,7 +221,7 @@ class _TierEngines(Struct):
 
 
 def gather(source: PeriodSource, request: ReportRequest) -> Observed:
-    """The data of the period and of the period before, from one source.
+    """The data of both periods, from one source.
 
     Raises:
         KneewatchError: the source cannot be read.
@@ -256,7 +264,7 @@ def gather(source: PeriodSource, request: ReportRequest) -> Observed:
 
 
 def _incidents(engine: EnginePeriod, request: ReportRequest) -> list[EpisodeObserved]:
-    """An engine's incidents, the worst DETAILED_MOST with their diagnosis."""
+    """The incidents of an engine. The worst DETAILED_MOST of them include their diagnosis."""
     grid = request.grid
     incidents = episodes(engine.held, from_s=grid.from_s, to_s=grid.to_s)
     worst = sorted(

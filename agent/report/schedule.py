@@ -1,4 +1,5 @@
-"""Scheduled reports: cron, the process that makes each report, and its delivery. I/O edge."""
+"""Scheduled reports: the cron expression, the process that makes each report, and the message about
+it. I/O edge."""
 
 from __future__ import annotations
 
@@ -31,20 +32,20 @@ if TYPE_CHECKING:
 
 STATUS = "report"
 TIERS_MOST = 12
-"""A message has at most this many verdicts, the worst ones; the report has all."""
+"""Maximum number of tiers in a message, the worst ones; the report contains all."""
 
 UNKNOWN = 1.5
-"""The rank of unknown health: above info, because somebody must look, and below warning."""
+"""Rank of unknown health: above info, because somebody must look, and below warning."""
 
 WAITS_S = (5.0, 60.0)
-"""Pauses before the second and the third attempt."""
+"""Seconds to wait before the second and the third attempt."""
 
 
 def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
-    """The receivers that report.send names.
+    """The receivers that the setting report.send names.
 
     Raises:
-        SettingsError: no receiver has that name, or it is an Alertmanager.
+        SettingsError: a name belongs to no receiver, or to an Alertmanager.
     """
     by_name = {receiver.name: receiver for receiver in receivers(settings)}
     names = list(dict.fromkeys(settings["report.send"] or ()))
@@ -66,7 +67,7 @@ def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
 
 
 def message_of(report: WeeklyReport, file: str) -> Message:
-    """The message about a report: one part per tier, the worst first."""
+    """The message about a report. It has one part per tier, the worst tier first."""
     # Lazy: the daemon checks the receivers at start, but builds no reports itself.
     from kneewatch.reports.weekly.report import document
     from kneewatch.reports.weekly.verdict import SEVERITY
@@ -113,7 +114,7 @@ def _part(verdict: Verdict) -> Part:
 
 
 def send_report(to: Sequence[Receiver], report: WeeklyReport, file: Path) -> dict[str, str]:
-    """Send a report to each receiver, with up to three attempts. Returns the error of each receiver
+    """Send a report to each receiver, with up to three attempts. Returns the errors of receivers
     that did not get it."""
     message = message_of(report, file.name)
     failed: dict[str, str] = {}
@@ -141,19 +142,21 @@ def send_report(to: Sequence[Receiver], report: WeeklyReport, file: Path) -> dic
 
 
 NEVER_S = 32_503_680_000.0
-"""The year 3000, in unix seconds: for an expression that never fires, such as 0 0 31 2 *."""
+"""The year 3000 in Unix seconds: the next time of an expression that never fires, such as 0 0 31 2
+*."""
 
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-"""Cron's weekdays by number; 7 is Sunday as well."""
+"""Cron's names of weekdays; the index is the number of the day. 7 means Sunday too."""
 
 FIELDS = 5
 
 LIBRARIES = ("matplotlib", "numpy", "pandas")
-"""What only reports need, the extra `report`: images are built without it by default."""
+"""Libraries that only reports need (the extra `report`). Images are built without them by
+default."""
 
 
 def check_libraries() -> None:
-    """Check that this installation can make reports.
+    """Check that the libraries for reports are installed.
 
     Raises:
         SettingsError: the report's libraries are missing.
@@ -167,10 +170,10 @@ def check_libraries() -> None:
 
 
 def zone_of(timezone: str) -> ZoneInfo:
-    """The time zone of that name.
+    """Find a time zone by name.
 
     Raises:
-        SettingsError: there is no such time zone.
+        SettingsError: there is no time zone with this name.
     """
     try:
         return ZoneInfo(timezone)
@@ -182,15 +185,18 @@ def zone_of(timezone: str) -> ZoneInfo:
 
 
 class Cron(CronTrigger):  # type: ignore[misc]
-    """The times of a cron expression. When clocks change, a skipped time fires at the next existing
-    time, and a repeated time fires once, unless the expression fires every hour."""
+    """The times at which a cron expression fires.
+
+    When clocks are set forward, a skipped time fires at the next existing time. When clocks are set
+    back, a repeated time fires once, unless the expression fires every hour.
+    """
 
     every_hour = False
 
     def get_next_fire_time(
         self, previous_fire_time: datetime | None, now: datetime
     ) -> datetime | None:
-        """The next fire time, in APScheduler's interface."""
+        """The next time at which the expression fires. APScheduler calls this method."""
         follows = cast("Any", super()).get_next_fire_time
         fire_time: datetime | None = follows(previous_fire_time, now)
         while fire_time is not None and _is_second_occurrence(fire_time) and not self.every_hour:
@@ -198,14 +204,15 @@ class Cron(CronTrigger):  # type: ignore[misc]
         return fire_time
 
     def after_s(self, now_s: float) -> float:
-        """The first fire time after `now_s`, in unix seconds; NEVER_S if there is none."""
+        """The first time after `now_s` at which the expression fires, in Unix seconds. NEVER_S if
+        there is none."""
         after = datetime.fromtimestamp(now_s, UTC)
         fire_time = self.get_next_fire_time(None, after)
         return fire_time.timestamp() if fire_time is not None else NEVER_S
 
 
 def _is_second_occurrence(t: datetime) -> bool:
-    """Whether this local time occurs for the second time, because clocks were set back."""
+    """Whether this local time occurs for the second time because clocks were set back."""
     return t.utcoffset() != t.replace(fold=0).utcoffset()
 
 
@@ -249,7 +256,8 @@ def _cron(settings: Settings, zone: tzinfo) -> Cron:
 
 
 def with_names(expression: str) -> str:
-    """The expression with weekdays by name: APScheduler counts them from Monday, cron from Sunday.
+    """The expression with names instead of numbers for weekdays: APScheduler counts weekdays from
+    Monday, cron from Sunday.
 
     Raises:
         ValueError: it does not have five fields, or the last one is not a list of weekdays.
@@ -299,13 +307,13 @@ def _step(text: str) -> int:
 
 
 FleetAsked = tuple[str, str]
-"""A metrics system's URL, and matchers of the series to read."""
+"""The URL of a metrics system, and matchers of the series to read."""
 
 
 def order(
     settings: Settings, *, store: Path, folder: Path, due_s: float, fleet: FleetAsked | None = None
 ) -> bytes:
-    """The order for the report process, as JSON."""
+    """The order for the report process, encoded as JSON."""
     values = {
         setting.key: [effective.value, effective.origin] for setting, effective in settings.rows()
     }
@@ -324,7 +332,7 @@ def order(
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
-    """The settings in an order."""
+    """The settings that an order contains."""
     values = {key: Effective(value, origin) for key, (value, origin) in given["settings"].items()}
     return Settings(values, given["thresholds"], given["thresholds_origin"], given["tables"])
 
@@ -340,19 +348,20 @@ log = logging.getLogger(__name__)
 JOB_ID = "report"
 FOLDER = "reports"
 LIMIT_S = 1800.0
-"""A report process that takes longer is killed."""
+"""Seconds after which a report process is killed."""
 
 ERROR_CHARS_MAX = 2000
 
 
 def folder_of(settings: Settings, store: Path) -> Path:
-    """The folder of the reports: `report.folder`, else `reports` beside the history."""
+    """The folder of the reports: the setting `report.folder`; without it, `reports` in the store's
+    folder."""
     stated: str | None = settings["report.folder"]
     return Path(stated) if stated else store.parent / FOLDER
 
 
 class ReportJob:
-    """Makes a report when it is due, one at a time. Thread-safe."""
+    """Makes a report when it is due. Only one report is made at a time. Thread-safe."""
 
     def __init__(
         self,
@@ -370,7 +379,7 @@ class ReportJob:
         self._stopped = False
 
     def __call__(self) -> None:
-        """Make a report now, unless one is being made. Errors are logged."""
+        """Make a report now, unless one is already being made. Errors are logged."""
         if not self._turn.acquire(blocking=False):
             log.warning("report skipped: the previous one is not finished")
             return
@@ -454,9 +463,11 @@ def add_report_job(
     before: ReportJob | None = None,
     fleet: FleetAsked | None = None,
 ) -> ReportJob | None:
-    """Add the report job to an APScheduler scheduler. Returns the job, which the caller stops at
-    the end; None if `report.cron` is not set. `before`: a job with older settings, to be reused.
-    `fleet`: the metrics system to report on if the history has no engine.
+    """Add the report job to an APScheduler scheduler. Returns the job; None if `report.cron` is not
+    set. The caller must stop the job at the end.
+
+    `before` is a job with older settings, which is reused. `fleet` is the metrics system to report
+    on if the history has no engine.
 
     Raises:
         SettingsError: the schedule, the time zone or a receiver is invalid.

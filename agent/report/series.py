@@ -1,4 +1,5 @@
-"""An engine over time as numpy arrays: signals, gaps, load points, increases and spans. Pure."""
+"""The data of an engine over time as numpy arrays: signals, gaps, load points, counter increases
+and time spans. Pure."""
 
 from __future__ import annotations
 
@@ -40,19 +41,23 @@ NO_TIMES: Floats = np.empty(0)
 
 GAP_SCRAPES = 3.0
 GAP_LEAST_S = 30.0
-"""Scrapes further apart than max(GAP_SCRAPES intervals, GAP_LEAST_S) have a gap between them."""
+"""Minimum length of a gap in seconds. Two scrapes have a gap between them if they are further apart
+than max(GAP_SCRAPES intervals, GAP_LEAST_S)."""
 
 
 class Signals(Struct, frozen=True):
-    """Signals per scrape, oldest first. Shapes: `times` and each of `values` (scrapes,); NaN if
-    unknown."""
+    """Signals at each scrape, oldest first.
+
+    Shapes: `times` and each array of `values` (scrapes,). NaN if unknown.
+    """
 
     times: Floats
     values: dict[str, Floats]
 
 
 def in_order(times: Floats) -> Truths:
-    """Mask of scrapes newer than all before them: the clock may have been set back."""
+    """Mask of the scrapes that are newer than all scrapes before them. Others occur if the clock
+    was set back."""
     if len(times) == 0:
         return np.empty(0, dtype=np.bool_)
     newest = np.maximum.accumulate(times)
@@ -65,12 +70,13 @@ def usual_step_s(times: Floats) -> float:
 
 
 def gap_s(times: Floats) -> float:
-    """The longest time between two scrapes, in seconds, that is not a gap."""
+    """The longest time between two scrapes that does not count as a gap, in seconds."""
     return max(GAP_SCRAPES * usual_step_s(times), GAP_LEAST_S)
 
 
 def runs(holds: Truths, *, bridged: int = 1) -> list[npt.NDArray[np.intp]]:
-    """Runs of true values, as arrays of indices; runs at most `bridged` apart are merged.
+    """Runs of true values, as arrays of indices. Two runs are merged if they are at most `bridged`
+    apart.
 
     Shape: `holds` (scrapes,) or (steps,).
     """
@@ -83,7 +89,7 @@ def runs(holds: Truths, *, bridged: int = 1) -> list[npt.NDArray[np.intp]]:
 
 
 def in_flight(signals: Signals, *, window_s: float) -> InFlight | None:
-    """Requests in flight over the engine's windows; None if unknown."""
+    """Requests in flight in the windows of an engine. None if unknown."""
     rows = _last_of_each_window(signals, window_s)
     load = _load(signals)[rows]
     present = np.flatnonzero(~np.isnan(load))
@@ -97,7 +103,8 @@ def in_flight(signals: Signals, *, window_s: float) -> InFlight | None:
 
 
 def points(signals: Signals, *, window_s: float) -> list[Point]:
-    """Windows that show latency under load: at most POINTS_KEPT per concurrency, evenly spaced."""
+    """Windows that show latency under load. Per concurrency at most POINTS_KEPT of them, evenly
+    spaced."""
     rows = _last_of_each_window(signals, window_s)
     load = _load(signals)
     useful = load[rows] >= IN_FLIGHT_MIN
@@ -112,7 +119,8 @@ def points(signals: Signals, *, window_s: float) -> list[Point]:
 
 
 def _last_of_each_window(signals: Signals, window_s: float) -> npt.NDArray[np.intp]:
-    """The last scrape of each window: no observation counts twice."""
+    """Indices of the last scrape of each window. Only these are used, so that no observation counts
+    twice."""
     windows = signals.times // window_s
     return np.flatnonzero(np.append(windows[1:] != windows[:-1], True)[: len(windows)])
 
@@ -138,12 +146,15 @@ FAILED_REASONS = ("error", "abort")
 NO_BOUNDS = ("", "sum", "count")
 
 Part = tuple[str, str]
-"""A metric and the part of it: "" for a counter, else "sum", "count" or a bucket's bound."""
+"""A metric and a part of it: "" for a counter; for a histogram "sum", "count" or a bucket's upper
+bound."""
 
 
 class Counted(Struct, frozen=True):
-    """Counters of consecutive snapshots. Shapes: `times` (snapshots,), `values` (columns,
-    snapshots); NaN if a page lacks a column. Equal `columns` are the same object."""
+    """Counters in consecutive snapshots. Equal `columns` are the same object.
+
+    Shapes: `times` (snapshots,), `values` (columns, snapshots). NaN if a page lacks a column.
+    """
 
     times: Floats
     columns: tuple[Column, ...]
@@ -151,7 +162,8 @@ class Counted(Struct, frozen=True):
 
 
 class Increases:
-    """Increases of an engine's counters, summed over the label sets of a metric."""
+    """How much the counters of an engine increased, summed over the label sets of each metric.
+    Restarts and gaps are taken into account."""
 
     def __init__(self, counted: Iterable[Counted], *, restarts_s: Sequence[float]) -> None:
         parts = list(counted)
@@ -162,7 +174,8 @@ class Increases:
         self._anew: npt.NDArray[np.int64] = np.unique(anew[anew < len(self.times)])
         self._gained: dict[Part, Floats] = {}
         self._covered: dict[Part, Truths] = {}
-        """For parts that some page lacks: the steps between snapshots that they cover."""
+        """Only for parts that some page lacks: a mask of the steps between snapshots for which the
+        part has data."""
         for column, whole in _joined(parts, len(times)).items():
             values = whole[keep]
             gained, covered = self._of(values), self._covered_steps(values)
@@ -173,8 +186,9 @@ class Increases:
                     self._covered[part] = covered & self._covered.get(part, np.True_)
 
     def _covered_steps(self, values: Floats) -> Truths | None:
-        """The steps between snapshots that a column covers: from its first to its last page,
-        without gaps in which the process was replaced. None if it covers all."""
+        """A mask of the steps between snapshots for which a column has data: from its first to
+        its last page, except gaps in which the process was replaced. None if it has data for all
+        steps."""
         present = np.flatnonzero(~np.isnan(values))
         if len(present) in (0, len(values)):
             return None
@@ -189,7 +203,7 @@ class Increases:
         return covered
 
     def _of(self, values: Floats) -> Floats:
-        """The increase of a column since the first snapshot. Shape: (snapshots,)."""
+        """How much a column has increased since the first snapshot. Shape: (snapshots,)."""
         present = np.flatnonzero(~np.isnan(values))
         if len(present) < 2 and (len(present) == 0 or present[0] == 0):
             return np.zeros(len(values))
@@ -217,15 +231,16 @@ class Increases:
         return np.interp(self.times, at, rose)
 
     def between(self, part: Part, edges_s: Floats) -> Floats | None:
-        """The increase between consecutive edges; None if the part never existed."""
+        """How much a counter increased between consecutive edges. None if the part never existed.
+        Shape: (edges - 1,)."""
         gained = self._gained.get(part)
         if gained is None:
             return None
         return np.diff(np.interp(edges_s, self.times, gained))
 
     def covered(self, edges_s: Floats, *, gap_s: float) -> Floats:
-        """Seconds between consecutive edges that the counters cover; gaps in which the process
-        was replaced are not covered."""
+        """Seconds between consecutive edges for which the counters have data. Gaps in which the
+        process was replaced do not count. Shape: (edges - 1,)."""
         if len(self.times) < 2:
             return np.zeros(len(edges_s) - 1)
         steps = np.diff(self.times)
@@ -235,9 +250,11 @@ class Increases:
         return np.diff(np.interp(edges_s, self.times, np.append(0.0, np.cumsum(steps))))
 
     def tallies(self, metric: str, edges_s: Floats) -> list[Tally | None]:
-        """A histogram between consecutive edges; None if it did not exist.
+        """The observations of a histogram between consecutive edges. None if the histogram did not
+        exist.
 
-        Only buckets present during the whole interval are used: versions change buckets.
+        vLLM's versions have different buckets. Only buckets that were present for the whole
+        interval are used.
         """
         parts = sorted(
             (part for part in self._gained if part[0] == metric and part[1] not in NO_BOUNDS),
@@ -258,7 +275,8 @@ class Increases:
         return by_slot
 
     def _lacking(self, parts: Sequence[Part], edges_s: Floats) -> dict[int, Truths]:
-        """Indices of buckets that some page lacks, and the intervals in which one did."""
+        """Buckets that some page lacks, by index: a mask of the intervals in which a page lacks the
+        bucket."""
         steps = np.diff(self.times)
         # All buckets of a histogram appear together, so +Inf (the last) shows when it existed.
         whole = self._covered.get(parts[-1], np.ones(len(steps), dtype=np.bool_))
@@ -284,7 +302,7 @@ def _without(tally: Tally, lacks: Collection[int]) -> Tally:
 
 
 def _parts(column: Column) -> list[Part]:
-    """The totals of the report to which a column's counter is added."""
+    """The totals of the report to which the counter of a column is added."""
     if column.metric == BY_SOURCE:
         return [(COMPUTED, "")] if LOCAL in column.labels else []
     parts: list[Part] = [(column.metric, column.part)]
@@ -295,7 +313,7 @@ def _parts(column: Column) -> list[Part]:
 
 
 def _joined(parts: Sequence[Counted], rows: int) -> dict[Column, Floats]:
-    """Each column over all times; NaN if a page lacks it."""
+    """Each column over the times of all parts. NaN if a page lacks the column."""
     joined: dict[Column, Floats] = {}
     at = 0
     for part in parts:
@@ -312,7 +330,7 @@ def _joined(parts: Sequence[Counted], rows: int) -> dict[Column, Floats]:
 
 
 IDLE_RUNNING = 0.5
-"""With fewer requests running, on average over a window, an engine is idle (guide 9.2)."""
+"""An engine is idle in a window if on average fewer requests than this are running (guide 9.2)."""
 
 MINUTE_S = 60.0
 METRICS = (*dict.fromkeys(metric for metric, _ in SUMMED_COUNTERS.values()), *SUMMED_HISTOGRAMS)
@@ -320,9 +338,9 @@ PARTS = tuple(SUMMED_COUNTERS)
 
 
 class GaugeSpans(Struct, frozen=True):
-    """The gauges of some engines over consecutive spans of time.
+    """The gauges of some engines in consecutive time spans.
 
-    Shapes: `watched_s` and `idle_s` (engines, spans); `levels` (spans,), over all engines.
+    Shapes: `watched_s` and `idle_s` (engines, spans); `levels` (spans,), for all engines together.
     """
 
     watched_s: Floats
@@ -339,10 +357,11 @@ def gauge_spans(
     span_of: npt.NDArray[np.intp],
     spans: int,
 ) -> GaugeSpans:
-    """Gauges over spans of time, weighted with the seconds that each value stands for.
+    """Gauges in time spans. Each value is weighted with the seconds for which it is valid.
 
-    Shapes: each of `values`, `running` (requests running on average) and `watched` (engines,
-    times), NaN where unknown; `seconds` and `span_of`, the span that each time is in, (times,).
+    Shapes: each of `values`, `running` (mean number of running requests) and `watched` (engines,
+    times), NaN where unknown; `seconds` and `span_of` (the index of the span that contains the
+    time) (times,).
     """
     engines = len(running)
     groups = (np.arange(engines)[:, None] * spans + span_of).ravel()
@@ -380,7 +399,8 @@ def gauge_spans(
 
 
 def _levels(sums: Floats, known_s: Floats, highs: Floats) -> list[Level | None]:
-    """A gauge over all engines in each span; None if it is unknown. Shapes: (engines, spans)."""
+    """A gauge for all engines together, in each span. None where it is unknown. Shapes: (engines,
+    spans)."""
     means = np.divide(sums, known_s, out=np.full_like(sums, -np.inf), where=known_s > 0)
     totals, seconds = sums.sum(axis=0).tolist(), known_s.sum(axis=0).tolist()
     tops = means.max(axis=0).tolist()
@@ -391,7 +411,7 @@ def _levels(sums: Floats, known_s: Floats, highs: Floats) -> list[Level | None]:
 
 
 def signal_spans(signals: Signals, edges_s: Floats) -> GaugeSpans:
-    """One engine's gauges between consecutive edges, from its scrapes."""
+    """The gauges of one engine between consecutive edges, from its scrapes."""
     inside = (signals.times >= edges_s[0]) & (signals.times < edges_s[-1])
     times = signals.times[inside]
     return gauge_spans(
@@ -405,15 +425,15 @@ def signal_spans(signals: Signals, edges_s: Floats) -> GaugeSpans:
 
 
 def _weights_s(times: Floats) -> Floats:
-    """The seconds that each scrape stands for: until the next one, or the usual interval before a
-    gap."""
+    """Seconds for which the values of each scrape are valid: until the next scrape. Before a gap:
+    the usual scrape interval."""
     usual_s, longest_s = usual_step_s(times), gap_s(times)
     steps = np.diff(times, append=times[-1:] + usual_s)
     return np.asarray(np.where(steps > longest_s, usual_s, steps), dtype=np.float64)
 
 
 def spans_of(signals: Signals, increases: Increases, edges_s: Floats) -> list[Span]:
-    """What one engine showed between consecutive edges."""
+    """The gauges, counters and histograms of one engine between consecutive edges."""
     gauges = signal_spans(signals, edges_s)
     covered = increases.covered(edges_s, gap_s=gap_s(signals.times) + MINUTE_S).tolist()
     counts = {
@@ -443,7 +463,7 @@ def spans_of(signals: Signals, increases: Increases, edges_s: Floats) -> list[Sp
 
 
 def with_eviction(levels: Mapping[str, Level], preemptions: float | None) -> dict[str, Level]:
-    """The levels with the preemption ratio: preemptions per running request and second."""
+    """The levels with the preemption ratio added: preemptions per second and running request."""
     result, running = dict(levels), levels.get(RUNNING)
     running_s = running.mean * running.known_s if running is not None else 0.0
     if preemptions is not None and running_s > 0:

@@ -1,4 +1,4 @@
-"""The history store as a report's source, read in bulk as numpy arrays. I/O edge."""
+"""The history store as a source for reports, read in bulk as numpy arrays. I/O edge."""
 
 from __future__ import annotations
 
@@ -88,24 +88,24 @@ def _doubles(data: bytes) -> array[float]:
 
 
 NUMPY = Decoders(_sums, _doubles)
-"""The store's decoders, with numpy."""
+"""Decoders for the store that return numpy arrays."""
 
 
 class History(Reader):
-    """A store's reader that also reads in bulk."""
+    """A reader of the store that can also read signals and counters in bulk."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the store.
+        """Open the store.
 
         Raises:
-            StoreError: there is none, or it cannot be read; the message says what to do.
+            StoreError: there is no store, or it cannot be read; the message says what to do.
         """
         super().__init__(path, NUMPY)
 
     def signal_arrays(
         self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float
     ) -> Signals:
-        """Signals of an engine; one value per minute where they were downsampled."""
+        """Signals of an engine. Where they were downsampled, there is one value per minute."""
         span = {"from_s": from_s, "to_s": to_s}
         with self._snapshot() as connection:
             parts = list(signal_parts(connection, engine_id, keys, NUMPY, **span))
@@ -122,8 +122,8 @@ class History(Reader):
     def counter_arrays(
         self, engine_id: int, metrics: Collection[str], *, from_s: float, to_s: float
     ) -> Iterator[Counted]:
-        """Counters of `metrics`, about an hour per item; the first and the last item reach a
-        little outside of the range."""
+        """Yields the counters of `metrics`, about an hour at a time. The first and the last item
+        extend slightly beyond the range."""
         chosen = _Chosen(metrics)
         with self._snapshot() as connection:
             for row in chunk_rows(connection, COUNTERS, engine_id, from_s=from_s, to_s=to_s):
@@ -149,7 +149,8 @@ class History(Reader):
 
 
 class _Chosen:
-    """Selects the columns of some metrics. Caches them: successive chunks share columns."""
+    """Selects the columns of some metrics. The selection is cached, because successive chunks have
+    the same columns."""
 
     def __init__(self, metrics: Collection[str]) -> None:
         self.metrics = frozenset(metrics)
@@ -158,7 +159,7 @@ class _Chosen:
         self._places: list[int] = []
 
     def counted(self, chunk: CounterChunk) -> Counted:
-        """A chunk's counters.
+        """The selected counters of a chunk.
 
         Raises:
             DamagedError: the columns or the times cannot be decoded.
@@ -188,29 +189,32 @@ class _Chosen:
 
 
 MARGIN_S = 120.0
-"""Seconds read beyond the period's bounds, because counters are stored only once a minute."""
+"""Seconds that are read before and after the period, because counters are stored only once a
+minute."""
 
 AROUND_S = 600.0
-"""An incident's signals are shown for this long before and after it."""
+"""Seconds before and after an incident for which its signals are shown."""
 
 SHOWN = ("ttft_p99_s", "kv_usage_ratio", "waiting", "running")
 SHOWN_MOST = 4
 CITED_MOST = 2
-"""Signals shown of an incident: the first ones that its cause cites, then the usual ones."""
+"""Number of signals that are shown for an incident. They are the first ones that its cause cites,
+then the usual ones."""
 
 NOTHING_READ = "every signal"
 
 LOOKS = (0.5, 0.25, 0.75, 0.05, 0.95)
-"""Positions in an incident (0-1) at which its stored diagnosis is looked up."""
+"""Positions within an incident (0-1) at which the stored diagnosis is looked up."""
 
 SEVERITY = {word: severity for severity, word in WORDS.items()}
 
 
 class Member(Struct, frozen=True):
-    """An engine and its tier; `document` is its newest diagnosis of the period.
+    """An engine and its tier. `document` is its newest diagnosis in the period.
 
-    A target that was unreachable at first is stored as an engine without a name. It has
-    incidents, but does not count as an engine if the target has others (`counts` is false).
+    A target that could not be reached at first is stored as an engine without a name. It has
+    incidents, but if the target has other engines it does not count as an engine (`counts` is
+    false).
     """
 
     engine: StoredEngine
@@ -224,7 +228,7 @@ class StoreSource:
     """Reads a report's periods from the history store."""
 
     def __init__(self, history: History, request: ReportRequest, progress: ReportProgress) -> None:
-        """Finds the requested engines.
+        """Find the requested engines.
 
         Raises:
             SettingsError: a requested target or tier does not exist.
@@ -238,17 +242,17 @@ class StoreSource:
 
     @property
     def name(self) -> str:
-        """The store's file."""
+        """The path of the store."""
         return f"kneewatch's own history ({self._history.path.name})"
 
     def engines(self) -> Iterator[EnginePeriod]:
-        """The requested engines, each read when it is asked for."""
+        """Yields the requested engines. Each is read only when it is needed."""
         for done, member in enumerate(self._members):
             self._progress(done, self._steps)
             yield _engine(self._history, member, self._request)
 
     def totals(self, tier: str) -> tuple[TierTotals, TierTotals]:
-        """Empty: the store has the figures of each engine."""
+        """Empty, because the figures of each engine are in the store."""
         return TierTotals(), TierTotals()
 
     def targets(self) -> Iterator[TargetObserved]:
@@ -264,7 +268,7 @@ class StoreSource:
         self._progress(self._steps, self._steps)
 
     def remarks(self) -> Remarks:
-        """No remarks: the report's own methods describe the store."""
+        """Empty, because the report's own description of its methods fits the store."""
         return Remarks()
 
 
@@ -301,7 +305,8 @@ def members_of(history: History, request: ReportRequest) -> list[Member]:
 
 
 def names_of(member: Member) -> set[str]:
-    """Names that select the engine's tier: the report's name for it, or its `tier` label."""
+    """The names by which a user can select the tier of an engine: the report's name of the tier,
+    and its `tier` label."""
     return {member.tier, member.engine.labels.get("tier") or member.tier}
 
 
@@ -322,7 +327,7 @@ def _member(history: History, engine: StoredEngine, request: ReportRequest) -> M
 
 
 class EngineHistory(Struct, frozen=True):
-    """An engine's numbers over a period."""
+    """The signals and counters of an engine over a period."""
 
     engine: StoredEngine
     grid: Grid
@@ -334,7 +339,7 @@ class EngineHistory(Struct, frozen=True):
     def read(
         cls, history: History, engine: StoredEngine, grid: Grid, window_s: float
     ) -> EngineHistory:
-        """The engine's signals and counters of a period, read from the store."""
+        """Read the signals and counters of an engine over a period from the store."""
         span = {"from_s": grid.from_s - MARGIN_S, "to_s": grid.to_s + MARGIN_S}
         keys = tuple(dict.fromkeys((*LEVELS, *POINT_SIGNALS)))
         changes = history.configs(engine.id, **span)
@@ -348,7 +353,8 @@ class EngineHistory(Struct, frozen=True):
     def observed(
         self, config: Mapping[str, str], unknown: Mapping[str, str], *, curve: bool
     ) -> EngineObserved:
-        """The engine over the period; with `curve` also the windows for its latency curve."""
+        """The engine over the period. With `curve`, it includes the windows for the latency
+        curve."""
         engine, signals = self.engine, self.signals
         return EngineObserved(
             target=engine.target,
@@ -365,7 +371,8 @@ class EngineHistory(Struct, frozen=True):
         )
 
     def _arrivals(self) -> list[float]:
-        """Requests that began in each minute; NaN where the counters do not cover it."""
+        """The number of requests that began in each minute. NaN for minutes without counter
+        data."""
         edges_s = np.arange(self.grid.from_s, self.grid.to_s + MINUTE_S, MINUTE_S)
         begun = self.increases.between((TTFT, "count"), edges_s)
         if begun is None:
@@ -377,7 +384,8 @@ class EngineHistory(Struct, frozen=True):
     def incident(
         self, history: History, episode: Episode, document: Mapping[str, Any] | None, tier: str
     ) -> EpisodeObserved:
-        """The episode with its diagnosis, signals, and counts during it and in the hour before."""
+        """An episode with its diagnosis, its signals, and counts during the episode and in the hour
+        before."""
         start_s, until_s = episode.start_s, max(episode.until_s, episode.start_s + 1.0)
         edges_s = np.array([start_s - HOUR_S, start_s, until_s])
         hour_before, during = spans_of(self.signals, self.increases, edges_s)
@@ -452,7 +460,8 @@ def _engine(history: History, member: Member, request: ReportRequest) -> EngineP
 
 
 def _document(history: History, engine_id: int, episode: Episode) -> dict[str, Any] | None:
-    """The stored diagnosis in which the incident's cause is at its worst; None without one."""
+    """The stored diagnosis in which the cause of the incident is worst. None if no diagnosis was
+    stored."""
     best: dict[str, Any] | None = None
     best_rank = (-1, 0.0)
     own = [interval for interval in episode.causes if interval.id == episode.cause] or [
@@ -494,7 +503,8 @@ def _recommended(history: History, member: Member, grid: Grid) -> list[Recommend
 
 
 def shown(episode: Episode, document: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The signals to show: TTFT always, since late requests are counted by it."""
+    """The signals to show for an incident. TTFT is always shown, because late requests are counted
+    by it."""
     causes: Sequence[Mapping[str, Any]] = document["causes"] if document else ()
     cited = [
         str(item["signal"])
@@ -506,7 +516,7 @@ def shown(episode: Episode, document: Mapping[str, Any] | None) -> tuple[str, ..
 
 
 def unknown_of(document: Mapping[str, Any] | None) -> dict[str, str]:
-    """Signals that a diagnosis could not have, and why."""
+    """The signals that a diagnosis lacks, each with the reason."""
     lines: Sequence[str] = document["unknown"] if document else ()
     pairs = (line.partition(": ") for line in lines)
     return {key: why for key, _, why in pairs if why and key != NOTHING_READ}
@@ -516,8 +526,11 @@ def unknown_of(document: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float) -> TargetObserved:
-    """Scrapes, failures and gaps of a target. `from_s` is the later of the period's start and the
-    target's first scrape ever, so that the time before it is not a gap."""
+    """Scrapes, failures and gaps of a target.
+
+    `from_s` is the start of the period, or the target's first scrape ever if that is later: the
+    time before it is not a gap.
+    """
     times = np.asarray(scrapes.times)
     places = np.flatnonzero(in_order(times))
     times, failed = times[places], np.isin(places, list(scrapes.failed))

@@ -1,1 +1,1 @@
-"""The report's inputs from a metrics system: range queries, read piece by piece."""
+"""A metrics system as a source for reports. Range queries are read in pieces."""

@@ -1,4 +1,5 @@
-"""Hourly increases of counters and histograms, summed by the server or by its rules. I/O edge."""
+"""Hourly increases of counters and histograms. The server sums them over engines, or has recorded
+sums. I/O edge."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.reports.weekly.observed import Grid, Tally
 
 BUCKETS = 20
-"""Approximate number of buckets of a vLLM histogram, to estimate a query's size."""
+"""Assumed number of buckets of a vLLM histogram, to estimate the size of a query's answer."""
 
 WHOLE = 0.95
-"""Recorded sums are used for an hour if they cover this share of the tier's engine-time."""
+"""The recorded sums of an hour are used if they cover at least this share of the tier's
+engine-time."""
 
 PART = "#"
-"""Separates a query's name from the number of its part."""
+"""Separates the name of a query from the number of a part of the fleet."""
 
 ENGINES = "engines in the recorded sums"
 Text = Callable[[QueryScope, Sequence[str], float], str]
@@ -43,7 +45,8 @@ class Hours:
         self._groups = len({fleet.group(engine) for engine in fleet.members})
 
     def read(self, running: Rows, at: Steps) -> tuple[dict[str, Rows], int]:
-        """Rows by counter or histogram part, and the number of hours read from recorded sums.
+        """The hourly increases, by counter or part of a histogram, and the number of hours that
+        were read from recorded sums.
 
         `running` shows when each engine was present.
         """
@@ -66,7 +69,7 @@ class Hours:
     def of_parts(
         self, name: str, text: Text, series: int, *, kept: bool = False
     ) -> dict[str, Query]:
-        """One query per part of the fleet; `series`: series per engine.
+        """One query per part of the fleet. `series` is the number of series per engine.
 
         With `kept` the queries read recorded sums instead of raw series.
         """
@@ -84,7 +87,8 @@ class Hours:
         return by_part
 
     def _named(self, text: Callable[..., str]) -> dict[str, tuple[Text, int]]:
-        """The text of each query, and how many series one engine has for it."""
+        """The queries by name: a function that returns the PromQL, and the number of series that
+        one engine has."""
         named: dict[str, tuple[Text, int]] = {
             key: (partial(text, key, ""), 1) for key in SUMMED_COUNTERS
         }
@@ -95,7 +99,8 @@ class Hours:
         return named
 
     def _whole(self, running: Rows, at: Steps) -> Truths:
-        """Hours whose recorded sums cover all engines for the whole hour. Shape: (slots,)."""
+        """Mask of the hours whose recorded sums include all engines for the whole hour. Shape:
+        (slots,)."""
         slots = self._grid.slots
         if any(part.kept is None for part in self._fleet.parts):
             return np.zeros(len(slots), dtype=np.bool_)
@@ -111,7 +116,8 @@ class Hours:
         return whole
 
     def _there_s(self, running: Rows, at: Steps) -> Mapping[RowKey, Floats]:
-        """Engine-seconds present in each hour, by group. Shape of each: (slots,)."""
+        """Seconds for which engines were present in each hour, summed over the engines of a group.
+        Shape of each row: (slots,)."""
         edges_s = np.array(self._grid.edges_s)
         slot = np.searchsorted(edges_s, at.begins_s + 1e-3, side="right") - 1
         present_s: dict[RowKey, Floats] = {}
@@ -124,7 +130,7 @@ class Hours:
 
 
 def merge_parts(rows: Mapping[str, Rows]) -> dict[str, Rows]:
-    """The rows of each query, its parts merged."""
+    """The rows by query: those of all parts of the fleet merged."""
     merged: dict[str, Rows] = {}
     for name, part_rows in rows.items():
         merged.setdefault(name.partition(PART)[0], {}).update(part_rows)
@@ -136,7 +142,8 @@ def _bucket(part: Part, labels: Labels) -> RowKey:
 
 
 def tallies_of(buckets: Mapping[float, Floats], sums: Floats, hours: int) -> list[Tally | None]:
-    """A histogram per hour with the buckets present in that hour; None without +Inf bucket."""
+    """The observations of a histogram in each hour, with the buckets that exist in that hour. None
+    without a +Inf bucket."""
     bounds = sorted(buckets)
     if not bounds:
         return [None] * hours

@@ -1,8 +1,8 @@
-"""Incidents from Prometheus: replays the samples of suspect spans, scrape by scrape, through the
-sidecar's monitor. I/O edge.
+"""Finds incidents in Prometheus: replays the samples of suspect spans, scrape by scrape, through
+the sidecar's monitor. I/O edge.
 
-A metrics system keeps every sample. The scraped pages are rebuilt from the samples, so stages,
-causes and recommendations are the same that a sidecar would have reported.
+A metrics system stores every sample, so the scraped pages can be rebuilt. Stages, causes and
+recommendations are therefore those that a sidecar would have reported.
 """
 
 from __future__ import annotations
@@ -52,15 +52,19 @@ from kneewatch.reports.weekly.observed import (
 from kneewatch.rules.rule import Severity
 
 OWN = frozenset({"model_name", "engine"})
-"""Labels from the page itself, not from the scrape target."""
+"""Labels that come from the metrics page, not from the scrape configuration."""
 
 SHOWN = ("ttft_p99_s", "kv_usage_ratio", "waiting", "running", "itl_p99_s", "preemption_per_s")
 KEPT = tuple(dict.fromkeys((*LEVELS, *SHOWN, "running_avg")))
 
 
 class Replay(Struct):
-    """The result of a replay: intervals, the worst diagnosis of each cause, recommendations with
-    the first and last time they were made, signals and counters."""
+    """The result of a replay.
+
+    `held` are the intervals of stages and causes. `documents` has the worst diagnosis of each
+    cause, `recommended` the recommendations with the Unix times at which they were first and last
+    made.
+    """
 
     held: list[Held] = field(default_factory=list[Held])
     documents: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
@@ -80,8 +84,10 @@ def replay_samples(
     name: str,
     lived_s: tuple[float, float],
 ) -> Replay:
-    """The diagnoses of a target's scrapes in order; `catalogue` belongs to the profile. Failed
-    scrapes outside `lived_s` are left out: the pod was loading or terminating."""
+    """Replay the samples of a target, in order. `catalogue` belongs to `profile`.
+
+    Failed scrapes outside `lived_s` are left out: the pod was loading or terminating then.
+    """
     monitor = TargetMonitor(name, profile, catalogue)
     recorder = _Recorder()
     for t_s, page in _pages(tracks, member):
@@ -113,7 +119,7 @@ def replay_samples(
 
 
 class _Recorder:
-    """Collects diagnoses, in order, into a Replay."""
+    """Collects diagnoses in order of time and makes a Replay of them."""
 
     def __init__(self) -> None:
         self._book = IntervalBook()
@@ -212,7 +218,8 @@ def _is(diagnosis: Diagnosis, member: Member) -> bool:
 
 
 def _pages(tracks: Sequence[Track], member: Member) -> list[tuple[float, Page | None]]:
-    """Pages in order of time; None for a failed scrape. Includes series of other engines."""
+    """The rebuilt pages in order of time; None for a failed scrape. They include the series of
+    other engines on the page."""
     target = {name for name in member.labels if name not in OWN and name != "__name__"}
     series: list[Series] = []
     scraped: dict[float, dict[int, float]] = {}
@@ -248,18 +255,21 @@ def _pages(tracks: Sequence[Track], member: Member) -> list[tuple[float, Page | 
 
 
 REPLAYED_MOST = 60
-"""At most this many spans, those with most harm, are replayed sample by sample."""
+"""Maximum number of spans that are replayed sample by sample. Those with the most harm are
+chosen."""
 
 REPLAYED_S = 2400.0
-"""Only the first seconds of a long span are replayed; its end is known from the steps."""
+"""Maximum seconds of a span that are replayed. For a longer span, the end is known from the
+steps."""
 
 BEFORE_S, AFTER_S = 600.0, 300.0
-"""Replay starts before the span (for a baseline) and ends after it (for the recovery)."""
+"""Seconds by which a replay starts before the span (for a baseline) and ends after it (for the
+recovery)."""
 
 RESTART_NOTED_S = 60.0
 UNKNOWN_OUTCOME = "unknown"
 TARGET = ("cluster", "namespace", "job", "pod", "instance")
-"""Target labels, which all series of a scrape carry."""
+"""Labels of a target. All series of a scrape have them."""
 
 
 class QueryProgress:
@@ -269,7 +279,7 @@ class QueryProgress:
         self._progress, self._done, self._expected = progress, 0, expected
 
     def more(self, queries: int) -> None:
-        """Set the number of queries left."""
+        """Set the number of queries that are still to come."""
         self._expected = self._done + queries
 
     def __call__(self, _name: str) -> None:
@@ -279,7 +289,7 @@ class QueryProgress:
 
 
 class _ReplayWindow(Struct, frozen=True):
-    """A time window of one engine to replay, and the replay once it was read."""
+    """A time window of one engine, and its replay; None until the samples were read."""
 
     engine: TierEngine
     span: SuspectSpan
@@ -289,11 +299,12 @@ class _ReplayWindow(Struct, frozen=True):
 
     @property
     def cut(self) -> bool:
-        """Whether the trouble lasts longer than the replayed window."""
+        """Whether the suspect span ends after the replayed window."""
         return self.span.to_s > self.to_s
 
     def held(self, until_s: float) -> list[Held]:
-        """Its intervals; those still open at the window's end last until the span ends."""
+        """The intervals of stages and causes in the window. An interval that is open at the
+        window's end lasts until the end of the suspect span."""
         if self.replay is None:
             cause = CAUSES.get(self.span.why)
             if cause is None:
@@ -315,15 +326,15 @@ class _ReplayWindow(Struct, frozen=True):
 
     @property
     def span_step_s(self) -> float:
-        """Seconds per step of the span: how exactly its end is known."""
+        """Seconds per step of the span: the precision of its end."""
         return (self.span.to_s - self.span.from_s) / max(self.span.steps, 1)
 
 
 class IncidentSearch:
     """Finds the incidents of a fleet in a period.
 
-    Counts of suspect spans: `replayed` from samples, `coarse` reported from the steps alone,
-    `left_out` not analysed, `unread` whose samples could not be read.
+    Counts of suspect spans: `replayed` were replayed from samples, `coarse` are reported from the
+    steps alone, `left_out` were not analysed, and of `unread` the samples could not be read.
     """
 
     def __init__(
@@ -345,7 +356,7 @@ class IncidentSearch:
         self.unread = 0
 
     def look(self, progress: QueryProgress) -> None:
-        """Replay the worst windows; counts queries in `progress`."""
+        """Replay the worst windows. Reports each query to `progress`."""
         windows = [window for engine in self._fleet.members for window in self._windows(engine)]
         worst = worst_spans([window.span for window in windows], most=REPLAYED_MOST)
         chosen = [windows[at] for at in worst]
@@ -371,8 +382,8 @@ class IncidentSearch:
         return held
 
     def evidence_of(self, engine: TierEngine) -> Callable[[Episode, bool], EpisodeObserved]:
-        """A function that adds the evidence to an episode of this engine, always in detail: a
-        replay has the whole diagnosis."""
+        """A function that returns an incident of this engine with its evidence. The diagnosis is
+        always included, because a replay contains it."""
         return lambda episode, _detailed: self._observed(engine, episode, self._of(engine))
 
     def _of(self, engine: TierEngine) -> Sequence[_ReplayWindow]:
@@ -467,7 +478,8 @@ class IncidentSearch:
         )
 
     def _coarsely(self, engine: TierEngine, episode: Episode) -> Span:
-        """Preemptions from the steps, for an incident that was not replayed to its end."""
+        """The number of preemptions, from the steps: for an incident that was not replayed to its
+        end."""
         row = self._now.signs[queries.PREEMPTED].get(engine.key)
         if row is None:
             return Span()
@@ -476,7 +488,7 @@ class IncidentSearch:
         return Span(counts={PREEMPTIONS: float(np.nansum(row[inside]))})
 
     def recommended(self, engine: TierEngine) -> list[Recommended]:
-        """The recommendations that the replays of an engine made, each once."""
+        """The recommendations from the replays of an engine, without duplicates."""
         advice: dict[str, tuple[Mapping[str, Any], float, float]] = {}
         for window in self._of(engine):
             for key, (recommendation, first_s, last_s) in (
@@ -502,5 +514,5 @@ class IncidentSearch:
 
 
 def _shared_s(window: _ReplayWindow, episode: Episode) -> float:
-    """Overlap of a window and an incident in seconds; negative if they do not overlap."""
+    """Seconds for which a window and an incident overlap. Negative if they do not overlap."""
     return min(window.to_s, episode.until_s) - max(window.from_s, episode.start_s)

@@ -1,5 +1,5 @@
-"""Which engines a metrics system has series of, the tier of each, and when a target was down. I/O
-edge."""
+"""Finds the engines in a metrics system, the tier of each engine, and the times when targets were
+down. I/O edge."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Sh
 from kneewatch.reports.weekly.observed import DAY_S, HOUR_S
 
 SCRAPES_COUNTED_S = 600.0
-"""Scrapes are counted over this time: during a rollout few pods live for an hour."""
+"""Seconds over which scrapes are counted. The time is short because during a rollout few pods live
+for an hour."""
 
 USUAL_S = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 NEAR = 0.1
-"""A measured scrape interval that differs from one in USUAL_S by at most this share is taken as
-that one."""
+"""A measured scrape interval is rounded to an interval in USUAL_S if they differ by at most this
+share."""
 
 CLOCKED = "sm_clock_mhz"
-"""The GPU figure whose series carry the GPU model."""
+"""The GPU signal whose series have the GPU model as a label."""
 
 
 class TierEngine(Struct, frozen=True):
@@ -59,9 +60,12 @@ class TierEngine(Struct, frozen=True):
 
 
 class Part(Struct, frozen=True):
-    """The series that one query sums: all that match `only`, grouped by the labels `by`; each group
-    is in one tier. `kept` matches the recorded sums of the same engines; None if recorded sums do
-    not separate these engines from others."""
+    """A set of series that one query sums.
+
+    The query takes all series that match `only` and groups them by the labels `by`. Each group
+    belongs to one tier. `kept` matches the recorded sums of the same engines; None if recorded sums
+    mix these engines with others.
+    """
 
     name: str
     only: str
@@ -69,13 +73,13 @@ class Part(Struct, frozen=True):
     kept: str | None = None
 
     def key(self, labels: Labels) -> RowKey:
-        """The key of the sum that series with these labels are in."""
+        """The key of the sum that contains series with these labels."""
         return self.name, tuple(labels.get(name, "") for name in self.by)
 
 
 class FleetEngines(Struct, frozen=True):
-    """The engines of a report. `parts`: how the server sums them; `scrape_s`: the usual scrape
-    interval in seconds."""
+    """The engines of a report. `parts` are the sets of series that the server sums. `scrape_s` is
+    the usual scrape interval in seconds."""
 
     shape: Shape
     asking: QueryScope
@@ -84,16 +88,16 @@ class FleetEngines(Struct, frozen=True):
     scrape_s: float
 
     def group(self, engine: TierEngine) -> RowKey:
-        """The key of the sum that an engine is in."""
+        """The key of the sum that contains an engine."""
         part = next((part for part in self.parts if part.name == engine.tier), self.parts[0])
         return part.key(engine.member.labels)
 
     def tiers(self) -> list[str]:
-        """The tiers' ids, in order."""
+        """The names of the tiers, sorted."""
         return sorted({engine.tier for engine in self.members})
 
     def of(self, tier: str) -> list[TierEngine]:
-        """A tier's engines."""
+        """The engines of a tier."""
         return [engine for engine in self.members if engine.tier == tier]
 
 
@@ -148,7 +152,7 @@ def _labels(ranges: Ranges, asking: QueryScope, from_s: float, to_s: float) -> l
 
 
 def _gpus(ranges: Ranges, from_s: float, to_s: float) -> list[Sample]:
-    """DCGM series that name the GPU models, sampled once a day."""
+    """DCGM samples whose labels name the GPU models; one per day."""
     query = Query(lambda _: queries.gpu_models(HOUR_S), frozen, rows=1000)
     rows = ranges.steps({"gpus": query}, _back_from(to_s, DAY_S, to_s - from_s))["gpus"]
     return [Sample(dict(key), 0.0) for key in rows]
@@ -168,7 +172,7 @@ def _scrape_s(ranges: Ranges, asking: QueryScope, from_s: float, to_s: float) ->
 
 
 def _back_from(to_s: float, step_s: float, span_s: float) -> Steps:
-    """Steps that end at `to_s` and cover at least `span_s` seconds."""
+    """Steps that end at `to_s` and cover at least the `span_s` seconds before it."""
     count = max(1, int(-(-span_s // step_s)))
     return Steps(to_s - (count - 1) * step_s, step_s, count)
 
@@ -180,8 +184,11 @@ def _tier_engine(member: Member, request: ReportRequest) -> TierEngine:
 
 
 def _by_pool(engines: Sequence[TierEngine]) -> list[TierEngine]:
-    """The engines with a tier per pool. The names of tiers that several pools would share end with
-    the pool's namespace, or with the pool where namespaces do not tell them apart."""
+    """Split each tier that several pools share into one tier per pool.
+
+    The names of such tiers end with the pool's namespace, or with the pool itself if namespaces do
+    not distinguish the pools.
+    """
     pools: dict[str, dict[str, str]] = {}
     for engine in engines:
         member = engine.member
@@ -207,8 +214,8 @@ def _parts(
     names: LabelMap,
     asking: QueryScope,
 ) -> tuple[Part, ...]:
-    """How the server sums engines: by labels that separate the tiers; else one query per tier;
-    else per engine."""
+    """The sets of series that the server sums. If labels separate the tiers: one set for all; else
+    one set per tier; if that is impossible: one sum per engine."""
     tier_labels = names.grouping(engine.member.labels for engine in everyone)
     sums = {*tier_labels, *(label for label, _, _ in MATCHER.findall(asking.selector))} <= {
         *POOL_LABELS
@@ -228,7 +235,8 @@ def _parts(
 def _only(
     everyone: Sequence[TierEngine], own: Sequence[TierEngine], names: Sequence[str]
 ) -> str | None:
-    """Matchers for the engines in `own`; None if they would match other engines too."""
+    """Label matchers for the engines in `own`. None if the matchers would match other engines
+    too."""
     values = {name: {engine.member.labels.get(name, "") for engine in own} for name in names}
     reached = [
         engine
@@ -241,7 +249,8 @@ def _only(
 
 
 def _apart(members: Sequence[TierEngine], by: Sequence[str]) -> bool:
-    """Whether these labels separate the tiers: each value belongs to one tier."""
+    """Whether the labels `by` separate the tiers: engines with equal values are always in the same
+    tier."""
     tiers: dict[Key, set[str]] = {}
     for engine in members:
         key = tuple(engine.member.labels.get(name, "") for name in by)
@@ -250,18 +259,21 @@ def _apart(members: Sequence[TierEngine], by: Sequence[str]) -> bool:
 
 
 def frozen(labels: Labels) -> RowKey:
-    """All labels, as a key."""
+    """All labels, as a hashable key."""
     return tuple(sorted(labels.items()))
 
 
 LOADING_S = 1800.0
-"""A pod may load this long before its failed scrapes count as an outage."""
+"""Seconds that a pod may take to load. Its failed scrapes count as an outage only after that."""
 
 
 class TargetScrapes(Struct, frozen=True):
-    """The scrapes of one target by step: the share that succeeded (0-1, NaN while it was no target)
-    and how many failed. `scrape_s`: seconds between scrapes. `deleted` has a value in the steps in
-    which Kubernetes deletes the pod; None if that is unknown. Shapes: (steps,)."""
+    """The scrapes of one target by step.
+
+    `up` is the share of scrapes that succeeded (0-1; NaN while the target did not exist), `failed`
+    the number that failed. `scrape_s` is the scrape interval in seconds. `deleted` has a value in
+    the steps in which Kubernetes is deleting the pod; None if unknown. Shapes: (steps,).
+    """
 
     up: Floats
     failed: Floats
@@ -269,12 +281,15 @@ class TargetScrapes(Struct, frozen=True):
     deleted: Floats | None = None
 
     def lived_s(self, at: Steps) -> tuple[float, float]:
-        """Unix times between which a failed scrape of the target is an outage.
+        """The Unix times between which a failed scrape of the target counts as an outage.
 
-        A target that appears in the period and fails until its first good step was loading, unless
-        that lasts longer than LOADING_S; one that has no good step may have lived for less than one
-        step. The failed scrapes after its last good step are an outage if fleet mode calls the
-        target down for them, until Kubernetes deletes the pod.
+        The target may have been loading: if it appeared in the period, failed scrapes before its
+        first good step do not count, unless they last longer than LOADING_S. A target without a
+        good step may have lived for less than one step.
+
+        The target may have been removed: failed scrapes after its last good step count if there are
+        enough of them for fleet mode to call the target down, and only until Kubernetes deletes the
+        pod.
         """
         seen, good = np.flatnonzero(~np.isnan(self.up)), np.flatnonzero(self.up >= 1)
         born_s, gone_s = -np.inf, np.inf
@@ -292,13 +307,14 @@ class TargetScrapes(Struct, frozen=True):
         return born_s, gone_s
 
     def down(self, at: Steps) -> Truths:
-        """The steps with failed scrapes while the target should have served. Shape: (steps,)."""
+        """Mask of the steps with failed scrapes at a time when the target should have served.
+        Shape: (steps,)."""
         born_s, gone_s = self.lived_s(at)
         return np.asarray((self.up < 1) & (at.begins_s >= born_s) & (at.begins_s < gone_s))
 
     def _deleted_from(self, step: int, at: Steps) -> int:
-        """The first step from `step` on in which the pod is deleted; the number of steps if it is
-        not deleted."""
+        """The first step, starting from `step`, in which Kubernetes is deleting the pod. The number
+        of steps if it is not deleted."""
         if self.deleted is None:
             return at.count
         deleted = np.flatnonzero(~np.isnan(self.deleted[step:]))

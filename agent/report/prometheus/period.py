@@ -1,4 +1,4 @@
-"""One period of a fleet read from Prometheus: series, GPUs, process starts. I/O edge."""
+"""Reads one period of a fleet from Prometheus: series, GPUs, process starts. I/O edge."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ FAILED = "the scrape failed (up is 0)"
 
 
 def by_engine(rows: Rows, members: Iterable[Member]) -> Rows:
-    """The mean over each engine's GPUs. `rows` is keyed by all GPU labels; engines without GPU
-    data are left out."""
+    """For each engine, the mean over its GPUs. `rows` is keyed by all GPU labels. Engines without
+    GPU data are left out."""
     by_place: dict[Place, list[Floats]] = {}
     for labels, row in rows.items():
         for place in places(dict(labels)):
@@ -83,11 +83,12 @@ MINUTE_S = 60.0
 
 
 class PeriodData(Struct, frozen=True):
-    """The data of a period. Rows by engine (`gauges`, `signs`, `preempted`), by process
-    (`starts`), by target (`up`, `failed`), by pod (`deleted`), by a tier's
-    labels (`counts`, `histograms`, `begun`).
+    """The data of a period.
 
-    `summed`: for how many hours `counts` and `histograms` come from recording rules.
+    The keys of rows: an engine in `gauges`, `signs` and `preempted`; a process in `starts`; a
+    target in `up` and `failed`; a pod in `deleted`; a tier's labels in `counts`, `histograms` and
+    `begun`. `summed` is the number of hours whose `counts` and `histograms` come from recording
+    rules.
     """
 
     grid: Grid
@@ -115,7 +116,8 @@ class PeriodData(Struct, frozen=True):
         return row is not None and not np.isnan(row).all()
 
     def scrapes_of(self, labels: Labels) -> TargetScrapes | None:
-        """The scrapes of the target with an engine's labels; None if there is no `up`."""
+        """The scrapes of the target to which an engine with these labels belongs. None if `up` has
+        no series for it."""
         target = scrape_of(labels)
         up = self.up.get(target)
         if up is None:
@@ -126,7 +128,8 @@ class PeriodData(Struct, frozen=True):
         return TargetScrapes(up, failed, self.scrape_s, deleted)
 
     def counted(self, groups: Sequence[RowKey]) -> dict[str, Floats]:
-        """Counters per hour, summed over `groups`; counters without data are left out."""
+        """Counters per hour, summed over `groups`. Counters without data are left out. Shape of
+        each: (slots,)."""
         hours = len(self.grid.slots)
         return {
             name: added([rows[group] for group in groups if group in rows], hours)
@@ -135,7 +138,7 @@ class PeriodData(Struct, frozen=True):
         }
 
     def tallies(self, groups: Sequence[RowKey]) -> dict[str, list[Tally | None]]:
-        """Histograms per hour, summed over `groups`."""
+        """The observations of histograms in each hour, summed over `groups`."""
         hours = len(self.grid.slots)
         tallies: dict[str, list[Tally | None]] = {}
         for metric, (buckets, sums) in self.histograms.items():
@@ -152,7 +155,8 @@ class PeriodData(Struct, frozen=True):
         return tallies
 
     def minutes(self, groups: Sequence[RowKey]) -> list[float]:
-        """Requests that arrived in each minute; longer steps are spread evenly."""
+        """The number of requests that arrived in each minute. If a step has several minutes, its
+        requests are spread evenly."""
         rows = [self.begun[group] for group in groups if group in self.begun]
         if not rows:
             return []
@@ -163,7 +167,7 @@ class PeriodData(Struct, frozen=True):
         return spread
 
     def engine(self, key: Key) -> dict[str, Floats]:
-        """The rows of one engine that show signs of trouble. Shape of each: (steps,)."""
+        """All rows of one engine: gauges and signs of trouble. Shape of each: (steps,)."""
         all_rows = {**self.gauges, **self.signs}
         return {name: rows[key] for name, rows in all_rows.items() if key in rows}
 
@@ -179,7 +183,8 @@ def pod_key(labels: Labels) -> RowKey:
 
 
 def process_names(by: Sequence[str]) -> tuple[str, ...]:
-    """The labels that identify a process: all but those of single engines in it."""
+    """The labels in `by` that identify a process: all except those that distinguish the engines of
+    a process."""
     return tuple(label for label in by if label not in PROCESS)
 
 
@@ -187,18 +192,19 @@ def process_names(by: Sequence[str]) -> tuple[str, ...]:
 
 
 CURVES_MOST = 24
-"""At most this many engines per tier are queried for the latency curve."""
+"""Maximum number of engines per tier that are queried for the latency curve."""
 
 
 class PeriodReader:
-    """Reads periods of the engines of a fleet."""
+    """Reads periods of a fleet's engines."""
 
     def __init__(self, ranges: Ranges, fleet: FleetEngines, resolved: Resolution) -> None:
         self._ranges, self._fleet, self._found = ranges, fleet, resolved
         self._engines = len(fleet.shape.members)
 
     def period(self, grid: Grid, *, late_s: float | None, closely: bool) -> PeriodData:
-        """A period; `closely` also reads signs of trouble and the latency curve."""
+        """Read a period. `late_s` is the TTFT target in seconds; None if not set. `closely`: also
+        read signs of trouble and the latency curve."""
         ranges, asking = self._ranges, self._fleet.asking
         at = steps(grid, self._found.step_s)
         begun_at = steps(grid, self._found.begun_s)
@@ -292,7 +298,8 @@ class PeriodReader:
         return by_name
 
     def _curve(self, at: Steps) -> tuple[dict[Key, Signals], tuple[str, ...]]:
-        """Curve windows of some engines per tier; recorded signals are used if all have them."""
+        """The windows for the latency curve, for some engines of each tier, and the names of
+        recorded signals. Recorded signals are used if all these engines have them."""
         fleet = self._fleet
         chosen = [
             engine for tier in fleet.tiers() for engine in evenly(fleet.of(tier), CURVES_MOST)
@@ -335,7 +342,8 @@ class PeriodReader:
         return self._per_engine(text, self._fleet.shape.key)
 
     def _per_engine(self, text: Callable[[float], str], key: KeyOf) -> Query:
-        """A query with about one row and one raw series per engine."""
+        """A query whose answer has about one row per engine, and which scans one raw series per
+        engine."""
         return Query(text, key, self._engines, self._scraped(1))
 
     def _scraped(self, parts: int) -> float:
@@ -353,8 +361,8 @@ SIGNS = (
 
 
 def _disturbing(rows: Rows) -> Rows:
-    """The highest confidence in a cause that shifts a baseline, by engine. Causes unknown to this
-    version are assumed to shift it."""
+    """For each engine, the highest confidence among causes that shift a baseline. Causes that this
+    version does not know are assumed to shift it."""
     highest: Rows = {}
     for name, row in rows.items():
         key, cause = name
@@ -369,7 +377,7 @@ def _disturbing(rows: Rows) -> Rows:
 
 
 class Configs:
-    """Labels of cache_config_info and process start times over a period."""
+    """Cache configurations (labels of cache_config_info) and process start times over a period."""
 
     def __init__(self, read: PeriodData, names: Sequence[str]) -> None:
         self._read, self._names = read, names
@@ -382,16 +390,17 @@ class Configs:
         return tuple(labels.get(name, "") for name in self._names)
 
     def last(self, member: Member) -> dict[str, str]:
-        """The newest configuration; empty if unknown."""
+        """The newest configuration of an engine. Empty if unknown."""
         return self._at(member, len(self._read.grid.slots) - 1, step=-1)
 
     def around(self, member: Member, t_s: float) -> tuple[dict[str, str], dict[str, str]]:
-        """The configurations of the hours before and after a time."""
+        """The configuration of an engine before the hour that contains `t_s`, and the one after
+        that hour."""
         hour = int(np.searchsorted(np.array(self._read.grid.edges_s), t_s, side="right")) - 1
         return self._at(member, hour - 1, step=-1), self._at(member, hour + 1, step=1)
 
     def starts(self, member: Member) -> list[float]:
-        """Unix times at which the process was replaced in the period."""
+        """Unix times in the period at which the engine's process was replaced."""
         row = self._read.starts.get(self._process(member.labels))
         if row is None:
             return []
@@ -404,7 +413,8 @@ class Configs:
         ]
 
     def _at(self, member: Member, hour: int, *, step: int) -> dict[str, str]:
-        """The configuration of an hour, or of the nearest hour in the direction of `step`."""
+        """The configuration of an hour. If the hour has none: that of the nearest hour in the
+        direction of `step` (-1 or 1)."""
         rows = self._rows.get(self._process(member.labels), ())
         own = member.labels.get("engine")
         hours = len(self._read.grid.slots)
@@ -419,7 +429,7 @@ class Configs:
 
 
 def targets(fleet: FleetEngines, now: PeriodData) -> list[TargetObserved]:
-    """Scrapes, failures and gaps of each replica, derived from the steps."""
+    """Scrapes, failures and gaps of each replica, computed from the steps."""
     by_target: dict[str, TargetObserved] = {}
     running = now.gauges[RUNNING]
     for engine in fleet.members:
@@ -458,7 +468,8 @@ def _target(
 
 
 def _unread(lost: Floats, failed: Floats, at: Steps) -> list[Gap]:
-    """Gaps: runs of steps without scrapes. First and last step count by the share lost."""
+    """Gaps: runs of steps without successful scrapes. The first and last step of a run count in
+    part, by their share of lost scrapes."""
     gaps: list[Gap] = []
     for run in runs(lost > 0):
         first, last = int(run[0]), int(run[-1])

@@ -1,4 +1,5 @@
-"""The range queries of a report, their resolution, and their answers as arrays. I/O edge."""
+"""The range queries of a report: their PromQL, their resolution, and reading their answers as
+arrays. I/O edge."""
 
 from __future__ import annotations
 
@@ -37,26 +38,29 @@ from kneewatch.reports.weekly.observed import HOUR_S, Grid, Slot
 from kneewatch.rules.facts import duration, recorded
 
 RowKey = tuple[Any, ...]
-"""The key of a row of an answer: values of labels."""
+"""The key of a row of an answer: the values of labels."""
 
 Rows = dict[RowKey, Floats]
 
 STEPS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, HOUR_S)
 VALUES_MOST = 400_000
-"""Most values read of one signal, over all engines: more would take minutes."""
+"""Maximum number of values that are read for one signal, over all engines. More would take
+minutes."""
 
 SCRAPES_A_STEP = 2.0
-"""A counter's increase needs two scrapes in its window."""
+"""Minimum number of scrapes per step. The increase of a counter needs two."""
 
 WINDOW_SCRAPES = 4.0
 SHORT_S = 6 * HOUR_S
-"""Periods from this length on begin and end with a full hour, shorter ones with a full minute."""
+"""Periods of at least this length in seconds begin and end on a full hour, shorter ones on a full
+minute."""
 
 MINUTE_S = 60.0
 
 
 class Steps(Struct, frozen=True):
-    """Equally spaced times. Each value covers the `step_s` seconds before its time."""
+    """Equally spaced times. Each value covers the `step_s` seconds before its time. `first_s` is in
+    Unix seconds."""
 
     first_s: float
     step_s: float
@@ -64,7 +68,7 @@ class Steps(Struct, frozen=True):
 
     @property
     def last_s(self) -> float:
-        """Time of the last step, in unix seconds."""
+        """Time of the last step, in Unix seconds."""
         return self.first_s + (self.count - 1) * self.step_s
 
     @property
@@ -74,8 +78,8 @@ class Steps(Struct, frozen=True):
 
 
 class Resolution(Struct, frozen=True):
-    """Seconds between scrapes (`scrape_s`), between values of gauges (`step_s`) and of arrivals
-    (`begun_s`), and the window of rates (`window_s`)."""
+    """Seconds between scrapes (`scrape_s`), between values of gauges (`step_s`), between values of
+    arrivals (`begun_s`), and the window of rates (`window_s`)."""
 
     scrape_s: float
     step_s: float
@@ -84,12 +88,12 @@ class Resolution(Struct, frozen=True):
 
 
 def unit_s(span_s: float) -> float:
-    """The unit, in seconds, on whose multiples a period of this length begins and ends."""
+    """Seconds of which the bounds of a period of this length are multiples."""
     return HOUR_S if span_s >= SHORT_S else MINUTE_S
 
 
 def resolution(grid: Grid, *, engines: int, scrape_s: float, window_s: float) -> Resolution:
-    """The resolution at which a period is read."""
+    """The resolution at which a period should be read."""
     least_s = SCRAPES_A_STEP * scrape_s
     wanted_s = max(least_s, (grid.to_s - grid.from_s) * engines / VALUES_MOST)
     return Resolution(
@@ -101,7 +105,8 @@ def resolution(grid: Grid, *, engines: int, scrape_s: float, window_s: float) ->
 
 
 def _fitting(grid: Grid, wanted_s: float) -> float:
-    """The shortest of STEPS_S that is at least `wanted_s` and divides every hour of the grid."""
+    """The shortest of STEPS_S that is at least `wanted_s` and divides every hour of the grid. If
+    all that divide the hours are shorter: the longest of these."""
     fits = [
         step_s for step_s in STEPS_S if all(edge_s % step_s == 0 for edge_s in grid.edges_s)
     ] or [STEPS_S[0]]  # fmt: skip
@@ -114,8 +119,8 @@ def steps(grid: Grid, step_s: float) -> Steps:
 
 
 def hour_runs(slots: Sequence[Slot]) -> list[Steps]:
-    """Consecutive hours of equal length as steps. The first and last hour of a period may be
-    shorter, and hours may be missing."""
+    """Hours as steps: one `Steps` per run of consecutive hours of equal length. The first and last
+    hour of a period may be shorter, and hours may be missing."""
     runs: list[Steps] = []
     for slot in slots:
         length_s = slot.end_s - slot.start_s
@@ -139,16 +144,17 @@ GAUGES: Mapping[str, OverTime] = {
 _SIGNALS: Mapping[str, Signal] = {signal.key: signal for signal in VLLM_SIGNALS}
 GPUS = (GPU_BUSY, GPU_MEMORY)
 PROCESS = ("model_name", "engine")
-"""Labels that per-process series do not have: they are exported once for all engines."""
+"""Labels that a process exports only for its engines. Series about the process as a whole lack
+them."""
 
 
 def presence(asking: QueryScope, range_s: float) -> str:
-    """The series of running requests that existed within `range_s`."""
+    """A query for the series of running requests that existed within `range_s` seconds."""
     return f"last_over_time({asking.of_vllm(PRESENCE)}[{duration(range_s)}])"
 
 
 def scrapes(asking: QueryScope, range_s: float) -> str:
-    """Number of scrapes of each engine."""
+    """A query for the number of scrapes of each engine."""
     return _either(
         asking,
         range_s,
@@ -159,24 +165,24 @@ def scrapes(asking: QueryScope, range_s: float) -> str:
 
 
 def gauges(asking: QueryScope, key: str, range_s: float) -> str:
-    """A gauge's mean, per engine."""
+    """A query for the mean of a gauge, per engine."""
     return _either(asking, range_s, GAUGES[key].promql)
 
 
 def gained(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
-    """The increase of a counter (`part` is empty) or of a histogram's `bucket`s, `sum` or `count`,
-    summed by the labels `by`."""
+    """A query for the increase of a counter (`part` is empty) or of a part of a histogram
+    (`bucket`, `sum` or `count`), summed by the labels `by`."""
     whole = _with_bounds(part, by)
     return _either(asking, range_s, lambda dialect: hourly_sums.increase(dialect, key, part, whole))
 
 
 def gained_kept(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
-    """The same as `gained`, read from the sums that recording rules keep."""
+    """The same query as `gained`, on the sums that recording rules store."""
     return _kept(asking, hourly_sums.summed_series(key, part), _with_bounds(part, by), range_s)
 
 
 def engines_kept(asking: QueryScope, by: Sequence[str], range_s: float) -> str:
-    """How many engines the recorded sums cover, summed over their evaluations."""
+    """A query for the number of engines in the recorded sums, added up over their evaluations."""
     return _kept(asking, hourly_sums.SUMMED_ENGINES, by, range_s)
 
 
@@ -190,7 +196,8 @@ def _with_bounds(part: str, by: Sequence[str]) -> tuple[str, ...]:
 
 
 def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) -> str:
-    """A counter that shows trouble, or the mean ITL, per engine."""
+    """A query, per engine, for a counter that shows trouble, or for the mean ITL. `late_s` is the
+    TTFT target in seconds."""
     if key == ITL_MEAN:
         return _either(asking, range_s, _SIGNALS[ITL_MEAN].expr.promql)
     if key == PREEMPTED:
@@ -208,45 +215,48 @@ def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) 
 
 
 def recorded_worst(asking: QueryScope, key: str, range_s: float) -> str:
-    """The maximum of a recorded series, per engine; for CONFIDENCE also per cause."""
+    """A query for the maximum of a recorded series, per engine. For CONFIDENCE also per cause."""
     by = (*asking.by, "cause") if key == CONFIDENCE else asking.by
     series = asking.series(recorded(key))
     return f"max by ({', '.join(by)}) (max_over_time({series}[{duration(range_s)}]))"
 
 
 def narrowed(asking: QueryScope, only: str) -> QueryScope:
-    """The same scope with extra matchers."""
+    """A copy of the scope with additional matchers."""
     return replace(
         asking, selector=",".join(matchers for matchers in (asking.selector, only) if matchers)
     )
 
 
 def curve(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
-    """A signal over the window, of some engines (`only`: matchers), for their latency curve."""
+    """A query for a signal over the window, for the latency curve. `only` are matchers of the
+    chosen engines."""
     return _either(narrowed(asking, only), asking.window_s, _SIGNALS[key].expr.promql)
 
 
 def curve_recorded(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
-    """A recorded signal of some engines (`only`: matchers), for their latency curve."""
+    """A query for a recorded signal, for the latency curve. `only` are matchers of the chosen
+    engines."""
     series = asking.series(recorded(key), only)
     return f"max by ({', '.join(asking.by)}) ({series})"
 
 
 def up(jobs: Sequence[str], range_s: float) -> str:
-    """The share of successful scrapes (0-1) per job and instance."""
+    """A query for the share of successful scrapes (0-1), per job and instance."""
     only = f"{{{any_of('job', jobs)}}}" if jobs else ""
     return f"avg by (job, instance) (avg_over_time(up{only}[{duration(range_s)}]))"
 
 
 def failed_scrapes(jobs: Sequence[str], range_s: float) -> str:
-    """The number of failed scrapes per job and instance."""
+    """A query for the number of failed scrapes, per job and instance."""
     scrapes = f"up{{{any_of('job', jobs)}}}" if jobs else "up"
     over = f"{scrapes}[{duration(range_s)}]"
     return f"sum by (job, instance) (count_over_time({over}) - sum_over_time({over}))"
 
 
 def deleted(namespaces: Sequence[str], range_s: float) -> str:
-    """A value for each pod of these namespaces that Kubernetes deletes, by kube-state-metrics."""
+    """A query on kube-state-metrics with a value for each pod of these namespaces that Kubernetes
+    is deleting."""
     over = f"[{duration(range_s)}]"
     if not namespaces:
         return f"last_over_time({DELETED}{over})"
@@ -257,14 +267,14 @@ def deleted(namespaces: Sequence[str], range_s: float) -> str:
 
 
 def starts(asking: QueryScope, range_s: float) -> str:
-    """The start time of each process, as exported by it."""
+    """A query for the start time of each process, in Unix seconds."""
     series = asking.series("process_start_time_seconds")
     by = ", ".join(label for label in asking.by if label not in PROCESS)
     return f"max by ({by}) (last_over_time({series}[{duration(range_s)}]))"
 
 
 def configs(asking: QueryScope, range_s: float) -> str:
-    """The cache configuration, which vLLM exports as labels."""
+    """A query for the cache configuration, which vLLM exports as labels."""
     return _either(
         asking,
         range_s,
@@ -273,12 +283,12 @@ def configs(asking: QueryScope, range_s: float) -> str:
 
 
 def gpu_models(range_s: float) -> str:
-    """DCGM series that carry the GPU model."""
+    """A query for DCGM series that have the GPU model as a label."""
     return f"last_over_time(DCGM_FI_DEV_SM_CLOCK[{duration(range_s)}])"
 
 
 def gpus(key: str, range_s: float) -> str:
-    """A GPU figure from the DCGM exporter, per pod or per node."""
+    """A query for a GPU signal of the DCGM exporter, per pod or per node."""
     over, by = f"[{duration(range_s)}]", ", ".join(GPU_LABELS)
     if key == GPU_BUSY:
         return f"avg by ({by}) (avg_over_time({PROF}GR_ENGINE_ACTIVE{over}))"
@@ -289,7 +299,7 @@ def gpus(key: str, range_s: float) -> str:
 
 
 def pages(asking: QueryScope, labels: Mapping[str, str], span_s: float) -> str:
-    """All raw samples of one target over `span_s` seconds."""
+    """A query for all raw samples of one target over `span_s` seconds."""
     begins = "|".join(map(re.escape, asking.prefixes))
     names = quoted(f"({begins}).+|process_start_time_seconds|up")
     only = ",".join(f'{name}="{quoted(value)}"' for name, value in sorted(labels.items()))
@@ -297,7 +307,8 @@ def pages(asking: QueryScope, labels: Mapping[str, str], span_s: float) -> str:
 
 
 def _either(asking: QueryScope, range_s: float, make: Callable[[Dialect], str | None]) -> str:
-    """A query over `range_s` that tries each metric prefix."""
+    """A query over `range_s` seconds for all prefixes of vLLM's metrics. `make` returns the query
+    for one prefix, or None."""
     return replace(asking, window_s=range_s).either(make)
 
 
@@ -305,19 +316,20 @@ def _either(asking: QueryScope, range_s: float, make: Callable[[Dialect], str | 
 
 
 PIECE_VALUES = 200_000
-"""Values per answer: about 20 MB while it is read."""
+"""Maximum number of values per answer. They take about 20 MB while the answer is read."""
 
 PIECE_SCRAPED = 20_000_000
-"""Raw samples that one query may scan on the server: about one second of work."""
+"""Maximum number of raw samples that one query may scan on the server: about one second of work."""
 
 KeyOf = Callable[[Labels], RowKey]
 
 
 class Query(Struct, frozen=True):
-    """A range query. `text` returns the PromQL for a step length in s; `key` returns a row's key.
+    """A range query. `text` returns the PromQL for a step length in seconds. `key` returns the key
+    of a row.
 
-    `rows` and `scraped` estimate the rows of the answer and the raw samples per second that the
-    server scans; long ranges are split by both.
+    `rows` is the estimated number of rows of the answer, `scraped` the estimated raw samples per
+    second of range that the server scans. A long range is split so that neither gets too large.
     """
 
     text: Callable[[float], str]
@@ -327,7 +339,7 @@ class Query(Struct, frozen=True):
 
 
 class QueryProblems(Struct):
-    """Warnings of the server (partial answers) and queries that failed, with the error."""
+    """Warnings of the server (partial answers), and the errors of failed queries."""
 
     warnings: dict[str, None] = field(default_factory=dict[str, None])
     failed: dict[str, CollectError] = field(default_factory=dict[str, CollectError])
@@ -346,11 +358,13 @@ class Ranges:
         self.problems = QueryProblems()
 
     def steps(self, queries: Mapping[str, Query], at: Steps) -> dict[str, Rows]:
-        """The rows of each query by step; NaN without a value. Shape of a row: (steps,)."""
+        """The rows of each query, with a value for each step. NaN without a value. Shape of a row:
+        (steps,)."""
         return self._all(queries, [at])
 
     def slots(self, queries: Mapping[str, Query], slots: Sequence[Slot]) -> dict[str, Rows]:
-        """The rows of each query by hour; NaN without a value. Shape of a row: (slots,)."""
+        """The rows of each query, with a value for each hour. NaN without a value. Shape of a row:
+        (slots,)."""
         return self._all(queries, hour_runs(slots))
 
     def _all(self, queries: Mapping[str, Query], runs: Sequence[Steps]) -> dict[str, Rows]:

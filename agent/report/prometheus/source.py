@@ -1,4 +1,5 @@
-"""Prometheus (or a server with its API) as a report's source, with notes on the data. I/O edge."""
+"""Prometheus, or a server with the same API, as a source for reports. Includes notes on the data.
+I/O edge."""
 
 from __future__ import annotations
 
@@ -130,8 +131,8 @@ PROBLEMS_SHOWN_MAX = 4
 
 
 def notices_of(problems: QueryProblems, left_out: int) -> tuple[str, ...]:
-    """Warnings for the top of the report: partial answers, failed queries, and how many spans with
-    signs of trouble were not examined, `left_out`."""
+    """Warnings for the top of the report: partial answers, failed queries, and suspect spans that
+    were not examined. `left_out` is the number of these spans."""
     notices: list[str] = []
     if problems.warnings:
         shown = "; ".join([*problems.warnings][:PROBLEMS_SHOWN_MAX])
@@ -158,7 +159,7 @@ def notes_of(
     source: PrometheusSource,
     search: IncidentSearch,
 ) -> tuple[str, ...]:
-    """How the data was read, and what the metrics system does not contain."""
+    """Notes on how the data was read, and on data that the metrics system does not contain."""
     recorded = (
         f"signals from recording rules: {', '.join(now.recorded)}; all others from raw series"
         if now.recorded
@@ -185,7 +186,7 @@ def notes_of(
 
 
 def _without_samples(search: IncidentSearch) -> Iterator[str]:
-    """The suspect periods that are reported without the samples around them."""
+    """Yields notes on suspect periods that are reported without the samples around them."""
     if search.coarse:
         yield (
             f"{plural(search.coarse, 'more suspect period')} reported from the steps alone: "
@@ -199,7 +200,7 @@ def _without_samples(search: IncidentSearch) -> Iterator[str]:
 
 
 def _gpus(fleet: FleetEngines, now: PeriodData) -> str:
-    """How many engines have GPU figures from DCGM."""
+    """A note on how many engines have GPU signals from DCGM."""
     with_gpus = {key for figure in GPUS for key in now.gauges.get(figure, {})}
     covered = sum(engine.key in with_gpus for engine in fleet.members)
     if not covered:
@@ -228,7 +229,7 @@ def _summed(now: PeriodData) -> list[str]:
 
 
 def _missing(fleet: FleetEngines, now: PeriodData) -> list[str]:
-    """Series that no engine of a tier has."""
+    """Notes on series that no engine of a tier has."""
     lines: list[str] = []
     for tier in fleet.tiers():
         groups = {fleet.group(engine) for engine in fleet.of(tier)}
@@ -246,7 +247,7 @@ def _missing(fleet: FleetEngines, now: PeriodData) -> list[str]:
 def gauges_of(
     grid: Grid, at: Steps, keys: Sequence[RowKey], rows: Mapping[str, Rows]
 ) -> GaugeSpans:
-    """The hourly gauges of the engines in `keys`; gauges that no engine exports are left out."""
+    """The hourly gauges of the engines in `keys`. Gauges that no engine exports are left out."""
     nothing = np.full(at.count, np.nan)
     values = {
         name: np.array([gauge_rows.get(key, nothing) for key in keys])
@@ -264,7 +265,7 @@ def gauges_of(
 
 
 def _hours_of(grid: Grid, at: Steps) -> npt.NDArray[np.intp]:
-    """The index of the hour that each step is in. Shape: (steps,)."""
+    """The index of the hour that contains each step. Shape: (steps,)."""
     return np.searchsorted(np.array(grid.edges_s), at.begins_s + 1e-3, side="right") - 1
 
 
@@ -274,7 +275,7 @@ def tier_spans(
     groups: Sequence[RowKey],
     capacity_tokens: float | None,
 ) -> list[Span]:
-    """The hours of a tier: gauges of the engines `keys`, counters and histograms of `groups`."""
+    """The hours of a tier: gauges of the engines in `keys`, counters and histograms of `groups`."""
     gauges = gauges_of(read.grid, read.at, keys, read.gauges)
     counts, tallies = read.counted(groups), read.tallies(groups)
     worst = _worst_eviction(read, keys)
@@ -301,7 +302,8 @@ def tier_spans(
 
 
 def _worst_eviction(read: PeriodData, keys: Sequence[RowKey]) -> Floats | None:
-    """The highest preemption ratio of any of the engines per hour: preemptions/running/s."""
+    """For each hour, the highest preemption ratio of any engine: preemptions per second and running
+    request."""
     if not read.preempted:
         return None
     hours = len(read.grid.slots)
@@ -317,11 +319,12 @@ def _worst_eviction(read: PeriodData, keys: Sequence[RowKey]) -> Floats | None:
 
 
 QUERIES = 60
-"""Approximate number of queries per period, for the progress bar."""
+"""Assumed number of queries per period, for the progress bar."""
 
 
 class MetricsSource:
-    """Reads a report's periods from Prometheus: all series of a fleet at once, in steps."""
+    """Reads the periods of a report from Prometheus. Each query reads a series of all engines at
+    once, in steps."""
 
     def __init__(
         self,
@@ -332,7 +335,7 @@ class MetricsSource:
         *,
         at_once: int,
     ) -> None:
-        """Runs all queries, and replays the samples around signs of trouble.
+        """Send all queries, and replay the samples around signs of trouble.
 
         Raises:
             CollectError: the server does not answer, or has no vLLM series in the period.
@@ -376,7 +379,8 @@ class MetricsSource:
         return self._source.url
 
     def engines(self) -> Iterator[EnginePeriod]:
-        """The requested engines of both periods, and the outages of whole pools."""
+        """Yields the requested engines of both periods, and an entry for each outage of a whole
+        pool."""
         now = self._observed(self._now, self._configs)
         before = self._observed(self._before) if self._before is not None else {}
         for engine in self._fleet.members:
@@ -396,17 +400,18 @@ class MetricsSource:
         yield from self._of_fleet.pools()
 
     def totals(self, tier: str) -> tuple[TierTotals, TierTotals]:
-        """Counters, histograms and gauges of a tier: the server adds up its engines."""
+        """Counters, histograms and gauges of a tier for both periods. The server sums them over the
+        tier's engines."""
         members = self._fleet.of(tier)
         before = TierTotals() if self._before is None else self._totals(members, self._before)
         return self._totals(members, self._now, self._configs), before
 
     def targets(self) -> list[TargetObserved]:
-        """Scrapes, failures and gaps of each replica, derived from the steps."""
+        """Scrapes, failures and gaps of each replica, computed from the steps."""
         return targets(self._fleet, self._now)
 
     def remarks(self) -> Remarks:
-        """How the data was read, and what is missing or partial."""
+        """Remarks on how the data was read, and on what is missing or partial."""
         problems = self._ranges.problems
         return Remarks(
             filters=(f"selector {self._selector}",) if self._selector else (),
@@ -419,7 +424,7 @@ class MetricsSource:
     def _observed(
         self, read: PeriodData, configs: Configs | None = None
     ) -> dict[Key, EngineObserved]:
-        """The engines present in a period."""
+        """The engines that were present in a period."""
         engines = [engine for engine in self._fleet.members if read.has(engine.key)]
         if not engines:
             return {}
@@ -451,7 +456,7 @@ class MetricsSource:
         )  # fmt: skip
 
     def _configured(self, engine: TierEngine) -> list[Configured]:
-        """Process starts with the configurations before and after."""
+        """The process starts of an engine, each with the configurations before and after."""
         return [
             Configured(
                 t_s, engine.target, engine.engine, *self._configs.around(engine.member, t_s),
@@ -490,7 +495,7 @@ def _engine(
 def metrics_source(
     url: str, settings: Settings, selector: str, request: ReportRequest, progress: ReportProgress
 ) -> Generator[MetricsSource]:
-    """The metrics system at `url`, read as the settings describe it.
+    """A context with the metrics system at `url` as a source for reports.
 
     Raises:
         CollectError: the server does not answer, or has no vLLM series in the period.

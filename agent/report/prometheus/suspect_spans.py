@@ -1,5 +1,8 @@
-"""Spans of trouble in the steps of a period: of engines, whose samples are then replayed, and of
-the fleet (pools without a replica, replicas slower than their peers). I/O edge."""
+"""Finds time spans with signs of trouble in the steps of a period. I/O edge.
+
+The suspect spans of engines are later replayed from their samples. Suspect spans of the fleet (a
+pool without replicas, a replica slower than its peers) are judged by fleet mode.
+"""
 
 from __future__ import annotations
 
@@ -55,18 +58,21 @@ ORDER = (DOWN, STALLED, PREEMPTING, CONCLUDED, TOO_LATE, QUEUED)
 CAUSES: Mapping[str, str] = {
     DOWN: "target_down", STALLED: "engine_stalled", PREEMPTING: "kv_pressure",
 }  # fmt: skip
-"""Signs that prove a cause by themselves."""
+"""The cause that a sign proves without further evidence, by sign."""
 
 LATE_SHARE, LATE_MIN = 0.1, 5.0
-"""Share and number of late requests per step that count as a sign: 1% of requests are late by
-definition."""
+"""Minimum share and minimum number of late requests in a step that are a sign of trouble. 1% of
+requests are late by definition."""
 
 BRIDGED_STEPS = 2
 
 
 class SuspectSpan(Struct, frozen=True):
-    """A span of time with a sign of trouble. `steps`: how many steps show it; `harm_requests`: the
-    requests that were late, preempted, queued or not served in it, as far as the steps show."""
+    """A time span with a sign of trouble.
+
+    `steps` is the number of steps that show the sign. `harm_requests` is the number of requests
+    that were late, preempted, queued or not served, estimated from the steps.
+    """
 
     why: str
     from_s: float
@@ -78,7 +84,8 @@ class SuspectSpan(Struct, frozen=True):
 def suspect_spans(
     values: Mapping[str, Floats], at: Steps, scrapes: TargetScrapes | None
 ) -> list[SuspectSpan]:
-    """Spans with signs of trouble of one engine, overlapping ones merged. Shapes: (steps,)."""
+    """The spans in which one engine shows signs of trouble. Overlapping spans are merged. Shapes:
+    (steps,)."""
     signs = _signs(values, at, scrapes)
     suspects: list[SuspectSpan] = []
     for why in ORDER:
@@ -91,10 +98,10 @@ def suspect_spans(
 
 
 def worst_spans(spans: Sequence[SuspectSpan], *, most: int) -> list[int]:
-    """Indices of the at most `most` spans to replay, those with most harm first.
+    """Indices of the spans to replay, at most `most`; those with the most harm come first.
 
-    Half of them are reserved for signs that the steps alone do not explain: outages and stalls are
-    reported without a replay, too.
+    Half of them are reserved for signs that do not prove a cause. Outages and stalls prove theirs,
+    so they are reported even without a replay.
     """
     order = sorted(
         range(len(spans)),
@@ -131,7 +138,8 @@ def _harm_requests(
 def _signs(
     values: Mapping[str, Floats], at: Steps, scrapes: TargetScrapes | None
 ) -> dict[str, Truths]:
-    """The steps that show each sign. Shape: (steps,). Comparisons with NaN are false."""
+    """For each sign of trouble, a mask of the steps that show it. Shape: (steps,). A comparison
+    with NaN is false."""
     signs: dict[str, Truths] = {}
     running, waiting = values.get(RUNNING), values.get(WAITING)
     if scrapes is not None:
@@ -164,7 +172,8 @@ def _runs(why: str, holds: Truths, at: Steps) -> list[SuspectSpan]:
 
 
 def _merged(suspects: Sequence[SuspectSpan]) -> list[SuspectSpan]:
-    """Overlapping spans merged under the worst sign, which comes first in the input."""
+    """Merge overlapping spans. The merged span has the worst sign. The input must be sorted by
+    sign, the worst first."""
     kept: list[SuspectSpan] = []
     for suspect in suspects:
         over = next((k for k, other in enumerate(kept) if _overlap(suspect, other)), None)
@@ -190,18 +199,19 @@ def _overlap(suspect: SuspectSpan, other: SuspectSpan) -> bool:
 Evidence = Callable[[Episode, bool], EpisodeObserved]
 
 JUDGED_MOST = 10
-"""At most this many spans, the longest, are judged: each costs some 30 queries."""
+"""Maximum number of spans that fleet mode judges, the longest ones. Each costs about 30 queries."""
 
 JUDGED_AFTER_S = 2700.0
-"""A pool is judged at the latest this long after its last replica: fleet mode looks back an
-hour."""
+"""Maximum seconds between the end of a pool's last replica and the moment at which fleet mode
+judges the pool. Fleet mode looks back an hour."""
 
 
 class FleetSpan(Struct, frozen=True):
-    """A span, in Unix seconds, in which a pool that had replicas before has none, or in which one
-    `engine` of it generates tokens more slowly than its peers.
+    """A time span, in Unix seconds, in which a pool lost all its replicas (`engine` is None), or in
+    which `engine` generated tokens more slowly than its peers.
 
-    `goes_on`: it lasts to the end of the period. `judged_s` is when fleet mode judges it.
+    `goes_on`: the span lasts to the end of the period. `judged_s` is the moment at which fleet mode
+    judges the span.
     """
 
     pool: str
@@ -213,8 +223,8 @@ class FleetSpan(Struct, frozen=True):
 
 
 def empty_spans(pools: Mapping[str, Sequence[Key]], running: Rows, at: Steps) -> list[FleetSpan]:
-    """The spans of whole steps without any engine of a pool. `pools`: the engines of each;
-    `running` has a value in the steps in which an engine has series."""
+    """The spans in which a pool has no engine for whole steps. `pools` has the engines of each
+    pool. A row of `running` has a value in the steps in which the engine has series."""
     spans: list[FleetSpan] = []
     for pool, keys in pools.items():
         rows = [~np.isnan(running[key]) for key in keys if key in running]
@@ -232,19 +242,21 @@ def empty_spans(pools: Mapping[str, Sequence[Key]], running: Rows, at: Steps) ->
 
 
 SLOW_LASTS_S = 300.0
-"""A replica is behind its peers for at least this long, as in the exported alert."""
+"""Minimum seconds for which a replica must be slower than its peers, as in the exported alert."""
 
 SLOW_JUDGED_AFTER_S = 600.0
 SLOW_CAUSES = ("gpu_fault", "gpu_throttled", "bad_node")
-"""Why a replica is slower than its peers, root causes first."""
+"""Causes that make a replica slower than its peers, root causes first."""
 
 
 def slow_spans(
     engines: Sequence[TierEngine], itl_s: Rows, begun: Rows, at: Steps
 ) -> list[FleetSpan]:
-    """The spans in which single engines of a tier are slower than the others at the same load, by
-    the bounds of the cause `bad_node`. In each step `itl_s` is the mean ITL in seconds, `begun` the
-    number of requests."""
+    """The spans in which single engines of a tier are slower than the others at the same load. The
+    bounds are those of the cause `bad_node`.
+
+    For each step, `itl_s` has the mean ITL in seconds and `begun` the number of requests.
+    """
     measured = [engine for engine in engines if engine.key in itl_s]
     if len(measured) < PEERS_MIN:
         return []
@@ -268,14 +280,14 @@ def slow_spans(
 
 
 def _middle(rows: Floats) -> Floats:
-    """The median of each step, NaN where no row has a value."""
+    """The median of each step over all rows. NaN where no row has a value."""
     has_value = ~np.isnan(rows).all(axis=0)
     return np.where(has_value, np.nanmedian(np.where(has_value, rows, 0.0), axis=0), np.nan)
 
 
 class FleetIncidents:
-    """The incidents of a report that fleet mode concludes. `left_out`: how many suspect spans were
-    not judged."""
+    """The incidents of a report that fleet mode concludes. `left_out` is the number of suspect
+    spans that were not judged."""
 
     def __init__(self, ranges: Ranges, config: FleetConfig, fleet: FleetEngines) -> None:
         self._ranges, self._config, self._fleet = ranges, config, fleet
@@ -284,7 +296,7 @@ class FleetIncidents:
         self.left_out = 0
 
     def look(self, now: PeriodData) -> None:
-        """Judge the longest spans."""
+        """Let fleet mode judge the longest spans."""
         spans = [*self._empty(now), *self._behind(now)]
         spans.sort(key=lambda span: span.from_s - span.to_s)
         self.left_out = len(spans[JUDGED_MOST:])
@@ -312,7 +324,8 @@ class FleetIncidents:
             yield from slow_spans(self._fleet.of(tier), itl_s, begun, now.at)
 
     def _observed(self, span: FleetSpan) -> Observed | None:
-        """The fleet at the moment at which a span is judged; None if it cannot be read."""
+        """The state of the fleet at the moment at which a span is judged. None if it cannot be
+        read."""
         config = replace(self._config, at_s=span.judged_s, past=Past())
         try:
             return observe(self._ranges.source, config)
@@ -323,7 +336,7 @@ class FleetIncidents:
             return None
 
     def _why_slow(self, engine: TierEngine, observed: Observed) -> FleetCause | None:
-        """Why a replica is slow; None if fleet mode finds no cause."""
+        """The cause that makes a replica slow. None if fleet mode finds no cause."""
         name = engine.member.name
         causes = {
             cause.cause.id: cause
@@ -333,7 +346,7 @@ class FleetIncidents:
         return next((causes[cause] for cause in SLOW_CAUSES if cause in causes), None)
 
     def pools(self) -> Iterator[EnginePeriod]:
-        """Each outage, as an incident of its pool."""
+        """Yields each outage of a pool as an incident of the pool."""
         for span, observed, cause in self._outages:
             engine = next(e for e in self._fleet.members if e.member.pool == span.pool)
             yield EnginePeriod(
@@ -346,8 +359,11 @@ class FleetIncidents:
             )
 
     def held(self, engine: TierEngine, others: Sequence[Held]) -> list[Held]:
-        """The intervals in which an engine was slower than its peers, by their causes; without
-        `bad_node` where one of `others`, the engine's own intervals, explains slow tokens."""
+        """The intervals in which an engine was slower than its peers, with their causes.
+
+        `others` are the engine's own intervals. `bad_node` is left out where one of them explains
+        slow tokens.
+        """
         intervals = [_held(s, cause, s.from_s) for s, cause in self._slow.get(engine.key, ())]
         slow = [other for other in others if other.kind == "cause" and other.id in SLOWS_TOKENS]
         return [
@@ -357,8 +373,8 @@ class FleetIncidents:
         ]
 
     def evidence_of(self, engine: TierEngine, others: Evidence) -> Evidence:
-        """Adds the evidence to an engine's incidents: the fleet's diagnosis where fleet mode found
-        the cause, otherwise what `others` returns."""
+        """A function that adds the evidence to an incident of an engine: the fleet's diagnosis if
+        fleet mode found the cause, else the result of `others`."""
         documents = {
             cause.cause.id: _document(cause) for _, cause in self._slow.get(engine.key, ())
         }
@@ -372,7 +388,7 @@ class FleetIncidents:
 
 
 def _held(span: FleetSpan, cause: FleetCause, start_s: float) -> Held:
-    """The interval of a span's cause."""
+    """The interval in which a span's cause was present."""
     return Held(
         "cause",
         cause.cause.id,
@@ -389,7 +405,7 @@ def _both_held(interval: Held, other: Held) -> bool:
 
 
 def _last_seen_s(span: FleetSpan, observed: Observed) -> float:
-    """When the last series of a pool ended."""
+    """Unix time of the last sample of a pool."""
     last_seen_s = [
         row.seen_s for row in observed.gone if row.pool == span.pool and row.seen_s is not None
     ]
@@ -397,7 +413,7 @@ def _last_seen_s(span: FleetSpan, observed: Observed) -> float:
 
 
 def _evidence(tier: str, cause: FleetCause) -> Evidence:
-    """The incident of a pool, with fleet mode's cause."""
+    """A function that returns the incident of a pool with the diagnosis of fleet mode."""
     document = _document(cause)
     return lambda episode, _detailed: EpisodeObserved(tier, cause.pool, "", episode, document)
 
