@@ -1,4 +1,4 @@
-"""Chunk codec: about an hour of signals, counters or scrapes, encoded as one blob. Pure."""
+"""Encodes and decodes chunks: about an hour of signals, counters or scrapes as one blob. Pure."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ from kneewatch.agent.store.records import Scrapes
 from kneewatch.collector.scrape_history import Column
 
 ReadBytes = Callable[[int, int], bytes]
-"""Reads bytes of a blob: called with length and offset."""
+"""A function that reads bytes of a blob. Its arguments are length and offset."""
 
 _LENGTH = struct.Struct("<I")
 DIRECTORY_MAX_BYTES = 1 << 24
 
 
 def pack_body(directory: Mapping[str, Any], pieces: Sequence[bytes]) -> bytes:
-    """A blob: the length of the directory, the compressed directory, then the pieces."""
+    """Build a blob: the length of the directory, the compressed directory, then the pieces."""
     head = zlib.compress(orjson.dumps(directory), LEVEL)
     return b"".join((_LENGTH.pack(len(head)), head, *pieces))
 
 
 class ChunkBody:
-    """A blob's directory, and its pieces, read on demand. `rows` is the number of scrapes."""
+    """A blob. Its directory is read at once, its pieces when they are needed. `rows` is the number
+    of scrapes."""
 
     def __init__(self, read: ReadBytes, loops: Decoders = PURE_PYTHON) -> None:
-        """Reads the directory.
+        """Read the directory.
 
         Raises:
             DamagedError: the bytes are not a valid directory.
@@ -71,7 +72,7 @@ class ChunkBody:
             self.rows = int(self.directory["rows"])
 
     def piece(self, place: Sequence[int]) -> bytes:
-        """A piece by its place: offset after the directory, and length."""
+        """A piece of the blob. `place` is its offset after the directory and its length."""
         with decoding("directory"):
             offset, length = place
             return self._read(length, self._from + offset)
@@ -80,27 +81,27 @@ class ChunkBody:
         """Times of the scrapes. Shape: (scrapes,).
 
         Raises:
-            DamagedError: they cannot be decoded.
+            DamagedError: the times cannot be decoded.
         """
         with decoding("times"):
             place = self.directory["times"]
         return self.checked(unpack_times(self.piece(place), self._loops))
 
     def _integers(self, key: str) -> array[int]:
-        """The integers of the piece at `directory[key]`.
+        """The integers in the piece at `directory[key]`.
 
         Raises:
-            DamagedError: they cannot be decoded.
+            DamagedError: the piece cannot be decoded.
         """
         with decoding(key):
             place = self.directory[key]
         return unpack_integers(self.piece(place), self._loops)
 
     def checked(self, values: array[float]) -> array[float]:
-        """The values, after checking that there is one per scrape.
+        """Check that there is one value per scrape. Returns the values.
 
         Raises:
-            DamagedError: there are more or fewer.
+            DamagedError: there are more or fewer values.
         """
         if len(values) != self.rows:
             raise DamagedError(f"{len(values)} values for {self.rows} scrapes")
@@ -108,12 +109,12 @@ class ChunkBody:
 
 
 def bytes_reader(data: bytes) -> ReadBytes:
-    """A reader of bytes in memory."""
+    """A `ReadBytes` function for bytes in memory."""
     return lambda length, offset: data[offset : offset + length]
 
 
 class PieceWriter:
-    """Concatenates pieces and records their places."""
+    """Appends pieces to a byte string and returns the place of each."""
 
     def __init__(self) -> None:
         self.data: list[bytes] = []
@@ -127,7 +128,8 @@ class PieceWriter:
 
 
 def pack_signals(times: Sequence[float], columns: Mapping[str, Sequence[float]]) -> bytes:
-    """Encode a chunk of signals. Shapes: `times` and each column (scrapes,), not empty."""
+    """Encode a chunk of signals. Shapes: `times` and each column (scrapes,), with at least one
+    scrape."""
     pieces = PieceWriter()
     directory: dict[str, Any] = {"rows": len(times), "times": pieces.add(pack_times(times))}
     directory["columns"] = {
@@ -140,10 +142,10 @@ def pack_signals(times: Sequence[float], columns: Mapping[str, Sequence[float]])
 
 
 class SignalChunk(ChunkBody):
-    """A chunk of signals, decoded column by column."""
+    """A chunk of signals. Columns are decoded when they are needed."""
 
     def __init__(self, read: ReadBytes, loops: Decoders = PURE_PYTHON) -> None:
-        """Reads the directory.
+        """Read the directory.
 
         Raises:
             DamagedError: the bytes are not a valid directory.
@@ -154,14 +156,14 @@ class SignalChunk(ChunkBody):
 
     @property
     def keys(self) -> list[str]:
-        """The signals it holds."""
+        """The keys of the signals in the chunk."""
         return list(self._columns)
 
     def column(self, key: str) -> array[float]:
-        """Values of a signal. Shape: (scrapes,); all NaN if the chunk lacks it.
+        """Values of a signal. Shape: (scrapes,). All are NaN if the chunk lacks the signal.
 
         Raises:
-            DamagedError: it cannot be decoded.
+            DamagedError: the column cannot be decoded.
         """
         place = self._columns.get(key)
         if isinstance(place, list):
@@ -169,7 +171,7 @@ class SignalChunk(ChunkBody):
         return array("d", [math.nan if place is None else float(place)]) * self.rows
 
     def values(self, row: int) -> dict[str, float]:
-        """All signals of one scrape; damaged ones are left out."""
+        """The values of all signals at one scrape. Damaged signals are left out."""
         values: dict[str, float] = {}
         for key, place in self._columns.items():
             if not isinstance(place, list):
@@ -190,7 +192,7 @@ ColumnRow = tuple[str, Sequence[Sequence[str]], str]
 
 
 def column_row(column: Column) -> ColumnRow:
-    """A column in its JSON form."""
+    """A column in the form in which it is stored as JSON."""
     return column.metric, column.labels, column.part
 
 
@@ -230,15 +232,15 @@ def pack_counters(times: Sequence[float], columns: Mapping[Column, Sequence[floa
 
 
 class CounterChunk(ChunkBody):
-    """A chunk of counters, decoded.
+    """A decoded chunk of counters.
 
-    `columns` states where each column's numbers are: "i" in `integers`, "b" in `floats`, in both
-    cases from its index in `starts` on. A number in place of "i" or "b" is the value of a constant
-    column.
+    `columns` has each column with its kind. Kind "i" means that the column's numbers are in
+    `integers`, "b" that they are in `floats`; they begin at the column's index in `starts`. A
+    column with a number instead of a kind is constant, and the number is its value.
     """
 
     def __init__(self, read: ReadBytes, loops: Decoders) -> None:
-        """Decodes everything.
+        """Decode the whole chunk.
 
         Raises:
             DamagedError: the bytes cannot be decoded.
@@ -268,7 +270,7 @@ def _is_whole(value: float) -> bool:
 
 
 def pack_scrapes(scrapes: Scrapes) -> bytes:
-    """Encode a chunk of scrapes: their times, and the errors of failed ones."""
+    """Encode a chunk of scrapes: the times of all scrapes, and the errors of failed scrapes."""
     pieces = PieceWriter()
     directory = {
         "rows": len(scrapes.times),
@@ -301,13 +303,13 @@ def concat_scrapes(parts: Iterable[Scrapes]) -> Scrapes:
 
 
 def select_scrapes(scrapes: Scrapes, places: Sequence[int]) -> Scrapes:
-    """The scrapes at some positions."""
+    """The scrapes at the positions `places`."""
     failed = {new: scrapes.failed[at] for new, at in enumerate(places) if at in scrapes.failed}
     return Scrapes(array("d", [scrapes.times[at] for at in places]), failed)
 
 
 def downsample_scrapes(scrapes: Scrapes, *, step_s: float) -> Scrapes:
-    """All failed scrapes, and one successful scrape per step."""
+    """All failed scrapes, but only one successful scrape per `step_s` seconds."""
     kept: list[int] = []
     step: float | None = None
     for at, t_s in enumerate(scrapes.times):

@@ -1,11 +1,12 @@
-"""Column codec: float32 columns, times and integers as compressed bytes. Pure.
+"""Encodes and decodes columns: float32 values, times and integers as compressed bytes. Pure.
 
 The decoders are a parameter, `Decoders`. The daemon uses PURE_PYTHON, because importing numpy would
-add 11 MiB to its 75 MiB. A report reads millions of numbers and passes decoders that use numpy.
+add 11 MiB to its 75 MiB. A report reads millions of numbers and therefore uses decoders with numpy.
 
-All bytes are little-endian. Columns are split into byte planes (all highest bytes, then all next
-bytes, ...) before compression, because neighbours share their upper bytes. Each compressed piece
-carries zlib's checksum, so a flipped bit is detected.
+All bytes are little-endian. Columns are split into byte planes before compression: all highest
+bytes, then all second highest bytes, and so on. Neighbouring numbers share their upper bytes, so
+these planes compress well. Each compressed piece contains zlib's checksum, so a flipped bit is
+detected.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kneewatch.collector.errors import KneewatchError
 
 LEVEL = 6
 INT_MAX = float(1 << 53)
-"""Integers up to this are exact in float64."""
+"""Largest number up to which all integers are exact in float64."""
 
 _FLOAT32 = struct.Struct(">f")
 _WRAP = 1 << 64
@@ -38,7 +39,7 @@ class DamagedError(KneewatchError):
 
 @contextmanager
 def decoding(what: str) -> Generator[None]:
-    """Turns the errors of decoding damaged bytes into DamagedError."""
+    """A context that turns errors caused by damaged bytes into DamagedError."""
     try:
         yield
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -46,7 +47,7 @@ def decoding(what: str) -> Generator[None]:
 
 
 def to_bytes(values: array[float] | array[int]) -> bytes:
-    """An array's bytes, little-endian."""
+    """The bytes of an array, little-endian."""
     if sys.byteorder == "big":
         values = values[:]
         values.byteswap()
@@ -66,7 +67,8 @@ def floats_from_bytes(typecode: str, data: bytes) -> array[float]:
 
 
 def byte_planes(data: bytes, width: int) -> bytes:
-    """Byte planes of numbers of `width` bytes, highest bytes first."""
+    """The byte planes of numbers that have `width` bytes each. The plane with the highest bytes is
+    first."""
     return b"".join([data[at::width] for at in range(width - 1, -1, -1)])
 
 
@@ -82,7 +84,7 @@ def from_byte_planes(data: bytes, width: int) -> bytes:
 
 
 def compress(data: bytes, width: int) -> bytes:
-    """Compressed byte planes of numbers of `width` bytes."""
+    """The compressed byte planes of numbers that have `width` bytes each."""
     return zlib.compress(byte_planes(data, width), LEVEL)
 
 
@@ -99,7 +101,8 @@ def decompress(data: bytes, width: int) -> bytes:
 
 
 def float_bits(values: Sequence[float]) -> array[int]:
-    """Bit patterns of float64 numbers as signed integers: close floats give close integers."""
+    """The bit patterns of float64 numbers as signed integers. Floats that are close give integers
+    that are close."""
     bits: array[int] = array("q")
     bits.frombytes(array("d", values).tobytes())
     return bits
@@ -113,13 +116,13 @@ def floats_from_bits(bits: array[int]) -> array[float]:
 
 
 def wrap_int64(value: int) -> int:
-    """An integer wrapped around to signed 64 bits."""
+    """An integer wrapped to the range of signed 64-bit integers."""
     return (value + _HALF) % _WRAP - _HALF
 
 
 def zigzag_deltas(values: Sequence[int]) -> array[int]:
-    """The first value and the differences, zigzag encoded, so that small ones of either sign have
-    zero upper bytes."""
+    """The first value, then the differences between neighbours. They are zigzag encoded, so that
+    small differences of either sign have upper bytes of zero."""
     zigzag: array[int] = array("Q")
     before = 0
     for value in values:
@@ -130,10 +133,10 @@ def zigzag_deltas(values: Sequence[int]) -> array[int]:
 
 
 class Decoders(Struct, frozen=True):
-    """Decodes all numbers of a piece.
+    """Functions that decode all numbers of a piece.
 
-    `sums` returns the 64-bit integers of zigzag deltas; with order 2 the bytes are deltas of
-    deltas. `doubles` returns float32 bytes as float64.
+    `sums` returns 64-bit integers from zigzag-encoded differences; with order 2, from differences
+    of differences. `doubles` returns float64 numbers from float32 bytes.
     """
 
     sums: Callable[[bytes, int], array[int]]
@@ -155,7 +158,7 @@ def _prefix_sums(data: bytes, order: int) -> array[int]:
 
 
 def pack_integers(values: Sequence[int]) -> bytes:
-    """Compressed 64-bit integers; small where neighbours are close."""
+    """Compressed 64-bit integers. The result is small if neighbours are close."""
     return compress(to_bytes(zigzag_deltas(values)), 8)
 
 
@@ -167,12 +170,13 @@ PURE_PYTHON = Decoders(_prefix_sums, _float32_to_float64)
 
 
 def unpack_integers(data: bytes, loops: Decoders = PURE_PYTHON, *, order: int = 1) -> array[int]:
-    """The inverse of `pack_integers`; order 2 if deltas were packed."""
+    """The inverse of `pack_integers`. Use order 2 if the packed values were themselves
+    differences."""
     return loops.sums(decompress(data, 8), order)
 
 
 def pack_times(times: Sequence[float]) -> bytes:
-    """Compressed times, exact; small because intervals are nearly equal."""
+    """Compressed times without loss. The result is small because intervals are nearly equal."""
     return pack_integers(deltas(float_bits(times)))
 
 
@@ -182,7 +186,7 @@ def unpack_times(data: bytes, loops: Decoders = PURE_PYTHON) -> array[float]:
 
 
 def deltas(values: Sequence[int]) -> array[int]:
-    """The first value and the differences between neighbours, in 64 bits."""
+    """The first value, then the differences between neighbours, as 64-bit integers."""
     differences: array[int] = array("q")
     before = 0
     for value in values:
@@ -192,7 +196,7 @@ def deltas(values: Sequence[int]) -> array[int]:
 
 
 def pack_column(column: Sequence[float]) -> bytes:
-    """A compressed column of numbers, rounded to float32 (seven digits)."""
+    """A compressed column of numbers, which are rounded to float32 (seven digits)."""
     return compress(to_bytes(array("f", column)), 4)
 
 
@@ -202,7 +206,7 @@ def unpack_column(data: bytes, loops: Decoders = PURE_PYTHON) -> array[float]:
 
 
 def value_in_column(data: bytes, row: int) -> float:
-    """One value of a column, without decoding the others.
+    """One value of a column. The other values are not decoded.
 
     Raises:
         DamagedError: the bytes cannot be decoded, or have no such row.
@@ -217,7 +221,7 @@ def value_in_column(data: bytes, row: int) -> float:
 
 
 def is_constant(column: Sequence[float]) -> bool:
-    """Whether all values of a column are equal, or all NaN."""
+    """Whether all values of a column are equal, or all are NaN."""
     first = column[0]
     if math.isnan(first):
         return all(map(math.isnan, column))

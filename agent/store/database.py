@@ -1,4 +1,5 @@
-"""The SQLite file: path, lock, connections, tables, migrations, detection of damage. I/O edge."""
+"""The SQLite file of the store: its path, lock, connections, tables and migrations, and checks for
+damage. I/O edge."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from kneewatch.collector.errors import StoreError
 from kneewatch.collector.scrape_history import Column
 
 APPLICATION_ID = 0x6B6E6565
-"""Marks the file as kneewatch's ("knee")."""
+"""SQLite application id of kneewatch's files ("knee")."""
 
 SEQUENCE_BITS = 40
 SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 
 SIGNALS, COUNTERS, SCRAPES = 0, 1, 2
-"""Kinds of chunks. Chunks of signals and counters belong to an engine, chunks of scrapes to a
+"""Kinds of chunks. A chunk of signals or counters belongs to an engine, a chunk of scrapes to a
 target."""
 
 FIRST = """
@@ -120,21 +121,22 @@ CREATE INDEX configs_of_engine ON configs (engine_id, id);
 EXACT = """
 ALTER TABLE documents ADD COLUMN exact INTEGER NOT NULL DEFAULT 0;
 """
-"""Allows chains of documents, and adds `exact`: whether a document holds for every scrape until the
-next document. Documents of earlier versions have evidence up to minutes old."""
+"""Migration that allows chains of documents and adds `exact`: whether a document is valid for every
+scrape until the next document. In documents of earlier versions the evidence may be minutes old."""
 
 MIGRATIONS: tuple[str, ...] = (FIRST, EXACT)
-"""Entry n migrates a store from version n to n + 1. A released migration is never changed."""
+"""Entry n migrates a store from version n to n + 1. A migration must not change once it is
+released."""
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """Schema version of a store; 0 for an empty file."""
+    """The schema version of a store; 0 for an empty file."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return int(version)
 
 
 def check(connection: sqlite3.Connection, name: str, *, newest: int = len(MIGRATIONS)) -> int:
-    """Schema version of a store, after checking that this program may use it.
+    """Check that this program can use a store. Returns the store's schema version.
 
     Raises:
         StoreError: another program wrote the file, or a newer kneewatch.
@@ -185,27 +187,27 @@ def migrate(
 
 
 def rows_of(owner_id: int) -> tuple[int, int]:
-    """First and last possible row id of an owner (engine or target)."""
+    """The first and the last possible row id of an owner (an engine or a target)."""
     return owner_id << SEQUENCE_BITS, (owner_id << SEQUENCE_BITS) | SEQUENCE_MASK
 
 
 def row_id(owner_id: int, sequence: int) -> int:
-    """Row id of an owner in the cycle with that sequence number."""
+    """The row id of an owner for the cycle with this sequence number."""
     return owner_id << SEQUENCE_BITS | sequence
 
 
 def keys_layout(keys: tuple[str, ...]) -> bytes:
-    """A list of signals encoded as a layout."""
+    """Encode a list of signals as a layout."""
     return orjson.dumps(keys)
 
 
 def columns_layout(columns: tuple[Column, ...]) -> bytes:
-    """A list of counters encoded as a layout."""
+    """Encode a list of counters as a layout."""
     return orjson.dumps(list(map(column_row, columns)))
 
 
 def keys_of(names: bytes) -> list[str]:
-    """The signals of a layout.
+    """The signals in a layout.
 
     Raises:
         DamagedError: the layout cannot be decoded.
@@ -217,7 +219,7 @@ def keys_of(names: bytes) -> list[str]:
 
 
 def columns_of(names: bytes) -> tuple[Column, ...]:
-    """The counters of a layout.
+    """The counters in a layout.
 
     Raises:
         DamagedError: the layout cannot be decoded.
@@ -233,8 +235,8 @@ PRIVATE_MODE = 0o700
 
 
 def store_path(stated: str | None, environ: Mapping[str, str]) -> Path:
-    """Path of the history: the configured one, else in systemd's or the user's state folder, which
-    is created if missing.
+    """The path of the store: the configured path; without one, in systemd's or the user's state
+    folder, which is created if missing.
 
     Raises:
         StoreError: the folder cannot be created.
@@ -275,7 +277,7 @@ log = logging.getLogger(__name__)
 
 BUSY_S = 1.0
 CHECK_LIMIT_S = 5.0
-"""Longest check of a large file at start, in seconds."""
+"""Maximum seconds for the check of a large file at the start."""
 
 WRITER_CACHE_KIB = 2000
 READER_CACHE_KIB = 1000
@@ -286,13 +288,15 @@ SIDE_FILES = ("-wal", "-shm")
 
 
 class Lock:
-    """A lock file that prevents a second writer. The kernel releases it when the process ends."""
+    """A lock file that prevents two programs from writing the same store. The kernel releases the
+    lock when the process ends."""
 
     def __init__(self, path: Path) -> None:
-        """Acquires the lock, a file beside the store with symbolic links resolved.
+        """Acquire the lock. The lock file is in the folder of the store, after symbolic links are
+        resolved.
 
         Raises:
-            StoreError: another process holds it, or the store has hard links.
+            StoreError: another process holds the lock, or the store has hard links.
         """
         path = path.resolve()
         if path.is_file() and path.stat().st_nlink > 1:
@@ -308,8 +312,8 @@ class Lock:
             self._file = self._locked(path)
 
     def release(self, *, unused: bool = False) -> None:
-        """Release the lock. `unused`: the store was not written, so delete a lock file created
-        here."""
+        """Release the lock. `unused`: the store was not written, so a lock file that was created
+        here is deleted."""
         if unused and self._created:
             with contextlib.suppress(OSError):
                 self._name.unlink()
@@ -328,7 +332,7 @@ class Lock:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A writing connection; a missing file is created, readable by its owner only."""
+    """A connection for writing. A missing file is created; only its owner can read it."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(
@@ -350,7 +354,8 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def open_checked(path: Path) -> sqlite3.Connection:
-    """A writing connection to a checked store; a damaged one is moved aside and a new one created.
+    """A connection for writing, after a check of the store. A damaged store is moved aside and a
+    new one is created.
 
     Raises:
         StoreError: the store cannot be opened; the message says what to do.
@@ -377,7 +382,7 @@ def open_checked(path: Path) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A read-only connection, usable while another connection writes.
+    """A read-only connection. It can be used while another connection writes.
 
     Raises:
         StoreError: the store is missing, damaged or of an unsupported version.
@@ -417,7 +422,8 @@ def _read_only(path: Path, query: str) -> sqlite3.Connection:
 
 
 def find_damage(connection: sqlite3.Connection) -> str:
-    """Damage found by SQLite's quick check; empty if none was found within `CHECK_LIMIT_S`."""
+    """The damage that SQLite's quick check finds. Empty if the check finds none within
+    `CHECK_LIMIT_S` seconds."""
     # A timer, because SQLite calls no progress handler while it checks a table.
     alarm = threading.Timer(CHECK_LIMIT_S, connection.interrupt)
     alarm.start()
@@ -437,7 +443,7 @@ def find_damage(connection: sqlite3.Connection) -> str:
 
 
 def find_file_damage(connection: sqlite3.Connection) -> str:
-    """Damage of the file on disk, read through a fresh connection with an empty cache."""
+    """The damage of the file on disk. It is read through a new connection, whose cache is empty."""
     _, _, name = connection.execute("PRAGMA database_list").fetchone()
     try:
         with contextlib.closing(_read_only(Path(name), "mode=ro")) as fresh:
@@ -449,7 +455,7 @@ def find_file_damage(connection: sqlite3.Connection) -> str:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error means that the file's content is damaged."""
+    """Whether an error means that the content of the file is damaged."""
     if isinstance(error, DamagedError):
         return True
     code = getattr(error, "sqlite_errorcode", None)
@@ -465,7 +471,7 @@ def is_kneewatch_file(path: Path) -> bool:
 
 
 def move_aside(path: Path, reason: str) -> Path:
-    """Rename a damaged store and its side files. Returns the new path."""
+    """Rename a damaged store and the files that SQLite keeps beside it. Returns the new path."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
     aside = path.with_name(f"{path.name}.corrupt-{stamp}")
     path.rename(aside)
@@ -479,7 +485,7 @@ def move_aside(path: Path, reason: str) -> Path:
 
 
 def size_bytes(path: Path) -> int:
-    """Size of the store's files, in bytes."""
+    """Total size of the store's files in bytes."""
     total = 0
     for suffix in ("", *SIDE_FILES):
         with contextlib.suppress(OSError):
@@ -488,7 +494,7 @@ def size_bytes(path: Path) -> int:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of the file at a path; None if there is none."""
+    """Device and inode of the file at a path. None if there is no file."""
     try:
         stat = path.stat()
     except OSError:

@@ -1,4 +1,5 @@
-"""Maintenance between batches: chunk flush, downsampling, deletion, evaluation. I/O edge."""
+"""Maintenance of the store between batches: flushes chunks, downsamples, deletes old data, and
+evaluates recommendations. I/O edge."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def fold_of(key: str) -> Fold:
-    """How a minute of a signal becomes one value: the maximum for maxima and upper quantiles, the
-    minimum for minima, else the mean."""
+    """The function that downsamples a minute of a signal to one value: the maximum for maxima and
+    upper quantiles, the minimum for minima, else the mean."""
     if any(part in key for part in ("_max", "_p95", "_p99")) or key == "cascade_stage":
         return max
     return min if key.endswith("_min") else mean
@@ -54,7 +55,8 @@ def fold_of(key: str) -> Fold:
 def downsample(
     connection: sqlite3.Connection, kind: int, owner_id: int, chunks: Sequence[ChunkRow]
 ) -> None:
-    """Replace an owner's chunks of signals or scrapes by one chunk with one value per minute."""
+    """Replace chunks of signals or scrapes of one owner by a single chunk with one value per
+    minute."""
     marks = ", ".join("?" * len(chunks))
     ids = [chunk.id for chunk in chunks]
     bodies = connection.execute(
@@ -115,7 +117,7 @@ def _scrapes(bodies: Sequence[tuple[int, bytes]]) -> tuple[Sequence[float], byte
 
 
 def minutes(times: Sequence[float]) -> Iterator[slice]:
-    """Slices of neighbouring scrapes in the same minute."""
+    """Yields a slice for each run of scrapes in the same minute."""
     first = 0
     for at in range(1, len(times) + 1):
         if at == len(times) or times[at] // COARSE_S != times[first] // COARSE_S:
@@ -128,15 +130,18 @@ def minutes(times: Sequence[float]) -> Iterator[slice]:
 
 DOWNSAMPLED_CHUNKS = 6
 DELETED_AT_LEAST, DELETED_SHARE = 16, 100
-"""Chunks deleted at once when the store is too large: 16 plus a hundredth of all."""
+"""Number of chunks to delete at once when the store is too large: the first value, plus the number
+of all chunks divided by the second."""
 
 LAYOUTS_MAX = 200
 
 
 def downsample_due(connection: sqlite3.Connection, *, before_s: float) -> bool:
-    """Downsample the chunks of one owner that end before a time. Returns whether any were due.
+    """Downsample the chunks of one owner that end before a time. Returns whether any chunk was
+    downsampled.
 
-    An owner waits until it has several such chunks, because small downsampled chunks waste space.
+    An owner is skipped until it has several such chunks, because small downsampled chunks waste
+    space.
     """
     row = connection.execute(
         "SELECT kind, owner_id FROM chunks WHERE kind IN (?, ?) AND step_s = 0 AND max_s < ?"
@@ -157,9 +162,9 @@ def downsample_due(connection: sqlite3.Connection, *, before_s: float) -> bool:
 
 
 def delete_before(connection: sqlite3.Connection, *, before_s: float) -> bool:
-    """Delete everything that ended before a time. Returns whether an engine was deleted.
+    """Delete all data that ended before a time. Returns whether an engine was deleted.
 
-    Engines with open rows stay until these are flushed.
+    An engine with open rows stays until its rows are flushed into a chunk.
     """
     execute = connection.execute
     execute("DELETE FROM chunks WHERE max_s < ?", (before_s,))
@@ -188,8 +193,8 @@ def delete_before(connection: sqlite3.Connection, *, before_s: float) -> bool:
 
 
 def _delete_versions(connection: sqlite3.Connection, engine_id: int, before_s: float) -> None:
-    """Delete documents and configurations from before a time, except those in force at that time
-    and the documents their deltas are based on."""
+    """Delete documents and configurations from before a time. Those that were valid at that time
+    stay, and so do the documents that their deltas are based on."""
     execute = connection.execute
     (whole,) = execute(
         "WITH RECURSIVE chain (id, base_id) AS ("
@@ -222,7 +227,7 @@ def used_bytes(connection: sqlite3.Connection) -> int:
 
 
 def delete_oldest(connection: sqlite3.Connection, *, max_bytes: float) -> bool:
-    """Delete the oldest data if the content exceeds `max_bytes`. Returns whether any was
+    """If the content exceeds `max_bytes`, delete the oldest data. Returns whether data was
     deleted."""
     if used_bytes(connection) <= max_bytes:
         return False
@@ -239,7 +244,8 @@ def delete_oldest(connection: sqlite3.Connection, *, max_bytes: float) -> bool:
 
 
 def drop_layouts(connection: sqlite3.Connection) -> bool:
-    """Delete layouts that no open row uses, if there are many. Returns whether any was deleted."""
+    """If there are many layouts, delete those that no open row uses. Returns whether the limit was
+    exceeded."""
     (layouts,) = connection.execute("SELECT count(*) FROM layouts").fetchone()
     if layouts <= LAYOUTS_MAX:
         return False
@@ -256,17 +262,17 @@ def drop_layouts(connection: sqlite3.Connection) -> bool:
 ROUND_INTERVAL_S = 60.0
 DELETE_INTERVAL_S = 3600.0
 FLUSH_IDLE_AFTER_S = 2 * 3600.0
-"""Open rows of an engine or target that is no longer scraped are flushed after this time."""
+"""Seconds without a scrape after which the open rows of an engine or target are flushed."""
 
 FREE_RATIO = 0.1
-"""Share of the file that may be free pages; new rows reuse them."""
+"""Maximum share of free pages in the file. New rows use free pages again."""
 
 VACUUM_PAGES = 500
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """A write transaction: committed at the end, rolled back on any exception."""
+    """A write transaction: committed at the end, rolled back if an exception is raised."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -278,7 +284,7 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
 
 
 class Maintenance:
-    """Runs one small job at a time, so that cycles do not wait."""
+    """Runs maintenance jobs. Each step runs one small job, so that cycles do not wait long."""
 
     def __init__(
         self,
@@ -295,7 +301,7 @@ class Maintenance:
         self._jobs: list[Callable[[sqlite3.Connection, EngineCache], bool]] = []
 
     def step(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
-        """Run the next due job. Returns whether there was one."""
+        """Run the next job that is due. Returns whether there was one."""
         if cache.due_engines:
             engine_id, engine = cache.due_engines.popitem()
             with transaction(connection):
@@ -335,12 +341,14 @@ class Maintenance:
         return True
 
     def _newest_s(self, connection: sqlite3.Connection) -> float:
-        """Now, or the newest scrape if that is older: a clock set ahead must not delete data."""
+        """The present time, or the time of the newest scrape if that is earlier: a clock that is
+        set ahead must not delete data."""
         (newest_s,) = connection.execute("SELECT max(max_s) FROM chunks").fetchone()
         return min(self._clock(), math.inf if newest_s is None else newest_s)
 
     def _close(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
-        """Close intervals of engines that are no longer scraped; drop them from the cache."""
+        """Close the intervals of engines that are no longer scraped, and drop these engines from
+        the cache."""
         now_s = self._monotonic()
         writer = CycleWriter(connection, cache, self._monotonic)
         gone = [
@@ -379,7 +387,7 @@ class Maintenance:
                 )
 
     def _flush_idle(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
-        """Flush open rows of engines and targets that are no longer scraped."""
+        """Flush the open rows of engines and targets that are no longer scraped."""
         before_s = self._clock() - FLUSH_IDLE_AFTER_S
         for table, owners, flush in (
             ("open_signals", "engines", partial(flush_engine, over=True)),
@@ -421,14 +429,14 @@ class Maintenance:
         return deleted
 
     def _check(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
-        """Check the file for damage in pages that no query has read."""
+        """Check the whole file for damage, including pages that no query has read."""
         damage = find_file_damage(connection)
         if damage:
             raise DamagedError(damage)
         return False
 
     def _vacuum(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
-        """Return free pages to the file system, a few hundred at a time."""
+        """Return free pages to the file system, a few hundred per call."""
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         (free,) = connection.execute("PRAGMA freelist_count").fetchone()
         if free <= FREE_RATIO * pages + VACUUM_PAGES:

@@ -1,4 +1,4 @@
-"""Encoding of diagnosis documents and cycles, at about a tenth of their size. Pure."""
+"""Encodes diagnosis documents and cycles. The result has about a tenth of their size. Pure."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ from kneewatch.rules.formatting import clock
 from kneewatch.rules.rule import UNKNOWN
 
 DELTA_MAX_RATIO = 0.5
-"""A document whose delta exceeds this share of a whole document is stored whole."""
+"""If the delta of a document is larger than this share of a whole document, the document is stored
+whole."""
 
 CHAIN_MAX_LINKS = 16
-"""Documents are stored as deltas to the previous one. Every 16th is a delta to a whole document, so
-that a reader follows at most this many links."""
+"""Maximum number of links that a reader follows to a document. Documents are stored as deltas to
+the previous one; every 16th is a delta to a whole document."""
 
 
 def fingerprint(diagnosis: Diagnosis) -> Hashable:
-    """The content of a diagnosis, without the numbers that can be restored from a scrape's signals.
+    """The content of a diagnosis, without the numbers that can be restored from the signals of a
+    scrape.
 
-    Two diagnoses with equal fingerprints share one stored document.
+    Diagnoses with equal fingerprints share one stored document.
     """
     stage = diagnosis.stage
     return (
@@ -70,19 +72,20 @@ def fingerprint(diagnosis: Diagnosis) -> Hashable:
 
 
 def _concluded(cause: Cause, t_s: float) -> Cause:
-    """The cause; without its time `seen_s` if that is the time of this scrape."""
+    """The cause for the fingerprint: without `seen_s` if that is the time of this scrape."""
     return replace(cause, seen_s=math.inf) if cause.seen_s == t_s else cause
 
 
 def _recommended(advice: Recommendation) -> Hashable:
-    """The recommendation with its numbers, which a recommendation's own hash ignores."""
+    """The recommendation for the fingerprint: with its numbers, which the hash of a recommendation
+    ignores."""
     return advice, tuple(advice.before.items()), tuple(advice.predicted.items())
 
 
 def encode_document(diagnosis: Diagnosis) -> bytes:
-    """The document as JSON, with its signals' names but without their values.
+    """A diagnosis as a JSON document. It contains the names of its signals but not their values.
 
-    Facts about the server are left out: their ages change with every scrape.
+    Facts about the server are left out, because their ages change with every scrape.
     """
     encoded = document(replace(diagnosis, server=None))
     del encoded["symptom_actions"]  # restored from the symptoms
@@ -103,7 +106,7 @@ def encode_document(diagnosis: Diagnosis) -> bytes:
 
 
 def compress_document(data: bytes, base: bytes | None) -> bytes:
-    """A compressed document; with a base, a delta to that document."""
+    """Compress a document. With `base`, the result is a delta to that document."""
     packer = zlib.compressobj(LEVEL) if base is None else zlib.compressobj(LEVEL, zdict=base)
     return packer.compress(data) + packer.flush()
 
@@ -124,11 +127,12 @@ def decompress_document(data: bytes, base: bytes | None) -> bytes:
 def document_at_scrape(
     stored: bytes, t_s: float, values: Mapping[str, float], *, averaged: bool, exact: bool
 ) -> dict[str, Any]:
-    """The document at a scrape, with the numbers restored from that scrape's signals.
+    """The document at a scrape: the stored document, with the numbers restored from the signals of
+    that scrape.
 
-    `values` are the scrape's signals, NaN where unknown. `averaged`: they are downsampled means of
-    a minute. `exact`: the stored document holds for every scrape until the next document, not only
-    for its own.
+    `values` are the signals of the scrape, NaN where unknown. `averaged`: they are means over a
+    minute, because they were downsampled. `exact`: the stored document is valid for every scrape
+    until the next document; otherwise only for its own scrape.
 
     Raises:
         DamagedError: the document is not valid.
@@ -155,7 +159,7 @@ def document_at_scrape(
 
 
 def _restore_numbers(restored: dict[str, Any], signals: Mapping[str, float | None]) -> None:
-    """Fill in the numbers that a document repeats from its signals."""
+    """Insert the numbers that a document takes from the signals."""
     for finding in restored["findings"]:
         if finding["state"] != UNKNOWN:
             finding["value"] = rounded(signals.get(finding["signal"]))
@@ -179,8 +183,8 @@ def _number(value: float | None) -> float | None:
 
 ERROR_LENGTH = 500
 ENGINES_REMEMBERED = 20_000
-"""Most engines whose last document is remembered. Beyond it all are forgotten: replicas come and
-go."""
+"""Maximum number of engines whose last document is remembered. When it is exceeded, all are
+forgotten, because replicas come and go."""
 
 
 class EngineName(Struct, frozen=True):
@@ -193,17 +197,17 @@ class EngineName(Struct, frozen=True):
 
 
 class PackedRecommendation(Struct, frozen=True):
-    """A recommendation: `name` identifies it, `document` is its JSON."""
+    """An encoded recommendation: `name` identifies it, `document` is its JSON."""
 
     name: str
     document: bytes
 
 
 class PackedEngine(Struct, frozen=True):
-    """One engine after a scrape.
+    """The encoded state of one engine after a scrape.
 
-    `signals` are float32 in the order of `keys`, `counters` float64 in the order of `columns`;
-    `document` is None while the previous document still holds.
+    `signals` are float32 in the order of `keys`. `counters` are float64 in the order of `columns`.
+    `document` is None if the previous document is still valid.
     """
 
     name: EngineName
@@ -221,7 +225,7 @@ class PackedEngine(Struct, frozen=True):
 
 
 class PackedCycle(Struct, frozen=True):
-    """One target after a scrape. `bytes` is its approximate size in memory."""
+    """The encoded state of one target after a scrape. `bytes` is its approximate size in memory."""
 
     t_s: float
     target: str
@@ -232,7 +236,8 @@ class PackedCycle(Struct, frozen=True):
 
 
 class _Last(Struct):
-    """The hash of an engine's last document, and its last recommendations, unpacked and packed."""
+    """For one engine: the hash of its last document, and its last recommendations, both as objects
+    and encoded."""
 
     fingerprint: int | None = None
     recommendations: Sequence[Recommendation] = ()
@@ -240,22 +245,22 @@ class _Last(Struct):
 
 
 class Packer:
-    """Packs cycles, and leaves out documents that say the same as the engine's last one."""
+    """Encodes cycles. A document that equals the engine's last one is left out."""
 
     def __init__(self) -> None:
         self._last: dict[EngineName, _Last] = {}
         self._keys: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def forget(self, name: EngineName | None = None) -> None:
-        """Pack the next document of an engine, or of all engines, even if it is unchanged: the last
-        one was not written."""
+        """Encode the next document of an engine, or of all engines, even if it is unchanged. Needed
+        if the last document was not written."""
         if name is None:
             self._last.clear()
         else:
             self._last.pop(name, None)
 
     def pack(self, cycle: Cycle) -> PackedCycle:
-        """The packed form of a cycle."""
+        """Encode a cycle."""
         engines = tuple([self._engine(cycle.target, engine) for engine in cycle.engines])
         size = 500 + sum(
             1000 + len(packed.signals) + len(packed.counters) + len(packed.document or b"")

@@ -1,4 +1,4 @@
-"""In-memory cache of targets, engines and layouts for the writing connection. I/O edge."""
+"""A cache of targets, engines and layouts in memory, for the connection that writes. I/O edge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kneewatch.rules.rule import Severity
 
 
 class RecommendationRow(Struct):
-    """An active recommendation: its row id, and the document last written."""
+    """An active recommendation: its row id, and the document that was written last."""
 
     id: int
     document: bytes
@@ -26,8 +26,12 @@ class RecommendationRow(Struct):
 
 
 class DocumentChain(Struct):
-    """An engine's last documents: a whole one with its row id, compressed bytes and time, and the
-    newest one, which is `links` deltas after a delta to the whole one."""
+    """The last documents of an engine.
+
+    `whole` is the newest document that was stored whole, with its row id, compressed size in bytes
+    and time. `last` is the newest document. It is `links` deltas away from a document that is a
+    delta to the whole one.
+    """
 
     whole_id: int
     whole: bytes
@@ -39,11 +43,12 @@ class DocumentChain(Struct):
 
 
 class CachedEngine(Struct):
-    """An engine's open intervals and recommendations, and what was last written.
+    """Data of an engine: its open intervals and recommendations, and the rows that were written
+    last.
 
-    `rows` counts open scrapes. `counters_id`, `counters_s` and `counters_layout` are the id, time
-    and layout of the newest row of counters; `counters_kept_s` is the time of the newest row that
-    will not be replaced.
+    `rows` is the number of open scrapes. `counters_id`, `counters_s` and `counters_layout` are the
+    id, time and layout of the newest row of counters. That row may be replaced; `counters_kept_s`
+    is the time of the newest row that will not be.
     """
 
     id: int
@@ -63,11 +68,11 @@ class CachedEngine(Struct):
     recommendations: tuple[PackedRecommendation, ...] = ()
     active: dict[str, RecommendationRow] = field(default_factory=dict[str, RecommendationRow])
     session: bool = False
-    """Whether this process has written a cycle of it."""
+    """Whether this process has written a cycle of this engine."""
     page_read: bool = False
-    """Whether this process has read a page of it."""
+    """Whether this process has read a metrics page with this engine."""
     seen_s: float = 0.0
-    """Time of its last cycle on the monotonic clock."""
+    """Monotonic time of the engine's last cycle."""
 
 
 def _load_rest(connection: sqlite3.Connection, engine: CachedEngine) -> None:
@@ -118,18 +123,21 @@ def _open_intervals(connection: sqlite3.Connection, engine_id: int, last_s: floa
 log = logging.getLogger(__name__)
 
 LAYOUTS_CACHED = 256
-"""Most layouts cached: labels that contain ids create new layouts without end."""
+"""Maximum number of layouts in the cache. Labels that contain ids create new layouts without
+end."""
 
 NEW_ENGINES_MAX, NEW_ENGINES_S = ENGINES_MAX, 3600.0
-"""Limit on new engines per target and hour: labels that change with every scrape must not fill the
-disk. Real replacements of replicas are far fewer."""
+"""Maximum number of new engines per target, and the time in seconds for which it applies. Labels
+that change with every scrape must not fill the disk; real replacements of replicas are far
+fewer."""
 
 
 class CachedTarget(Struct):
-    """A target: its count of open scrapes, and its engines seen by this process.
+    """Data of a target: the number of its open scrapes, and those of its engines that this process
+    has seen.
 
-    `new_engines_left` is the number of new engines allowed at `left_counted_s`; `full` is whether
-    the limit was logged.
+    `new_engines_left` is the number of new engines that were allowed at `left_counted_s`. `full`:
+    the log has a message that the limit was reached.
     """
 
     id: int
@@ -146,22 +154,23 @@ class EngineCache:
     """Targets, engines, layouts and the cycle sequence of one connection."""
 
     def __init__(self, connection: sqlite3.Connection, session: set[int]) -> None:
-        """`session` holds the ids of engines this process has written. On commit, `fresh` is added
-        to it and `left` (engines no longer on their page) is removed."""
+        """`session` holds the ids of engines that this process has written. On commit, `fresh` is
+        added to `session`, and `left` (engines that disappeared from their page) is removed."""
         self._connection = connection
         self.session, self.fresh, self.left = session, set[int](), set[int]()
         self.refused = set[EngineName]()
-        """Engines not written because of the limit on new engines since this was last cleared."""
+        """Engines that were not written because of the limit on new engines, since this set was
+        last cleared."""
         self.targets: dict[str, CachedTarget] = {}
         self._names: dict[bytes, int] = {}
         self._keys: dict[tuple[str, ...], int] = {}
         self._sequence = self._last_sequence()
         self.due_engines: dict[int, CachedEngine] = {}
         self.due_targets: dict[int, CachedTarget] = {}
-        """Engines and targets with enough open rows for a chunk, by id."""
+        """Engines and targets that have enough open rows for a chunk, by id."""
 
     def reload(self) -> None:
-        """Drop everything after rows were deleted; it is read again when needed."""
+        """Empty the cache after rows were deleted. Entries are read again when they are needed."""
         self.targets.clear()
         self.due_engines.clear()
         self.due_targets.clear()
@@ -169,20 +178,21 @@ class EngineCache:
         self._keys.clear()
 
     def drop_empty(self) -> None:
-        """Drop targets without engines, except those at their limit; pending flushes stay."""
+        """Drop targets without engines. Targets that reached the limit on new engines stay, and so
+        do pending flushes."""
         self.targets = {
             name: target for name, target in self.targets.items() if target.engines or target.full
         }
 
     def committed(self) -> None:
-        """Update the session after the transaction was committed."""
+        """Update `session` after a transaction was committed."""
         self.session |= self.fresh
         self.session -= self.left
         self.fresh.clear()
         self.left.clear()
 
     def next_sequence(self) -> int:
-        """The number of the next cycle."""
+        """The sequence number of the next cycle."""
         self._sequence += 1
         return self._sequence
 
@@ -194,7 +204,7 @@ class EngineCache:
         return max(sealed or 0, opened or 0)
 
     def target(self, name: str) -> CachedTarget:
-        """The target of that name, inserted if missing."""
+        """The target with this name. It is inserted if it does not exist."""
         target = self.targets.get(name)
         if target is None:
             target_id = self._id("targets", "name", name)
@@ -205,7 +215,8 @@ class EngineCache:
     def engine(
         self, target: CachedTarget, name: EngineName, t_s: float, labels: Mapping[str, str]
     ) -> CachedEngine | None:
-        """The engine of that name, inserted if missing; None at the limit on new engines."""
+        """The engine with this name. It is inserted if it does not exist; None if the limit on new
+        engines is reached."""
         engine = target.engines.get(name)
         if engine is None:
             engine = self._load(target, name, t_s)
@@ -224,7 +235,8 @@ class EngineCache:
         return engine
 
     def _load(self, target: CachedTarget, name: EngineName, t_s: float) -> CachedEngine | None:
-        """The engine from the file, inserted if missing; None at the limit on new engines."""
+        """Read an engine from the file. It is inserted if it does not exist; None if the limit on
+        new engines is reached."""
         execute = self._connection.execute
         named = (target.id, name.model, name.engine, name.replica)
         row = execute(
@@ -254,7 +266,7 @@ class EngineCache:
         return engine
 
     def _admits(self, target: CachedTarget, name: str, t_s: float) -> bool:
-        """Count a new engine against the limit. Returns whether it is allowed."""
+        """Count a new engine. Returns whether the limit on new engines allows it."""
         if target.left_counted_s != t_s:
             (count,) = self._connection.execute(
                 "SELECT count(*) FROM engines WHERE target_id = ? AND first_s > ?",
@@ -274,7 +286,7 @@ class EngineCache:
         return target.new_engines_left >= 0
 
     def _layout(self, names: bytes) -> int:
-        """The id of an encoded list of names, inserted if missing."""
+        """The id of an encoded list of names. The list is inserted if it does not exist."""
         layout_id = self._names.get(names)
         if layout_id is None:
             if len(self._names) >= LAYOUTS_CACHED:
@@ -283,21 +295,22 @@ class EngineCache:
         return layout_id
 
     def keys_layout(self, keys: tuple[str, ...]) -> int:
-        """The layout id of a list of signals."""
+        """The id of the layout for a list of signals."""
         layout_id = self._keys.get(keys)
         if layout_id is None:
             layout_id = self._keys[keys] = self._layout(keys_layout(keys))
         return layout_id
 
     def columns_layout(self, engine: CachedEngine, columns: tuple[Column, ...]) -> int:
-        """The layout id of an engine's list of counters."""
+        """The id of the layout for an engine's list of counters."""
         if engine.columns is not columns:
             engine.columns_layout = self._layout(columns_layout(columns))
             engine.columns = columns
         return engine.columns_layout
 
     def _id(self, table: str, column: str, value: str | bytes) -> int:
-        """The id of the row with a unique value, inserted if missing."""
+        """The id of the row that has `value` in a unique column. The row is inserted if it does not
+        exist."""
         execute = self._connection.execute
         row = execute(f"SELECT id FROM {table} WHERE {column} = ?", (value,)).fetchone()
         if row is not None:

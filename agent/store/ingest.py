@@ -1,4 +1,5 @@
-"""Writes packed cycles as rows, and full rows as chunks, in the caller's transaction. I/O edge."""
+"""Writes encoded cycles as open rows, and turns full sets of open rows into chunks. All in the
+caller's transaction. I/O edge."""
 
 from __future__ import annotations
 
@@ -43,12 +44,12 @@ from kneewatch.diagnose.intervals import Change
 
 
 FLUSH_ROWS = 720
-"""Open rows per chunk: an hour at a 5 s interval."""
+"""Number of open rows that form a chunk: an hour at a 5 s interval."""
 
 
 def flush_engine(connection: sqlite3.Connection, engine_id: int, *, over: bool = False) -> None:
-    """Flush an engine's open rows. The newest counters stay open, because the next ones may replace
-    them, unless the engine is `over`."""
+    """Write an engine's open rows as chunks. The newest row of counters stays open, because the
+    next one may replace it; unless the engine is `over`."""
     _flush_signals(connection, engine_id)
     newest = connection.execute(
         "SELECT max(id) FROM open_counters WHERE id BETWEEN ? AND ?", rows_of(engine_id)
@@ -58,7 +59,7 @@ def flush_engine(connection: sqlite3.Connection, engine_id: int, *, over: bool =
 
 
 def flush_target(connection: sqlite3.Connection, target_id: int) -> None:
-    """Flush a target's open scrapes."""
+    """Write a target's open scrapes as a chunk."""
     rows = connection.execute(
         "SELECT id, t_s, error FROM open_scrapes WHERE id BETWEEN ? AND ? ORDER BY id",
         rows_of(target_id),
@@ -127,11 +128,12 @@ def _delete(connection: sqlite3.Connection, table: str, owner_id: int, last: int
 
 
 COUNTERS_INTERVAL_S = 60.0
-"""Counters are kept about once a minute, or at every scrape where scrapes are rarer."""
+"""Seconds between two rows of counters that are kept. If scrapes are less frequent, all rows are
+kept."""
 
 
 class CycleWriter:
-    """Inserts cycles into the open tables and updates intervals, documents and configurations."""
+    """Writes cycles as open rows, and updates intervals, documents and configurations."""
 
     def __init__(
         self, connection: sqlite3.Connection, cache: EngineCache, monotonic: Callable[[], float]
@@ -163,7 +165,7 @@ class CycleWriter:
             self._close_missing(target, cycle)
 
     def close(self, engine: CachedEngine) -> None:
-        """End an engine's open intervals and recommendations at its last scrape."""
+        """End all open intervals and recommendations of an engine at its last scrape."""
         self._write_changes(engine, engine.book.close())
         self._tracking.set_active(engine, (), engine.last_s)
 
@@ -189,8 +191,8 @@ class CycleWriter:
         engine.last_s, engine.seen_s = packed.t_s, self._monotonic()
 
     def _write_counters(self, engine: CachedEngine, row: int, packed: PackedEngine) -> None:
-        """Write the newest counters and delete the previous ones unless they are due to be kept,
-        or are the last of a process or of a layout."""
+        """Write the newest counters, and delete the previous row. That row stays if it is due to be
+        kept, or if it is the last of a process or of a layout."""
         layout, t_s = self._cache.columns_layout(engine, packed.columns), packed.t_s
         new_series = packed.restart is not None or layout != engine.counters_layout
         if new_series or not engine.counters_id:
@@ -207,7 +209,8 @@ class CycleWriter:
         engine.counters_id, engine.counters_s, engine.counters_layout = row, t_s, layout
 
     def _write_document(self, engine: CachedEngine, row: int, t_s: float, document: bytes) -> None:
-        """Write a document as a delta to the previous one, or whole where a delta saves little."""
+        """Write a document as a delta to the previous one. If that saves little, the document is
+        written whole."""
         chain, body, base_id = engine.documents, b"", None
         if chain is not None and 0 <= t_s - chain.whole_s <= DAY_S:
             rebase = chain.links + 1 >= CHAIN_MAX_LINKS
@@ -257,7 +260,7 @@ class CycleWriter:
             )
 
     def _close_missing(self, target: CachedTarget, cycle: PackedCycle) -> None:
-        """Close engines that the page no longer has."""
+        """Close engines that are no longer on the page."""
         present = {packed.name for packed in cycle.engines}
         for name in [name for name in target.engines if name not in present]:
             engine = target.engines.pop(name)

@@ -1,7 +1,5 @@
-"""Outcomes of recommendations: tracking which were applied, and evaluating their effect.
-
-I/O edge.
-"""
+"""Outcomes of recommendations: detects which ones were applied, and measures their effect. I/O
+edge."""
 
 from __future__ import annotations
 
@@ -33,7 +31,8 @@ from kneewatch.diagnose.recommend.past_recommendations import (
 )
 
 REWRITE_INTERVAL_S = 60.0
-"""Minimum seconds between writes of one recommendation: its numbers change with the load."""
+"""Minimum seconds between two writes of the same recommendation. Its numbers change with the
+load."""
 
 START_TIME_TOLERANCE_S = 1.0
 FIRST_SEEN = ""
@@ -41,13 +40,13 @@ NEW_START = "the process has a new start time"
 
 
 class Tracking:
-    """Writes configurations and recommendations, and detects which recommendations were applied."""
+    """Writes configurations and recommendations, and detects when a recommendation was applied."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._execute = connection.execute
 
     def update(self, engine: CachedEngine, row: int, packed: PackedEngine) -> None:
-        """Write the changes of one scrape."""
+        """Write the changes that one scrape shows."""
         if packed.columns:
             self._config(engine, row, packed)
         self.set_active(engine, packed.recommendations, packed.t_s)
@@ -55,7 +54,8 @@ class Tracking:
     def set_active(
         self, engine: CachedEngine, current: tuple[PackedRecommendation, ...], t_s: float
     ) -> None:
-        """Make these the engine's active recommendations: begin new ones and end all others."""
+        """Set the active recommendations of an engine: new ones begin, and those that are not in
+        `current` end."""
         if engine.recommendations is current and not (engine.active and not current):
             return
         engine.recommendations = current
@@ -127,8 +127,8 @@ class Tracking:
     def _mark_applied(
         self, engine_id: int, t_s: float, before: Mapping[str, str], after: Mapping[str, str]
     ) -> None:
-        """Mark recommendations that the new configuration applies, and watch those that only the
-        measured signals can confirm."""
+        """Mark the recommendations that the new configuration applies. A recommendation whose
+        change the configuration does not show is watched: only measured signals can confirm it."""
         rows = self._execute(
             "SELECT id, document, fate FROM recommendations WHERE engine_id = ?"
             " AND (fate = ? AND coalesce(last_s, ?) > ? OR fate = ?)",
@@ -174,30 +174,30 @@ def _json(labels: Mapping[str, str]) -> str:
 
 
 MEASURE_S = 600.0
-"""Seconds under load that are measured before and after a change."""
+"""Seconds under load that are measured, both before and after a change."""
 
 LOAD_RATIO_MIN = 0.7
-"""Minimum load after a change, as a share of the load before it: under less load anything looks
-cured."""
+"""Minimum load after a change, as a share of the load before the change. Under less load, any
+change seems to help."""
 
 STEP_MAX_S = 60.0
 RETRY_FACTOR = 1.25
-"""Growth of the time between two evaluations of a change, so that a load that never comes back is
-not searched for a hundred times."""
+"""Factor by which the time between two evaluations of a change grows. If the load never returns,
+the number of evaluations stays small."""
 
 
 class Evaluation:
     """Evaluates recommendations that may have been applied.
 
-    An evaluation reads up to days of signals, so the time between two evaluations of a change
-    grows.
+    An evaluation reads up to days of signals. The time between two evaluations of a change
+    therefore grows.
     """
 
     def __init__(self) -> None:
         self._next_s: dict[int, float] = {}
 
     def run(self, connection: sqlite3.Connection, now_s: float) -> None:
-        """Evaluate every change after which enough was measured, within the caller's
+        """Evaluate each change after which enough data was measured. Runs in the caller's
         transaction."""
         rows = connection.execute(
             "SELECT id, engine_id, document, fate, watched_s, last_s FROM recommendations"
@@ -226,9 +226,9 @@ class Evaluation:
 def _before_and_after(
     connection: sqlite3.Connection, engine_id: int, active_s: float, watched_s: float
 ) -> tuple[Means, Means | None]:
-    """Signal means before a restart, and after it under a similar load.
+    """The means of signals before a restart, and after it under a similar load.
 
-    The second is None while too little was measured after it.
+    The second value is None until enough data was measured after the restart.
     """
     before = read_signals(
         connection, engine_id, SIGNALS, from_s=active_s - MEASURE_S, to_s=active_s
@@ -270,10 +270,10 @@ def _stop_watching(connection: sqlite3.Connection, row: int) -> None:
 
 
 def means(series: Series, rows: Sequence[int] | None = None) -> Means:
-    """Mean of each signal over the scrapes at the positions `rows`, or over all; None if the signal
-    is unknown.
+    """The mean of each signal over the scrapes at the positions `rows`; over all scrapes by
+    default. None if the signal is unknown.
 
-    `running_max` gives the maximum instead.
+    For `running_max` it is the maximum instead.
     """
     chosen = range(len(series.times)) if rows is None else rows
     result: dict[str, float | None] = {}
@@ -288,15 +288,15 @@ def means(series: Series, rows: Sequence[int] | None = None) -> Means:
 
 
 def mean_in_flight(series: Series) -> float:
-    """Mean requests in flight; 0 where unknown."""
+    """Mean number of requests in flight. 0 if unknown."""
     averages = means(series)
     return (averages.get("running_avg") or 0.0) + (averages.get("waiting_avg") or 0.0)
 
 
 def means_under_load(series: Series, load_before: float) -> Means | None:
-    """Means over the scrapes whose load is similar to `load_before` (requests in flight).
+    """The means over the scrapes whose load is similar to `load_before` (requests in flight).
 
-    None while these scrapes cover less than `MEASURE_S`.
+    None if these scrapes cover less than `MEASURE_S` seconds.
     """
     running, waiting = series.values["running_avg"], series.values["waiting_avg"]
     rows: list[int] = []

@@ -1,4 +1,4 @@
-"""Reads the history and past diagnoses, also while the daemon writes. Thread-safe. I/O edge."""
+"""Reads the history and past diagnoses, even while the daemon writes. Thread-safe. I/O edge."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from kneewatch.rules.rule import Severity
 
 
 class Scrape(Struct, frozen=True):
-    """The newest scrape at or before a time, valid for `lasts_s` after it; `values` reads its
+    """The newest scrape at or before a time. It is valid for `lasts_s` seconds. `values` reads its
     signals."""
 
     t_s: float
@@ -60,7 +60,8 @@ class Scrape(Struct, frozen=True):
     values: Callable[[], Mapping[str, float]]
 
     def covers(self, at_s: float) -> bool:
-        """Whether the scrape is still valid at a time: the next one was not long overdue."""
+        """Whether the scrape is still valid at a time: until then, the next scrape was not long
+        overdue."""
         return at_s - self.t_s <= self.lasts_s
 
 
@@ -71,7 +72,8 @@ def document_from_queue(
     waiting: Sequence[PackedCycle],
     at_s: float,
 ) -> dict[str, Any] | None:
-    """The diagnosis at a time from queued cycles, oldest first; None if none of them covers it."""
+    """The diagnosis at a time, from queued cycles. `waiting` is sorted, oldest first. None if no
+    cycle covers the time."""
     own = [
         engine
         for cycle in waiting
@@ -104,7 +106,8 @@ def _values(engine: PackedEngine) -> Mapping[str, float]:
 def _stored_document(
     connection: sqlite3.Connection, engine_id: int, t_s: float
 ) -> tuple[bytes, bool] | None:
-    """The newest document at or before a scrape, and whether it holds until the next document."""
+    """The newest document at or before a scrape, and whether it is valid until the next document.
+    None if there is none."""
     rows = connection.execute(
         "WITH RECURSIVE chain (id, base_id, body, exact, links) AS ("
         " SELECT * FROM (SELECT id, base_id, body, exact, 0 FROM documents"
@@ -123,10 +126,10 @@ def _stored_document(
 
 
 def _newest_scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) -> Scrape | None:
-    """The newest scrape at or before a time.
+    """The newest scrape at or before a time. None if there is none.
 
     Raises:
-        DamagedError: it is in a damaged chunk.
+        DamagedError: the scrape is in a damaged chunk.
     """
     candidates = [_open_scrape(connection, engine_id, at_s)]
     damage: DamagedError | None = None
@@ -192,14 +195,14 @@ LAST_S = (
     "coalesce((SELECT t_s FROM open_signals o WHERE o.id BETWEEN e.id << 40"
     " AND ((e.id + 1) << 40) - 1 ORDER BY o.id DESC LIMIT 1), e.last_s)"
 )
-"""SQL: when an engine was last scraped."""
+"""SQL expression for the time of an engine's last scrape."""
 
 
 class Reader:
-    """Queries a store. Each query sees one consistent snapshot, whatever the daemon writes."""
+    """Reads a store. Each query sees a consistent snapshot, even while the daemon writes."""
 
     def __init__(self, path: Path, loops: Decoders = PURE_PYTHON) -> None:
-        """Opens the store.
+        """Open the store.
 
         Raises:
             StoreError: the store is missing or unreadable; the message says what to do.
@@ -217,7 +220,7 @@ class Reader:
             self._connection = None
 
     def engines(self, target: str | None = None) -> list[StoredEngine]:
-        """The engines of a target, or all of them."""
+        """The engines of a target, or all engines."""
         with self._snapshot() as connection:
             rows = connection.execute(
                 f"SELECT e.id, name, model, engine, replica, labels, first_s, {LAST_S}"
@@ -231,7 +234,8 @@ class Reader:
         ]
 
     def scrapes(self, target: str, *, from_s: float, to_s: float) -> Scrapes:
-        """Scrapes of a target; downsampled ones are all failures and one success per minute."""
+        """The scrapes of a target. Of downsampled scrapes, all failures are left, and one success
+        per minute."""
         span = {"from_s": from_s, "to_s": to_s}
         with self._snapshot() as connection:
             row = connection.execute("SELECT id FROM targets WHERE name = ?", (target,)).fetchone()
@@ -240,7 +244,8 @@ class Reader:
             return read_scrapes(connection, row[0], self._loops, **span)
 
     def signals(self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float) -> Series:
-        """Signals of an engine at every scrape, or per minute where downsampled."""
+        """The signals of an engine at every scrape. Where they were downsampled, there is one value
+        per minute."""
         with self._snapshot() as connection:
             return read_signals(connection, engine_id, keys, from_s=from_s, to_s=to_s)
 
@@ -252,7 +257,7 @@ class Reader:
         engine_id: int | None = None,
         kinds: Sequence[str] = KINDS,
     ) -> list[Interval]:
-        """The intervals that overlap a time range, by start. Open intervals have no end."""
+        """The intervals that overlap a time range, sorted by start. Open intervals have no end."""
         marks = ", ".join("?" * len(kinds))
         with self._snapshot() as connection:
             rows = connection.execute(
@@ -270,11 +275,11 @@ class Reader:
         ]
 
     def document(self, engine_id: int, at_s: float) -> dict[str, Any] | None:
-        """The diagnosis in force at a time; None if there is none."""
+        """The diagnosis that was valid at a time. None if there is none."""
         return self.lookup(engine_id, at_s).document
 
     def lookup(self, engine_id: int, at_s: float) -> DiagnosisLookup:
-        """The diagnosis in force at a time, and whether the data is damaged."""
+        """The diagnosis that was valid at a time, and whether the data is damaged."""
         with self._snapshot() as connection:
             try:
                 scrape = _newest_scrape(connection, engine_id, at_s)
@@ -295,7 +300,8 @@ class Reader:
     def waiting(
         self, engine: StoredEngine, cycles: Sequence[PackedCycle], at_s: float
     ) -> dict[str, Any] | None:
-        """The diagnosis at a time from queued cycles; None if they do not cover it."""
+        """The diagnosis at a time, from cycles that are queued for writing. None if they do not
+        cover the time."""
         name = EngineName(engine.target, engine.model, engine.engine, engine.replica)
         with self._snapshot() as connection:
             try:
@@ -305,7 +311,7 @@ class Reader:
                 return None
 
     def watched(self, engine_id: int, at_s: float) -> bool:
-        """Whether the engine was watched at a time."""
+        """Whether the engine was being watched at a time."""
         with self._snapshot() as connection:
             try:
                 scrape = _newest_scrape(connection, engine_id, at_s)
@@ -316,7 +322,7 @@ class Reader:
     def recommendations(
         self, *, from_s: float, to_s: float, engine_id: int | None = None
     ) -> list[StoredRecommendation]:
-        """The recommendations active or applied in a time range, by start."""
+        """The recommendations that were active or applied in a time range, sorted by start."""
         with self._snapshot() as connection:
             rows = connection.execute(
                 f"SELECT r.engine_id, document, r.first_s, coalesce(r.last_s, {LAST_S}) AS until_s,"
@@ -329,7 +335,7 @@ class Reader:
         return [_recommendation(row) for row in rows]
 
     def configs(self, engine_id: int, *, from_s: float, to_s: float) -> list[ConfigChange]:
-        """The engine's starts and changes of configuration in a time range."""
+        """The starts of an engine and the changes of its configuration in a time range."""
         with self._snapshot() as connection:
             rows = connection.execute(
                 "SELECT t_s, lag(labels, 1, '{}') OVER (ORDER BY id), labels, restart"
@@ -344,7 +350,7 @@ class Reader:
 
     @contextmanager
     def _snapshot(self) -> Generator[sqlite3.Connection]:
-        """A read transaction; the file is reopened if it was replaced."""
+        """A read transaction. If the file was replaced, it is opened again first."""
         with self._lock:
             if self._connection is None or identity(self.path) != self._file:
                 if self._connection is not None:

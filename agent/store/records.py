@@ -1,4 +1,4 @@
-"""Records that the store writes and returns. Pure."""
+"""Types of records that the store writes and returns. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DAY_S = 24 * 3600.0
 
 
 class Retention(Struct, frozen=True):
-    """How long every scrape is kept, how long downsampled values are kept, and the largest file
-    size."""
+    """Seconds for which every scrape is kept, seconds for which downsampled values are kept, and
+    the maximum size of the file."""
 
     keep_s: float = 15 * DAY_S
     keep_coarse_s: float = 400 * DAY_S
@@ -29,9 +29,9 @@ class Retention(Struct, frozen=True):
 class StoreStats(Struct, frozen=True):
     """State of the store.
 
-    `queued`, `written` and `dropped` count cycles, `bytes` is the size of the files, `oldest_s` the
-    time of the oldest scrape. `last_error` is empty while writing works; otherwise `unwritten_s` is
-    the time of the first cycle not written.
+    `queued`, `written` and `dropped` are numbers of cycles. `bytes` is the total size of the files.
+    `oldest_s` is the time of the oldest scrape. While writing fails, `last_error` is the error and
+    `unwritten_s` the time of the first cycle that was not written; otherwise they are "" and None.
     """
 
     queued: int
@@ -62,18 +62,20 @@ class StoredEngine(Struct, frozen=True):
 
 
 class Scrapes(Struct, frozen=True):
-    """Scrapes of a target, in order of arrival. Shape: `times` (scrapes,); `failed` maps positions
-    of failed scrapes to their errors."""
+    """The scrapes of a target, in order of arrival.
+
+    Shape: `times` (scrapes,). `failed` maps the positions of failed scrapes to their errors.
+    """
 
     times: array[float]
     failed: Mapping[int, str]
 
 
 class Series(Struct, frozen=True):
-    """Signals over time, in scrape order.
+    """Signals over time, in order of scrapes.
 
-    Shapes: `times` and each of `values` (scrapes,); NaN where a signal is unknown. Times decrease
-    only where the clock was set back.
+    Shapes: `times` and each of `values` (scrapes,). NaN where a signal is unknown. Times are
+    ascending, except where the clock was set back.
     """
 
     times: array[float]
@@ -81,12 +83,13 @@ class Series(Struct, frozen=True):
 
 
 class Interval(Struct, frozen=True):
-    """The time during which an engine had a stage, a cause or a health.
+    """A time during which an engine had a stage, a cause or a health.
 
-    `kind` is stage, cause or health; `id` is the stage's number as text, the cause's id or the
-    health's word; `severity` is its worst. `end_s` is None while it is open; `last_s` is when it
-    was last seen. `ended` is "ended", "restarted" (the engine was replaced), "unwatched" (not
-    scraped, or the page could not be read), or "" while it is open.
+    `kind` is stage, cause or health. `id` is the number of the stage as text, the id of the cause,
+    or the word for the health. `severity` is the worst during the interval. `end_s` is None while
+    the interval is open. `last_s` is the last time at which it was observed. `ended` is "ended",
+    "restarted" (the engine was replaced), "unwatched" (not scraped, or the page could not be read),
+    or "" while the interval is open.
     """
 
     engine_id: int
@@ -100,7 +103,7 @@ class Interval(Struct, frozen=True):
 
 
 class DiagnosisLookup(Struct, frozen=True):
-    """The diagnosis in force at a time.
+    """The diagnosis that was valid at a time.
 
     `document` is None if the engine was not watched then, or if the stored data is `damaged`.
     """
@@ -112,10 +115,14 @@ class DiagnosisLookup(Struct, frozen=True):
 class StoredRecommendation(Struct, frozen=True):
     """A recommendation and its outcome.
 
-    `outcome` is "open" (active, not seen to be applied), "applied" (the engine runs with it, not
-    yet measured), "kept", "missed" or "worsened" (measured against the prediction), or "lapsed" (no
-    longer active, never applied). `predicted` and `measured` are signals by key: expected from the
-    change, and seen after it.
+    `outcome` is one of:
+        "open": active, and apparently not applied
+        "applied": the engine runs with it, but it is not measured yet
+        "kept", "missed", "worsened": measured, compared with the prediction
+        "lapsed": never applied, and no longer active
+
+    `predicted` and `measured` are signals by key: the expected values after the change, and the
+    measured ones.
     """
 
     engine_id: int
@@ -129,9 +136,9 @@ class StoredRecommendation(Struct, frozen=True):
 
 
 class ConfigChange(Struct, frozen=True):
-    """A start of the engine or a change of its configuration.
+    """A start of an engine, or a change of its configuration.
 
-    `before` is empty for the first configuration seen; `restart` states how the restart was
+    `before` is empty for the first known configuration. `restart` is the way in which a restart was
     detected.
     """
 
@@ -145,10 +152,10 @@ class ConfigChange(Struct, frozen=True):
 
 
 class RawCounters(Struct, frozen=True):
-    """An engine's counters from its page, including histogram parts.
+    """The counters of an engine from its page, including parts of histograms.
 
-    Shapes: `columns` and `values` (counters,). `columns` stays the same object while the page's
-    series are the same. NaN: the page lacks the series.
+    Shapes: `columns` and `values` (counters,). NaN if the page lacks the series. `columns` is the
+    same object as long as the page has the same series.
     """
 
     columns: tuple[Column, ...]
@@ -156,11 +163,11 @@ class RawCounters(Struct, frozen=True):
 
 
 class EngineCycle(Struct, frozen=True):
-    """One engine after a scrape. `raw` is None if the page could not be read.
+    """The state of one engine after a scrape. `raw` is None if the page could not be read.
 
-    `config` holds the labels of cache_config_info, `started_s` the process's start time if the page
-    has it, `restart` a restart detected at this scrape. `replica` distinguishes copies of an engine
-    on one page (`EngineKey.replica`).
+    `config` are the labels of cache_config_info. `started_s` is the start time of the process, None
+    if the page lacks it. `restart` is a restart that was detected at this scrape. `replica`
+    distinguishes copies of an engine on the same page (`EngineKey.replica`).
     """
 
     diagnosis: Diagnosis
@@ -172,7 +179,7 @@ class EngineCycle(Struct, frozen=True):
 
 
 class Cycle(Struct, frozen=True):
-    """One target after a scrape, with its labels; `error` is None if it succeeded."""
+    """The state of one target after a scrape. `error` is None if the scrape succeeded."""
 
     t_s: float
     target: str

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 
 class ChunkRow(Struct, frozen=True):
-    """A chunk's id and the range it covers; `step_s` is 0 if it was not downsampled."""
+    """The id of a chunk, and the range that it covers. `step_s` is 0 unless the chunk was
+    downsampled."""
 
     id: int
     step_s: float
@@ -61,7 +62,7 @@ def chunk_rows(
 
 @contextmanager
 def chunk_reader(connection: sqlite3.Connection, chunk_id: int) -> Generator[ReadBytes]:
-    """A reader of a chunk's body, which reads only the requested pieces from disk."""
+    """A function that reads the body of a chunk. It reads only the requested pieces from disk."""
     with connection.blobopen("chunks", "body", chunk_id, readonly=True) as blob:
 
         def read(length: int, offset: int) -> bytes:
@@ -80,7 +81,8 @@ def insert_chunk(
     times: Sequence[float],
     body: bytes,
 ) -> None:
-    """Insert a chunk. `owner`: kind, id and step in seconds; `sequence`: first and last scrape."""
+    """Insert a chunk. `owner` is the kind, the owner's id and the step in seconds. `sequence` are
+    the numbers of the first and last scrape."""
     connection.execute(
         "INSERT INTO chunks (kind, owner_id, step_s, first_seq, last_seq, min_s, max_s, body)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -89,7 +91,7 @@ def insert_chunk(
 
 
 def log_damage(what: str, where: object, error: DamagedError) -> None:
-    """Log that stored data is damaged and skipped."""
+    """Log that stored data is damaged and therefore skipped."""
     log.warning("skipping damaged history what=%s at=%s reason=%s", what, where, error)
 
 
@@ -101,7 +103,7 @@ class OpenRows:
         self._layouts: dict[int, dict[str, int]] = {}
 
     def positions(self, layout_id: int) -> dict[str, int]:
-        """Position of each signal in a layout; empty if the layout is damaged."""
+        """The position of each signal in a layout. Empty if the layout is damaged."""
         positions = self._layouts.get(layout_id)
         if positions is None:
             row = self._connection.execute(
@@ -118,7 +120,8 @@ class OpenRows:
     def rows(
         self, engine_id: int, *, from_s: float, to_s: float
     ) -> Iterator[tuple[float, dict[str, int], array[float]]]:
-        """Time, positions by key and values of each open scrape, in order of arrival."""
+        """Yields for each open scrape its time, the positions of signals by key, and the values, in
+        order of arrival."""
         rows = self._connection.execute(
             "SELECT t_s, layout_id, body FROM open_signals"
             " WHERE id BETWEEN ? AND ? AND t_s BETWEEN ? AND ? ORDER BY id",
@@ -130,7 +133,8 @@ class OpenRows:
                 yield t_s, *row
 
     def row(self, layout_id: int, body: bytes) -> tuple[dict[str, int], array[float]] | None:
-        """Positions by key and values of one open scrape; None if it is damaged."""
+        """For one open scrape: the positions of signals by key, and the values. None if the row is
+        damaged."""
         positions = self.positions(layout_id)
         try:
             values = floats_from_bytes("f", body)
@@ -143,8 +147,11 @@ class OpenRows:
 def open_counters(
     connection: sqlite3.Connection, engine_id: int, *, before: int | None = None
 ) -> Iterator[tuple[int, float, tuple[dict[Column, int], array[float]]]]:
-    """Row id, time, and positions by column and values of each open row of counters, in order of
-    arrival. With `before`: only rows with a smaller id."""
+    """Yields for each open row of counters its id, its time, and the positions of counters by
+    column with the values; in order of arrival.
+
+    `before`: only rows with a smaller id.
+    """
     first, last = rows_of(engine_id)
     rows = connection.execute(
         "SELECT c.id, t_s, names, body FROM open_counters c"
@@ -167,7 +174,8 @@ def open_counters(
 def columns_by_name(
     rows: Sequence[tuple[dict[Name, int], array[float]]],
 ) -> Mapping[Name, Sequence[float]]:
-    """Columns from rows (at least one) of positions and values; NaN where a row lacks one."""
+    """The values of each column, from rows of positions and values. NaN where a row lacks the
+    column. There must be at least one row."""
     first = rows[0][0]
     if all(places is first for places, _ in rows):
         return dict(zip(first, zip(*(values for _, values in rows), strict=True), strict=True))
@@ -205,7 +213,7 @@ def read_scrapes(
 
 
 def scrapes_from_rows(rows: Sequence[tuple[float, str | None]]) -> Scrapes:
-    """Scrapes from rows of time, and error or None."""
+    """Scrapes from rows of time and error. The error of a successful scrape is None."""
     failed = {at: error for at, (_, error) in enumerate(rows) if error is not None}
     return Scrapes(array("d", [t_s for t_s, _ in rows]), failed)
 
@@ -237,7 +245,7 @@ def signal_parts(
     from_s: float,
     to_s: float,
 ) -> Iterator[Series]:
-    """Signals in a time range, one part per chunk; the open rows are the last part."""
+    """Yields the signals in a time range: one part per chunk, and last the open rows."""
     for row in chunk_rows(connection, SIGNALS, engine_id, from_s=from_s, to_s=to_s):
         try:
             with chunk_reader(connection, row.id) as read:

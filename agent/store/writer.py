@@ -1,4 +1,4 @@
-"""Writes the history: a bounded queue, a thread and its connection. I/O edge."""
+"""Writes the history: a bounded queue of cycles, and a thread with its own connection. I/O edge."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ BACKLOG_MAX_BYTES = 16 * 1024 * 1024
 
 
 class Backlog:
-    """Packed cycles waiting to be written, oldest first. `dropped` counts cycles that were lost."""
+    """Encoded cycles that wait to be written, oldest first. `dropped` is the number of cycles that
+    were lost."""
 
     def __init__(self, *, max_bytes: int = BACKLOG_MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -50,7 +51,8 @@ class Backlog:
         return len(self._waiting)
 
     def add(self, cycle: Cycle) -> None:
-        """Pack and add a cycle; drop the oldest ones while the queue exceeds its byte limit."""
+        """Encode a cycle and add it. If the queue then exceeds its limit in bytes, the oldest
+        cycles are dropped."""
         try:
             packed = self.packer.pack(cycle)
         except Exception:
@@ -73,16 +75,16 @@ class Backlog:
         return list(self._waiting)
 
     def next(self, limit: int) -> list[PackedCycle]:
-        """The oldest `limit` cycles, to be written next."""
+        """The oldest cycles, at most `limit`, to be written next."""
         return list(itertools.islice(self._waiting, limit))
 
     def mark_written(self, count: int) -> None:
-        """Remove the first `count` cycles: they are in the file."""
+        """Remove the first `count` cycles, because they are now in the file."""
         for _ in range(count):
             self._bytes -= self._waiting.popleft().bytes
 
     def drop(self, cycle: PackedCycle) -> None:
-        """Drop the first cycle; its documents move to the next cycle of the same engine."""
+        """Drop the first cycle. Its documents are moved to the next cycles of the same engines."""
         self.mark_written(1)
         self.dropped += 1
         for engine in cycle.engines:
@@ -108,13 +110,15 @@ class Backlog:
 
 
 MOVE_ASIDE_INTERVAL_S = 600.0
-"""Minimum seconds between two damaged files moved aside: a bad disk must not fill with them."""
+"""Minimum seconds between two damaged files being moved aside. A bad disk must not be filled with
+such files."""
 
 OLDEST_INTERVAL_S = 30.0
 
 
 class StoreFile:
-    """Writes to the file that is at a path now, reopening it after errors. Used by one thread."""
+    """Writes to the file that is currently at a path. It is opened again after errors. Used by one
+    thread only."""
 
     def __init__(
         self,
@@ -129,14 +133,14 @@ class StoreFile:
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self.files = 0
-        """Number of different files opened at the path so far."""
+        """Number of different files that were opened at the path so far."""
         self.oldest_s: float | None = None
         self._oldest_read_s = float("-inf")
         self._open(connection)
 
     def write(self, cycles: Sequence[PackedCycle]) -> set[EngineName]:
-        """Write cycles in one transaction. Returns the engines skipped because of the limit on new
-        engines.
+        """Write cycles in one transaction. Returns the engines that were skipped because of the
+        limit on new engines.
 
         Raises:
             sqlite3.Error, OSError: the write failed; it can be retried.
@@ -151,7 +155,7 @@ class StoreFile:
         return refused
 
     def maintain(self) -> bool:
-        """Run one maintenance job. Returns whether one was due.
+        """Run one maintenance job. Returns whether a job was due.
 
         Raises:
             sqlite3.Error, OSError: the job failed; it can be retried.
@@ -159,8 +163,8 @@ class StoreFile:
         return self._maintenance.step(self._current(), self._cache)
 
     def recover(self, error: Exception) -> None:
-        """Close the connection after an error, so that the next use reopens the file. A damaged
-        file is moved aside.
+        """Close the connection after an error; the next call opens the file again. A damaged file
+        is moved aside.
 
         Raises:
             OSError: the file cannot be moved.
@@ -217,20 +221,22 @@ class StoreFile:
 
 
 INBOX_CYCLES = 1024
-"""Unpacked cycles are large: this many wait at most, while a write is running."""
+"""Maximum number of cycles that wait to be encoded while a write is running. Such cycles are
+large."""
 
 BATCH_CYCLES = 256
 GATHER_S = 0.1
-"""Cycles that arrive within this time of the first, `BATCH_CYCLES` at most, are packed and written
-together: a thread that wakes for each of them would slow down the scrapes."""
+"""Seconds that the thread collects cycles, starting with the first; at most `BATCH_CYCLES` are
+collected. They are then encoded and written together. Waking the thread for each cycle would slow
+down the scrapes."""
 
 BACKOFF_S = (1.0, 30.0)
 IDLE_S = 20.0
 
 
 def is_disk_error(error: Exception) -> bool:
-    """Whether an error comes from the disk or the file, so that a retry may succeed, and not from
-    the data."""
+    """Whether an error comes from the disk or the file, so that a retry may succeed. Other errors
+    come from the data."""
     return isinstance(error, sqlite3.OperationalError | OSError | StoreError) or is_damage(error)
 
 
@@ -263,10 +269,10 @@ class Store:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> Store:
-        """The store at `path`, created if missing; a damaged one is moved aside.
+        """Open the store at `path`. A missing store is created, a damaged one is moved aside.
 
         Raises:
-            StoreError: it cannot be opened; the message says what to do.
+            StoreError: the store cannot be opened; the message says what to do.
         """
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -294,13 +300,14 @@ class Store:
                 self._inbox_dropped += 1
 
     def flush(self) -> None:
-        """Have queued cycles written now, without gathering more. Returns at once."""
+        """Start to write queued cycles at once, without collecting more. Does not wait until they
+        are written."""
         with self._wake:
             self._hurried = True
             self._wake.notify()
 
     def stats(self) -> StoreStats:
-        """Counts, size and the last error of the store, all of one moment."""
+        """Counts, size and the last error of the store, all at the same moment."""
         file_bytes = size_bytes(self.path)
         with self._wake:
             return StoreStats(
@@ -314,11 +321,11 @@ class Store:
             )
 
     def waiting(self) -> list[PackedCycle]:
-        """Packed cycles not yet written, oldest first."""
+        """Encoded cycles that are not written yet, oldest first."""
         return self._backlog.waiting()
 
     def close(self, timeout_s: float) -> None:
-        """Write queued cycles for at most `timeout_s`, then close the file."""
+        """Write queued cycles for at most `timeout_s` seconds, then close the file."""
         with self._wake:
             self._close_by_s = time.monotonic() + timeout_s
             self.flush()
@@ -335,7 +342,7 @@ class Store:
             self._lock.release()
 
     def _step(self) -> bool:
-        """Pack received cycles, write a batch, run one maintenance job. Returns whether to
+        """Encode received cycles, write a batch, and run one maintenance job. Returns whether to
         continue."""
         with self._wake:
             if not self._inbox and self._close_by_s is None:
@@ -408,7 +415,7 @@ class Store:
                 self._backlog.packer.forget(name)
 
     def _back_off(self, error: Exception) -> None:
-        """Schedule a retry with doubled delay; move a damaged file aside first."""
+        """Schedule a retry after twice the last delay. A damaged file is moved aside first."""
         try:
             self._store_file.recover(error)
         except OSError as move_error:
