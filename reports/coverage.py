@@ -1,4 +1,4 @@
-"""What could not be judged, grouped for reading; the JSON keeps the full list. Pure."""
+"""Lists what could not be judged, grouped for people. The JSON document has the full list. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ FEATURES = {
     ONE_ENGINE: "HTTP request counts (single-engine endpoints only)",
     HOST[0].needs: "process memory (single-engine endpoints only)",
 }
-"""Names of optional features, by the `needs` text of their signals; others use the text itself."""
+"""Names of optional features, by the `needs` text of their signals. For other signals the `needs`
+text is the name."""
 
 ALWAYS_ON = "generation_tokens_per_s"
-"""Has a value from the second scrape on. From then on a feature without values is not in use."""
+"""A signal that has a value from the second scrape on. From then on, a feature whose signals have
+no value is not in use."""
 
 FOLLOWS = {"kv_transfer_drift_ratio": "kv_transfer_mean_s"}
-"""Derived signals of a feature, each with a signal of the same feature."""
+"""Derived signals of optional features, each with a signal of the same feature."""
 
 OPTIONAL = {
     signal.key: signal
@@ -44,7 +46,8 @@ SETTING = re.compile(r"\((\S+)\)$")
 
 
 def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
-    """Lines that list what could not be judged and why, the worst gap first, at most `shown`."""
+    """Lines that say what could not be judged, and why. At most `shown` lines about signals come
+    first, then lines about rules, settings and unused features."""
     if not diagnosis.was_read:
         # The line about every signal repeats the error that the cause reports.
         more = [line for line in diagnosis.unknown if not line.startswith("every signal: ")]
@@ -73,7 +76,8 @@ def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
 
 
 def not_in_use(diagnosis: Diagnosis) -> list[str]:
-    """Names of the optional features without any signal value: the server does not use them."""
+    """Names of the optional features of which no signal has a value, so that the server apparently
+    does not use them."""
     missing = {line.partition(": ")[0] for line in diagnosis.unknown}
     settled = diagnosis.values.get(ALWAYS_ON) is not None
     features: dict[str, list[str]] = {}
@@ -89,12 +93,13 @@ def not_in_use(diagnosis: Diagnosis) -> list[str]:
 
 
 def feature(signal: Signal) -> str:
-    """The name of the feature that an optional signal belongs to."""
+    """The name of the feature to which an optional signal belongs."""
     return FEATURES.get(signal.needs, signal.needs)
 
 
 def _rules(diagnosis: Diagnosis) -> list[str]:
-    """Lines with the rules that could not be judged although their metric exists, by reason."""
+    """Lines about rules that could not be judged although their metric exists, grouped by
+    reason."""
     absent = {line.partition(": ")[0] for line in diagnosis.unknown}
     reasons: dict[str, list[str]] = {}
     for finding in diagnosis.findings:

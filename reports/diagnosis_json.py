@@ -1,4 +1,4 @@
-"""A diagnosis as the JSON document kneewatch.diagnosis/1, written and read. Pure."""
+"""Encodes a diagnosis as the JSON document kneewatch.diagnosis/1, and decodes it. Pure."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ SCHEMA = "kneewatch.diagnosis/1"
 LIBRARY_BOUNDS = {rule.id: rule.bounds for rule in RULES}
 LARGEST = sys.float_info.max
 DIGITS = 6
-"""Significant digits of numbers in documents: more would be noise of the histograms."""
+"""Significant digits of numbers in documents. The values of histograms are not more precise."""
 
 
 def document(diagnosis: Diagnosis, *, docs_url: str = "") -> dict[str, Any]:
-    """The JSON document of one diagnosis, ready for any JSON encoder: no NaN, no infinities.
+    """The JSON document of a diagnosis. It contains no NaN and no infinity, so any JSON encoder can
+    write it.
 
-    With `docs_url` each cause has the address of its page.
+    With `docs_url`, each cause contains the address of its page.
     """
     server = diagnosis.server
     return {
@@ -64,12 +65,12 @@ def document(diagnosis: Diagnosis, *, docs_url: str = "") -> dict[str, Any]:
 
 
 def symptom_actions(symptoms: Iterable[str]) -> dict[str, str]:
-    """What to do about each of the guide's symptoms."""
+    """The action that the guide recommends for each symptom."""
     return {symptom: SYMPTOMS[symptom].action for symptom in symptoms if symptom in SYMPTOMS}
 
 
 def server_document(server: ServerFacts, t_s: float) -> dict[str, Any]:
-    """The facts about a server; ages are in seconds before `t_s`."""
+    """The facts about a server. Their ages are in seconds before `t_s`."""
     return {
         "facts": [
             {
@@ -86,8 +87,8 @@ def server_document(server: ServerFacts, t_s: float) -> dict[str, Any]:
 
 
 def with_docs(stored: Mapping[str, Any], docs_url: str) -> dict[str, Any]:
-    """A stored document with the address of each cause's page; without a list of causes,
-    unchanged."""
+    """A copy of a stored document, with the address of each cause's page added. A document without
+    a list of causes is not changed."""
     causes: object = stored.get("causes")
     if not isinstance(causes, list):
         return dict(stored)
@@ -103,7 +104,7 @@ def with_docs(stored: Mapping[str, Any], docs_url: str) -> dict[str, Any]:
 
 
 def stage_document(stage: Stage | None) -> dict[str, Any]:
-    """A stage; number and since are null while nothing can be read."""
+    """A stage as JSON. If nothing could be read, its number and start are null."""
     if stage is None:
         return {
             "number": None,
@@ -125,7 +126,8 @@ def stage_document(stage: Stage | None) -> dict[str, Any]:
 
 
 def cause_document(cause: Cause, *, docs_url: str = "") -> dict[str, Any]:
-    """A cause with its evidence, and the address of its page where there is one."""
+    """A cause as JSON, with its evidence and the address of its page. There is no address without
+    `docs_url`."""
     docs = cause_page(docs_url, cause.id)
     return {
         "id": cause.id,
@@ -153,7 +155,7 @@ def cause_document(cause: Cause, *, docs_url: str = "") -> dict[str, Any]:
 
 
 def recommendation_document(recommendation: Recommendation) -> dict[str, Any]:
-    """A recommendation; numbers that are not known are left out of `before` and `predicted`."""
+    """A recommendation as JSON. Unknown numbers are left out of `before` and `predicted`."""
     return {
         "id": recommendation.id,
         "cause": recommendation.cause,
@@ -174,8 +176,8 @@ def recommendation_document(recommendation: Recommendation) -> dict[str, Any]:
 
 
 def finding_document(finding: Finding) -> dict[str, Any]:
-    """A finding. `note`: why it is not judged; `bounds`: only if they differ from those of the rule
-    library."""
+    """A finding as JSON. `note` is the reason why it is not judged. `bounds` is included only if
+    they differ from the bounds in the rule library."""
     rule, value = finding.rule, finding.value
     row: dict[str, Any] = {
         "rule": rule.id,
@@ -198,8 +200,8 @@ def finding_document(finding: Finding) -> dict[str, Any]:
 
 
 def signals_document(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Signals by key, null where there is no value. Values are not rounded: rounding a hundred of
-    them would take most of the time to build the document."""
+    """Signals by key, null without a value. Values are not rounded, because rounding a hundred of
+    them would take most of the time for the document."""
     if isfinite(sum(filter(None, values.values()))):
         return dict(values)
     return {
@@ -209,7 +211,7 @@ def signals_document(values: Mapping[str, float | None]) -> dict[str, float | No
 
 
 def rounded(value: float | None) -> float | None:
-    """A number with six significant digits; null for what JSON cannot hold."""
+    """A number rounded to six significant digits. None for a number that JSON cannot represent."""
     if value is None or not isfinite(value):
         return None
     return value if value % 1 == 0 else float(f"{value:.{DIGITS}g}")
@@ -231,7 +233,7 @@ def _evidence(item: Evidence) -> dict[str, Any]:
 
 
 LATEST_S = 253_402_300_799.0
-"""The end of the year 9999: later times cannot be formatted."""
+"""The end of the year 9999 in Unix seconds. Later times cannot be formatted."""
 SHOWN = 60
 SEVERITIES = {word: severity for severity, word in WORDS.items()}
 STATES = {**SEVERITIES, UNKNOWN: Severity.OK}
@@ -247,21 +249,22 @@ BY_TARGET = slo_rules(**ANY_TARGETS)
 RULES_BY_ID = {
     rule.id: rule for rule in (*RULES, *(replace(rule, bounds=()) for rule in BY_TARGET))
 }
-"""Rules by id. Those of SLO targets have no bounds here: the document has the user's."""
+"""Rules by id. Rules for SLO targets have no bounds here, because the document contains the user's
+bounds."""
 
 FROM_DOCUMENT = "setting"
-"""Source of a bound that was read from a document."""
+"""Source of a bound that was decoded from a document."""
 
 
 class DocumentError(KneewatchError):
-    """Not a kneewatch.diagnosis/1 document; the message names the wrong key."""
+    """The document is not a kneewatch.diagnosis/1. The message names the wrong key."""
 
 
 def diagnosis_of(document: Mapping[str, Any]) -> Diagnosis:
-    """The diagnosis in a document.
+    """Decode a diagnosis.
 
-    Symptoms unknown to this version are left out. Rules have the bounds of the rule library unless
-    the document has others.
+    Symptoms that this version does not know are left out. A rule has the bounds of the rule
+    library, unless the document contains other bounds.
 
     Raises:
         DocumentError: it is not such a document, or a value has the wrong type.
@@ -310,7 +313,7 @@ def _server(part: _Part, t_s: float) -> ServerFacts:
 
 
 class _Part(Struct, frozen=True):
-    """A JSON object of the document, and its path. Null counts as absent."""
+    """A JSON object within the document, and its path. A null value counts as absent."""
 
     values: Mapping[str, Any]
     place: str

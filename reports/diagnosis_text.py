@@ -48,7 +48,7 @@ EVIDENCE_SHOWN = 3
 GAUGES = frozenset(
     signal.key for signal in (*VLLM_SIGNALS, *GPU_SIGNALS) if isinstance(signal.expr, Gauge)
 )
-"""Signals that are read at a moment; the others are measured over the window."""
+"""Signals that are read from one scrape. All others are measured over the window."""
 
 AGAINST_SHOWN = 2
 
@@ -77,14 +77,15 @@ SERVER_FACTS = (
     (MAX_MODEL_LEN, "max-model-len {}"),
     (KV_TOKENS, "KV cache {} tokens"),
 )
-"""Facts of the line about the server, and how each is written."""
+"""The facts in the line about the server, with the format of each."""
 
 COLOURS = {"ok": "32", "info": "36", "warning": "33", "critical": "31;1", "unknown": "35"}
 """Terminal colours of the health states."""
 
 
 class Style(Struct, frozen=True):
-    """How to print: with colour or without, how wide, and where the pages about causes are."""
+    """How to print: with colour or without, the width, and the address of the pages about
+    causes."""
 
     colour: bool = False
     width: int = WIDTH
@@ -100,7 +101,8 @@ class Style(Struct, frozen=True):
 
 
 def text(diagnoses: Sequence[Diagnosis], style: Style, *, footers: bool = True) -> str:
-    """The report of one moment, worst engine first; a footer that all engines share comes once.
+    """The diagnoses of one moment as text, the worst engine first. If the footers of all engines
+    are equal, the footer is printed once.
 
     `footers`: add what latencies were judged against, and what could not be judged.
     """
@@ -123,7 +125,7 @@ def who(diagnosis: Diagnosis) -> str:
 
 
 def stage_words(diagnosis: Diagnosis) -> str:
-    """The stage of the KV cascade, since when it holds, and its forecasts."""
+    """The stage of the KV cascade, the time since when it has lasted, and its forecasts."""
     stage = diagnosis.stage
     if stage is None:
         return f"KV cascade: unknown, {diagnosis.stage_unknown}"
@@ -135,7 +137,8 @@ def stage_words(diagnosis: Diagnosis) -> str:
 
 
 def slo_words(diagnosis: Diagnosis) -> str:
-    """The forecast of when TTFT P99 passes its target, to append to a line; empty without one."""
+    """The forecast of when TTFT P99 exceeds its target, as text to append to a line. Empty without
+    a forecast."""
     left_s, soonest_s, latest_s = (
         diagnosis.values.get(f"slo_breaks_{which}_s") for which in ("in", "soonest", "latest")
     )
@@ -151,8 +154,8 @@ def slo_words(diagnosis: Diagnosis) -> str:
 
 
 def figures(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """The numbers that show a cascade: ("now", those of the newest scrape), then ("last 60 s",
-    those measured over the window). A part is left out where nothing could be read."""
+    """The numbers that show a cascade, in two parts: ("now", numbers of the newest scrape) and
+    ("last 60 s", numbers measured over the window). A part without numbers is left out."""
     quiet = quiet_notes(diagnosis)
     scraped, measured = list[str](), list[str]()
     for key, words in _numbers(diagnosis, NUMBERS):
@@ -167,12 +170,12 @@ def _figures_line(diagnosis: Diagnosis) -> str:
 
 
 def quiet_notes(diagnosis: Diagnosis) -> dict[str, str]:
-    """Why a rule whose value is out of bounds stays ok, by signal."""
+    """For each signal that is out of bounds although its rule is ok: the reason, by signal."""
     return {f.rule.signal: f.note for f in diagnosis.findings if f.state == "ok" and f.note}
 
 
 def brief_words(diagnosis: Diagnosis, width: int) -> str:
-    """The numbers of `figures` in short form; those that exceed the width are left out."""
+    """The numbers of `figures` in a short form. Numbers that exceed the width are left out."""
     line = ""
     for _, words in _numbers(diagnosis, BRIEF_NUMBERS):
         longer = f"{line}, {words}" if line else words
@@ -183,7 +186,7 @@ def brief_words(diagnosis: Diagnosis, width: int) -> str:
 
 
 def notable(diagnosis: Diagnosis, *states: str) -> list[Finding]:
-    """Findings in one of these states that no cause covers."""
+    """The findings whose state is one of `states` and that no cause covers."""
     signals = {item.signal for cause in diagnosis.causes for item in cause.evidence}
     cause_ids = [cause_id for cause in diagnosis.causes for cause_id in (cause.id, *cause.explains)]
     # A diagnosis by another version may name causes that this version lacks.
@@ -198,7 +201,7 @@ def notable(diagnosis: Diagnosis, *states: str) -> list[Finding]:
 
 
 def finding_words(finding: Finding, diagnosis: Diagnosis) -> str:
-    """A finding of a diagnosis in a line: rule id, summary, value."""
+    """A finding of a diagnosis in one line: the rule's id, the summary and the value."""
     rule = finding.rule
     if finding.clearing is not None:
         return f"{rule.id}: {clearing_words(finding, diagnosis)}"
@@ -206,7 +209,8 @@ def finding_words(finding: Finding, diagnosis: Diagnosis) -> str:
 
 
 def clearing_words(finding: Finding, diagnosis: Diagnosis) -> str:
-    """The value that was out of bounds and since when it is back; empty for other findings."""
+    """For a finding that is clearing: the last value out of bounds, and since when the value is
+    back in bounds. Empty for other findings."""
     rule, clearing, t_s = finding.rule, finding.clearing, diagnosis.t_s
     if clearing is None:
         return ""
@@ -224,14 +228,16 @@ def clearing_words(finding: Finding, diagnosis: Diagnosis) -> str:
 
 
 def evidence_lines(cause: Cause) -> tuple[list[str], list[str]]:
-    """The strongest evidence for and against a cause, without what its summary already says."""
+    """The strongest evidence for a cause, and the strongest against it. Evidence that the cause's
+    summary contains already is left out."""
     supporting = [f"{e.text} [{e.signal}]" for e in cause.evidence if e.text not in cause.summary]
     against = [f"{e.text} [{e.signal}]" for e in cause.against]
     return supporting[:EVIDENCE_SHOWN], against[:AGAINST_SHOWN]
 
 
 def latency_basis(diagnosis: Diagnosis) -> str:
-    """What latencies were judged against: SLO targets, the engine's baseline, or nothing yet."""
+    """A text on what latencies were judged against: SLO targets, the engine's baseline, or nothing
+    yet."""
     nothing, _, reason = diagnosis.judged_against.partition("nothing: ")
     if not nothing and reason:
         return f"latency not judged: {reason}"
@@ -239,8 +245,8 @@ def latency_basis(diagnosis: Diagnosis) -> str:
 
 
 def server_words(server: ServerFacts | None) -> str:
-    """Version, model, GPUs and limits of a server with their sources; empty if nothing was read
-    from it."""
+    """Version, model, GPUs and limits of a server, with the sources of these facts. Empty if
+    nothing was read from the server."""
     if server is None:
         return ""
     facts = {fact.name: fact for fact in server.facts}
@@ -322,15 +328,15 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
 
 
 def _turn(point: Counterfactual) -> str:
-    """How the signal gets beyond the point, in words: "falls to" for 0, as no count or rate drops
-    below 0."""
+    """A phrase for how the signal passes the point. It is "falls to" if the point is 0, because no
+    count or rate drops below 0."""
     if point.above:
         return "rises above"
     return "drops below" if point.at else "falls to"
 
 
 def unless_words(cause: Cause) -> str:
-    """The values at which this cause would clear; empty if unknown."""
+    """A text with the values at which a cause would clear. Empty if they are unknown."""
     points = [
         f"{point.signal} {_turn(point)} {quantity(point.signal, point.at)} "
         f"(at the time: {quantity(point.signal, point.now)})"
@@ -340,7 +346,8 @@ def unless_words(cause: Cause) -> str:
 
 
 def summary_words(cause: Cause, t_s: float) -> str:
-    """A cause's summary; while it ends, what it was and how long ago it was last detected."""
+    """The summary of a cause. If the cause is ending: its last summary, and how long ago it was
+    last detected."""
     ago_s = t_s - cause.seen_s
     if ago_s > 0:
         return f"Ending: last detected {span(ago_s)} ago. It was: {cause.summary}"
@@ -370,7 +377,7 @@ SPECIAL = re.compile(r"([\\`*\[\]<>|])")
 
 
 def markdown(diagnoses: Sequence[Diagnosis], *, footers: bool = True, docs_url: str = "") -> str:
-    """The report of one moment, worst engine first; `footers` as for text."""
+    """The diagnoses of one moment as Markdown, the worst engine first. `footers` as in `text`."""
     ordered = sorted(diagnoses, key=lambda d: -d.severity)
     return "\n\n".join(_markdown(diagnosis, docs_url, footers=footers) for diagnosis in ordered)
 

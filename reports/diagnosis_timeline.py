@@ -1,4 +1,4 @@
-"""A recording as a timeline: one line whenever an engine's verdict changes. Pure."""
+"""A recording as a timeline: one line each time the verdict about an engine changes. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ EngineKey = tuple[str, str, str]
 """Target, model and engine."""
 
 Verdict = tuple[str, int | None, tuple[str, ...]]
-"""Health, stage and cause ids: a new line is written when any of them changes."""
+"""Health, stage and cause ids. When one of them changes, the timeline gets a new line."""
 
 Render = Callable[[Sequence[Diagnosis], bool], str]
-"""Renders the diagnoses of one moment; the flag asks for the footers."""
+"""A function that renders the diagnoses of one moment. Its second argument asks for the footers."""
 
 
 class WorstState:
-    """The worst diagnosis so far, and when its severity was last seen."""
+    """The worst diagnosis so far, and the time at which its severity was last observed."""
 
     def __init__(self) -> None:
         self.diagnosis: Diagnosis | None = None
@@ -29,11 +29,11 @@ class WorstState:
 
     @property
     def severity(self) -> Severity:
-        """The worst severity; ok before any diagnosis."""
+        """The worst severity so far; ok before the first diagnosis."""
         return Severity.OK if self.diagnosis is None else self.diagnosis.severity
 
     def add(self, diagnoses: Sequence[Diagnosis]) -> None:
-        """Add the diagnoses of one moment; of equally bad ones the latest counts."""
+        """Add the diagnoses of one moment. If several are equally bad, the latest one is kept."""
         for diagnosis in diagnoses:
             if self.diagnosis is None or _badness(diagnosis) >= _badness(self.diagnosis):
                 self.diagnosis = diagnosis
@@ -41,8 +41,8 @@ class WorstState:
                 self._last_seen_s = diagnosis.t_s
 
     def ended_words(self, last: Sequence[Diagnosis]) -> str:
-        """The worst state and its time, if it was worse than the diagnoses in `last`; empty if no
-        warning has ended since."""
+        """The worst state and its time, if that state is worse than all diagnoses in `last`. Empty
+        if the last state is as bad, or if there was no warning."""
         worst = self.diagnosis
         if worst is None or worst.severity < Severity.WARNING:
             return ""
@@ -57,7 +57,7 @@ class WorstState:
 
 
 class Timeline:
-    """The verdicts written so far. `named`: each line ends with its target and engine."""
+    """The verdicts that were written so far. `named`: each line ends with its target and engine."""
 
     def __init__(self, style: Style, *, named: bool) -> None:
         self._style, self._named = style, named
@@ -72,7 +72,7 @@ class Timeline:
         return self._worst.severity
 
     def lines(self, diagnoses: Sequence[Diagnosis]) -> list[str]:
-        """Lines for the verdicts that changed with these diagnoses; new days get a line."""
+        """Lines for the verdicts that these diagnoses change. A new day gets its own line."""
         lines: list[str] = []
         self._named = self._named or len(diagnoses) > 1
         self._worst.add(diagnoses)
@@ -89,10 +89,10 @@ class Timeline:
         return lines
 
     def close(self, render: Render, *, mark: str = "---") -> str:
-        """The worst moment (unless its verdict is still the last one) and the last moment, as
-        `render` returns them.
+        """The worst moment and the last moment, both as rendered by `render`. The worst one is left
+        out if its verdict is still the last one.
 
-        `mark` begins each heading.
+        `mark` is the prefix of each heading.
         """
         parts: list[str] = []
         worst, last = self._worst.diagnosis, list(self.last.values())
@@ -134,7 +134,7 @@ class Timeline:
 def progress(
     diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float, width: int = 79
 ) -> str:
-    """The progress line while watching, at most `width` characters."""
+    """The progress line while a server is watched, cut to `width` characters."""
     worst = max(diagnoses, key=lambda diagnosis: diagnosis.severity)
     first = f"  {worst.headline}" if worst.headline else ""
     line = f"watching {elapsed_s:.0f} of {span(watch_s)}  {worst.health.upper()}{first}  "

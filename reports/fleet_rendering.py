@@ -36,9 +36,9 @@ SCHEMA = "kneewatch.fleet/1"
 
 
 def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]:
-    """The document. Keys are only ever added.
+    """The JSON document. Later versions may add keys but never remove any.
 
-    With `docs_url` each cause has the address of its page.
+    With `docs_url`, each cause contains the address of its page.
     """
     observed = diagnosis.observed
     return {
@@ -200,7 +200,7 @@ NOTES_SHOWN = 12
 
 
 def text(diagnosis: FleetDiagnosis, style: Style) -> str:
-    """The fleet's state as text, worst first."""
+    """The state of a fleet as text, the worst first."""
     observed = diagnosis.observed
     head = f"{diagnosis.health.upper()}  fleet at {observed.source}"
     lines = [style.paint(printable(head), diagnosis.health)]
@@ -232,7 +232,7 @@ def text(diagnosis: FleetDiagnosis, style: Style) -> str:
 
 
 def counts(diagnosis: FleetDiagnosis) -> str:
-    """How many replicas and engines there are, and how many in each health state."""
+    """The number of replicas and engines, and the number in each health state."""
     states = [engine.health for engine in diagnosis.engines]
     tally = [
         f"{states.count(state)} {state}"
@@ -245,7 +245,7 @@ def counts(diagnosis: FleetDiagnosis) -> str:
 
 
 def state(diagnosis: FleetDiagnosis) -> list[str]:
-    """Lines with the source of the answer, and with what is missing in it."""
+    """Lines with the source of the data, and with what is missing."""
     observed = diagnosis.observed
     used = f"{len(observed.recorded)} from recording rules" if observed.recorded else ""
     raw = f"{len(observed.raw)} from raw series, window {span(observed.window_s)}"
@@ -265,13 +265,13 @@ def state(diagnosis: FleetDiagnosis) -> list[str]:
 
 
 def tier_words(tier: Tier) -> str:
-    """A tier's name, replicas and engines."""
+    """The name of a tier, and the number of its replicas and engines."""
     engines = plural(len(tier.engines), "engine")
     return f"{tier.name}: {plural(tier.replicas, 'replica')}, {engines}"
 
 
 def split_words(split: Split) -> str:
-    """A tier's prefill and decode replicas against what its load needs."""
+    """The prefill and decode replicas of a tier, compared with the numbers that its load needs."""
     used = split.used
     where = f"{split.pool or '?'} on {split.tier}" if split.tier else split.pool or "?"
     return (
@@ -281,7 +281,7 @@ def split_words(split: Split) -> str:
 
 
 def size_words(size: TierSize) -> str:
-    """How many replicas a tier has and needs, its peak load, and its cost."""
+    """The number of replicas that a tier has and needs, its peak load, and its cost."""
     needed = "unknown" if size.needed is None else str(size.needed)
     price = "" if size.usd_per_hour is None else f", {size.usd_per_hour:,.2f} USD/h now"
     parts = [f"replicas: {size.present} running, {needed} needed{price}"]
@@ -295,7 +295,7 @@ def size_words(size: TierSize) -> str:
 
 
 def advice_words(advice: FleetAdvice) -> list[str]:
-    """A recommendation in lines: change, reason, predicted effect, checks."""
+    """Lines for a recommendation: the change, the reason, the predicted effect, and checks."""
     recommendation = advice.recommendation
     tier = f" on {advice.tier}" if advice.tier else ""
     rows = [
@@ -314,7 +314,8 @@ def advice_words(advice: FleetAdvice) -> list[str]:
 
 
 def spread_words(spread: Spread) -> str:
-    """A signal over a tier: the worst value and where, then the range, median and mean."""
+    """A signal over all engines of a tier: the worst value with its engine, then the range, median
+    and mean."""
 
     def shown(value: float) -> str:
         return quantity(spread.signal, value)
@@ -328,15 +329,15 @@ def spread_words(spread: Spread) -> str:
 
 
 def replica_words(replicas: Sequence[str]) -> str:
-    """The first replica names, and how many more there are."""
+    """The names of the first replicas, and the number of further ones."""
     shown = ", ".join(replicas[:REPLICAS_SHOWN])
     more = len(replicas) - REPLICAS_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def worst_engines(diagnosis: FleetDiagnosis) -> list[Engine]:
-    """Engines of unknown health, and engines at warning or worse that no cause of that severity
-    names."""
+    """Engines whose health is unknown, and engines at warning or worse that no cause of that
+    severity includes."""
     named = {
         (c.pool, name)
         for c in diagnosis.causes
@@ -352,7 +353,7 @@ def worst_engines(diagnosis: FleetDiagnosis) -> list[Engine]:
 
 
 def engine_words(engine: Engine) -> str:
-    """An engine in a line: health, causes, stage, findings, main numbers."""
+    """An engine in one line: health, causes, stage, findings, and the main numbers."""
     rules = ", ".join(f"{finding.rule.id} {finding.severity.word}" for finding in engine.findings)
     numbers = ", ".join(
         f"{words} {quantity(key, value)}"
@@ -381,7 +382,7 @@ def _advice(advice: FleetAdvice, style: Style) -> list[str]:
 
 
 def _tiers(diagnosis: FleetDiagnosis, style: Style) -> list[str]:
-    """The tiers with trouble in full, then the others in a line each."""
+    """The tiers that have a problem in full, then the others in one line each."""
     troubled = {(c.pool, c.tier) for c in diagnosis.causes if c.cause.severity >= Severity.WARNING}
     troubled |= {(advice.pool, advice.tier) for advice in diagnosis.advice}
     ill = {e.member.group for e in worst_engines(diagnosis)}
@@ -408,8 +409,8 @@ def _tiers(diagnosis: FleetDiagnosis, style: Style) -> list[str]:
 def _cause(
     place: int, fleet_cause: FleetCause, style: Style, first_places: dict[str, int]
 ) -> list[str]:
-    """A cause in lines. `first_places` maps each advice to the place of the first cause that has
-    it; later causes refer to that place."""
+    """Lines for a cause. `first_places` maps each advice to the number of the first cause with that
+    advice; later causes refer to this number."""
     cause = fleet_cause.cause
     first = first_places.setdefault(cause.lever, place)
     head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
@@ -436,7 +437,7 @@ def _cause(
 
 
 def markdown(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> str:
-    """The fleet's state as Markdown, worst first."""
+    """The state of a fleet as Markdown, the worst first."""
     observed = diagnosis.observed
     lines = [
         f"## {diagnosis.health.upper()}: fleet at {escaped(observed.source)}",

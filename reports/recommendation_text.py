@@ -1,4 +1,4 @@
-"""Recommendations and stop-gaps as text. Pure; pages are read once."""
+"""Recommendations and stop-gaps as text. Pure, except that pages about causes are read once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kneewatch.rules.formatting import duration, number, percent
 NUMBERS_SHOWN = 5
 
 Column = tuple[str, str, Callable[[float], str]]
-"""A signal's key, its label and its format."""
+"""The key, the label and the format of a signal."""
 
 NUMBERS: tuple[Column, ...] = (
     ("kv_capacity_tokens", "KV tokens", number),
@@ -44,11 +44,12 @@ NUMBERS: tuple[Column, ...] = (
     ("requests_per_s_per_gpu", "requests/s per GPU (benchmark)", number),
     ("usd_per_million_tokens_at_limit", "USD per million tokens at the limit", number),
 )
-"""The numbers shown, in this order; the JSON has all of them."""
+"""The signals whose numbers are shown, in this order. The JSON document has all signals."""
 
 
 def advised(diagnosis: Diagnosis, cause: Cause) -> list[Recommendation]:
-    """The recommendations for a cause, best first, with this diagnosis's numbers as `before`."""
+    """The recommendations for a cause, the best first. Their `before` values are taken from this
+    diagnosis."""
     return [
         with_current_values(recommendation, diagnosis.values)
         for recommendation in diagnosis.recommendations
@@ -63,8 +64,10 @@ MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|`([^`]*)`")
 
 @cache
 def stop_gap(cause_id: str) -> tuple[str, ...]:
-    """What relieves users until the fix is in: the numbered steps on the cause's page, as plain
-    text; none where the page says that none is needed, or for an unknown cause."""
+    """The stop-gap of a cause: the numbered steps that its page lists, as plain text.
+
+    Empty if the page says that none is needed, or if the cause is unknown.
+    """
     if cause_id not in BY_ID:
         return ()
     page = files("kneewatch.docs").joinpath("causes", f"{cause_id}.md").read_text("utf-8")
@@ -74,7 +77,7 @@ def stop_gap(cause_id: str) -> tuple[str, ...]:
 
 
 def change_words(change: Change) -> str:
-    """A change as a flag with its value before and after: --max-num-seqs 256 -> 128."""
+    """A change as a flag with the old and the new value, such as "--max-num-seqs 256 -> 128"."""
     if change.after is None or change.flag.startswith("--no-"):
         return f"drop {change.flag}"
     if change.after is True and change.flag.startswith("--"):
@@ -84,12 +87,13 @@ def change_words(change: Change) -> str:
 
 
 def changes_words(recommendation: Recommendation) -> str:
-    """All changes of a recommendation in a line."""
+    """All changes of a recommendation in one line."""
     return ", ".join(change_words(change) for change in recommendation.changes)
 
 
 def numbers_words(recommendation: Recommendation) -> str:
-    """The predicted effect: the numbers that change, before and after, and the cost."""
+    """The predicted effect: the numbers that change, with the old and the new value, and the
+    cost."""
     parts: list[str] = []
     for key, label, formatted in NUMBERS:
         after, before = recommendation.predicted.get(key), recommendation.before.get(key)
@@ -107,20 +111,21 @@ def numbers_words(recommendation: Recommendation) -> str:
 
 
 def do_first_label(cause: Cause, t_s: float) -> str:
-    """What the first advice is called; a cause that clears needs it only if it comes back."""
+    """The label of the first advice. A cause that is ending needs the advice only if it returns."""
     return "if it returns, do first" if cause.seen_s < t_s else "do first"
 
 
 def first_step(diagnosis: Diagnosis, cause: Cause) -> str:
-    """The first change for a cause in a line; without a recommendation, the cause's lever."""
+    """The first change against a cause, in one line. Without a recommendation: the cause's
+    lever."""
     best = next(iter(advised(diagnosis, cause)), None)
     step = cause.lever if best is None else changes_words(best) or best.summary
     return f"{do_first_label(cause, diagnosis.t_s)}: {step}"
 
 
 def rows(recommendations: Sequence[Recommendation], do_first: str = "do first") -> list[str]:
-    """Lines of text: the first recommendation in full, named `do_first`; the others by their flags,
-    each as an alternative to it."""
+    """Lines of text: the first recommendation in full with the label `do_first`, then the flags of
+    each of the others as an alternative."""
     if not recommendations:
         return []
     best = recommendations[0]

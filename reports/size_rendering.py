@@ -1,4 +1,4 @@
-"""A sizing answer as text, and as the JSON document kneewatch.size/1. Pure."""
+"""The answer to a sizing question as text, and as the JSON document kneewatch.size/1. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMA = "kneewatch.size/1"
 
 
 def size_document(answer: Size) -> dict[str, Any]:
-    """The JSON document of one answer; unknown values are null, and `notes` say why."""
+    """The JSON document of an answer. Unknown values are null, and `notes` contain the reasons."""
     fewest = answer.fewest
     return {
         "schema": SCHEMA,
@@ -47,8 +47,8 @@ def size_document(answer: Size) -> dict[str, Any]:
 
 
 def nothing_document(extra: Mapping[str, Any], *, fits: bool = False) -> dict[str, Any]:
-    """The JSON document of `size` when the answer is not a single launch: a plan, or a search
-    without a result. The keys of a launch are null or empty, unless `extra` has them."""
+    """The JSON document of `size` if the answer is not a single launch, but a plan, or a search
+    without a result. The keys about a launch are null or empty unless `extra` contains them."""
     empty: dict[str, Any] = {
         "schema": SCHEMA,
         "fits": fits,
@@ -104,7 +104,8 @@ def _inputs(question: Question, answer: Size) -> dict[str, Any]:
 
 
 def price_of(question: Question) -> float | None:
-    """Dollars per GPU-hour: as stated, else the catalogue's; None where neither is known."""
+    """Price in USD per GPU-hour: the price in the question, else the catalogue's. None if both are
+    unknown."""
     if question.usd_per_gpu_hour is not None:
         return question.usd_per_gpu_hour
     gpu = question.setup.gpu
@@ -140,7 +141,7 @@ def _whole(amount: Range) -> dict[str, int]:
 
 
 def _performance(answer: Size) -> dict[str, Any]:
-    """Performance of one replica: all its data-parallel engines together."""
+    """The performance of one replica: the sum over its data-parallel engines."""
     performance, engines = answer.performance, answer.question.setup.parallel.data
     if performance is None:
         return dict.fromkeys(
@@ -193,7 +194,7 @@ def _cost(answer: Size) -> dict[str, Any]:
 
 
 def operating_point_document(operating_point: OperatingPoint) -> dict[str, Any]:
-    """JSON of C_max, the knee and the warnings about the benchmark."""
+    """C_max, the knee and the warnings about the benchmark as JSON."""
     return {
         "c_max": None if operating_point.c_max is None else _point(operating_point.c_max),
         "is_lower_bound": operating_point.is_lower_bound,
@@ -218,7 +219,7 @@ def _point(point: BenchmarkPoint) -> dict[str, Any]:
 
 
 def operating_point_lines(operating_point: OperatingPoint) -> list[str]:
-    """C_max, the knee and the warnings as lines of text."""
+    """Lines of text with C_max, the knee and the warnings about the benchmark."""
     best = operating_point.c_max
     if best is None:
         first = "Benchmark: no measured concurrency meets the targets"
@@ -254,7 +255,8 @@ HEAD = (
 
 
 def scaling_document(scaling: Scaling) -> dict[str, Any]:
-    """JSON of every measured degree, the cheapest within the targets, and notes."""
+    """The results of a benchmark by tensor-parallel degree as JSON: all measured degrees, the
+    cheapest one that meets the targets, and notes."""
     return {
         "degrees": [_row(row) for row in scaling.rows],
         "cheapest_tensor_parallel": scaling.cheapest,
@@ -287,7 +289,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def scaling_lines(scaling: Scaling) -> list[str]:
-    """The measured degrees as a text table."""
+    """The measured tensor-parallel degrees as a text table."""
     rows = [
         [name.format(unit=scaling.unit) for name in HEAD],
         *[_cells(row) for row in scaling.rows],
@@ -335,9 +337,10 @@ BAR = 50
 
 
 def size_text(answer: Size, *, extra: Sequence[str] = (), width: int = WIDTH) -> list[str]:
-    """Lines of text: verdict, GPUs, cost and speed, notes, then memory bar and arithmetic.
+    """Lines of text: the verdict, GPUs, cost and speed, notes, then the memory bar and the
+    arithmetic.
 
-    `extra` are the lines of a search or benchmark, which stand before the arithmetic.
+    `extra` are the lines of a search or benchmark. They come before the arithmetic.
     """
     lines = wrapped(_verdict(answer), width=width, more=2)
     lines += wrapped(_setup(answer), width=width, more=2)
@@ -356,7 +359,7 @@ def size_text(answer: Size, *, extra: Sequence[str] = (), width: int = WIDTH) ->
 
 
 def _price(answer: Size) -> list[str]:
-    """GPUs and their cost; empty where no price is known."""
+    """The number of GPUs and their cost. Empty if no price is known."""
     per_year, per_token, fleet = answer.yearly_cost, answer.token_cost, answer.fleet
     if per_year is None:
         return []
@@ -393,7 +396,7 @@ def _verdict(answer: Size) -> str:
 
 
 def _notes(answer: Size) -> list[str]:
-    """Missed targets and notes, without what the verdict says already."""
+    """Missed targets, and notes. Notes that repeat the verdict are left out."""
     failure = start_failure(answer.memory, answer.fewest)
     return [note for note in (*answer.missed, *answer.notes) if note != failure]
 
@@ -416,7 +419,7 @@ def _setup(answer: Size) -> str:
 
 
 def _beside(setup: Setup) -> str:
-    """Adapters and draft model loaded beside the model, as text."""
+    """A text on the adapters and the draft model that are loaded in addition to the model."""
     words = ""
     if setup.adapters is not None:
         words += f", {setup.adapters.slots} adapter slots of rank {setup.adapters.rank}"
@@ -426,7 +429,7 @@ def _beside(setup: Setup) -> str:
 
 
 def _picture(memory: Memory, *, width: int) -> list[str]:
-    """One GPU's memory as a bar and its parts."""
+    """The memory of one GPU, as a bar and as a list of parts."""
     setup = memory.setup
     if setup.gpu is None or memory.overhead is None or memory.weights_bytes is None:
         return [f"available KV cache on each GPU: {gib(memory.available_bytes.expected)}"]
@@ -498,8 +501,8 @@ def _speed(answer: Size) -> list[str]:
 
 
 def _usable(answer: Size) -> list[str]:
-    """The load that a replica serves within the targets; empty if the predicted speed is already
-    that at this load."""
+    """The load that a replica can serve within the targets. Empty if the question has a concurrency
+    at which the targets are met: the answer then contains the speed at that concurrency."""
     step = answer.usable_step
     if step is None or (answer.question.concurrency is not None and not answer.missed):
         return []
@@ -509,7 +512,7 @@ def _usable(answer: Size) -> list[str]:
 
 
 def size_markdown(answer: Size, *, extra: Sequence[str] = ()) -> list[str]:
-    """The sizing answer as Markdown lines; `extra` are the lines of a search or benchmark."""
+    """The answer as lines of Markdown. `extra` are the lines of a search or benchmark."""
     lines = [f"# {_verdict(answer)}", "", _setup(answer), ""]
     lines += [*_price(answer), *_fewest(answer), *_speed(answer)]
     lines += [f"- {note}" for note in _notes(answer)]

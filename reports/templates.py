@@ -1,4 +1,5 @@
-"""The Jinja environment of the pages, and their colours. Pure; files are read once."""
+"""The Jinja environment for HTML pages, and the colours of pages. Pure, except that files are read
+once."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from kneewatch.rules.formatting import printable
 def environment(
     read: Callable[[str], str], filters: Mapping[str, Any], names: Mapping[str, Any]
 ) -> Environment:
-    """An environment that escapes all values and raises on undefined ones.
+    """A Jinja environment that escapes all values and raises an error for an undefined one.
 
-    `read` returns a template's text by its name; `names` are the globals of all templates.
+    `read` returns the text of a template by name. `names` are available in all templates.
     """
     environment = Environment(
         loader=FunctionLoader(read),
@@ -34,12 +35,12 @@ def environment(
 
 
 def palette() -> str:
-    """The colour stylesheet, which goes before each page's own."""
+    """The stylesheet with the colours. It is placed before a page's own stylesheet."""
     return files("kneewatch.reports").joinpath("palette.css").read_text(encoding="utf-8")
 
 
 def _shown(value: Any) -> Any:  # noqa: ANN401
-    """A value as it is output: text without control characters."""
+    """The value for output. Control characters are removed from text."""
     if isinstance(value, str) and not isinstance(value, Markup) and not value.isprintable():
         return printable(" ".join(value.split()))
     return value

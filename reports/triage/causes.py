@@ -28,7 +28,7 @@ from kneewatch.rules.rule import Finding, Severity
 
 
 class Moved(Struct, frozen=True):
-    """A number before and after a change; a dash where it is unknown."""
+    """A number before and after a change. An unknown number is a dash."""
 
     label: str
     before: str
@@ -36,11 +36,12 @@ class Moved(Struct, frozen=True):
 
 
 class ChangeView(Struct, frozen=True):
-    """A recommendation. `command` holds the flags to add, empty when no change sets a flag.
+    """A recommendation for the page.
 
-    `instead` are the current flags that the command replaces, `besides` the changes that are no
-    flag to add (a flag to remove, replicas), `words` all changes, `doubt` a remark that this change
-    alone is not enough.
+    `command` are the flags to add; empty if no change sets a flag. `instead` are the current flags
+    that `command` replaces. `besides` are changes other than adding a flag (removing a flag,
+    changing replicas). `words` are all changes. `doubt` is a remark if this change alone is not
+    enough.
     """
 
     key: str
@@ -59,12 +60,13 @@ class ChangeView(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The changes in a line, or the advice when nothing changes."""
+        """All changes in one line. Without changes: the advice."""
         return ", ".join(self.words) or self.summary
 
 
 def change_view(recommendation: Recommendation, key: str = "") -> ChangeView:
-    """A recommendation as the page shows it; `key` is its element id on the page."""
+    """A recommendation in the form in which the page shows it. `key` is its element id on the
+    page."""
     demand = recommendation.predicted.get("kv_demand_ratio", 0.0)
     return ChangeView(
         key,
@@ -84,12 +86,12 @@ def change_view(recommendation: Recommendation, key: str = "") -> ChangeView:
 
 
 def command(changes: Sequence[Change]) -> str:
-    """The flags to add to the server's command line, quoted for a shell; "" for none."""
+    """The flags to add to the server's command line, quoted for a shell. "" if there are none."""
     return " ".join(argument for change in changes for argument in _arguments(change))
 
 
 def _arguments(change: Change) -> list[str]:
-    """The command-line arguments that set the flag; empty for other changes."""
+    """The command-line arguments that set a change's flag. Empty if the change sets no flag."""
     if not change.flag.startswith("--") or change.after is None:
         return []
     if change.after is True:
@@ -105,14 +107,14 @@ def _words(change: Change) -> str:
 
 
 def _current_flag(change: Change) -> str:
-    """The flag with its current value, if the change sets another value; else empty."""
+    """The flag with its current value, if the change replaces that value; else empty."""
     if not _arguments(change) or change.before is None or isinstance(change.before, bool):
         return ""
     return " ".join(_arguments(Change(change.flag, None, change.before)))
 
 
 def _numbers(recommendation: Recommendation) -> list[Moved]:
-    """The numbers that change, in the order of NUMBERS."""
+    """The numbers that a recommendation changes, in the order of NUMBERS."""
     rows: list[Moved] = []
     for key, label, formatted in NUMBERS:
         after, before = recommendation.predicted.get(key), recommendation.before.get(key)
@@ -149,9 +151,11 @@ LABELS = dict(
 
 
 class EvidenceView(Struct, frozen=True):
-    """A piece of evidence; `supports` is False for evidence against the cause.
+    """A piece of evidence. `supports` is False if it speaks against the cause.
 
-    `value` and `bound` are empty where the text does not weigh the signal itself."""
+    `value` and `bound` are empty if the text of the evidence is not about the value of the signal
+    itself.
+    """
 
     supports: bool
     text: str
@@ -162,7 +166,8 @@ class EvidenceView(Struct, frozen=True):
 
 
 class CauseView(Struct, frozen=True):
-    """A cause with rank, evidence, stop-gap and changes; `key` is its element id on the page."""
+    """A cause with its rank, evidence, stop-gap and changes. `key` is its element id on the
+    page."""
 
     place: int
     key: str
@@ -174,14 +179,16 @@ class CauseView(Struct, frozen=True):
 
 
 def stop_gap_steps(cause: Cause) -> Sequence[str]:
-    """The steps of a cause's stop-gap; none for a cause that nobody has to act on tonight."""
+    """The steps of a cause's stop-gap. Empty for a cause at info, which needs no action tonight."""
     return stop_gap(cause.id) if cause.severity > Severity.INFO else ()
 
 
 class VitalView(Struct, frozen=True):
-    """One of CASCADE_SIGNALS; `note` says why its rule is ok despite an out-of-bounds value.
+    """One of CASCADE_SIGNALS. `note` is the reason if its rule is ok although the value is out of
+    bounds.
 
-    `measured` says whether the value is of one scrape or of the window."""
+    `measured` says whether the value is from one scrape or from the window.
+    """
 
     label: str
     signal: str
@@ -192,7 +199,7 @@ class VitalView(Struct, frozen=True):
 
 
 class FindingView(Struct, frozen=True):
-    """A finding that no cause covers; `words` says what is, or was, out of bounds."""
+    """A finding that no cause covers. `words` say what is, or was, out of bounds."""
 
     finding: Finding
     words: str
@@ -245,7 +252,7 @@ class Reasons(Struct, frozen=True):
         ]
 
     def findings(self, *states: str) -> list[FindingView]:
-        """Findings in one of these states that no cause covers."""
+        """The findings whose state is one of `states` and that no cause covers."""
         return [
             FindingView(
                 finding,
@@ -309,7 +316,7 @@ class Reasons(Struct, frozen=True):
 
 
 def unique(words: Sequence[str]) -> list[str]:
-    """Words as unique parts of element ids, in plain letters."""
+    """Words as unique parts of element ids. They consist of plain letters."""
     ids: list[str] = []
     for word in words:
         plain = NOT_PLAIN.sub("", word)
@@ -318,7 +325,8 @@ def unique(words: Sequence[str]) -> list[str]:
 
 
 def _bounds(finding: Finding) -> list[Bound]:
-    """The rule's bounds to draw; a bound of 0 means any value and is not drawn."""
+    """The bounds of a finding's rule that are drawn. A bound of 0 means any value and is not
+    drawn."""
     return [
         Bound(bound.threshold, bound.severity.word)
         for bound in finding.rule.bounds
@@ -327,7 +335,7 @@ def _bounds(finding: Finding) -> list[Bound]:
 
 
 def _same_quantity(item: Evidence, diagnosis: Diagnosis) -> bool:
-    """Whether the evidence's value is the signal's own. Some evidence weighs a share or the growth
-    of its signal; such a threshold must not be drawn in the signal's chart."""
+    """Whether the value of the evidence is the value of its signal. Some evidence is about a share
+    or the growth of the signal; the threshold for that must not be drawn in the signal's chart."""
     value = diagnosis.values.get(item.signal)
     return value is not None and item.value is not None and isclose(value, item.value, rel_tol=SAME)

@@ -1,4 +1,4 @@
-"""Signal charts on the triage page: time axis, downsampled lines and bounds. Pure."""
+"""Charts of signals on the triage page: the time axis, downsampled lines, and bounds. Pure."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ SHORTEST_S = 120.0
 MARGIN = 1.05
 AT_END = 99.0
 EDGE = 6.0
-"""Percent of the width at both ends without labels, where one would be cut off."""
+"""Percent of the width at both ends of the axis that have no labels, because a label would be cut
+off."""
 
 
 class Tick(Struct, frozen=True):
-    """A labelled time on the axis; `x` in percent of the width."""
+    """A labelled time on the axis. `x` is in percent of the width."""
 
     x: float
     label: str
@@ -40,25 +41,27 @@ class Axis(Struct, frozen=True):
 
     @property
     def length_s(self) -> float:
-        """The length in seconds, at least 1."""
+        """The length of the axis in seconds, at least 1."""
         return max(1.0, self.until_s - self.since_s)
 
     def x(self, t_s: float) -> float:
-        """The place of a time in percent, clamped to the axis."""
+        """The position of a time in percent of the width, limited to the axis."""
         return min(100.0, max(0.0, 100 * (t_s - self.since_s) / self.length_s))
 
     def mark(self, t_s: float) -> float | None:
-        """The place of a time to mark; None at the axis's end, where a mark would be hidden."""
+        """The position of a time that is marked, in percent. None at the end of the axis, where the
+        mark would be hidden."""
         x = self.x(t_s)
         return x if x < AT_END else None
 
     def spread(self, start_s: float, end_s: float | None) -> tuple[float, float]:
-        """Start and width of an interval in percent; without an end it reaches the axis's end."""
+        """Start and width of an interval in percent. If `end_s` is None, the interval extends to
+        the end of the axis."""
         x = self.x(start_s)
         return x, max(0.0, self.x(self.until_s if end_s is None else end_s) - x)
 
     def ticks(self) -> list[Tick]:
-        """Labels at round times, few enough for a phone."""
+        """Labels at round times. There are few enough for the width of a phone."""
         step_s = next((s for s in STEPS_S if self.length_s / s <= TICKS_MOST), STEPS_S[-1])
         first = int(self.since_s // step_s) + 1
         last = int(self.until_s // step_s)
@@ -67,7 +70,8 @@ class Axis(Struct, frozen=True):
 
 
 def axis_of(view: TriageView) -> Axis:
-    """The time axis of a page: the requested range, shortened if less than half of it has data.
+    """The time axis of a page. It covers the requested range; if less than half of that has data,
+    only the part with data.
 
     Otherwise the first minutes of a new daemon would be too narrow to read.
     """
@@ -87,7 +91,7 @@ def axis_of(view: TriageView) -> Axis:
 
 
 def tick_label(t_s: float) -> str:
-    """A UTC time as 03:07, at midnight the day as Nov 21."""
+    """A UTC time as a label, such as 03:07. Midnight is shown as the day, such as Nov 21."""
     moment = datetime.fromtimestamp(t_s, tz=UTC)
     if t_s % DAY_S == 0:
         return f"{moment:%b} {moment.day}"
@@ -97,14 +101,15 @@ def tick_label(t_s: float) -> str:
 # --- Series as lines: few points, every spike kept, broken where values are unknown ---------------
 
 COLUMNS = 200
-"""Points per chart, which is a few hundred pixels wide."""
+"""Number of points per chart. A chart is a few hundred pixels wide."""
 
 BROKEN_FROM = 3.5
-"""A step this many times longer than its neighbours is drawn as a gap."""
+"""A step between points is drawn as a gap if it is this many times longer than the steps next to
+it."""
 
 
 class Point(NamedTuple):
-    """The lowest and highest value at a time; NaN where unknown."""
+    """The lowest and the highest value at a time. NaN where unknown."""
 
     t_s: float
     least: float
@@ -112,7 +117,7 @@ class Point(NamedTuple):
 
 
 def lines(series: SeriesView, *, since_s: float, until_s: float) -> list[list[Point]]:
-    """The unbroken lines of a series between two times."""
+    """The lines of a series between two times. A gap in the data separates two lines."""
     low = bisect_left(series.times, since_s)
     high = bisect_right(series.times, until_s)
     times, values = series.times[low:high], series.values[low:high]
@@ -122,7 +127,7 @@ def lines(series: SeriesView, *, since_s: float, until_s: float) -> list[list[Po
 
 
 def _columns(times: Sequence[float], values: Sequence[float]) -> Iterator[Point]:
-    """A point for each column of equal time that has samples."""
+    """Yields a point for each column that has samples. Columns have equal length in time."""
     width_s = (times[-1] - times[0]) / COLUMNS
     whole = isfinite(sum(values))
     start = 0
@@ -139,7 +144,7 @@ def _columns(times: Sequence[float], values: Sequence[float]) -> Iterator[Point]
 
 
 def _broken(points: Sequence[Point]) -> list[list[Point]]:
-    """Points as lines, broken at unknown values and at gaps."""
+    """Split points into lines at unknown values and at gaps."""
     steps = [after.t_s - before.t_s for before, after in pairwise(points)]
     lines: list[list[Point]] = [[]]
     for place, point in enumerate(points):
@@ -152,7 +157,7 @@ def _broken(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def _around(steps: Sequence[float], place: int) -> float:
-    """The longer of the two neighbouring steps; infinite without neighbours."""
+    """The longer of the two steps next to `place`. Infinite if there are none."""
     before = steps[place - 1] if place else 0.0
     after = steps[place + 1] if place + 1 < len(steps) else 0.0
     return max(before, after) or inf
@@ -163,23 +168,23 @@ def _around(steps: Sequence[float], place: int) -> float:
 
 WIDE = 1000.0
 TALL = 100.0
-"""Units of a chart's inside, which the page stretches to its size."""
+"""Height of a chart's drawing in units. The page stretches the drawing to its size."""
 
 ROUND = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 HEADROOM = 1.04
 NOTHING = 1e-12
-"""Smaller values are rounding errors of zero: they get no scale."""
+"""Values below this are rounding errors of zero. They do not determine the scale."""
 
 
 class Bound(Struct, frozen=True):
-    """A bound to draw: its value and its name."""
+    """A bound to draw, with its name."""
 
     value: float
     name: str = "bound"
 
 
 class DrawnBound(Struct, frozen=True):
-    """A bound in a chart: `y` in percent of the height, from the top."""
+    """A bound in a chart. `y` is its distance from the top in percent of the height."""
 
     y: float
     words: str
@@ -187,7 +192,8 @@ class DrawnBound(Struct, frozen=True):
 
 
 class Chart(Struct, frozen=True):
-    """A chart's geometry. `line` and `area` are paths in WIDE by TALL units, the rest percent.
+    """The geometry of a chart. `line` and `area` are paths in WIDE by TALL units; everything else
+    is in percent.
 
     `held` is the start and width of the time in which the cause or finding was active.
     """
@@ -212,7 +218,7 @@ def chart(
     held: tuple[float, float | None] | None = None,
     moment_s: float,
 ) -> Chart | None:
-    """A signal's chart; None without any value in the axis."""
+    """The chart of a signal. None if the signal has no value in the time of the axis."""
     if series is None:
         return None
     drawn = lines(series, since_s=axis.since_s, until_s=axis.until_s)
@@ -240,7 +246,7 @@ def chart(
 
 
 def ceiling(value: float, *, of: str = "") -> float:
-    """The next round number from `value` up; 1 for a ratio of at most 1."""
+    """The smallest round number that is at least `value`. For a ratio of at most 1 it is 1."""
     if value <= NOTHING:
         return 0.0
     if of.endswith(("_ratio", "_share")) and 0.5 < value <= HEADROOM:
@@ -250,7 +256,7 @@ def ceiling(value: float, *, of: str = "") -> float:
 
 
 class _Scale:
-    """Places times and values in a chart from `low` to `top`."""
+    """Converts times and values to positions in a chart whose values range from `low` to `top`."""
 
     def __init__(self, axis: Axis, low: float, top: float) -> None:
         self.top = top
@@ -259,14 +265,15 @@ class _Scale:
         self._base = f"{self._y(max(low, 0.0)):.1f}"
 
     def paths(self, line: Sequence[Point]) -> tuple[str, str]:
-        """The path of a line (a dot for one point), and that of the area below it."""
+        """The path of a line (a dot for a single point), and the path of the area below the
+        line."""
         path = "M" + "L".join(self._at(point) for point in line)
         first, last = self._x(line[0].t_s), self._x(line[-1].t_s)
         area = f"{path}L{last:.0f},{self._base}L{first:.0f},{self._base}Z"
         return (f"{path}h0" if len(line) == 1 else path), area
 
     def y_percent(self, value: float) -> float:
-        """A value's place in percent, from the top."""
+        """The position of a value in percent of the height, from the top."""
         return 100 * self._y(value) / TALL
 
     def _at(self, point: Point) -> str:
@@ -289,7 +296,7 @@ def _drawn(key: str, bound: Bound, scale: _Scale) -> DrawnBound:
 
 
 def _at(drawn: Sequence[Sequence[Point]], moment_s: float) -> Point:
-    """The newest point at or before a time, or the first one after it."""
+    """The newest point at or before a time; if there is none, the first point after it."""
     before = [line for line in drawn if line[0].t_s <= moment_s]
     if not before:
         return drawn[0][0]
@@ -304,7 +311,7 @@ def _words(
     bounds: Sequence[Bound],
     moment_s: float,
 ) -> str:
-    """The chart as text, for screen readers."""
+    """A text that describes the chart for screen readers."""
     least, most = (quantity(key, end) for end in ends)
     facts = [
         f"From {least} to {most} in {span(axis.length_s)} to {moment(axis.until_s, moment_s)}",

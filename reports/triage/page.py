@@ -1,4 +1,4 @@
-"""The triage page as HTML. Pure: values in, text out."""
+"""The triage page as HTML. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ TIME_STEPS: Sequence[tuple[str, float]] = (
 
 
 class Link(Struct, frozen=True):
-    """A link; `current` marks the view that is shown, an empty `href` a disabled link."""
+    """A link. `current`: it leads to the view that is shown. An empty `href` means that the link is
+    disabled."""
 
     words: str
     href: str
@@ -66,11 +67,11 @@ class Links(Struct, frozen=True):
 
     @property
     def target(self) -> str:
-        """The page's target; empty on the overview."""
+        """The name of the page's target. Empty on the overview of all targets."""
         return self.view.targets[0].name if self.view.single and self.view.targets else ""
 
     def page(self, *, target: str | None = None, at_s: float | None = None, since: str = "") -> str:
-        """The link to a target's page ("" for all targets) at a moment (None for now)."""
+        """The link to the page of a target ("" for all targets) at a moment (None for now)."""
         name = self.target if target is None else target
         since = since or self.view.since
         parameters = {
@@ -81,15 +82,16 @@ class Links(Struct, frozen=True):
         return f"?{query(parameters)}"
 
     def here(self, *, target: str | None = None, since: str = "") -> str:
-        """The same moment of another target, or with another timeline."""
+        """The link to another target at the same moment, or to the same target with another
+        timeline."""
         return self.page(target=target, at_s=self.view.at_s, since=since)
 
     def moment(self, t_s: float) -> str:
-        """The same target at another moment."""
+        """The link to the same target at another moment."""
         return self.page(at_s=t_s)
 
     def time_steps(self) -> list[Link]:
-        """Links to earlier and later moments; those in the future are disabled."""
+        """Links to earlier and later moments. Links to the future are disabled."""
         view = self.view
         return [
             Link(words, self.moment(view.moment_s + by_s) if view.moment_s + by_s < view.now_s
@@ -98,11 +100,11 @@ class Links(Struct, frozen=True):
         ]  # fmt: skip
 
     def time_ranges(self) -> list[Link]:
-        """Links that choose how much of the past the timeline shows."""
+        """Links to the same page with another length of the timeline."""
         return [Link(word, self.here(since=word), word == self.view.since) for word in SINCE]
 
     def document(self, form: str) -> str:
-        """The link to the same page as text, JSON or Markdown."""
+        """The link to the same content as text, JSON or Markdown."""
         name = f"/{quote(self.target, safe='', errors='replace')}" if self.target else ""
         at = {} if self.view.at_s is None else {"at": stamp(self.view.at_s)}
         return f"api/v1/triage{name}?{query({**at, 'format': form})}"
@@ -114,12 +116,12 @@ def query(values: Mapping[str, str]) -> str:
 
 
 def stamp(t_s: float) -> str:
-    """A time for a link, 2026-11-21T03:07:12Z, rounded up to a whole second."""
+    """A time for a link, such as 2026-11-21T03:07:12Z. It is rounded up to a whole second."""
     return f"{local_stamp(math.ceil(t_s))}Z"
 
 
 def local_stamp(t_s: float) -> str:
-    """A UTC time without its zone, 2026-11-21T03:07:12, as the form's input has it."""
+    """A UTC time without zone, such as 2026-11-21T03:07:12, for the input field of the form."""
     return f"{datetime.fromtimestamp(t_s, tz=UTC):%Y-%m-%dT%H:%M:%S}"
 
 
@@ -128,11 +130,13 @@ def local_stamp(t_s: float) -> str:
 
 LOG_ROWS = 40
 GAPS_SHOWN = 1000
-"""The page shows all gaps; the limit only guards against a flood."""
+"""Maximum number of gaps on the page. It is reached only if something is wrong: the page should
+show all gaps."""
 
 
 class EnginePart(Struct, frozen=True):
-    """An engine in full. `log` holds its intervals, newest first; `more` counts those left out."""
+    """An engine that is shown in full. `log` are its intervals, newest first; `more` is the number
+    of intervals that were left out."""
 
     number: int
     standing: Standing
@@ -149,18 +153,18 @@ class EnginePart(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The engine's name among the others of its target."""
+        """The name of the engine, which distinguishes it from other engines of its target."""
         return self.standing.who or "unknown engine"
 
     @property
     def seen(self) -> bool:
-        """Whether any vital sign has a value or a chart."""
+        """Whether at least one vital sign has a value or a chart."""
         now = self.standing.diagnosis is not None and self.standing.diagnosis.values
         return bool(now) or any(vital.chart for vital in self.vitals)
 
 
 class TargetPart(Struct, frozen=True):
-    """A target in a row: its engines, worst first, and the strip of its past health."""
+    """A row for a target: its engines, worst first, and the strip with its past health."""
 
     target: TargetView
     standings: Sequence[Standing]
@@ -173,8 +177,8 @@ class TargetPart(Struct, frozen=True):
 
 
 class First(Struct, frozen=True):
-    """What to do first, and its heading: the steps of a stop-gap, then a recommended change, or
-    None and advice in words."""
+    """What to do first, with its heading. It consists of the steps of a stop-gap and a recommended
+    change; if `change` is None, `words` are the advice."""
 
     label: str
     stop_gap: Sequence[str]
@@ -183,7 +187,7 @@ class First(Struct, frozen=True):
 
 
 def engine_parts(target: TargetView, view: TriageView, axis: Axis) -> list[EnginePart]:
-    """The engines of a target in full, worst first."""
+    """The engines of a target that are shown in full, worst first."""
     return [
         _engine_part(number, standing, standing.engine, axis, view.moment_s)
         for number, standing in enumerate(standings(target, view), 1)
@@ -214,7 +218,7 @@ def _engine_part(
 
 
 def target_parts(view: TriageView, axis: Axis) -> list[TargetPart]:
-    """The targets in a row each, worst first; equals keep their order."""
+    """A row for each target, worst first. Equally bad targets keep their order."""
     parts: list[TargetPart] = []
     for target in view.targets:
         engines = standings(target, view)
@@ -224,7 +228,7 @@ def target_parts(view: TriageView, axis: Axis) -> list[TargetPart]:
 
 
 def first(standing: Standing) -> First | None:
-    """What to do first about an engine; None when it has no cause."""
+    """What to do first about an engine. None if the engine has no cause."""
     diagnosis = standing.diagnosis
     if diagnosis is None or not diagnosis.causes:
         return None
@@ -239,7 +243,7 @@ def first(standing: Standing) -> First | None:
 
 
 def last_read(engine: EngineView, moment_s: float) -> IntervalView | None:
-    """The last known stage of an engine whose stage is unknown now; else None."""
+    """The last known stage of an engine whose stage is unknown now. None for other engines."""
     if engine.diagnosis.stage is not None:
         return None
     ended = [
@@ -257,16 +261,17 @@ CSP = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""The content security policy to send with the page."""
+"""The content security policy that is sent with the page."""
 
 ASSETS = {
     "triage.css": "text/css; charset=utf-8",
     "triage.js": "text/javascript; charset=utf-8",
 }
-"""The page's files and media types; the page links to them as `triage/NAME`."""
+"""The files of the page with their media types. The page links to them as `triage/NAME`."""
 
 REFRESH_WITHOUT_SCRIPT_S = 30
-"""Without the script the page reloads whole, which loses the reader's place: do it rarely."""
+"""Seconds after which a page without JavaScript reloads. It reloads rarely, because the reader
+loses the scroll position."""
 
 FILTERS: dict[str, Any] = {
     "date": date,
@@ -289,7 +294,7 @@ GLOBALS: dict[str, Any] = {
 
 
 def render(view: TriageView) -> str:
-    """The page's HTML; all values are escaped."""
+    """The HTML of the page. All values are escaped."""
     axis = axis_of(view)
     rows = target_parts(view, axis)
     alone = view.single and len(rows) == 1
@@ -318,8 +323,11 @@ def render(view: TriageView) -> str:
 def refusal(
     *, status: int, title: str, words: str, names: Sequence[str], more: int, up: str
 ) -> str:
-    """The page shown for an error: the reason in `words`, and for an unknown target some known
-    `names` and the number of `more` names. `up` is the relative path to the root."""
+    """The HTML of an error page. `words` is the reason.
+
+    For an unknown target, `names` are some known targets and `more` is the number of further ones.
+    `up` is the relative path to the root.
+    """
     return _environment().get_template("refusal.html.j2").render(
         status=status, title=title, words=words, names=names, more=more, up=up, health="unknown",
     )  # fmt: skip
@@ -343,7 +351,7 @@ def _read(name: str) -> str:
 
 
 def _title(worst: Standing | None) -> str:
-    """The browser tab's title: the verdict first."""
+    """The title of the browser tab. It starts with the verdict."""
     if worst is None:
         return "no targets"
     diagnosis = worst.diagnosis

@@ -1,4 +1,5 @@
-"""The triage timeline: a lane per stage and cause, and a health strip per target. Pure."""
+"""The timeline of the triage page: a lane for each stage and cause, and a health strip for each
+target. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +16,20 @@ from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.formatting import moment, percent, plural, span
 
 NEAR = 0.4
-"""Bars closer than this, in percent of the width, are drawn as one."""
+"""Bars that are closer than this are drawn as one bar, in percent of the width."""
 
 GAP_SEEN = 0.5
 CAUSE_LANES = 8
 DOWN = "target_down"
-"""The cause of a target whose page cannot be read."""
+"""Id of the cause that a target's page cannot be read."""
 
 DESCRIBED = 12
-"""The newest intervals that descriptions list."""
+"""Maximum number of intervals that a text description lists, the newest ones."""
 
 
 class Bar(Struct, frozen=True):
-    """A bar in a lane; `x` and `width` in percent, `kind` a health state or the kind of a gap."""
+    """A bar in a lane. `x` and `width` are in percent. `kind` is a health state or the kind of a
+    gap."""
 
     x: float
     width: float
@@ -36,7 +38,7 @@ class Bar(Struct, frozen=True):
 
 
 class Lane(Struct, frozen=True):
-    """A lane with its name; `current`: active at the moment shown."""
+    """A lane with its name. `current`: the stage or cause is active at the moment shown."""
 
     name: str
     current: bool
@@ -45,7 +47,7 @@ class Lane(Struct, frozen=True):
 
 
 class Lanes(Struct, frozen=True):
-    """The timeline of one engine: stages from the worst down, causes, and gaps."""
+    """The timeline of one engine: the stages (worst first), causes, and gaps."""
 
     stages: tuple[Lane, ...]
     causes: tuple[Lane, ...]
@@ -83,13 +85,13 @@ def lanes(intervals: Iterable[IntervalView], axis: Axis, moment_s: float) -> Lan
 
 
 def holds(interval: IntervalView, moment_s: float) -> bool:
-    """Whether an interval is active at a moment."""
+    """Whether an interval contains a moment."""
     started = interval.start_s <= moment_s
     return started and (interval.end_s is None or interval.end_s > moment_s)
 
 
 def interval_name(interval: IntervalView) -> str:
-    """The stage with its name, the cause's id or the health state."""
+    """A name for an interval: the stage's number and name, the cause's id, or the health state."""
     if interval.kind != "stage":
         return interval.id
     number = interval.id
@@ -98,7 +100,7 @@ def interval_name(interval: IntervalView) -> str:
 
 
 def lasted(interval: IntervalView, moment_s: float) -> str:
-    """Start, end and length of an interval."""
+    """The start, end and length of an interval as text."""
     start, end_s = moment(interval.start_s, moment_s), interval.end_s
     if end_s is None:
         return f"since {start}"
@@ -116,7 +118,7 @@ def _lane(name: str, intervals: Sequence[IntervalView], axis: Axis, moment_s: fl
 
 
 def _near(intervals: Sequence[IntervalView], axis: Axis) -> list[list[IntervalView]]:
-    """Intervals grouped so that those too close to tell apart are in one group."""
+    """The intervals in groups. A group has intervals that are too close to be drawn separately."""
     groups: list[list[IntervalView]] = []
     end = -inf
     for interval in intervals:
@@ -130,7 +132,7 @@ def _near(intervals: Sequence[IntervalView], axis: Axis) -> list[list[IntervalVi
 
 
 def _bar(group: Sequence[IntervalView], axis: Axis, moment_s: float) -> Bar:
-    """One bar for a group of intervals, with their worst severity."""
+    """One bar for a group of intervals. It has the worst severity of the group."""
     ends = [interval.end_s for interval in group]
     last_s = None if None in ends else max(end_s for end_s in ends if end_s is not None)
     whole = replace(group[0], end_s=last_s)
@@ -147,7 +149,8 @@ def _gaps(
     down: Sequence[IntervalView],
     axis: Axis,
 ) -> list[Bar]:
-    """Where the stage is unknown: target down, page without the needed metrics, or not watched."""
+    """Bars for the times in which the stage is unknown: the target was down, its page lacked the
+    needed metrics, or it was not watched."""
     watched = _union(_stretches(health, axis))
     # A stage ends at the last good scrape, the outage starts at the first failed one.
     lost = _union((a - GAP_SEEN, b + GAP_SEEN) for a, b in _stretches(down, axis))
@@ -168,18 +171,18 @@ def _gaps(
 def _within(
     stretches: Iterable[tuple[float, float]], start: float, end: float
 ) -> list[tuple[float, float]]:
-    """The parts of the stretches between two edges."""
+    """The parts of the stretches that lie between `start` and `end`."""
     return [(max(start, a), min(end, b)) for a, b in stretches if a < end and b > start]
 
 
 def _stretches(intervals: Iterable[IntervalView], axis: Axis) -> list[tuple[float, float]]:
-    """Intervals as (start, end) in percent of the width."""
+    """Intervals as pairs of start and end, in percent of the width."""
     placed = (axis.spread(interval.start_s, interval.end_s) for interval in intervals)
     return [(x, x + width) for x, width in placed]
 
 
 def _union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Stretches in order, overlapping ones merged."""
+    """The stretches in order. Stretches that overlap are merged."""
     merged: list[tuple[float, float]] = []
     for start, end in sorted(stretches):
         if merged and start <= merged[-1][1]:
@@ -192,20 +195,20 @@ def _union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]
 def _between(
     stretches: Sequence[tuple[float, float]], *, start: float = 0.0, end: float = 100.0
 ) -> list[tuple[float, float]]:
-    """The gaps between ordered stretches."""
+    """The gaps between stretches, which must be in order."""
     edges = [start, *(edge for stretch in stretches for edge in stretch), end]
     pairs = zip(edges[::2], edges[1::2], strict=True)
     return [(a, b) for a, b in pairs if b > a]
 
 
 def _visible(interval: IntervalView, axis: Axis) -> bool:
-    """Whether an interval reaches into the axis."""
+    """Whether a part of the interval lies within the time of the axis."""
     end_s = axis.until_s if interval.end_s is None else interval.end_s
     return end_s > axis.since_s and interval.start_s < axis.until_s
 
 
 def _description(stages: Sequence[IntervalView], gaps: Sequence[Bar], moment_s: float) -> str:
-    """The timeline as text, for screen readers."""
+    """A text that describes the timeline for screen readers."""
     if not stages:
         return "The stage is unknown in this time range."
     newest = [f"{interval_name(stage)} {lasted(stage, moment_s)}" for stage in stages[-DESCRIBED:]]
@@ -223,14 +226,15 @@ STATES = sorted(RANKS, key=lambda state: RANKS[state])
 
 
 class Strip(Struct, frozen=True):
-    """SVG paths by health state, in COLUMNS by TALL units, and the same in words."""
+    """The health strip of a target: SVG paths by health state, in COLUMNS by TALL units, and a text
+    alternative."""
 
     paths: tuple[tuple[str, str], ...]
     desc: str
 
 
 def strip(engines: Iterable[Sequence[IntervalView]], axis: Axis) -> Strip:
-    """The strip of a target, from the intervals of all its engines."""
+    """The health strip of a target, from the intervals of all its engines."""
     columns = [-1] * COLUMNS
     brief: list[range] = []
     for interval in (interval for intervals in engines for interval in _of_health(intervals)):
@@ -255,7 +259,7 @@ def strip(engines: Iterable[Sequence[IntervalView]], axis: Axis) -> Strip:
 
 
 def _paths(columns: Sequence[int]) -> tuple[tuple[str, str], ...]:
-    """A path for each health state, with a bar for each run of equal columns."""
+    """For each health state a path, with one bar for each run of equal columns."""
     paths: dict[str, list[str]] = {}
     start = 0
     for rank, run in groupby(columns):
@@ -270,13 +274,13 @@ def _paths(columns: Sequence[int]) -> tuple[tuple[str, str], ...]:
 
 
 def _of_health(intervals: Sequence[IntervalView]) -> Sequence[IntervalView]:
-    """The intervals of health states; if there are none, all intervals, which then count by their
-    severity."""
+    """The intervals of health states. If there are none: all intervals, whose severity is then used
+    instead."""
     return [interval for interval in intervals if interval.kind == "health"] or intervals
 
 
 def _strip_words(columns: Sequence[int]) -> str:
-    """The share of time in each health state, worst first."""
+    """The share of time in each health state as text, worst first."""
     shares = [
         f"{percent(columns.count(rank) / COLUMNS)} {word}"
         for word, rank in sorted(RANKS.items(), key=lambda item: -item[1])

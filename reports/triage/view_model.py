@@ -1,9 +1,12 @@
-"""The values that the triage page shows; the agent fills them from its board and store. Pure.
+"""The values that the triage page shows. The agent fills them from its board and store. Pure.
 
-The page's links and its form are relative and lead to the page itself, with these parameters:
-`target` (a target's name; all targets without it), `at` (a time in UTC, 2026-11-21T03:07, with or
-without seconds and a Z; now without it) and `since` (how much of the past the timeline shows: a
-key of SINCE). Its files are `triage/triage.css` and `triage/triage.js`, relative to the page too.
+All links and the form of the page lead to the page itself, with these query parameters:
+
+- `target`: the name of a target; without it the page shows all targets.
+- `at`: a time in UTC, such as 2026-11-21T03:07, with or without seconds and a Z; without it, now.
+- `since`: the length of the timeline, a key of SINCE.
+
+Links are relative. So are the page's files `triage/triage.css` and `triage/triage.js`.
 """
 
 from __future__ import annotations
@@ -28,16 +31,16 @@ SINCE: Mapping[str, float] = {
     "24h": 24 * 3600.0,
     "7d": 7 * 24 * 3600.0,
 }
-"""How much of the past the timeline can show, in seconds."""
+"""Possible lengths of the timeline, in seconds."""
 
 SINCE_DEFAULT = "3h"
 
 
 class IntervalView(Struct, frozen=True):
-    """The interval of a stage, cause or health state; `end_s` is None while it is ongoing.
+    """An interval of a stage, cause or health state. `end_s` is None while it lasts.
 
-    `kind` is stage, cause or health; `id` the stage's number, the cause's id or the health state;
-    `severity` the worst severity in it, as a word.
+    `kind` is stage, cause or health. `id` is the stage's number, the cause's id or the health
+    state. `severity` is the worst severity during the interval, as a word.
     """
 
     kind: str
@@ -48,7 +51,7 @@ class IntervalView(Struct, frozen=True):
 
 
 class SeriesView(Struct, frozen=True):
-    """A signal over the timeline, oldest first; NaN where it is unknown.
+    """A signal over the timeline, oldest value first. NaN where it is unknown.
 
     Shapes: `times` and `values` (scrapes,).
     """
@@ -58,7 +61,8 @@ class SeriesView(Struct, frozen=True):
 
 
 class SourceView(Struct, frozen=True):
-    """The last run of a source (vLLM page, GPUs), and how its GPUs were matched to engines."""
+    """The newest run of a source (vLLM page or GPUs). `joined` describes how its GPUs were matched
+    to the target."""
 
     name: str
     t_s: float
@@ -70,7 +74,8 @@ class SourceView(Struct, frozen=True):
 class EngineView(Struct, frozen=True):
     """One engine: its diagnosis at the moment shown, and its history.
 
-    `series` holds the signals in `cited` that the store has; others are shown without a chart.
+    `series` contains those signals of `cited` that are stored. The others are shown without a
+    chart.
     """
 
     diagnosis: Diagnosis
@@ -79,10 +84,11 @@ class EngineView(Struct, frozen=True):
 
 
 class TargetView(Struct, frozen=True):
-    """One target. `last_s` is the time of its newest scrape, None without any.
+    """One target. `last_s` is the time of its newest scrape; None if it was never scraped.
 
-    `error` says why the target cannot be shown (never scraped, not watched at that moment, store
-    not readable); failed scrapes appear in the engines' diagnoses instead.
+    `error` is the reason why the target cannot be shown: it was never scraped, it was not watched
+    at that moment, or the store cannot be read. Failed scrapes are not included, because the
+    engines' diagnoses report them.
     """
 
     name: str
@@ -96,11 +102,12 @@ class TargetView(Struct, frozen=True):
 
 
 class TriageView(Struct, frozen=True):
-    """A page of all targets, or with `single` of one target; `others`: there are more targets.
+    """A page about all targets, or about one target if `single` is true. `others`: there are more
+    targets.
 
-    `at_s` is the past moment shown, None for now. The timeline runs from `since_s` to `until_s`;
-    `since` is the requested key of SINCE. `notices` report problems of kneewatch itself, such as
-    a store that cannot be written.
+    `at_s` is the past moment shown, None for now. The timeline covers the time from `since_s` to
+    `until_s`; `since` is the requested key of SINCE. `notices` report problems of kneewatch itself,
+    such as a store that cannot be written.
     """
 
     now_s: float
@@ -115,11 +122,11 @@ class TriageView(Struct, frozen=True):
     notices: Sequence[str] = ()
     others: bool = True
     docs_url: str = "docs"
-    """Where the pages about causes and rules are: relative to the page, or a URL."""
+    """The address of the pages about causes and rules: a path relative to the page, or a URL."""
 
     @property
     def moment_s(self) -> float:
-        """The moment shown, in unix seconds."""
+        """The moment shown, in Unix seconds."""
         return self.now_s if self.at_s is None else self.at_s
 
 
@@ -131,12 +138,12 @@ CASCADE_SIGNALS = (
     "ttft_p99_s",
     "itl_p99_s",
 )
-"""The vital signs: drawn for every engine, also for one without a problem."""
+"""The vital signs. They are drawn for every engine, even for one without a problem."""
 
 
 def cited(diagnosis: Diagnosis) -> list[str]:
-    """The signals that the page draws for a diagnosis: those cited by its causes, those out of
-    bounds, and CASCADE_SIGNALS."""
+    """The signals that the page draws for a diagnosis: those that its causes cite, those that are
+    out of bounds, and CASCADE_SIGNALS."""
     causes = [item.signal for c in diagnosis.causes for item in (*c.evidence, *c.against)]
     bad = [finding.rule.signal for finding in notable(diagnosis, "info", "warning", "critical")]
     return list(dict.fromkeys((*causes, *bad, *CASCADE_SIGNALS)))
@@ -147,18 +154,20 @@ def cited(diagnosis: Diagnosis) -> list[str]:
 
 LATE_INTERVALS = 3.0
 LATE_S = 15.0
-"""Data is late when it is older than three scrape intervals and than 15 s."""
+"""Minimum age in seconds of data that is late. It must also be older than three scrape
+intervals."""
 
 RANKS: Mapping[str, int] = {"ok": 0, "info": 1, "unknown": 2, "warning": 3, "critical": 4}
-"""Health states by how bad they are. Unknown ranks above info: somebody must look."""
+"""Ranks of health states; the worst has the highest rank. Unknown ranks above info, because
+somebody must look."""
 
 WORST_FIRST = tuple(sorted(RANKS, key=lambda state: -RANKS[state]))
 
 
 class Standing(Struct, frozen=True):
-    """The state of one engine, or of a target without engines (`engine` is None).
+    """The state of one engine. If `engine` is None: the state of a target without engines.
 
-    `health` is its health state; `late` says that the newest data is too old to call it ok.
+    `late`: the newest data is too old for the state to be called ok.
     """
 
     target: TargetView
@@ -169,7 +178,7 @@ class Standing(Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """How bad the state is; the worst is the highest."""
+        """The rank of the health state. The worst state has the highest rank."""
         return RANKS[self.health]
 
     @property
@@ -184,7 +193,8 @@ class Standing(Struct, frozen=True):
 
     @property
     def intervals(self) -> Sequence[IntervalView]:
-        """The engine's intervals; with late data none is ongoing, as its state now is unknown."""
+        """The intervals of the engine. If the data is late, none of them is ongoing, because the
+        present state is unknown."""
         if self.engine is None:
             return ()
         if not self.late:
@@ -198,9 +208,11 @@ class Standing(Struct, frozen=True):
 
     @property
     def as_of_s(self) -> float:
-        """The time at which durations end: the page's own, or the newest scrape's for late data.
+        """Unix time at which durations end: the time of the page or, for late data, of the newest
+        scrape.
 
-        A failing target uses the page's time too, because it is scraped ever more rarely.
+        For a target that fails it is the page's time too, because such a target is scraped less and
+        less often.
         """
         if self.late or self.age_s is None or self.target.last_s is None:
             return 0.0 if self.engine is None else self.engine.diagnosis.t_s
@@ -208,7 +220,7 @@ class Standing(Struct, frozen=True):
 
     @property
     def who(self) -> str:
-        """The model and engine; empty where neither is known."""
+        """The model and engine. Empty if both are unknown."""
         diagnosis = self.diagnosis
         if diagnosis is None or not (diagnosis.model or diagnosis.engine):
             return ""
@@ -228,14 +240,14 @@ class Standing(Struct, frozen=True):
 
 
 def sentence(words: str) -> str:
-    """Words as a sentence, with a capital and a full stop; empty stays empty."""
+    """The words as a sentence, with a capital and a full stop. Empty words stay empty."""
     words = words.strip()
     end = "" if not words or words.endswith((".", "!", "?")) else "."
     return words[:1].upper() + words[1:] + end
 
 
 def _without_cause(diagnosis: Diagnosis) -> str:
-    """The headline of a diagnosis that names no cause."""
+    """The headline for a diagnosis that has no cause."""
     if not diagnosis.was_read:
         return sentence(diagnosis.stage_unknown)
     if diagnosis.health == "unknown":
@@ -258,7 +270,8 @@ def _without_cause(diagnosis: Diagnosis) -> str:
 
 
 def standings(target: TargetView, view: TriageView) -> list[Standing]:
-    """The states of a target's engines, worst first; one entry for a target without engines."""
+    """The states of the engines of a target, worst first. A target without engines has one
+    entry."""
     age_s = None if target.last_s is None else max(0.0, view.moment_s - target.last_s)
     late = age_s is not None and age_s > max(LATE_S, LATE_INTERVALS * target.interval_s)
     if not target.engines:
@@ -271,12 +284,14 @@ def standings(target: TargetView, view: TriageView) -> list[Standing]:
 
 
 def _health(word: str, *, late: bool) -> str:
-    """The health state; unknown for an unexpected word, and for ok or info when data is late."""
+    """The health state. Ok and info become unknown if the data is late, and so does an unexpected
+    word."""
     word = word if word in RANKS else "unknown"
     return "unknown" if late and RANKS[word] < RANKS["unknown"] else word
 
 
 def tally(engines: Iterable[Standing]) -> list[tuple[str, int]]:
-    """How many engines are in each health state, worst first; states without any are left out."""
+    """The number of engines in each health state, worst first. States without an engine are left
+    out."""
     counts = Counter(standing.health for standing in engines)
     return [(state, counts[state]) for state in WORST_FIRST if counts[state]]

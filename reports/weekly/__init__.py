@@ -1,1 +1,1 @@
-"""The weekly report: what a fleet did, what it needs, what it costs. Pure."""
+"""The weekly report: what a fleet served, which size it needs, and what it costs. Pure."""

@@ -1,4 +1,5 @@
-"""Levers that change a tier's size, and the outcomes of recommendations. Pure."""
+"""Changes that would alter the size of a tier (levers), and the outcomes of recommendations.
+Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from kneewatch.reports.weekly.report import Comparison, TrackRecord, TrackRow
 from kneewatch.reports.weekly.tier_sections import Lever, LeverFigure
 
 LIVE = ("open", "applied")
-"""Outcomes of recommendations that are still pending."""
+"""Outcomes of recommendations whose effect is not decided yet."""
 
 
 def levers(
@@ -28,7 +29,7 @@ def levers(
     gpus_each: int | None,
     recommended: Sequence[Recommended],
 ) -> tuple[Lever, ...]:
-    """The levers, each once: recommended ones, then computed ones."""
+    """The levers without duplicates: first those from recommendations, then the computed ones."""
     # Of repeated recommendations the newest is taken: its numbers are for the latest load.
     levers = {lever.id: lever for lever in map(_recommended_lever, live(recommended))}
     for lever in _computed(answer, replicas_needed, gpus_each):
@@ -37,7 +38,7 @@ def levers(
 
 
 def changes_of(document: Mapping[str, Any]) -> tuple[FlagChange, ...]:
-    """The flags that a recommendation's document changes."""
+    """The flag changes in the document of a recommendation."""
     return tuple(
         FlagChange(str(change["flag"]), _text(change["from"]), _text(change["to"]))
         for change in document["changes"]
@@ -49,7 +50,8 @@ def _text(value: object) -> str:
 
 
 def live(recommended: Sequence[Recommended]) -> list[Recommended]:
-    """The recommendations that are open or applied, oldest first."""
+    """The recommendations that are open or applied, sorted by the time at which they were last
+    made, oldest first."""
     order = sorted(recommended, key=lambda recommendation: recommendation.last_s)
     return [recommendation for recommendation in order if recommendation.outcome in LIVE]
 
@@ -74,7 +76,8 @@ def _recommended_lever(recommendation: Recommended) -> Lever:
 def _computed(
     answer: Size | None, replicas_needed: int | None, gpus_each: int | None
 ) -> Iterator[Lever]:
-    """fp8 for the KV cache and for the weights, if they are wider and can be sized."""
+    """Yields the levers fp8 KV cache and fp8 weights. A lever is left out if the present format is
+    already as small, or if the change cannot be sized."""
     if answer is None or answer.question.setup.gpu is None:
         return
     setup = answer.question.setup
@@ -101,7 +104,8 @@ def _lever(
     replicas_needed: int | None,
     gpus_each: int | None,
 ) -> Iterator[Lever]:
-    """The lever that changes the setup; none where it cannot be sized or does not fit."""
+    """Yields the lever for a changed setup. Yields nothing if the setup cannot be sized or does not
+    fit."""
     try:
         after = size(replace(before.question, setup=changed))
     except SizingError:
@@ -152,9 +156,9 @@ def advised(incident: EpisodeObserved, recommended: Sequence[Recommended]) -> tu
     """The recommendations for the incident's cause that were made during the incident, with their
     outcomes.
 
-    A recommendation may be repeated with other numbers, since a growing problem needs a larger
-    change. Of repeated recommendations only one is returned: the applied one, else the newest. The
-    track record has all.
+    A growing problem needs a larger change, so a recommendation may be repeated with other numbers.
+    Of such repetitions only one is returned: the one that was applied, else the newest. The track
+    record contains all of them.
     """
     episode = incident.episode
     newest: dict[str, Recommended] = {}
@@ -207,7 +211,7 @@ UNKNOWN = "unknown"
 
 
 def track_record(recommended: Sequence[Recommended]) -> TrackRecord:
-    """The recommendations that were made or applied in the period, newest first."""
+    """The record of all recommendations that were made or applied in the period, newest first."""
     newest_first = sorted(recommended, key=lambda recommendation: -recommendation.first_s)
     outcomes = [recommendation.outcome for recommendation in recommended]
     return TrackRecord(

@@ -1,4 +1,5 @@
-"""Builds the report from the observed period, with its data quality and methods. Pure."""
+"""Builds the report from the observations of a period, with sections on data quality and methods.
+Pure."""
 
 from __future__ import annotations
 
@@ -208,7 +209,7 @@ def _what(change: Configured, differences: Sequence[ConfigDifference]) -> str:
 
 
 def _unknown(tiers: Sequence[TierObserved]) -> tuple[UnknownSignal, ...]:
-    """Signals without data, with the reason and the engines."""
+    """Signals without data, each with the reason and the engines."""
     engines: dict[tuple[str, str], list[str]] = {}
     for engine in (engine for tier in tiers for engine in tier.engines):
         for signal, why in engine.unknown.items():
@@ -220,7 +221,7 @@ def _unknown(tiers: Sequence[TierObserved]) -> tuple[UnknownSignal, ...]:
 
 
 def _bucket_notes(tiers: Sequence[TierObserved]) -> list[str]:
-    """Notes on histograms whose buckets changed or differ between engines of a tier."""
+    """Notes on histograms whose buckets changed, or differ between engines of the same tier."""
     notes: list[str] = []
     for tier in tiers:
         layouts: dict[str, set[tuple[float, ...]]] = {}
@@ -249,7 +250,7 @@ PARTIAL_RATIO = 0.98
 
 
 def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
-    """The report of an observed period; `made_s` is its time of creation."""
+    """Build the report of a period. `made_s` is the Unix time at which the report is made."""
     stated = {tier.id: tier.stated for tier in observed.tiers}
     engines = {tier.id: tier.engines for tier in observed.tiers}
     all_incidents = incidents(observed.episodes, stated, observed.recommended, engines)
@@ -318,7 +319,7 @@ def _sections(
 
 
 def _worst(own: Sequence[Incident]) -> Mapping[str, Severity]:
-    """The worst severity per cause in the tier's incidents, including downstream effects."""
+    """The worst severity of each cause in a tier's incidents. Downstream effects are included."""
     worst: dict[str, Severity] = {}
     for incident in own:
         spans = [
@@ -365,7 +366,8 @@ def _period(grid: Grid, tiers: Sequence[TierObserved], *, before: bool) -> Perio
 
 
 def _notices(observed: Observed) -> tuple[str, ...]:
-    """Warnings for the top of the report: empty or partial periods, missing comparison."""
+    """Warnings for the top of the report: the period is empty or partial, or there is no period to
+    compare with."""
     notices = list(observed.notices)
     length_s = observed.grid.to_s - observed.grid.from_s
     covered_s = _period(observed.grid, observed.tiers, before=False).covered_s

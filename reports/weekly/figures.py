@@ -1,4 +1,4 @@
-"""Figures, trends, sparklines and data-quality records: the report's basic values. Pure."""
+"""The basic values of the report: figures, trends, sparklines and data quality. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 UP, DOWN, SAME, UNKNOWN = "up", "down", "same", "unknown"
-"""Directions of a trend. `same`: the change is within the noise, or there is none."""
+"""Directions of a trend. `same`: the value did not change, or changed less than the noise."""
 
 
 class Period(Struct, frozen=True):
-    """A period of the report, without its end `to_s`.
+    """A period of the report: from `from_s` up to, but not including, `to_s`.
 
-    `covered_s`: seconds in which at least one target was watched; `days`: calendar days in the
-    report's time zone (a day with a clock change counts as one).
+    `covered_s` is the number of seconds in which at least one target was watched. `days` is the
+    number of calendar days in the report's time zone; a day on which clocks change counts as one.
     """
 
     from_s: float
@@ -24,12 +24,12 @@ class Period(Struct, frozen=True):
 
 
 class Trend(Struct, frozen=True):
-    """A figure of this period and of the one before it.
+    """A figure of this period and of the period before.
 
-    `direction` is up, down, same or, if a value is unknown, unknown. It is up or down only if the
-    difference is larger than `noise`: the change by chance, in the figure's own unit, estimated
-    from the differences between days. `good`: whether the direction is an improvement; None if it
-    is neither, or unknown.
+    `direction` is up, down, same or unknown; it is unknown if one of the two values is unknown. It
+    is up or down only if the change is larger than `noise`. `noise` is the change that chance alone
+    can cause, in the figure's unit; it is estimated from differences between days. `good`: whether
+    the change is an improvement; None if it is neither good nor bad, or unknown.
     """
 
     key: str
@@ -44,9 +44,9 @@ class Trend(Struct, frozen=True):
 
 
 class Spark(Struct, frozen=True):
-    """A figure over the period in steps of equal length, for a sparkline.
+    """A figure in steps of equal length, for a sparkline. The first step begins at `from_s`.
 
-    Shapes: `values` (steps,); None where unknown. The first step begins at `from_s`.
+    Shapes: `values` (steps,); None where unknown.
     """
 
     from_s: float
@@ -56,9 +56,9 @@ class Spark(Struct, frozen=True):
 
 
 class Line(Struct, frozen=True):
-    """A signal around an incident, thinned to what a chart can show.
+    """A signal around the time of an incident. It has only as many points as a chart can show.
 
-    Shapes: `times_s` and `values` (points,); None where it is unknown.
+    Shapes: `times_s` and `values` (points,); None where the signal is unknown.
     """
 
     signal: str
@@ -68,7 +68,7 @@ class Line(Struct, frozen=True):
 
 
 class FlagChange(Struct, frozen=True):
-    """A flag of the server and its new value."""
+    """A change of one flag of the server: its old and its new value."""
 
     flag: str
     before: str
@@ -79,9 +79,9 @@ class Advice(Struct, frozen=True):
     """A recommendation with its outcome.
 
     `fate` is the outcome: open (not applied yet), applied (not measured yet), kept, missed or
-    worsened (measured against the prediction), lapsed (never applied, no longer recommended),
-    unknown (a metrics system has no record of it). `predicted` and `measured` are signals by key.
-    `cost_usd_per_hour` is negative for savings.
+    worsened (measured, compared with the prediction), lapsed (never applied and no longer
+    recommended), or unknown (a metrics system does not record it). `before`, `predicted` and
+    `measured` are signals by key. `cost_usd_per_hour` is negative for savings.
     """
 
     id: str
@@ -105,8 +105,8 @@ class Advice(Struct, frozen=True):
 
 
 class Gap(Struct, frozen=True):
-    """A time in which a target was not scraped or scrapes failed. `why` is the error; without one
-    the target was not watched."""
+    """A time in which a target was not scraped, or in which its scrapes failed. `why` is the error;
+    it is empty if the target was not watched."""
 
     from_s: float
     to_s: float
@@ -114,7 +114,7 @@ class Gap(Struct, frozen=True):
 
 
 class TargetQuality(Struct, frozen=True):
-    """How completely a target was scraped. `gaps` are the longest ones, ordered by start."""
+    """How completely a target was scraped. `gaps` are the longest gaps, sorted by start."""
 
     target: str
     scrapes: int
@@ -135,7 +135,8 @@ class ConfigDifference(Struct, frozen=True):
 
 
 class EngineChange(Struct, frozen=True):
-    """A start of an engine or a change of its configuration. `restart`: how it was detected."""
+    """A start of an engine, or a change of its configuration. `restart` is the way in which a
+    restart was detected."""
 
     t_s: float
     target: str
@@ -146,7 +147,7 @@ class EngineChange(Struct, frozen=True):
 
 
 class UnknownSignal(Struct, frozen=True):
-    """A signal without data on some engines in the period, and the reason."""
+    """A signal that had no data in the period, on the engines `engines`, and the reason."""
 
     signal: str
     why: str
@@ -154,7 +155,7 @@ class UnknownSignal(Struct, frozen=True):
 
 
 class Method(Struct, frozen=True):
-    """How a figure of the report is computed."""
+    """The method by which a figure of the report is computed."""
 
     figure: str
     how: str
@@ -162,7 +163,7 @@ class Method(Struct, frozen=True):
 
 
 class DataQuality(Struct, frozen=True):
-    """How far the report can be trusted."""
+    """Information on how far the report can be trusted."""
 
     targets: tuple[TargetQuality, ...]
     changes: tuple[EngineChange, ...]

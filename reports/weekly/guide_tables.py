@@ -1,5 +1,5 @@
-"""The guide's metric tables (9.3 and 7.7): the rules and causes that cover each row, and the values
-of one tier. Pure."""
+"""The sizing guide's metric tables (9.3 and 7.7): which rules and causes cover each row, and the
+values for one tier. Pure."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ BY_SLO = ("TTFT-P99", "TTFT-P50")
 
 
 class Row(Struct, frozen=True):
-    """A row of a guide table. `rules` and `causes` cover it; `gap` says what cannot be observed and
-    why. `judges` maps rule ids to the position of the figure that they judge.
+    """A row of a guide table.
 
-    Without a value of its first figure a row is "off" if `off` names the unused feature, otherwise
-    unknown; `enable` is how to get a value. The sparkline shows the last figure.
+    `rules` and `causes` cover the row. `gap` is what cannot be observed, and why. `judges` maps ids
+    of rules to the index of the figure that the rule judges. The sparkline shows the last figure.
+
+    If the first figure has no value, the row is "off" if `off` is set, else "unknown". `off` names
+    the feature that is not in use. `enable` says how to get a value.
     """
 
     section: str
@@ -53,7 +55,8 @@ class Row(Struct, frozen=True):
 
 
 def monitoring(gpus: int | None, rules: Mapping[str, Rule]) -> tuple[Row, ...]:
-    """The rows of table 9.3; `gpus`: GPUs per engine; `rules`: those in force, by id."""
+    """The rows of table 9.3. `gpus` is the number of GPUs per engine. `rules` are the active rules
+    by id."""
     memory = Measure("gpu_memory_used_ratio", "", "ratio", m.level(m.GPU_MEMORY),
                      missing=m.GPU_MISSING)  # fmt: skip
     serving = Measure("gpu_engine_active_ratio", "while serving", "ratio",
@@ -148,13 +151,13 @@ def monitoring(gpus: int | None, rules: Mapping[str, Rule]) -> tuple[Row, ...]:
 
 
 def _deferred_with_lora(span: Span) -> float | None:
-    """Requests deferred, if adapters are in use."""
+    """The number of deferred requests. None if no adapters are in use."""
     in_use = m.level(m.ADAPTER_CHANGES)(span) is not None
     return m.level(m.DEFERRED)(span) if in_use else None
 
 
 def kv_metrics(rules: Mapping[str, Rule]) -> tuple[Row, ...]:
-    """The rows of table 7.7; `rules`: those in force, by id."""
+    """The rows of table 7.7. `rules` are the active rules by id."""
     saved = Measure("prefix_saved_ratio", "", "ratio", m.saved, UP,
                     missing="prompt tokens by source not exported")  # fmt: skip
     residency = Measure("kv_residency_s", "mean", "s", m.mean(m.RESIDENCY), UP,
@@ -226,8 +229,8 @@ def _hits(section: str, subject: str, causes: tuple[str, ...]) -> Row:
 
 BY_HIT_RATE = "PREFIX-HIT"
 KNOWN_REUSE = 0.3
-"""The guide's bound on hits is for workloads that are known to repeat prefixes: those whose hit
-ratio was at least this in the period before."""
+"""Minimum hit ratio in the period before for a workload to count as repeating its prefixes. The
+guide's bound on hits applies only to such workloads."""
 
 
 def tables(
@@ -239,10 +242,10 @@ def tables(
     worst: Mapping[str, Severity],
     c_max: float | None,
 ) -> TierTables:
-    """A tier's table of monitoring and its table of KV metrics, beside the period before.
+    """The monitoring table and the KV metrics table of a tier, compared with the period before.
 
-    `worst` is the worst severity by cause in the incidents, `c_max` the requests in flight at which
-    an engine reaches its knee.
+    `worst` is the worst severity of each cause in the incidents. `c_max` is the number of requests
+    in flight at which an engine reaches its knee; None if unknown.
     """
     targets = stated.targets
     own = slo_rules(ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s)
@@ -258,7 +261,8 @@ def tables(
 
 
 def _placed(row: Row, now: TierPeriod, c_max: float | None) -> Row:
-    """The row; fleet utilization is computed from the load if no GPU source has a value."""
+    """The row. In the row on fleet utilization, the figure is computed from the load if no GPU
+    source has a value."""
     if row.subject != FLEET or c_max is None or now.value(row.figures[0]) is not None:
         return row
 
@@ -310,7 +314,7 @@ def _state(
     rules: Mapping[str, Rule],
     worst: Mapping[str, Severity],
 ) -> tuple[str, str]:
-    """A row's state and its advice."""
+    """The state of a row, and the advice for it."""
     if figures[0].value is None:
         return ("off" if row.off else "unknown"), ""
     state, advice, judged = Severity.OK, "", False
@@ -335,7 +339,7 @@ def _state(
 
 
 def _band(row: Row, rules: Mapping[str, Rule]) -> tuple[float | None, float | None]:
-    """The bounds of a row's target band."""
+    """The lower and upper bound of a row's target band; None for no bound."""
     for rule_id in ("TTFT-P99", "ITL-P99"):
         if rule_id in row.judges and rule_id in rules:
             return None, rules[rule_id].threshold(Severity.WARNING)

@@ -1,4 +1,4 @@
-"""Incidents: grouped from intervals, with lead time, cost, causes and advice. Pure."""
+"""Incidents: groups intervals into incidents and adds lead time, cost, causes and advice. Pure."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def title(cause: str) -> str:
 
 
 BRIDGED_S = 900.0
-"""The same cause again within this time belongs to the same incident."""
+"""If the same cause returns within this many seconds, it belongs to the same incident."""
 
 CASCADE_BRIDGED_S = 300.0
 EFFECT_MARGIN_S = 180.0
-"""A downstream effect may start this long before its cause, or end this long after it."""
+"""Seconds by which a downstream effect may start before its cause, or end after it."""
 
 FILLING_SHOWN_S = 1800.0
-"""At most this much of stage 1 (filling) is drawn before a cascade."""
+"""Maximum seconds of stage 1 (filling) that are drawn before a cascade."""
 
 PREEMPTING = 2
-"""From this stage on vLLM preempts requests."""
+"""Number of the first stage in which vLLM preempts requests."""
 
 NOTED = frozenset({"engine_restarted"})
 """Causes that are reported as incidents even below warning."""
@@ -61,7 +61,7 @@ CASCADE_CAUSE = "kv_pressure"
 
 
 def _causes_first() -> dict[str, int]:
-    """The position of each cause in an order that puts root causes before their effects."""
+    """The rank of each cause, in an order in which root causes precede their effects."""
     order: list[str] = []
     left = list(
         dict.fromkeys((*EXPLAINS, *(cause for after in EXPLAINS.values() for cause in after)))
@@ -79,7 +79,7 @@ RANK = _causes_first()
 
 
 class _Group(Struct):
-    """Intervals that form one incident."""
+    """Intervals that belong to the same incident."""
 
     cause: str
     held: list[Held]
@@ -100,7 +100,7 @@ class _Group(Struct):
 
 
 def episodes(intervals: Sequence[Held], *, from_s: float, to_s: float) -> list[Episode]:
-    """Incidents of one engine that overlap [from_s, to_s), ordered by start."""
+    """The incidents of one engine that overlap [from_s, to_s), sorted by start."""
     stages = sorted((interval for interval in intervals if interval.kind == "stage"), key=_by_start)
     causes = sorted((interval for interval in intervals if interval.kind == "cause"), key=_by_start)
     groups = sorted([*_cascades(stages), *_causes(causes)], key=lambda group: group.start_s)
@@ -116,7 +116,7 @@ def episodes(intervals: Sequence[Held], *, from_s: float, to_s: float) -> list[E
 
 
 def _cascades(stages: Sequence[Held]) -> list[_Group]:
-    """Preemption cascades; pauses up to CASCADE_BRIDGED_S do not end a cascade."""
+    """Preemption cascades. A pause of up to CASCADE_BRIDGED_S seconds does not end a cascade."""
     groups: list[_Group] = []
     for stage in stages:
         if int(stage.id) < PREEMPTING:
@@ -129,7 +129,8 @@ def _cascades(stages: Sequence[Held]) -> list[_Group]:
 
 
 def _causes(causes: Sequence[Held]) -> list[_Group]:
-    """The intervals grouped by cause; repeats within BRIDGED_S form one group."""
+    """The intervals grouped by cause. If a cause returns within BRIDGED_S seconds, it stays in the
+    same group."""
     newest: dict[str, _Group] = {}
     groups: list[_Group] = []
     for cause in causes:
@@ -143,7 +144,7 @@ def _causes(causes: Sequence[Held]) -> list[_Group]:
 
 
 def _merge_effects(groups: Sequence[_Group]) -> list[_Group]:
-    """Groups after merging each downstream effect into the group of its root cause."""
+    """The groups, with each downstream effect merged into the group of its root cause."""
     kept: list[_Group] = []
     for group in sorted(groups, key=lambda candidate: RANK.get(candidate.cause, len(RANK))):
         owner = next((other for other in kept if _belongs(group, other)), None)
@@ -157,8 +158,8 @@ def _merge_effects(groups: Sequence[_Group]) -> list[_Group]:
 
 
 def _belongs(group: _Group, other: _Group) -> bool:
-    """Whether `group` is reported under `other`; a group below warning never hides one at
-    warning."""
+    """Whether `group` is reported under `other`. If `group` is at warning or worse, `other` must be
+    too, so that it does not hide a warning."""
     near = (
         group.start_s <= other.until_s + EFFECT_MARGIN_S
         and group.until_s >= other.start_s - EFFECT_MARGIN_S
@@ -193,7 +194,7 @@ def _episode(group: _Group, stages: Sequence[Held]) -> Episode:
 
 
 def _stages_shown(group: _Group, stages: Sequence[Held]) -> tuple[Held, ...]:
-    """The stages to draw: all stages of the cascade and the filling right before it."""
+    """The stages to draw: all stages of the cascade, and the filling stage just before it."""
     preempting = [stage for stage in group.stages if int(stage.id) >= PREEMPTING]
     start_s = min(stage.start_s for stage in preempting)
     until_s = max(stage.until_s for stage in preempting)
@@ -219,11 +220,12 @@ def _by_start(interval: Held) -> float:
 POINTS_MOST = 60
 STAGE_PREEMPTING, QUEUEING = "2", "3"
 STOPPED = frozenset({"target_down", "engine_stalled"})
-"""Causes during which no request is served; requests that would have been served are lost."""
+"""Causes during which no request is served. Requests that would have been served in that time are
+lost."""
 
 UNITS = (("_ratio_per_s", "ratio_per_s"), ("_tokens_per_s", "tokens_per_s"), ("_per_s", "per_s"),
          ("_ratio", "ratio"), ("_s", "s"), ("_tokens", "tokens"), ("_bytes", "bytes"))  # fmt: skip
-"""The unit for each suffix of a signal's name."""
+"""The unit that belongs to each suffix of a signal's name."""
 
 PLAIN = ("running", "waiting")
 
@@ -234,8 +236,10 @@ def incidents(
     recommended: Sequence[Recommended],
     engines: Mapping[str, Sequence[EngineObserved]],
 ) -> tuple[Incident, ...]:
-    """All incidents, numbered and ordered by start. Where several replicas of a tier have the same
-    cause at the same time, that is one incident. `stated` and `engines` are keyed by tier id."""
+    """All incidents, numbered and sorted by start. `stated` and `engines` are keyed by tier id.
+
+    If several replicas of a tier have the same cause at the same time, they form one incident.
+    """
     return tuple(
         _incident(f"I{number}", together, stated[tier], recommended, engines.get(tier, ()))
         for number, together in enumerate(_of_tiers(observed), 1)
@@ -244,8 +248,8 @@ def incidents(
 
 
 def _of_tiers(observed: Sequence[EpisodeObserved]) -> list[list[EpisodeObserved]]:
-    """The observed incidents in groups: those of one tier and cause that overlap, on several
-    engines, form one group."""
+    """The observed incidents in groups. A group has incidents of the same tier and cause that
+    overlap, on different engines."""
     groups: list[list[EpisodeObserved]] = []
     newest: dict[tuple[str, str], list[EpisodeObserved]] = {}
     for row in sorted(observed, key=lambda row: (row.episode.start_s, row.target, row.engine)):
@@ -267,8 +271,8 @@ def _incident(
     recommended: Sequence[Recommended],
     engines: Sequence[EngineObserved],
 ) -> Incident:
-    """One incident of one or several engines. Its target, stages, evidence and lead time are those
-    of the worst engine; its costs are those of all."""
+    """One incident of one or more engines. Its target, stages, evidence and lead time are those of
+    the worst engine. Its costs are the sum over all engines."""
     observed = max(together, key=_badness)
     episode, cause = observed.episode, _cause(observed)
     start_s = min(row.episode.start_s for row in together)
@@ -331,7 +335,8 @@ def _badness(observed: EpisodeObserved) -> tuple[Severity, bool, float]:
 
 
 def _cause(observed: EpisodeObserved) -> Mapping[str, Any]:
-    """The cause in the stored diagnosis at its worst; empty if no diagnosis was stored."""
+    """The cause, from the stored diagnosis in which it was worst. Empty if no diagnosis was
+    stored."""
     causes: Sequence[Mapping[str, Any]] = observed.document["causes"] if observed.document else ()
     for cause in causes:
         if cause["id"] == observed.episode.cause:
@@ -344,7 +349,8 @@ def _stage_s(episode: Episode, number: str) -> float | None:
 
 
 def _late_s(observed: EpisodeObserved, budget_s: float | None) -> float | None:
-    """When TTFT P99 first exceeded its target, shortly before the incident or during it."""
+    """Unix time at which TTFT P99 first exceeded its target, shortly before the incident or during
+    it. None if it did not."""
     times, values = observed.series.get("ttft_p99_s", ((), ()))
     if budget_s is None:
         return None
@@ -361,7 +367,8 @@ def _late_s(observed: EpisodeObserved, budget_s: float | None) -> float | None:
 def _lead(
     episode: Episode, stage2_s: float | None, late_s: float | None, budget_s: float | None
 ) -> tuple[float | None, str]:
-    """Seconds from the first preemption to TTFT P99 over its target, and a sentence about it."""
+    """Seconds between the first preemption and TTFT P99 exceeding its target, and a sentence about
+    that."""
     if stage2_s is None:
         return None, ""
     if budget_s is None:
@@ -382,7 +389,7 @@ def _lead(
 
 
 def cost(observed: EpisodeObserved, budget_s: float | None) -> IncidentCost:
-    """Preemptions, recomputed tokens, late requests and lost requests of an incident."""
+    """The preemptions, recomputed tokens, late requests and lost requests of an incident."""
     during, missing = observed.during, list[str]()
     preemptions = during.counts.get(m.PREEMPTIONS)
     if preemptions is None:
@@ -403,7 +410,7 @@ def cost(observed: EpisodeObserved, budget_s: float | None) -> IncidentCost:
 
 
 def _added(costs: Sequence[IncidentCost]) -> IncidentCost:
-    """The sum of several engines' costs; None where no engine has a value."""
+    """The sum of the costs of several engines. None for a cost that no engine has a value for."""
 
     def total(values: Iterable[float | None]) -> float | None:
         numbers = [value for value in values if value is not None]
@@ -419,9 +426,10 @@ def _added(costs: Sequence[IncidentCost]) -> IncidentCost:
 
 
 def _lost(observed: EpisodeObserved) -> float | None:
-    """Requests lost: the rate of the hour before times the outage, minus requests served.
+    """Number of lost requests: the rate in the hour before, multiplied by the length of the outage,
+    minus the requests served in it.
 
-    None if the engine still served: the requests of a slow engine wait, they are not lost.
+    None if the engine still served, because requests to a slow engine wait and are not lost.
     """
     if observed.episode.cause not in STOPPED:
         return None
@@ -442,14 +450,15 @@ def _evidence(items: Sequence[Mapping[str, Any]]) -> tuple[Evidence, ...]:
 
 
 def unit_of(signal: str) -> str:
-    """A signal's unit, derived from its name; empty if unknown."""
+    """The unit of a signal, derived from its name. Empty if unknown."""
     if signal.startswith(PLAIN) and not signal.endswith(("_s", "_ratio")):
         return "requests"
     return next((unit for end, unit in UNITS if signal.endswith(end)), "")
 
 
 def _line(signal: str, times: Sequence[float], values: Sequence[float]) -> Line:
-    """A signal thinned to POINTS_MOST points; each is the highest value of its part."""
+    """A signal reduced to POINTS_MOST points. Each point is the maximum of its part of the
+    signal."""
     stride = max(1, math.ceil(len(times) / POINTS_MOST))
     shown: list[tuple[float, float | None]] = []
     for at in range(0, len(times), stride):

@@ -1,4 +1,5 @@
-"""The knee of a tier's own curve, learned from the period's windows (guide 8.1, 8.3). Pure."""
+"""The knee of a tier's own latency curve, learned from the windows of the period (guide 8.1, 8.3).
+Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from kneewatch.reports.weekly.tier_sections import BenchmarkCheck, KneeStep, Tie
 from kneewatch.rules.rule import WINDOW_S
 
 TTFT_OFF, GPU_OFF = 0.3, -0.2
-"""How far production may be from the benchmark: 30 % and 20 points (guide 9.1 step 13)."""
+"""Maximum difference between production and benchmark: TTFT 30% higher, GPU activity 20 points
+lower (guide 9.1 step 13)."""
 
 TOO_FEW = (
     "too few different loads to learn the curve: it needs at least three concurrencies, the "
@@ -35,7 +37,8 @@ NO_BENCHMARK = "no benchmark set (benchmark.ttft_p99_s, benchmark.gpu_ratio)"
 
 
 class Curve(Struct, frozen=True):
-    """The learned capacity of one engine. `latency_s` is a request's mean time at C_max."""
+    """The learned capacity of one engine. `latency_s` is the mean time of a request at C_max, in
+    seconds."""
 
     learned: LearnedKnee
     latency_s: float
@@ -43,7 +46,8 @@ class Curve(Struct, frozen=True):
 
 
 def curve(tier: TierObserved, until_s: float) -> Curve | None:
-    """The tier's curve from all its engines' windows; None if too few loads were seen."""
+    """The latency curve of a tier, from the windows of all its engines. None if too few different
+    loads were observed."""
     learner = CurveLearner(window_s=WINDOW_S)
     chosen = thinned([point for engine in tier.engines for point in engine.points])
     for point in chosen:
@@ -61,7 +65,7 @@ def curve(tier: TierObserved, until_s: float) -> Curve | None:
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """At most POINTS_KEPT points per concurrency, evenly spaced over time and engines."""
+    """At most POINTS_KEPT points per concurrency. They are chosen evenly over time and engines."""
     by_step: dict[int, list[Point]] = {}
     for point in sorted(points, key=lambda curve_point: curve_point.t_s):
         by_step.setdefault(step_of(point.in_flight), []).append(point)
@@ -69,14 +73,15 @@ def thinned(points: Sequence[Point]) -> list[Point]:
 
 
 def evenly(items: Sequence[Item], most: int) -> list[Item]:
-    """At most `most` of the items, evenly spaced."""
+    """At most `most` items, chosen at even distances."""
     if len(items) <= most:
         return list(items)
     return [items[at * len(items) // most] for at in range(most)]
 
 
 def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod) -> TierKnee:
-    """The knee section: the knee, the peak relative to it, the benchmark comparison."""
+    """The knee section: the knee, the peak compared with it, and the comparison with the
+    benchmark."""
     points = [point for engine in tier.engines for point in engine.points]
     learned = knee_curve.learned if knee_curve else None
     peak = max(
@@ -109,7 +114,7 @@ def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod) -> TierK
 
 
 def benchmark_checks(stated: TierStated, now: TierPeriod) -> tuple[BenchmarkCheck, ...]:
-    """TTFT P99 and GPU activity in production compared with the benchmark."""
+    """TTFT P99 and GPU activity in production, compared with the benchmark."""
     ttft_s, was_s = now.value(m.TTFT_P99), stated.benchmark_ttft_p99_s
     busy, was_busy = m.level(m.GPU_BUSY, serving=True)(now.whole), stated.benchmark_gpu_ratio
     ttft_off = None if ttft_s is None or was_s is None else ttft_s / was_s - 1
@@ -131,7 +136,7 @@ def _check(
     limit: float,
     why: str,
 ) -> BenchmarkCheck:
-    """A comparison; `why` explains a missing value of production."""
+    """The comparison of one figure. `why` is the reason if production has no value."""
     state = "unknown"
     if off is not None:
         state = "warning" if (off > limit if limit > 0 else off < limit) else "ok"
@@ -164,7 +169,7 @@ def _middle_of_present(values: Sequence[float | None]) -> Range | None:
 
 
 def _middle(values: Sequence[float]) -> Range:
-    """The quartiles of the values."""
+    """The median of the values, with the lower and upper quartile as range."""
     if len(values) < 2:
         return Range(values[0], values[0], values[0])
     low, middle, high = quantiles(values, n=4, method="inclusive")
@@ -176,7 +181,7 @@ def _peak(engine: EngineObserved) -> float:
 
 
 def _served_at(peak: EngineObserved | None, points: Sequence[Point]) -> float | None:
-    """Median requests/s at about the peak's concurrency; None if unknown."""
+    """Median requests/s at about the concurrency of the peak. None if unknown."""
     if peak is None or not peak.in_flight or peak.in_flight.p99 <= 0:
         return None
     step = step_of(peak.in_flight.p99)
@@ -185,5 +190,5 @@ def _served_at(peak: EngineObserved | None, points: Sequence[Point]) -> float | 
 
 
 def _latency_s(point: Point) -> float:
-    """A request's mean time in seconds: time per token times tokens per request."""
+    """Mean time of a request in seconds: time per token times tokens per request."""
     return point.token_s * point.tokens_per_s / point.requests_per_s

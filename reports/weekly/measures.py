@@ -1,6 +1,7 @@
-"""The figures of a tier, each computed from a span of time, and their trends above noise. Pure.
+"""The figures of a tier. Each is computed from a span of time; its trend shows only changes above
+the noise. Pure.
 
-Counters, histograms and gauges are named as vLLM's current versions do, without prefix.
+Counters, histograms and gauges have the names of vLLM's current versions, without prefix.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ EMPTY = Span()
 
 
 def beside(spans: Sequence[Span]) -> Span:
-    """Spans of several engines over the same time, merged."""
+    """Merge the spans of several engines over the same time."""
     return _merged(spans, clock_s=max((span.clock_s for span in spans), default=0.0))
 
 
 def in_turn(spans: Sequence[Span]) -> Span:
-    """Consecutive spans, merged."""
+    """Merge consecutive spans."""
     return _merged(spans, clock_s=fsum(span.clock_s for span in spans))
 
 
 def hourly(engines: Sequence[EngineObserved], together: TierTotals) -> list[Span]:
-    """The hours of a tier; empty without engines."""
+    """The hours of a tier. Empty if the tier has no engines."""
     rows = [*(engine.spans for engine in engines), *([together.spans] if together.spans else ())]
     return [beside(spans) for spans in zip(*rows, strict=True)]
 
 
 def by_day(grid: Grid, hours: Sequence[Span]) -> list[Span]:
-    """The days of a period from its hours."""
+    """The days of a period, merged from its hours."""
     days: list[list[Span]] = [[] for _ in grid.day_starts_s]
     for slot, span in zip(grid.slots, hours, strict=True):
         days[slot.day].append(span)
@@ -116,15 +117,15 @@ NOISE_TEST = (
 )
 PAIRS_MIN = 3
 LEAST_RATIO = 0.02
-"""Smaller relative changes are not shown: they do not matter for the bill."""
+"""Minimum relative change that is shown. Smaller changes do not matter for the bill."""
 
 MOST_LOG = 50.0
-"""A cap on the log of a change, so that exp does not overflow."""
+"""Maximum of the logarithm of a change, so that `exp` does not overflow."""
 
 _FREEDOM = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 60)
 _T99 = (9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.055, 2.947, 2.845, 2.750,
         2.660)  # fmt: skip
-"""Two-sided 99% quantiles of Student's t, by degrees of freedom."""
+"""Two-sided 99% quantiles of Student's t-distribution, by degrees of freedom (`_FREEDOM`)."""
 
 SPARK_STEPS_MOST = 42
 
@@ -133,10 +134,10 @@ Of = Callable[[Span], float | None]
 
 
 class Measure(Struct, frozen=True):
-    """A figure that is computed from any span of a tier.
+    """A figure that can be computed from any span of a tier.
 
-    `good` is the direction that is an improvement, empty if neither is. `missing` explains why the
-    figure is unknown and how to enable it.
+    `good` is the direction that is an improvement; empty if neither direction is. `missing` says
+    why the figure may be unknown, and how to enable it.
     """
 
     key: str
@@ -148,7 +149,8 @@ class Measure(Struct, frozen=True):
 
 
 class TierPeriod(Struct, frozen=True):
-    """A tier over a period: by hour, by day, and in total; all empty if it was not watched."""
+    """The data of a tier over a period: by hour, by day, and in total. Empty if the tier was not
+    watched."""
 
     grid: Grid
     hours: tuple[Span, ...]
@@ -156,15 +158,15 @@ class TierPeriod(Struct, frozen=True):
     whole: Span
 
     def value(self, measure: Measure) -> float | None:
-        """A figure over the period; unknown if the tier was not watched."""
+        """The value of a figure over the whole period. None if the tier was not watched."""
         return measure.of(self.whole) if self.hours else None
 
     def by_day(self, measure: Measure) -> list[float | None]:
-        """The figure of each day."""
+        """The value of a figure on each day."""
         return [measure.of(day) for day in self.days]
 
     def spark(self, measure: Measure) -> Spark:
-        """The figure over the period, in at most SPARK_STEPS_MOST steps."""
+        """A figure over the period, in at most SPARK_STEPS_MOST steps, for a sparkline."""
         hours_each = max(1, math.ceil(len(self.hours) / SPARK_STEPS_MOST))
         values = tuple(
             measure.of(in_turn(self.hours[at : at + hours_each]))
@@ -174,7 +176,7 @@ class TierPeriod(Struct, frozen=True):
 
 
 def past(grid: Grid, engines: Sequence[EngineObserved], together: TierTotals) -> TierPeriod:
-    """A tier's period; without hours and days if it had no engine."""
+    """The data of a tier over a period. Hours and days are empty if the tier had no engine."""
     if not engines:
         return TierPeriod(grid, (), (), EMPTY)
     hours = hourly(engines, together)
@@ -182,7 +184,7 @@ def past(grid: Grid, engines: Sequence[EngineObserved], together: TierTotals) ->
 
 
 def trend(measure: Measure, now: TierPeriod, before: TierPeriod) -> Trend:
-    """A figure now and before, with the direction of its change."""
+    """The value of a figure in both periods, and the direction of its change."""
     value, value_before = now.value(measure), before.value(measure)
     result = Trend(
         measure.key, measure.name, measure.unit, value, value_before,
@@ -197,7 +199,7 @@ def judged(
     days: Sequence[float | None],
     days_before: Sequence[float | None],
 ) -> Trend:
-    """The trend with its direction, judged from the days of both periods."""
+    """The trend with its direction, which is computed from the days of both periods."""
     if change.value is None or change.before is None:
         return change
     pairs = [
@@ -217,7 +219,8 @@ def judged(
 
 
 def _by_ratio(pairs: Sequence[tuple[float, float]], before: float) -> tuple[float, float] | None:
-    """The mean change and its noise, in the figure's unit; None if a value is 0."""
+    """The mean change and its noise, both in the figure's unit. Changes are compared as ratios.
+    None if a value is not positive."""
     if before <= 0 or any(now <= 0 or earlier <= 0 for now, earlier in pairs):
         return None
     steps = [math.log(now / earlier) for now, earlier in pairs]
@@ -236,13 +239,13 @@ def _by_difference(pairs: Sequence[tuple[float, float]], before: float) -> tuple
 
 
 def _chance(steps: Sequence[float]) -> float:
-    """The 99% bound of the mean of changes under pure chance (Student's t)."""
+    """The largest mean change that is likely by chance alone (99%, Student's t-test)."""
     t99 = _T99[max(bisect_right(_FREEDOM, len(steps) - 1) - 1, 0)]
     return t99 * stdev(steps) / math.sqrt(len(steps))
 
 
 def unknown(measure: Measure, missing: str) -> Trend:
-    """An unknown figure, with the reason."""
+    """A figure without a value, with the reason."""
     return Trend(measure.key, measure.name, measure.unit, None, missing=missing)
 
 
@@ -258,7 +261,7 @@ PROMPT, GENERATED, COMPUTED = "prompt_tokens", "generation_tokens", "computed_pr
 PREFIX_QUERIES, PREFIX_HITS = "prefix_cache_queries", "prefix_cache_hits"
 DRAFTED, ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
 FAILED = "failed"
-"""Finished requests with reason error or abort."""
+"""Requests that finished with reason error or abort."""
 
 RESIDENCY = "kv_block_lifetime_seconds"
 
@@ -275,13 +278,15 @@ LEVELS = (
     ADAPTER_CHANGES,
     "kv_capacity_tokens",
 )
-"""Gauges that are read."""
+"""The gauges that the report reads."""
 
 EVICTED = "preemption_ratio_per_s"
-"""Preemptions per running request and second, kept as a level: its mean is exact."""
+"""Preemptions per second and running request. Kept as a level, because the mean of a level is
+exact."""
 
 SERVED_ONLY = (KV_USAGE, GPU_BUSY)
-"""Gauges that are also aggregated over the time in which requests ran only."""
+"""Gauges that are aggregated twice: over the whole time, and over the time in which requests
+ran."""
 
 GPU_SOURCE = (
     "pass the DCGM exporter's URL (--gpu-metrics), run the sidecar on the GPU node, or let the "
@@ -293,12 +298,12 @@ NO_SPECULATION = "no speculative decoding in this period"
 
 
 def quantile(metric: str, q: float) -> Of:
-    """A quantile of a histogram."""
+    """A function that returns a quantile of a histogram."""
     return _of_tally(metric, lambda tally: tally.quantile(q))
 
 
 def mean(metric: str) -> Of:
-    """A histogram's mean."""
+    """A function that returns the mean of a histogram."""
     return _of_tally(metric, lambda tally: tally.mean)
 
 
@@ -321,8 +326,8 @@ def percentiles(
     good: str = "",
     missing: str = NO_REQUEST,
 ) -> dict[str, Trend]:
-    """P50, P95, P99 and mean of a histogram, by name: p50, p95, p99, mean. The key of each begins
-    with `key` and ends with `ending`."""
+    """P50, P95, P99 and mean of a histogram; the keys of the result are p50, p95, p99 and mean. The
+    key of each figure starts with `key` and ends with `ending`."""
     figures = {f"p{percent}": quantile(metric, percent / 100) for percent in PERCENTS}
     return {
         name: trend(
@@ -335,22 +340,25 @@ def percentiles(
 
 
 def per_s(count: str) -> Of:
-    """A counter's rate per second of all engines, over the time in which any engine was covered."""
+    """A function that returns the rate of a counter per second, summed over all engines. The time
+    is that in which any engine has counter data."""
     return lambda span: over(span.counts.get(count), span.clock_s)
 
 
 def ratio(part: str, whole: str) -> Of:
-    """The ratio of two counters."""
+    """A function that returns the ratio of two counters."""
     return lambda span: over(span.counts.get(part), span.counts.get(whole))
 
 
 def level(key: str, *, serving: bool = False) -> Of:
-    """A gauge's time-weighted mean over the engines; with `serving` while requests ran."""
+    """A function that returns the time-weighted mean of a gauge over all engines. `serving`: only
+    over the time in which requests ran."""
     return _of_level(key, lambda level: level.mean, serving=serving)
 
 
 def top(key: str, *, serving: bool = False) -> Of:
-    """The highest mean of a gauge on one engine over one hour."""
+    """A function that returns the highest hourly mean of a gauge on any engine. `serving`: only
+    over the time in which requests ran."""
     return _of_level(key, lambda level: level.top, serving=serving)
 
 
@@ -365,7 +373,7 @@ def _of_level(key: str, figure: Callable[[Level], float], *, serving: bool) -> O
 
 
 def share_of_time(part: str) -> Of:
-    """The share of requests' time that one phase took."""
+    """A function that returns the share of requests' total time that one phase took."""
 
     def read(span: Span) -> float | None:
         stage, whole = span.tallies.get(part), span.tallies.get(E2E)
@@ -375,7 +383,7 @@ def share_of_time(part: str) -> Of:
 
 
 def saved(span: Span) -> float | None:
-    """The share of prompt tokens that came from the prefix cache."""
+    """The share of prompt tokens that came from the prefix cache. None if unknown."""
     computed = over(span.counts.get(COMPUTED), span.counts.get(PROMPT))
     return None if computed is None else 1 - computed
 
@@ -386,7 +394,8 @@ def over(part: float | None, whole: float | None) -> float | None:
 
 
 def within(metric: str, bound: float | None) -> Of:
-    """The share of observations up to the greatest bucket bound that is at most `bound`."""
+    """A function that returns the share of observations within a bound. It counts up to the largest
+    bucket bound that is not above `bound`."""
 
     def share(tally: Tally) -> float | None:
         kept = None if bound is None else tally.within(bound)
@@ -396,11 +405,12 @@ def within(metric: str, bound: float | None) -> Of:
 
 
 def goodput(ttft_target_s: float | None, itl_target_s: float | None) -> Of:
-    """Requests served per second within the targets: the served rate times (share of requests with
-    the first token in time, minus the share of token gaps above the ITL target if that is set).
+    """A function that returns the goodput: requests/s served within the targets.
 
-    vLLM counts gaps, not requests with a slow one: late gaps are taken to be spread over requests
-    that were in time.
+    It is the rate of served requests, multiplied by the share of requests whose first token was in
+    time. If an ITL target is set, the share of token gaps above that target is subtracted from this
+    share. vLLM counts slow gaps, not requests with a slow gap. Slow gaps are therefore assumed to
+    be spread over requests whose first token was in time.
     """
     first, gaps = within(TTFT, ttft_target_s), within(ITL, itl_target_s)
     served = per_s(COMPLETED)
@@ -416,8 +426,9 @@ def goodput(ttft_target_s: float | None, itl_target_s: float | None) -> Of:
 
 
 def per_gpu(key: str, gpus: float | None) -> Of:
-    """A counter's increase per second and GPU; `gpus` is the number per engine. For a rate per GB
-    of memory, for example, `gpus` is the number of GB per engine."""
+    """A function that returns the increase of a counter per second and GPU. `gpus` is the number of
+    GPUs per engine. For another unit, such as GB of memory, pass the number of these units per
+    engine."""
 
     def read(span: Span) -> float | None:
         return None if gpus is None else over(span.counts.get(key), span.engine_s * gpus)
@@ -426,7 +437,7 @@ def per_gpu(key: str, gpus: float | None) -> Of:
 
 
 def tokens_per_gpu_hour(gpus: int | None) -> Of:
-    """Generated tokens per hour of a GPU, whether busy or idle."""
+    """A function that returns the number of generated tokens per GPU-hour, including idle hours."""
     return per_gpu(GENERATED, None if gpus is None else gpus / HOUR_S)
 
 

@@ -1,4 +1,5 @@
-"""The report's input: hours of the period, tiers, engines, incidents, restarts and gaps. Pure."""
+"""The input of the report: hours of the period, tiers, engines, incidents, restarts and gaps.
+Pure."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ LEAST_S = 1e-3
 
 
 class Slot(Struct, frozen=True):
-    """An hour of the local clock, or the part of it that lies in the period.
+    """One hour of the local clock, or the part of it that lies in the period.
 
-    `weekday` 0 is Monday; `day` counts the period's days from 0, each from the local time of day at
-    which the period begins to the same time a day later.
+    `weekday` is 0 for Monday. `day` is the index of a day in the period: each day begins at the
+    local time of day at which the period begins.
     """
 
     start_s: float
@@ -40,7 +41,8 @@ class Slot(Struct, frozen=True):
 
 
 class Grid(Struct, frozen=True):
-    """A period, cut into local hours. `day_starts_s` are the beginnings of its days."""
+    """A period, divided into hours of the local clock. `day_starts_s` are the starts of its
+    days."""
 
     from_s: float
     to_s: float
@@ -50,17 +52,18 @@ class Grid(Struct, frozen=True):
 
     @property
     def edges_s(self) -> tuple[float, ...]:
-        """The hours' bounds, one more than there are hours."""
+        """The start of each hour and the end of the last hour."""
         return (*(slot.start_s for slot in self.slots), self.to_s)
 
     @property
     def days(self) -> int:
-        """The number of days; the last one may be partial."""
+        """The number of days. The last day may be partial."""
         return len(self.day_starts_s)
 
 
 def earlier(t_s: float, span_s: float, zone: ZoneInfo) -> float:
-    """The time `span_s` before `t_s`; whole days are calendar days, whose length varies."""
+    """The time `span_s` before `t_s`. Whole days are subtracted as calendar days, whose length
+    varies."""
     days, rest_s = divmod(span_s, DAY_S)
     if rest_s:
         return t_s - span_s
@@ -68,7 +71,7 @@ def earlier(t_s: float, span_s: float, zone: ZoneInfo) -> float:
 
 
 def grid(from_s: float, to_s: float, timezone: str) -> Grid:
-    """The grid of a period.
+    """The hours and days of a period.
 
     Raises:
         ValueError: the period is empty.
@@ -92,12 +95,12 @@ def grid(from_s: float, to_s: float, timezone: str) -> Grid:
 
 
 def _moved(local: datetime, days: int) -> float:
-    """The same time of day some days later (or earlier), as unix seconds."""
+    """The same local time some days later (or earlier, if `days` is negative), in Unix seconds."""
     return (local + timedelta(days=days)).timestamp()
 
 
 def _next_hour(t_s: float, zone: ZoneInfo) -> float:
-    """The next full hour of the local clock, also in zones with a half-hour offset."""
+    """The next full hour of the local clock, in Unix seconds. Zones may have a half-hour offset."""
     offset = datetime.fromtimestamp(t_s, zone).utcoffset() or timedelta()
     offset_s = offset.total_seconds()
     return (int((t_s + offset_s) // HOUR_S) + 1) * HOUR_S - offset_s
@@ -107,8 +110,10 @@ def _next_hour(t_s: float, zone: ZoneInfo) -> float:
 
 
 class Tally(Struct, frozen=True):
-    """Increase of a histogram. Shapes: `bounds` and `counts` (buckets,), the counts cumulative,
-    the last bound +Inf. `sum` is that of the observed values."""
+    """The increase of a histogram. `sum` is the sum of the observed values.
+
+    Shapes: `bounds` and `counts` (buckets,). The counts are cumulative; the last bound is +Inf.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[float, ...]
@@ -116,21 +121,22 @@ class Tally(Struct, frozen=True):
 
     @property
     def count(self) -> float:
-        """All observations."""
+        """The number of observations."""
         return self.counts[-1] if self.counts else 0.0
 
     @property
     def mean(self) -> float | None:
-        """The mean observation (exact, unlike quantiles); None without observations."""
+        """The mean of the observations. It is exact, unlike quantiles. None without
+        observations."""
         return self.sum / self.count if self.count > 0 else None
 
     def quantile(self, q: float) -> float | None:
-        """The q-quantile by Prometheus's interpolation; None without observations."""
+        """The q-quantile, interpolated as in Prometheus. None without observations."""
         return Buckets.of(self.bounds, self.counts).quantile(q) if self.counts else None
 
     def within(self, bound: float) -> tuple[float, float] | None:
-        """Observations up to the greatest bucket bound that is at most `bound`, and that bound;
-        None where the first bucket is above it."""
+        """The number of observations up to the largest bucket bound that is not above `bound`, and
+        that bucket bound. None if `bound` is below the first bucket bound."""
         kept = [at for at, edge in enumerate(self.bounds) if edge <= bound]
         return (self.counts[kept[-1]], self.bounds[kept[-1]]) if kept else None
 
@@ -139,7 +145,8 @@ NO_TALLY = Tally((), (), 0.0)
 
 
 def added(tallies: Iterable[Tally]) -> Tally:
-    """The sum of histograms; if their bounds differ, on the bounds that all have."""
+    """The sum of histograms. If their bounds differ, the result has only the bounds that all of
+    them have."""
     filled = [tally for tally in tallies if tally.count > 0]
     if not filled:
         return NO_TALLY
@@ -172,14 +179,15 @@ def _summed(tallies: Sequence[Tally]) -> tuple[float, ...]:
 
 
 SERVING = "|serving"
-"""Suffix of levels that only cover the time in which requests ran."""
+"""Suffix of levels that cover only the time in which requests ran."""
 
 
 class Level(Struct, frozen=True):
-    """A gauge over a span: time-weighted mean, highest value, seconds in which it was known.
+    """A gauge over a span: its time-weighted mean, its highest value, and the seconds in which it
+    was known.
 
-    `top` is the highest mean of one engine over one hour: a tier's mean hides its hottest engine.
-    For a ratio `known_s` is its denominator, such as request-seconds.
+    `top` is the highest mean on one engine over one hour. It shows the hottest engine, which the
+    mean of a tier hides. For a ratio, `known_s` is the denominator, such as request-seconds.
     """
 
     mean: float
@@ -189,12 +197,12 @@ class Level(Struct, frozen=True):
 
 
 class Span(Struct, frozen=True):
-    """What engines showed over some time.
+    """The data of one or more engines over some time.
 
-    `engine_s`: engine-seconds that the counters cover; `clock_s`: seconds in which at least one
-    engine was covered; `watched_s`: engine-seconds that were scraped; `idle_s`: the part of
-    `watched_s` without load. `counts` are increases of counters, `tallies` of histograms, `levels`
-    gauges.
+    `engine_s` are the engine-seconds for which the counters have data. `clock_s` are the seconds in
+    which at least one engine has such data. `watched_s` are the engine-seconds that were scraped;
+    `idle_s` is the part of `watched_s` without load. `counts` are increases of counters, `tallies`
+    increases of histograms, and `levels` are gauges.
     """
 
     engine_s: float = 0.0
@@ -210,9 +218,10 @@ class Span(Struct, frozen=True):
 
 
 class Held(Struct, frozen=True):
-    """An interval of a stage, cause or health: `kind`, `id` and `ended` as in the store.
+    """An interval of a stage, cause or health. `kind`, `id` and `ended` have the same values as in
+    the store.
 
-    `end_s` is None while it is open.
+    `end_s` is None while the interval is open.
     """
 
     kind: str
@@ -225,14 +234,14 @@ class Held(Struct, frozen=True):
 
     @property
     def until_s(self) -> float:
-        """The end in unix seconds; while the interval is open, the time at which it was last
-        seen."""
+        """End of the interval in Unix seconds. If it is open, the time at which it was last
+        observed."""
         return self.last_s if self.end_s is None else self.end_s
 
 
 class Episode(Struct, frozen=True):
-    """Intervals of one engine that form one incident. `cause` is its root cause, `kind` is cascade
-    or cause; `stages` and `causes` are ordered by start."""
+    """Intervals of one engine that form one incident. `cause` is the id of the root cause. `kind`
+    is cascade or cause. `stages` and `causes` are sorted by start."""
 
     kind: str
     cause: str
@@ -246,16 +255,17 @@ class Episode(Struct, frozen=True):
 
     @property
     def until_s(self) -> float:
-        """The end in unix seconds; while the episode is open, the time at which it was last
-        seen."""
+        """End of the episode in Unix seconds. If it is open, the time at which it was last
+        observed."""
         return self.last_s if self.end_s is None else self.end_s
 
 
 class EpisodeObserved(Struct, frozen=True):
-    """An episode with what was observed around it.
+    """An episode with the observations around it.
 
-    `document` is the diagnosis at its worst (kneewatch.diagnosis/1), `during` and `hour_before`
-    what the engine counted, `series` times and values of signals around it, NaN where unknown.
+    `document` is the diagnosis in which the cause was worst (kneewatch.diagnosis/1). `during` and
+    `hour_before` are the engine's counts in these times. `series` are times and values of signals
+    around the episode, NaN where unknown.
     """
 
     tier: str
@@ -271,7 +281,8 @@ class EpisodeObserved(Struct, frozen=True):
 
 
 class Recommended(Struct, frozen=True):
-    """A recommendation of an engine as the store has it; `document` is that of the diagnosis."""
+    """A recommendation for an engine, as it is stored. `document` is the recommendation in the
+    diagnosis."""
 
     tier: str
     target: str
@@ -286,7 +297,8 @@ class Recommended(Struct, frozen=True):
 
 
 class Configured(Struct, frozen=True):
-    """A start of an engine or a change of its configuration; `before` is empty for the first."""
+    """A start of an engine, or a change of its configuration. `before` is empty for the first known
+    configuration."""
 
     t_s: float
     target: str
@@ -297,7 +309,7 @@ class Configured(Struct, frozen=True):
 
 
 class TargetObserved(Struct, frozen=True):
-    """A target's scrapes over the period. `interval_s` is the usual scrape interval."""
+    """The scrapes of a target in the period. `interval_s` is the usual scrape interval."""
 
     target: str
     scrapes: int
@@ -311,17 +323,18 @@ class TargetObserved(Struct, frozen=True):
 
 
 class InFlight(Struct, frozen=True):
-    """Requests in flight on an engine over its windows: P99, and the time of the maximum."""
+    """Requests in flight on an engine: the P99 over its windows, and the time of the maximum."""
 
     p99: float
     highest_at_s: float
 
 
 class EngineObserved(Struct, frozen=True):
-    """An engine over a period. `spans` has one for each of the grid's hours.
+    """An engine over a period. `spans` has one entry for each hour of the grid.
 
-    `minutes` are the requests that began in each minute of the period, NaN where unknown. `points`
-    are windows at all loads, thinned evenly. `unknown` maps signals without data to the reason.
+    `minutes` are the numbers of requests that began in each minute of the period, NaN where
+    unknown. `points` are windows at all loads, at most some per concurrency. `unknown` maps signals
+    without data to the reason.
     """
 
     target: str
@@ -338,15 +351,19 @@ class EngineObserved(Struct, frozen=True):
 
 
 class TierTotals(Struct, frozen=True):
-    """Figures known only as sums over a tier's engines: Prometheus adds up histograms itself.
-    `spans` has one entry per hour of the grid, or none; `minutes` as for an engine."""
+    """Figures that are known only as sums over the engines of a tier, because Prometheus sums
+    histograms itself.
+
+    `spans` has one entry per hour of the grid, or is empty. `minutes` are the numbers of requests
+    that began in each minute.
+    """
 
     spans: Sequence[Span] = ()
     minutes: Sequence[float] = ()
 
 
 class WorkloadStated(Struct, frozen=True):
-    """The workload that the size was computed for; None where not stated."""
+    """The workload for which the size was computed. None for values that were not set."""
 
     input_mean_tokens: float | None = None
     input_p95_tokens: float | None = None
@@ -357,10 +374,10 @@ class WorkloadStated(Struct, frozen=True):
 
 
 class TierStated(Struct, frozen=True):
-    """What the settings state about a tier. `gpus` are those of one engine.
+    """The settings of a tier. `gpus` is the number of GPUs of one engine.
 
-    `safety` is the sizing margin as a factor, `objective_ratio` the share of requests that must be
-    in time, `rules` have the user's thresholds.
+    `safety` is the sizing margin as a factor. `objective_ratio` is the share of requests that must
+    be in time. `rules` have the user's thresholds.
     """
 
     targets: Targets = field(default_factory=Targets)
@@ -377,7 +394,7 @@ class TierStated(Struct, frozen=True):
 
 
 class TierObserved(Struct, frozen=True):
-    """A tier's engines in the period and in the one before."""
+    """The engines of a tier in the period, and in the period before."""
 
     id: str
     model: str
@@ -390,11 +407,12 @@ class TierObserved(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """A report's input: the period and the one before; `before_grid` is None without comparison.
+    """The input of a report: the period and the period before. `before_grid` is None if there is no
+    comparison.
 
-    `notices` are shown at the top of the report, `notes` under data quality; `methods` replace
-    METHODS of the same figures. `partial`: a query failed or had a partial answer, so that nothing
-    can be called healthy.
+    `notices` are shown at the top of the report, `notes` under data quality. `methods` replace the
+    entries of METHODS for the same figures. `partial`: a query failed or had a partial answer, so
+    nothing can be called healthy.
     """
 
     grid: Grid

@@ -1,4 +1,4 @@
-"""The whole report as values and as JSON. Pure."""
+"""The whole report as values, and as a JSON document. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEMA = "kneewatch.report/1"
 
 
 class EngineSpan(Struct, frozen=True):
-    """An engine of a tier and when it was seen in the period."""
+    """An engine of a tier, and the times between which it was present in the period."""
 
     target: str
     engine: str
@@ -44,9 +44,9 @@ class EngineSpan(Struct, frozen=True):
 class Tier(Struct, frozen=True):
     """A model on a kind of GPU. No figure combines two tiers.
 
-    `id` is its name in all sections. `engines` are all that were watched in the period,
-    `engines_present` is how many of them are alive at once at its end. `gpu` is empty if unknown;
-    `gpus` is the number of GPUs of the engines present, None if not stated.
+    `id` is the name of the tier in all sections. `engines` are all engines that were watched in the
+    period. `engines_present` is the number of engines that run at the same time at its end. `gpu`
+    is empty if unknown. `gpus` is the number of GPUs of the present engines; None if not set.
     """
 
     id: str
@@ -58,8 +58,8 @@ class Tier(Struct, frozen=True):
 
 
 class Action(Struct, frozen=True):
-    """The first thing to do. `why`: the figure or incident that calls for it; `recommendation`: its
-    id."""
+    """The first thing to do. `why` is the figure or incident that calls for it. `recommendation` is
+    the id of the recommendation; empty if there is none."""
 
     text: str
     why: str
@@ -68,11 +68,11 @@ class Action(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """A tier's verdict in one line.
+    """The verdict on a tier.
 
-    `health` is the worst state in the period: ok, info, warning, critical or unknown; `health_text`
+    `health` is the worst state in the period: ok, info, warning, critical or unknown. `health_text`
     explains it in a sentence. `size` is right, too small, too large or unknown. `trends` are the
-    figures shown with it.
+    figures shown with the verdict.
     """
 
     tier: str
@@ -88,7 +88,7 @@ class Verdict(Struct, frozen=True):
 
 
 class StageSpan(Struct, frozen=True):
-    """A stage of the cascade within an incident; `end_s` is None while it is open."""
+    """A stage of the cascade within an incident. `end_s` is None while the stage is open."""
 
     number: int
     name: str
@@ -98,7 +98,7 @@ class StageSpan(Struct, frozen=True):
 
 
 class CauseSpan(Struct, frozen=True):
-    """A cause within an incident; `end_s` is None while it is open."""
+    """A cause within an incident. `end_s` is None while the cause is open."""
 
     id: str
     severity: str
@@ -107,11 +107,12 @@ class CauseSpan(Struct, frozen=True):
 
 
 class IncidentCost(Struct, frozen=True):
-    """What an incident cost.
+    """The cost of an incident.
 
-    `preemptions`: requests preempted and recomputed; `recomputed_tokens`: a lower bound
-    (preemptions times mean prompt). `late_requests`: first token after the target; `lost_requests`:
-    requests that the rate of the hour before would have served during an outage.
+    `preemptions` is the number of preempted requests, which vLLM recomputes. `recomputed_tokens` is
+    a lower bound (preemptions times mean prompt length). `late_requests` got their first token
+    after the target. `lost_requests` is the number of requests that would have been served during
+    an outage at the rate of the hour before.
     """
 
     preemptions: float | None
@@ -122,7 +123,7 @@ class IncidentCost(Struct, frozen=True):
 
     @property
     def harmed_requests(self) -> float:
-        """Requests preempted, late or lost, as far as they are known."""
+        """The number of requests that were preempted, late or lost. Unknown numbers count as 0."""
         counts = (self.preemptions, self.late_requests, self.lost_requests)
         return sum(count for count in counts if count is not None)
 
@@ -130,12 +131,17 @@ class IncidentCost(Struct, frozen=True):
 class Incident(Struct, frozen=True):
     """A preemption cascade or a cause, on one engine or on several replicas at the same time.
 
-    `kind` is cascade or cause; `cause` the root cause's id; `id` is I1, I2, ... by start. `end_s`
-    is None if it is open at the period's end; `ended` is ended, restarted, unwatched or empty.
-    `stage2_s`: first preemption; `late_s`: TTFT P99 first exceeds its target; `lead_s`: seconds
-    from the first to the second (negative: after it); `lead_text`: the same as a sentence.
-    `replicas`: those that have it, of the tier's `replicas_present` at the time; target, stages,
-    lead time and evidence are those of the worst. Costs are those of all.
+    `id` is I1, I2, ... in order of start. `kind` is cascade or cause. `cause` is the id of the root
+    cause. `end_s` is None if the incident is open at the end of the period. `ended` is ended,
+    restarted, unwatched or empty.
+
+    `stage2_s` is the time of the first preemption. `late_s` is the time at which TTFT P99 first
+    exceeds its target. `lead_s` is the number of seconds from `stage2_s` to `late_s`; negative if
+    TTFT P99 was late first. `lead_text` is the same as a sentence.
+
+    `replicas` are the replicas that have the incident. `replicas_present` is the number of replicas
+    that the tier had at the time. Target, stages, lead time and evidence are those of the worst
+    replica; costs are those of all.
     """
 
     id: str
@@ -168,20 +174,21 @@ class Incident(Struct, frozen=True):
 
     @property
     def until_s(self) -> float:
-        """The end in unix seconds; while the incident is open, the time at which it was last
-        seen."""
+        """End of the incident in Unix seconds. If it is open, the time at which it was last
+        observed."""
         return self.last_s if self.end_s is None else self.end_s
 
     @property
     def where(self) -> str:
-        """The engine, or how many replicas have it and the worst of them."""
+        """The engine; if there are several replicas, their number and the worst one."""
         if len(self.replicas) == 1:
             return f"{self.target}, engine {self.engine}"
         return f"{len(self.replicas)} of {self.replicas_present} replicas, worst {self.target}"
 
 
 class Comparison(Struct, frozen=True):
-    """A signal that a recommendation predicted. `off_ratio` is measured / predicted - 1."""
+    """A signal for which a recommendation made a prediction. `off_ratio` is measured / predicted -
+    1."""
 
     signal: str
     before: float | None
@@ -201,8 +208,8 @@ class TrackRow(Struct, frozen=True):
 
 
 class TrackRecord(Struct, frozen=True):
-    """The recommendations and their outcomes, newest first. `unknown`: how many of them have no
-    record of whether they were applied."""
+    """The recommendations and their outcomes, newest first. `unknown` is the number of
+    recommendations for which nothing records whether they were applied."""
 
     made: int
     applied: int
@@ -216,11 +223,12 @@ class TrackRecord(Struct, frozen=True):
 
 
 class WeeklyReport(Struct, frozen=True):
-    """The report. Sections are in reading order, each with an entry per tier, in `tiers` order.
+    """The report. Its sections are in reading order. Each section has one entry per tier, in the
+    order of `tiers`.
 
-    `source` names the origin of the data, `noise_test` the test behind the arrows. `notices` come
-    first: an empty or partial period. `severity` is the worst of incidents and table rows, ok
-    without any; it sets the exit status.
+    `source` is the origin of the data. `noise_test` describes the test that decides about arrows.
+    `notices` say that the period is empty or partial; they are shown first. `severity` is the worst
+    of incidents and table rows, ok without any; it determines the exit status.
     """
 
     made_s: float
@@ -250,7 +258,7 @@ class WeeklyReport(Struct, frozen=True):
 
 
 def document(report: WeeklyReport) -> dict[str, Any]:
-    """The JSON document: every field by its own name; null for values that are not finite."""
+    """The JSON document. Each field has its own name. Values that are not finite are null."""
     fields: dict[str, Any] = orjson.loads(orjson.dumps(report, default=_plain))
     return {"schema": SCHEMA, **fields}
 

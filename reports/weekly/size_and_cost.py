@@ -1,4 +1,5 @@
-"""A tier's size and cost: the replicas its peak needs, and what its GPUs cost. Pure."""
+"""The size and cost of a tier: the replicas that its peak needs, and the price of its GPUs.
+Pure."""
 
 from __future__ import annotations
 
@@ -44,13 +45,14 @@ SHORT_OF_CAPACITY = tuple(record.id for record in CAUSES if record.capacity)
 
 
 class Need(Struct, frozen=True):
-    """The replicas that the peak needs.
+    """The number of replicas that the peak needs.
 
-    `usable_per_s`: requests/s that one engine can serve, from `source`; `least`: it is a lower
-    bound, because no higher load was seen.
+    `usable_per_s` is the number of requests/s that one engine can serve; `source` says where this
+    number comes from. `least`: it is a lower bound, because no higher load was observed.
 
-    `fewest` replicas carry the peak with the margin; `most` is the guide's count, which applies the
-    margin to whole instances (9.1 step 11). A fleet between the two has the right size.
+    `fewest` replicas can serve the peak with the margin. `most` is the number according to the
+    guide, which applies the margin to whole instances (9.1 step 11). A fleet between the two has
+    the right size.
     """
 
     peak_per_s: float | None
@@ -61,14 +63,14 @@ class Need(Struct, frozen=True):
     most: int | None = None
 
     def replicas(self, present: int) -> int | None:
-        """The needed count nearest to the present one."""
+        """The needed number of replicas that is nearest to `present`. None if unknown."""
         if self.fewest is None or self.most is None:
             return None
         return min(max(present, self.fewest), self.most)
 
 
 def need_of(work: TierWorkload, knee: Curve | None, answer: Size | None, safety: float) -> Need:
-    """The replicas that the measured peak needs."""
+    """The number of replicas that the measured peak needs."""
     peak = work.arrivals.p99_per_s.value
     usable, source, least = None, "", False
     if knee is not None:
@@ -88,7 +90,7 @@ def need_of(work: TierWorkload, knee: Curve | None, answer: Size | None, safety:
 def verdict_of(
     need: Need, replicas: int, worst: Mapping[str, Severity]
 ) -> tuple[str, tuple[str, ...]]:
-    """The verdict (right, too small, too large or unknown) and doubts about it."""
+    """The verdict on the size (right, too small, too large or unknown), and doubts about it."""
     short = any(worst.get(cause, Severity.OK) >= Severity.WARNING for cause in SHORT_OF_CAPACITY)
     needed = need.replicas(replicas)
     if needed is None or not replicas:
@@ -108,7 +110,7 @@ def verdict_of(
 
 
 def headroom(need: Need, replicas: int) -> float | None:
-    """The fleet's capacity divided by its peak, minus 1."""
+    """The capacity of the fleet divided by its peak, minus 1. None if unknown."""
     carried = None if need.usable_per_s is None else need.usable_per_s * replicas
     ratio = m.over(carried, need.peak_per_s)
     return None if ratio is None else ratio - 1
@@ -121,11 +123,12 @@ def headroom(need: Need, replicas: int) -> float | None:
 
 
 PRESENT_S = 2 * HOUR_S
-"""The replicas of a tier are counted over this time before its newest scrape, in seconds."""
+"""Seconds before the newest scrape of a tier over which its replicas are counted."""
 
 NOT_STATED = "set model, gpu and tensor_parallel (or launch_file) to get memory and prices"
 NEAR = (0.9, 1.1)
-"""The server's KV capacity is as expected within these factors of the predicted range."""
+"""The server's KV capacity counts as expected from 0.9 times the lower end to 1.1 times the upper
+end of the predicted range."""
 
 
 def sized(
@@ -137,7 +140,7 @@ def sized(
     worst: Mapping[str, Severity],
     recommended: Sequence[Recommended],
 ) -> TierSize:
-    """The tier's size against its peak."""
+    """The sizing of a tier for its measured peak."""
     stated, replicas = tier.stated, replicas_present(tier.engines)
     newest = max(reversed(tier.engines), key=lambda engine: engine.last_s, default=None)
     launched = deployment(newest.config if newest else {}, stated.stated)
@@ -179,10 +182,10 @@ def sized(
 
 
 def replicas_present(engines: Sequence[EngineObserved]) -> int:
-    """Replicas at the end of the period: the mean number of engines that ran at the same time in
-    the last PRESENT_S seconds, without the seconds in which none ran.
+    """The number of replicas at the end of the period: the mean number of engines that ran at the
+    same time in the last PRESENT_S seconds. Seconds in which no engine ran do not count.
 
-    In a rollout an old pod and the one that replaces it count as one replica.
+    The mean counts an old pod and its replacement during a rollout as one replica.
     """
     if not engines:
         return 0
@@ -205,7 +208,7 @@ def replicas_present(engines: Sequence[EngineObserved]) -> int:
 def _answer(
     tier: TierObserved, work: TierWorkload, launched: Deployment, replicas: int
 ) -> tuple[Size | None, tuple[str, ...]]:
-    """The sizing result for the present launch; if there is none, the reason."""
+    """The sizing result for the present launch. If there is none: None, and the reason."""
     if launched.setup is None:
         return None, (launched.misfit,) if launched.misfit else ()
     targets = tier.stated.targets
@@ -226,7 +229,7 @@ def _answer(
 
 
 def _other_capacity(answer: Size | None, capacity: float | None) -> tuple[str, ...]:
-    """A note if the server's KV cache differs from the predicted size."""
+    """A note, if the KV cache of the server differs from the predicted size."""
     if answer is None or answer.question.setup.gpu is None or not capacity:
         return ()
     predicted = answer.memory.logged_tokens
@@ -239,7 +242,7 @@ def _other_capacity(answer: Size | None, capacity: float | None) -> tuple[str, .
 
 
 def _memory(answer: Size | None) -> tuple[MemoryPart, ...]:
-    """One GPU's memory, part by part."""
+    """The memory of one GPU by part."""
     if answer is None or answer.question.setup.gpu is None:
         return ()
     memory = answer.memory
@@ -259,7 +262,8 @@ def _memory(answer: Size | None) -> tuple[MemoryPart, ...]:
 
 
 def _options(answer: Size | None) -> tuple[Option, ...]:
-    """The cheapest launches for the measured workload on the catalogue's data-centre GPUs."""
+    """The cheapest launches that serve the measured workload, on the data-centre GPUs of the
+    catalogue."""
     if answer is None or not answer.question.targets.are_set:
         return ()
     try:
@@ -283,8 +287,8 @@ def _options(answer: Size | None) -> tuple[Option, ...]:
 
 
 def _unpriced(question: Question) -> Question:
-    """The question without the present GPU, its stated price, and the present launch's
-    parallelism."""
+    """The question without the present GPU, without its price, and without the parallelism of the
+    present launch."""
     setup = replace(
         question.setup, gpu=None, parallel=ONE_GPU, gpu_memory_utilization=None, block_tokens=None
     )
@@ -322,7 +326,7 @@ def money(
     before: TierPeriod,
     recommended: Sequence[Recommended],
 ) -> TierMoney:
-    """The tier's bill over the period."""
+    """The bill of a tier for the period."""
     gpus, price = tier.stated.gpus, tier.stated.usd_per_gpu_hour
     missing = NO_GPUS if gpus is None else NO_PRICE if price is None else ""
     whole = now.whole
@@ -375,12 +379,13 @@ def money(
 
 
 def _usd(rate: float | None) -> Of:
-    """The cost of a span in USD: every hour of an engine is paid."""
+    """A function that returns the cost of a span in USD. Each hour of an engine counts, whether
+    busy or idle."""
     return lambda span: None if rate is None else span.engine_s / HOUR_S * rate
 
 
 def _in_time_per_usd(tier: TierObserved, rate: float | None) -> Of:
-    """Requests within the targets for each dollar (guide 8.4: latency against cost)."""
+    """A figure: requests served within the targets per USD (guide 8.4: latency against cost)."""
     targets = tier.stated.targets
     good = m.goodput(targets.ttft_p99_s, targets.itl_p99_s)
 
@@ -392,7 +397,7 @@ def _in_time_per_usd(tier: TierObserved, rate: float | None) -> Of:
 
 
 def _hbm_gb(tier: TierObserved, gpus: int | None) -> float | None:
-    """GPU memory of one engine in 10^9 bytes; None where its GPUs are not known."""
+    """GPU memory of one engine in units of 10^9 bytes. None if its GPUs are unknown."""
     gpu = tier.stated.stated.gpu
     return None if gpu is None or gpus is None else gpus * gpu.memory_bytes / 1e9
 
@@ -406,7 +411,8 @@ def _per_million(rate: float | None) -> Of:
 
 
 def _utilization(knee: Curve | None, now: TierPeriod, before: TierPeriod) -> tuple[Trend, str]:
-    """How much of the capacity was used on average: GPU activity, else load over capacity."""
+    """The share of the capacity that was used on average, and how it was computed: from GPU
+    activity, else from the load divided by the capacity."""
     busy = Measure("utilization_ratio", "utilization", "ratio", m.level(m.GPU_BUSY), UP,
                    missing=NO_CURVE)  # fmt: skip
     if now.value(busy) is not None:
@@ -427,7 +433,7 @@ def _utilization(knee: Curve | None, now: TierPeriod, before: TierPeriod) -> tup
 def _savings(
     size: TierSize, price: float | None, recommended: Sequence[Recommended]
 ) -> tuple[Saving, ...]:
-    """The savings of each open recommendation, the largest first."""
+    """The savings from resizing and from each open recommendation, the largest first."""
     savings: list[Saving] = []
     present, needed, replicas = size.gpus_present, size.gpus_needed, size.replicas_needed
     if size.verdict == "too large" and price is not None and present and needed and replicas:

@@ -1,5 +1,5 @@
-"""The service level of a tier (latency, goodput, error budget) and its workload (lengths, arrivals,
-drift). Pure."""
+"""The service level of a tier (latency, goodput, error budget), and its workload (request lengths,
+arrivals, drift). Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LATENCIES = (
 
 
 def slo(tier: str, stated: TierStated, now: TierPeriod, before: TierPeriod) -> TierSlo:
-    """The tier's service level over the period."""
+    """The service level of a tier over the period."""
     target_s = stated.targets.ttft_p99_s
     missing = NO_TARGET if target_s is None else "no requests in this period"
     in_time = m.goodput(target_s, stated.targets.itl_p99_s)
@@ -108,7 +108,8 @@ def _latency(
 
 
 def _coarse(tally: Tally | None) -> str:
-    """A note if the percentile is in the lowest bucket: it may be anywhere below its bound."""
+    """A note if the percentile lies in the lowest bucket: its value may then be anywhere below the
+    bucket's bound."""
     if tally is None or not tally.count:
         return "no samples"
     lowest_s, below = tally.bounds[0], tally.counts[0] / tally.count
@@ -119,7 +120,8 @@ def _coarse(tally: Tally | None) -> str:
 
 
 def _budget(stated: TierStated, whole: Span) -> ErrorBudget:
-    """The error budget: late first tokens compared with the share that the objective allows."""
+    """The error budget: the share of requests with a late first token, compared with the share that
+    the objective allows."""
     requests, (bad, spent) = _requests(whole) or 0.0, _burn(stated, whole)
     no_target = stated.targets.ttft_p99_s is None
     return ErrorBudget(
@@ -153,7 +155,7 @@ def _hour(stated: TierStated, slot: Slot, span: Span) -> Hour:
 
 
 def _burn(stated: TierStated, span: Span) -> tuple[float | None, float | None]:
-    """The share of late requests, and its ratio to the allowed share (burn rate)."""
+    """The share of late requests, and this share divided by the allowed share (burn rate)."""
     kept = m.within(TTFT, stated.targets.ttft_p99_s)(span)
     if kept is None:
         return None, None
@@ -183,11 +185,12 @@ def _by_weekday(stated: TierStated, now: TierPeriod) -> tuple[WeekdayHour, ...]:
 
 MINUTE_S = 60.0
 LONG_INPUT_TOKENS, LONG_OUTPUT_TOKENS = 2000.0, 800.0
-"""Mean lengths from which a prompt or an output counts as long. The guide's archetypes lie on these
-two axes (1.2): RAG has 4,000 and 200 tokens, code generation 200 and 3,000 (8.2)."""
+"""Minimum mean lengths of long prompts and long outputs. The guide's archetypes differ in these two
+lengths (1.2): RAG has 4,000 and 200 tokens, code generation 200 and 3,000 (8.2)."""
 
 DRIFT_LIMIT = 1.3
-"""Ratio of measured to stated beyond which the workload has changed (9.1 step 13)."""
+"""Maximum ratio of a measured to a planned value. Beyond it, the workload has changed (9.1 step
+13)."""
 
 NO_PROFILE = (
     "no sizing workload set (workload_profile or report.profile, a file as for kneewatch size "
@@ -197,7 +200,7 @@ NO_REQUEST = "no request finished in this period"
 
 
 def workload(tier: TierObserved, now: TierPeriod, before: TierPeriod) -> TierWorkload:
-    """The tier's requests over the period."""
+    """The workload of a tier over the period."""
     prompt = _lengths("prompt_tokens", PROMPT_LENGTH, now, before)
     output = _lengths("output_tokens", OUTPUT_LENGTH, now, before)
     kind, why = _archetype(prompt.mean.value, output.mean.value)
@@ -223,7 +226,7 @@ def _lengths(key: str, metric: str, now: TierPeriod, before: TierPeriod) -> Leng
 
 
 def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
-    """Arrival rates of the whole tier per minute, and their percentiles."""
+    """Arriving requests/s of the whole tier in each minute, as mean and percentiles."""
     now = _per_s(tier.engines, tier.totals)
     before = _per_s(tier.before, tier.totals_before)
     rates = [(at, rate) for at, rate in enumerate(now) if rate is not None]
@@ -245,7 +248,7 @@ def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
 
 
 def _per_s(engines: Sequence[EngineObserved], together: TierTotals) -> list[float | None]:
-    """Requests/s of the tier in each minute; None where no engine has a value."""
+    """Requests/s of a tier in each minute. None where no engine has a value."""
     all_minutes = (*(engine.minutes for engine in engines), together.minutes)
     columns = [minutes for minutes in all_minutes if minutes]
     rates: list[float | None] = []
@@ -281,7 +284,7 @@ def _rate(rates: Sequence[float | None], q: float | None) -> float | None:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The q-quantile of some values, linear between neighbours."""
+    """The q-quantile of some values, with linear interpolation."""
     order = sorted(values)
     place = q * (len(order) - 1)
     low = math.floor(place)
@@ -290,7 +293,8 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def _archetype(inputs: float | None, outputs: float | None) -> tuple[str, str]:
-    """The guide's archetype by mean lengths, and the reason; empty if unknown."""
+    """The archetype of the guide that fits these mean lengths, and the reason. Both are empty if
+    the lengths are unknown."""
     if inputs is None or outputs is None:
         return "", ""
     long_in, long_out = inputs >= LONG_INPUT_TOKENS, outputs >= LONG_OUTPUT_TOKENS

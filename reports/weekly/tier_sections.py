@@ -1,4 +1,4 @@
-"""The sections of a tier as values: workload, size, cost, SLO, tables, knee. Pure."""
+"""The sections on one tier as values: workload, size, cost, SLO, tables, knee. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kneewatch.reports.weekly.figures import FlagChange, Spark, Trend
 
 
 class Lengths(Struct, frozen=True):
-    """Tokens per request, from the histogram summed over time and engines."""
+    """Tokens per request, from histograms summed over time and engines."""
 
     p50: Trend
     p95: Trend
@@ -19,7 +19,7 @@ class Lengths(Struct, frozen=True):
 
 
 class Arrivals(Struct, frozen=True):
-    """Arriving requests/s of the whole tier, over windows of `window_s`."""
+    """Arriving requests/s of the whole tier, measured in windows of `window_s` seconds."""
 
     window_s: float
     mean_per_s: Trend
@@ -32,9 +32,10 @@ class Arrivals(Struct, frozen=True):
 
 
 class Drift(Struct, frozen=True):
-    """A figure of the workload compared with the profile that the size was computed for.
+    """A figure of the workload, compared with the profile for which the size was computed.
 
-    `ratio` is measured / stated; outside of 1 / `limit` to `limit` the state is warning.
+    `ratio` is measured / stated. The state is warning if `ratio` is below 1 / `limit` or above
+    `limit`.
     """
 
     name: str
@@ -47,10 +48,10 @@ class Drift(Struct, frozen=True):
 
 
 class TierWorkload(Struct, frozen=True):
-    """The requests of a tier.
+    """The workload of a tier.
 
-    `archetype` is chat, rag, code or agentic, `archetype_why` the reason; both are empty if the
-    lengths are unknown. `drift` is empty without a stated profile; `drift_missing` explains it.
+    `archetype` is chat, rag, code or agentic, and `archetype_why` is the reason. Both are empty if
+    the lengths are unknown. `drift` is empty if no profile is set; `drift_missing` then says so.
     """
 
     tier: str
@@ -66,7 +67,7 @@ class TierWorkload(Struct, frozen=True):
 
 
 class MemoryPart(Struct, frozen=True):
-    """A part of one GPU's memory."""
+    """A part of the memory of one GPU."""
 
     name: str
     bytes: float
@@ -85,7 +86,7 @@ class Option(Struct, frozen=True):
 
 
 class LeverFigure(Struct, frozen=True):
-    """A figure that a lever changes."""
+    """A figure that a lever changes, before and after the change."""
 
     signal: str
     before: float | None
@@ -93,7 +94,8 @@ class LeverFigure(Struct, frozen=True):
 
 
 class Lever(Struct, frozen=True):
-    """A change that would alter the size. `saves_usd_per_hour` is negative if it costs more."""
+    """A change that would alter the size. `saves_usd_per_hour` is negative if the change costs
+    more."""
 
     id: str
     summary: str
@@ -104,14 +106,16 @@ class Lever(Struct, frozen=True):
 
 
 class TierSize(Struct, frozen=True):
-    """The sizing of a tier on the measured workload.
+    """The sizing of a tier for its measured workload.
 
-    `verdict` is right, too small, too large or unknown. `usable_source`: where the requests/s of
-    one engine come from: stated, learned (from the period's own windows) or predicted.
-    `replicas_needed` carry the peak with a margin: of the counts that do, the one nearest to
-    `replicas_present`. `doubts` are reasons to doubt the verdict. `headroom_ratio` is capacity /
-    peak - 1. `relative`: the settings have no model and GPU, so only the load relative to the
-    learned capacity is known. `memory` is that of one GPU.
+    `verdict` is right, too small, too large or unknown; `doubts` are reasons to doubt it.
+    `usable_source` says where `usable_requests_per_s`, the capacity of one engine, comes from:
+    stated, learned (from the windows of the period) or predicted. `relative`: the settings lack
+    model and GPU, so only the load relative to the learned capacity is known.
+
+    A range of replica counts can serve the peak with a margin; `replicas_needed` is the count in it
+    that is nearest to `replicas_present`. `headroom_ratio` is capacity / peak - 1. `memory` is that
+    of one GPU.
     """
 
     tier: str
@@ -139,7 +143,8 @@ class TierSize(Struct, frozen=True):
 
 
 class Saving(Struct, frozen=True):
-    """What applying a recommendation would save (negative: cost), and its risk."""
+    """The savings that a recommendation would bring, and its risk. Savings are negative if it costs
+    more."""
 
     id: str
     target: str
@@ -152,13 +157,12 @@ class Saving(Struct, frozen=True):
 
 
 class TierMoney(Struct, frozen=True):
-    """What a tier cost and what it generated.
+    """The cost of a tier, and the tokens that it generated for that.
 
-    Every hour in which an engine was watched is paid. `idle_hours`: GPU-hours of engines without
-    load; `utilization_ratio`: mean share of the usable capacity that was used;
-    `utilization_basis`: how it was computed. `requests_in_time_per_usd`: requests within the
-    targets for each dollar; `tokens_per_s_per_hbm_gb`: generated tokens for each 10^9 bytes of GPU
-    memory.
+    Every hour in which an engine was watched is paid. `idle_hours` are the GPU-hours of engines
+    without load. `utilization_ratio` is the mean share of the usable capacity that was used;
+    `utilization_basis` is how it was computed. `requests_in_time_per_usd` are requests within the
+    targets per USD. `tokens_per_s_per_hbm_gb` are generated tokens/s per 10^9 bytes of GPU memory.
     """
 
     tier: str
@@ -186,13 +190,16 @@ class TierMoney(Struct, frozen=True):
 
 
 class TableRow(Struct, frozen=True):
-    """A row of the table of monitoring or of KV metrics for one tier.
+    """A row of the monitoring table or the KV metrics table of one tier.
 
-    `figures` are one to three values, such as P50 and P99. `band` is the target as text; `low` and
-    `high` are its bounds, if numeric, in the unit of the last figure. `state` is ok, info, warning,
-    critical, unknown (`missing`: what is missing, `enable`: how to enable it), trend (no bound) or
-    off (the feature in `missing` is not in use). `advice`: what to do if the state is not ok.
-    `how`: how the value was computed.
+    `figures` are one to three values, such as P50 and P99. `band` is the target as text. `low` and
+    `high` are its bounds in the unit of the last figure; None without a numeric bound. `how` is the
+    method by which the value was computed.
+
+    `state` is ok, info, warning, critical, unknown, trend or off. `advice` is what to do if the
+    state is not ok. If it is unknown, `missing` is what is missing, and `enable` how to enable it.
+    The state is trend if the row has no bound. It is off if a feature is not in use; `missing`
+    names the feature.
     """
 
     section: str
@@ -212,7 +219,7 @@ class TableRow(Struct, frozen=True):
 
 
 class TierTables(Struct, frozen=True):
-    """The tables of monitoring and of KV metrics, every row, of one tier."""
+    """The monitoring table and the KV metrics table of one tier, with all rows."""
 
     tier: str
     monitoring: tuple[TableRow, ...]
@@ -222,9 +229,9 @@ class TierTables(Struct, frozen=True):
 class Latency(Struct, frozen=True):
     """A latency of all requests in the period, from the histogram summed over time and engines.
 
-    `name` is ttft, itl, e2e, queue, prefill or decode. `budget_s` is the P99 target, None if not
-    set; `within_ratio` the share of observations within it; `state` ok, warning (P99 exceeds it),
-    critical (P50 exceeds it) or unknown.
+    `name` is ttft, itl, e2e, queue, prefill or decode. `budget_s` is the target for P99, None if
+    not set. `within_ratio` is the share of observations within `budget_s`. `state` is ok, warning
+    (P99 exceeds the target), critical (P50 exceeds it) or unknown.
     """
 
     name: str
@@ -241,10 +248,11 @@ class Latency(Struct, frozen=True):
 
 
 class ErrorBudget(Struct, frozen=True):
-    """The error budget of the SLO and how much of it was spent.
+    """The error budget of the SLO, and the part of it that was spent.
 
-    `objective_ratio`: share of requests whose first token must come within the target; `bad_ratio`:
-    share that did not; `spent_ratio`: bad / allowed, above 1 the budget is exhausted.
+    `objective_ratio` is the share of requests whose first token must be within the target.
+    `bad_ratio` is the share of requests whose first token was late. `spent_ratio` is `bad_ratio`
+    divided by the allowed share; above 1 the budget is exhausted.
     """
 
     objective_ratio: float
@@ -258,7 +266,8 @@ class ErrorBudget(Struct, frozen=True):
 class Hour(Struct, frozen=True):
     """An hour of the period. `weekday` (0 is Monday) and `hour` are local.
 
-    `burn` is the share of bad requests divided by the allowed share: 1 spends the budget exactly.
+    `burn` is the share of bad requests divided by the allowed share. At 1 the budget is spent
+    exactly.
     """
 
     start_s: float
@@ -276,7 +285,8 @@ class Hour(Struct, frozen=True):
 
 
 class WeekdayHour(Struct, frozen=True):
-    """One hour of the week, over all weeks of the period. `weekday` 0 is Monday, both local."""
+    """One hour of the week, over all weeks of the period. `weekday` (0 is Monday) and `hour` are
+    local."""
 
     weekday: int
     hour: int
@@ -287,11 +297,11 @@ class WeekdayHour(Struct, frozen=True):
 
 
 class TierSlo(Struct, frozen=True):
-    """How a tier met its targets.
+    """How well a tier met its targets.
 
-    `goodput_per_s`: the part of `served_per_s` with the first token in time, less the share of
-    token gaps above the ITL target. The ratios are shares of the requests' total time;
-    `other_ratio` is the rest.
+    `goodput_per_s` is the part of `served_per_s` whose first token was in time, minus the share of
+    token gaps above the ITL target. `queue_ratio`, `prefill_ratio` and `decode_ratio` are shares of
+    the requests' total time; `other_ratio` is the rest.
     """
 
     tier: str
@@ -309,7 +319,8 @@ class TierSlo(Struct, frozen=True):
 
 
 class KneeStep(Struct, frozen=True):
-    """The windows at about one concurrency of one engine: medians with quartiles."""
+    """The windows of one engine at about the same concurrency. Each figure is a median with
+    quartiles."""
 
     in_flight: float
     windows: int
@@ -321,10 +332,11 @@ class KneeStep(Struct, frozen=True):
 
 
 class BenchmarkCheck(Struct, frozen=True):
-    """A figure in production compared with the benchmark behind the size.
+    """A figure in production, compared with the benchmark on which the size is based.
 
-    `off` is the difference, as a ratio (TTFT) or in points (GPU activity); beyond `limit` (TTFT:
-    above 0.3, GPU activity: below -0.2) the state is warning. `state` is ok, warning or unknown.
+    `off` is the difference: as a ratio for TTFT, in points for GPU activity. `state` is ok,
+    unknown, or warning if `off` is beyond `limit` (above 0.3 for TTFT, below -0.2 for GPU
+    activity).
     """
 
     name: str
@@ -338,13 +350,16 @@ class BenchmarkCheck(Struct, frozen=True):
 
 
 class TierKnee(Struct, frozen=True):
-    """Latency by concurrency of one engine of the tier, from the period's own windows.
+    """Latency by concurrency on one engine of the tier, from the windows of the period.
 
-    `c_max` is in requests in flight on one engine; without `reached` it is a lower bound, because
-    no higher load was seen. `peak_in_flight` is the P99 over an engine's windows, `peak_at_s` the
-    time of the maximum, `position_ratio` the peak / C_max: above 1 the peak was past the knee.
-    `little_requests_per_s` is C_max / mean latency there (Little's law), `little_gap_ratio` that
-    divided by the usable requests/s: above 2 the two contradict each other.
+    `c_max` is the number of requests in flight on one engine at the knee. If `reached` is false, it
+    is a lower bound, because no higher load was observed. `peak_in_flight` is the P99 over the
+    windows of an engine; `peak_at_s` is the time of the maximum. `position_ratio` is the peak
+    divided by C_max: above 1 the peak was past the knee.
+
+    `little_requests_per_s` is C_max divided by the mean latency at C_max (Little's law).
+    `little_gap_ratio` is `little_requests_per_s` divided by the usable requests/s: above 2 the two
+    contradict each other.
     """
 
     tier: str

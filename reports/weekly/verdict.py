@@ -1,4 +1,4 @@
-"""A tier's verdict in one line: health, size, money, first action. Pure."""
+"""The verdict on a tier: health, size, cost, first action. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kneewatch.rules.rule import WORDS, Severity
 SEVERITY = {word: severity for severity, word in WORDS.items()}
 NOT_WATCHED = "not watched in this period"
 MUCH_IDLE_RATIO = 0.3
-"""A larger idle share is mentioned (guide 9.2)."""
+"""Share of idle hours from which the verdict mentions them (guide 9.2)."""
 
 
 class TierSections(Struct, frozen=True):
@@ -42,12 +42,12 @@ class TierSections(Struct, frozen=True):
 
     @property
     def watched(self) -> bool:
-        """Whether the tier was watched in this period at all."""
+        """Whether the tier was watched at any time in the period."""
         return any(engine.watched_ratio > 0 for engine in self.tier.engines)
 
 
 def verdict(of: TierSections) -> Verdict:
-    """The tier's verdict."""
+    """The verdict on a tier."""
     worst = severity(of)
     # Partial data can prove problems, not health.
     is_judged = of.watched and not (of.partial and worst < Severity.WARNING)
@@ -69,14 +69,14 @@ def verdict(of: TierSections) -> Verdict:
 
 
 def severity(of: TierSections) -> Severity:
-    """The worst of the tier's incidents and table rows."""
+    """The worst severity of the tier's incidents and table rows."""
     incidents = (incident.severity for incident in of.incidents)
     words = (*incidents, *(row.state for row in _rows(of)))
     return max((SEVERITY.get(word, Severity.OK) for word in words), default=Severity.OK)
 
 
 def _lasted_s(incidents: Sequence[Incident]) -> float:
-    """Seconds with at least one incident."""
+    """Number of seconds in which at least one incident was active."""
     total = until_s = 0.0
     for incident in sorted(incidents, key=lambda incident: incident.start_s):
         total += max(0.0, incident.until_s - max(incident.start_s, until_s))
@@ -103,7 +103,7 @@ def _health(of: TierSections, serious: Sequence[Incident]) -> str:
 
 
 def _rank(incident: Incident) -> tuple[Severity, float, float]:
-    """Severity, then harm, then duration."""
+    """Sort key of an incident: severity, then harm, then duration."""
     return SEVERITY[incident.severity], incident.cost.harmed_requests, _lasted_s([incident])
 
 
@@ -143,7 +143,8 @@ def _money(money: TierMoney) -> str:
 
 
 def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
-    """The first of: advice for the worst incident, more replicas, the incident itself, savings."""
+    """The first of these that exists: advice for the worst incident, more replicas, the incident
+    itself, savings."""
     order = sorted(serious, key=_rank, reverse=True)
     for incident in order:
         for advised in incident.advice:
@@ -173,7 +174,7 @@ def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
 
 
 def _trends(of: TierSections) -> tuple[Trend, ...]:
-    """The figures below the verdict, with their trends."""
+    """The figures that are shown below the verdict, with their trends."""
     ttft = next(latency for latency in of.slo.latencies if latency.name == "ttft")
     itl = next(latency for latency in of.slo.latencies if latency.name == "itl")
     return (

@@ -1,4 +1,5 @@
-"""The weekly report for reading: one HTML file that asks for nothing else, and Markdown. Pure."""
+"""The weekly report for people: as a single HTML file that loads nothing else, and as Markdown.
+Pure."""
 
 from kneewatch.reports.weekly.page.html import render
 from kneewatch.reports.weekly.page.markdown import render_markdown

@@ -25,17 +25,18 @@ from kneewatch.reports.weekly.tier_sections import (
 from kneewatch.rules.formatting import duration, number
 
 WIDE, TALL = 164, 28
-"""Size of a sparkline in SVG units; it is stretched to the available space."""
+"""Width and height of a sparkline in SVG units. It is stretched to the available space."""
 
 HEADROOM = 1.05
 SQUARES_MOST = 64
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LABEL_FROM = 6.0
-"""A part of a bar that is at least this wide, in percent, shows its letter."""
+"""Minimum width in percent at which a part of a bar shows its letter."""
 
 
 class SparkLine(Struct, frozen=True):
-    """A drawn sparkline: path, target band (top and height, None without bounds), text."""
+    """A drawn sparkline: its path, its target band (top and height; None without bounds), and its
+    text alternative."""
 
     path: str
     band: tuple[float, float] | None
@@ -43,7 +44,7 @@ class SparkLine(Struct, frozen=True):
 
 
 def spark_line(spark: Spark, *, low: float | None, high: float | None) -> SparkLine | None:
-    """A figure over the period, on a scale from 0; None without data."""
+    """A sparkline of a figure over the period. Its scale starts at 0. None without data."""
     values = [value for value in spark.values if value is not None and math.isfinite(value)]
     if not values:
         return None
@@ -66,7 +67,7 @@ def spark_line(spark: Spark, *, low: float | None, high: float | None) -> SparkL
 
 
 class Part(Struct, frozen=True):
-    """A part of a bar: `x` and `width` in percent, letter, name and value."""
+    """A part of a bar, with letter, name and value. `x` and `width` are in percent."""
 
     letter: str
     name: str
@@ -77,7 +78,8 @@ class Part(Struct, frozen=True):
 
 
 def stack(parts: Sequence[tuple[str, float, str]], *, whole: float) -> tuple[Part, ...]:
-    """The parts of a bar, side by side, from names, sizes and texts; empty if all are 0."""
+    """The parts of a bar, side by side. `parts` are names, sizes and texts. Empty if all sizes are
+    0."""
     if not whole > 0:
         return ()
     segments: list[Part] = []
@@ -90,7 +92,8 @@ def stack(parts: Sequence[tuple[str, float, str]], *, whole: float) -> tuple[Par
 
 
 class Squares(Struct, frozen=True):
-    """GPUs as squares: a path of `width` by `height` units; a square is `each` GPUs."""
+    """GPUs drawn as squares, as a path of `width` by `height` units. One square stands for `each`
+    GPUs."""
 
     path: str
     width: int
@@ -99,7 +102,8 @@ class Squares(Struct, frozen=True):
 
 
 def squares(count: int, *, beside: int) -> Squares:
-    """`count` GPUs as squares, 16 per row, at a scale that also fits `beside` GPUs."""
+    """`count` GPUs as squares, 16 per row. The scale is chosen so that `beside` GPUs fit as
+    well."""
     per_square = max(1, math.ceil(max(count, beside) / SQUARES_MOST))
     shown = math.ceil(count / per_square)
     drawn = "".join(f"M{place % 16 * 14} {place // 16 * 14}h11v11h-11z" for place in range(shown))
@@ -122,18 +126,21 @@ LEVELS: tuple[tuple[str, float, str, int], ...] = (
     ("heat-3", 14.4, "up to 14.4x", 10),
     ("heat-4", math.inf, "above 14.4x", 12),
 )
-"""Class, upper end of the burn, legend, and side of the square: its size shows the burn where
-colours cannot be told apart. A square is a short line, as thick as it is long: the stylesheet has
-the sides.
+"""For each level: the CSS class, the upper end of the burn rate, the legend, and the side of the
+square.
 
-Above 14.4 a month's budget is gone within two days, above 6 within five."""
+The size of a square shows the burn rate to people who cannot distinguish the colours. A square is
+drawn as a short line that is as thick as it is long; the stylesheet contains the sides.
+
+Above 14.4, a month's budget is used up within two days; above 6, within five.
+"""
 
 SILENT, UNSEEN = "heat-none", "heat-unseen"
 UNSEEN_SIDE = 12
 
 
 class Heat(Struct, frozen=True):
-    """A drawn heat map: paths by CSS class, its table by hour, its text alternative."""
+    """A drawn heat map: paths by CSS class, a table by hour, and its text alternative."""
 
     paths: tuple[tuple[str, str], ...]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
@@ -141,7 +148,7 @@ class Heat(Struct, frozen=True):
 
 
 def heat(cells: Sequence[WeekdayHour]) -> Heat | None:
-    """The heat map of a tier's hours of the week; None without data."""
+    """The heat map of a tier over the hours of the week. None without data."""
     by_place = {(cell.weekday, cell.hour): cell for cell in cells}
     burns = [cell for cell in cells if cell.burn is not None]
     if not burns:
@@ -194,11 +201,11 @@ LOG_STEPS, LOG_TICKS_MOST, POWERS_MOST = (1.0, 2.0, 5.0), 6, 20
 NAN = math.nan
 DAY_TICKS_MOST = 7
 WIDE_ENOUGH, NUDGE = 0.55, 0.008
-"""Position (0-1) from which a mark's label is on its left, and the label's distance."""
+"""Position (0-1) from which the label of a mark is to its left, and the distance of the label."""
 
 
 class Plot(Struct, frozen=True):
-    """A drawn chart: its title, its SVG and its text alternative; `bound`: whether it shows a
+    """A drawn chart: its title, its SVG and its text alternative. `bound`: whether it shows a
     target."""
 
     name: str
@@ -210,7 +217,7 @@ class Plot(Struct, frozen=True):
 def latency_by_hour(
     hours: Sequence[Hour], calendar: Calendar, budget_s: float | None
 ) -> Plot | None:
-    """TTFT P99 and P50 by hour on a log scale; None without data."""
+    """A chart of TTFT P99 and P50 by hour, on a log scale. None without data."""
     worst = [_positive(hour.ttft_p99_s) for hour in hours]
     finite = [value for value in worst if not math.isnan(value)]
     if not finite:
@@ -235,7 +242,7 @@ def latency_by_hour(
 
 
 def requests_by_hour(hours: Sequence[Hour], calendar: Calendar) -> Plot | None:
-    """Requests by hour; None without data."""
+    """A chart of requests by hour. None without data."""
     requests = [hour.requests for hour in hours if hour.requests is not None]
     if not requests or max(requests) <= 0:
         return None
@@ -252,14 +259,15 @@ def requests_by_hour(hours: Sequence[Hour], calendar: Calendar) -> Plot | None:
 
 
 def knee_tokens(knee: TierKnee) -> Plot | None:
-    """Tokens/s of one engine by requests in flight."""
+    """A chart of tokens/s of one engine by requests in flight. None without data."""
     return _against_load(
         knee, [(step, step.tokens_per_s) for step in knee.steps], number, "Tokens/s"
     )
 
 
 def knee_latency(knee: TierKnee) -> Plot | None:
-    """TTFT P99 of one engine by requests in flight; the time per token if TTFT is unknown."""
+    """A chart of TTFT P99 of one engine by requests in flight. If TTFT is unknown, it shows the
+    time per token."""
     late = [(step, step.ttft_p99_s) for step in knee.steps if step.ttft_p99_s is not None]
     if late:
         return _against_load(knee, late, duration, "TTFT P99")
@@ -274,7 +282,7 @@ def _against_load(
     words: Callable[[float], str],
     name: str,
 ) -> Plot | None:
-    """A figure with its spread by concurrency, with C_max and the peak marked."""
+    """A chart of a figure by concurrency, with its spread. C_max and the peak are marked."""
     if not points:
         return None
     loads = [step.in_flight for step, _ in points]
@@ -305,7 +313,7 @@ def _against_load(
 
 
 def _marks(pen: Pen, knee: TierKnee, right: float) -> None:
-    """Marks the knee with its uncertainty, and the week's peak."""
+    """Mark the knee with its uncertainty, and the peak of the week."""
     if knee.c_max is not None:
         at = knee.c_max.expected
         pen.column(knee.c_max.low, knee.c_max.high, "cmax-band")
@@ -318,13 +326,13 @@ def _marks(pen: Pen, knee: TierKnee, right: float) -> None:
 
 
 def _words(pen: Pen, at: float, height: float, words: str, role: str, right: float) -> None:
-    """Label a mark on the side that has room."""
+    """Label a mark, on the side on which there is space."""
     left = at > WIDE_ENOUGH * right
     pen.words(at + (-NUDGE if left else NUDGE) * right, height, words, left=left, role=role)
 
 
 def linear_ticks(most: float, words: Callable[[float], str]) -> Ticks:
-    """Round tick values from 0 to at least `most`."""
+    """Round values for ticks, from 0 to at least `most`."""
     if not most > 0:
         return Ticks((0.0, 1.0), (words(0.0), words(1.0)))
     rough = most / 4
@@ -336,7 +344,7 @@ def linear_ticks(most: float, words: Callable[[float], str]) -> Ticks:
 
 
 def log_ticks(least: float, most: float, words: Callable[[float], str]) -> Ticks:
-    """Round tick values of a log scale, from at most `least` to above `most`."""
+    """Round values for ticks of a log scale, from at most `least` to above `most`."""
     power = math.floor(math.log10(least)) - 1
     grid = [step * 10.0 ** (power + at) for at in range(POWERS_MOST) for step in LOG_STEPS]
     first = max(at for at, value in enumerate(grid) if value <= least)
@@ -352,7 +360,8 @@ def _within(ticks: Ticks, right: float) -> Ticks:
 
 
 def _days(hours: Sequence[Hour], calendar: Calendar) -> Ticks:
-    """Ticks at noon of each day with the day's name: labels are centred below their day."""
+    """A tick with the name of each day. It is at noon, because labels are centred below their
+    tick."""
     noons = [hour.start_s for hour in hours if hour.hour == 12]
     stride = max(1, math.ceil(len(noons) / DAY_TICKS_MOST))
     shown = noons[::stride]
@@ -372,7 +381,7 @@ def _middles(hours: Sequence[Hour]) -> list[float]:
 
 
 def _areas(hours: Sequence[Hour]) -> list[tuple[list[float], list[float]]]:
-    """Outlines of the areas below the known values."""
+    """Outlines of the areas below the known values. There is one per run of known values."""
     outlines: list[tuple[list[float], list[float]]] = []
     groups = groupby(zip(_middles(hours), hours, strict=True), lambda at: at[1].requests is None)
     for unknown, run in groups:
@@ -385,7 +394,7 @@ def _areas(hours: Sequence[Hour]) -> list[tuple[list[float], list[float]]]:
 
 
 def _positive(value: float | None) -> float:
-    """The value if it is positive, else NaN: a log scale draws a gap there."""
+    """The value if it is positive, else NaN, which a log scale draws as a gap."""
     return value if value is not None and math.isfinite(value) and value > 0 else NAN
 
 
@@ -396,7 +405,7 @@ TTFT = "ttft"
 
 
 class Charts(Struct, frozen=True):
-    """A tier's charts; None or empty without data."""
+    """The charts of a tier. Those without data are None or empty."""
 
     latency: Plot | None = None
     requests: Plot | None = None
@@ -419,7 +428,7 @@ def charts(
     *,
     plots: bool = True,
 ) -> Charts:
-    """The charts of a tier; `plots`: also those with axes."""
+    """The charts of a tier. `plots`: include the charts with axes."""
     present, needed = _gpus(size)
     return Charts(
         latency=latency_by_hour(slo.hours, calendar, budget_s(slo)) if plots else None,
@@ -441,7 +450,7 @@ def budget_s(slo: TierSlo) -> float | None:
 
 
 def _shares(slo: TierSlo) -> tuple[Part, ...]:
-    """A request's time by phase, as the parts of a bar."""
+    """The time of requests by phase, as parts of a bar."""
     named = (
         ("queue", slo.queue_ratio),
         ("prefill", slo.prefill_ratio),
@@ -462,14 +471,14 @@ def _gpus(size: TierSize) -> tuple[Squares | None, Squares | None]:
 
 
 def _memory(size: TierSize) -> tuple[Part, ...]:
-    """One GPU's memory by part; the rest is free."""
+    """The memory of one GPU, as parts of a bar. The rest is free."""
     parts = [(part.name, part.bytes, with_unit(part.bytes, "bytes")) for part in size.memory]
     taken = sum(part.bytes for part in size.memory)
     return stack(parts, whole=max(taken, size.gpu_memory_bytes or 0.0))
 
 
 def _hours(money: TierMoney) -> tuple[Part, ...]:
-    """The paid GPU-hours, split into busy and idle."""
+    """The paid GPU-hours, divided into busy and idle, as parts of a bar."""
     if money.idle_ratio is None or not 0 <= money.idle_ratio <= 1:
         return ()
     busy = 1.0 - money.idle_ratio

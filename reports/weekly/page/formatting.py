@@ -1,4 +1,4 @@
-"""Formats the report's figures, times and durations. Pure."""
+"""Formats figures, times and durations of the report. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORD = re.compile(r"[a-zA-Z]+")
 MINUS = "\N{MINUS SIGN}"
 
 ARROWS: Mapping[str, str] = {UP: "▲", DOWN: "▼"}
-"""A change within the noise has none."""
+"""Arrows by direction. A change within the noise has no arrow."""
 
 HEALTH: Mapping[str, str] = {
     "ok": "OK",
@@ -37,7 +37,7 @@ STATES: Mapping[str, str] = {
     "off": "not in use",
 }
 PLAIN = ("trend", "off")
-"""States that are no health state."""
+"""States of rows that are not health states."""
 
 SIZES: Mapping[str, str] = {
     "right": "Right-sized",
@@ -64,7 +64,7 @@ OUTCOMES: Mapping[str, tuple[str, str]] = {
     "lapsed": ("unknown", "never applied, no longer recommended"),
     "unknown": ("unknown", "unknown: only kneewatch run tracks recommendations"),
 }
-"""Outcomes of recommendations: the health state and the words of each."""
+"""For each outcome of a recommendation: a health state, and its name in words."""
 
 
 def with_unit(value: float | None, unit: str) -> str:
@@ -106,15 +106,15 @@ _FORMATTERS: Mapping[str, Callable[[float], str]] = {
 
 
 def request_count(value: float | None) -> str:
-    """A count of requests, rounded (shares of histogram buckets and extrapolated increases are not
-    whole numbers): 9 requests."""
+    """A rounded number of requests, such as "9 requests". Shares of histogram buckets and
+    extrapolated increases are not whole numbers."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return plural(round(value), "request") if value >= 0.5 or value == 0 else "under 1 request"
 
 
 def bare(value: float | None, unit: str) -> str:
-    """A value for a column whose heading has the unit."""
+    """A value without unit, for a column whose heading contains the unit."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return (
@@ -123,7 +123,7 @@ def bare(value: float | None, unit: str) -> str:
 
 
 def spread(value: Range | None, unit: str) -> str:
-    """An expected value with its range: 48 (40 to 55)."""
+    """An expected value with its range, such as "48 (40 to 55)"."""
     if value is None:
         return UNKNOWN
     if value.low == value.high:
@@ -134,7 +134,8 @@ def spread(value: Range | None, unit: str) -> str:
 
 
 def share(ratio: float | None) -> str:
-    """A share in percent, rounded down near 1 so that only all of it is 100%: 98%, 99.94%."""
+    """A share in percent, such as 98% or 99.94%. Near 1 it is rounded down, so that 100%
+    means all."""
     if ratio is None or not math.isfinite(ratio):
         return UNKNOWN
     if 0.99 <= ratio < 1:
@@ -143,7 +144,7 @@ def share(ratio: float | None) -> str:
 
 
 def saved(value: float | None, unit: str) -> str:
-    """Money saved or spent: saves 12 USD."""
+    """Money saved or spent, such as "saves 12 USD"."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == 0:
@@ -152,7 +153,7 @@ def saved(value: float | None, unit: str) -> str:
 
 
 def points(off: float | None, unit: str) -> str:
-    """A difference, in points for a ratio, else in percent."""
+    """A difference: in points if the figure is a ratio, else in percent."""
     if off is None or not math.isfinite(off):
         return UNKNOWN
     signed = f"{100 * off:+.0f}".replace("-", MINUS)
@@ -160,7 +161,7 @@ def points(off: float | None, unit: str) -> str:
 
 
 def change(trend: Trend) -> str:
-    """The change in words: "up, worse"; empty without a significant change."""
+    """The change of a figure in words, such as "up, worse". Empty without a significant change."""
     return f"{trend.direction}{_judged(trend)}" if trend.direction in ARROWS else ""
 
 
@@ -169,24 +170,24 @@ def _judged(trend: Trend) -> str:
 
 
 def tone(trend: Trend) -> str:
-    """The CSS class of a change: better, worse or quiet."""
+    """The CSS class for a change: better, worse or quiet."""
     if trend.direction not in ARROWS or trend.good is None:
         return "quiet"
     return "better" if trend.good else "worse"
 
 
 def arrow(trend: Trend) -> str:
-    """The arrow of a change; empty without a significant change."""
+    """The arrow for a change. Empty without a significant change."""
     return ARROWS.get(trend.direction, "")
 
 
 def sentence(trend: Trend) -> str:
-    """A figure with its change: TTFT P99 4.2 s, up from 1.2 s, worse."""
+    """A figure with its change, such as "TTFT P99 4.2 s, up from 1.2 s, worse"."""
     return f"{trend.name} {moved(trend)}"
 
 
 def moved(trend: Trend) -> str:
-    """A figure's value with its change: 4.2 s, up from 1.2 s, worse."""
+    """The value of a figure with its change, such as "4.2 s, up from 1.2 s, worse"."""
     value = with_unit(trend.value, trend.unit)
     if trend.direction not in ARROWS:
         return value
@@ -194,7 +195,7 @@ def moved(trend: Trend) -> str:
 
 
 def flag(change: FlagChange) -> str:
-    """A flag with its value before and after."""
+    """A flag with its old and its new value."""
     if not change.after:
         return f"drop {change.flag}"
     if not change.before:
@@ -203,31 +204,32 @@ def flag(change: FlagChange) -> str:
 
 
 def as_sentence(text: str) -> str:
-    """A text as a sentence. A first word keeps its case if it has a sign or a capital in it: a flag
-    or a name, such as vLLM."""
+    """The text as a sentence. Its first letter becomes a capital, unless the first word is a flag
+    or a name such as vLLM (it contains a sign or a capital)."""
     first = text.split(" ", 1)[0]
     begun = text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
     return begun if not begun or begun.endswith((".", "!", "?")) else f"{begun}."
 
 
 def has_number(text: str) -> bool:
-    """Whether a sentence states its number itself, so that the number is not shown a second
-    time."""
+    """Whether a sentence contains its number already, so that the number need not be shown
+    again."""
     return any(letter.isdecimal() for letter in text)
 
 
 def size_name(verdict: str) -> str:
-    """The verdict on a size, as a heading."""
+    """The heading for a verdict on the size."""
     return SIZES.get(verdict, SIZES["unknown"])
 
 
 def size_state(verdict: str) -> str:
-    """The health state of a verdict on a size."""
+    """The health state for a verdict on the size."""
     return SIZE_STATES.get(verdict, "unknown")
 
 
 def size_verdict(verdict: str, words: str) -> tuple[str, str]:
-    """The verdict on a size, and the explanation without the verdict at its start."""
+    """The verdict on the size in words, and its explanation, from which the verdict at the start is
+    removed."""
     head = size_name(verdict)
     first, colon, rest = words.partition(": ")
     same = colon and first.lower() in (verdict, head.lower())
@@ -235,22 +237,22 @@ def size_verdict(verdict: str, words: str) -> tuple[str, str]:
 
 
 def health(word: str) -> str:
-    """The health state; unknown for an unexpected word."""
+    """The health state. An unexpected word becomes unknown."""
     return word if word in HEALTH else "unknown"
 
 
 def state(word: str) -> str:
-    """A row's state; unknown for an unexpected word."""
+    """The state of a row. An unexpected word becomes unknown."""
     return word if word in STATES else "unknown"
 
 
 def outcome(word: str) -> tuple[str, str]:
-    """The health state of a recommendation's outcome and the words for it."""
+    """The health state and the words for an outcome of a recommendation."""
     return OUTCOMES.get(word, ("unknown", word))
 
 
 def followed(record: TrackRecord) -> str:
-    """The number of recommendations and their outcomes, in a line."""
+    """One line with the number of recommendations and their outcomes."""
     total = f"{plural(record.made, 'recommendation')} made"
     if record.unknown and record.unknown == record.made:
         return f"{total}. Whether they were applied is unknown: only kneewatch run tracks them."
@@ -275,12 +277,12 @@ def followed(record: TrackRecord) -> str:
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-"""English, whatever the machine's locale."""
+"""Names of months. They are English, whatever the locale of the machine."""
 
 WEEK_DAYS = 7
 MIDNIGHT = time()
 TO_THE_SECOND_S = 600.0
-"""Shorter intervals are shown with seconds."""
+"""Intervals shorter than this many seconds are shown with seconds."""
 
 
 class Calendar(Struct, frozen=True, dict=True):
@@ -295,7 +297,7 @@ class Calendar(Struct, frozen=True, dict=True):
 
     @cached_property
     def shifts(self) -> bool:
-        """Whether clocks change within the period, so that an hour may occur twice."""
+        """Whether clocks change within the period. An hour of the day may then occur twice."""
         ends = (self.period.from_s, self.period.to_s)
         return len({self.local(t_s).utcoffset() for t_s in ends}) > 1
 
@@ -304,40 +306,42 @@ class Calendar(Struct, frozen=True, dict=True):
         return datetime.fromtimestamp(t_s, self._zone)
 
     def day(self, t_s: float) -> str:
-        """A day: Mon 9 Nov."""
+        """A day, such as "Mon 9 Nov"."""
         local = self.local(t_s)
         return f"{WEEKDAYS[local.weekday()]} {local.day} {MONTHS[local.month - 1]}"
 
     def clock(self, t_s: float, *, seconds: bool = False) -> str:
-        """14:03, with the zone's abbreviation if clocks change within the period."""
+        """A time of day, such as "14:03". It includes the zone's abbreviation if clocks change
+        within the period."""
         local = self.local(t_s)
         clock = f"{local:%H:%M:%S}" if seconds else f"{local:%H:%M}"
         return f"{clock} {local.tzname()}" if self.shifts else clock
 
     def moment(self, t_s: float, *, seconds: bool = False) -> str:
-        """A time with its day: Mon 9 Nov, 14:03."""
+        """A time with its day, such as "Mon 9 Nov, 14:03"."""
         return f"{self.day(t_s)}, {self.clock(t_s, seconds=seconds)}"
 
     def dated(self, t_s: float) -> str:
-        """A time with its day and year: Mon 9 Nov 2026, 14:03."""
+        """A time with its day and year, such as "Mon 9 Nov 2026, 14:03"."""
         return f"{self.day(t_s)} {self.local(t_s).year}, {self.clock(t_s)}"
 
     def stretch(self, start_s: float, end_s: float) -> str:
-        """A time range: Mon 9 Nov, 14:03 to 14:41; both days where they differ."""
+        """A time range, such as "Mon 9 Nov, 14:03 to 14:41". The end includes its day if that is
+        another day."""
         seconds = end_s - start_s < TO_THE_SECOND_S
         same = self.local(start_s).date() == self.local(end_s).date()
         end = self.clock(end_s, seconds=seconds) if same else self.moment(end_s, seconds=seconds)
         return f"{self.moment(start_s, seconds=seconds)} to {end}"
 
     def days(self, period: Period) -> str:
-        """A period by its days if it starts and ends at midnight, else by its times."""
+        """The days of a period if it begins and ends at midnight, else its times."""
         if not self._of_whole_days(period):
             return self.stretch(period.from_s, period.to_s)
         return " to ".join(dict.fromkeys(map(self.day, (period.from_s, period.to_s - 1.0))))
 
     @property
     def title(self) -> str:
-        """The period with its year: Mon 9 Nov to Sun 15 Nov 2026."""
+        """The period with its year, such as "Mon 9 Nov to Sun 15 Nov 2026"."""
         from_s, to_s = self.period.from_s, self.period.to_s
         first, last = self.local(from_s), self.local(to_s - 1.0)
         if not self._of_whole_days(self.period):
@@ -353,7 +357,7 @@ class Calendar(Struct, frozen=True, dict=True):
 
     @property
     def length(self) -> str:
-        """The period's length: in calendar days if they are whole, else as a duration."""
+        """The length of the period: in days if they are whole calendar days, else as a duration."""
         if self._whole:
             return plural(self.period.days, "day")
         return span(self.period.to_s - self.period.from_s)
@@ -370,15 +374,15 @@ class Calendar(Struct, frozen=True, dict=True):
 
     @property
     def now(self) -> str:
-        """The name of the period."""
+        """The report's name for the period."""
         return "this week" if self.week else "this period"
 
     @property
     def before(self) -> str:
-        """The name of the period before."""
+        """The report's name for the period before."""
         return "last week" if self.week else "the period before"
 
 
 def stamp(t_s: float) -> str:
-    """A UTC timestamp: 2026-11-09T13:03:00Z."""
+    """A UTC timestamp, such as 2026-11-09T13:03:00Z."""
     return datetime.fromtimestamp(t_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

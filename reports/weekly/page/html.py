@@ -46,10 +46,11 @@ SECTIONS = (
     ("track-record", "Track record"),
     ("data-quality", "Data quality"),
 )
-"""The sections in reading order: anchor and heading."""
+"""The sections in reading order: the anchor and the heading of each."""
 
 ROWS_MOST = 100
-"""Longer lists are cut with a remark; the JSON has all rows."""
+"""Maximum number of rows in a list. A longer list is cut, with a remark; the JSON document has all
+rows."""
 
 
 def title(report: WeeklyReport) -> str:
@@ -59,7 +60,8 @@ def title(report: WeeklyReport) -> str:
 
 
 def headline(report: WeeklyReport) -> tuple[str, str]:
-    """The worst health state, and a sentence with the number of tiers per state, worst first."""
+    """The worst health state, and a sentence with the number of tiers in each state, worst
+    first."""
     counts = Counter(health(verdict.health) for verdict in report.verdicts)
     if not counts:
         return "unknown", "No target was watched in this period: health unknown."
@@ -72,22 +74,23 @@ def headline(report: WeeklyReport) -> tuple[str, str]:
 
 
 ALL_MOST, SOME, SOME_IN_FULL = 12, 8, 10
-"""Up to ALL_MOST tiers are shown in full; of more tiers, the SOME worst, and SOME_IN_FULL
-incidents: the file is sent by mail and must stay small. A tier's own report (--tier) has
-everything."""
+"""Up to ALL_MOST tiers are shown in full. If there are more tiers, only the SOME worst tiers and
+SOME_IN_FULL incidents are: the file is sent by mail and must stay small. A report on a single tier
+(--tier) has everything."""
 
 INCIDENTS_IN_FULL = 20
 
 
 class SparkTable(Struct, frozen=True):
-    """The values of the sparklines: headings, and for each step its start and values."""
+    """The values behind sparklines as a table: headings and, for each step, its start and the
+    values."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[float, tuple[str, ...]], ...]
 
 
 class TablePart(Struct, frozen=True):
-    """A metric table: its rows with their sparklines; `behind` are the values of the sparklines."""
+    """A metric table: its rows with their sparklines. `behind` has the values of the sparklines."""
 
     name: str
     rows: tuple[tuple[TableRow, charts.SparkLine | None], ...]
@@ -95,7 +98,7 @@ class TablePart(Struct, frozen=True):
 
 
 class TierPart(Struct, frozen=True):
-    """The sections of a tier. Only `full` ones have charts."""
+    """The sections of a tier. Only tiers shown in full have charts."""
 
     number: int
     tier: Tier
@@ -111,14 +114,14 @@ class TierPart(Struct, frozen=True):
 
     @property
     def watched(self) -> bool:
-        """Whether the tier was watched in this period; other tiers appear only in the verdict."""
+        """Whether the tier was watched in the period. If not, it appears only in the verdict."""
         return bool(self.tier.engines)
 
 
 class IncidentPart(Struct, frozen=True):
-    """An incident; `strip` is None when it is shown in the index only.
+    """An incident. `strip` is None if the incident appears only in the index.
 
-    `stretch` is its start and end, `length` its duration, `ending` how it ended.
+    `stretch` is its start and end, `length` its duration, and `ending` a text on how it ended.
     """
 
     number: int
@@ -134,7 +137,7 @@ def _badness(verdict: Verdict) -> int:
 
 
 def tier_parts(report: WeeklyReport, calendar: Calendar, *, plots: bool) -> list[TierPart]:
-    """The tiers in the report's order; `plots`: with charts that have axes."""
+    """The tiers in the order of the report. `plots`: include the charts with axes."""
     worst = sorted(report.verdicts, key=_badness, reverse=True)
     full = worst if len(worst) <= ALL_MOST else worst[:SOME]
     sections = zip(
@@ -157,7 +160,8 @@ def tier_parts(report: WeeklyReport, calendar: Calendar, *, plots: bool) -> list
 
 
 def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPart]:
-    """The incidents by their start; in full those with the worst severity and most harm."""
+    """The incidents in order of start. Those with the worst severity and the most harm are shown in
+    full."""
     worst = sorted(
         range(len(report.incidents)),
         key=lambda at: (
@@ -183,11 +187,11 @@ def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPar
 
 
 NEEDS = re.compile(r"on the page \((needs .+)\)$")
-"""What the server must use so that it exports a signal's metrics."""
+"""Matches the reason that a server exports a signal's metrics only if it uses a feature."""
 
 
 class UnknownGroup(Struct, frozen=True):
-    """Signals without data for the same reason, on the same engines."""
+    """Signals that have no data for the same reason on the same engines."""
 
     why: str
     engines: tuple[str, ...]
@@ -195,7 +199,8 @@ class UnknownGroup(Struct, frozen=True):
 
 
 def unknown_groups(unknown: Sequence[UnknownSignal]) -> list[UnknownGroup]:
-    """The signals without data by reason and engines; one reason for all metrics of a feature."""
+    """The signals without data, grouped by reason and engines. All metrics of a feature have the
+    same reason."""
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in unknown:
         needs = NEEDS.search(row.why)
@@ -208,12 +213,12 @@ ENDINGS = {
     "unwatched": "ended while not watched",
 }
 DATA_ENDS_S = 300.0
-"""An incident without an end whose last scrape is this long before the period's end was not seen to
-go on: its data ended."""
+"""If the last scrape of an open incident is more than this many seconds before the end of the
+period, it is unknown whether the incident went on."""
 
 
 def _ending(incident: Incident, calendar: Calendar) -> str:
-    """How an incident ended."""
+    """A text on how an incident ended."""
     if incident.end_s is not None:
         return ENDINGS.get(incident.ended, "ended")
     if calendar.period.to_s - incident.last_s <= DATA_ENDS_S:
@@ -222,7 +227,7 @@ def _ending(incident: Incident, calendar: Calendar) -> str:
 
 
 def methods(report: WeeklyReport) -> list[TableRow]:
-    """The rows of the tables by how they are computed; rows with the same text appear once."""
+    """Table rows for the section on methods. Of rows with the same text, only one is kept."""
     rows = (row for tables in report.tables for row in (*tables.monitoring, *tables.kv))
     return list({(row.section, row.subject, row.how, row.rules): row for row in rows}.values())
 
@@ -238,7 +243,8 @@ def _table(name: str, rows: Sequence[TableRow], *, sparks: bool) -> TablePart:
 
 
 def _steps(row: TableRow) -> tuple[float, float, int]:
-    """The start, step and count of a row's sparkline: rows that share them share a table."""
+    """The start, step length and number of steps of a row's sparkline. Rows for which these are
+    equal share a table of values."""
     return (row.spark.from_s, row.spark.step_s, len(row.spark.values)) if row.spark else (0, 0, 0)
 
 
@@ -290,8 +296,11 @@ GLOBALS: dict[str, Any] = {
 
 
 def render(report: WeeklyReport, *, docs_url: str = "", plots: bool = True) -> str:
-    """The HTML file. All values are escaped. With `docs_url` incidents link to their cause's
-    page. `plots`: with the charts that matplotlib draws, which take half a second."""
+    """The report as an HTML file. All values are escaped.
+
+    With `docs_url`, incidents link to the pages of their causes. `plots`: include the charts that
+    matplotlib draws, which takes half a second.
+    """
     calendar = Calendar(report.timezone, report.period)
     tiers = tier_parts(report, calendar, plots=plots)
     css = _stylesheet()
@@ -314,7 +323,8 @@ def render(report: WeeklyReport, *, docs_url: str = "", plots: bool = True) -> s
 
 
 def _policy(css: str) -> str:
-    """The content security policy: allows the stylesheet, by its digest, and nothing else."""
+    """The content security policy. It allows the stylesheet, identified by its digest, and nothing
+    else."""
     digest = b64encode(sha256(css.encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; "
@@ -324,8 +334,8 @@ def _policy(css: str) -> str:
 
 @cache
 def _stylesheet() -> str:
-    """The minified stylesheet, with a plain value before each use of a variable: many mail clients
-    do not support variables and drop such declarations."""
+    """The minified stylesheet. Before each declaration with a variable there is the same one with a
+    plain value, because many mail clients do not support variables and drop such declarations."""
     source = re.sub(r"/\*.*?\*/", "", palette() + _read("report.css"), flags=re.DOTALL)
     source = re.sub(r"\s*([{};,>])\s*", r"\1", re.sub(r"\s+", " ", source))
     light, _, _ = source.partition("@media")

@@ -1,4 +1,4 @@
-"""An incident drawn over time: stages, causes and signals. Pure."""
+"""Draws an incident over time: stages, causes and signals. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kneewatch.reports.weekly.report import CauseSpan, Incident, StageSpan
 from kneewatch.rules.formatting import cut, quantity
 
 WIDE, TALL = 300.0, 60.0
-"""Size of a chart in SVG units; it is stretched to the available space."""
+"""Width and height of a chart in SVG units. It is stretched to the available space."""
 
 LEAST_WIDTH = 0.5
 TABLE_ROWS = 24
@@ -23,7 +23,8 @@ LATE = "ttft_p99_s"
 
 
 class SmallChart(Struct, frozen=True):
-    """A signal during the incident: its path, the height of its bound, its highest value."""
+    """A signal during the incident, drawn. `line` is its path and `top` its highest value.
+    `bound_y` is the height of its bound, None without one."""
 
     signal: str
     top: str
@@ -34,7 +35,7 @@ class SmallChart(Struct, frozen=True):
 
 
 def small_chart(line: Line, axis: Axis, budget_s: float | None) -> SmallChart | None:
-    """The chart of a signal, with the target if it is a TTFT; None without data."""
+    """The chart of a signal; if the signal is a TTFT, with its target. None without data."""
     finite = [v for v in line.values if v is not None and math.isfinite(v)]
     if not finite:
         return None
@@ -58,7 +59,8 @@ def small_chart(line: Line, axis: Axis, budget_s: float | None) -> SmallChart | 
 
 
 def table(lines: Sequence[Line]) -> list[tuple[float, tuple[str, ...]]]:
-    """The signals as table rows by time, thinned to a readable number of rows."""
+    """The signals as rows of a table, sorted by time. There are only as many rows as people can
+    read."""
     by_time = [dict(zip(line.times_s, line.values, strict=False)) for line in lines]
     moments = sorted({t_s for line in lines for t_s in line.times_s})
     stride = max(1, math.ceil(len(moments) / TABLE_ROWS))
@@ -75,10 +77,10 @@ def table(lines: Sequence[Line]) -> list[tuple[float, tuple[str, ...]]]:
 STAGES = 4
 STEP_PX, CAUSE_PX, TOP_PX = 17, 22, 34
 LABEL_FROM, LABEL_AT_DESK = 18.0, 9.5
-"""A step that is at least this wide, in percent, shows its name: on a phone, on a desktop."""
+"""Minimum width in percent at which a step shows its name: on a phone, and on a desktop."""
 
 LABEL_MOST = 28
-"""Longest name in the drawing, in characters; the tables have the full name."""
+"""Maximum length of a name in the drawing, in characters. The tables contain the full names."""
 
 MIDDLE = 50.0
 STEPS_S = (30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800)
@@ -87,7 +89,7 @@ EDGE = 6.0
 
 
 class Step(Struct, frozen=True):
-    """A stage in the timeline: `x` and `width` in percent, `y` and `height` in pixels."""
+    """A stage in the timeline. `x` and `width` are in percent, `y` and `height` in pixels."""
 
     x: float
     width: float
@@ -99,8 +101,8 @@ class Step(Struct, frozen=True):
 
 
 class Bar(Struct, frozen=True):
-    """An interval of a cause. The `first` interval has the cause's name above it, starting at
-    `text_x` or, with `left`, ending there."""
+    """An interval of a cause. The name of the cause is above its `first` interval. The name starts
+    at `text_x`, or ends there if `left` is true."""
 
     x: float
     width: float
@@ -113,7 +115,7 @@ class Bar(Struct, frozen=True):
 
 
 class Mark(Struct, frozen=True):
-    """A marked time in the timeline; `after`: whether its label is to the right of it."""
+    """A marked time in the timeline. `after`: the label is to the right of the mark."""
 
     x: float
     y: float
@@ -122,7 +124,8 @@ class Mark(Struct, frozen=True):
 
 
 class Strip(Struct, frozen=True):
-    """A drawn incident. `ground_px` is the base line of the steps, `height_px` the height."""
+    """A drawn incident. `ground_px` is the base line of the steps and `height_px` the height, both
+    in pixels."""
 
     steps: tuple[Step, ...]
     causes: tuple[Bar, ...]
@@ -139,7 +142,7 @@ class Strip(Struct, frozen=True):
 
 
 def strip(incident: Incident, calendar: Calendar) -> Strip:
-    """The timeline of an incident, with some time before and after it."""
+    """The timeline of an incident, including some time before and after the incident."""
     end_s = incident.until_s
     times = [t_s for line in incident.lines for t_s in line.times_s]
     margin_s = 0.05 * (end_s - incident.start_s)
@@ -167,14 +170,16 @@ def strip(incident: Incident, calendar: Calendar) -> Strip:
 
 
 def _spread(axis: Axis, start_s: float, end_s: float) -> tuple[float, float]:
-    """Position and width of an interval, at least as wide as can be seen."""
+    """Position and width of an interval in percent. The width is at least the smallest
+    visible one."""
     x, width = axis.spread(start_s, end_s)
     width = max(LEAST_WIDTH, width)
     return min(x, 100.0 - width), width
 
 
 def _placed(span: StageSpan | CauseSpan, incident: Incident, axis: Axis) -> tuple[float, float]:
-    """Position and width of a stage or cause; one that is open ends when it was last seen."""
+    """Position and width of a stage or cause in percent. An open interval ends at the time at which
+    the incident was last observed."""
     end_s = incident.last_s if span.end_s is None else span.end_s
     return _spread(axis, span.start_s, end_s)
 
@@ -187,7 +192,7 @@ def _step(span: StageSpan, incident: Incident, axis: Axis, ground: int) -> Step:
 
 
 def _bars(incident: Incident, axis: Axis, ground: int) -> Iterator[Bar]:
-    """The causes, each in its own lane, ordered by start."""
+    """The bars of the causes. Each cause has its own lane; lanes are sorted by start."""
     lanes: dict[str, int] = {}
     for span in incident.causes:
         first = span.id not in lanes

@@ -1,7 +1,7 @@
-"""The report as Markdown, for a ticket or a mail: the page's text without its drawings. Pure.
+"""The report as Markdown, for a ticket or a mail. It is made from the HTML page. Pure.
 
-Headings, paragraphs, lists and tables of the page become Markdown. Left out are drawings, folded
-parts (the numbers behind a drawing) and navigation.
+Headings, paragraphs, lists and tables of the page become Markdown. Drawings, folded parts (the
+numbers behind a drawing) and navigation are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOLD_CLASSES = frozenset({"headline", "name"})
 
 
 class Node(Struct):
-    """An element of the page with its text and elements, in order."""
+    """An element of the HTML page. `children` are its texts and elements, in order."""
 
     tag: str
     attributes: dict[str, str] = field(default_factory=dict[str, str])
@@ -39,16 +39,16 @@ class Node(Struct):
 
     @property
     def is_left_out(self) -> bool:
-        """Whether the element is left out of the Markdown."""
+        """Whether the element does not appear in the Markdown."""
         return self.tag in LEFT_OUT or not self.classes.isdisjoint(LEFT_OUT_CLASSES)
 
     def elements(self, *tags: str) -> Iterator[Node]:
-        """The elements directly in it with one of these tags."""
+        """The direct child elements with one of these tags."""
         return (node for node in self.children if isinstance(node, Node) and node.tag in tags)
 
 
 class _Tree(HTMLParser):
-    """Reads a page into a tree of nodes."""
+    """Parses an HTML page into a tree of nodes."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -75,13 +75,15 @@ class _Tree(HTMLParser):
 
 
 def render_markdown(report: WeeklyReport, *, docs_url: str = "") -> str:
-    """The Markdown document; all values are escaped. `docs_url`: link incidents to their cause."""
+    """The report as Markdown. All values are escaped. With `docs_url`, incidents link to the pages
+    of their causes."""
     tree = _Tree(render(report, docs_url=docs_url, plots=False))
     return "\n\n".join("\n".join(block) for block in _blocks(tree.root)) + "\n"
 
 
 def _blocks(node: Node) -> Iterator[list[str]]:
-    """The lines of each heading, paragraph, list and table in an element; empty ones left out."""
+    """Yields the lines of each heading, paragraph, list and table in an element. Empty ones are
+    left out."""
     for child in node.children:
         if isinstance(child, str) or child.tag == "details":
             continue
@@ -103,7 +105,7 @@ def _blocks(node: Node) -> Iterator[list[str]]:
 
 
 def _prefix(node: Node) -> str:
-    """What begins the line of a heading or a notice; empty for other paragraphs."""
+    """The prefix of the line of a heading or a notice. Empty for other paragraphs."""
     if node.tag in HEADINGS:
         return "#" * (HEADINGS.index(node.tag) + 1) + " "
     return "> " if "notice" in node.classes else ""
@@ -119,12 +121,12 @@ def _definitions(node: Node) -> Iterator[str]:
 
 
 def bullets(lines: Iterable[str]) -> list[str]:
-    """A list of the non-empty lines."""
+    """A bulleted list of those lines that are not empty."""
     return [f"- {line}" for line in lines if line]
 
 
 def _table(table: Node) -> Iterator[list[str]]:
-    """A table below its caption; a list where it has no headings."""
+    """Yields the lines of a table and its caption. A table without headings becomes a list."""
     for caption in table.elements("caption"):
         if not caption.is_left_out:
             yield [f"**{_inline(caption)}**"]
@@ -136,8 +138,8 @@ def _table(table: Node) -> Iterator[list[str]]:
 
 
 def _cells(table: Node) -> tuple[list[str], list[list[str]]]:
-    """The headings and the rows, without columns that are empty in all rows. A row of one wide
-    cell is a note on the row before it."""
+    """The headings and the rows of a table. Columns that are empty in all rows are left out. A row
+    with a single wide cell is a note on the row before it."""
     heads: list[str] = []
     body: list[list[str]] = []
     notes: dict[int, str] = {}
@@ -163,13 +165,14 @@ def _cells(table: Node) -> tuple[list[str], list[list[str]]]:
 
 
 def rows(heads: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
-    """A table, empty without rows. The cells are Markdown with their bars escaped."""
+    """A Markdown table; empty if there are no rows. Cells are Markdown in which "|" is escaped."""
     lines = [f"| {' | '.join(cell or '-' for cell in cells)} |" for cells in body]
     return [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *lines] if lines else []
 
 
 def _inline(node: Node, *, only: str = "") -> str:
-    """An element's content on one line; with `only`, of the elements with this tag."""
+    """The content of an element as one line. With `only`: the content of the child elements with
+    this tag."""
     words = "".join(map(_piece, node.elements(only) if only else node.children))
     return re.sub(r" ([;,.])", r"\1", " ".join(words.split())).strip("; ")
 
@@ -208,7 +211,8 @@ def _bold(node: Node, inside: str) -> str:
 
 
 def _code(node: Node, inside: str) -> str:
-    """A name as code; a change of a flag bold, since a backtick in it would end the code."""
+    """A name as code. A changed flag is bold instead, because a backtick in it would end the
+    code."""
     (only, *others) = node.children or ("",)
     if others or not isinstance(only, str):
         return inside
@@ -216,14 +220,15 @@ def _code(node: Node, inside: str) -> str:
 
 
 def _spaced(node: Node, inside: str) -> str:
-    """The content with the white space at its ends, which separates words."""
+    """The content, with a space at each end where the element had white space. It separates
+    words."""
     first, last = (node.children[0], node.children[-1]) if node.children else ("", "")
     before = " " if isinstance(first, str) and first[:1].isspace() else ""
     return f"{before}{inside}{' ' if isinstance(last, str) and last[-1:].isspace() else ''}"
 
 
 def _flat(table: Node) -> str:
-    """A table within a cell: each row's values with their headings."""
+    """A table inside a cell, as text: the values of each row with their headings."""
     heads, body = _cells(table)
     return " " + "; ".join(
         ", ".join(

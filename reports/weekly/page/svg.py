@@ -1,4 +1,4 @@
-"""SVG paths and charts with axes, drawn by matplotlib and stripped. Pure."""
+"""SVG paths, and charts with axes that matplotlib draws and this module shortens. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Point = tuple[float, float]
 
 
 def path(points: Iterable[Point | None], *, decimals: int = 0) -> str:
-    """The path of a line with a gap at each None; an isolated point becomes a dot."""
+    """The path of a line. A None makes a gap; an isolated point becomes a dot."""
     runs: list[list[Point]] = [[]]
     for point in points:
         if point is None:
@@ -27,7 +27,7 @@ def path(points: Iterable[Point | None], *, decimals: int = 0) -> str:
 
 
 def run_path(run: Sequence[Point], *, decimals: int, closed: bool = False) -> str:
-    """The path of one line in relative coordinates, rounded without accumulating errors."""
+    """The path of one line in relative coordinates. Rounding errors do not accumulate."""
     scale = 10**decimals
     steps = [(round(x * scale), round(y * scale)) for x, y in run]
     first, rest = steps[0], steps[1:]
@@ -43,12 +43,12 @@ def run_path(run: Sequence[Point], *, decimals: int, closed: bool = False) -> st
 
 
 def _between(number: str) -> str:
-    """The separator before a number: none before a minus sign."""
+    """The separator before a number. A minus sign needs none."""
     return "" if number.startswith("-") else " "
 
 
 def _short(steps: int, scale: int) -> str:
-    """A number of steps as the shortest decimal number."""
+    """A number of steps of size 1/`scale` as the shortest decimal number."""
     if steps % scale == 0:
         return str(steps // scale)
     return (
@@ -64,7 +64,7 @@ def _short(steps: int, scale: int) -> str:
 
 
 WIDTH, HEIGHT = 360, 190
-"""Size of a chart in SVG units; a phone shows it at about this size in pixels."""
+"""Width and height of a chart in SVG units. On a phone, a unit is about one pixel."""
 
 TEXT_PX = 11
 SVG = "{http://www.w3.org/2000/svg}"
@@ -72,7 +72,7 @@ NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
 ANCHOR = re.compile(r"text-anchor: (\w+)")
 ROLES = frozenset(("p99", "p50", "bars", "area", "bound", "cmax", "cmax-band", "peak", "peak-words",
                    "cmax-words", "grid", "axis", "unseen"))  # fmt: skip
-"""The classes that a chart's parts may have."""
+"""CSS classes that parts of a chart may have."""
 
 LEFT, RIGHT, TOP, BOTTOM = 0.145, 0.985, 0.93, 0.13
 
@@ -83,43 +83,44 @@ STYLE = {
     "text.parse_math": False,
     "text.usetex": False,
 }
-"""Matplotlib writes text as text, not as paths, and does not read dollar signs as mathematics."""
+"""Settings for matplotlib: text stays text instead of becoming paths, and dollar signs do not start
+formulas."""
 
 Edges = tuple[float, float]
 
 
 class Ticks(Struct, frozen=True):
-    """Labelled places on an axis."""
+    """Labelled positions on an axis."""
 
     at: tuple[float, ...]
     words: tuple[str, ...]
 
 
 class Pen:
-    """Draws on matplotlib's axes; `role` becomes the CSS class of the drawn element."""
+    """Draws on matplotlib's axes. `role` becomes the CSS class of the drawn element."""
 
     def __init__(self, axes: Any) -> None:  # noqa: ANN401 - untyped where it matters
         self._axes = axes
         self._along = axes.get_xaxis_transform()
 
     def line(self, x: Sequence[float], y: Sequence[float], role: str) -> None:
-        """A line through points; a NaN makes a gap."""
+        """Draw a line through points. A NaN makes a gap."""
         self._axes.plot(x, y, gid=role)
 
     def area(self, x: Sequence[float], y: Sequence[float], role: str) -> None:
-        """A filled outline."""
+        """Draw a filled outline."""
         self._axes.fill(x, y, gid=role)
 
     def upright(self, x: float, height: float, role: str) -> None:
-        """A vertical line from the bottom up to a share of the height."""
+        """Draw a vertical line from the bottom to `height`, a share of the chart's height."""
         self._axes.plot((x, x), (0, height), transform=self._along, gid=role)
 
     def column(self, low: float, high: float, role: str) -> None:
-        """A filled interval of the x axis, over the full height."""
+        """Fill the interval from `low` to `high` on the x axis, over the whole height."""
         self._axes.fill((low, high, high, low), (0, 0, 1, 1), transform=self._along, gid=role)
 
     def words(self, x: float, height: float, words: str, *, left: bool, role: str) -> None:
-        """Text at a share of the height, to the left or right of a position."""
+        """Write text to the left or right of `x`, at `height`, a share of the chart's height."""
         beside = "right" if left else "left"
         self._axes.text(x, height, words, transform=self._along, ha=beside, va="bottom", gid=role)
 
@@ -133,7 +134,7 @@ def draw(
     y_ticks: Ticks,
     log: bool = False,
 ) -> Markup:
-    """The inside of an SVG element of WIDTH by HEIGHT units, drawn by `paint`."""
+    """The content of an SVG element of WIDTH by HEIGHT units that `paint` draws."""
     # Imported here: it takes half a second and 30 MB, which only a report with charts needs.
     matplotlib = import_module("matplotlib")
     figures = import_module("matplotlib.figure")
@@ -155,7 +156,7 @@ def draw(
 
 
 def _scales(axes: Any, x_ticks: Ticks, y_ticks: Ticks) -> None:  # noqa: ANN401
-    """Draw grid lines and labels: matplotlib's own axes take longer than the charts."""
+    """Draw grid lines and labels. matplotlib's own axes would take longer than the charts."""
     across, along = axes.get_yaxis_transform(), axes.get_xaxis_transform()
     for value, words in zip(y_ticks.at, y_ticks.words, strict=True):
         axes.plot((0, 1), (value, value), transform=across, gid="grid", clip_on=False)
@@ -166,7 +167,8 @@ def _scales(axes: Any, x_ticks: Ticks, y_ticks: Ticks) -> None:  # noqa: ANN401
 
 
 def _kept(node: ElementTree.Element, role: str) -> Iterator[Markup]:
-    """Paths and texts below an element, each with the role of the nearest artist."""
+    """Yields the paths and texts below an element. Each gets the role of the nearest element above
+    it that has one."""
     name = node.get("id", "")
     role = name if name in ROLES else role
     if node.tag == f"{SVG}path" and role:
@@ -179,7 +181,7 @@ def _kept(node: ElementTree.Element, role: str) -> Iterator[Markup]:
 
 
 def _path(drawn: str) -> str:
-    """A matplotlib path as short SVG path data; an isolated point becomes a dot."""
+    """The path that matplotlib drew, as short SVG path data. An isolated point becomes a dot."""
     parts: list[str] = []
     for part in drawn.split("M")[1:]:
         numbers = [float(match) for match in NUMBER.findall(part)]
