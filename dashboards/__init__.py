@@ -1,1 +1,1 @@
-"""Dashboards and rules for a fleet, built from the catalogue."""
+"""Grafana dashboards and Prometheus rules for a fleet, built from the catalogue."""

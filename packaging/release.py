@@ -1,7 +1,8 @@
-"""`make release`: wheel and sdist that two builds make alike, checksums, SBOM and release notes.
+"""`make release`: builds wheel and sdist, checks that a second build gives the same bytes, and
+writes checksums, an SBOM and release notes.
 
-Run with the tools of the dependency group `release`. The time in the archives is that of the last
-commit, so that anyone builds the same bytes from it.
+Needs the tools of the dependency group `release`. All files in the archives have the time of the
+last commit, so that everyone who builds from this commit gets the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NOTES = "RELEASE_NOTES.md"
 
 
 def main() -> None:
-    """Make the files of a release in dist/."""
+    """Write the files of a release to dist/."""
     version: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     epoch_s = int(output("git", "log", "-1", "--format=%ct"))
     notes = release_notes((ROOT / "CHANGELOG.md").read_text(), version)
@@ -50,18 +51,21 @@ def main() -> None:
 
 
 def files() -> list[Path]:
-    """The files made so far, by name."""
+    """The files in dist/ so far, sorted by name."""
     return sorted(OUT.iterdir())
 
 
 def output(*command: str) -> str:
-    """What a program prints."""
+    """Run a program and return its output."""
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def build(epoch_s: int) -> dict[str, bytes]:
-    """Sdist and wheel by name, built from a checkout of the last commit; the wheel from the sdist,
-    so that the sdist is complete."""
+    """The contents of sdist and wheel by file name. They are built from a checkout of the last
+    commit.
+
+    The wheel is built from the sdist, so the build fails if the sdist is incomplete.
+    """
     environ = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch_s)}
     with tempfile.TemporaryDirectory() as folder:
         source, built = Path(folder) / "source", Path(folder) / "built"
@@ -83,8 +87,8 @@ def build(epoch_s: int) -> dict[str, bytes]:
 
 
 def repacked(sdist: bytes, epoch_s: int) -> bytes:
-    """An sdist with its members in order, without owners and with one time: setuptools writes the
-    time of the build."""
+    """An sdist with its members sorted, without owners, and all with the same time. Otherwise
+    setuptools writes the time of the build."""
     packed = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(sdist)) as before,
@@ -101,7 +105,8 @@ def repacked(sdist: bytes, epoch_s: int) -> bytes:
 
 
 def write_sbom(wheel: Path, file: Path) -> None:
-    """The CycloneDX document of an environment that has the wheel and its dependencies."""
+    """Write the CycloneDX document of an environment that contains the wheel and its
+    dependencies."""
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = f"{folder}/bin/python"
@@ -115,7 +120,8 @@ def write_sbom(wheel: Path, file: Path) -> None:
 
 
 def release_notes(changelog: str, version: str) -> str:
-    """The part of the changelog about a version, else about what is not released yet."""
+    """The section of the changelog about a version. If there is none, the section about unreleased
+    changes."""
     parts = re.split(r"(?m)^## ", changelog)[1:]
     by_heading = {
         part.partition("\n")[0].strip(): part.partition("\n")[2].strip() for part in parts

@@ -1,9 +1,9 @@
-"""Print the requirements of an image: those of kneewatch without the report's, and those of extras.
+"""Print the requirements of an image: kneewatch's own without the report's, plus those of extras.
 
     python packaging/requirements.py [EXTRA,...]
 
-pip cannot install a distribution without some of its requirements. `pip install kneewatch` has
-the report's; an image has them with the extra `report` only.
+`pip install kneewatch` always includes the libraries for reports, because pip cannot leave out
+requirements. An image contains them only with the extra `report`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 
 def requirements(project: dict[str, Any], extras: str) -> list[str]:
-    """The requirements for a list of extras such as [kubernetes,report].
+    """The requirements with these extras, such as [kubernetes,report].
 
     Raises:
-        KeyError: there is no such extra.
+        KeyError: an extra does not exist.
     """
     optional: dict[str, list[str]] = project["optional-dependencies"]
     wanted = [name for name in extras.strip("[]").replace(" ", "").split(",") if name]

@@ -1,1 +1,2 @@
-"""Grafana dashboards over the recorded signals: data here, built with Grafana's own SDK."""
+"""Grafana dashboards for the recorded signals: described as data, and built with Grafana's
+own SDK."""

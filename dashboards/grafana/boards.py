@@ -1,4 +1,4 @@
-"""The dashboards and their panels, in reading order, apart from how Grafana writes them. Pure."""
+"""The dashboards and their panels in reading order, independent of Grafana's file format. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SELECTOR = (
     ' pod=~"$pod", instance=~"$replica"'
 )
 OF_REPLICA = "{{pod}} {{instance}}"
-"""How a replica's series are named: a server outside of Kubernetes has no pod."""
+"""The legend for the series of a replica. A server outside of Kubernetes has only the instance."""
 UNITS = (
     ("_ratio_per_s", "percentunit"),
     ("_ratio", "percentunit"),
@@ -30,18 +30,18 @@ UNITS = (
     ("_celsius", "celsius"),
     ("_s", "s"),
 )
-"""Grafana's unit by the end of a key."""
+"""Grafana's units by the suffix of a signal's key."""
 
 
 class Query(Struct, frozen=True):
-    """A PromQL expression and how its series are named."""
+    """A PromQL expression, and the legend for its series."""
 
     expr: str
     legend: str = OF_REPLICA
 
 
 class Panel(Struct, frozen=True):
-    """A panel. `bounds` are drawn: (value, severity word), by rising value."""
+    """A panel. `bounds` are pairs of value and severity that are drawn, sorted by value."""
 
     title: str
     description: str
@@ -50,21 +50,21 @@ class Panel(Struct, frozen=True):
     kind: Kind = "line"
     bounds: tuple[tuple[float, str], ...] = ()
     below: bool = False
-    """Bounds are crossed downwards."""
+    """Whether the signal is bad below its bounds."""
     width: int = 8
     triage: bool = False
-    """Series link to the triage page of their replica."""
+    """Whether each series links to the triage page of its replica."""
 
 
 class Row(Struct, frozen=True):
-    """Panels under a heading."""
+    """A heading with the panels below it."""
 
     title: str
     panels: tuple[Panel, ...]
 
 
 class Board(Struct, frozen=True):
-    """A dashboard; `uid` is stable, links lead to it."""
+    """A dashboard. `uid` never changes, because links contain it."""
 
     uid: str
     title: str
@@ -73,7 +73,7 @@ class Board(Struct, frozen=True):
 
 
 def signal(key: str) -> str:
-    """A recorded signal of the chosen replicas."""
+    """A PromQL selector for a recorded signal of the chosen replicas."""
     return f"{recorded(key)}{{{SELECTOR}}}"
 
 
@@ -83,7 +83,7 @@ def unit_of(key: str) -> str:
 
 
 def bounds_of(key: str) -> tuple[tuple[tuple[float, str], ...], bool]:
-    """The bounds of the rules about a signal, and whether they are crossed downwards."""
+    """The bounds of the rules for a signal, and whether the signal is bad below them."""
     rules = [rule for rule in RULES if rule.signal == key]
     for rule in rules:
         shown = {
@@ -103,7 +103,7 @@ def lines(
     legend: str = OF_REPLICA,
     width: int = 8,
 ) -> Panel:
-    """A panel of one signal or several, with the bounds of the first one's rule."""
+    """A panel with one or more signals. The bounds are those of the rule for the first signal."""
     bounds, below = bounds_of(keys[0])
     named = len(keys) > 1
     return Panel(

@@ -1,4 +1,5 @@
-"""The dashboards as Grafana's JSON, made with its foundation SDK; `make docs` writes it. Pure."""
+"""Builds Grafana's JSON for the dashboards with its foundation SDK. `make docs` writes the files.
+Pure."""
 
 from __future__ import annotations
 
@@ -51,14 +52,14 @@ VARIABLES = (
     ("node", "GPU node", "label_values(DCGM_FI_DEV_GPU_TEMP, Hostname)"),
 )
 SDK_KEYS = ("auto", "auto_count", "auto_min", "id", "style", "footer")
-"""Keys of dashboards, variables and options that the SDK writes and a schema of Grafana 11 or 12
-lacks."""
+"""Keys that the SDK writes in dashboards, variables and options although the schema of Grafana 11
+or 12 lacks them."""
 
 TALL = {"states": 6, "number": 5}
 
 
 def dashboards() -> dict[str, str]:
-    """Each dashboard's JSON by file name."""
+    """The JSON of each dashboard, by file name."""
     return {f"{board.uid}.json": _json(board) for board in BOARDS}
 
 
@@ -169,7 +170,8 @@ def _panel(panel: Panel) -> Any:  # noqa: ANN401 - the SDK's panels share no typ
 
 
 def _thresholds(panel: Panel) -> dashboard.ThresholdsConfig:
-    """Green up to the first bound; with `below`, from the last one on."""
+    """The thresholds of a panel. The range without a problem is green: below the first bound or,
+    with `below`, above the last one."""
     steps = [(None, "green"), *((value, COLOURS[word]) for value, word in panel.bounds)]
     if panel.below:
         values = [None, *(value for value, _ in panel.bounds)]

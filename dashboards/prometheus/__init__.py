@@ -1,1 +1,1 @@
-"""Recording and alerting rules for Prometheus, from the catalogue that the sidecar uses."""
+"""Recording and alerting rules for Prometheus, built from the catalogue that the sidecar uses."""

@@ -1,4 +1,4 @@
-"""Alerting rules for findings, stages and error budgets, and their links. Pure."""
+"""Alerting rules for findings, stages and error budgets, with their links. Pure."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ from kneewatch.rules.rule import Bound, Guard, Rule, Severity
 STAGE = "cascade_stage"
 
 SEEN_ELSEWHERE = {"lora_max": "lora_requests_info"}
-"""Guards on a number inside a label, which PromQL cannot read: it checks that the metric is
-present."""
+"""Guards on a number inside a label, which PromQL cannot read. Instead, the rule checks that this
+metric exists."""
 
 
 def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
-    """Rules that PromQL can evaluate, and the others with the first signal that they lack."""
+    """The rules that PromQL can evaluate, and the other rules, each with the first signal that the
+    plan lacks."""
     recorded_keys = Recorded(plan).keys | SEEN_ELSEWHERE.keys()
     can: list[Rule] = []
     cannot: list[tuple[Rule, str]] = []
@@ -58,8 +59,8 @@ def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
 
 
 def finding_groups(plan: Plan) -> tuple[Group, Group]:
-    """The recording rules for the findings in force, per engine, and an alert for each severity of
-    each rule."""
+    """Two groups: the recording rules for active findings per engine, and an alert for each
+    severity of each rule."""
     rules, _ = expressible(plan)
     lasts = {rule.id: _lasts(plan, rule) for rule in rules}
     records = (
@@ -76,13 +77,13 @@ def _lasts(plan: Plan, rule: Rule) -> Lasts:
 
 
 def finding_of(rule: Rule) -> str:
-    """The series of a rule's findings in force."""
+    """A selector for the recorded series of a rule's active findings."""
     return f'{FINDING}{{rule="{rule.id}"}}'
 
 
 def _met(plan: Plan, rule: Rule) -> str:
-    """The severity of the worst bound that is crossed. A severity in force stays until the value is
-    back inside its bound by `clear_ratio`."""
+    """A PromQL expression for the severity of the worst bound that is crossed. An active finding
+    keeps its severity until the value is back inside the bound by `clear_ratio`."""
     worst_first = sorted(rule.bounds, key=lambda bound: bound.severity, reverse=True)
     levels = " or ".join(
         f"(({_crossed(plan, rule, bound)}) * 0 + {int(bound.severity)})" for bound in worst_first
@@ -127,8 +128,11 @@ def _alert(plan: Plan, rule: Rule, bound: Bound) -> Alert:
 
 
 def uncovered(plan: Plan, in_force: str, severity: Severity, covering: Sequence[str]) -> str:
-    """The number of a pool's replicas at this severity that have none of the causes in `covering`.
-    No value where a replica of the pool has such a cause that is at least as severe."""
+    """A PromQL expression for the number of a pool's replicas at this severity that have none of
+    the causes in `covering`.
+
+    It has no value if a replica of the pool has such a cause and the cause is at least as severe.
+    """
     if not covering:
         return firing(plan, in_force, severity)
     causes = _lately_concluded(plan, covering)
@@ -138,19 +142,19 @@ def uncovered(plan: Plan, in_force: str, severity: Severity, covering: Sequence[
 
 
 def _lately_concluded(plan: Plan, causes: Sequence[str]) -> str:
-    """The severities of causes within the last two windows: the findings that they cover may end
-    after them."""
+    """A PromQL expression for the severities of causes within the last two windows. The time is
+    that long because a finding may last longer than the cause that covers it."""
     series = f'{recorded(CAUSE_SEVERITY)}{{cause=~"({"|".join(causes)})(:.*)?"}}'
     return f"max_over_time({series}[{duration(2 * plan.range_s)}])"
 
 
 def alert_name(rule_id: str) -> str:
-    """An alert's name: `KV-EVICT` is `KneewatchKvEvict`."""
+    """The name of the alert for a rule: `KV-EVICT` becomes `KneewatchKvEvict`."""
     return "Kneewatch" + "".join(part.capitalize() for part in rule_id.split("-"))
 
 
 def firing_of(alert: str, severity: str) -> str:
-    """Selector of the ALERTS series that exists while an alert fires."""
+    """A selector for the series of ALERTS that exists while an alert fires."""
     return f'ALERTS{{alertname="{alert}", severity="{severity}", alertstate="firing"}}'
 
 
@@ -172,8 +176,11 @@ def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
 
 
 class Unit(Struct, frozen=True):
-    """How alerts write a signal's value: through `functions` of Go templates, with `after` behind
-    it. A bound is written as a plain number, multiplied by `scale`, with `symbol` behind it."""
+    """How alerts print the value of a signal.
+
+    A value is passed through `functions` of Go templates and followed by `after`. A bound is
+    printed as a number, multiplied by `scale` and followed by `symbol`.
+    """
 
     functions: str
     after: str = ""
@@ -181,11 +188,11 @@ class Unit(Struct, frozen=True):
     symbol: str = ""
 
     def text(self, value: str) -> str:
-        """A template's value with its unit."""
+        """A template for a value with its unit."""
         return f"{{{{ {value} | {self.functions} }}}}{self.after}"
 
     def threshold(self, bound: float) -> str:
-        """A bound of the signal with its unit."""
+        """A bound of a signal with its unit."""
         return f"{self.scale * bound:g}{self.symbol}"
 
 
@@ -196,20 +203,23 @@ UNITS: tuple[tuple[tuple[str, ...], Unit], ...] = (
     (("_per_s",), Unit('printf "%.3g"', "/s", symbol="/s")),
     (("_s",), Unit("humanizeDuration", symbol="s")),
 )
-"""Units by the end of a signal's name, the longer ends first."""
+"""Units by the suffix of a signal's name. Longer suffixes come first."""
 
 PLAIN = Unit('printf "%.3g"')
 
 
 def unit_of(signal: str) -> Unit:
-    """The unit of a signal, by the end of its name."""
+    """The unit of a signal, according to the suffix of its name."""
     return next((unit for ends, unit in UNITS if signal.endswith(ends)), PLAIN)
 
 
 def link_annotations(plan: Plan, runbook: str, worst: str = "") -> dict[str, str]:
-    """Links of an alert about a pool to the runbook, and to the triage page and the dashboard of
-    the replica that the query `worst` finds (without a query, of all replicas), as far as their
-    addresses are set."""
+    """The links of an alert about a pool: to the runbook, the triage page and the dashboard. A link
+    is left out if its address is not set.
+
+    `worst` is a query for the replica to which the triage page and the dashboard refer. Without it,
+    they show all replicas.
+    """
     links = runbook_annotation(runbook)
     if plan.triage_url:
         page = worst_text(plan, worst, '{{ label "instance" $worst }}') if worst else ""
@@ -222,8 +232,8 @@ def link_annotations(plan: Plan, runbook: str, worst: str = "") -> dict[str, str
 
 
 def dashboard_annotation(plan: Plan, board: str, **variables: str) -> dict[str, str]:
-    """The link to a dashboard as an annotation, its `variables` set from the alert's labels; empty
-    without Grafana's address."""
+    """An annotation with the link to a dashboard. The dashboard's `variables` are set from labels
+    of the alert. Empty if Grafana's address is not set."""
     if not plan.grafana_url:
         return {}
     chosen = "&".join(
@@ -238,7 +248,7 @@ def dashboard_of(plan: Plan, board: str) -> str:
 
 
 def runbook_annotation(runbook: str) -> dict[str, str]:
-    """The runbook link as an annotation; empty without a runbook address."""
+    """An annotation with the link to the runbook. Empty without an address."""
     return {"runbook_url": runbook} if runbook else {}
 
 
@@ -254,14 +264,18 @@ SPEEDS = (
     ("KneewatchTtftBudgetFastBurn", Severity.CRITICAL, 14.4, 3600.0, 300.0, "two days"),
     ("KneewatchTtftBudgetSlowBurn", Severity.WARNING, 6.0, 21600.0, 1800.0, "five days"),
 )
-"""Name, severity, lowest burn rate, long and short window in seconds, and when a month's budget is
-gone at that burn rate. Source: Google, The Site Reliability Workbook, chapter 5, table 5-8."""
+"""For each burn-rate alert: its name, severity, minimum burn rate, long and short window in
+seconds, and the time after which a month's budget is used up at that burn rate.
+
+Source: Google, The Site Reliability Workbook, chapter 5, table 5-8.
+"""
 
 TRAFFIC_S = 300.0
 
 
 def burn_groups(plan: Plan) -> tuple[Group, ...]:
-    """Recording rules for the pools' error ratios and their alerts; empty without a TTFT target."""
+    """Recording rules for the error ratios of pools, and alerts on them. Empty without a TTFT
+    target."""
     within = within_ttft(plan.targets.ttft_p99_s)
     if within is None:
         return ()
@@ -276,7 +290,8 @@ def burn_groups(plan: Plan) -> tuple[Group, ...]:
 
 
 def error_ratio(window_s: float) -> str:
-    """Recorded series: share of a pool's requests in the window that exceeded the TTFT target."""
+    """The name of the recorded series for the share of a pool's requests in the window that
+    exceeded the TTFT target."""
     minutes = round(window_s / 60)
     window = f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}m"
     return recorded(f"ttft_error_ratio:{window}")
@@ -320,10 +335,10 @@ STAGE_ADVICE = {
 
 
 def stage_group(plan: Plan) -> Group:
-    """The worst stage of each pool as a recorded series, and the alerts about it.
+    """A recording rule for the worst stage of each pool, and the alerts about it.
 
-    There is one alert for each stage above 0 and each severity that it can have; a pool fires at
-    most one of them.
+    There is one alert for each stage above 0 and each severity that the stage can have. At most one
+    of them fires for a pool.
     """
     alerts = [
         _stage(plan, number_, severity)
@@ -339,7 +354,8 @@ def stage_group(plan: Plan) -> Group:
 
 
 POOL_STAGE = recorded("pool_cascade")
-"""Ten times the severity plus the stage of a pool's worst engine without the cause kv_pressure."""
+"""The recorded series for the worst stage of a pool: ten times its severity plus its number.
+Engines with the cause kv_pressure do not count."""
 
 
 def _pool_stage(plan: Plan) -> str:

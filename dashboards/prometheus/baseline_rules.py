@@ -1,4 +1,5 @@
-"""Recording rules for baselines (hours of the week, quiet times) and trends over hours. Pure."""
+"""Recording rules for baselines (by hour of the week, and of quiet times), and for trends over
+hours. Pure."""
 
 from __future__ import annotations
 
@@ -37,11 +38,11 @@ from kneewatch.rules.quantities import BaselineValue
 from kneewatch.rules.rule import Severity
 
 STEP_S = 300.0
-"""How often the rules check whether an hour has begun."""
+"""Seconds between two checks whether an hour has begun."""
 
 NEW_HOUR = f"(minute() < {round(STEP_S / 60)})"
-"""True at the first evaluation in an hour: groups are evaluated at some second of their interval,
-which is not the hour's own."""
+"""A PromQL condition that is true at the first evaluation in an hour. Groups are not evaluated
+exactly at the start of the hour."""
 
 BASELINED = tuple(
     dict.fromkeys(
@@ -53,7 +54,7 @@ BASELINED = tuple(
         if isinstance(node, BaselineValue)
     )
 )
-"""Signals that causes compare with their normal values."""
+"""Signals for which causes read the baseline."""
 
 _EXPRESSIONS = tuple(signal.of for signal in DERIVED)
 
@@ -62,17 +63,19 @@ COMPARED = tuple(
         (*(node.key for node in nodes(_EXPRESSIONS) if isinstance(node, BaselineValue)), *BASELINED)
     )
 )
-"""Signals that are compared with their baselines."""
+"""Signals that are compared with a baseline."""
 
 SEASONAL = tuple(dict.fromkeys((*COMPARED, SPEC_ACCEPTED.signal)))
-"""Signals whose usual value at this hour of the week is recorded."""
+"""Signals for which the usual value at this hour of the week is recorded."""
 
 SEASON = "season"
-"""A label of usual values only, so that `or` keeps them beside the quiet median."""
+"""A label that only usual values have. It keeps `or` from dropping them in favour of the quiet
+median."""
 
 
 def season_group(plan: Plan) -> Group:
-    """Rules for the median of each hour, and for the usual value of the hour that begins."""
+    """Recording rules for the median of each hour, and for the usual value of the hour that
+    begins."""
     hours = [Record(recorded(f"{key}:hour"), _hour(recorded(key))) for key in SEASONAL]
     usual = [
         Record(recorded(f"{key}:usual"), _usual(plan, recorded(f"{key}:hour")), {SEASON: "week"})
@@ -82,8 +85,8 @@ def season_group(plan: Plan) -> Group:
 
 
 def compared_with(plan: Plan, key: str) -> str:
-    """What a signal is compared with: its quiet median or the usual value at this hour of the week,
-    whichever is worse; the other where one is missing."""
+    """A PromQL expression for the baseline of a signal: the worse of its quiet median and its usual
+    value at this hour of the week. If one of them is missing, the other."""
     worse = "min" if key in MORE_IS_BETTER else "max"
     return f"{worse} by ({plan.engine}) ({recorded(f'{key}:quiet')} or {usual_now(key)})"
 
@@ -99,7 +102,8 @@ def _hour(series: str) -> str:
 
 
 def _usual(plan: Plan, hour: str) -> str:
-    """The median of the weeks, where there are enough that agree."""
+    """A PromQL expression for the median of the past weeks. It has no value unless there are enough
+    weeks with similar values."""
     weeks = " or ".join(_week(hour, week) for week in range(1, WEEKS + 1))
     middle = f"quantile by ({plan.engine}) (0.5, {weeks})"
     apart = f"abs(({weeks}) - on ({plan.engine}) group_left () ({middle}))"
@@ -109,8 +113,8 @@ def _usual(plan: Plan, hour: str) -> str:
 
 
 def _week(hour: str, week: int) -> str:
-    """The hour that begins now, `week` weeks ago. It was recorded at its end, at another second of
-    the step than today's."""
+    """A PromQL expression for the value, `week` weeks ago, of the hour that begins now. The range
+    is wider than a step, because evaluations were not at the same second then."""
     ago_s = week * WEEK_S - HOUR_S
     around = f"{hour}[{duration(2 * STEP_S)}] offset {duration(ago_s - STEP_S)}"
     return f'label_replace(last_over_time({around}), "week", "{week}", "", "")'
@@ -119,12 +123,13 @@ def _week(hour: str, week: int) -> str:
 # --- Trends over hours ----------------------------------------------------------------------------
 
 SLOW_STEP_S = 120.0
-"""How often trends over hours are computed: often enough for an instant query to find them."""
+"""Seconds between two evaluations of trends over hours. It is short enough for an instant query to
+find a value."""
 
 
 def slow_group(plan: Plan) -> Group:
-    """The levels of slow quantities, and the trend lines through the levels of some hours
-    (diagnose/learned/slow_trends.py)."""
+    """Recording rules for the levels of slow quantities, and for the trend lines through these
+    levels over hours (diagnose/learned/slow_trends.py)."""
     rules = tuple(
         Record(recorded(key), expr)
         for slow in SLOW
@@ -150,14 +155,15 @@ def slow_series(plan: Plan, slow: SlowQuantity) -> dict[str, str]:
 
 
 def _work() -> str:
-    """Tokens of the running requests; 0 where none runs, because the lengths are unknown then."""
+    """A PromQL expression for the tokens of the running requests. It is 0 if no request runs,
+    because the request lengths are then unknown."""
     running = recorded("running_avg")
     lengths = f"({recorded('prompt_tokens_mean')} + {recorded('output_tokens_mean')})"
     return f"({running} == 0) or ({running} * {lengths})"
 
 
 def _host_memory(plan: Plan) -> str:
-    """The process's resident memory, for each of its engines."""
+    """A PromQL expression for the resident memory of a process, once for each of its engines."""
     selector = f"{{{plan.selector}}}" if plan.selector else ""
     resident = f"max by ({plan.process}) (process_resident_memory_bytes{selector})"
     return f"({EVERYWHERE} * 0 + 1) * on ({plan.process}) group_left () {resident}"
@@ -167,9 +173,12 @@ FAMILY_SERIES = ("disturbed", "sampled")
 
 
 def calm_group(plan: Plan) -> Group:
-    """Rules for the values behind the quiet medians: values from scrapes in which nothing moved
-    their family of signals. Evaluated after the alerts, because a scrape with a finding at warning
-    is not quiet."""
+    """Recording rules for the values of which quiet medians are computed: values from scrapes at
+    which nothing disturbed the signal's family.
+
+    The group is evaluated after the alerts, because a scrape with a finding at warning is not
+    quiet.
+    """
     seen, arrivals = map(recorded, ("seen", "arrival_per_s"))
     half, window = duration(plan.range_s / 2), duration(plan.range_s)
     rules = [
@@ -195,8 +204,8 @@ def calm_group(plan: Plan) -> Group:
 
 
 def _disturbed(plan: Plan, family: str) -> str:
-    """Where something moves a family of signals: a cause, a finding at warning, the cascade or a
-    queue."""
+    """A PromQL expression for engines on which something disturbs a family of signals: a cause, a
+    finding at warning, the cascade, or a queue."""
     causes = "|".join(record.id for record in CAUSES if family in record.moves)
     rules = "|".join(rule.id for rule in plan.rules() if family in rule.moves)
     concluded = f'{recorded(CONFIDENCE)}{{cause=~"({causes})(:.*)?"}} >= {number(CONCLUDED_FROM)}'
@@ -212,7 +221,8 @@ def _disturbed(plan: Plan, family: str) -> str:
 
 
 def quiet_median(plan: Plan, key: str) -> str:
-    """The median of quiet values; outside quiet times the last known median."""
+    """A PromQL expression for the median of quiet values. Outside quiet times it is the last known
+    median."""
     remembered_s = SAMPLES_MAX * plan.range_s / 2
     calm = f"{recorded(f'{key}:calm')}[{duration(remembered_s)}]"
     dense = plan.range_s / 2 / plan.interval_s

@@ -1,4 +1,5 @@
-"""A cause as PromQL: its gate, its severities, and the log-odds of its terms one by one. Pure."""
+"""A cause as PromQL: the condition under which it is possible (its gate), its severities, and the
+log-odds of its terms. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +15,18 @@ from kneewatch.rules.facts import NO_TARGETS, Spelling, Targets, number, recorde
 from kneewatch.rules.rule import Severity
 
 ZERO = f"({recorded('running')} * 0)"
-"""0 for every engine, in place of a signal without a value."""
+"""A PromQL expression that is 0 for every engine. It replaces a signal without a value."""
 
 NO_DIALECT = Dialect(0.0)
 
 Levels = tuple[tuple[Severity, str], ...]
-"""Severities and when each applies, worst first; an empty condition always does."""
+"""Severities, worst first, each with the condition under which it applies. An empty condition
+always applies."""
 
 
 class Scored(Struct, frozen=True):
-    """A piece of evidence: what it adds to the log-odds, where `when` holds (always, where that is
-    empty)."""
+    """A piece of evidence as PromQL: the log-odds that it adds, and in `when` the condition under
+    which it counts. An empty `when` means always."""
 
     value: str
     threshold: str | None
@@ -34,11 +36,13 @@ class Scored(Struct, frozen=True):
 
 
 class CauseQuery(Struct, frozen=True):
-    """A form of a cause as PromQL: concluded where `when` holds and its confidence is high enough.
+    """A form of a cause as PromQL. It is concluded where `when` holds and its confidence is high
+    enough.
 
-    `start` are the log-odds that the terms are added to, a number or an expression. `note` is the
-    form's name, empty for a cause's only form. `for_s` is how long it must hold in seconds, None
-    for the cause's onset. `needs` are records that `when` reads and nothing else does.
+    `start` is a number or an expression for the log-odds before evidence is added. `note` is the
+    name of the form; empty if the cause has a single form. `for_s` is how long the cause must hold
+    in seconds; None for the onset in its record. `needs` are recording rules that only `when`
+    reads.
     """
 
     record: CauseRecord
@@ -52,16 +56,17 @@ class CauseQuery(Struct, frozen=True):
     for_s: float | None = None
     needs: tuple[Record, ...] = ()
     apart: bool = False
-    """Whether no other cause is attributed to it in this form."""
+    """Whether this form explains no other causes."""
 
     @property
     def series(self) -> str:
-        """The `cause` label of its recorded confidence."""
+        """The value of the label `cause` in the series of its confidence."""
         return f"{self.record.id}:{self.note}" if self.note else self.record.id
 
 
 class Spelled(Spelling):
-    """Signals that are PromQL expressions of their own: GPU boards, engines against their peers."""
+    """Spells conditions with signals that are not recorded as such, but given as PromQL
+    expressions."""
 
     def __init__(
         self,
@@ -73,12 +78,12 @@ class Spelled(Spelling):
         self._series = series
 
     def series(self, key: str) -> str | None:
-        """The expression of a signal; None where there is none."""
+        """The PromQL expression of a signal. None if there is none."""
         return self._series.get(key)
 
 
 def scored(to: Spelling, term: Term) -> Scored | None:
-    """A term as PromQL; None where PromQL cannot compute it, or its weight is 0."""
+    """A term as PromQL. None if PromQL cannot compute the term, or if its weight is 0."""
     value = ZERO if isinstance(term.value, Number) else term.value.promql(to)
     when = term.when.compile(ToPromQL(to))
     if value is None or when.nowhere or not term.weight.value:
@@ -90,10 +95,11 @@ def scored(to: Spelling, term: Term) -> Scored | None:
 
 
 def confidence(start: float | str, terms: Sequence[Scored], zero: str) -> str:
-    """The confidence of a cause whose log-odds start at `start`, a number or an expression.
+    """A PromQL expression for the confidence of a cause. `start` is a number or an expression for
+    the log-odds before evidence is added.
 
-    `zero` is an expression that is 0 for each subject that is judged: evidence is weighed for no
-    other subject, so that Prometheus does no arithmetic on healthy engines.
+    `zero` is an expression that is 0 for each subject (such as an engine) that is judged. Evidence
+    is computed only for these subjects, so that Prometheus does no arithmetic on healthy engines.
     """
     begin = start if isinstance(start, str) else number(start)
     summed = " + ".join([f"({zero} + {begin})", *(_added(term, zero) for term in terms)])

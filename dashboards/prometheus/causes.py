@@ -1,4 +1,5 @@
-"""Causes as recording and alerting rules, and which cause's alert mutes which. Pure."""
+"""Recording and alerting rules for causes, and Alertmanager's inhibition rules between causes.
+Pure."""
 
 from __future__ import annotations
 
@@ -45,10 +46,11 @@ from kneewatch.rules.quantities import Held
 from kneewatch.rules.rule import Severity
 
 FEW_RATIO = 0.25
-"""Largest share of the peers that may be slow at once; one always may."""
+"""Maximum share of the peers that may be slow at the same time. One peer may always be slow."""
 
 HOLDS_WINDOWS = 5.0
-"""Windows before the alert fires: routers take a minute to even out the load."""
+"""Number of windows for which the condition must hold before the alert fires. Routers take a minute
+to distribute the load evenly."""
 
 SLOW, SHARE, BEHIND = (
     recorded(key) for key in ("itl_p50_over_peers", "arrival_over_peers", "behind_peers")
@@ -57,8 +59,11 @@ TAIL = recorded("itl_p99_s")
 
 
 def _peer_records(plan: Plan, queries: Sequence[CauseQuery]) -> tuple[Record, ...]:
-    """Each engine's signals divided by the median of its peers, and 1 for each slow engine whose
-    slow tokens none of the causes in `queries` explains."""
+    """Recording rules for each engine's signals divided by the median of its peers, and for slow
+    engines (value 1).
+
+    An engine does not count as slow if one of the causes in `queries` explains its slow tokens.
+    """
     slow = (
         f"({SLOW} >= {number(SLOWER)}) and ({_over(plan, recorded('itl_mean_s'))}"
         f" >= {number(SLOWER)}) unless ({SHARE} > {number(SAME_ARRIVALS)})"
@@ -74,8 +79,11 @@ def _peer_records(plan: Plan, queries: Sequence[CauseQuery]) -> tuple[Record, ..
 
 
 def bad_node(plan: Plan, queries: Sequence[CauseQuery]) -> CauseQuery:
-    """The `bad_node` cause: a server whose tokens are slower than its peers', without more requests
-    and without another cause of slow tokens; or whose GPU clock is lower."""
+    """The query for the cause `bad_node`.
+
+    It is concluded for a server whose tokens are slower than its peers', if neither more requests
+    nor another cause explains that; and for a server whose GPU clock is lower.
+    """
     pool, beside = plan.pool, _beside_peers(plan)
     peers = f"count by ({pool}) ({recorded('running')})"
     few = f"count by ({pool}) ({BEHIND}) <= clamp_min({number(FEW_RATIO)} * {peers}, 1)"
@@ -94,7 +102,7 @@ def bad_node(plan: Plan, queries: Sequence[CauseQuery]) -> CauseQuery:
 
 
 def _beside_peers(plan: Plan) -> Spelled:
-    """The signals of diagnose/fleet/outliers.py as PromQL."""
+    """The signals of diagnose/fleet/outliers.py, as PromQL expressions."""
     pool = plan.pool
     worst = f"({TAIL} == on ({pool}) group_left () max by ({pool}) ({TAIL}))"
     alone = f"count by ({pool}) {worst} == 1 and count by ({pool}) ({TAIL}) > 1"
@@ -115,13 +123,15 @@ def _beside_peers(plan: Plan) -> Spelled:
 
 
 def _clock_low(plan: Plan) -> str:
-    """GPU clock over the median of the peers, where it is low under load."""
+    """A PromQL expression for the GPU clock divided by the median of the peers. It has a value only
+    where the clock is low under load."""
     works = f"({recorded('running_avg')} + {recorded('waiting')}) >= 1"
     return f"({_over(plan, ENGINE_CLOCK)} <= {number(CLOCK_BELOW)}) and ({works})"
 
 
 def _over(plan: Plan, series: str, sign: str = "/") -> str:
-    """A series divided by the median of its peers; with `sign="-"`, minus that median."""
+    """A PromQL expression for a series divided by the median of its peers. With `sign="-"` the
+    median is subtracted instead."""
     pool = plan.pool
     middle = f"quantile by ({pool}) (0.5, {series}) > 0"
     return f"({series} {sign} on ({pool}) group_left () ({middle}))"
@@ -134,7 +144,7 @@ def _over(plan: Plan, series: str, sign: str = "/") -> str:
 
 
 def cause_queries(plan: Plan) -> tuple[CauseQuery, ...]:
-    """All forms of all causes that the plan's series can show."""
+    """The queries for all forms of all causes whose signals the plan records."""
     to = Recorded(plan)
     queries = [
         query
@@ -148,7 +158,7 @@ def cause_queries(plan: Plan) -> tuple[CauseQuery, ...]:
 
 
 def left_out(plan: Plan) -> Mapping[str, str]:
-    """Causes without a rule in this plan: {id: reason}."""
+    """The causes for which this plan has no rule, each with the reason."""
     concluded = {query.record.id for query in cause_queries(plan)}
     return {
         record.id: record.sidecar
@@ -158,8 +168,11 @@ def left_out(plan: Plan) -> Mapping[str, str]:
 
 
 def _queries(spelling: Recorded, record: CauseRecord, form: Form) -> Iterator[CauseQuery]:
-    """The queries of a form: one for where it explains other causes, and one for where it stands
-    apart. They give alerts of two names, because Alertmanager mutes by name."""
+    """Yields the queries of a form: one for engines on which it explains other causes, and one for
+    engines on which it stands apart from them.
+
+    The two have alerts of different names, because Alertmanager mutes alerts by name.
+    """
     to = ToPromQL(spelling)
     gates = [(form.gate, form.name, False)]
     if form.apart is not None:
@@ -192,7 +205,7 @@ def _plain(say: Say) -> str:
 
 
 def cause_groups(plan: Plan) -> tuple[Group, Group]:
-    """The recording rules of all causes, and their alerts."""
+    """Two groups: the recording rules of all causes, and their alerts."""
     to, queries = Recorded(plan), cause_queries(plan)
     flags = {
         held.name: flag
@@ -217,7 +230,7 @@ def cause_groups(plan: Plan) -> tuple[Group, Group]:
 
 
 def cause_name(cause: str) -> str:
-    """An alert's name: `kv_pressure` is `KneewatchCauseKvPressure`."""
+    """The name of the alert for a cause: `kv_pressure` becomes `KneewatchCauseKvPressure`."""
     return "KneewatchCause" + "".join(part.capitalize() for part in cause.split("_"))
 
 
@@ -227,9 +240,12 @@ def cause_alert(query: CauseQuery) -> str:
 
 
 def _records(query: CauseQuery) -> Iterator[Record]:
-    """The rules of one cause: what its gate reads, the gate and the confidence. Evidence is weighed
-    only where the gate is open, because arithmetic on healthy engines would cost as much as on sick
-    ones."""
+    """Yields the recording rules of a cause: the series that its gate reads, the gate, and the
+    confidence.
+
+    Evidence is computed only where the gate is open. Otherwise the arithmetic would cost as much
+    for healthy engines as for sick ones.
+    """
     gate = gate_of(query)
     yield from query.needs
     yield Record(gate, f"({query.when}) < bool -Inf")  # infinity times 0 would be NaN
@@ -238,12 +254,13 @@ def _records(query: CauseQuery) -> Iterator[Record]:
 
 
 def gate_of(query: CauseQuery) -> str:
-    """The recorded series that is 0 for each engine where a cause is possible."""
+    """The name of the recorded series that is 0 for each engine on which a cause is possible."""
     return recorded(f"gate:{query.series}")
 
 
 def _severity(plan: Plan, query: CauseQuery) -> Record:
-    """The severity of a cause by itself: 1 info, 2 warning, 3 critical, while it is concluded."""
+    """The recording rule for the severity of a cause itself, while it is concluded: 1 info, 2
+    warning, 3 critical."""
     series = _series(CONFIDENCE, query)
     sure = f"({series} >= {number(DOUBTFUL_BELOW)})"
     options = [
@@ -266,14 +283,14 @@ def _lasts(plan: Plan, query: CauseQuery) -> Lasts:
 
 
 def _explained(query: CauseQuery, queries: Sequence[CauseQuery]) -> list[CauseQuery]:
-    """The causes that are reported under this one."""
+    """The causes that are reported under this cause."""
     under = EXPLAINS.get(query.record.id, ()) if not query.apart else ()
     return [other for other in queries if other.record.id in under]
 
 
 def _reported(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> str:
-    """The worst severity of a cause and of the causes that it explains; absent where another cause
-    explains it."""
+    """A PromQL expression for the worst severity of a cause and of the causes that it explains. It
+    has no value where another cause explains this cause."""
     series, on = _series(CONFIDENCE, query), f"on ({plan.engine})"
     worst = _series(CAUSE_SEVERITY, query)
     if explained := _explained(query, queries):
@@ -290,7 +307,7 @@ def _reported(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> s
 
 
 def _sure(queries: Sequence[CauseQuery]) -> str:
-    """The confidences of these causes, without doubtful ones."""
+    """A PromQL expression for the confidences of these causes. Doubtful ones are left out."""
     names = "|".join(query.series for query in queries)
     return f'({recorded(CONFIDENCE)}{{cause=~"{names}"}} >= {number(DOUBTFUL_BELOW)})'
 
@@ -310,8 +327,9 @@ def _knows_pods(plan: Plan) -> bool:
 
 
 def _gpu_pods(plan: Plan) -> Record:
-    """The severity of the worst alert about the GPUs that each pod uses, kept for two windows: the
-    causes that it explains may end later than the alert."""
+    """The recording rule for the severity of the worst alert about the GPUs of each pod. The
+    value stays for two windows, because the causes that the alert explains may end later than
+    the alert."""
     lately_s = 2 * plan.range_s
     alerts = " or ".join(
         f'(max_over_time(ALERTS{{kneewatch="gpu", pod!="", at_work!="false", alertstate="firing",'
@@ -323,8 +341,8 @@ def _gpu_pods(plan: Plan) -> Record:
 
 
 def _alone(queries: Sequence[CauseQuery]) -> Record:
-    """The causes in force, except those explained by a GPU alert of the same pod that is at least
-    as severe."""
+    """The recording rule for active causes that no GPU alert explains. A GPU alert of the same pod
+    explains a cause only if the alert is at least as severe."""
     under = {*EXPLAINS["gpu_fault"], *EXPLAINS["gpu_throttled"]}
     names = "|".join(query.series for query in queries if query.record.id in under)
     of_gpus = f'{CAUSE}{{cause=~"{names}"}} <= on ({", ".join(POD)}) group_left () {GPU_PODS}'
@@ -332,7 +350,8 @@ def _alone(queries: Sequence[CauseQuery]) -> Record:
 
 
 def _alerts(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> list[Alert]:
-    """One alert per possible severity, including those of explained causes."""
+    """The alerts of a cause: one per possible severity. The severities of the causes that it
+    explains are included."""
     explained = _explained(query, queries)
     levels = {severity for concluded in (query, *explained) for severity, _ in concluded.levels}
     return [
@@ -378,7 +397,8 @@ def _alert(plan: Plan, query: CauseQuery, severity: Severity) -> Alert:
 
 
 INHIBIT_FILE = "alertmanager/inhibit-rules.yml"
-"""In a folder of its own, so that a pattern such as `*.yml` for rule files does not load it."""
+"""Path of the file. It has its own folder, so that a pattern such as `*.yml` for rule files does
+not match it."""
 
 INHIBIT_HEAD = (
     "# Generated by `kneewatch export prometheus-rules`. Add these rules to `inhibit_rules` of\n"
@@ -386,18 +406,18 @@ INHIBIT_HEAD = (
 )
 OF_SERVERS = 'kneewatch=~"cause|finding|stage|burn"'
 MILDER = (("critical", "critical|warning|info"), ("warning", "warning|info"))
-"""The severities that an alert of a severity may mute. An alert at info is doubtful, and mutes
-nothing."""
+"""For each severity of an alert, the severities that the alert may mute. An alert at info is
+doubtful and mutes nothing."""
 
 
 def inhibition_files(plan: Plan) -> dict[str, str]:
-    """The file with the inhibition rules, by name."""
+    """The file with the inhibition rules: text by file name."""
     document = {"inhibit_rules": inhibit_rules(plan)}
     return {INHIBIT_FILE: INHIBIT_HEAD + yaml.safe_dump(document, sort_keys=False, width=100_000)}
 
 
 def inhibit_rules(plan: Plan) -> list[dict[str, Any]]:
-    """Alertmanager's inhibition rules, each within one pool."""
+    """Inhibition rules for Alertmanager. Each applies within one pool."""
     gone = 'alertname=~"KneewatchTargetDown|KneewatchPoolVanished"'
     rules = [
         # What is left of a pool carries the load of replicas that are down.

@@ -1,4 +1,4 @@
-"""Recording rules per GPU, and GPU causes of engines where labels join them. Pure."""
+"""Recording rules per GPU, and the GPU causes of engines if labels assign GPUs to engines. Pure."""
 
 from __future__ import annotations
 
@@ -51,13 +51,15 @@ CLOCK_RATIO, UNWANTED = recorded("gpu_throttled_clock_ratio"), recorded("gpu_thr
 ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID = map(recorded, (
     "gpu_sm_clock_min_hz", "gpu_temperature_max_c", "gpu_xid_max"
 ))  # fmt: skip
-"""An engine's lowest clock, highest temperature and highest XID, for comparison with its peers."""
+"""Names of recorded series: the lowest clock, the highest temperature and the highest XID of an
+engine's GPUs. They are compared with those of its peers."""
 
 FAULT_SEVERITY, FAULT_AT_WORK = recorded("gpu_fault_severity"), recorded("gpu_fault_at_work")
 
 
 def joined_group(plan: Plan) -> Group:
-    """An engine's GPU signals and the inputs of its GPU causes; empty without `gpu_join`."""
+    """Recording rules for an engine's GPU signals and for the inputs of its GPU causes. Empty
+    without `gpu_join`."""
     if not plan.gpu_join:
         return Group("kneewatch-engine-gpus", ())
     used, free = recorded(USED), recorded(FREE)
@@ -92,7 +94,8 @@ def joined_group(plan: Plan) -> Group:
 
 
 def _given(plan: Plan) -> str:
-    """1 per GPU or MIG instance, with the labels of the engine that it is assigned to."""
+    """A PromQL expression that is 1 for each GPU or MIG instance assigned to an engine. It has the
+    labels of that engine."""
     there = ", ".join(f'{gpu}!=""' for _, gpu in plan.gpu_join)
     mine = ", ".join(label for label, _ in plan.gpu_join)
     parts: list[str] = []
@@ -106,15 +109,16 @@ def _given(plan: Plan) -> str:
 
 
 def _engine(plan: Plan, fold: str, expr: str, by: str = BOARD) -> str:
-    """An expression per engine: `expr`, which is per board or MIG instance, aggregated with `fold`
-    over the engine's boards."""
+    """A PromQL expression per engine: `expr`, which has a value per board or MIG instance, is
+    aggregated with `fold` over the engine's boards."""
     mine = ", ".join(label for label, _ in plan.gpu_join)
     folded = f"{fold} by ({mine}) ({GIVEN} * on ({by}) group_left () ({expr}))"
     return f"({recorded('running')} * 0 + on ({mine}) group_left () {folded})"
 
 
 def _by_severity(values: Mapping[Severity, float]) -> str:
-    """Each fault in force, with the value of its severity."""
+    """A PromQL expression for each active fault. Its value depends on the severity of the fault, as
+    in `values`."""
     return " or ".join(
         f'({AILMENT}{{severity="{severity.word}"}} * 0 + {number(value)})'
         for severity, value in values.items()
@@ -129,8 +133,8 @@ ENGINES = Spelled({"itl_mean_drift_ratio": DRIFT})
 
 
 def gpu_queries(plan: Plan) -> tuple[CauseQuery, ...]:
-    """The GPU causes by form: a fault that affects work now or an old one, throttling that slows
-    the engine or does not (or is intended)."""
+    """The queries for the GPU causes, one per form: a fault that affects work now, an old fault,
+    throttling that slows the engine, and throttling that does not slow it or is intended."""
     return (
         _fault(f"{FAULT_AT_WORK} > 0"),
         _fault(f"{FAULT_SEVERITY} unless {FAULT_AT_WORK}", "apart"),
@@ -208,7 +212,8 @@ def _slow() -> str:
 
 
 def _grave() -> str:
-    """Throttling worth a warning: unintended, or the engine is slow."""
+    """A PromQL condition for throttling that deserves a warning: it is not intended, or the engine
+    is slow."""
     return f"(({UNWANTED} or ({_slow()})) unless ({CLOCK_RATIO} >= {number(NEARLY_FULL)}))"
 
 
@@ -220,7 +225,7 @@ def _apart() -> str:
 
 
 def gpu_group(plan: Plan) -> Group:
-    """Recording rules and alerts per GPU, from a DCGM exporter's series."""
+    """Recording rules and alerts per GPU, on series of a DCGM exporter."""
     return Group(
         "kneewatch-gpus",
         (

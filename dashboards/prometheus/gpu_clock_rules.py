@@ -48,7 +48,8 @@ HELD = number(THROTTLED_FROM)
 
 
 class Reason(NamedTuple):
-    """Why a GPU is throttled. `when` is a PromQL condition; earlier reasons take precedence."""
+    """A reason why a GPU is throttled. `when` is a PromQL condition. If several reasons apply, the
+    first one counts."""
 
     id: str
     when: str
@@ -57,7 +58,8 @@ class Reason(NamedTuple):
 
 
 def clock_records() -> tuple[Record, ...]:
-    """Recording rules: inputs of the throttling verdict, and its confidence by reason."""
+    """Recording rules for the inputs of the throttling verdict, and for its confidence by
+    reason."""
     clock_hz, most_hz = series_of("gpu_sm_clock_hz"), series_of("gpu_sm_clock_most_hz")
     return (
         Record(WORKING, f"{series_of('busy_ratio')} >= {number(BUSY_FROM)}"),
@@ -79,7 +81,8 @@ def clock_records() -> tuple[Record, ...]:
 
 
 def clock_alerts(plan: Plan) -> tuple[Alert, ...]:
-    """Alerts for throttled GPUs by reason; an intended limit is info unless it halves the clock."""
+    """Alerts for throttled GPUs by reason. An intended limit is an info, unless it halves the
+    clock."""
     nearly = f"({RATIO} >= {number(NEARLY_FULL)})"
     wanted = f"({WANTED} unless ({RATIO} < {number(HALF_SPEED)}))"
     alerts: list[Alert] = []
@@ -111,15 +114,17 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
 
 
 def _at_power_limit() -> str:
-    """Whether the power limit throttles a GPU: by throttled time, or by power draw over the limit
-    (the model's usual limit where the page has none)."""
+    """A PromQL condition for GPUs that the power limit throttles. The evidence is throttled time,
+    or power draw relative to the limit. If the page lacks the limit, the usual limit of the model
+    is used."""
     watts = series_of("gpu_power_watts")
     limit = f"(({series_of('gpu_power_limit_watts')} > 0) or {USUAL})"
     return f"({POWER} >= {HELD}) or ({watts} >= {number(AT_LIMIT)} * {limit})"
 
 
 def _matters() -> str:
-    """Throttled beyond what a busy GPU does at its default power limit."""
+    """A PromQL condition for GPUs that are throttled more than a busy GPU at its default power
+    limit."""
     at_watts = f"(({series_of('gpu_power_limit_watts')} > 0) or {series_of('gpu_power_watts')})"
     lowered = f"({at_watts} < {number(LOWERED)} * {USUAL})"
     by_design = f"({BINDS} unless {lowered})"
@@ -129,7 +134,7 @@ def _matters() -> str:
 
 
 def _reasons() -> tuple[Reason, ...]:
-    """The reasons in the sidecar's words, in order of precedence."""
+    """The reasons, with the texts of the sidecar. The first reason that applies counts."""
     no_gpu = GpuState("", "", "", "")
 
     def reason(
@@ -163,12 +168,12 @@ BOARDS = Spelled(
         "gpu_temperature_c": series_of("gpu_temperature_c"),
     }
 )
-"""A board's recorded series by the signal names that the evidence uses."""
+"""The recorded series of a board, by the names of signals that the evidence uses."""
 
 
 def _concluded(at: int) -> str:
-    """The confidence that a GPU is throttled, for GPUs where `REASONS[at]` is the first reason that
-    applies."""
+    """A PromQL expression for the confidence that a GPU is throttled. It has a value for those GPUs
+    for which `REASONS[at]` is the first reason that applies."""
     terms = [term for board_term in BOARD_TERMS if (term := scored(BOARDS, board_term)) is not None]
     sure = confidence(0.0, terms, ZERO)
     own = REASONS[at].when
@@ -178,20 +183,21 @@ def _concluded(at: int) -> str:
 
 
 def _greatest(*keys: str) -> str:
-    """The maximum of those signals that have a value."""
+    """A PromQL expression for the maximum of signals. Signals without a value are ignored."""
     return reduce(
         lambda left, right: f"(({left} > {right}) or {right} or {left})", map(series_of, keys)
     )
 
 
 def _clocks() -> Mapping[str, float]:
-    """Maximum SM clocks in Hz by a pattern of the model's name, longest name first."""
+    """Maximum SM clocks in Hz, by a pattern for the name of the GPU model. The longest name is
+    first."""
     names = sorted(MAX_SM_CLOCK_HZ, key=len, reverse=True)
     return {f".*{name}.*": MAX_SM_CLOCK_HZ[name] for name in names}
 
 
 def _watts() -> Mapping[str, float]:
-    """Board power in watts by a pattern of the catalogue's names of a GPU."""
+    """Board power in watts, by a pattern for the names of a GPU in the catalogue."""
     watts: dict[str, float] = {}
     for gpu in gpus().values():
         if any(name.startswith("NVIDIA") for name in gpu.names):
@@ -201,8 +207,8 @@ def _watts() -> Mapping[str, float]:
 
 
 def _by_model(first: str, series: str, values: Mapping[str, float]) -> str:
-    """The expression `first`; where it has no value, the value of its model from `values`, for each
-    GPU of `series`."""
+    """A PromQL expression: `first`, or where that has no value, a constant from `values` for the
+    GPU's model. `series` determines the GPUs."""
     by_model = (
         f'({series}{{modelName=~"{pattern}"}} * 0 + {number(value)})'
         for pattern, value in values.items()

@@ -41,15 +41,15 @@ XID_COUNTED = series_of("xid_counted")
 XID_SEEN = series_of("xid_seen")
 XID_WORKED = series_of("xid_worked")
 LOST_S = 3600.0
-"""A GPU is missing if its node's page had it within this time and no longer has it."""
+"""Seconds after which a GPU that disappeared from its node's page no longer counts as missing."""
 
 PCIE_ACTION = "reseat the card or its riser, then check the slot"
 LOST_ACTION = "check its kernel log (XID 79) and nvidia-smi -L"
 
 
 class GpuFault(Struct, frozen=True):
-    """A kind of GPU fault, present where the PromQL condition `when` holds. `at_work`: it affects
-    current work, and is not the trace of an old event."""
+    """A kind of GPU fault. A GPU has it where the PromQL condition `when` holds. `at_work`: it
+    affects current work; otherwise it is the trace of an old event."""
 
     id: str
     when: str
@@ -60,7 +60,7 @@ class GpuFault(Struct, frozen=True):
 
 
 def fault_records(plan: Plan) -> tuple[Record, ...]:
-    """Recording rules for the XIDs and for each kind of fault."""
+    """Recording rules for XIDs and for each kind of fault."""
     last, kept = recorded(XID), duration(XID_KEPT_S)
     codes = _codes(XIDS)
     shown = f'{XID_NOW}{{xid=~"{codes}"}}'
@@ -97,7 +97,7 @@ def fault_alerts(plan: Plan) -> tuple[Alert, ...]:
 
 
 def _counted(plan: Plan, codes: str) -> str:
-    """XIDs within the window, where the exporter has a counter per XID."""
+    """A PromQL expression for XIDs within the window, for exporters that have a counter per XID."""
     window, only = duration(plan.range_s), f'xid=~"{codes}"'
     rising = f"rate({raw(plan, XID_COUNTER, only)}[{window}])"
     there = raw(plan, XID_IN_WINDOW, only)
@@ -106,7 +106,8 @@ def _counted(plan: Plan, codes: str) -> str:
 
 
 def _worked(plan: Plan) -> str:
-    """XIDs that halt a GPU, where it is awake and has had load since: diagnose/gpu.py."""
+    """A PromQL expression for XIDs that halt a GPU, although the GPU is awake and has been under
+    load since (see diagnose/gpu.py)."""
     xid = f'{{xid=~"{_codes(code for code, xid in XIDS.items() if xid.halts)}"}}'
     halting = f"({XID_SEEN}{xid} or {XID_NOW}{xid})"
     powered = f"({recorded(CLOCK)} > 0 and on ({BOARD}) {recorded(POWER_USAGE)} > 0)"
@@ -119,8 +120,8 @@ def _worked(plan: Plan) -> str:
 
 
 def _by_xid() -> tuple[GpuFault, ...]:
-    """XIDs by urgency: new ones and those that halt a GPU, those that were there at the first
-    scrape, notes, and those after which the GPU works again."""
+    """The XID faults by urgency: new XIDs and those that halt a GPU, XIDs that were present at the
+    first scrape, XIDs that are only notes, and XIDs after which the GPU works again."""
     urgent = _codes(code for code, xid in XIDS.items() if xid.urgent)
     halting = _codes(code for code, xid in XIDS.items() if xid.halts)
     running = _codes(code for code, xid in XIDS.items() if xid.urgent and not xid.halts)
@@ -207,6 +208,6 @@ def _codes(codes: Iterable[int]) -> str:
 
 
 def _chosen(what: str, texts: Mapping[str, str]) -> str:
-    """A Go template that prints the text for the value of `what`."""
+    """A Go template that prints the text in `texts` for the value of `what`."""
     cases = [f'if eq ({what}) "{key}" }}}}{text}' for key, text in texts.items()]
     return "{{ " + "{{ else ".join(cases) + "{{ end }}"

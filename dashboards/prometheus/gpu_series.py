@@ -1,9 +1,9 @@
 """DCGM's fields and the health signals of each GPU as recording rules. Pure.
 
-A field is recorded once per board, or per MIG instance if it is the instance's: in SI units and
-under DCGM's older name, whatever the exporter calls it. Where DCGM has no value, there is no
-series. A board's series have the board's labels only, because a GPU that pods share is on a page
-once per pod.
+A field is recorded once per board; a field of MIG instances, once per instance. Values are in SI
+units and have DCGM's older field names, whatever names the exporter uses. If DCGM has no value,
+there is no series. A board's series have only the labels of the board, because a GPU that several
+pods share is on a page once per pod.
 """
 
 from __future__ import annotations
@@ -22,47 +22,50 @@ from kneewatch.rules.facts import PREFIX, duration, number, recorded
 from kneewatch.rules.rule import Severity
 
 GPU_LABELS = ("cluster", "Hostname", "hostname", "gpu", "UUID", "modelName")
-"""Labels that identify a board, and its model; exporters write Hostname or hostname."""
+"""Labels that identify a board, and the label with its model. An exporter writes either Hostname or
+hostname."""
 
 BOARD = ", ".join(GPU_LABELS)
 INSTANCE = "GPU_I_ID"
 NAME = "GPU {{ $labels.gpu }}{{ if not $labels.gpu }}{{ $labels.UUID }}{{ end }}"
 WHERE = "{{ $labels.Hostname }}{{ $labels.hostname }}"
-"""A GPU and its node in an annotation."""
+"""A template for the node of a GPU, for annotations."""
 
 USED_BY = (
     "{{ with $labels.pod }}, used by {{ . }}{{ end }}"
     "{{ with $labels.namespace }} in {{ . }}{{ end }}"
 )
-"""The pod that uses a GPU in an annotation; empty where it is not known."""
+"""A template for the pod that uses a GPU, for annotations. Empty if the pod is unknown."""
 
 REMEMBERED_S = 3600.0
-"""How long a GPU counts as used by its last pod: the alert about a GPU goes on when its pod ends
-because of it."""
+"""Seconds for which a GPU counts as used by its last pod. If a GPU fault ends the pod, the alert
+about the GPU thus keeps the pod's name."""
 
 USED, FREE = DEV + "FB_USED", DEV + "FB_FREE"
 BUSY = PROF + "GR_ENGINE_ACTIVE"
 CLOCK = DEV + "SM_CLOCK"
 SHOWN = (USED, FREE, BUSY, XID, CLOCK, POWER, ENERGY, *LOADS)
-"""Fields that findings and the XIDs need beside the health signals."""
+"""Fields that are recorded in addition to the health signals, because findings and XIDs need
+them."""
 
 NO_VALUE_FROM = 2.0**63
 BLANKS_32 = 0x7FFFFFF0, 0x7FFFFFF0 + 16
 BLANKS_DOUBLE = 2.0**47
-"""DCGM's blanks as on a page (collector/names/dcgm_fields.py); fields that are not wide never
-reach 2^47 otherwise."""
+"""DCGM's placeholders for missing values, as they appear on a page
+(collector/names/dcgm_fields.py). Real values of fields that are not wide never reach 2^47."""
 
 
 OWNER = recorded("gpu:pod_seen_s")
 
 
 def series_of(key: str) -> str:
-    """The recorded series of a GPU's health signal."""
+    """The name of the recorded series of a GPU's health signal."""
     return recorded("gpu:" + key.removeprefix("gpu_"))
 
 
 def gpu_records(plan: Plan) -> tuple[Record, ...]:
-    """Fields, bits and health signals, in the order in which they need each other."""
+    """Recording rules for fields, bits and health signals. A rule comes after the rules that it
+    reads."""
     signals = {signal.key: signal.expr for signal in health_signals(None)}
     dialect = Dialect(plan.range_s, GPU_LABELS, prefix=PREFIX)
     compiled = {key: expr.promql(dialect) for key, expr in signals.items()}
@@ -81,11 +84,11 @@ def gpu_records(plan: Plan) -> tuple[Record, ...]:
 
 
 def owner_record(plan: Plan) -> Record:
-    """A record of the pod that uses each board: its labels are `namespace` and `pod`, its value is
-    the Unix time in seconds at which the pod was last seen.
+    """The recording rule for the pod that uses each board. Its labels are `namespace` and `pod`;
+    its value is the Unix time at which the pod was last seen.
 
-    The exporter's page has the pod in `exported_namespace` and `exported_pod`, or with honorLabels
-    in `namespace` and `pod`. Where several pods of a namespace share a board, `pod` is missing.
+    On the exporter's page the pod is in `exported_namespace` and `exported_pod`; with honorLabels,
+    in `namespace` and `pod`. If several pods of a namespace share a board, `pod` is missing.
     """
     by_label: list[str] = []
     for name, _ in spellings(CLOCK):
@@ -120,8 +123,11 @@ def gpu_alert(
     action: str,
     by: str,
 ) -> Alert:
-    """An alert about a GPU. `kind` is the label that tells a cause's alerts apart, and its value;
-    `summary` follows the GPU's name, its node and pod; `by` are labels beside the GPU's."""
+    """An alert about a GPU.
+
+    `kind` is the name and value of the label that distinguishes the alerts of a cause. `summary` is
+    appended to the GPU's name, node and pod. `by` are labels in addition to those of the GPU.
+    """
     name, value = kind
     return Alert(
         name="Kneewatch" + "".join(part.capitalize() for part in cause.split("_")),
@@ -141,19 +147,20 @@ def gpu_alert(
 
 
 def of_owner(expr: str) -> str:
-    """An expression about boards, with the labels of the pod that uses each."""
+    """An expression about boards, with the labels of the pod that uses each board added."""
     named = f"({expr}) * on ({BOARD}) group_left (namespace, pod) ({OWNER} * 0 + 1)"
     return f"({named}) or (({expr}) unless on ({BOARD}) {OWNER})"
 
 
 def raw(plan: Plan, name: str, extra: str = "") -> str:
-    """A selector of the exporter's own series."""
+    """A selector for the exporter's own series."""
     matchers = ",".join(part for part in (plan.gpu_selector, extra) if part)
     return f"{name}{{{matchers}}}" if matchers else name
 
 
 def spellings(name: str) -> list[tuple[str, float]]:
-    """A field's metric names, the preferred one first, each with its factor to the field's unit."""
+    """The metric names of a field, the preferred one first. Each has the factor that converts its
+    values to the field's unit."""
     names = [(n.rank, text, n.scale) for text, n in field_table().names.items()
              if n.field.name == name]  # fmt: skip
     return [(text, scale) for _, text, scale in sorted(names)]
@@ -164,7 +171,7 @@ def _bit(key: str) -> str:
 
 
 def _seen(share: BitShare) -> str:
-    """1 where one of the mask's bits is set now, else 0."""
+    """A PromQL expression that is 1 if at least one bit of the mask is set now, else 0."""
     mask = recorded(share.metric)
     bits = [1 << at for at in range(share.mask.bit_length()) if share.mask >> at & 1]
     each_bit = " + ".join(f"(floor({mask} / {bit}) % 2)" for bit in bits)
@@ -188,8 +195,8 @@ def _cleaned(plan: Plan, name: str) -> str:
 
 
 def _known(series: str, field: Field, scale: float) -> str:
-    """A field's series without DCGM's placeholders for unknown values (and NaN, which no comparison
-    keeps)."""
+    """A PromQL expression for a field's series without DCGM's placeholders for unknown values. NaN
+    is removed too, because no comparison keeps it."""
     if field.wide:
         return f"({series} < {number(NO_VALUE_FROM)})"
     low, high = BLANKS_32

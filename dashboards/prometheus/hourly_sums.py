@@ -1,4 +1,5 @@
-"""Recording rules that sum counters and histograms over a tier for long reports. Pure."""
+"""Recording rules that sum counters and histograms over the engines of a tier. Reports on long
+periods read them. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS, Group, Plan,
 # series with a sample every five minutes. Reports add them up by the hour.
 
 SUM_STEP_S = 300.0
-"""Interval and length of the sums in seconds: needs a scrape every 150 s at least."""
+"""Seconds between two sums, and seconds that each sum covers. Targets must be scraped at least
+every 150 s."""
 
 SUMMED_COUNTERS: Mapping[str, tuple[str, str]] = {
     **{
@@ -42,32 +44,33 @@ SUMMED_COUNTERS: Mapping[str, tuple[str, str]] = {
     "computed_prompt_tokens": ("prompt_tokens_by_source", 'source="local_compute"'),
     "failed": ("request_success", 'finished_reason=~"error|abort"'),
 }
-"""Counters by what reports call them: metric, and which of its series."""
+"""Counters by their names in reports: the metric, and a matcher for those of its series that
+count."""
 
 SUMMED_HISTOGRAMS = (TTFT, ITL, E2E, QUEUE, PREFILL, DECODE, PROMPT_LENGTH, OUTPUT_LENGTH,
               "kv_block_lifetime_seconds", XFER)  # fmt: skip
 
 SUMMED_ENGINES = "tier:kneewatch_engines:count5m"
-"""Number of engines in the sums: shows where they are complete."""
+"""The recorded number of engines in the sums. It shows whether the sums are complete."""
 
 COUNTED_BY = "generation_tokens"
 
 
 def increase(dialect: Dialect, key: str, part: str, by: Sequence[str]) -> str:
-    """The increase of a counter, or of a histogram's `bucket`s, `sum` or `count`, summed by the
-    labels `by`."""
+    """A PromQL expression for the increase of a counter, or of a part of a histogram (`bucket`,
+    `sum` or `count`), summed by the labels `by`."""
     series = _summed(dialect, key, part)
     return f"sum by ({', '.join(by)}) (increase({series}[{dialect.range}]))"
 
 
 def summed_series(key: str, part: str = "") -> str:
-    """The name of the recorded series for `increase`."""
+    """The name of the series in which the result of `increase` is recorded."""
     ending = f"_{part}" if part else ""
     return f"tier:kneewatch_{key}{ending}:increase{round(SUM_STEP_S / 60)}m"
 
 
 def hourly_group(plan: Plan) -> Group:
-    """Recording rules for the sums; each evaluation adds up the SUM_STEP_S seconds before it."""
+    """Recording rules for the sums. Each evaluation sums over the SUM_STEP_S seconds before it."""
     dialect = Dialect(SUM_STEP_S, POOL_LABELS, plan.selector, {}, plan.prefix)
     totals = [(key, "", POOL_LABELS) for key in SUMMED_COUNTERS]
     for metric in SUMMED_HISTOGRAMS:

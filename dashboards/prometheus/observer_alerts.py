@@ -1,4 +1,5 @@
-"""Alerts for missing series, targets that do not answer, routers, and pools that are gone. Pure."""
+"""Alerts for missing series, unreachable targets, routers, and pools that have disappeared.
+Pure."""
 
 from __future__ import annotations
 
@@ -35,25 +36,28 @@ from kneewatch.rules.facts import (
 
 
 DOWN_FAILURES = 3
-"""Scrapes of a target that must have failed in a row, as in the sidecar."""
+"""Number of scrapes of a target that must fail in a row, as in the sidecar."""
 
 POOL_SEEN_S = 600.0
-"""A pool must have been served for this long within the last hour before it can vanish."""
+"""Minimum seconds within the last hour for which a pool must have served before it can count as
+vanished."""
 
 POOL_LOADING_S = 900.0
-"""How long a pool may be without an engine while its workload still has targets: a replaced pod
-loads its model."""
+"""Seconds for which a pool may have no engine while its workload still has targets. A replaced pod
+needs this time to load its model."""
 
 UNREACHABLE_SINCE = recorded("unreachable_since_s")
 DOWN_SINCE = recorded("target_down_since_s")
-"""Since when, in Unix seconds, a server that should serve is unreachable, with its model."""
+"""The recorded series with the Unix time since which a server is unreachable although it should
+serve. It has the label of the server's model."""
 
 POOL_ENGINES = recorded("pool_engines")
 
 POD = "cluster, namespace, pod"
 WORKLOAD = "cluster, namespace, workload"
 POD_NAMES = ("(.+)-[0-9]+", "(.+)-[a-z0-9]+-[a-z0-9]{5}")
-"""Names of a StatefulSet's and a Deployment's pods; the workload's name is in parentheses."""
+"""Patterns for the names of a StatefulSet's and a Deployment's pods. The first group is the name of
+the workload."""
 
 SCALED_TO_ZERO = (
     ("kube_statefulset_replicas", "statefulset"),
@@ -62,7 +66,7 @@ SCALED_TO_ZERO = (
 
 
 def observer_group(plan: Plan) -> Group:
-    """Alerts from Prometheus's own view of the servers: their scrapes and series."""
+    """Alerts on what Prometheus itself observes of the servers: their scrapes and series."""
     return Group(
         "kneewatch-observer",
         (
@@ -130,7 +134,7 @@ def _missing(plan: Plan) -> tuple[Alert, Alert]:
     """Alerts for missing metrics.
 
     With several API servers, vLLM exports load and cache series only after the first request. A
-    server without any prompt tokens is therefore unused and has not lost its metrics.
+    server without any prompt tokens is therefore unused; its metrics are not missing.
     """
     running = plan.dialect.series("num_requests_running")
     prompts = plan.dialect.series("prompt_tokens", "_total")
@@ -169,10 +173,11 @@ def _missing(plan: Plan) -> tuple[Alert, Alert]:
 
 
 def _unreachable_since(plan: Plan) -> str:
-    """Unix time at which the scrapes of a server of the last hour began to fail.
+    """A PromQL expression for the Unix time at which scrapes of a server began to fail. The server
+    must have served within the last hour.
 
-    A pod that was never scraped successfully does not count. A target that leaves
-    service discovery has no `up` from then on.
+    A pod that was never scraped successfully does not count. When a target leaves service
+    discovery, its series `up` ends.
     """
     served = f"(max by ({plan.process}) ({_served(plan)}) >= 0)"
     down = f"(max by ({plan.process}) (up) == 0 and on ({plan.process}) {served})"
@@ -180,15 +185,17 @@ def _unreachable_since(plan: Plan) -> str:
 
 
 def _served(plan: Plan) -> str:
-    """The engines of the last hour."""
+    """A PromQL expression for the engines of the last hour."""
     return f"max_over_time({plan.dialect.series('num_requests_running')}[1h])"
 
 
 def _down_since(plan: Plan) -> str:
-    """Servers whose last scrapes have all failed; pods only while they should serve.
+    """A PromQL expression for servers whose newest scrapes have all failed. Pods count only while
+    they should serve.
 
-    A pod with a deletion timestamp is ending; one that was created after the failures began is a
-    StatefulSet's next pod at the same address, which loads.
+    Two kinds of pods should not serve. A pod with a deletion timestamp is terminating. A pod that
+    was created after the failures began is the next pod of a StatefulSet at the same address, and
+    is still loading.
     """
     near_s = SCRAPES_PER_RANGE * plan.scrape_s
     failed = " or ".join(
@@ -208,7 +215,7 @@ def _down_since(plan: Plan) -> str:
 
 
 def _target_down(plan: Plan) -> Alert:
-    """Fires once servers of a pool have been down for a scrape."""
+    """An alert that fires when servers of a pool have been down for a scrape."""
     longest = f"topk(1, time() - {DOWN_SINCE}{{{POOL}}})"
     description = (
         f"The scrapes of {WORST_NAME} have failed for "
@@ -231,8 +238,8 @@ def _target_down(plan: Plan) -> Alert:
 def _pool_vanished(plan: Plan) -> tuple[Alert, Alert]:
     """Alerts for a pool that served within the last hour and has no engine left.
 
-    The first is for pools whose workload has no target either. The second is for pools whose pods
-    are all being replaced; it comes once loading should be over.
+    The first alert is for pools whose workload has no target either. The second is for pools whose
+    pods are all being replaced; it fires when they should have finished loading.
     """
     samples = POOL_SEEN_S / plan.interval_s
     served = f"(count_over_time({POOL_ENGINES}[1h]) >= {number(samples)})"
@@ -282,7 +289,8 @@ def _vanished(plan: Plan, expr: str, for_s: float, how: str) -> Alert:
 
 
 def _workload(series: str) -> str:
-    """Series with a label `workload`: the name of the Deployment or StatefulSet of their pod."""
+    """Adds the label `workload` to a series: the name of the Deployment or StatefulSet of its
+    pod."""
     for pattern in POD_NAMES:
         series = f'label_replace({series}, "workload", "$1", "pod", "{pattern}")'
     return series

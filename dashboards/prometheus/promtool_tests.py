@@ -1,4 +1,5 @@
-"""promtool tests for the rules: simulated servers and GPUs with the alerts they must fire. Pure."""
+"""Tests of the rules for promtool: simulated servers and GPUs, and the alerts that must fire for
+them. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from kneewatch.rules.cascade import EVICT_CRITICAL_PER_S
 from kneewatch.rules.facts import duration, number
 
 NO_VALUE = 9223372036854775794.0
-"""DCGM's blank: the field has no value."""
+"""DCGM's placeholder for a field without a value."""
 
 BUSY = {
     "DEV_SM_CLOCK": 1755,
@@ -34,16 +35,16 @@ WELL, LOST, HOT = "GPUs that are well", "a GPU falls off the bus", "heat holds a
 
 Series = Mapping[str, str]
 Fires = frozenset[tuple[str, str]]
-"""Alerts that fire: (alert name, severity) pairs."""
+"""Alerts that fire, as pairs of alert name and severity."""
 
 NOTHING: Fires = frozenset()
 
 
 class Scenario(Struct, frozen=True):
-    """Series by metric and labels, and the alerts that fire after WINDOWS windows. Names of servers
-    and nodes begin with the scenario's name, for all scenarios run in one test.
+    """Series by metric and labels, and the alerts that must fire after WINDOWS windows.
 
-    Nothing but `fires` may fire from `severity` warning on.
+    No other alert at warning or worse may fire. The names of servers and nodes start with the name
+    of the scenario, because all scenarios run in the same test.
     """
 
     name: str
@@ -52,8 +53,8 @@ class Scenario(Struct, frozen=True):
 
 
 def _with_gpus(plan: Plan) -> Iterator[Scenario]:
-    """A serving server and its GPUs. Each GPU has its own node, named after the scenario and the
-    GPU's state."""
+    """Yields scenarios with a serving server and its GPUs. Each GPU has its own node, named after
+    the scenario and the state of the GPU."""
     steps, scrape_s = round(WINDOWS * plan.range_s / plan.scrape_s), plan.scrape_s
     half = steps // 2
 
@@ -61,7 +62,7 @@ def _with_gpus(plan: Plan) -> Iterator[Scenario]:
         return f"{number(value)}x{steps}"
 
     def gpu(like: str = "", mig: str = "", *, of: str = WELL, **fields: str) -> Series:
-        """A busy H100 of the default fields."""
+        """The series of a busy H100. `fields` replace default values."""
         fields_shown = {name: level(value) for name, value in BUSY.items()} | fields
         node = f"{of}: {like}" if like else of
         labels = {"gpu": "0", "UUID": node, "modelName": "NVIDIA H100 80GB HBM3", "Hostname": node}
@@ -96,7 +97,7 @@ def _with_gpus(plan: Plan) -> Iterator[Scenario]:
 
 
 def _of_gpu(plan: Plan, cause: str, severity: str) -> Fires:
-    """The alert for the GPU, and with `gpu_join` the alert for its engine."""
+    """The alert about the GPU and, with `gpu_join`, the alert about its engine."""
     names = [f"KneewatchGpu{cause}", *([f"KneewatchCauseGpu{cause}"] if plan.gpu_join else [])]
     return frozenset((name, severity) for name in names)
 
@@ -105,12 +106,12 @@ def _of_gpu(plan: Plan, cause: str, severity: str) -> Fires:
 
 
 WINDOWS = 8
-"""How many windows a scenario lasts."""
+"""Number of windows that a scenario lasts."""
 
 
 class Server:
-    """Series of a simulated server, in promtool's notation: start+step x count. Without `model` it
-    serves a model of its own name, and so has no peers."""
+    """The series of a simulated server, in promtool's notation (start+step x count). Without
+    `model`, the server serves a model named after itself and has no peers."""
 
     def __init__(self, plan: Plan, name: str, *, model: str = "") -> None:
         self._plan, self._name = plan, name
@@ -121,26 +122,26 @@ class Server:
         self.steps = round(WINDOWS * plan.range_s / plan.scrape_s)
 
     def scenario(self, series: Series, *fires: tuple[str, str]) -> Scenario:
-        """A scenario with this server's name, from its series and the alerts (name, severity) that
-        must fire."""
+        """A scenario with this server's name, made of its series and of the alerts (name, severity)
+        that must fire."""
         return Scenario(self._name, series, frozenset(fires))
 
     def level(self, value: float) -> str:
-        """A constant gauge."""
+        """The values of a constant gauge."""
         return f"{number(value)}x{self.steps}"
 
     def rate(self, per_s: float) -> str:
-        """A counter or gauge that grows by `per_s` each second."""
+        """The values of a counter or gauge that grows by `per_s` per second."""
         return f"0+{number(per_s * self._plan.scrape_s)}x{self.steps}"
 
     def named(self, metric: str, *labels: str) -> str:
-        """A series of the engine."""
+        """A series name with the labels of the engine."""
         spelled = Dialect(self._plan.range_s, prefix=self._plan.prefix)
         return spelled.labelled(metric, [", ".join((*pairs(self._engine), *labels))])
 
     @property
     def up(self) -> str:
-        """Whether the server's page can be read."""
+        """The series `up` of the server."""
         return f"up{{{', '.join(pairs(self._process))}}}"
 
     def busy(
@@ -154,7 +155,7 @@ class Server:
         tokens_per_s: float = 800.0,
         itl_s: float = 0.02,
     ) -> dict[str, str]:
-        """A serving server with a TTFT of 0.2 s."""
+        """The series of a serving server with a TTFT of 0.2 s."""
         queue = waiting or self.level(0)
         series = {
             self.named("num_requests_running"): self.level(running),
@@ -180,7 +181,7 @@ class Server:
     def _histogram(
         self, name: str, bounds: tuple[float, ...], *, value_s: float, per_s: float
     ) -> dict[str, str]:
-        """A histogram whose observations are all `value_s`."""
+        """The series of a histogram whose observations are all equal to `value_s`."""
         series = {
             self.named(f"{name}_bucket", f'le="{bound}"'): self.rate(
                 per_s if bound >= value_s else 0.0
@@ -194,7 +195,7 @@ class Server:
 
 
 def pairs(labels: Mapping[str, str]) -> Iterator[str]:
-    """Labels as a selector has them."""
+    """Yields labels in the form in which a selector has them."""
     return (f'{name}="{value}"' for name, value in labels.items())
 
 
@@ -202,19 +203,20 @@ def pairs(labels: Mapping[str, str]) -> Iterator[str]:
 
 
 TESTS_FILE = "tests/kneewatch.tests.yml"
-"""Not beside the rules, so that a pattern such as `*.yml` for rule files does not load it."""
+"""Path of the test file. It is not in the folder of the rules, so that a pattern such as `*.yml`
+for rule files does not match it."""
 
 HEAD = "# Generated by `kneewatch export prometheus-tests`: promtool test rules {}\n"
 
 STATED = "BREAKER|TTFT-P.*|ITL-P.*|BENCH-.*"
-"""Rules that have bounds only if the user sets them."""
+"""A pattern for the rules that have bounds only if the user sets them."""
 
 FEW = 4
-"""Steps after which a server's metrics end, in scenarios whose alert has a long `for`."""
+"""Number of steps after which a server's metrics end, in scenarios whose alert has a long `for`."""
 
 
 def scenarios(plan: Plan) -> tuple[Scenario, ...]:
-    """All scenarios: problems, and situations that only look like one."""
+    """All scenarios: those with problems, and those that only look like a problem."""
     return (*_calm(plan), *_troubled(plan), *_with_peers(plan), *_with_gpus(plan))
 
 
@@ -273,7 +275,7 @@ def _troubled(plan: Plan) -> Iterator[Scenario]:
 
 
 def _gone(server: Server, *, until: int) -> dict[str, str]:
-    """Series of a serving server that end after `until` steps."""
+    """The series of a serving server that end after `until` steps."""
     return {
         series: f"{values.partition('x')[0]}x{until} stale"
         for series, values in server.busy(running=8).items()
@@ -281,7 +283,7 @@ def _gone(server: Server, *, until: int) -> dict[str, str]:
 
 
 def _with_peers(plan: Plan) -> Iterator[Scenario]:
-    """Four servers of one model with the ITL of each, in seconds."""
+    """Yields scenarios with four servers of the same model. Each has its own ITL in seconds."""
     slow = frozenset({("KneewatchCauseBadNode", "warning")})
     for name, itls_s, fires in (
         ("one of four is slow", (0.02, 0.02, 0.02, 0.06), slow),
@@ -295,9 +297,9 @@ def _with_peers(plan: Plan) -> Iterator[Scenario]:
 
 
 def promtool_files(plan: Plan) -> dict[str, str]:
-    """The test file by name; it belongs beside the rule file.
+    """The test file: text by file name. It must be stored next to the rule file.
 
-    All scenarios are one test: promtool takes as long for one server as for twelve.
+    All scenarios are in a single test, because promtool takes as long for one server as for twelve.
     """
     all_scenarios = scenarios(plan)
     series = {name: values for played in all_scenarios for name, values in played.series.items()}
@@ -317,7 +319,8 @@ def promtool_files(plan: Plan) -> dict[str, str]:
 
 
 def _expected(plan: Plan, scenario: Scenario) -> dict[str, Any]:
-    """The promtool expectation: exactly these alerts fire for the scenario's servers and GPUs."""
+    """The expectation for promtool: exactly these alerts fire for the scenario's servers and
+    GPUs."""
     firing = 'alertname=~"Kneewatch.*", alertstate="firing", severity=~"warning|critical"'
     alerts = " or ".join(
         f'ALERTS{{{label}=~"{scenario.name}.*", {firing}, rule!~"{STATED}"}}'

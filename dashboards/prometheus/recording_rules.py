@@ -56,8 +56,8 @@ NAMED = tuple(
         node for record in CAUSES for node in nodes(record.forms) if isinstance(node, Named)
     )
 )
-"""Quantities of several causes that have a recorded series of their own, if PromQL can compute
-them."""
+"""Named quantities that several causes use. Each has its own recorded series if PromQL can compute
+it."""
 
 
 # --- Recording rules: every signal that PromQL can express, and what is derived from several ------
@@ -70,28 +70,28 @@ REACHING = (
     "preemption_per_s",
     "preemption_ratio_per_s",
 )
-"""Rates that stages and queues are concluded from: they also have a value where servers are scraped
-less often than the rules were exported for. Computing a histogram's rates twice would cost too
-much."""
+"""Rates that stages and queues depend on. They have a value even if servers are scraped less often
+than the rules were exported for. Histograms are not included, because computing their rates twice
+would cost too much."""
 
 CASCADE = ("cascade_stage", "cascade_severity", "work_fallen")
 FOUND = ("gpu_memory_used_ratio", "gpu_engine_active_ratio")
-"""Signals of an engine's GPUs that findings judge, where labels join them."""
+"""GPU signals of an engine that findings judge, if labels assign GPUs to engines."""
 
 
 def inexpressible(plan: Plan) -> list[Signal]:
-    """Signals that PromQL cannot express."""
+    """The signals that PromQL cannot express."""
     return [signal for signal in plan.signals() if signal.expr.promql(plan.dialect) is None]
 
 
 def why_inexpressible(signal: Signal) -> str:
-    """Why PromQL cannot express a signal, as text."""
+    """A text with the reason why PromQL cannot express a signal."""
     of_engine = not isinstance(signal.expr, HereOnly) and signal.needs != ONE_ENGINE
     return "a number inside a label" if of_engine else "its metric has no engine label"
 
 
 class Recorded(Spelling):
-    """Spells conditions with the series that a plan's rules record. `keys` are the signals and
+    """Spells conditions with the series that the rules of a plan record. `keys` are the signals and
     derived signals that are recorded for each engine."""
 
     def __init__(self, plan: Plan) -> None:
@@ -108,11 +108,11 @@ class Recorded(Spelling):
         self.keys = frozenset({*_recorded_signals(plan), *derived(plan), *slow, *CASCADE, *of_gpus})
 
     def series(self, key: str) -> str | None:
-        """The recorded series of a signal; None where there is none."""
+        """The recorded series of a signal. None if there is none."""
         return recorded(key) if key in self.keys else None
 
     def last_rate(self, metric: str) -> str:
-        """The rate of a counter between its last two scrapes, by engine."""
+        """A PromQL expression for the rate of a counter between its last two scrapes, by engine."""
         series = self.raw(metric, "_total")
         return _reaching(
             self._plan, lambda dialect: self.dialect.sum(f"irate({series}[{dialect.range}])")
@@ -120,12 +120,14 @@ class Recorded(Spelling):
 
 
 SHARED_FROM = 5
-"""A counter's rate that signals read at least this often is recorded once."""
+"""Minimum number of times that signals read the rate of a counter for the rate to be recorded
+separately."""
 
 
 def signal_group(plan: Plan) -> Group:
-    """A series for each signal, per engine. If rules see what earlier rules recorded at the same
-    moment (`plan.ordered`), rates that several signals read are computed once."""
+    """Recording rules with a series for each signal, per engine. If a rule sees the results of
+    earlier rules at the same moment (`plan.ordered`), a rate that several signals read is computed
+    only once."""
     queries = {s: query for s in plan.signals() if (query := _query(plan, s)) is not None}
     shared = _shared_rates(plan, queries.values()) if plan.ordered else {}
     rules = [Record(name, rate) for rate, name in shared.items()]
@@ -143,8 +145,8 @@ def signal_group(plan: Plan) -> Group:
 
 
 def _shared_rates(plan: Plan, queries: Iterable[str]) -> dict[str, str]:
-    """The rates of whole counters over the window that queries read at least SHARED_FROM times:
-    {expression: name of its recorded series}."""
+    """The rates over the window that `queries` read at least SHARED_FROM times. Maps each
+    expression to the name of its recorded series. Only rates of whole counters are included."""
     selector = re.escape(f"{{{plan.selector}}}" if plan.selector else "")
     prefix, window = re.escape(plan.prefix), re.escape(plan.dialect.range)
     rate = re.compile(
@@ -165,8 +167,9 @@ def _query(plan: Plan, signal: Signal) -> str | None:
 
 
 def _reaching(plan: Plan, query: Callable[[Dialect], str]) -> str:
-    """A query over the window. Where the window holds fewer than two scrapes it is over a range
-    that holds four at one scrape a minute, and has no value for an engine that is gone."""
+    """The query over the window. If the window has fewer than two scrapes: the query over a range
+    that has four scrapes at one scrape per minute. The second has no value for an engine that no
+    longer exists."""
     near = query(plan.dialect)
     if plan.range_s >= WIDE_RANGE_S:
         return near
@@ -175,7 +178,8 @@ def _reaching(plan: Plan, query: Callable[[Dialect], str]) -> str:
 
 
 def _spread(plan: Plan, signal: Signal, query: str) -> str:
-    """A signal that a page has once for all its engines (the running adapters), per engine."""
+    """The query for a signal per engine. A signal that a page has only once for all engines (the
+    running adapters) is copied to each engine."""
     if not isinstance(signal.expr, InfoChanges):
         return query
     per_engine = f"({recorded('running')} * 0 + 1)"
@@ -183,7 +187,8 @@ def _spread(plan: Plan, signal: Signal, query: str) -> str:
 
 
 def derived_group(plan: Plan) -> Group:
-    """Derived signals: counts in the window, quiet medians, and drifts against them."""
+    """Recording rules for derived signals: counts in the window, quiet medians, and drifts from
+    these medians."""
     return Group(
         "kneewatch-derived",
         tuple(Record(recorded(key), expr) for key, expr in derived(plan).items()),
@@ -191,7 +196,7 @@ def derived_group(plan: Plan) -> Group:
 
 
 def derived(plan: Plan) -> Mapping[str, str]:
-    """The PromQL of each derived signal by key, inputs before the signals that read them."""
+    """The PromQL of each derived signal by key. A signal comes after the signals that it reads."""
     to = _inputs_of_derived(plan)
     exprs = _recent(plan)
     for key in COMPARED:
@@ -206,7 +211,8 @@ def derived(plan: Plan) -> Mapping[str, str]:
 
 
 def _inputs_of_derived(plan: Plan) -> Spelled:
-    """The recorded signals that derived signals read, and the baselines they are compared with."""
+    """The recorded signals that derived signals read, and the baselines with which these are
+    compared."""
     usual = SPEC_ACCEPTED.signal
     return Spelled(
         {
@@ -220,13 +226,13 @@ def _inputs_of_derived(plan: Plan) -> Spelled:
 
 
 def _recorded_signals(plan: Plan) -> frozenset[str]:
-    """Keys of the signals that have a recorded series for each engine."""
+    """The keys of signals that have a recorded series for each engine."""
     return frozenset(s.key for s in plan.signals() if s.expr.promql(plan.dialect) is not None)
 
 
 def _recent(plan: Plan) -> dict[str, str]:
-    """Signals on the window's newest part (`recent` in derived_signals.py), and the quantities that
-    causes compute from them."""
+    """PromQL by key for signals over the newest part of the window (`recent` in
+    derived_signals.py), and for quantities that causes compute from these signals."""
     quarter_s = max(RECENT_SHARE * plan.range_s, RECENT_SCRAPES * plan.scrape_s)
     quarter = _within(plan, quarter_s)
     half = _within(plan, max(quarter_s, 2 * RECENT_SHARE * plan.range_s))
@@ -264,7 +270,7 @@ def _signal(plan: Plan, key: str) -> Signal:
 
 
 def stage_group(plan: Plan) -> Group:
-    """Evidence, stage and severity, a series each."""
+    """Recording rules for the evidence, the stage and its severity; each has its own series."""
     to, none = ToPromQL(Recorded(plan)), f"{recorded('kv_usage_ratio')} * 0"
     stages = [f"(({when.compile(to).vector}) * 0 + {stage})" for stage, when in EVIDENCE]
     return Group(
@@ -285,8 +291,8 @@ def stage_group(plan: Plan) -> Group:
 
 
 def _work_fallen(plan: Plan) -> str:
-    """1 where tokens/s have been below their median of earlier windows for half a window while the
-    load holds."""
+    """A PromQL expression that is 1 if throughput has fallen: for half a window, tokens/s were
+    below their median of earlier windows, while the load stayed."""
     generated, load = recorded("generation_tokens_per_s"), recorded("in_flight_avg")
     half = plan.range_s / 2
     earlier = f"[{duration(SAMPLES_KEPT * half)}] offset {duration(plan.range_s)}"
@@ -298,7 +304,8 @@ def _work_fallen(plan: Plan) -> str:
 
 
 def _severity(plan: Plan, to: ToPromQL) -> str:
-    """0 ok, 1 info, 2 warning, 3 critical, before the hold."""
+    """A PromQL expression for the severity of the stage: 0 ok, 1 info, 2 warning, 3 critical. It
+    does not yet include the time for which a stage is held."""
     evicting = next(rule for rule in plan.rules() if rule.id == "KV-EVICT")
     levels = [
         f"(({when.compile(to).vector or recorded('cascade_stage')}) * 0 + {int(severity)})"
@@ -308,8 +315,8 @@ def _severity(plan: Plan, to: ToPromQL) -> str:
 
 
 def _held(plan: Plan, key: str) -> str:
-    """The highest value of a series within the hold time, or within half of it once no request is
-    in flight."""
+    """A PromQL expression for the maximum of a series within the hold time; within half the hold
+    time if no request is in flight."""
     series, hold_s = recorded(key), span_s(EXIT_HOLD_S * plan.scale, plan.sample_s)
     selector = f"{{{plan.selector}}}" if plan.selector else ""
     seen_s = range_s(hold_s, plan.scrape_s)

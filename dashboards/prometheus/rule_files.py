@@ -1,4 +1,5 @@
-"""The rule file of each flavor: plain, VictoriaMetrics, PrometheusRule object. Pure."""
+"""Writes the rule file for each flavor: plain, VictoriaMetrics, or a PrometheusRule object.
+Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ from kneewatch.rules.facts import PREFIX, SCRAPES_PER_RANGE, duration
 from kneewatch.rules.quantities import Held
 
 RECORDED = re.compile(rf"\b{PREFIX}[\w:]+")
-"""A recorded series in an expression."""
+"""Matches the name of a recorded series in an expression."""
 
 RANGE = r"([^()]*\[\w+\](?: offset \w+)?)"
 SPELLED = (
@@ -54,7 +55,8 @@ SPELLED = (
 
 
 def metricsql(expr: str) -> str:
-    """An expression as VictoriaMetrics from 1.79 on evaluates it like Prometheus."""
+    """The expression, rewritten so that VictoriaMetrics (1.79 or later) evaluates it as Prometheus
+    does."""
     for pattern, replacement in SPELLED:
         expr = pattern.sub(replacement, expr)
     return expr
@@ -72,30 +74,32 @@ OBJECT_FILE = "kneewatch.prometheusrule.yml"
 
 
 class Flavor(StrEnum):
-    """The rule engine that a file is written for."""
+    """The rule engine for which a file is written."""
 
     PROMETHEUS = "prometheus"
-    """Prometheus from 2.42, Thanos, Mimir."""
+    """Prometheus 2.42 or later, Thanos, Mimir."""
 
     OPERATOR = "prometheus-operator"
-    """The Prometheus operator: the rules as a PrometheusRule object."""
+    """The Prometheus operator. The rules are a PrometheusRule object."""
 
     VICTORIA = "victoriametrics"
-    """vmalert of any version on VictoriaMetrics: without `keep_firing_for`, and in MetricsQL."""
+    """vmalert of any version on VictoriaMetrics. The rules are in MetricsQL and do not use
+    `keep_firing_for`."""
 
     UNKEPT = "without-keep-firing"
-    """Rulers that do not know `keep_firing_for`: Prometheus before 2.42."""
+    """Rule engines that do not support `keep_firing_for`: Prometheus before 2.42."""
 
 
 SHOWN_S = 60.0
-"""How often signals are recorded that no rule reads: only dashboards and reports show them."""
+"""Seconds between recordings of signals that no rule reads. Only dashboards and reports show these
+signals."""
 
 
 def groups(plan: Plan) -> tuple[Group, ...]:
     """All groups of rules.
 
-    In the first one order matters: each rule reads what the rules before it recorded in the same
-    evaluation. The quiet medians come last; they are read in the next evaluation.
+    In the first group the order matters: each rule reads what earlier rules recorded in the same
+    evaluation. The quiet medians come last, because they are read in the next evaluation.
     """
     signals = signal_group(plan)
     parts = (
@@ -123,8 +127,8 @@ def groups(plan: Plan) -> tuple[Group, ...]:
 
 
 def _once(every: Sequence[Group]) -> tuple[Group, ...]:
-    """The groups, without recording a signal twice: the first group keeps the signals that some
-    rule reads, the second and slower one all others."""
+    """The groups, with each signal recorded only once. The first group keeps the signals that some
+    rule reads; the second group, which is slower, gets all others."""
     judging, shown, *others = every
     read = _read(rule.expr for group in every for rule in group.rules)
     unread = tuple(rule for rule in shown.rules if rule.name not in read)
@@ -133,13 +137,13 @@ def _once(every: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def _read(exprs: Iterable[str]) -> set[str]:
-    """The recorded series that expressions read."""
+    """The names of the recorded series that expressions read."""
     return {name for expr in exprs for name in RECORDED.findall(expr)}
 
 
 def _lean(every: Sequence[Group]) -> tuple[Group, ...]:
-    """All alerts except those for findings, and the recording rules that they read, directly or
-    through other rules."""
+    """All alerts except those for findings, and the recording rules that these alerts read,
+    directly or through other rules."""
     rules = [rule for group in every for rule in group.rules]
     exprs = [r.expr for r in rules if isinstance(r, Alert) and r.labels["kneewatch"] != "finding"]
     needed: set[str] = set()
@@ -162,8 +166,8 @@ def _lean(every: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def rule_files(plan: Plan, flavor: Flavor = Flavor.PROMETHEUS) -> dict[str, str]:
-    """The rule file by its name. It is a single file, so that loading its whole folder loads each
-    rule once."""
+    """The rule file: text by file name. There is only one file, so that a ruler that loads the
+    whole folder loads each rule once."""
     head = HEAD + "".join(LEFT_OUT.format(line) for line in left_out(plan))
     head += LEAN if plan.lean else ""
     head += "".join(INTERVAL.format(line) for line in (*too_rare(plan), *lengthened(plan)))
@@ -180,7 +184,7 @@ def rule_files(plan: Plan, flavor: Flavor = Flavor.PROMETHEUS) -> dict[str, str]
 
 
 def _flavored(plan: Plan, flavor: Flavor) -> list[Group]:
-    """The groups, as the flavor's rule engine understands them."""
+    """The groups in the form that the rule engine of the flavor supports."""
     if flavor is Flavor.UNKEPT:
         return [_unkept(plan, group) for group in groups(plan)]
     if flavor is Flavor.VICTORIA:
@@ -190,8 +194,8 @@ def _flavored(plan: Plan, flavor: Flavor) -> list[Group]:
 
 
 def left_out(plan: Plan) -> list[str]:
-    """The signals, rules and causes of the sidecar that the rules lack, a line each with the
-    reason."""
+    """Lines about the sidecar's signals, rules and causes that the exported rules lack, each with
+    the reason."""
     _, rules = expressible(plan)
     if plan.lean:
         return [f"cause {cause} ({why})" for cause, why in causes_left_out(plan).items()]
@@ -201,15 +205,15 @@ def left_out(plan: Plan) -> list[str]:
 
 
 def _need(signal: str) -> str:
-    """The signal that a rule lacks, and the option that adds it."""
+    """A text with the signal that a rule lacks, and the option that adds this signal."""
     if signal in FOUND:
         return f"needs {signal}: state with --gpu-join which GPUs an engine uses"
     return f"needs {signal}, which only the daemon computes"
 
 
 def too_rare(plan: Plan) -> list[str]:
-    """Lines about ranges that are longer than the window, and about groups that are left out,
-    because of the plan's scrape interval."""
+    """Lines about effects of a long scrape interval: ranges that are longer than the window, and
+    groups that are left out."""
     lines: list[str] = []
     if plan.range_s > plan.window_s:
         lines.append(
@@ -226,7 +230,8 @@ def too_rare(plan: Plan) -> list[str]:
 
 
 def lengthened(plan: Plan) -> list[str]:
-    """Causes whose onset takes longer than their records say: two scrapes must show them."""
+    """Lines about causes whose onset takes longer than their records state, because at least two
+    scrapes must show a cause."""
     to = Recorded(plan)
     lines = [
         f"Cause {query.record.id}: its condition must hold for {spelled_s:g} s, not "
@@ -246,8 +251,8 @@ def _in_metricsql(group: Group) -> Group:
 
 
 def _unkept(plan: Plan, group: Group) -> Group:
-    """The rules for rulers without `keep_firing_for`: an alert's expression keeps it firing while
-    its condition held within that time."""
+    """The rules for engines without `keep_firing_for`. Instead, the alert's expression also fires
+    if its condition held within that time."""
     return replace(group, rules=tuple(_without_keep(plan, rule) for rule in group.rules))
 
 
@@ -284,7 +289,8 @@ def _rule(rule: Record | Alert) -> dict[str, Any]:
 
 
 def yaml_text(document: Mapping[str, Any]) -> str:
-    """A document as YAML. libyaml, where PyYAML was built with it, is ten times as fast."""
+    """A document as YAML. Uses libyaml if PyYAML was built with it, because it is ten times as
+    fast."""
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text: str = yaml.dump(
         document, Dumper=dumper, sort_keys=False, width=100_000, allow_unicode=True

@@ -1,4 +1,5 @@
-"""Recording and alerting rules, the plan they are exported for, and when an alert fires. Pure."""
+"""Recording and alerting rules, the plan from which they are made, and the conditions under which
+an alert fires. Pure."""
 
 from __future__ import annotations
 
@@ -25,24 +26,29 @@ LABELS = (
     "model_name",
     "engine",
 )
-"""Labels that keep engines apart, and those by which people find them; absent ones do no harm."""
+"""Labels that distinguish engines, and labels by which people find engines. A label that does not
+exist does no harm."""
 
 POOL_LABELS = tuple(dict.fromkeys(("job", *(name for part in GROUPS for name in DEFAULTS[part]))))
-"""Labels that tell tiers, models and pools apart, never those of one engine; absent ones do no
-harm."""
+"""Labels that distinguish tiers, models and pools, but not the engines of a pool. A label that does
+not exist does no harm."""
 
 
 class Plan(Profile, frozen=True):
-    """The profile that rules are made for, and the labels and names of its series.
+    """The profile for which rules are made, and the labels and names of their series.
 
-    `interval_s` is the evaluation interval, `scrape_s` that of the scrapes. `objective_ratio` of
-    the requests must meet the targets. `prefix` begins vLLM's metric names. `triage_url` is the
-    start of a triage page's address, completed by the target's `instance`. `grafana_url` is the
-    base of Grafana's pages, `docs_url` that of the pages about causes and rules. `gpu_join` pairs
-    labels of engines with labels of DCGM's series that have the same values: without it no GPU is
-    assigned to an engine. `gpu_selector` restricts DCGM's series. `ordered`: a rule sees what
-    earlier rules recorded at the same moment, which vmalert's rules do not. `lean`: causes, stages
-    and targets only, without findings and without series that no alert reads.
+    `interval_s` is the evaluation interval, `scrape_s` the scrape interval. `objective_ratio` is
+    the share of requests that must meet the targets. `prefix` is the prefix of vLLM's metric names.
+
+    `triage_url` is the start of a triage page's address; a target's `instance` is appended.
+    `grafana_url` is the base address of Grafana's pages, `docs_url` that of the pages about causes
+    and rules.
+
+    `gpu_join` has pairs of a label of engines and a label of DCGM's series that have equal values.
+    Without it, no GPU is assigned to an engine. `gpu_selector` restricts DCGM's series.
+
+    `ordered`: a rule sees what earlier rules recorded at the same moment; vmalert's rules do not.
+    `lean`: only causes, stages and targets. Findings, and series that no alert reads, are left out.
     """
 
     interval_s: float = 15.0
@@ -61,60 +67,62 @@ class Plan(Profile, frozen=True):
 
     @property
     def range_s(self) -> float:
-        """The window that rules look back on: the stated one, and four scrapes at least."""
+        """The range over which rules look back, in seconds: the configured window, but at least
+        four scrapes."""
         return range_s(self.window_s, self.scrape_s)
 
     def serves(self, fixed_s: float) -> bool:
-        """Whether a range of a fixed length holds four scrapes."""
+        """Whether a range of `fixed_s` seconds contains at least four scrapes."""
         return range_s(fixed_s, self.scrape_s) <= fixed_s
 
     @property
     def sample_s(self) -> float:
-        """Seconds between two values of a recorded series that can differ."""
+        """Minimum seconds between two values of a recorded series that can differ."""
         return max(self.scrape_s, self.interval_s)
 
     @property
     def settles_s(self) -> float:
-        """Seconds that an alert waits if it is not critical, or if a cause may cover it: by then
-        two scrapes have shown whether it gets worse, and which cause it is."""
+        """Seconds that an alert waits before it fires, if it is not critical or if a cause may
+        cover it. In this time, two scrapes show whether the problem gets worse, and which cause it
+        has."""
         return max(self.window_s, 2 * self.scrape_s)
 
     @property
     def runbooks(self) -> str:
-        """The base of the pages about causes and rules: as stated, else the daemon's own; empty
-        where neither is known."""
+        """The base address of the pages about causes and rules: `docs_url`, else the daemon's own
+        pages. Empty if neither address is known."""
         if self.docs_url or not self.triage_url:
             return self.docs_url
         return f"{self.triage_url.rstrip('/').removesuffix('/triage')}/docs"
 
     @property
     def dialect(self) -> Dialect:
-        """The labels, range, selector and prefix that PromQL expressions are compiled with."""
+        """The dialect for compiling PromQL expressions: labels, range, selector and prefix."""
         return Dialect(self.range_s, self.labels, self.selector, {}, self.prefix)
 
     @property
     def engine(self) -> str:
-        """The labels of an engine, for `by` and `on`."""
+        """The labels of an engine as text, for `by` and `on`."""
         return ", ".join(self.labels)
 
     @property
     def pool(self) -> str:
-        """The labels that peers have in common, for `by` and `on`."""
+        """The labels that all peers of an engine share, as text for `by` and `on`."""
         return ", ".join(self.pool_labels)
 
     @property
     def pool_labels(self) -> tuple[str, ...]:
-        """The labels that peers have in common."""
+        """The labels that all peers of an engine share."""
         return tuple(label for label in self.labels if label in POOL_LABELS)
 
     @property
     def replica(self) -> str:
-        """The labels that a replica's engines share, including those of its pool."""
+        """The labels that all engines of a replica share, including those of its pool, as text."""
         return ", ".join(label for label in self.labels if label != "engine")
 
     @property
     def process(self) -> str:
-        """The labels that all engines of one process share."""
+        """The labels that all engines of a process share, as text."""
         return ", ".join(label for label in self.labels if label not in ("model_name", "engine"))
 
 
@@ -127,8 +135,8 @@ class Record(Struct, frozen=True):
 
 
 class Alert(Struct, frozen=True):
-    """An alerting rule; `keep_s` is how long it goes on firing after its expression has ended, `by`
-    are the labels of its subject, if they are needed to keep it firing."""
+    """An alerting rule. `keep_s` is how many seconds it keeps firing after its condition has ended.
+    `by` are the labels of its subject; they are set only if needed to keep the alert firing."""
 
     name: str
     expr: str
@@ -140,9 +148,9 @@ class Alert(Struct, frozen=True):
 
 
 class Group(Struct, frozen=True):
-    """Rules that are evaluated one after the other: later ones see what earlier ones recorded.
+    """Rules that are evaluated one after the other: a rule sees what earlier ones recorded.
 
-    `interval_s` is the evaluation interval, None for the plan's.
+    `interval_s` is the evaluation interval in seconds; None for that of the plan.
     """
 
     name: str
@@ -160,8 +168,9 @@ class Group(Struct, frozen=True):
 
 
 FINDING, CAUSE = recorded("finding"), recorded("cause")
-"""What is in force for each engine: the severity of a finding (label `rule`) or of a cause (label
-`cause`, with the form's name behind a colon where a cause has several)."""
+"""Names of recorded series with what is active on each engine: the severity of a finding (label
+`rule`), or of a cause (label `cause`). If a cause has several forms, the form's name follows the
+cause, separated by a colon."""
 
 CONFIDENCE, CAUSE_SEVERITY = "cause_confidence", "cause_severity"
 
@@ -169,21 +178,24 @@ WORST_FIRST = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
 
 
 class Lasts(NamedTuple):
-    """For how long a condition must hold, and how long it then stays in force without holding."""
+    """The seconds for which a condition must hold to become active, and the seconds for which it
+    then stays active without holding."""
 
     for_s: float
     keep_s: float
 
 
 def met(kind: str) -> str:
-    """The series of the severities whose conditions are met at this moment."""
+    """The name of the recorded series with the severities whose conditions hold at this moment."""
     return f"{kind}_met"
 
 
 def in_force_records(plan: Plan, kind: str, label: str, lasts: Mapping[str, Lasts]) -> list[Record]:
-    """Records of the findings or causes (`kind`) in force, from those whose condition is met, for
-    each value of `label`. A finding or cause that is still in force needs no duration when its
-    condition is met again."""
+    """Recording rules for the active findings or causes (`kind`), for each value of `label`.
+
+    They are made from the series of conditions that hold (`met`). If a condition holds again while
+    its finding or cause is still active, it is active at once, without the usual duration.
+    """
     now, since, held = met(kind), f"{kind}_since_s", f"{kind}_held"
     long_enough = " or ".join(
         f'((time() - {since}{{{only}, severity="{severity.word}"}} >= {number(for_s)}) * 0'
@@ -210,7 +222,8 @@ def in_force_records(plan: Plan, kind: str, label: str, lasts: Mapping[str, Last
 
 
 def _since(now: str, since: str, severity: Severity) -> Record:
-    """Since when, in Unix seconds, this severity or a worse one has been met."""
+    """The recording rule for the Unix time since which the condition for this severity, or for a
+    worse one, has held."""
     own = {"severity": severity.word}
     before = f'max without (severity) ({since}{{severity="{severity.word}"}})'
     holds = f"({now} >= {int(severity)})"
@@ -218,7 +231,7 @@ def _since(now: str, since: str, severity: Severity) -> Record:
 
 
 def _alike(label: str, seconds: Mapping[str, float]) -> Iterator[tuple[float, str]]:
-    """Yields each time in seconds with a label matcher for the names that have this time."""
+    """Yields each time in seconds, with a label matcher for all names that have this time."""
     names: dict[float, list[str]] = defaultdict(list)
     for name, time_s in seconds.items():
         names[time_s].append(name)
@@ -237,16 +250,17 @@ WHERE = (
     "{{ with $labels.namespace }} in {{ . }}{{ end }}"
     "{{ with $labels.job }} (job {{ . }}){{ end }}"
 )
-"""An alert's pool in an annotation: its model, namespace and job."""
+"""A template for the pool of an alert: its model, namespace and job."""
 
 WORST_NAME = '{{ with label "pod" $worst }}{{ . }}{{ else }}{{ label "instance" $worst }}{{ end }}'
 
 
 def firing(plan: Plan, in_force: str, severity: Severity) -> str:
-    """The number of affected replicas of a pool, in pools where the worst severity is `severity`.
+    """A PromQL expression for the number of affected replicas of a pool. It has a value for pools
+    in which the worst severity is `severity`.
 
-    `in_force` is an expression for the severity of each engine. Alerts of severity `info` count all
-    affected replicas, others those at `warning` or worse.
+    `in_force` is an expression for the severity of each engine. An alert at `info` counts all
+    affected replicas; other alerts count only replicas at `warning` or worse.
     """
     least = min(severity, Severity.WARNING)
     worst = f"(max by ({plan.pool}) ({in_force}) == {int(severity)})"
@@ -254,13 +268,14 @@ def firing(plan: Plan, in_force: str, severity: Severity) -> str:
 
 
 def affected(plan: Plan, engines: str) -> str:
-    """The number of replicas of each pool that have one of these engines."""
+    """A PromQL expression for the number of replicas of each pool that have at least one of these
+    engines."""
     return f"count by ({plan.pool}) (max by ({plan.replica}) ({engines}))"
 
 
 def count_text(plan: Plan, *, also: str = "") -> str:
-    """The number of affected replicas of the pool, as a template: "5 of 8 replicas of llama in
-    chat". `also` is a series of replicas that are not scraped."""
+    """A template for the number of affected replicas of the pool, such as "5 of 8 replicas of llama
+    in chat". `also` is a series with replicas that are not scraped."""
     of_pool = "{%s}"
     seen = recorded("running") + of_pool + (f" or {also}{of_pool}" if also else "")
     pools = "$pool $pool" if also else "$pool"
@@ -270,9 +285,10 @@ def count_text(plan: Plan, *, also: str = "") -> str:
 
 
 def worst_text(plan: Plan, query: str, text: str) -> str:
-    """A template about the replica that a query finds, as `$worst`; empty where it finds none.
+    """A template with `text` about the replica that a query finds. The replica is available in
+    `text` as `$worst`. The result is empty if the query finds none.
 
-    `query` has POOL for the pool's matchers, and no other percent sign.
+    `query` contains POOL in place of the pool's matchers, and no other percent sign.
     """
     pools = " ".join(["$pool"] * query.count(POOL))
     escaped = query.replace('"', r"\"").replace(POOL, "%s")
@@ -283,11 +299,11 @@ def worst_text(plan: Plan, query: str, text: str) -> str:
 
 
 POOL = "%POOL%"
-"""In a query of `worst_text`: the matchers of the alert's pool."""
+"""A placeholder in the query of `worst_text` for the matchers of the alert's pool."""
 
 
 def _pool(plan: Plan) -> str:
-    """The matchers of the alert's pool as the template's variable `$pool`."""
+    """A template that sets the variable `$pool` to the matchers of the alert's pool."""
     matchers = ",".join(f"{label}=%q" for label in plan.pool_labels)
     values = " ".join(f"$labels.{label}" for label in plan.pool_labels)
     return f'{{{{ $pool := printf "{matchers}" {values} }}}}'
