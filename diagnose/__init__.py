@@ -1,1 +1,2 @@
-"""What it means and what to do: causes with evidence, symptoms, the monitor of a target."""
+"""Turns metrics into verdicts and advice: causes with evidence, symptoms, one monitor per
+target."""

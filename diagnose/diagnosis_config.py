@@ -1,4 +1,4 @@
-"""What a diagnosis depends on besides the pages: windows, targets, hardware, thresholds. Pure."""
+"""The inputs of a diagnosis beside the pages: windows, targets, hardware, thresholds. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from kneewatch.rules.rule import WINDOW_S, Rule, with_thresholds
 
 
 class Profile(Struct, frozen=True):
-    """Everything that a user may state. None: not stated, and signals that need it are unknown."""
+    """Everything that a user may state. None means not stated; signals that need the value are
+    unknown."""
 
     window_s: float = WINDOW_S
     targets: Targets = field(default_factory=Targets)
@@ -37,11 +38,11 @@ class Profile(Struct, frozen=True):
 
     @property
     def scale(self) -> float:
-        """The short window over its default: the factor that stretches durations."""
+        """The short window divided by its default; durations are multiplied by this."""
         return self.window_s / WINDOW_S
 
     def signals(self) -> tuple[Signal, ...]:
-        """The catalogue with what this profile makes computable."""
+        """The catalogue's signals, and those that this profile makes computable."""
         return (
             *VLLM_SIGNALS,
             *configured(
@@ -54,19 +55,20 @@ class Profile(Struct, frozen=True):
         )
 
     def split(self) -> Comparison | None:
-        """The stated tensor-parallel degree compared by the stated sweeps; None without either."""
+        """The stated tensor-parallel degree, compared using the stated sweeps; None if either is
+        missing."""
         stated = self.stated
         if not stated.sweeps or stated.degree is None:
             return None
         return self.split_at(stated.degree)
 
     def split_at(self, tensor_parallel: int) -> Comparison:
-        """A degree compared with narrower ones by the stated sweeps, within the targets."""
+        """A degree compared with smaller degrees, by the stated sweeps and within the targets."""
         unit, degrees = degrees_of(self.stated.sweeps, self.targets)
         return compared(unit, degrees, tensor_parallel)
 
     def unstated(self) -> dict[str, str]:
-        """Signals that need a setting, and why: {signal: reason}."""
+        """Signals that need a setting which is missing, and why: {signal: reason}."""
         reasons = {
             "goodput_per_s": (self.targets.ttft_p99_s, "no TTFT target (slo.ttft_p99_s)"),
             "tokens_per_gpu_hour": (self.gpus, "number of GPUs not stated (gpus)"),
@@ -77,7 +79,7 @@ class Profile(Struct, frozen=True):
         return lacking | self._unsplit() | unwatched(self.stated)
 
     def _unsplit(self) -> dict[str, str]:
-        """Why the stated sweeps cannot be used, by the cause that they are for."""
+        """Why the stated sweeps cannot be used, by the cause that needs them."""
         if not self.stated.sweeps:
             return {}
         split = self.split()

@@ -5,15 +5,15 @@ from __future__ import annotations
 from kneewatch.diagnose.causes.ranking import BY_ID
 
 OWN_DOCS = "/docs"
-"""Where the daemon serves these pages itself: the base of links without the setting docs_url."""
+"""Where the daemon itself serves these pages; used for links if `docs_url` is not set."""
 
 
 def cause_page(docs_url: str, cause_id: str) -> str:
-    """The address of a cause's page below `docs_url`; empty without a base or without a page."""
+    """The address of a cause's page below `docs_url`; empty if there is no base or no page."""
     # A diagnosis of another version may name causes that this one lacks.
     return f"{docs_url}/causes/{cause_id}" if docs_url and cause_id in BY_ID else ""
 
 
 def rule_page(docs_url: str, rule_id: str) -> str:
-    """The address of a rule's page below `docs_url`; empty without a base."""
+    """The address of a rule's page below `docs_url`; empty if there is no base."""
     return f"{docs_url}/rules/{rule_id}" if docs_url else ""

@@ -1,8 +1,8 @@
-"""Documents that users write, read strictly into dataclasses by pydantic. Pure.
+"""Reads documents that users write strictly into dataclasses, with pydantic. Pure.
 
-A field's type says what its value must be, in pydantic's terms and in words: `Count`, `Ratio`,
-`Annotated[float, number_to(3600)]`. pydantic is imported at the first document, because most
-commands read none.
+A field's type says what its value must be, both to pydantic and in words: `Count`, `Ratio`,
+`Annotated[float, number_to(3600)]`. pydantic is imported when the first document is read, because
+most commands read none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Handler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a value must be: in words, and as members of pydantic's core schema."""
+    """A requirement for a value: in words, and as members of pydantic's core schema."""
 
     expected: str
     members: Mapping[str, Any] = field(hash=False)
@@ -62,7 +62,7 @@ class Constraint:
 
 
 def _whole(value: object) -> object:
-    """1e6 and 8.0 as whole numbers."""
+    """Converts 1e6 and 8.0 to whole numbers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -82,7 +82,7 @@ def ratio_to(limit: float) -> Constraint:
 
 
 def one_of(choices: Iterable[str]) -> Constraint:
-    """A text that is one of `choices`."""
+    """A text that must be one of `choices`."""
     allowed = list(choices)
     return Constraint(f"one of {', '.join(allowed)}", {"type": "literal", "expected": allowed})
 
@@ -116,8 +116,8 @@ def read(kind: type[Kind], document: Mapping[str, Any], *, origin: str) -> Kind:
     """The document as a value of the dataclass `kind`.
 
     Raises:
-        SettingsError: keys are unknown or missing, or values are not what they must be. A message
-            for each has `origin`, the key's path, and the nearest key or what the value must be.
+        SettingsError: keys are unknown or missing, or values are invalid. Each message has
+            `origin`, the key's path, and the most similar key or what the value must be.
     """
     from pydantic import ValidationError
 
@@ -150,7 +150,7 @@ def _adapter(kind: Hashable) -> TypeAdapter[Any]:
 
 
 def _no_json(value: object) -> dict[str, str]:
-    """A date or time of TOML as what no field accepts: it is not a text."""
+    """Replaces a date or time of TOML by a value that no field accepts."""
     return {type(value).__name__: str(value)}
 
 
@@ -170,13 +170,13 @@ def _described(kind: type[Any], trouble: str, place: Place, value: object) -> st
 
 
 def _path(place: Place) -> str:
-    """A key's path, list positions counted from 1: `tiers[1].name` is the first tier's."""
+    """A key's path; positions in lists count from 1: `tiers[1].name` is the first tier's name."""
     parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place)
     return "".join(parts).removeprefix(".")
 
 
 def _type_at(kind: Any, place: Place) -> Any:  # noqa: ANN401 - a type's own form
-    """The type at a place below `kind`, without None in its union."""
+    """The type of the field at this path in `kind`; without None if it is a union."""
     for part in place:
         if isinstance(part, int):
             listed = kind.__origin__ if get_origin(kind) is Annotated else kind

@@ -1,1 +1,1 @@
-"""What is known of GPUs and models: data files with a source for every entry."""
+"""Facts about GPUs and models: data files with a source for every entry."""

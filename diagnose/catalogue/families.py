@@ -1,4 +1,5 @@
-"""What is particular to model families, from families.toml, and which models are refused. Pure."""
+"""Differences between model families, from families.toml, and which models cannot be sized.
+Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 
 
 def in_group(config: Config, *groups: str) -> bool:
-    """Whether the model family belongs to one of these groups of families.toml."""
+    """Whether the model family belongs to at least one of these groups of families.toml."""
     members = _tables()["groups"]
     return any(config.model_type in members[group] for group in groups)
 
@@ -40,14 +41,15 @@ def in_group(config: Config, *groups: str) -> bool:
 def family_value(
     config: Config, table: Literal["full_every", "recurrences", "learned_positions"]
 ) -> Any:  # noqa: ANN401 - a table has its own type
-    """The family's value in a table of families.toml; None without one."""
+    """The family's value in a table of families.toml; None if the table does not list the
+    family."""
     return _tables()[table].get(config.model_type)
 
 
 def layer_names(
     table: Literal["layer_types", "pattern_letters"],
 ) -> Mapping[str, Sequence[str]]:
-    """The kinds of a layer, by what configurations call it."""
+    """The kinds of a layer, by the names that configurations use for it."""
     return _tables()[table]
 
 
@@ -73,7 +75,7 @@ def refuse_unmodelled(config: Config) -> None:
     """Check that the model can be sized.
 
     Raises:
-        SizingError: it is no decoder, or has a cache or state that is not modelled.
+        SizingError: the model is not a decoder, or has a cache or state that is not modelled.
     """
     family = config.model_type
     # A model with several parts may call its text part by the name of a family that is modelled.

@@ -26,11 +26,12 @@ LINK_BYTES_PER_S: Mapping[str, float] = MappingProxyType(
         "nvme": 7e9,  # one drive, sequential read (guide 7.6)
     }
 )
-"""Bytes/s of each link in one direction, the one in which a KV cache or weights travel."""
+"""Bytes/s of each link in one direction: a KV cache or weights are sent one way."""
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
-    """A GPU of the catalogue. FLOP/s are dense peaks; None means not supported natively."""
+    """A GPU of the catalogue. FLOP/s are dense peaks; None means that the format is not
+    supported."""
 
     id: str
     name: str
@@ -38,7 +39,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     architecture: str
     memory_sold_bytes: int
     memory_bytes: int
-    """Total memory as CUDA or HIP reports it: vLLM takes its share of this."""
+    """Total memory as CUDA or HIP reports it; vLLM takes its share of this figure."""
     memory_source: str
     memory_bandwidth_bytes_per_s: float
     bf16_flop_per_s: float
@@ -46,7 +47,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     """Per direction."""
     power_watts: float
     usd_per_hour: float
-    """A default price; state the real one."""
+    """A default price. State the price that you really pay."""
     price_source: str
     source: str
     names: tuple[str, ...] = ()
@@ -55,13 +56,15 @@ class Gpu(Struct, frozen=True, kw_only=True):
     fp4_flop_per_s: float | None = None
     int8_op_per_s: float | None = None
     nvlink_bytes_per_s: float | None = None
-    """Between GPUs (AMD: Infinity Fabric), both directions together; None without such links."""
+    """Between GPUs, both directions together (AMD: Infinity Fabric); None if there are no such
+    links."""
     nvlink_gpus: int = 1
-    """Most GPUs that these links connect; 1 without such links."""
+    """Most GPUs that these links connect; 1 if there are none."""
     c2c_bytes_per_s: float | None = None
-    """Per direction to a CPU on the same module, instead of PCIe; None without one."""
+    """To a CPU on the same module, instead of over PCIe; per direction. None if there is no such
+    CPU."""
     segment: str = "data-centre"
-    """data-centre or workstation: a search tries only data-centre GPUs."""
+    """data-centre or workstation. A search tries data-centre GPUs only."""
     note: str = ""
 
     @property
@@ -71,12 +74,12 @@ class Gpu(Struct, frozen=True, kw_only=True):
 
     @property
     def memory_is_estimated(self) -> bool:
-        """Whether `memory_bytes` is estimated, not from a log."""
+        """Whether `memory_bytes` is an estimate instead of a figure from a log."""
         return self.memory_source.startswith("estimated")
 
 
 def plain_name(name: str) -> str:
-    """A product name without case, punctuation and the vendor's name in front."""
+    """A product name in lower case, without punctuation and without the vendor's name in front."""
     words = re.findall(r"[a-z0-9]+", name.casefold())
     return " ".join(words[1:] if words[:1] in (["nvidia"], ["amd"]) else words)
 
@@ -88,7 +91,7 @@ def plain_name(name: str) -> str:
 
 @cache
 def gpus() -> Mapping[str, Gpu]:
-    """The packaged GPUs by id; read on first use. Tests check the file."""
+    """The packaged GPUs by id; read from their file on first use. Tests check the file."""
     rows: dict[str, dict[str, Any]] = packaged_tables("diagnose.catalogue", "gpus.toml")["gpus"]
     return MappingProxyType({gpu_id: _gpu(gpu_id, **row) for gpu_id, row in rows.items()})
 
@@ -114,7 +117,7 @@ def gpu(gpu_id: str) -> Gpu:
     """The packaged GPU with this id.
 
     Raises:
-        SizingError: there is none; it names the nearest ids.
+        SizingError: there is no such GPU; the message lists the most similar ids.
     """
     spec = gpus().get(gpu_id.strip().casefold())
     if spec is not None:
@@ -128,7 +131,7 @@ def gpu(gpu_id: str) -> Gpu:
 
 
 def nearest_ids(text: str) -> list[str]:
-    """Up to three ids close to a wrong one: that of the product name, else similar ids."""
+    """Up to three valid ids for an unknown one: by product name, otherwise by similar spelling."""
     if (named := recognise(text)) is not None:
         return [named.id]
     plain_id = plain_name(text).replace(" ", "-")
@@ -139,11 +142,11 @@ def nearest_ids(text: str) -> list[str]:
 
 
 def recognise(name: str) -> Gpu | None:
-    """The GPU with this product name in NVML, DCGM or the AMD tools; None if it is not known for
-    certain.
+    """The GPU with this product name in NVML, DCGM or the AMD tools; None if that is not certain.
 
-    MIG devices, vGPUs and partitions are not the whole GPU: their own names give None. DCGM gives
-    a MIG device the whole GPU's name.
+    MIG devices, vGPUs and partitions are only part of a GPU. The result is None for those with
+    names of their own. DCGM reports a MIG device under the whole GPU's name; the result is then the
+    whole GPU.
     """
     plain = plain_name(name)
     return next((spec for spec in gpus().values() if plain in map(plain_name, spec.names)), None)

@@ -25,7 +25,7 @@ _STATED = {
 
 
 def _aliases() -> Mapping[str, Sequence[str]]:
-    """Names that older families have for a field; the first that is there counts."""
+    """Names that older families use for a field; the first name that the file has is used."""
     return packaged_tables("diagnose.catalogue", "field_aliases.toml")
 
 
@@ -39,8 +39,8 @@ def completed(
 ) -> Mapping[str, object]:
     """The fields, with the defaults of the family's configuration class added.
 
-    `outer` is the whole file. Nested parts get all defaults, because publishers omit them there;
-    the top level gets only those that no published file states.
+    `outer` is the whole file. Nested parts get all defaults, because publishers leave them out
+    there. The top level gets only the defaults of fields that no published file states.
     """
     flat = dict(fields)
     for key in _FLATTENED:
@@ -110,7 +110,8 @@ class Config(Struct, frozen=True):
         )
 
     def stated(self, key: str) -> tuple[str, object]:
-        """The name and value of a field, under the name that this file uses; None if absent."""
+        """A field's value, and the name that this file uses for the field; the value is None if
+        absent."""
         for name in (key, *_aliases().get(key, ())):
             value = self.fields.get(name)
             if value is not None:
@@ -118,14 +119,15 @@ class Config(Struct, frozen=True):
         return key, None
 
     def has(self, *keys: str) -> bool:
-        """Whether one of the fields is present under a usual name, and not null."""
+        """Whether one of the fields is present and not null, under any of its usual names."""
         return any(self.stated(key)[1] is not None for key in keys)
 
     def count(self, *keys: str, default: int | None = None) -> int:
         """A whole number of 0 or more, from the first field that is present.
 
         Raises:
-            SizingError: none is present and there is no default, or it is not such a number.
+            SizingError: no field is present and there is no default, or the value is not a whole
+                number.
         """
         for key in keys:
             name, value = self.stated(key)
@@ -146,10 +148,10 @@ class Config(Struct, frozen=True):
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """A boolean; read from the file's outer part if the language model's part lacks it.
+        """A boolean. If the language model's part lacks the field, the file's outer part is read.
 
         Raises:
-            SizingError: it is not a boolean.
+            SizingError: the value is not a boolean.
         """
         value = self.fields.get(key)
         if value is None:
@@ -164,7 +166,7 @@ class Config(Struct, frozen=True):
         """A text field; `default` if absent.
 
         Raises:
-            SizingError: it is not text.
+            SizingError: the value is not text.
         """
         value = self.fields.get(key)
         if value is None:
@@ -187,7 +189,7 @@ class Config(Struct, frozen=True):
         return tuple(str(word) for word in cast("Sequence[object]", value))
 
     def indices(self, key: str, *, below: int) -> frozenset[int]:
-        """A list of layer numbers below `below`; empty if absent. Higher numbers are dropped.
+        """A list of layer numbers below `below`; higher numbers are dropped. Empty if absent.
 
         Raises:
             SizingError: the field is not a list of whole numbers.
@@ -207,7 +209,7 @@ class Config(Struct, frozen=True):
         return cast("tuple[int, ...]", listed)
 
     def section(self, key: str) -> Config | None:
-        """A nested part as a configuration of its own; None if absent.
+        """A nested part of the file as a `Config`; None if absent.
 
         Raises:
             SizingError: the field is not a JSON object.
@@ -262,7 +264,7 @@ def read_config(name: str, document: object) -> Config:
     """The configuration of a parsed `config.json`, with the family's defaults (see `completed`).
 
     Raises:
-        SizingError: it is not a JSON object.
+        SizingError: the document is not a JSON object.
     """
     outer = mapping(document)
     if outer is None:

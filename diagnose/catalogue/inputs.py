@@ -11,8 +11,8 @@ from kneewatch.collector.errors import KneewatchError
 class SizingError(KneewatchError):
     """An input that cannot be used for sizing.
 
-    `name` is the input's parameter name (`tensor_parallel`), which the command line turns into its
-    flag; `choices` are valid values, where they can be listed.
+    `name` is the input's parameter name, such as `tensor_parallel`; the command line shows it as a
+    flag. `choices` are the valid values, if they can be listed.
     """
 
     def __init__(self, message: str, *, name: str, choices: Sequence[str] = ()) -> None:

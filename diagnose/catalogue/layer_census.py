@@ -1,4 +1,4 @@
-"""The kind of each layer of a model, and the number of layers of each kind. Pure."""
+"""Counts the layers of a model by kind. Pure."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _MOST_LAYERS = 10_000
 
 
 def depth(config: Config) -> int:
-    """The number of layers; of attentions where a layer has two.
+    """The number of layers; the number of attentions if each layer has two.
 
     Raises:
-        SizingError: it is missing, or no model is that deep.
+        SizingError: the number is missing or implausibly large.
     """
     # Nemotron-H may say it by its pattern alone.
     listed = len(config.word("hybrid_override_pattern")) or len(config.words("layers_block_type"))
@@ -53,7 +53,7 @@ def depth(config: Config) -> int:
 
 
 def shared_layers(config: Config) -> int:
-    """Number of layers, at the end, that read an earlier layer's cache instead of their own."""
+    """Number of layers at the end of the model that use an earlier layer's cache."""
     if not in_group(config, "shared_kv"):
         return 0
     shared = config.count("num_kv_shared_layers", default=0)
@@ -63,17 +63,19 @@ def shared_layers(config: Config) -> int:
 
 
 def keeping_words(config: Config) -> list[str]:
-    """The kinds of the layers that have a cache or state of their own."""
+    """The kinds of those layers that have a cache or state of their own."""
     words = layer_words(config)
     shared = shared_layers(config)
     return words[: len(words) - shared] if shared else words
 
 
 def layer_words(config: Config) -> list[str]:
-    """FULL, SLIDING, LINEAR, MAMBA or NONE for each layer, in order; two if a layer has both.
+    """FULL, SLIDING, LINEAR, MAMBA or NONE for each layer, in order.
+
+    A layer with attention and a recurrence has two entries.
 
     Raises:
-        SizingError: a layer of a kind that is unknown or not modelled.
+        SizingError: a layer's kind is unknown or not modelled.
     """
     layers = depth(config)
     if config.model_type == "falcon_h1":
@@ -206,12 +208,12 @@ def _sliding_words(config: Config, layers: int) -> list[str]:
 
 
 def layer_kinds(config: Config) -> tuple[Layers, ...]:
-    """The model's layers that have a cache or state, by kind, in whole-model sizes.
+    """The model's layers that have a cache or state, by kind; sizes are those of the whole model.
 
-    Layers that read an earlier layer's cache are left out.
+    Layers that use an earlier layer's cache are left out.
 
     Raises:
-        SizingError: an architecture that is not modelled, or a field that is missing.
+        SizingError: the architecture is not modelled, or a field is missing.
     """
     refuse_unmodelled(config)
     if in_group(config, "compressed"):
@@ -235,19 +237,21 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
 
 
 class OwnBlock(Struct, frozen=True):
-    """A layer with heads and a width of its own, each 0 where it has no attention or no MLP."""
+    """A layer whose size differs from other layers'. A field is 0 without attention or without an
+    MLP."""
 
     kv_heads: int
     mlp_width: int
 
 
 def own_blocks(config: Config) -> list[OwnBlock]:
-    """The layers that `block_configs` lists, in order: their KV heads and MLP widths.
+    """KV heads and MLP width of each layer that `block_configs` lists, in order.
+
+    Source: vllm/model_executor/models/nemotron_nas.py (0.32).
 
     Raises:
         SizingError: there are fewer entries than layers, an entry replaces its layer with a linear
             map, or a field is missing.
-    Source: vllm/model_executor/models/nemotron_nas.py (0.32).
     """
     layers, hidden = depth(config), config.positive("hidden_size")
     listed = config.sections("block_configs")
@@ -284,7 +288,7 @@ def _multiple(mlp: Config) -> float:
 
 
 def _full_kinds(config: Config, count: int) -> Counter[LayerKind]:
-    """The `count` layers with full attention, by what they store per token."""
+    """`count` layers with full attention, by what they store per token."""
     if in_group(config, "own_blocks"):
         size = head_dim(config)
         return Counter(
@@ -313,7 +317,7 @@ def _full_kinds(config: Config, count: int) -> Counter[LayerKind]:
 
 
 def index_size(config: Config) -> Config:
-    """The section of a family's indexers.
+    """The part of the configuration that describes the family's indexers.
 
     Raises:
         SizingError: it is missing.
@@ -325,7 +329,7 @@ def index_size(config: Config) -> Config:
 
 
 def index_layers(config: Config, layers: int) -> int:
-    """Number of sparse-attention layers that have their own indexer; some models share it.
+    """Number of sparse-attention layers with an indexer; in some models, layers share one.
 
     Source: vllm/model_executor/models/deepseek_v2.py, vllm/models/hy_v4 and minimax_m3 (0.32):
     index_topk_freq and its pattern, indexer_types, sparse_attention_freq.
@@ -394,7 +398,8 @@ class Heads(Struct, frozen=True):
 
 
 def full_heads(config: Config) -> Heads:
-    """The heads of a layer with full attention; Gemma 4 gives them a size of their own."""
+    """The heads of a layer with full attention; in Gemma 4 their size differs from other
+    layers'."""
     size = config.count("global_head_dim", default=0) or head_dim(config)
     return Heads(
         config.count("num_attention_heads", default=0),
@@ -405,7 +410,8 @@ def full_heads(config: Config) -> Heads:
 
 
 def sliding_heads(config: Config) -> Heads:
-    """The heads of a layer with a window; MiMo V2 and Step 3.5 give them a shape of their own."""
+    """The heads of a layer with a window; in MiMo V2 and Step 3.5 their shape differs from other
+    layers'."""
     other = config.section("attention_other_setting")
     if other is not None and other.word("attention_type") == "sliding_attention":
         size, queries = other.positive("head_dim"), other.positive("num_attention_heads")

@@ -30,10 +30,10 @@ class SlidingAttention(Struct, frozen=True):
 
 
 class LatentAttention(Struct, frozen=True):
-    """One compressed vector per token (MLA), copied on every tensor-parallel rank.
+    """One compressed vector per token (MLA), copied to every tensor-parallel rank.
 
-    `index_dim` is the key size of a sparse-attention indexer; 0 without one. `shares_index`: it
-    attends to the tokens that an earlier layer's indexer chose.
+    `index_dim` is the key size of a sparse-attention indexer; 0 without an indexer. `shares_index`:
+    the layer uses the selection of an earlier layer's indexer.
     """
 
     latent_dim: int
@@ -43,15 +43,15 @@ class LatentAttention(Struct, frozen=True):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether its attention reads selected tokens only."""
+        """Whether attention reads selected tokens only."""
         return self.index_dim > 0 or self.shares_index
 
 
 class Recurrent(Struct, frozen=True):
-    """A state of constant size per request: of a convolution and of the recurrence.
+    """State of constant size per request: the convolution's and the recurrence's.
 
-    `conv_elements` have the cache's dtype unless the model says otherwise; `state_elements` take
-    `state_bytes_per_element` each.
+    The `conv_elements` have the cache's dtype unless the model says otherwise. The `state_elements`
+    take `state_bytes_per_element` each.
     """
 
     conv_elements: int
@@ -60,18 +60,24 @@ class Recurrent(Struct, frozen=True):
 
 
 PAGE_BYTES, MXFP8_PAGE_BYTES = 576, 512
-"""Pages of compressed attention's caches are multiples of these bytes: in DeepSeek V4's packed
-format, and in V4.1's on GPUs of compute capability 10."""
+"""Compressed attention's cache pages are multiples of these bytes.
+
+The first is for DeepSeek V4's packed format, the second for V4.1's format on GPUs of compute
+capability 10.
+"""
 
 
 class CompressedAttention(Struct, frozen=True):
-    """A vector for every `tokens_per_vector` tokens, copied on every rank: compressed attention
-    states, or the keys of an indexer beside other attention.
+    """One vector per `tokens_per_vector` tokens, copied to every rank.
 
-    `vector_dim` is the number of elements that a query is multiplied with, 0 for an indexer.
-    `chosen_vectors` is how many vectors a query attends to, 0 for all. `readers` is the number of
-    layers that attend to one layer's vectors. A page is a multiple of `page_bytes`. `mxfp8_bytes`
-    is the size of a vector on GPUs of compute capability 10, 0 if it is the same there.
+    The vectors are compressed attention states, or the keys of an indexer that works beside another
+    attention.
+
+    - `vector_dim`: elements of the vector that a query is multiplied with; 0 for an indexer.
+    - `chosen_vectors`: number of vectors that a query attends to; 0 for all.
+    - `readers`: number of layers that attend to the vectors of one layer.
+    - `page_bytes`: a page's size is a multiple of this.
+    - `mxfp8_bytes`: size of a vector on GPUs of compute capability 10; 0 if it is the same there.
     """
 
     vector_bytes: int
@@ -84,11 +90,12 @@ class CompressedAttention(Struct, frozen=True):
 
 
 class SlidingStates(Struct, frozen=True):
-    """A vector for each of the last `window_tokens` tokens, copied on every rank, in blocks of
-    `block_tokens`: the window beside compressed attention, or what a compressor has not finished.
+    """One vector for each of the last `window_tokens` tokens, copied to every rank.
 
-    A window of 0 is a ring: one block for each request. The other fields are as in
-    `CompressedAttention`; `vector_dim` is 0 for a compressor's state.
+    The vectors are the window beside compressed attention, or tokens that a compressor has not
+    compressed yet; in the second case `vector_dim` is 0. They are stored in blocks of
+    `block_tokens`. A window of 0 means a ring: one block per request. For the other fields see
+    `CompressedAttention`.
     """
 
     vector_bytes: int
@@ -110,7 +117,7 @@ LayerKind = (
 
 
 class Layers(Struct, frozen=True):
-    """A number of layers of one kind."""
+    """A kind of layer, and how many layers of this kind there are."""
 
     kind: LayerKind
     count: int
@@ -129,7 +136,7 @@ def recurrent_layer(config: Config) -> Recurrent:
     """The state of one recurrent layer of the family.
 
     Raises:
-        SizingError: the family has none that is modelled, or a field is missing.
+        SizingError: the family has no recurrence that is modelled, or a field is missing.
     """
     return _reader(config)(config, config.count("hidden_size", default=0))[0]
 
@@ -138,7 +145,7 @@ def recurrent_parameters(config: Config) -> float:
     """Number of parameters in the projections of one recurrent layer of the family.
 
     Raises:
-        SizingError: the family has none that is modelled, or a field is missing.
+        SizingError: the family has no recurrence that is modelled, or a field is missing.
     """
     return _reader(config)(config, config.positive("hidden_size"))[1]
 
@@ -266,7 +273,7 @@ def _reader(config: Config) -> Callable[[Config, int], tuple[Recurrent, float]]:
 # A vector in fp8_ds_mla: 448 elements in FP8, 64 in 16 bit, 8 scales; an indexer's key has one.
 _PACKED_DIM, _PACKED_BYTES = 512, 584
 INDEX_SCALE_BYTES = 4
-"""Bytes of the scale of an indexer's key, whose elements have 8 bits."""
+"""Bytes of the scale of one indexer key; the key's elements have 8 bits."""
 _STATE_BYTES = 4
 _WINDOW_BLOCK_TOKENS = 64
 # Tokens of a compressor's block, by the tokens that it makes one vector of.
@@ -275,7 +282,7 @@ _INDEXED_RATIO = 4
 
 
 def _ratios(config: Config) -> tuple[int, ...]:
-    """Tokens per vector of each layer; 0 for a layer with its window alone."""
+    """Tokens per vector of each layer; 0 for a layer that has only its window."""
     depth = config.positive("num_hidden_layers")
     ratios = config.counts("compress_ratios")[:depth]
     if len(ratios) < depth:
@@ -293,7 +300,8 @@ def _ratios(config: Config) -> tuple[int, ...]:
 
 
 def _overlap(ratio: int) -> int:
-    """How many windows a compressor keeps at once: those of 4 tokens overlap."""
+    """How many windows a compressor keeps at once: 2 for windows of 4 tokens, which overlap, else
+    1."""
     return 2 if ratio == _INDEXED_RATIO else 1
 
 
@@ -301,7 +309,7 @@ def compressed_layers(config: Config) -> tuple[Layers, ...]:
     """What the layers of DeepSeek V4 and V4.1 store, by kind.
 
     Raises:
-        SizingError: a field that is missing, or a ratio that vLLM has no compressor for.
+        SizingError: a field is missing, or vLLM has no compressor for a ratio.
     """
     if config.model_type == "deepseek_v41":
         return _shared_compressed_layers(config)
@@ -338,7 +346,8 @@ _SHARED_WINDOW_BLOCK_TOKENS, _RING_TOKENS = 32, 8
 
 
 def _sources(config: Config) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Tokens per vector of each layer, the layers that own vectors, and those with an indexer."""
+    """Tokens per vector for each layer; the layers that own vectors; the layers that have an
+    indexer."""
     ratios = _ratios(config)
     owners = tuple(sorted(config.counts("kv_source_layer_ids")))
     if not owners or any(layer >= len(ratios) or not ratios[layer] for layer in owners):
@@ -378,9 +387,9 @@ def _shared_compressed_layers(config: Config) -> tuple[Layers, ...]:
 
 
 def ngram_table_bytes(config: Config) -> float:
-    """Bytes of the tables of n-grams, which vLLM keeps in the host's memory; 0 without any.
+    """Bytes of the n-gram tables, which vLLM keeps in host memory; 0 if there are none.
 
-    A row has 8-bit elements and a scale of a byte for each 32 of them.
+    A row has 8-bit elements, and one byte of scale per 32 elements.
     """
     if not config.has("engram_num_embeddings"):
         return 0.0
@@ -389,8 +398,8 @@ def ngram_table_bytes(config: Config) -> float:
 
 
 def compressed_parameters(config: Config) -> tuple[float, float, float]:
-    """Parameters of the attention of DeepSeek V4 and V4.1: split over the ranks, copied, and copied
-    in 16 bit."""
+    """Attention parameters of DeepSeek V4 and V4.1: split over ranks, copied, and copied in 16
+    bit."""
     hidden, size = config.positive("hidden_size"), config.positive("head_dim")
     heads, query_rank = config.positive("num_attention_heads"), config.positive("q_lora_rank")
     groups, out_rank = config.positive("o_groups"), config.positive("o_lora_rank")

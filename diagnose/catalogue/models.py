@@ -1,4 +1,4 @@
-"""Known models, and any other model (with its draft heads) from its `config.json`. Pure."""
+"""Models of the catalogue, and any other model (with its draft heads) from `config.json`. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PER_LAYER = (
 
 
 def is_head(config: Config) -> bool:
-    """Whether the configuration is an EAGLE head, which cannot run alone."""
+    """Whether the configuration is that of an EAGLE head, which cannot run alone."""
     return "eagle" in config.architecture.lower()
 
 
@@ -48,10 +48,10 @@ def target_hidden_size(config: Config) -> int:
 
 
 def head_parameters(config: Config, body: Parameters) -> Parameters:
-    """A draft head's parameters.
+    """A draft head's parameters, without the embedding, which belongs to the target model.
 
-    The embedding is the target's. EAGLE 3 has its own output projection, often for fewer tokens,
-    and its first layer reads embedding and hidden state side by side.
+    EAGLE 3 heads have an output projection of their own, often for fewer tokens. Their first layer
+    reads the embedding and the hidden state side by side.
     """
     hidden, size = config.positive("hidden_size"), head_dim(config)
     if "eagle3" not in config.architecture.lower():
@@ -74,7 +74,7 @@ def head_parameters(config: Config, body: Parameters) -> Parameters:
 
 
 def own_layers(config: Config) -> Config | None:
-    """A checkpoint's own prediction layers as a configuration; None if it has none."""
+    """The prediction layers that a checkpoint contains, as a configuration; None if it has none."""
     layers = config.count("num_nextn_predict_layers", default=0)
     if not layers or not in_group(config, "own_draft"):
         return None
@@ -85,8 +85,11 @@ def own_layers(config: Config) -> Config | None:
 
 
 def own_parameters(config: Config, body: Parameters) -> Parameters:
-    """Parameters of a checkpoint's own draft layers, without the embedding and output tables, which
-    they share with the model. Each layer has a matrix that joins embedding and hidden state."""
+    """Parameters of the draft layers that a checkpoint contains.
+
+    The embedding and output tables are left out, because the layers share them with the model. Each
+    layer has a matrix that joins embedding and hidden state.
+    """
     hidden = config.positive("hidden_size")
     joined = 2.0 * hidden * hidden * config.positive("num_hidden_layers")
     return replace(body, embedding=0.0, head=0.0, small=body.small + joined)
@@ -108,12 +111,15 @@ _LARGEST_FACTOR = 1024.0
 class Model(Struct, frozen=True):
     """A model: what its layers store, its parameters by kind, and the source.
 
-    `parameters` is None if the source does not say enough to count them: then the weights must be
-    stated. `quantization` is the checkpoint's own scheme (a key of
-    `catalogue.quantization.schemes`). `adapters`: the LoRA shape, None like `parameters`.
-    `target_hidden_size` is above 0 for a draft head, which needs a target of that size; `own_draft`
-    are the prediction layers of the checkpoint itself. `expert_width` is the inner size of a routed
-    expert, `expert_matrices` 3 with a gate and 2 without. `notes` list assumptions.
+    - `parameters`: None if the source does not allow counting them; the user must then state the
+      weights' size.
+    - `quantization`: the checkpoint's own scheme, a key of `catalogue.quantization.schemes`.
+    - `adapters`: the LoRA shape; None like `parameters`.
+    - `target_hidden_size`: hidden size of the target model that a draft head needs; else 0.
+    - `own_draft`: the prediction layers that the checkpoint contains.
+    - `expert_width`: the inner size of a routed expert.
+    - `expert_matrices`: matrices per expert: 3 with a gate, 2 without.
+    - `notes`: assumptions.
     """
 
     id: str
@@ -149,10 +155,10 @@ def _entries() -> Mapping[str, Mapping[str, object]]:
 
 
 def model(name: str) -> Model:
-    """The catalogue's model with this id; case and a missing organisation are ignored.
+    """The catalogue's model with this id. Case is ignored, and the organisation may be left out.
 
     Raises:
-        SizingError: no such model, or several; the message lists the nearest.
+        SizingError: no model matches, or several do; the message lists the most similar ids.
     """
     lowered = name.lower()
     exact = [key for key in _entries() if key.lower() == lowered]
@@ -171,7 +177,7 @@ def model(name: str) -> Model:
 
 
 def known_model(name: str) -> Model | None:
-    """The catalogue's model with this id; None where it has none, or several."""
+    """The catalogue's model with this id; None if no model matches, or several do."""
     try:
         return model(name)
     except SizingError:
@@ -196,7 +202,7 @@ def model_from_config(name: str, document: object) -> Model:
     """The model of a parsed `config.json`.
 
     Raises:
-        SizingError: an architecture that is not modelled, or a field that is missing or wrong.
+        SizingError: the architecture is not modelled, or a field is missing or wrong.
     """
     config = read_config(name, document)
     refuse_unmodelled(config)
@@ -266,7 +272,8 @@ def _model(
 def _census(
     config: Config, *, vision: float
 ) -> tuple[Experts, Parameters | None, AdapterShape | None]:
-    """Experts, parameters and LoRA shape; None where the fields do not say."""
+    """Experts, parameters and LoRA shape; the last two are None if the fields do not allow
+    counting."""
     uneven = config.model_type in _UNCOUNTED or config.has("num_attention_heads_per_layer")
     if uneven or not config.has("hidden_size"):
         seen = expert_census(config) if config.has("num_experts_per_tok") else Experts()
@@ -301,7 +308,7 @@ def _intermediate_size(config: Config) -> int:
 
 
 def _max_context_tokens(config: Config) -> int:
-    """The longest context that vLLM derives: YaRN and linear scaling extend the stated one."""
+    """The longest context that vLLM derives: YaRN and linear scaling extend the stated context."""
     stated = config.count("max_position_embeddings", default=0)
     scaling = config.section("rope_scaling") or config.section("rope_parameters")
     if scaling is None or config.model_type.startswith(_ALREADY_STRETCHED):

@@ -37,10 +37,10 @@ class Experts(Struct, frozen=True):
 
 
 def expert_census(config: Config) -> Experts:
-    """The model's routed experts; all 0 for a dense model.
+    """The model's routed experts; all fields are 0 for a dense model.
 
     Raises:
-        SizingError: there are experts, but not how many a token uses.
+        SizingError: the model has experts, but the number that a token uses is missing.
     """
     count = config.count("n_routed_experts", default=0)
     if count <= 1 or not config.flag("enable_moe_block", default=True):
@@ -84,7 +84,7 @@ def _expert_layers(config: Config) -> int:
 
 
 def shared_width(config: Config) -> int:
-    """The total width of a layer's shared experts; 0 without any."""
+    """The total width of a layer's shared experts; 0 if there are none."""
     stated = config.count(
         "shared_expert_intermediate_size",
         "shared_intermediate_size",
@@ -109,7 +109,7 @@ def shared_width(config: Config) -> int:
 
 
 def matrices(config: Config) -> int:
-    """Number of matrices of an MLP or expert: up, down and, if it has one, a gate."""
+    """Number of matrices in an MLP or expert: 3 (up, down, gate), or 2 without a gate."""
     return 2 if in_group(config, "ungated_mlp") else 3
 
 
@@ -128,7 +128,7 @@ def dense_layers(config: Config, experts: Experts) -> int:
 
 
 def layer_widths(config: Config) -> tuple[int, ...]:
-    """The width of each layer's MLP if `intermediate_size` lists them, as for Gemma 3n.
+    """The width of each layer's MLP, from an `intermediate_size` that is a list (as for Gemma 3n).
 
     Raises:
         SizingError: the list does not have one width per layer.
@@ -169,12 +169,12 @@ def dense_widths(config: Config, layers: int, hidden: int) -> int:
 
 
 def vision_parameters(config: Config) -> float | None:
-    """Parameters of the file's `vision_config` and its projector.
+    """Parameters of the vision tower and its projector, from the file's `vision_config`.
 
-    None if there is none, or if its fields are unusual.
+    None if there is no tower, or if its fields are unusual.
 
     Raises:
-        SizingError: a usual field with an unusual value.
+        SizingError: a usual field has an unusual value.
     """
     whole = Config(config.name, config.outer, config.outer)
     tower = whole.section("vision_config")
@@ -291,8 +291,10 @@ def parameter_census(config: Config, *, experts: Experts, vision: float = 0.0) -
 
 
 def _ngram_tables(config: Config, hidden: int, vocab: int) -> tuple[float, float]:
-    """Elements of LongCat's n-gram embedding tables, and of the projections that follow them.
-    Source: vllm/model_executor/models/longcat_flash_ngram.py (0.32)."""
+    """Elements of LongCat's n-gram embedding tables, and of the projections after them.
+
+    Source: vllm/model_executor/models/longcat_flash_ngram.py (0.32).
+    """
     ratio = config.count("ngram_vocab_size_ratio", default=0)
     if not ratio:
         return 0.0, 0.0
@@ -302,7 +304,7 @@ def _ngram_tables(config: Config, hidden: int, vocab: int) -> tuple[float, float
 
 
 class _Mixers(Struct, frozen=True):
-    """Parameters of all layers that mix tokens, by the fields of `Parameters`."""
+    """Parameters of all attention and recurrent layers, under the names of `Parameters`' fields."""
 
     attention: float
     kv: float
@@ -343,8 +345,10 @@ def _mixers(config: Config, hidden: int) -> _Mixers:
 
 
 def _routed_values(config: Config, hidden: int) -> float:
-    """Parameters of K2 Horizon's further value projections: its layers with experts have several,
-    and each token uses a few of them."""
+    """Parameters of K2 Horizon's additional value projections.
+
+    Its layers with experts have several value projections, of which each token uses a few.
+    """
     choice = config.count("mova_num_experts", default=0)
     if not choice:
         return 0.0
@@ -360,7 +364,10 @@ def _own_mixers(config: Config, hidden: int) -> _Mixers:
 
 
 def _attention(config: Config, hidden: int, *, full: bool) -> tuple[float, float, float]:
-    """Parameters of a layer's split projections, the KV part of them, and the replicated ones."""
+    """Parameters of one attention layer's projections.
+
+    Returns the split ones, those for keys and values among them, and the replicated ones.
+    """
     config.positive("num_attention_heads")
     if config.has("kv_lora_rank"):
         return _latent(config, hidden, config.positive("num_attention_heads"))
@@ -394,8 +401,10 @@ def _latent(config: Config, hidden: int, heads: int) -> tuple[float, float, floa
 
 
 def _indexers(config: Config, hidden: int, layers: int) -> tuple[int, float, float]:
-    """The number of indexers of sparse attention, and the parameters of each: split like KV heads,
-    and copied to every rank."""
+    """The number of sparse attention's indexers, and the parameters of each indexer.
+
+    The parameters are two numbers: those split like KV heads, and those copied to every rank.
+    """
     if in_group(config, "block_indexed"):
         section = index_size(config)
         index, heads = (
@@ -510,7 +519,7 @@ def adapter_shape(config: Config, experts: Experts) -> AdapterShape:
 
 
 def _adapted_attention(config: Config, hidden: int) -> tuple[int, int, int]:
-    """Elements of one attention layer: copied, split, and split no further than the KV heads."""
+    """Elements of one attention layer: copied, split, and split over KV heads at most."""
     heads = config.positive("num_attention_heads")
     if config.has("kv_lora_rank"):
         return *_adapted_latent(config, hidden, heads), 0
@@ -533,7 +542,7 @@ def _adapted_latent(config: Config, hidden: int, heads: int) -> tuple[int, int]:
 
 
 def _gates(config: Config, *, fused: bool) -> int:
-    """Number of matrices from the hidden state into an MLP, as stored in the checkpoint."""
+    """Number of matrices from the hidden state into an MLP, as the checkpoint stores them."""
     return 1 if fused else matrices(config) - 1
 
 

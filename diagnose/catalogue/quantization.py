@@ -1,4 +1,4 @@
-"""Bits per parameter under a quantization scheme, and what stays in 16 bit. Pure.
+"""Bits per parameter of quantization schemes, and which parameters stay in 16 bit. Pure.
 
 Embeddings, the output projection, norms, routers and vision towers stay in 16 bit under every
 scheme here, as in published checkpoints.
@@ -22,11 +22,11 @@ FULL_BITS = 16.0
 
 
 class Scheme(Struct, frozen=True):
-    """Bits per parameter, scales and zero points included, by kind of parameter.
+    """Bits per parameter by kind of parameter, including scales and zero points.
 
     `attention_bits` None means `linear_bits` in a dense model and 16 in a mixture of experts.
-    `compute` is the arithmetic: bf16, fp8 or fp4. `stated_as` is the id of the simpler scheme that
-    users name it by.
+    `compute` is the arithmetic: bf16, fp8 or fp4. `stated_as` is the id of the simpler scheme whose
+    name users give for this one.
     """
 
     id: str
@@ -38,7 +38,7 @@ class Scheme(Struct, frozen=True):
     stated_as: str = ""
 
     def attention_bits_of(self, *, mixture: bool) -> float:
-        """Bits per attention parameter, of a mixture of experts or a dense model."""
+        """Bits per attention parameter in a mixture of experts, or in a dense model."""
         if self.attention_bits is not None:
             return self.attention_bits
         return FULL_BITS if mixture else self.linear_bits
@@ -55,10 +55,10 @@ def schemes() -> Mapping[str, Scheme]:
 
 
 def scheme(name: str) -> Scheme:
-    """The scheme with this id, or with vLLM's or another usual name of it.
+    """The scheme with this id, or with another usual name such as vLLM's.
 
     Raises:
-        SizingError: an unknown name; the choices are listed.
+        SizingError: the name is unknown; the choices are listed.
     """
     key = name.lower()
     stored = schemes().get(_tables()["aliases"].get(key, key))
@@ -70,7 +70,7 @@ def scheme(name: str) -> Scheme:
 
 
 def checkpoint_scheme(config: Config) -> str:
-    """The id of the scheme in a configuration's quantization section.
+    """The id of the scheme that a configuration's quantization section describes.
 
     Raises:
         SizingError: the scheme is not modelled.
@@ -96,7 +96,7 @@ def checkpoint_scheme(config: Config) -> str:
 
 
 def _weight_bits(section: Config) -> str:
-    """The scheme id of GPTQ or AWQ weights, of 4 or 8 bits."""
+    """The scheme id of GPTQ or AWQ weights with 4 or 8 bits."""
     method = section.word("quant_method").lower()
     bits = section.count("bits", "w_bit", default=4)
     if bits not in _WHOLE_BITS:
@@ -143,12 +143,12 @@ def _compressed_tensors(section: Config) -> str:
 
 
 def _fp8(section: Config) -> str:
-    """The scheme id of FP8 weights, FBGEMM's included, by the parts left in 16 bit."""
+    """The scheme id of FP8 weights (also FBGEMM's), depending on the parts left in 16 bit."""
     return _spared("fp8", section.words("modules_to_not_convert"))
 
 
 def _spared(name: str, ignored: Sequence[str]) -> str:
-    """The scheme without the parts that the checkpoint leaves in 16 bit."""
+    """The scheme with 16 bit for those parts that the checkpoint does not quantize."""
     if not any("self_attn" in word for word in ignored):
         return name
     if name == "fp8" and any("shared_expert" in word for word in ignored):

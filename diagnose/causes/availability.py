@@ -1,4 +1,4 @@
-"""Causes of availability: engine stalled or restarted, target down, metrics missing. Pure."""
+"""Causes of lost availability: engine stalled or restarted, target down, metrics missing. Pure."""
 
 from __future__ import annotations
 
@@ -32,20 +32,25 @@ STALL_NOTED_S = 10.0
 CRASH_LOOP_S = 600.0
 HOUR_S = 3600.0
 CRASHES_WARNING, CRASHES_CRITICAL = 3, 5
-"""Processes that ended with work in progress within an hour: a slow crash loop. A deployment drains
-its processes first."""
+"""Number of processes per hour that ended with work in progress: a slow crash loop.
+
+A planned deployment drains its processes first.
+"""
 
 RESTARTS_SHOWN = 3
 RESTART_NOTED_S = 60.0
 DOWN_WARNING_FAILURES = 2
 DOWN_CRITICAL_FAILURES = 3
 START_S, STARTS_MAX_S = 300.0, 1800.0
-"""Seconds that a server without requests may be away for a planned restart: `START_S`, as vLLM
-commonly takes to start, or longer if this server took longer before, up to `STARTS_MAX_S`."""
+"""How long, in seconds, an idle server may be away for a planned restart.
+
+It is `START_S`, a common start-up time of vLLM; or this server's own start-up time if that was
+longer, but at most `STARTS_MAX_S`.
+"""
 START_MARGIN_RATIO = 1.5
 
 SIGHT = ("running", "waiting", "kv_usage_ratio")
-"""The signals of load and cache: a page without all of them is as good as empty."""
+"""The signals of load and cache. A page without any of them is useless for a diagnosis."""
 
 NO_STATISTICS = "Check the vLLM version and that statistics are not disabled (--disable-log-stats)."
 CHECK_PAGE = "Check the raw /metrics page: a proxy or exporter in between may alter it."
@@ -56,24 +61,28 @@ HEALTHY_WITHOUT_PAGE = (
     "Requests may still be served: read the server's log for the error of its /metrics page, and "
     "compare the time that the page takes with fetch.read_timeout_s."
 )
-"""What to do about a page that lacks metrics, by the reason."""
+"""What to do if a healthy server's page lacks metrics, by the reason."""
 
 
 IN_FLIGHT = RUNNING.otherwise(0.0) + WAITING.otherwise(0.0)
 
 
 class Stalled(Leaf, Struct, frozen=True):
-    """Whether requests have been in flight for half a minute without progress: no token generated,
-    no request finished, no prefill that goes further than those before it.
+    """Whether requests have been in flight for 30 s without progress.
 
-    The half minute does not scale with the window, because the length of a prefill does not. A
-    shorter watch concludes it sooner, at `info`, unless a prefill explains it; `whole` requires the
-    whole half minute or, if this engine's prefills take longer, as long as a prefill may take.
-    After half a minute a queue follows from it in any case: more replicas or a larger batch would
-    not help. False where the page lacks the counters.
-    PromQL looks back on four scrapes at least; on `LONGEST_PREFILL_S`, after which no prefill
-    explains a silence; and on `WIDE_RANGE_S`, for servers that are scraped more seldom than the
-    rules were made for. A prefill explains a silence up to the longest prefill in the histogram.
+    No progress means: no token generated, no request finished, and no prefill that gets further
+    than earlier ones. The 30 s do not scale with the window, because prefill times do not. False if
+    the page lacks the counters.
+
+    A shorter watch concludes the cause earlier, at `info`, unless a prefill explains the silence.
+    With `whole`, the full 30 s are required, or this engine's longest possible prefill if that is
+    longer. After 30 s a queue is always an effect of the stall: more replicas or a larger batch
+    would not help.
+
+    In PromQL, the range covers at least four scrapes. It also covers `LONGEST_PREFILL_S`, after
+    which a prefill no longer explains a silence, and `WIDE_RANGE_S`, for servers that are scraped
+    less often than the rules expect. A prefill explains a silence as long as the longest prefill in
+    the histogram.
     """
 
     whole: bool = False
@@ -95,13 +104,15 @@ class Stalled(Leaf, Struct, frozen=True):
         return clause if side else clause.negated
 
     def lasts_s(self, to: Spelling) -> tuple[float, float]:
-        """Seconds without progress that are required: in the sidecar, and in PromQL, where they
-        cover four scrapes at least."""
+        """Required seconds without progress: for the sidecar, and for PromQL (at least four
+        scrapes)."""
         return STALLED_S, range_s(STALLED_S, to.scrape_s)
 
     def _over(self, to: Spelling, span_s: float) -> str:
-        """No token and no finished request over a range, KV usage not above that of the range
-        before, and requests in flight throughout."""
+        """PromQL for a range without progress, while requests are in flight throughout.
+
+        No token, no finished request, and KV usage not above the maximum of the range before.
+        """
         span, step = duration(span_s), duration(to.interval_s)
         tokens = to.dialect.sum(f"increase({to.raw('generation_tokens', '_total')}[{span}])")
         finished = to.raw("request_success", "_total", f'{ABORTED[0]}!="{ABORTED[1]}"')
@@ -125,13 +136,14 @@ class Stalled(Leaf, Struct, frozen=True):
 
 
 def stalled_from_s(values: Mapping[str, float | None]) -> float:
-    """Seconds without progress from which on an engine hangs, and no prefill explains it."""
+    """Seconds without progress after which an engine counts as stalled: no prefill takes that
+    long."""
     return max(STALLED_S, values.get(PREFILL_SILENCE) or 0.0)
 
 
 MOVES_FROM = 0.1
-"""If KV usage falls this far (0..1) below its maximum and no request is answered, prefills start
-over."""
+"""If no request is answered and KV usage falls this far (0..1) below its maximum, prefills are
+being restarted."""
 
 
 def _still(facts: Facts) -> str:
@@ -174,7 +186,8 @@ STALLED_LEVER = (
 
 
 def _stalled_lever(facts: Facts) -> str:
-    """What to do first; where requests are held back, what they may wait for."""
+    """What to do first about a stalled engine; if requests are held back, what they may wait
+    for."""
     if not facts.get("waiting_deferred"):
         return STALLED_LEVER
     return (
@@ -218,12 +231,15 @@ ENGINE_STALLED = CauseRecord(
 
 
 CANARY_FAILURES = 2
-"""Failed canaries in a row that count: a single one may have met a proxy's restart."""
+"""Failed canary requests in a row that count; a single failure may come from a proxy's restart."""
 
 
 def unanswered(canary: CanaryState, facts: Facts) -> Cause | None:
-    """`engine_stalled` by canary requests that had no answer, while the page shows no other load:
-    the only proof of an engine whose gauges read 0 while it is stuck."""
+    """`engine_stalled`, concluded from canary requests without an answer; None if too few failed.
+
+    The page must show no other load. A stuck engine whose gauges read 0 can be proven in no other
+    way.
+    """
     in_flight = facts.get("running") + facts.get("waiting")
     if canary.failures < CANARY_FAILURES or in_flight > canary.failures:
         return None
@@ -325,19 +341,20 @@ def engine_restarted(facts: Facts) -> Cause | None:
 
 
 def _ended(process: ReplacedProcess) -> str:
-    """What was seen of a process before it was replaced, and how long it had run."""
+    """How a replaced process ended, how long it ran, and what its last page showed."""
     ran = "" if process.uptime_s is None else f" after {process.uptime_s / 60:.0f} min"
     how = "ended under load" if process.broke_off else "ended without requests"
     return f"a process {how}{ran}; its last page: {process.last_page}"
 
 
 def is_blind(facts: Facts) -> bool:
-    """Whether the page has no metric of load or cache, so that it is as useful as an empty one."""
+    """Whether the page lacks all metrics of load and cache, and so is as useless as an empty
+    page."""
     return all(signal in facts.missing for signal in SIGHT)
 
 
 def lack_words(metrics: Sequence[str], impossible: Mapping[str, float]) -> str:
-    """Why metrics have no usable value: they are not on the page, or their values are
+    """Why metrics have no usable value: they are absent from the page, or their values are
     impossible."""
     absent = [metric for metric in metrics if metric not in impossible]
     reasons = _impossible_values(metrics, impossible)
@@ -348,7 +365,7 @@ def lack_words(metrics: Sequence[str], impossible: Mapping[str, float]) -> str:
 
 
 def _impossible_values(metrics: Iterable[str], impossible: Mapping[str, float]) -> list[str]:
-    """The metrics that have each impossible value, a phrase for each value."""
+    """A phrase for each impossible value, with the metrics that have this value."""
     by_value: dict[str, list[str]] = {}
     for metric in metrics:
         if metric in impossible:
@@ -368,11 +385,11 @@ def metrics_missing(
     blind: int,
     unused: bool,
 ) -> Cause | None:
-    """Core metrics are not on the page or have impossible values, so that what depends on them
-    cannot be judged. `blind`: consecutive scrapes without any metric of load or cache.
+    """Core metrics are absent or have impossible values, so their signals cannot be judged.
 
-    With several API servers (`--data-parallel-size`, `--api-server-count`) vLLM exports load and
-    cache only from the engine's first step on: for an `unused` engine this is only `info`.
+    `blind`: number of scrapes in a row without any metric of load or cache. With several API
+    servers (`--data-parallel-size`, `--api-server-count`) vLLM exports load and cache only after
+    the engine's first step, so the severity is only `info` for an `unused` engine.
     """
     lacking = [signal for signal in core if signal in facts.missing]
     if not lacking:
@@ -395,8 +412,11 @@ def metrics_missing(
 
 
 def vanished(engine: str, scrapes: int, last_s: float, *, successor: str | None) -> Cause:
-    """An engine has been missing from a readable page for `scrapes` consecutive scrapes. With a
-    `successor` it was replaced, which is `info`; else it died while others stayed."""
+    """The cause for an engine that is missing from a readable page, for `scrapes` scrapes in a row.
+
+    With a `successor` the engine was replaced, which is `info`. Otherwise it died while the page's
+    other engines kept running.
+    """
     text = f"{engine} is no longer on the page"
     summary = f"E{text[1:]} (missing from {scrapes} scrape{'s' if scrapes > 1 else ''} in a row)."
     severity, lever = _severity(scrapes), "Check whether this engine died: its peers still report."
@@ -423,7 +443,7 @@ def _severity(failures: int) -> Severity:
 
 
 def restart_patience_s(longest_start_s: float) -> float:
-    """Seconds for which a server that had no requests and stopped answering may be restarting."""
+    """How long, in seconds, an idle server that stopped answering may be restarting."""
     return min(max(START_S, START_MARGIN_RATIO * longest_start_s), STARTS_MAX_S)
 
 
@@ -435,11 +455,11 @@ def unreadable(
     *,
     patience_s: float = 0.0,
 ) -> Cause:
-    """The cause after a failed scrape: `target_down` without a page, `metrics_missing` for a page
-    that is not vLLM's and for a server that is healthy without one.
+    """A scrape failed. The cause is `metrics_missing` if the page is not vLLM's, or if the server
+    is healthy but serves no page; otherwise it is `target_down`.
 
-    With `patience_s` the server had no request on its last page, and may be restarted on purpose:
-    for that many seconds the cause is only a warning, unless the server's state shows a failure.
+    With `patience_s`, the server's last page showed no request, so it may be restarting on purpose.
+    For that many seconds the cause is only a warning, unless the server's state shows a failure.
     """
     severity, may_restart = _severity(failures), patience_s > 0 and not state.is_broken
     if may_restart and severity is Severity.CRITICAL:
@@ -496,4 +516,4 @@ METRICS_MISSING = CauseRecord(
     onset_s=Number(0.0),
     sidecar="in Prometheus the alert KneewatchMetricsVanished covers it",
 )
-"""Concluded where the page is fetched (`unreadable`, `metrics_missing`), not from facts."""
+"""Concluded where the page is fetched (by `unreadable` and `metrics_missing`), not from `Facts`."""

@@ -1,9 +1,8 @@
-"""What limits a working GPU: memory bandwidth, compute or the host, which others may slow down.
-Guide 3.2, 3.3, 8.4. Pure.
+"""What limits a working GPU: memory bandwidth, compute or the host. Guide 3.2, 3.3, 8.4. Pure.
 
-Decode reads all weights for few tokens and keeps the memory busy; prefill keeps the tensor pipes
-busy; a GPU that idles while requests run waits for the host. The overall busy ratio does not tell
-which of them is the limit.
+Decode reads all weights for few tokens, which keeps the memory busy. Prefill keeps the tensor pipes
+busy. A GPU that idles while requests run waits for the host, which other programs may slow down.
+The overall busy ratio does not show which of them is the limit.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from kneewatch.rules.quantities import BaselineValue, Signal, Watched
 from kneewatch.rules.rule import Severity
 
 FED_FROM = 0.6
-"""The guide wants a serving GPU busy for 60 % of the time at least (9.3)."""
+"""The guide wants a serving GPU to be busy at least 60% of the time (9.3)."""
 
 FEW_REQUESTS = 8.0
-"""A smaller batch is low concurrency: each step reads all weights for a few tokens."""
+"""A batch below this is low concurrency: each step reads all weights for a few tokens."""
 
 Kind = Literal["memory", "compute", "host"]
 WORDS: dict[Kind, str] = {
@@ -64,8 +63,11 @@ LIMITS: tuple[tuple[Kind, str, float], ...] = (
     ("memory", "mbu_ratio", 0.55),
     ("compute", "mfu_ratio", 0.4),
 )
-"""A limit is reached if its signal has at least this value: a share of cycles in which DRAM or the
-tensor pipes are active, or a share of the GPU's peak, which no kernel reaches."""
+"""Limits, each with its signal and the value from which it counts as reached.
+
+The signals are shares of cycles in which DRAM or the tensor pipes are active, or shares of the
+GPU's peak. No kernel reaches 100% of the peak.
+"""
 
 SHARES = (
     ("gpu_dram_active_ratio", "DRAM active"),
@@ -80,8 +82,10 @@ WHY = "no label says which GPUs an engine uses"
 
 
 class Bound(NamedTuple):
-    """What limits the GPU, the signal that shows it, its value and threshold, and all known
-    shares."""
+    """What limits the GPU, with the signal that shows it.
+
+    `text` has all known shares.
+    """
 
     kind: Kind
     signal: str
@@ -91,8 +95,10 @@ class Bound(NamedTuple):
 
 
 def bound_of(facts: Facts) -> Bound | None:
-    """What limits the GPUs, by the activity that DCGM or NVML report or by vLLM's estimate of its
-    work. None where nothing is known or no limit is reached, and where the GPUs are a guess."""
+    """What limits the GPUs, from DCGM's or NVML's activity or from vLLM's estimate of its own work.
+
+    None if nothing is known, no limit is reached, or the GPUs are a guess.
+    """
     if facts.get("running_avg") < 1 or facts.gpus_guessed:
         return None
     engine = facts.values.get("gpu_engine_active_ratio")
@@ -108,9 +114,9 @@ def bound_of(facts: Facts) -> Bound | None:
 
 
 def has_spare_compute(facts: Facts) -> bool:
-    """Whether the GPUs serve few requests and could compute more; False where it is unknown.
+    """Whether the GPUs serve few requests and could compute more; False if unknown.
 
-    A GPU that reads memory all the time counts as busy, and its tensor pipes may idle.
+    A GPU that reads memory all the time counts as busy, yet its tensor pipes may be idle.
     """
     running = facts.get("running_avg")
     if facts.gpus_guessed or not 1 <= running < FEW_REQUESTS:
@@ -124,12 +130,13 @@ def has_spare_compute(facts: Facts) -> bool:
 
 
 def is_bound(kind: Kind) -> Condition:
-    """Whether this limits the GPUs; false where it is unknown."""
+    """Whether this kind of limit applies to the GPUs; false if unknown."""
     return SidecarHolds(lambda facts: _is(facts, kind), WHY, f"the GPUs are {WORDS[kind]}")
 
 
 def bound_terms(kind: Kind, weight: float = 0.6, against: float = -0.6) -> tuple[Term, ...]:
-    """The GPU's limit as evidence: for the cause where it is `kind`, else against it."""
+    """The GPU's limit as evidence: for the cause if the limit is of this `kind`, otherwise against
+    it."""
     value = Sidecar(
         lambda facts: _get(facts, "value"), WHY, "the GPU activity that identifies the limit"
     )
@@ -176,8 +183,10 @@ def _shares(facts: Facts) -> str:
 
 SLOWER = 1.3
 PRESSED_FROM, STOLEN_FROM = 0.2, 0.05
-"""Shares of the time from which on the host slows steps: tasks wait for a CPU, and the hypervisor
-withholds CPU time (steal)."""
+"""The host slows steps from these shares of time on.
+
+`PRESSED_FROM`: tasks wait for a CPU. `STOLEN_FROM`: the hypervisor withholds CPU time (steal).
+"""
 
 ON_THE_NODE = "pressure and steal are read on the server's node"
 
@@ -193,20 +202,20 @@ SLOWED_TOKENS = (
 )
 
 EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
-"""The batch is no larger than in quiet times, and answers are no longer."""
+"""The batch is no larger, and answers are no longer, than in quiet times."""
 
 SLOW_AT_EQUAL_WORK = (ITL_DRIFT >= SLOWER) & (P50_DRIFT >= SLOWER) & EQUAL_WORK
-"""Most steps take longer than in quiet times, although their work is no larger."""
+"""Most steps take longer than in quiet times, although they do no more work."""
 
 WARMED_UP = Watched(Number(1.0))
-"""One window has passed: a new process's first steps are slow, and loading its weights takes CPU.
-"""
+"""The process has run for one window: its first steps are slow, and loading weights takes CPU."""
 
 _SLOW_AT_EQUAL_WORK = SLOW_AT_EQUAL_WORK.python()
 
 
 def unseen_host(facts: Facts) -> list[str]:
-    """A line where steps are slow at equal work and nothing is known of the host; else none."""
+    """A note if steps are slow at equal work and nothing is known about the host; otherwise
+    empty."""
     seen = any(facts.values.get(key) is not None for key in (PRESSURE.key, STEAL.key))
     if seen or not _SLOW_AT_EQUAL_WORK(facts):
         return []
@@ -225,16 +234,21 @@ def _slowed(facts: Facts) -> str:
 
 E2E_S = Signal("e2e_mean_s")
 OUTSIDE_S = E2E_S - Signal("queue_mean_s") - Signal("prefill_mean_s") - Signal("decode_mean_s")
-"""Mean seconds of an ended request outside the engine's queue, prefill and decode: the API server's
-process prepares the prompt before, and turns tokens into text after."""
+"""Mean seconds that a finished request spent outside the engine's queue, prefill and decode.
+
+In this time the API server's process prepares the prompt, and later turns tokens into text.
+"""
 
 LONGER_THAN_STEPS = (
     (OUTSIDE_S > Signal("prefill_p99_s"))
     & (OUTSIDE_S > Signal("itl_stall_time_ratio") * Signal("decode_mean_s"))
 ).assume(unknown=True)
-"""The time outside the engine is longer than what long steps explain. The engine takes new requests
-into its queue between two steps, so a wait for a long step or a hung engine counts as outside too;
-but then prefills, or the pauses of running requests, are as long."""
+"""The time outside the engine is longer than long steps can explain.
+
+The engine takes new requests into its queue between two steps. So waiting for a long step, or for a
+hung engine, also counts as time outside. But then prefills, or the pauses of running requests, are
+as long.
+"""
 
 HOST_CONTENTION = CauseRecord(
     id="host_contention",
@@ -331,16 +345,21 @@ KV_GROWTH = KV_USAGE / BaselineValue(KV_USAGE.key)
 SAME_CONTEXTS = KV_GROWTH <= 1.3
 
 BEYOND_WORK = 5.0 * BATCH_GROWTH.at_least(1.0) * KV_GROWTH.at_least(1.0)
-"""A step reads all weights once and each context once, so it grows by no more than the growth of
-the batch times that of the contexts. Five times as much has another reason."""
+"""Growth of a step's time that more work cannot explain: five times the explainable growth.
+
+A step reads all weights once and each context once. So its time grows at most by the growth of the
+batch times the growth of the contexts.
+"""
 
 SLOW_BEYOND_WORK = (
     (ITL_DRIFT >= BEYOND_WORK)
     & (P50_DRIFT >= BEYOND_WORK)
     & (Signal("large_step_per_s") <= 0.0).assume(unknown=True)
 )
-"""No step was large (unknown counts as none): prompts under prefill make steps long too, and vLLM
-counts a prompt only at its end."""
+"""Steps are slower than their work explains, and no step was large (unknown counts as none).
+
+Prompts under prefill also make steps long, and vLLM counts a prompt only when its prefill ends.
+"""
 
 SLOW_STEPS = CauseRecord(
     id="slow_steps",

@@ -1,7 +1,8 @@
-"""Causes that the HTTP server's counters show: calls that clients give up, and wrong calls. Pure.
+"""Causes from the HTTP server's counters: calls that clients give up, and invalid calls. Pure.
 
-Requests obey conservation: what was accepted was finished, is in flight, or was given up. vLLM does
-not count most of the last."""
+Every accepted request is finished, in flight or given up. vLLM does not count most of the given-up
+ones, so they are computed from the other counts.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,10 @@ NO_ENGINE = "http_requests_total names no engine: only the sidecar knows that a 
 MOST_GIVEN_UP = 0.5
 MANY_GIVEN_UP = 0.25
 SOME_GIVEN_UP = 0.1
-"""Given-up calls as shares of the accepted calls: for critical, for warning, and for concluding the
-cause. Below the last, people stop answers that they have read."""
+"""Shares of accepted calls that are given up: for critical, for warning, and to conclude the cause.
+
+Below the last share, users may simply stop answers that they have read.
+"""
 
 WRONG_SHARE_FROM = 0.1
 

@@ -28,7 +28,7 @@ PREFILL_BUSY = Signal("prefill_busy_ratio")
 
 QUEUED_SHARE, QUEUED_MIN = 0.1, 2.0
 QUEUED = QUEUE >= (QUEUED_SHARE * RUNNING).at_least(QUEUED_MIN)
-"""A queue that is more than the next step's admissions."""
+"""A queue that is longer than what the next step admits."""
 
 
 def queued_for(for_s: float, *, stretch: bool = True) -> Held:
@@ -38,25 +38,27 @@ def queued_for(for_s: float, *, stretch: bool = True) -> Held:
 
 DEFERRED_AVG = Signal("waiting_deferred_avg")
 DEFERRED_HELD = Held("deferred", Signal("waiting_deferred") >= 1.0, Number(10.0))
-"""Requests have been held back for a while though there is capacity."""
+"""Requests have been held back for some time although there is capacity."""
 
 GIANT = Signal("prompt_p99_kv_share_ratio")
 GIANT_FROM = 0.2
-"""Share of the cache from which on a prompt is a giant: a quarter, less what interpolation between
-the histogram's bounds may hide."""
+"""From this share of the KV cache on, a prompt counts as a giant.
+
+It is a quarter, minus what interpolation between the histogram's bounds may hide.
+"""
 
 STEPS_HAVE_ROOM = (Signal("iteration_tokens_mean") <= 128.0).assume(unknown=False)
-"""Most steps have fewer tokens than any usual --max-num-batched-tokens, which would admit more."""
+"""Most steps have fewer tokens than any usual --max-num-batched-tokens: they could admit more."""
 
 SEATS_ARE_FREE = (
     (BATCH < 0.9 * BATCH_MOST) | (BATCH_MOST <= 0.0) | (BATCH_MOST < BaselineValue("running_avg"))
 ).assume(unknown=False)
-"""The batch is smaller than it was: --max-num-seqs admits more."""
+"""The batch is smaller than it was before: --max-num-seqs would admit more requests."""
 
 KV_FREE = 1.0 - KV_USAGE
 HELD_EACH = KV_USAGE / BATCH
 ONE_MORE_FITS = (HELD_EACH <= KV_FREE).assume(unknown=False)
-"""The free part of the KV cache is as large as a running request's mean part, or larger."""
+"""The free part of the KV cache is at least as large as a running request's mean part."""
 
 PINNED = ((BATCH_MOST >= 1.0) & (BATCH >= 0.9 * BATCH_MOST)).assume(unknown=False)
 """The batch stays at its maximum."""
@@ -65,19 +67,24 @@ GIANTS_BLOCK = (GIANT >= GIANT_FROM) & (
     ((GIANT > KV_FREE) & ~(PINNED & (GIANT <= KV_FREE + HELD_EACH)).assume(unknown=False))
     | (STEPS_HAVE_ROOM & SEATS_ARE_FREE)
 ).assume(unknown=False)
-"""Giant prompts do not fit into the free KV cache, and block the queue, which vLLM serves in order.
-While the batch stays at its maximum, a giant that fits once a request ends waits for that seat.
-The gauges may not show it: they are of the end of the last step, and a giant holds its blocks from
-the beginning of its long first step on. What waits while seats and steps have room waits for
-blocks."""
+"""Giant prompts do not fit into the free KV cache and block the queue, which vLLM serves in order.
+
+Two cases need care. If the batch stays at its maximum and a giant would fit once one request ends,
+the giant waits for that seat, not for blocks. And the gauges may not show a giant: they are read at
+the end of a step, but a giant holds its blocks from the start of its long first step. Requests that
+wait although seats and steps have room wait for blocks.
+"""
 
 FEW_FILL_THE_CACHE = (
     (HELD_EACH >= GIANT_FROM)
     & (HELD_EACH > KV_FREE)
     & (Signal("generation_tokens_per_s") > 0.0).assume(unknown=True)
 ).assume(unknown=False)
-"""Few requests run, and one more does not fit. While no token comes out, those that run are still
-under prefill, and the others wait for its steps."""
+"""Few requests run, and one more does not fit into the KV cache.
+
+False while no tokens are generated: running requests are then still under prefill, and the others
+wait for their steps.
+"""
 
 SLOW_PROMPTS = ("prefill_interference", "prefill_bound", "slo_conflict", "past_knee")
 QUEUES = ("queue_saturation", "admission_limit", "past_knee", "prefill_bound")
@@ -91,31 +98,33 @@ SLOW_GPU = (
 )
 
 QUEUE_RULES = ("QUEUE-GROWS", "QUEUE-SHARE", "TTFT-TAIL", "BREAKER")
-"""Findings that only say that there is a queue."""
+"""Rules whose findings only report that there is a queue."""
 
 STRAIGHT_FROM = 0.9
-"""Seven levels lie on a line if it explains at least this share of their variance; for noise or a
-single step the share is lower."""
+"""Seven levels count as a line if a line explains at least this share of their variance.
+
+Noise or a single step explains less.
+"""
 
 LATE_FROM = 2 / 3
-"""If the newest step is less than this share of the line's mean step, the growth is a warm-up that
-settles."""
+"""If the newest step is below this share of the line's mean step, the growth is a warm-up that
+ends."""
 
 EQUAL_LOAD = 0.1
-"""Work that grew by more than this share may explain a growth."""
+"""If work has grown by more than this share, it may explain the growth."""
 
 
 def goes_on(slow: SlowQuantity, late_from: float = LATE_FROM) -> Condition:
-    """Whether a quantity moved along a line for hours and does not settle."""
+    """Whether a quantity has moved along a line for hours and still moves."""
     return (Signal(slow.straight) >= STRAIGHT_FROM) & (Signal(slow.late) >= late_from)
 
 
 WORK_GROWTH = Signal(WORK.growth) / Signal(WORK.before)
-"""How much more work there is than hours before, as a share; below 0 where there is less."""
+"""Growth of the work over the last hours, as a share; negative if there is less work."""
 
 SAME_WORK = (WORK_GROWTH <= EQUAL_LOAD).assume(unknown=True)
 
 
 def at_hour(t_s: float) -> str:
-    """A time to the minute: `Sun 22 Nov 19:00 UTC`."""
+    """A UTC time to the minute: `Sun 22 Nov 19:00 UTC`."""
     return f"{datetime.fromtimestamp(t_s, UTC):%a %d %b %H:%M} UTC"

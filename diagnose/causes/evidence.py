@@ -1,8 +1,8 @@
-"""Evidence for and against a cause, and the confidence it adds up to. Pure.
+"""Evidence for and against a cause, and the confidence that results. Pure.
 
-Confidence is a sum of log-odds, not a constant: each piece of evidence adds its weight times how
-far its value lies beyond the threshold (half at the threshold, whole at twice the threshold),
-evidence against takes away. `make accuracy` checks what the numbers mean on recordings.
+Confidence is a sum of log-odds. Each piece of evidence adds its weight times its strength: 0.5 if
+its value is at the threshold, 1 at twice the threshold. Evidence against the cause subtracts. `make
+accuracy` checks on recordings what the numbers mean.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from kneewatch.rules.facts import Moment
 from kneewatch.rules.rule import INFO, OK, Finding, Severity
 
 CONCLUDED_FROM = 0.5
-"""Below even odds a cause is not concluded."""
+"""A cause is concluded from even odds on."""
 
 LISTED_FROM = 0.25
-"""Strength from which a value is listed as evidence: that of half its threshold."""
+"""Values of at least this strength are listed as evidence: half of the threshold is enough."""
 
 DOUBTFUL_BELOW = 0.6
-"""A cause with less confidence than this is only `info` and pages nobody."""
+"""Causes with less confidence than this are only `info` and do not page anyone."""
 
 
 class Evidence(Struct, frozen=True):
-    """A measured value for or against a cause, and its text. `threshold` is None where none
-    applies."""
+    """A measured value for or against a cause, and its text. `threshold` is None if there is
+    none."""
 
     signal: str
     value: float | None
@@ -43,9 +43,14 @@ class Evidence(Struct, frozen=True):
 
 
 class ReplacedProcess(Struct, frozen=True):
-    """A vLLM process that was replaced: when the next one was first seen, how long it ran (None
-    where that is unknown), and its last page in words. `broke_off`: it had requests in flight or a
-    cause at warning, so that nobody drained it on purpose."""
+    """A vLLM process that was replaced.
+
+    - `t_s`: when the next process was first seen.
+    - `uptime_s`: how long this process ran; None if unknown.
+    - `last_page`: what its last page showed, in words.
+    - `broke_off`: it had requests in flight or a cause at warning, so it was not drained on
+      purpose.
+    """
 
     t_s: float
     uptime_s: float | None = None
@@ -57,19 +62,25 @@ STEADY = Stage(0, 0.0, Severity.OK, None, ())
 
 
 class Facts(Moment, frozen=True):
-    """All that a cause may look at, for one engine at one moment. The defaults are those of an
-    engine without a past: a tier's average engine, or one beside its peers.
+    """Everything that a cause may read about one engine at one moment.
 
-    - `missing`: the metrics that each unknown signal lacks; `findings`: by rule id.
-    - `gpus`: the target's GPUs; with `gpus_guessed`, GPUs that may be its own. `gpus_lost`: a line
-      for each that does not answer.
+    The defaults are those of an engine without history, such as a tier's average engine or an
+    engine that is compared with its peers.
+
+    - `missing`: the metrics that each unknown signal lacks.
+    - `findings`: findings by rule id.
+    - `gpus`: the target's GPUs; with `gpus_guessed`, GPUs that may be the target's.
+    - `gpus_lost`: a line for each GPU that does not answer.
     - `adapters`: LoRA adapters that had a slot in the window; only filled while requests wait.
-    - `lengths`: answers' lengths against those of quiet times; only filled while many more than
-      then end at their limit, and None where too few are known.
-    - `endless`: answers far longer than the stated workload, filled while many end at their limit;
-      `workload`: the requests of an hour against it. None without a stated workload.
-    - `knee`: the load that this engine carries, learned from its own windows, which `curve` holds;
-      `split`: what the stated benchmarks say about its tensor-parallel degree.
+    - `lengths`: lengths of answers compared with quiet times; None if too few are known. Only
+      filled while many more answers than in quiet times end at their limit.
+    - `endless`: answers far longer than the stated workload; only filled while many end at their
+      limit.
+    - `workload`: the requests of an hour compared with the stated workload. Like `endless`, None if
+      no workload is stated.
+    - `knee`: the load that this engine can carry, learned from its own windows; these are in
+      `curve`.
+    - `split`: what the stated benchmarks show about its tensor-parallel degree.
     """
 
     now_s: float = 0.0
@@ -89,22 +100,22 @@ class Facts(Moment, frozen=True):
     split: Comparison | None = None
 
     def get(self, signal: str, default: float = 0.0) -> float:
-        """A signal's value, or `default` where it has none."""
+        """A signal's value; `default` if it has none."""
         value = self.values.get(signal)
         return default if value is None else value
 
     def held(self, streak: str, seconds: float) -> bool:
-        """Whether a condition has held for `seconds`, scaled like the rules' durations."""
+        """Whether a condition has held for `seconds`; they are scaled like the rules' durations."""
         return self.streaks_s.get(streak, -1.0) >= seconds * self.scale
 
     def severity(self, rule_id: str) -> Severity:
-        """A finding's severity, clear time included; ok where it is unknown."""
+        """The severity of a rule's finding, including its clear time; ok if unknown."""
         finding = self.findings.get(rule_id)
         return finding.held if finding else OK
 
 
 class Counterfactual(Struct, frozen=True):
-    """The value of a signal from which on a cause would not be concluded: upwards if `above`, else
+    """A value at which a cause would no longer be concluded; from there upwards if `above`, else
     downwards."""
 
     signal: str
@@ -116,10 +127,12 @@ class Counterfactual(Struct, frozen=True):
 class Cause(Struct, frozen=True):
     """A concluded cause. `lever` is the first thing to do, as text.
 
-    All its numbers are of one moment, `seen_s`: that of the diagnosis or, during its clear time,
-    the last one at which it was concluded. `unless` holds, for the first cause of a diagnosis, the
-    values at which it would not have been concluded then. `apart`: it explains no other cause now.
-    `root`: now it explains the causes in its record's `heads`, which otherwise explain it.
+    - `seen_s`: the time that all numbers belong to. It is the diagnosis's time; during the clear
+      time, the last time at which the cause was concluded.
+    - `unless`: values at which the cause would not have been concluded; only for a diagnosis's
+      first cause.
+    - `apart`: the cause explains no other cause now.
+    - `root`: the cause now explains those in its record's `heads`; otherwise they explain it.
     """
 
     id: str
@@ -162,10 +175,10 @@ class Case(Struct):
         *,
         below: bool = False,
     ) -> None:
-        """Add evidence: for the cause with a positive weight, against it with a negative one.
+        """Add evidence: for the cause if the weight is positive, against it if negative.
 
-        `below`: a value says the more the further it lies below its threshold, not above. A value
-        far short of its threshold supports neither side and is not listed.
+        With `below`, values below the threshold are strong evidence instead of values above it. A
+        value far short of its threshold supports neither side and is not listed.
         """
         if value is None:
             return
@@ -176,7 +189,7 @@ class Case(Struct):
             side.append(Evidence(signal, value, threshold, text))
 
     def close(self) -> Cause | None:
-        """The cause, or None where the confidence is too low."""
+        """The cause; None if its confidence is too low."""
         confidence = chance(self.log_odds)
         if confidence < CONCLUDED_FROM:
             return None
@@ -196,13 +209,16 @@ class Case(Struct):
 
 
 def chance(log_odds: float) -> float:
-    """Log-odds as a probability, 0 to 1."""
+    """The probability, 0 to 1, for these log-odds."""
     return 1 / (1 + math.exp(-log_odds))
 
 
 def strength(value: float, threshold: float | None, *, below: bool = False) -> float:
-    """The strength of a value as evidence, 0 to 1: 0.5 at its threshold, 1 at twice the threshold
-    (or, with `below`, at half of it), less than 0.5 short of it."""
+    """The strength of a value as evidence, from 0 to 1.
+
+    It is 0.5 at the threshold and 1 at twice the threshold; with `below`, 1 at half of the
+    threshold. Values short of the threshold have less than 0.5.
+    """
     if threshold is None or threshold <= 0:
         return 1.0
     if below:

@@ -1,7 +1,7 @@
-"""A GPU that is throttled under load by heat, power or a setting. Guide 9.3. Pure.
+"""Finds GPUs that heat, power or a setting throttles under load. Guide 9.3. Pure.
 
-Each GPU is judged by itself: an idle GPU lowers its clocks and is healthy, and one slow GPU slows
-all GPUs that share a model with it.
+Each GPU is judged alone. An idle GPU may lower its clocks and still be healthy, and one slow GPU
+slows all GPUs that serve the same model with it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
 BUSY_FROM = 0.5
-"""A GPU that is idle for half of the time may lower its clocks."""
+"""A GPU that is busy less than this share of the time may lower its clocks."""
 
 THROTTLED_FROM = 0.1
-"""Share of time throttled from which on it counts."""
+"""A GPU counts as throttled from this share of the time on."""
 
 LOW_CLOCK = 0.75
 PEERS_CLOCK = 0.85
@@ -37,8 +37,10 @@ SLOWER = 1.3
 AS_EVER = 1.1
 QUEUED_S = 10.0
 AT_LIMIT, LOWERED = 0.95, 0.9
-"""The power limit binds if the GPU draws `AT_LIMIT` of it, and was lowered if it is below `LOWERED`
-of the usual limit."""
+"""A GPU is at its power limit if it draws at least `AT_LIMIT` of the limit.
+
+The limit was lowered if it is below `LOWERED` of the GPU's usual limit.
+"""
 
 HEATS = ("gpu_thermal_throttle_ratio", "gpu_heat_bit_ratio")
 BRAKES = (
@@ -48,7 +50,7 @@ BRAKES = (
     "gpu_hw_slowdown_ratio",
 )
 POWERS = ("gpu_power_throttle_ratio", "gpu_power_bit_ratio")
-"""Signals of one reason under the names of several exporters: the greatest value counts."""
+"""Signals for the same reason, as different exporters name it: the greatest value is used."""
 
 MAX_SM_CLOCK_HZ = {
     "A100": 1410e6,
@@ -59,15 +61,16 @@ MAX_SM_CLOCK_HZ = {
     "L4": 2040e6,
     "L40S": 2520e6,
 }
-"""The highest SM clock that NVML gives for these boards, where a page does not have it."""
+"""Highest SM clock in Hz that NVML reports for these boards; used if the page has none."""
 
 
 class ThrottledGpu(Struct, frozen=True):
-    """One GPU: shares of time throttled by reason, and its clock over its full clock (`ratio`).
+    """One GPU, with the share of time that it was throttled, by reason.
 
-    `ratio` is None where the full clock is unknown. `low`: the clock was never near it in the
-    window; `behind`: peers with the same work run much faster. `usual_watts` is the default power
-    limit.
+    - `ratio`: its clock divided by its full clock; None if the full clock is unknown.
+    - `low`: in the whole window the clock was never near the full clock.
+    - `behind`: GPUs with the same work run much faster.
+    - `usual_watts`: the default power limit.
     """
 
     gpu: GpuState
@@ -82,15 +85,17 @@ class ThrottledGpu(Struct, frozen=True):
 
     @property
     def at_power_limit(self) -> bool:
-        """Whether the power limit throttles it, as far as that is known."""
+        """Whether the power limit throttles the GPU; False if unknown."""
         limit_watts = self.gpu.get("gpu_power_limit_watts") or self.usual_watts
         watts = self.gpu.get("gpu_power_watts")
         return self.power >= THROTTLED_FROM or bool(limit_watts and watts >= AT_LIMIT * limit_watts)
 
     @property
     def by_design(self) -> bool:
-        """Whether it is at its default power limit, as every busy GPU is. Small boards run at half
-        of their maximum clock there."""
+        """Whether the GPU is at its default power limit, which is normal for a busy GPU.
+
+        At this limit, small boards run at half of their maximum clock.
+        """
         # Without a limit on the page, the draw while the limit throttles it stands for the limit.
         held_at_watts = self.gpu.get("gpu_power_limit_watts") or self.gpu.get("gpu_power_watts")
         lowered = self.usual_watts is not None and held_at_watts < LOWERED * self.usual_watts
@@ -98,7 +103,7 @@ class ThrottledGpu(Struct, frozen=True):
 
     @property
     def matters(self) -> bool:
-        """Whether it is throttled by more than the default power limit."""
+        """Whether anything else than the default power limit throttles the GPU."""
         if max(self.heat, self.brake) >= THROTTLED_FROM:
             return True
         if self.gpu.get("gpu_idle_ratio") >= 0.5:
@@ -107,7 +112,7 @@ class ThrottledGpu(Struct, frozen=True):
 
     @property
     def deliberate(self) -> bool:
-        """Whether it may be intended: a lowered power limit or locked clocks."""
+        """Whether someone may have set this on purpose: a lowered power limit or locked clocks."""
         return max(self.heat, self.brake) < THROTTLED_FROM and (self.at_power_limit or self.setting)
 
     @property
@@ -185,7 +190,7 @@ def _usual_watts(gpu: GpuState) -> float | None:
 
 
 def full_clock_hz(gpu: GpuState) -> float | None:
-    """The maximum SM clock in Hz: from the page, else of its model; None where neither is known."""
+    """The maximum SM clock in Hz, from the page or else from the GPU's model; None if unknown."""
     own_hz = gpu.values.get("gpu_sm_clock_max_hz")
     if own_hz:
         return own_hz
@@ -256,7 +261,7 @@ BOARD_TERMS: tuple[Term, ...] = (
         when=HEAT >= THROTTLED_FROM,
     ),
 )
-"""Evidence from the signals of one board, those of several exporters under one name."""
+"""Evidence from one board's signals; signals that exporters name differently share one name."""
 
 ENGINE_TERMS: tuple[Term, ...] = (
     term(
@@ -275,7 +280,7 @@ _TERMS = Terms((*BOARD_TERMS, *ENGINE_TERMS))
 
 
 def _of_worst(worst: ThrottledGpu, facts: Facts) -> Facts:
-    """The facts with the signals of the GPU that is throttled most."""
+    """The facts with the signals of the most throttled GPU."""
     own = {
         **worst.gpu.values,
         HEAT.key: worst.heat,

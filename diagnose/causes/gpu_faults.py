@@ -15,7 +15,7 @@ from kneewatch.diagnose.gpu import DRAINED, LINK, RECOVERY, REPLACE, RESET, XIDS
 from kneewatch.rules.rule import Severity
 
 LINK_ERRORS_PER_S = 100.0
-"""NVLink retransmits what fails its checksum; DCGM reports a fault from this rate on."""
+"""NVLink sends data again if its checksum fails; DCGM reports a fault from this rate on."""
 
 PCIE_REPLAYS_PER_S = 8 / 60
 """DCGM's limit: eight replays a minute."""
@@ -31,8 +31,8 @@ WEIGHTS = {Severity.CRITICAL: 2.5, Severity.WARNING: 1.6, Severity.INFO: 0.9}
 class Fault(NamedTuple):
     """One fault of a GPU, what to do about it, and the signal that shows it.
 
-    `at_work`: it affects what the GPU does now; else it is the mark of an earlier event. `dead`:
-    the GPU does no work. Without an `action` there is nothing to do.
+    `at_work`: the fault affects the GPU's work now; otherwise it is the trace of an earlier event.
+    `dead`: the GPU does no work. An empty `action` means that there is nothing to do.
     """
 
     signal: str
@@ -78,8 +78,11 @@ def gpu_fault(facts: Facts) -> Cause | None:
 
 
 def close_of_gpus(case: Case, facts: Facts, *, most: Severity = Severity.INFO) -> Cause | None:
-    """The cause; at most of severity `most`, and without downstream effects, where the GPUs may be
-    another server's."""
+    """The cause of a case about GPUs.
+
+    If the GPUs may belong to another server, its severity is at most `most`, and it explains no
+    other cause.
+    """
     if facts.gpus_guessed:
         case.severity, case.apart = min(case.severity, most), True
         text = "which of the node's GPUs this server uses is a guess"
@@ -186,4 +189,4 @@ GPU_FAULT = CauseRecord(
     sidecar="no label says which GPUs an engine uses (state it with --gpu-join); each GPU has an "
     "alert of its own",
 )
-"""It disturbs no baseline: a fault may stand for weeks, and its effects are causes of their own."""
+"""Disturbs no baseline: a fault may last for weeks, and its effects are causes of their own."""

@@ -45,27 +45,31 @@ QUEUE_HELD = queued_for(10.0)
 
 WAIT_S = Signal("expected_wait_s")
 UNSERVED = (SERVED <= 0.0) & ~WAIT_S.known
-"""Nothing left the queue within the window."""
+"""No request left the queue within the window."""
 
 HURTS = (
     (WAIT_S >= 0.5 * TTFT_TARGET_S)
     | (~TTFT_TARGET_S.known & (WAIT_S >= (0.2 * Signal("e2e_mean_s").otherwise(0.0)).at_least(1.0)))
     | ~WAIT_S.known
 )
-"""A queue matters when its wait is long against the target, or without one against the length of a
-request. A queue whose wait is unknown always matters: mostly no request is served from it."""
+"""The queue's wait is long: against the TTFT target or, without one, against a request's duration.
+
+An unknown wait also counts: it usually means that no request leaves the queue.
+"""
 
 USUAL_TTFT_S = BaselineValue("ttft_p99_s")
 UNUSUAL = ~TTFT_TARGET_S.known & (WAIT_S >= (10.0 * USUAL_TTFT_S).at_least(20.0))
-"""Without a target the wait is compared with TTFT P99 in quiet times: ten times as long hurts.
-Waits below 20 s come with bursts of healthy days too."""
+"""Without a target, the wait is at least ten times the TTFT P99 of quiet times, and at least 20 s.
+
+Shorter waits also occur in bursts on healthy days.
+"""
 
 A_MINUTE = (
     (WAIT_S >= 60.0)
     & (WAIT_S >= TTFT_TARGET_S).assume(unknown=True)
     & (TTFT_TARGET_S.known | (WAIT_S >= 2.0 * USUAL_TTFT_S).assume(unknown=True))
 )
-"""A wait of a minute or more that is neither within the target nor usual."""
+"""Clients wait a minute or more, which is neither within the target nor usual."""
 
 SUFFERS = (
     A_MINUTE
@@ -73,11 +77,15 @@ SUFFERS = (
     | UNUSUAL
     | (UNSERVED & queued_for(60.0, stretch=False))
 )
-"""Clients wait a minute, ten times the target or ten times as long as usual, or nobody has been
-served for a minute."""
+"""Clients wait very long.
+
+That is a minute, ten times the target, or ten times the usual wait; or no request has left the
+queue for a minute.
+"""
 
 FULL_AT_TIMES = (KV_USAGE >= 0.9) & (Signal("kv_usage_max_ratio") >= 0.97)
-"""Usage falls when a long request ends and climbs back to the top: the mean is below 0.95."""
+"""The KV cache is full at times. Usage falls when a long request ends, so its mean is below
+0.95."""
 
 KV_BINDS = ((KV_USAGE >= 0.95) | FULL_AT_TIMES | GIANTS_BLOCK | FEW_FILL_THE_CACHE) & QUEUE_HELD
 
@@ -262,7 +270,7 @@ KV_EXHAUSTION_AHEAD = CauseRecord(
 )
 
 RUNS = (BATCH_MOST > 0.0).assume(unknown=True)
-"""A queue in front of an engine that runs nothing is no overload: see engine_stalled."""
+"""The engine runs requests. A queue before an engine that runs none is a stall (engine_stalled)."""
 
 MORE_REPLICAS = "Add replicas; the KV cache is not the limit."
 BEHIND_A_PREFILL = (
@@ -271,13 +279,16 @@ BEHIND_A_PREFILL = (
 )
 
 SLOW_FROM_DRIFT = 1.6
-"""From this inter-token latency on, over its quiet mean, steps count as slow."""
+"""Steps count as slow from this ratio of inter-token latency to its quiet mean on."""
 
 STEPS_ARE_SHORT = ((ITL_P50_S < 0.1) | (BATCH_MOST <= 1.0)) & (PREFILL_BUSY < 0.75)
-"""Steps count as fast if no quiet baseline is known: the median step is short, or the batch has one
-request. Prompts take less than three quarters of the time, so that a third more requests fit before
-prompts are the limit. Stalls behind a few long prompts do not matter: a larger batch does not make
-them longer. Steps of one request mostly read weights: a second request adds little time."""
+"""Replaces the comparison with a quiet baseline if there is none: steps count as fast.
+
+The median step is short, or the batch has one request: its steps mostly read weights, so a second
+request adds little time. Prompts take less than three quarters of the time, so a third more
+requests fit before prompts are the limit. Stalls behind a few long prompts do not matter, because a
+larger batch does not lengthen them.
+"""
 
 STEPS_ARE_FAST = ((ITL_DRIFT < SLOW_FROM_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_SHORT)) & ~(
     is_bound("compute") | is_bound("memory")
@@ -285,15 +296,19 @@ STEPS_ARE_FAST = ((ITL_DRIFT < SLOW_FROM_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_
 KV_HAS_ROOM = KV_USAGE < 0.8
 
 BATCH_LIMIT_BINDS = (PINNED & KV_HAS_ROOM & STEPS_ARE_FAST).assume(unknown=False)
-"""The batch stays at its maximum with room in the KV cache and fast steps. What was not
-measured does not count: then the cause is queue_saturation."""
+"""The batch stays at its maximum, although the KV cache has room and steps are fast.
+
+If one of these was not measured, the cause is queue_saturation instead.
+"""
 
 
 _UNSERVED, _KV_HAS_ROOM = UNSERVED.python(), KV_HAS_ROOM.python()
 
 GROWS_FROM_PER_S = 0.1
-"""Growth of the queue in requests/s from which on more requests arrive than are served. Below it,
-the queue may be steady."""
+"""From this growth of the queue (requests/s) on, more requests arrive than are served.
+
+A smaller growth may be noise of a steady queue.
+"""
 
 
 def _steps(facts: Facts) -> str:
@@ -326,7 +341,7 @@ FAST_STEPS = (
         below=True,
     ),
 )
-"""Evidence that a larger batch fits into a step."""
+"""Evidence that steps have time for a larger batch."""
 
 
 def _expected_wait(facts: Facts) -> str:
@@ -361,8 +376,8 @@ def _pinned(facts: Facts) -> str:
 def _queue(
     gate: Condition, *, pinned: bool, summary: str, say: Say, lever: Say, action: str = ""
 ) -> Form:
-    """A queue that neither preemption nor a full cache explains. If `pinned`, the batch limit
-    explains it."""
+    """A queue that neither preemption nor a full cache explains; if `pinned`, the batch limit
+    does."""
     return Form(
         # A streak outlasts one scrape without a queue, and the wait is the window's mean.
         gate=QUEUE_HELD & (QUEUE > 0.0) & RUNS & HURTS & NOT_EVICTING & gate,

@@ -1,4 +1,4 @@
-"""Slow KV transfers between nodes or cache tiers, and P/D pools out of balance. Guide 6.5, 7.7.
+"""Slow KV transfers between nodes or cache tiers, and unbalanced P/D pools. Guide 6.5, 7.7.
 Pure."""
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from kneewatch.rules.quantities import Exposed, Held, Signal
 from kneewatch.rules.rule import Severity
 
 DECODES_FROM = 0.5
-"""Share of prompt tokens computed elsewhere from which on a server is in the decode pool."""
+"""A server belongs to the decode pool if at least this share of prompt tokens is computed
+elsewhere."""
 
 ONE_TOKEN = 1.5
-"""Mean output tokens up to which a server is in the prefill pool: it generates one token a
+"""A server belongs to the prefill pool up to this mean of output tokens: it generates one per
 request."""
 
 PATH = (
@@ -51,9 +52,11 @@ HELD_BACK = (
     & ~WAITING.known
     & ~Exposed("lora_requests_info", "lora_max")
 )
-"""Requests are held back for half as long as others are served, or longer, on a server that finds
-prompts in another tier, and vLLM does not say for what (before 0.32). A connector without hits
-holds no request back: such requests wait for something else, a grammar for instance."""
+"""Requests are held back at least half as long as others are served, and vLLM gives no reason.
+
+vLLM before 0.32 gives none. The server must find prompts in another cache tier: a connector without
+hits holds no request back. Such requests wait for something else, such as a grammar.
+"""
 
 LONG, SLOWER = SHARE >= 0.3, DRIFT >= 3.0
 HERE = FETCHING & (ARRIVED > 0.5 * WAITING)
@@ -77,13 +80,14 @@ BY_LMCACHE = ((LONG | SLOWER) & RETRIEVED) | LOST
 
 
 def _is_lmcache(facts: Facts, signal: str, own: str) -> bool:
-    """Whether a transfer signal comes from LMCache: it then equals LMCache's own signal."""
+    """Whether a transfer signal comes from LMCache; its value then equals LMCache's own signal."""
     value = facts.values.get(signal)
     return value is not None and facts.values.get(f"lmcache_{own}") == value
 
 
 def pool_of(facts: Facts) -> str:
-    """`prefill` or `decode` for one side of a disaggregated (P/D) fleet, else empty."""
+    """`prefill` or `decode` for a server of a disaggregated (P/D) fleet; empty for other
+    servers."""
     if facts.get("kv_external_share_ratio") >= DECODES_FROM:
         return "decode"
     sends_kv = facts.values.get("kv_expired_per_s") is not None

@@ -29,30 +29,33 @@ from kneewatch.rules.quantities import BaselineValue, FirstOf, Signal
 from kneewatch.rules.rule import Severity
 
 COUNT_ERROR = 0.5
-"""Tolerance of a count that is computed from a rate, which extrapolates to its window's edges."""
+"""Tolerance for a count computed from a rate: the rate extrapolates to the edges of its window."""
 
 LONG_PER_S = Signal("prefill_long_per_s").otherwise(0.0)
 LONG_PREFILLS = LONG_PER_S * WINDOW_S
 LONG_WERE_SEEN = LONG_PREFILLS >= 1.0 - COUNT_ERROR
-"""At least one prefill of half a second in the window. A count, because a quantile of a hundred
-requests rarely shows a single long prompt."""
+"""At least one prefill in the window took half a second.
+
+This is a count, because a quantile of a hundred requests rarely shows a single long prompt.
+"""
 
 STALLS_PER_S = Signal("itl_stall_per_s")
 LARGE_STEPS_PER_S = Signal("large_step_per_s")
 LARGE_STEPS_PAUSE = (LARGE_STEPS_PER_S * WINDOW_S >= 1.0 - COUNT_ERROR) & (
     LARGE_STEPS_PER_S * BATCH.at_least(1.0) >= 0.5 * STALLS_PER_S
 )
-"""Steps had more tokens than the smallest chunk, and account for half of the pauses or more: such a
-step pauses each stream of the batch once. A short prompt that took half a second was slowed by the
-machine, and a smaller chunk would not help."""
+"""Large steps cause at least half of the pauses: each pauses every stream of the batch once.
+
+A step is large if it has more tokens than the smallest chunk. If a short prompt took half a second,
+the machine was slow, and a smaller chunk would not help.
+"""
 
 NONE_ENDED = SERVED <= 0.0
-"""No request ended in the window. vLLM counts a prefill only when its request ends."""
+"""No request ended in the window. vLLM counts a prefill only when the request ends."""
 
 USUAL_ITL_S = FirstOf((BaselineValue("itl_p50_s"), ITL_P50_S))
 STANDS_OUT = (USUAL_ITL_S <= 0.1).assume(unknown=True)
-"""Half a second is five steps or more. On a machine whose steps take longer it is only the spread
-of their times."""
+"""Half a second is at least five steps. If steps are longer, it is within their normal spread."""
 
 STALLS = (
     (STALL_SHARE >= 0.05)
@@ -64,8 +67,10 @@ STALLS = (
 PROMPTS_WERE_COMPUTED = (
     (ARRIVALS + LARGE_STEPS_PER_S.otherwise(0.0)) * WINDOW_S >= 1.0 - COUNT_ERROR
 ).assume(unknown=True)
-"""A prompt got its first token in the window, or a long one is under way. Without either something
-else delays decoding."""
+"""A prompt got its first token in the window, or a long prompt is under prefill.
+
+Otherwise something else delays decoding.
+"""
 
 PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)
 QUEUE_S = Signal("queue_mean_s").otherwise(0.0)
@@ -79,8 +84,11 @@ TAIL_ONLY = (
     & PROMPTS_WERE_COMPUTED
     & (~PREFILL_BREAKS_TTFT).assume(unknown=True)
 )
-"""The tail of ITL misses its target because of prompts. Where TTFT is over its target because of
-prefill, smaller chunks would make it later still: that is a conflict of the targets."""
+"""Only the tail of ITL misses its target, because of prompts.
+
+False if prefill also makes TTFT miss its target: smaller chunks would delay first tokens further,
+so the two targets conflict.
+"""
 
 MEDIAN_HOLDS = Signal("itl_p50_drift_ratio") <= 1.6
 
@@ -168,10 +176,12 @@ SLOW_STEPS_ALONE = (
     & (PREFILL_S + QUEUE_S <= 3.0 * ITL_P50_S)
     & ((TTFT_P99_S <= 3.0 * ITL_P99_S) | is_bound("host"))
 ).assume(unknown=False)
-"""Both targets are missed, ITL not only in its tail, and a mean first token takes three ordinary
-steps at most: the rest of the running step, and its prompt's. TTFT P99 is three of the longest
-steps at most: a few long prompts would take more, unless the GPUs idle meanwhile. Faster steps
-would serve both targets."""
+"""Slow steps alone explain why TTFT and ITL miss their targets; faster steps would help both.
+
+ITL is slow not only in its tail. A mean first token takes at most three ordinary steps: the rest of
+the running step, and the steps of its prompt. TTFT P99 is at most three of the longest steps; a few
+long prompts would take more. TTFT P99 is not compared if GPUs idle while requests run.
+"""
 
 SLO_CONFLICT = CauseRecord(
     id="slo_conflict",
@@ -325,8 +335,10 @@ _IDLE_GPUS = replace(
     name="idle",
     sidecar=WHY,
 )
-"""GPUs that idle while requests run are not short of anything: requests stay longer because steps
-are slow, fill the KV cache and queue."""
+"""GPUs that idle while requests run are not the bottleneck.
+
+Slow steps keep requests longer, so they fill the KV cache and a queue forms.
+"""
 
 DECODE_BOUND = CauseRecord(
     id="decode_bound",
@@ -340,7 +352,7 @@ DECODE_BOUND = CauseRecord(
 
 TAIL_DRIFT = Signal("ttft_p99_p50_drift_ratio")
 GROWTH = BATCH.otherwise(0.0) / BaselineValue("running_avg")
-"""Batch size over its quiet size; unknown until a baseline is learned after a start."""
+"""Batch size divided by its quiet size; unknown after a start until a baseline is learned."""
 
 OVER = TTFT_P99_S > TTFT_TARGET_S
 QUEUE_SHOWS = (Signal("queue_share_ratio") >= 0.2) & (Signal("waiting_avg") >= 1.0)

@@ -1,4 +1,4 @@
-"""Causes of memory that is never given back: KV blocks and host memory. Pure."""
+"""Causes of memory that is never released: KV blocks and host memory. Pure."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ DAY_S = 86_400.0
 
 LEAK_FROM, LEAK_MATTERS_FROM = 0.02, 0.1
 LEAKED = Named("kv_unowned_ratio", Signal("kv_usage_ratio") - RUNNING - WAITING)
-"""KV usage while no request runs or waits; below 0 with any request."""
+"""KV usage while no request runs or waits; negative if there is any request."""
 
 CONNECTED = Signal("kv_expired_per_s").known | Signal("kv_transfer_mean_s").known
-"""A connector to other nodes holds the blocks of a finished prefill until they were fetched, or
-for 480 s (NIXL's default)."""
+"""The server has a connector to other nodes.
+
+The connector holds a finished prefill's blocks until another node has fetched them, or for 480 s
+(NIXL's default).
+"""
 
 
 def _held_for(for_s: float) -> Held:
@@ -47,11 +50,14 @@ LEVER = (
 SAME_WORK_KNOWN = WORK_GROWTH <= EQUAL_LOAD
 UNEXPLAINED_FROM = 0.05
 FLOOR_LATE_FROM = 0.25
-"""Like `LATE_FROM`, but lower: the lowest usage of half an hour scatters with the load, and no
-warm-up raises it."""
+"""Like `LATE_FROM`, but lower, because no warm-up raises this value.
+
+The lowest usage of half an hour varies with the load.
+"""
 
 UNEXPLAINED = Signal(KV_FLOOR.growth) - Signal(KV_FLOOR.before) * WORK_GROWTH.at_least(0.0)
-"""Share of the cache by which its lowest usage climbed, less what more work explains."""
+"""Growth of the lowest KV usage, as a share of the cache, minus the growth that more work
+explains."""
 
 KV_FULL_IN_S = (1.0 - KV_USAGE) / Signal(KV_FLOOR.growth) * TREND_S
 _KV_FULL_IN_S = KV_FULL_IN_S.read()

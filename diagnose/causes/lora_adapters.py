@@ -1,8 +1,9 @@
 """Which LoRA adapters take turns in the slots, from vLLM's info metric. Pure.
 
-Each set of running adapters is a series whose value is the time at which it last ran, so several
-sets that ran between two scrapes all show. A set that ran twice in between shows once: turns are
-undercounted, never overcounted.
+Each set of running adapters is a series; its value is the time when the set last ran. So all sets
+that ran between two scrapes are visible. A set that ran twice in between is visible once, so turns
+are undercounted, never overcounted.
+
 Source: vllm/v1/metrics/loggers.py (0.32), lora_requests_info.
 """
 
@@ -18,8 +19,10 @@ LORA_INFO, RUNNING = "lora_requests_info", "running_lora_adapters"
 
 
 class AdapterUse(Struct, frozen=True):
-    """One adapter in the window. `turns`: the least number of times it got a slot; `unseen_s`:
-    seconds since it last ran."""
+    """One adapter in the window.
+
+    `turns`: it got a slot at least this many times. `unseen_s`: seconds since it last ran.
+    """
 
     name: str
     turns: int

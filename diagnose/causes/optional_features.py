@@ -39,17 +39,21 @@ from kneewatch.rules.quantities import (
 from kneewatch.rules.rule import Severity
 
 DRAFT_COST_RATIO = 0.1
-"""Time of a small draft model's step over one of its target's (guide 6.6); n-grams cost next to
-nothing."""
+"""Time of one step of a small draft model, divided by one step of its target model (guide 6.6).
+
+N-gram drafts cost next to nothing.
+"""
 
 NGRAM_COST_RATIO = 0.02
 PAYS_FROM = 0.5
-"""Below this acceptance the guide (9.3) disables or retunes speculation."""
+"""Below this acceptance, the guide (9.3) turns speculation off or retunes it."""
 
 WORTH_SPEEDUP = 1.02
 WORTH_AT_BEST = 1.1
-"""The least speedup that is worth it where the cost of verification is unknown and taken as 0:
-docs/explanation/lab.md has a best case of 1.01x that really ran at 0.9x."""
+"""Least speedup worth having if the cost of verification is unknown and taken as 0.
+
+In docs/explanation/lab.md an estimate of 1.01x without that cost really ran at 0.9x.
+"""
 
 LONGEST_DRAFT_TOKENS = 64
 
@@ -57,10 +61,13 @@ LONGEST_DRAFT_TOKENS = 64
 class Drafts(Struct, frozen=True):
     """Draft tokens per step, and how many of them are accepted.
 
-    `accepted[n]` is the mean number accepted when n tokens are drafted; `verify[n]` the time to
-    verify n tokens over that of a plain step: 1 while bandwidth is the limit, more for larger
-    batches. Shapes: both (tokens + 1,). `by_position`: acceptance was measured by position, not
-    derived from one chance for every token. `worth`: the least speedup that counts as a gain.
+    - `accepted[n]`: mean number of accepted tokens if n tokens are drafted.
+    - `verify[n]`: time of a step that verifies n tokens, divided by a plain step. It is 1 while
+      bandwidth is the limit, and more for larger batches.
+    - `by_position`: acceptance was measured by position; otherwise every token has the same chance.
+    - `worth`: the least speedup that counts as a gain.
+
+    Shape of `accepted` and `verify`: (tokens + 1,).
     """
 
     tokens: int
@@ -71,7 +78,7 @@ class Drafts(Struct, frozen=True):
     worth: float
 
     def share(self, tokens: int) -> float:
-        """Accepted over drafted tokens for drafts of this length."""
+        """Accepted tokens divided by drafted tokens, for drafts of this length."""
         return self.accepted[tokens] / tokens
 
     def speedup(self, tokens: int) -> float:
@@ -85,8 +92,8 @@ class Drafts(Struct, frozen=True):
 
     @property
     def shorter(self) -> int | None:
-        """The best shorter draft length with enough acceptance, if it is faster than the present
-        length; else None."""
+        """The best shorter draft length with enough acceptance; None if none is faster than the
+        present one."""
         lengths = [tokens for tokens in range(1, self.tokens) if self.share(tokens) >= PAYS_FROM]
         best = max(lengths, key=self.speedup, default=self.tokens)
         least = max(self.speedup(self.tokens), self.worth)
@@ -100,10 +107,10 @@ def drafts_of(
     cost_ratio: float = DRAFT_COST_RATIO,
     verify: Sequence[float] = (),
 ) -> Drafts | None:
-    """Drafts by vLLM's acceptance per position, else with the same chance for every token.
+    """Drafts with vLLM's acceptance per position, or else with the same chance for every token.
 
-    `tokens` is the stated draft length, None for the measured one. `verify` defaults to 1
-    throughout. None where nothing is drafted or the length is implausible.
+    `tokens` is the stated draft length; None uses the measured one. `verify` is 1 for every length
+    by default. None if nothing is drafted or the length is implausible.
     """
     share = values.get("spec_acceptance_ratio")
     per_draft = values.get("spec_accepted_per_draft_tokens")
@@ -145,7 +152,7 @@ AIM = Sidecar(
     WHY,
     f"{SPEC_AIM:g} while the GPUs are compute-bound",
 )
-"""The guide's aim (9.3) where compute is the limit, since every rejected token costs compute."""
+"""Acceptance that the guide aims at (9.3) if compute is the limit: rejected tokens cost compute."""
 
 
 def _loaded(facts: Facts) -> bool:
@@ -154,10 +161,10 @@ def _loaded(facts: Facts) -> bool:
 
 
 def _surely_below(bound: Quantity | float, ratio: Quantity, share: float) -> Condition:
-    """Whether acceptance on this share of the window is below a bound by more than chance.
+    """Whether acceptance is below a bound by more than chance, over this share of the window.
 
-    The margin is half of a share's greatest standard deviation over the number of requests, not of
-    tokens: the tokens of one request are accepted alike.
+    The margin is half of the greatest possible standard deviation of a share. It counts requests,
+    not tokens, because the tokens of one request are accepted alike.
     """
     started = WindowSeconds(share) * ARRIVALS.otherwise(0.0)
     requests = BATCH.otherwise(0.0) + started
@@ -170,22 +177,28 @@ def _poor(bound: Quantity | float) -> Condition:
 
 
 FALLEN = _surely_below(MEAN, RECENT, RECENT_SHARE).assume(unknown=False)
-"""Acceptance fell within the window: its mean still contains drafts from before the fall."""
+"""Acceptance fell within the window, so the window's mean still contains drafts from before."""
 
 RIDGE_TOKENS = 300.0
-"""Tokens in a step from which on compute limits it, not memory: FLOP/s over bytes/s of an H100 in
-16 bits (990e12 / 3.35e12); about the same for its predecessors and successors."""
+"""From this number of tokens in a step on, compute is the limit instead of memory.
+
+FLOP/s divided by bytes/s of an H100 in 16 bits (990e12 / 3.35e12). Earlier and later GPUs have
+about the same ratio.
+"""
 
 DRAFT_TOKENS = PER_DRAFT / MEAN
 CHECK_COST = (BATCH.otherwise(0.0) * (1.0 + DRAFT_TOKENS) / RIDGE_TOKENS).at_least(1.0)
-"""Time of a step that verifies the batch's drafts over that of a plain one."""
+"""Time of a step that verifies the batch's drafts, divided by a plain step."""
 
 SPEEDUP = (1.0 + ACCEPTED * DRAFT_TOKENS) / (CHECK_COST + DRAFT_COST_RATIO * DRAFT_TOKENS)
-"""Estimated speed over that without speculation, at this batch and the newest acceptance."""
+"""Estimated speed divided by the speed without speculation, at this batch and newest acceptance."""
 
 SURE_SPEEDUP = 1.2
-"""From this estimate on speculation surely pays. The estimate takes a draft token for a tenth of a
-step: where it costs a fifth, 1.2x with drafts of three tokens is no gain."""
+"""From this estimate on, speculation certainly pays.
+
+The estimate assumes that a draft token costs a tenth of a step. If it costs a fifth, an estimate of
+1.2x for drafts of three tokens is no gain.
+"""
 
 PAYS = ((SPEEDUP >= SURE_SPEEDUP) & ~LOADED).assume(unknown=False)
 PAYS_LITTLE = ((SPEEDUP >= WORTH_AT_BEST) & ~LOADED).assume(unknown=False)
@@ -193,7 +206,7 @@ PAYS_NOT = ((SPEEDUP < WORTH_AT_BEST) & ~LOADED).assume(unknown=False)
 
 
 def _settled(facts: Facts) -> Drafts | None:
-    """The window's drafts; None where acceptance fell within it or is not low on all of it."""
+    """The window's drafts; None if acceptance fell within the window, or is not below the aim."""
     drafts = drafts_of(facts.values)
     aim = SPEC_AIM if _loaded(facts) else PAYS_FROM
     low = drafts is not None and drafts.share(drafts.tokens) < aim
@@ -346,9 +359,11 @@ SLOTS, TAKEN = Signal("lora_max"), Signal("lora_running")
 TAKING_TURNS = (DEFERRED_AVG >= 0.5) & (
     Recent("lora_change_per_s") * WindowSeconds(RECENT_SHARE) >= 3.0 - 1e-6
 )
-"""Requests were deferred while at least three sets of adapters took turns in the window's newest
-part. Three, because one set that comes and goes makes two changes; 1e-6, because a count from a
-rate is slightly low."""
+"""Requests waited while at least three sets of adapters took turns recently.
+
+Three, because a single set that comes and goes makes two changes. The 1e-6 is needed because a
+count computed from a rate is slightly low.
+"""
 
 ADAPTERS_NAMED = 4
 
@@ -432,7 +447,7 @@ def _turns(facts: Facts) -> float | None:
 
 
 def _turns_text(adapters: Sequence[AdapterUse]) -> str:
-    """The adapters with the most turns, and the one that has not run for longest."""
+    """The adapters with the most turns, and the adapter that has not run for longest, as text."""
     most = ", ".join(f"{use.name} {use.turns}" for use in adapters[:ADAPTERS_NAMED])
     more = len(adapters) - ADAPTERS_NAMED
     rest = f" and {more} more" if more > 0 else ""

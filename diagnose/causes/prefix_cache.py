@@ -1,4 +1,4 @@
-"""Causes of the prefix cache: off, reuse lost, evicted before reuse: guide 7.2, 7.3, 7.7. Pure."""
+"""Causes of a useless prefix cache: off, reuse lost, evicted early. Guide 7.2, 7.3, 7.7. Pure."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from kneewatch.rules.quantities import (
 from kneewatch.rules.rule import Severity
 
 WAS_SHARED_FROM = 0.3
-"""Quiet hit ratio (of prompt tokens) from which on a workload counts as repeating prefixes."""
+"""From this quiet hit ratio (of prompt tokens) on, a workload counts as sharing prefixes."""
 
 COMPUTED, GENERATED = Signal("computed_prompt_tokens_per_s"), Signal("generation_tokens_per_s")
 WORK_RATIO = COMPUTED / GENERATED.otherwise(0.0).at_least(1e-9)
-"""Prompt tokens computed per generated token: from 4 on prefill is most of the work."""
+"""Computed prompt tokens per generated token; from 4 on, prefill is most of the work."""
 
 PREFILL_SHARE = Signal("prefill_service_ratio").otherwise(0.0)
 BUSY = PREFILL_BUSY.otherwise(0.0)
@@ -40,18 +40,23 @@ BY_SHARE = PREFILL_SHARE >= 0.05
 BY_WORK = (
     ~Signal("prefill_service_ratio").known & ~PREFILL_BUSY.known & (Signal("waiting_avg") >= 1.0)
 )
-"""No request ended in the window, so prefill times are unknown, and requests wait: prompts that
-became much more work stop the answers first."""
+"""Requests wait, and none ended in the window, so prefill times are unknown.
+
+If prompts become much more work, answers are the first thing to stop.
+"""
 
 PREFILL_IS_HEAVY = (COMPUTED > 0.0) & (WORK_RATIO >= 4.0) & (BY_SHARE | (BUSY >= 0.3) | BY_WORK)
-"""Prefill is enough work for a prefix cache to matter: a share of each request's service time, or
-of the engine's time where many requests decode for long."""
+"""Prefill is enough work for a prefix cache to matter.
+
+It is a large share of each request's service time; or, if many requests decode for long, of the
+engine's time.
+"""
 
 CACHING = ~Configured("enable_prefix_caching", "False").assume(unknown=False)
 HIT_RATIO, QUIET_HIT_RATIO = Signal("prefix_hit_ratio"), BaselineValue("prefix_hit_ratio")
 RECENT_HIT_RATIO = Recent("prefix_hit_ratio")
 HITS = Named("prefix_hit_fewest_ratio", Minimum(HIT_RATIO, RECENT_HIT_RATIO))
-"""The lower of the window's ratio and that of its newest part, where a loss shows first."""
+"""The lower hit ratio of the whole window and its newest part, which shows a loss first."""
 FEW_HITS = term(HITS, 0.02, 0.3, "hit ratio {value:%}", below=True, signal="prefix_hit_ratio")
 
 HIT_TOKENS = Named(
@@ -66,14 +71,15 @@ TURNOVER_S = (
     * (1.0 - KV_USAGE.otherwise(0.0))
     / (COMPUTED.otherwise(0.0) + GENERATED.otherwise(0.0))
 )
-"""Seconds until new blocks have replaced all blocks that no running request holds: how long LRU
-keeps an unused block."""
+"""Seconds until new blocks have replaced all blocks that no running request holds.
+
+That is how long LRU keeps an unused block.
+"""
 
 TURNOVER_IS_SHORT = TURNOVER_S < 60.0
 
 FILLED = Watched(Number(2.0)) & ~(Signal("awake_min") < 1.0).assume(unknown=False)
-"""The cache of a new process or of a woken engine is empty: the first request of each prefix
-misses."""
+"""The cache has had time to fill. It is empty in a new process and after an engine wakes up."""
 
 NO_HITS = CACHING & (HITS <= 0.02)
 NEVER_HIT = (
@@ -84,39 +90,46 @@ NEVER_HIT = (
     & (PREFILL_SHARE >= 0.3)
     & FILLED
 )
-"""Caching is on, prefill is heavy, and there have been no hits to speak of."""
+"""Caching is on and prefill is heavy, but there are almost no hits."""
 
 BLOCK_TOKENS, PROMPT_TOKENS = Signal("prefix_block_tokens"), Signal("prompt_tokens_p95")
 MEAN_PROMPT_TOKENS = Signal("prompt_tokens_mean")
 LOSS_MATTERS = (
     (QUIET_HIT_TOKENS <= 0.0) | (QUIET_HIT_TOKENS - HIT_TOKENS >= 0.1 * MEAN_PROMPT_TOKENS)
 ).assume(unknown=True)
-"""The tokens that a request no longer hits are a part of its prompt. Prompts that became far longer
-have a lower hit ratio, and hits would hardly shorten them. Where a hit ratio is stated and none was
-ever measured, the lost tokens are unknown."""
+"""The lost hits are a noticeable part of a request's prompt.
+
+If prompts became far longer, the hit ratio is lower, but hits would hardly shorten the prefill. If
+a hit ratio is stated and none was measured, the number of lost tokens is unknown.
+"""
 
 BUCKET_STEP = 2.5
-"""A quantile may lie above the true one by as much as the bounds of a histogram lie apart; the mean
-is exact."""
+"""A quantile may exceed the true value by the ratio of neighbouring bucket bounds; a mean is
+exact."""
 
 LARGE_BLOCK = BLOCK_TOKENS >= 256.0
-"""Attention alone uses blocks of 16 to 128 tokens; the state of a recurrent layer makes them of 528
-to 8,320."""
+"""Blocks are larger than attention alone needs: 16 to 128 tokens.
+
+The state of recurrent layers makes blocks of 528 to 8,320 tokens.
+"""
 
 IN_A_BLOCK = LARGE_BLOCK & (
     (PROMPT_TOKENS <= BLOCK_TOKENS)
     | ((MEAN_PROMPT_TOKENS <= BLOCK_TOKENS) & (PROMPT_TOKENS <= BUCKET_STEP * BLOCK_TOKENS))
 ).assume(unknown=False)
 IN_FEW_BLOCKS = LARGE_BLOCK & (PROMPT_TOKENS <= 4.0 * BLOCK_TOKENS)
-"""Nearly all prompts are shorter than one block, or than a few: of these a hybrid model keeps its
-state only at the last block boundary, which must lie in the shared part to be of use."""
+"""Nearly all prompts are shorter than four blocks of a hybrid model.
+
+For such prompts the model keeps its state only at the last block boundary. Hits need this boundary
+to be inside the shared part.
+"""
 
 SAVED = Signal("prefix_saved_ratio")
 EXPLAINED = (*SLOW_PROMPTS, "queue_saturation", "admission_limit")
 
 
 def _prefill_terms(weight: float) -> tuple[Term, Term]:
-    """Evidence that prefill is heavy: its share of service time, or if that is small its load."""
+    """Evidence that prefill is heavy: its share of service time or, if that is small, its load."""
     return (
         term(
             PREFILL_SHARE,
@@ -147,35 +160,41 @@ def _other_tier(facts: Facts) -> str:
 
 
 ANOTHER_TIER = term(SAVED, None, -0.6, _other_tier, when=SAVED - HIT_RATIO >= 0.1)
-"""Both ratios are of the whole window: its newest part may have a lower hit ratio than the window's
-saved tokens."""
+"""Compares ratios of the whole window; its newest part alone may have a lower hit ratio."""
 
 
 WHOLE_HITS, MISSES = Signal("prefill_hit_share"), Signal("prefill_miss_share")
-"""Shares of requests that computed nearly nothing, or nearly all, of a median prompt."""
+"""Shares of requests that computed almost nothing, or almost all, of a median prompt."""
 
 GAP_S, IDLE_S = Signal("kv_reuse_gap_s"), Signal("kv_idle_before_evict_s")
 NEAR_EVICTION_S = 0.4 * IDLE_S
-"""Mean reuse gap from which on many blocks are reused too late: vLLM reports no gap for blocks that
-were evicted before their reuse."""
+"""From this mean reuse gap (seconds) on, many blocks are evicted before they are reused.
+
+vLLM reports no gap for blocks that were evicted before their reuse.
+"""
 
 OF_EACH_REQUEST = "how requests share the hits is not recorded"
 
 HIT_SPREAD_SIGMAS = Signal(HIT_SPREAD)
 ALL_HIT_ALIKE = (HIT_SPREAD_SIGMAS <= -2.3).assume(unknown=False)
-"""Hits vary little between prompts: if prompts hit fully or missed fully, hits would vary as little
-once in a hundred times."""
+"""Hits vary little between prompts.
+
+If prompts hit fully or missed fully, so little variation would occur by chance once in a hundred
+times.
+"""
 
 WHOLE_PART = 0.7
-"""If prompts hit fully or miss fully, those that hit make up at least this share of the hit ratio.
-"""
+"""If prompts hit fully or miss fully, the full hits make up at least this share of the hit
+ratio."""
 
 ONLY_HEADS_HIT = (QUIET_HIT_RATIO >= 0.8) & (
     (WHOLE_HITS <= WHOLE_PART * HIT_RATIO).assume(unknown=False) | ALL_HIT_ALIKE
 )
-"""Prompts used to hit nearly fully, and now only their first tokens hit. If whole prefixes were
-evicted instead, the prompts that still hit fully would account for the hit ratio, which would vary
-by chance."""
+"""Prompts used to hit almost fully, and now only their first tokens hit.
+
+If whole prefixes were evicted instead, full hits would account for the hit ratio, and the ratio
+would vary by chance.
+"""
 
 LOOKED_UP = Signal("prefix_query_per_s")
 QUIET_LOOKED_UP = BaselineValue("prefix_query_per_s")
@@ -183,16 +202,20 @@ REUSED_LATE = GAP_S >= NEAR_EVICTION_S
 TAILS_EVICTED = (
     ONLY_HEADS_HIT & TURNOVER_IS_SHORT & ((LOOKED_UP >= 1.3 * QUIET_LOOKED_UP) | REUSED_LATE)
 ).assume(unknown=False)
-"""All requests use the first blocks, which therefore stay, and what follows them is evicted between
-two uses: more prompt tokens are looked up than the cache held in quiet times, or blocks are reused
-about as late as they are evicted."""
+"""The first blocks of prompts stay cached because all requests use them; later blocks are evicted.
+
+More prompt tokens are looked up than the cache held in quiet times, or blocks are reused about as
+late as they are evicted.
+"""
 
 PROMPTS_DIFFER = (ONLY_HEADS_HIT & ~TAILS_EVICTED).assume(unknown=False)
-"""Prompts differ behind the tokens that hit."""
+"""Prompts differ after the tokens that hit."""
 
 GIANTS_QUEUE = GIANTS_BLOCK & queued_for(10.0)
-"""The queue comes from requests that do not fit beside each other, however fast their prompts are
-computed."""
+"""Requests queue because they do not fit beside each other.
+
+Faster prefill would not help.
+"""
 
 PREFIX_CACHE_OFF = CauseRecord(
     id="prefix_cache_off",
@@ -236,7 +259,7 @@ PREFIX_CACHE_OFF = CauseRecord(
 
 
 def _first_difference(facts: Facts) -> str:
-    """Where to look for what keeps prompts from sharing a prefix, by the tokens that hit."""
+    """Where to look for the difference that keeps prompts from sharing a prefix."""
     if (facts.values.get("prefix_hit_tokens_mean") or 0.0) >= 1.0:
         return (
             "Look at what follows the tokens that hit: a date, an id or a reordered template there "
@@ -250,7 +273,7 @@ def _first_difference(facts: Facts) -> str:
 
 
 def _smaller_block(facts: Facts) -> str:
-    """How to make blocks smaller, by what made them large."""
+    """How to make blocks smaller, depending on why they are large."""
     if facts.config.get("user_specified_block_size") == "True":
         return "Lower --block-size: it was set by hand."
     state = facts.config.get("mamba_ssm_cache_dtype")
@@ -433,8 +456,11 @@ REUSED = Signal("block_reuse_per_s") > 0.0
 ALL_OR_NOTHING = (
     (MISSES >= 0.1) & (WHOLE_HITS + MISSES >= 0.75) & (WHOLE_HITS > WHOLE_PART * HIT_RATIO)
 )
-"""Prompts hit whole or miss whole, and those that hit whole account for the hit ratio: where all
-hit the same short beginning, a few short prompts seem to hit whole."""
+"""Prompts hit fully or miss fully, and the full hits account for the hit ratio.
+
+The second part is needed if all prompts share a short beginning: a few short prompts then seem to
+hit fully.
+"""
 
 DROPPED = (
     SHARED
@@ -446,7 +472,7 @@ HITS_AGAIN = (
     (SHARED & (RECENT_HIT_RATIO >= 0.9 * QUIET_HIT_RATIO))
     | (~SHARED.assume(unknown=False) & (RECENT_HIT_RATIO >= 0.85))
 ).assume(unknown=False)
-"""The hit ratio has recovered: the misses before came from a cold cache."""
+"""The hit ratio has recovered: earlier misses came from a cold cache."""
 
 RECOMPUTED = (
     SHARED
@@ -454,8 +480,10 @@ RECOMPUTED = (
     & (WORK_RATIO >= 2.0)
     & (BUSY >= 0.5)
 ).assume(unknown=False)
-"""At least half of the computed prompt tokens would have hit in quiet times, and a prompt is under
-prefill half of the time: that is heavy even where answers are as much work."""
+"""At least half of the computed prompt tokens would have hit in quiet times.
+
+Also, prefill runs at least half of the time: that is heavy even if answers are as much work.
+"""
 
 PREFIX_CHURN = CauseRecord(
     id="prefix_churn",

@@ -1,4 +1,4 @@
-"""All causes, what explains what, and their ranking. Pure."""
+"""All causes, which cause explains which, and their ranking. Pure."""
 
 from __future__ import annotations
 
@@ -130,11 +130,12 @@ CAUSES: tuple[CauseRecord, ...] = (
 
 BY_ID = {record.id: record for record in CAUSES}
 EXAMINED = tuple(record for record in CAUSES if record.forms or record.judge is not None)
-"""Causes that one engine's facts can show; logs, scrape errors and fleets show the others."""
+"""Causes that can be concluded from one engine's facts; the others need logs, scrape errors or
+fleets."""
 
 
 def _closed(cause_id: str, explains: Sequence[str]) -> tuple[str, ...]:
-    """What a cause explains, and what that explains in turn."""
+    """Ids of the causes that a cause explains, directly or through another cause."""
     reached: dict[str, None] = {}
     ahead = list(explains)
     while ahead:
@@ -146,10 +147,13 @@ def _closed(cause_id: str, explains: Sequence[str]) -> tuple[str, ...]:
 
 
 EXPLAINS = {record.id: _closed(record.id, record.explains) for record in CAUSES if record.explains}
-"""What follows from a cause, also by way of another: it is reported under it, not beside it."""
+"""For each cause, the causes that it explains, directly or through others.
+
+Explained causes are reported under their cause, not beside it.
+"""
 
 ROOTS = {record.id: _closed(record.id, record.heads) for record in CAUSES if record.heads}
-"""What follows from a cause in a form that is a root."""
+"""For each cause, the causes that it explains while its form is a root."""
 
 STREAKS = each_holds(
     {
@@ -159,25 +163,25 @@ STREAKS = each_holds(
         if isinstance(held, Held)
     }
 )
-"""Whether conditions hold that must hold for a while before a cause is concluded, by name."""
+"""Conditions that must hold for some time before a cause is concluded: whether each holds now."""
 
 _MAY_STAND = each_holds({record.id: record.gate for record in EXAMINED})
 _OVER = each_holds({record.id: record.over for record in CAUSES if record.over is not None})
 
 
 def conclude(facts: Facts) -> list[Cause]:
-    """Every cause whose evidence gives it enough confidence, in no order."""
+    """Every cause whose evidence gives enough confidence, in no particular order."""
     examined = compress(EXAMINED, _MAY_STAND(facts).values())
     return [cause for record in examined if (cause := record.examine(facts)) is not None]
 
 
 def over(facts: Facts) -> set[str]:
-    """Ids of causes that have surely ended, so that their clear time is not waited for."""
+    """Ids of causes that have certainly ended: they end without a clear time."""
     return {cause_id for cause_id, holds in _OVER(facts).items() if holds}
 
 
 def moved_families(causes: Sequence[Cause], facts: Facts) -> set[str]:
-    """Families of signals that are not normal while these causes stand."""
+    """Families of signals that are not normal while these causes last."""
     return {
         family
         for cause in causes
@@ -187,11 +191,11 @@ def moved_families(causes: Sequence[Cause], facts: Facts) -> set[str]:
 
 
 def ranked(causes: Sequence[Cause]) -> list[Cause]:
-    """Causes worst and surest first; explained ones are folded into what explains them.
+    """Causes ordered by severity, then confidence; explained causes are folded into their root.
 
-    A cause that explains another is reported with the worse severity of both: a lost prefix that
-    makes a queue is as bad as the queue, and it is what to act on. A cause that is doubtful, or
-    from which nothing follows now, explains nothing.
+    A root cause takes the worst severity of the causes under it. A lost prefix that causes a queue
+    is as bad as the queue, and it is what to act on. Doubtful causes and causes with `apart`
+    explain nothing.
     """
     present = {cause.id: cause for cause in causes}
     under = {cause.id: _under(cause, present) for cause in causes}
@@ -213,26 +217,25 @@ def _under(cause: Cause, present: Mapping[str, Cause]) -> list[Cause]:
 
 
 def is_under(cause: Cause, head: Cause) -> bool:
-    """Whether a cause is reported under another one where both stand."""
+    """Whether `cause` is reported under `head` when both are concluded."""
     follows_too = cause.root and head.id in explained_by(cause)
     return cause.id in explained_by(head) and not follows_too
 
 
 def explained_by(cause: Cause) -> tuple[str, ...]:
-    """Ids of the causes that follow from this one; none where it is doubtful or nothing follows
-    from it now."""
+    """Ids of the causes that this cause explains; none if it is doubtful or has `apart`."""
     if not may_explain(cause):
         return ()
     return (ROOTS if cause.root else EXPLAINS).get(cause.id, ())
 
 
 def may_explain(cause: Cause) -> bool:
-    """Whether other causes may follow from it: it is not doubtful, and something follows now."""
+    """Whether this cause may explain others now: it is not doubtful and does not have `apart`."""
     return not cause.apart and cause.confidence >= DOUBTFUL_BELOW
 
 
 def with_explained(head: Cause, under: Sequence[Cause]) -> Cause:
-    """A cause with others reported under it: it is as severe as the worst of them."""
+    """A cause with the causes reported under it; it gets the worst severity among them."""
     if not under:
         return head
     return replace(

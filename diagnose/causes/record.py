@@ -1,8 +1,9 @@
-"""Cause records: one literal definition of a cause, compiled to Python and to PromQL. Pure.
+"""Cause records: a cause is defined once, as data, and compiled to Python and to PromQL. Pure.
 
-A cause is concluded where the gate of one of its forms is true and its confidence is high enough.
-Confidence is a sum of log-odds: each term adds its weight times how far its value lies beyond its
-threshold. Unknown values add nothing; a gate states what unknown counts as (`assume`).
+A cause is concluded if the gate of one of its forms is true and its confidence is high enough.
+Confidence is a sum of log-odds: each term adds its weight times its strength, which says how far a
+value is beyond its threshold. Unknown values add nothing. In a gate, `assume` decides what unknown
+counts as.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
 ONSET_S = 5.0
-"""A cause is reported once it has been concluded for this long."""
+"""A cause is reported after it has been concluded for this long."""
 
 CLEAR_S = 15.0
-"""A cause ends once it has not been concluded for this long."""
+"""A cause ends after it has not been concluded for this long."""
 
 Words = Sequence[tuple[str, Read]]
-"""Quantities that sentences name, compiled to Python."""
+"""Quantities that sentences refer to by name, compiled to Python."""
 
 Say = str | Callable[[Facts], str]
-"""A sentence: a template whose fields are signals or the record's `words`, or a function."""
+"""A sentence: a function, or a template whose fields are signals or the record's `words`."""
 
 
 class Sidecar(Quantity, Struct, frozen=True, eq=False):
-    """A quantity that only the sidecar can read, and why PromQL cannot."""
+    """A quantity that only the sidecar can compute, and why PromQL cannot."""
 
     of: Callable[[Facts], float | None]
     why: str
@@ -59,8 +60,7 @@ class Sidecar(Quantity, Struct, frozen=True, eq=False):
 
 
 class SidecarHolds(Leaf, Struct, frozen=True, eq=False):
-    """A condition that only the sidecar can read, and why PromQL cannot; false where it is
-    unknown."""
+    """A condition that only the sidecar can compute, and why PromQL cannot; false if unknown."""
 
     of: Callable[[Facts], bool]
     why: str
@@ -75,7 +75,7 @@ class SidecarHolds(Leaf, Struct, frozen=True, eq=False):
 
 
 class Finds(Leaf, Struct, frozen=True):
-    """Whether a rule's finding is active, clear time included; false where it is unknown."""
+    """Whether a rule's finding is active, including its clear time; false if unknown."""
 
     rule: str
 
@@ -87,12 +87,12 @@ class Finds(Leaf, Struct, frozen=True):
 
 
 class Term(Struct, frozen=True):
-    """A piece of evidence: `weight` times the strength of `value` against `threshold` (1 without
-    one). Negative weights speak against the cause; weight 0 is listed without effect on confidence.
+    """A piece of evidence: `weight` times the strength of `value` against `threshold`.
 
-    It counts where `when` is surely true. `below`: the further below its threshold, the stronger.
-    `signal` names the evidence where the value is not a plain signal, `shown` is the number to
-    print where that is not the value.
+    The strength is 1 without a threshold. A negative weight is evidence against the cause; weight 0
+    is listed without effect on confidence. The term counts only while `when` is certainly true.
+    `below`: lower values are stronger evidence. `signal` names the evidence if `value` is not a
+    plain signal. `shown` is the number to print if it is not the value.
     """
 
     value: Quantity
@@ -103,10 +103,10 @@ class Term(Struct, frozen=True):
     below: bool = False
     signal: str | Callable[[Facts], str] = ""
     sidecar: str = ""
-    """Why PromQL cannot see it; empty where it can."""
+    """Why PromQL cannot compute this term; empty if it can."""
 
     def key(self, facts: Facts) -> str:
-        """The signal that the evidence names."""
+        """The signal that the evidence is listed under."""
         if callable(self.signal):
             return self.signal(facts)
         return self.signal or (self.value.key if isinstance(self.value, Signal) else "")
@@ -123,25 +123,29 @@ def term(
     signal: str | Callable[[Facts], str] = "",
     sidecar: str = "",
 ) -> Term:
-    """A term, with plain numbers as quantities."""
+    """A term from quantities or plain numbers."""
     bound = Number(float(threshold)) if isinstance(threshold, float | int) else threshold
     return Term(value, bound, Number(weight), say, when, below, signal, sidecar)
 
 
 class Level(Struct, frozen=True):
-    """A severity and when it applies."""
+    """A severity and the condition for it."""
 
     severity: Severity
     when: Condition = ALWAYS
 
 
 class Form(Struct, frozen=True):
-    """One way in which a cause shows. The first form whose gate holds is the one that is concluded.
+    """One way in which a cause shows. The first form whose gate is true is used.
 
-    `start` is the log-odds before any evidence. The severity is that of the first of `levels` that
-    applies; the last one always does. `words` are quantities that the texts may use, by name.
-    `summary` is the alert's text, `name` part of the names of the recorded series. While `apart`
-    holds, the cause explains no other cause. A `root` explains the record's `heads`.
+    - `start`: the log-odds before any evidence.
+    - `levels`: the first level whose condition is true gives the severity; the last one is always
+      true.
+    - `words`: quantities that the texts may use, by name.
+    - `summary`: the alert's text.
+    - `name`: part of the names of the recorded series.
+    - `apart`: while this is true, the cause explains no other cause.
+    - `root`: this form explains the causes in the record's `heads`.
     """
 
     gate: Condition
@@ -153,25 +157,28 @@ class Form(Struct, frozen=True):
     lever: Say
     guide: tuple[str, ...]
     action: str = ""
-    """The alert's advice, where the lever is not one plain sentence."""
+    """The alert's advice, if the lever is more than one plain sentence."""
     name: str = ""
     words: tuple[tuple[str, Quantity], ...] = ()
     apart: Condition | None = None
     root: bool = False
     sidecar: str = ""
-    """Why PromQL cannot conclude this form; empty where it can."""
+    """Why PromQL cannot conclude this form; empty if it can."""
 
 
 class CauseRecord(Struct, frozen=True, dict=True):
-    """A cause: what it is called, how it is concluded, and what follows from it.
+    """The definition of a cause: how it is concluded, and what follows from it.
 
-    `explains` are the causes that are reported under it. `heads` are causes that explain it, but
-    are reported under it, with all that they explain, where its form is a root. `covers` are rules
-    whose findings say no more than it does. `moves` are the families of signals that are not normal
-    while it stands and `unusual` holds: their baselines are not learned then. `symptoms` are those
-    of the guide's list that show while it stands. `levers` are ids of changes (diagnose/recommend),
-    best first. `enough` is the signal that a change must be predicted to bring to 0. `sidecar` says
-    why PromQL cannot conclude it.
+    - `explains`: causes that are reported under this one.
+    - `heads`: causes that usually explain this one. While its form is a root, they are reported
+      under it instead, with everything that they explain.
+    - `covers`: rules whose findings add nothing to this cause.
+    - `moves`: families of signals that are not normal while the cause lasts and `unusual` is true.
+      Their baselines are not learned then.
+    - `symptoms`: symptoms of the guide's list that show while the cause lasts.
+    - `levers`: ids of changes (diagnose/recommend), best first.
+    - `enough`: a change must be predicted to bring this signal to 0.
+    - `sidecar`: why PromQL cannot conclude the cause.
     """
 
     id: str
@@ -190,23 +197,27 @@ class CauseRecord(Struct, frozen=True, dict=True):
     onset_s: Number = field(default=Number(ONSET_S))
     clear_s: Number = field(default=Number(CLEAR_S))
     over: Condition | None = None
-    """Where this holds the cause has surely ended, and its clear time is not waited for."""
+    """If this is true, the cause has certainly ended; it ends without a clear time."""
     outlasts: bool = False
-    """Whether it stays, for OUTLASTS_S at most (engine/diagnosis.py), while a cause that it
-    explains is concluded."""
+    """Whether the cause stays, for up to OUTLASTS_S, while a cause that it explains is concluded.
+
+    See engine/diagnosis.py.
+    """
     fleet: bool = False
     capacity: bool = False
-    """Whether it says that the fleet was too small for its load, for a while."""
+    """Whether the cause means that the fleet was too small for its load for a while."""
     queues: bool = False
-    """Whether requests queue for capacity because of it."""
+    """Whether this cause makes requests queue for capacity."""
     slows_tokens: bool = False
-    """Whether it makes tokens slow on a healthy node: its replica is a `bad_node` only where the
-    GPU runs at a low clock."""
+    """Whether the cause makes tokens slow although the node is healthy.
+
+    With such a cause, a replica is a `bad_node` only if its GPU runs at a low clock.
+    """
     sidecar: str = ""
 
     @property
     def gate(self) -> Condition:
-        """Whether to examine it: the gate of one of its forms holds, or it has no forms."""
+        """Whether to examine the cause: one of its forms has a true gate, or it has no forms."""
         return Some(tuple(form.gate for form in self.forms)) if self.forms else ALWAYS
 
     @cached_property
@@ -219,14 +230,15 @@ class CauseRecord(Struct, frozen=True, dict=True):
         return tuple(Examiner(self, form) for form in self.forms)
 
     def examine(self, facts: Facts) -> Cause | None:
-        """The cause with its evidence; None where it is not concluded."""
+        """The cause with its evidence; None if it is not concluded."""
         if self.judge is not None:
             return self.judge(facts)
         form = self._form(facts)
         return None if form is None else form.cause(facts)
 
     def stands(self, facts: Facts) -> bool:
-        """Whether it is concluded, without building its texts; true for causes without forms."""
+        """Whether the cause is concluded; its texts are not built. True for causes without
+        forms."""
         if self.judge is not None:
             return self.judge(facts) is not None
         form = self._form(facts)
@@ -269,11 +281,11 @@ class Examiner:
         return None if self._form.apart is None else self._form.apart.python()
 
     def confidence(self, facts: Facts) -> float:
-        """The cause's confidence, 0 to 1, where the gate holds."""
+        """The cause's confidence, 0 to 1, if the gate is true."""
         return chance(self._terms.log_odds(facts, self._form.start.value))
 
     def cause(self, facts: Facts) -> Cause | None:
-        """The cause with its evidence; None where the confidence is too low."""
+        """The cause with its evidence; None if its confidence is too low."""
         if self.confidence(facts) < CONCLUDED_FROM:
             return None
         words = self._words
@@ -292,7 +304,7 @@ class Examiner:
 
 
 class Terms:
-    """Terms, compiled to Python; `words` name quantities for their sentences."""
+    """Terms compiled to Python. `words` are the named quantities that their sentences use."""
 
     def __init__(self, terms: Sequence[Term], words: Words = ()) -> None:
         self._terms, self._words = [_Compiled(term) for term in terms], words
@@ -338,12 +350,12 @@ def _unbounded(_: object) -> None:
 
 @lru_cache(maxsize=1024)
 def _parts(template: str) -> tuple[tuple[str, str | None, str], ...]:
-    """A template's pieces: text, then the name of a number and its format (None: no number)."""
+    """A template's pieces: a text, then the name and format of a number (None: no number)."""
     return tuple((text, name, form or "") for text, name, form, _ in Formatter().parse(template))
 
 
 def _shown(value: float | None, form: str) -> str:
-    """A number for people: `%` a ratio in percent, `s` a duration, else a count."""
+    """A number for users: `%` formats a ratio in percent, `s` a duration, anything else a count."""
     if value is None:
         return "unknown"
     match form:

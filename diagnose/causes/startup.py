@@ -1,4 +1,4 @@
-"""Causes that vLLM's log proves: the server did not start, or its engine died. Pure."""
+"""Causes proven by vLLM's log: the server did not start, or its engine died. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kneewatch.rules.conditions import Number
 from kneewatch.rules.rule import Severity
 
 CONFIDENCE = 0.95
-"""A log can be of an earlier start than the one that is looked for."""
+"""Below 1, because the log may be from an earlier start than the one in question."""
 
 READ_FROM_LOG = (
     "read from the server's log (`--log`, `server_log`), which no metrics system scrapes"
@@ -100,15 +100,15 @@ ENGINE_DIED = CauseRecord(
     clear_s=Number(0.0),
     sidecar=READ_FROM_LOG,
 )
-"""Concluded where the log is read (`failed`), not from facts."""
+"""Concluded where the log is read (`failed`), not from `Facts`."""
 
 
 OTHERS_LEAST_GIB = 1.0
-"""A process without tensors (a monitor, a display) holds less of a GPU."""
+"""A process without tensors, such as a monitor or a display, uses less GPU memory than this."""
 
 
 def _gpu_lever(others_gib: float) -> str:
-    """What to do about exhausted GPU memory of which other processes hold `others_gib`."""
+    """What to do about exhausted GPU memory, of which other processes use `others_gib`."""
     less = (
         "Lower --gpu-memory-utilization, --max-num-seqs or --max-num-batched-tokens, or use more "
         "GPUs (--tensor-parallel-size)."
@@ -122,7 +122,8 @@ def _gpu_lever(others_gib: float) -> str:
 
 
 def failed(failure: Failure, t_s: float) -> Cause:
-    """The cause of a failure that a log proves, with its line as evidence, seen since `t_s`."""
+    """The cause of a failure that a log proves, with the log line as evidence; it starts at
+    `t_s`."""
     record = ENGINE_DIED if failure.served else STARTUP_FAILED
     what, lever = REASONS[failure.kind]
     if failure.kind == log.GPU_MEMORY and (others_gib := log.others_gpu_gib(failure)) is not None:

@@ -1,4 +1,5 @@
-"""Too much tensor parallelism, by the user's benchmark sweeps. Guide 5.1, 8.2, 8.5 (S5). Pure."""
+"""Too much tensor parallelism, shown by the user's benchmark sweeps. Guide 5.1, 8.2, 8.5 (S5).
+Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +12,11 @@ from kneewatch.rules.formatting import duration, percent
 from kneewatch.rules.rule import Severity
 
 SWEEPS = "benchmark.by_tensor_parallel"
-"""The setting that the sweeps come from, in place of a signal in the evidence."""
+"""Names the setting that the sweeps come from; it stands for a signal in the evidence."""
 
 
 def tp_overhead(facts: Facts) -> Cause | None:
-    """The cause where, within the targets, the sweeps give far less per GPU than a smaller
-    degree."""
+    """In the sweeps, a smaller degree has far more throughput per GPU within the targets."""
     if facts.split is None:
         return None
     case = split_case(facts.split)
@@ -33,13 +33,16 @@ def tp_overhead(facts: Facts) -> Cause | None:
 
 
 def is_queued(waiting: float | None, running: float) -> bool:
-    """Whether a server has a queue, so that its throughput is its capacity and not its load."""
+    """Whether requests queue at a server, so that its throughput shows its capacity, not its
+    load."""
     return waiting is not None and waiting >= max(QUEUED_MIN, QUEUED_SHARE * running)
 
 
 def split_case(split: Comparison) -> Case | None:
-    """The case by the sweeps alone; None unless they show it beyond doubt. Always `info`: it costs
-    money, but delays no request."""
+    """The case from the sweeps alone; None unless they prove it beyond doubt.
+
+    Always `info`: the split costs money, but delays no request.
+    """
     wide, narrow, share = split.wide, split.narrow, split.share_ratio
     if wide is None or narrow is None or share is None or not split.far_below:
         return None
@@ -84,9 +87,12 @@ def weigh_live(
     tokens_per_request: float | None,
     queued: bool,
 ) -> None:
-    """Add the live engine's throughput per GPU to the case, if it has a queue and answers as long
-    as the benchmark's: evidence for the case if it is as low as in the benchmark, against it if it
-    is as high as that of the smaller degree."""
+    """Add the live engine's throughput per GPU to the case.
+
+    It is evidence for the case if it is as low as in the benchmark. It is evidence against the case
+    if it is as high as the smaller degree's. It counts only if the engine has a queue and its
+    answers are as long as the benchmark's.
+    """
     wide, narrow = split.wide, split.narrow
     if wide is None or narrow is None or split.unit != "tokens" or not queued:
         return

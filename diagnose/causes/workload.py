@@ -1,4 +1,4 @@
-"""Causes of the workload: drift from its profile, runaway generation, unused capacity. Pure.
+"""Workload causes: drift from the profile, runaway generation, unused capacity. Pure.
 
 Guide 9.1, 9.2, 9.4.
 """
@@ -86,7 +86,8 @@ def workload_drift(facts: Facts) -> Cause | None:
 
 
 def drift_text(left: Mapping[str, Departure], rate: float | None) -> str:
-    """What differs from the profile: lengths by side, and the rate over the stated peak."""
+    """What differs from the profile: lengths by side, and the rate compared with the stated
+    peak."""
     parts: list[str] = []
     for word, longer in (("longer", True), ("shorter", False)):
         sides = [WORDS[side] for side, shift in left.items() if (shift.shift_ratio > 0) == longer]
@@ -96,8 +97,10 @@ def drift_text(left: Mapping[str, Departure], rate: float | None) -> str:
 
 
 def departure_text(shift: Departure, what: str, period: str) -> str:
-    """The share seen beyond a length, the share that the profile states, and what chance explains;
-    `what` are prompts or answers, `period` is the time in which they were counted."""
+    """The share of requests beyond a length, the profile's share, and what chance explains.
+
+    `what` is prompts or answers; `period` is the time in which they were counted.
+    """
     longer = shift.shift_ratio > 0
     tokens = shift.point.most if longer else shift.point.least
     return (
@@ -125,7 +128,7 @@ def _lever(live: LiveWorkload, sides: Sequence[str], *, more: bool) -> str:
 
 
 def _rounded(tokens: float) -> str:
-    """Rounded to two digits: a histogram's buckets give no more."""
+    """Rounds to two digits: a histogram's buckets are no more exact."""
     return f"{float(f'{tokens:.2g}'):.0f}"
 
 
@@ -145,13 +148,13 @@ AT_LIMIT, AT_LIMIT_BEFORE = Signal("finished_length_ratio"), BaselineValue("fini
 MORE_AT_LIMIT = Signal("finished_length_drift_points")
 LENGTH_POINTS = 0.2
 MANY_FINISHED = SERVED * WINDOW_S >= 40.0
-"""With fewer requests the share varies by more than LENGTH_POINTS by chance."""
+"""With fewer finished requests, the share varies by more than LENGTH_POINTS by chance."""
 
 RAMBLING = MORE_AT_LIMIT >= LENGTH_POINTS
-"""Far more outputs than in quiet times end at their limit."""
+"""Far more outputs end at their limit than in quiet times."""
 
 CAPPED = AT_LIMIT >= LENGTH_POINTS
-"""Many outputs end at their limit, now or always."""
+"""Many outputs end at their limit, either now or always."""
 
 OF_LENGTHS = "lengths are compared as whole histograms over time"
 OF_PROFILE = "the stated workload_profile is not a series"
@@ -186,7 +189,10 @@ LONGER = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
 MORE_REQUESTS = SERVED * BaselineValue("output_tokens_mean") >= 1.3 * BaselineValue(
     "generation_tokens_per_s"
 )
-"""At least 1.3 times as many requests are served as generated the tokens of quiet times."""
+"""Requests/s are at least 1.3 times those of quiet times.
+
+Quiet requests/s are quiet tokens/s divided by quiet tokens per request.
+"""
 
 ALWAYS_SO = (MORE_AT_LIMIT < LENGTH_POINTS).assume(unknown=False)
 LEVER = (
@@ -408,7 +414,10 @@ ACCEPTED, USUAL_ACCEPTED = Signal(SPEC_ACCEPTED.signal), Signal("spec_accepted_u
 ACCEPTED_TREND_S = STEPS * SPEC_ACCEPTED.span_s
 FALL = -1.0 * Signal(SPEC_ACCEPTED.growth) / Signal(SPEC_ACCEPTED.before)
 SAME_TRAFFIC = ((WORK_GROWTH <= 0.25) & (WORK_GROWTH >= -0.25)).assume(unknown=True)
-"""Without a weekly pattern a change of the load by more may have changed what is asked."""
+"""The load changed by at most a quarter over the last hours.
+
+Without a weekly pattern, a larger change may mean that users ask for something else.
+"""
 
 UNUSUAL = (ACCEPTED < 0.97 * USUAL_ACCEPTED) | (~USUAL_ACCEPTED.known & SAME_TRAFFIC)
 

@@ -1,1 +1,1 @@
-"""How a server was launched: its flags, and what its page says of them."""
+"""How a server was launched: its flags, and the configuration that its page shows."""

@@ -48,7 +48,7 @@ def label_capacity_tokens(
 
 
 def label_context_tokens(config: Mapping[str, str], size: float | None) -> int | None:
-    """max_model_len in tokens: the labels' cache size over their maximum concurrency."""
+    """max_model_len in tokens, computed from labels: cache size divided by maximum concurrency."""
     concurrency = label_number(config, "kv_cache_max_concurrency")
     if not size or not concurrency or size / concurrency > LARGEST:
         return None
@@ -56,7 +56,7 @@ def label_context_tokens(config: Mapping[str, str], size: float | None) -> int |
 
 
 def label_number(config: Mapping[str, str], label: str) -> float | None:
-    """The label's value as a number above 0; None if it is missing or anything else."""
+    """The label's value as a number above 0; None if it is missing or not such a number."""
     text = config.get(label, "")
     if text in _UNSET_LABELS:
         return None
@@ -74,7 +74,7 @@ def label_count(config: Mapping[str, str], label: str) -> int | None:
 
 
 def label_flag(config: Mapping[str, str], label: str) -> bool | None:
-    """The label's value as a boolean; None where it is neither True nor False."""
+    """The label's value as a boolean; None if it is neither True nor False."""
     return {"True": True, "False": False}.get(config.get(label, ""))
 
 
@@ -85,9 +85,9 @@ memory_of = lru_cache(maxsize=64)(memory)
 
 
 class Reported(Struct, frozen=True):
-    """What the server itself says about its memory; None where it is unknown. No setting states it.
+    """Memory figures that the server itself reports; None if unknown. Users cannot set these.
 
-    `weights_bytes` and `available_kv_bytes` are of one GPU, as vLLM logs them: the weights include
+    `weights_bytes` and `available_kv_bytes` are per GPU, as vLLM logs them; the weights include
     adapters. `kv_cache_tokens` is the whole cache.
     """
 
@@ -101,10 +101,10 @@ NOT_REPORTED = Reported()
 
 
 class Stated(Struct, frozen=True):
-    """What the user set, or kneewatch found out, about the server; None where it is unknown.
+    """What the user set, or kneewatch found out, about the server; None if unknown.
 
-    `usd_per_gpu_hour` falls back on the GPU's price in the catalogue. `sweeps` were measured of
-    this model on this GPU, one at each tensor-parallel degree.
+    `usd_per_gpu_hour` defaults to the GPU's price in the catalogue. `sweeps` are benchmarks of this
+    model on this GPU, one per tensor-parallel degree.
     """
 
     model: Model | None = None
@@ -121,13 +121,13 @@ class Stated(Struct, frozen=True):
 
     @property
     def degree(self) -> int | None:
-        """The tensor-parallel size from the setting or the command line, else None."""
+        """The tensor-parallel size from the setting or the command line; None if neither has it."""
         given = None if self.launch is None else self.launch.count("--tensor-parallel-size")
         return self.tensor_parallel or given
 
     @property
     def server_gpus(self) -> int | None:
-        """GPUs of the server: those of an engine times its engines; None if not stated."""
+        """GPUs of the server: GPUs per engine times the number of engines; None if not stated."""
         launch = self.launch or Launch()
         engine_gpus = self.gpus
         if engine_gpus is None and self.degree is not None:
@@ -138,7 +138,7 @@ class Stated(Struct, frozen=True):
 
     @property
     def seats(self) -> float | None:
-        """`--max-num-seqs` of the command line, else None."""
+        """`--max-num-seqs` of the command line; None if not given."""
         return None if self.launch is None else self.launch.count("--max-num-seqs")
 
 
@@ -146,11 +146,11 @@ NOTHING = Stated()
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
-    """A running server; None where a value is unknown.
+    """A running server; None for values that are unknown.
 
-    `capacity_tokens` is what requests can hold: vLLM keeps one block for itself.
-    `blocks_override` and `kv_memory_bytes` are set where the user fixed the cache's size: then
-    the memory utilization does not decide it. `misfit` says why what is stated cannot run.
+    `capacity_tokens` is the cache without the block that vLLM keeps for itself. `blocks_override`
+    and `kv_memory_bytes` are set if the user fixed the cache's size; memory utilization then has no
+    effect. `misfit` says why the stated configuration cannot run.
     """
 
     stated: Stated
@@ -183,29 +183,29 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Dollars per hour of one replica; None where GPUs or price are unknown."""
+        """Dollars per hour for one replica; None if GPUs or price are unknown."""
         if self.gpus is None or self.usd_per_gpu_hour is None:
             return None
         return self.gpus * self.usd_per_gpu_hour
 
     @property
     def kv_is_quantized(self) -> bool:
-        """Whether the KV cache already takes 8 bits a value or fewer."""
+        """Whether the KV cache already uses 8 bits per value or fewer."""
         return self.kv_cache_dtype not in ("auto", "bfloat16", "float16")
 
     @property
     def caching_by_default(self) -> bool:
-        """Whether this vLLM version enables prefix caching and chunked prefill by default."""
+        """Whether this vLLM version turns prefix caching and chunked prefill on by default."""
         return (self.version or LATEST) >= CACHING_BY_DEFAULT
 
     @property
     def launch_known(self) -> bool:
-        """Whether the whole command line is known, so that absent flags have their defaults."""
+        """Whether the whole command line is known. Flags that it lacks then have their defaults."""
         return self.stated.launch is not None and self.stated.launch.complete
 
     @property
     def chunks(self) -> bool | None:
-        """Whether chunked prefill is on; None where unknown."""
+        """Whether chunked prefill is on; None if unknown."""
         if self.chunked_prefill is None and self.launch_known:
             return self.caching_by_default
         return self.chunked_prefill
@@ -215,7 +215,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
         return supports_flag(flag, version=self.version, config=self.config)
 
     def in_force(self, flag: str) -> object:
-        """The flag's value on the running server; None where it is unknown."""
+        """The flag's value on the running server; None if unknown."""
         return {
             "--kv-cache-dtype": self.kv_cache_dtype if "cache_dtype" in self.config else None,
             "--gpu-memory-utilization": self.gpu_memory_utilization,
@@ -237,7 +237,8 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
 
 def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deployment:
-    """The server by its cache_config_info labels and the user's settings; the labels win."""
+    """The server, from its cache_config_info labels and the user's settings; labels override
+    settings."""
     launch = stated.launch or Launch()
     version = stated.version or oldest_version(config)
     block, blocks = label_count(config, "block_size"), label_count(config, "num_gpu_blocks")
@@ -283,7 +284,8 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
 
 
 def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
-    """The deployment with its sizing, where a model is set that this launch can hold."""
+    """The deployment with its sizing; unchanged if no model is set or this launch cannot hold the
+    model."""
     stated = plain.stated
     if stated.model is None or plain.tensor_parallel is None:
         return plain
@@ -317,9 +319,9 @@ def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
 
 
 def _as_reported(setup: Setup, reported: Reported, *, kv_is_fixed: bool) -> Setup:
-    """The launch with the figures that the server reports instead of predicted ones.
+    """The launch with the server's reported figures in place of predicted ones.
 
-    `kv_is_fixed`: the user set the size of the KV cache, so it does not reveal the overhead.
+    `kv_is_fixed`: the user set the size of the KV cache, so the size does not show the overhead.
 
     Raises:
         SizingError: the launch cannot be sized.
@@ -340,7 +342,8 @@ def _as_reported(setup: Setup, reported: Reported, *, kv_is_fixed: bool) -> Setu
 
 
 def _adapters(launch: Launch) -> Adapters | None:
-    """The adapter slots of the launch; None without any, or with a rank that vLLM does not take."""
+    """The adapter slots of the launch; None without adapters, or if vLLM does not accept the
+    rank."""
     if "--enable-lora" not in launch.flags:
         return None
     rank = launch.count("--max-lora-rank") or DEFAULT_RANK
@@ -348,7 +351,7 @@ def _adapters(launch: Launch) -> Adapters | None:
 
 
 def _taken(stated: Stated, flag: str) -> int | None:
-    """A limit of the launch: as given there, or the default where the whole line is known."""
+    """A limit of the launch: the given value, or the default if the whole command line is known."""
     if stated.launch is None:
         return None
     given = stated.launch.count(flag)

@@ -1,4 +1,4 @@
-"""Facts about a server, merged by source, and the state of its process. Pure."""
+"""Facts about a server, merged from several sources, and the state of its process. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTING, PAGE, SERVER, PROCESS, POD, LOG, GPUS, CONFIG_FILE = SOURCES = (
     "gpus",
     "config.json",
 )
-"""Sources of facts, in the order of their precedence."""
+"""Sources of facts; earlier ones override later ones."""
 
 VERSION, MODEL, MODEL_PATH, TENSOR_PARALLEL = (
     "vllm_version",
@@ -37,7 +37,8 @@ VERSION, MODEL, MODEL_PATH, TENSOR_PARALLEL = (
 MAX_MODEL_LEN, KV_BLOCKS, KV_TOKENS = "max_model_len", "num_gpu_blocks", KV_SIZE_LABEL
 WEIGHTS_GIB, AVAILABLE_KV_GIB = "weights_gib", "available_kv_gib"
 GPU, SERVER_GPUS, GPU_UUIDS = "gpu", "server_gpus", "gpu_uuids"
-"""Names of facts that the sizing uses. A flag's fact has the flag's name with underscores."""
+"""Names of facts that the sizing uses. For flags, the fact's name is the flag's with
+underscores."""
 
 DEGREES_MAX = 1024
 TEXT_MAX_CHARS = 300
@@ -60,7 +61,8 @@ SHOWN_FLAGS = frozenset(
         "--tokenizer-mode",
     }
 )
-"""Flags whose values become facts. Others may hold secrets (--api-key) and are never shown."""
+"""Flags whose values become facts. Other flags may contain secrets (--api-key) and are never
+shown."""
 
 LABELS = {
     "block_size": "block_size",
@@ -72,10 +74,11 @@ LABELS = {
     "gpu_memory_utilization": "gpu_memory_utilization",
     "enable_prefix_caching": "enable_prefix_caching",
 }
-"""Labels of cache_config_info, by the name of the fact."""
+"""For each fact, the label of cache_config_info that contains it."""
 
 ADJUSTED = frozenset({"block_size", "enable_prefix_caching"})
-"""vLLM changes these itself for some models: a difference does not make the launch doubtful."""
+"""vLLM itself changes these values for some models: a difference does not make the launch
+doubtful."""
 
 SUPPLY = {
     MODEL: "set model (--model): a catalogue id or the path of its config.json",
@@ -85,11 +88,11 @@ SUPPLY = {
     "launch": "set launch_file (--launch-file) to a file with the server's command line",
     "replicas": "set replicas (--replicas): servers behind the same load balancer",
 }
-"""How to supply each fact that the recommendations need."""
+"""How the user can supply each fact that the recommendations need."""
 
 
 class Fact(Struct, frozen=True):
-    """One fact: where it came from and when it was read there (Unix time in seconds)."""
+    """One fact, its source, and when it was read there (Unix time in seconds)."""
 
     name: str
     value: Value
@@ -98,10 +101,10 @@ class Fact(Struct, frozen=True):
 
 
 class SourceReading(Struct, frozen=True):
-    """What one source says about a server at `read_s`.
+    """What one source reports about a server at `read_s`.
 
-    `launch` is the server's command line, `model` the model of a configuration file. `notes` say
-    what could not be read, and what would allow it.
+    `launch` is the server's command line; `model` is the model of a configuration file. `notes` say
+    what could not be read, and how to allow it.
     """
 
     source: str
@@ -113,14 +116,14 @@ class SourceReading(Struct, frozen=True):
 
 
 class ServerFacts(Struct, frozen=True):
-    """What is known about a server. `unknown` has the missing facts with how to supply each."""
+    """The known facts about a server. `unknown` has the missing facts and how to supply each."""
 
     facts: tuple[Fact, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: tuple[tuple[str, str], ...] = ()
 
     def value(self, name: str) -> Value | None:
-        """A fact's value; None where it is unknown."""
+        """A fact's value; None if unknown."""
         return next((fact.value for fact in self.facts if fact.name == name), None)
 
 
@@ -133,12 +136,14 @@ def merge(
     settings_s: float,
     page_s: float,
 ) -> tuple[ServerFacts, Stated]:
-    """The facts of all sources, and the settings completed by them for the recommendations.
+    """The facts of all sources, and `stated` completed with them for the recommendations.
 
-    `config` are the labels of cache_config_info and `model_names` the served models on the page of
-    `page_s`; `settings_s` is when the settings were read. A setting wins over every other source; a
-    value that contradicts the page is dropped, and the whole log with it: it is of another start.
-    Each leaves a note with the two values.
+    `config` (the labels of cache_config_info) and `model_names` (the served models) are from the
+    page that was read at `page_s`. `settings_s` is when the settings were read.
+
+    A setting overrides every other source. A value that contradicts the page is dropped. If the
+    value is from a log, the whole log is dropped: it belongs to another start. Each such case adds
+    a note with both values.
     """
     ordered = sorted(readings, key=lambda reading: SOURCES.index(reading.source))
     notes = [note for reading in ordered for note in reading.notes]
@@ -185,8 +190,10 @@ def merge(
 
 
 def models_reading(models: Sequence[str], read_s: float) -> SourceReading:
-    """The facts of a server's GPUs by their product names, one for each GPU: their model where all
-    are alike, and their number."""
+    """Facts from the product names of a server's GPUs, one name per GPU.
+
+    The facts are the number of GPUs and, if all are alike, their model.
+    """
     values: dict[str, Value] = {SERVER_GPUS: len(models)} if models else {}
     if len(set(models)) == 1:
         name = models[0]
@@ -197,7 +204,8 @@ def models_reading(models: Sequence[str], read_s: float) -> SourceReading:
 
 
 def _uncounted(stated: Stated, counted: Fact | None) -> list[str]:
-    """A note where the server uses another number of GPUs than its command line asks for."""
+    """A note if the server uses another number of GPUs than its command line requests; else
+    empty."""
     requested = stated.server_gpus
     if counted is None or requested is None or counted.value == requested:
         return []
@@ -213,7 +221,8 @@ def _other_start(
     config: Mapping[str, str],
     readings: Sequence[SourceReading],
 ) -> str:
-    """What shows that a log is not of the running process; empty where nothing does."""
+    """The evidence that a log is from another process than the running one; empty if there is
+    none."""
     answered = {
         name: Fact(name, other.values[name], SERVER, other.read_s)
         for other in readings
@@ -277,9 +286,9 @@ def _facts_of(readings: Sequence[SourceReading], model_names: Collection[str]) -
 
 
 def launch_values(launch: Launch) -> dict[str, Value]:
-    """The facts of a command line, by name; flags that could hold a secret are left out.
+    """The facts of a command line, by name. Flags that could contain a secret are left out.
 
-    The tensor-parallel size is 1 where the whole line is known and does not have the flag.
+    If the whole command line is known and has no tensor-parallel size, the size is 1.
     """
     values: dict[str, Value] = {}
     for flag in launch.flags:
@@ -306,7 +315,7 @@ def launch_values(launch: Launch) -> dict[str, Value]:
 
 
 def typed(text: str) -> Value:
-    """A value as a boolean or number where it is written as one, else the text."""
+    """A value as a boolean or number if its text is one; otherwise the text."""
     if text in ("True", "true", "False", "false"):
         return text in ("True", "true")
     for kind in (int, float):
@@ -318,12 +327,12 @@ def typed(text: str) -> Value:
 
 
 def _catalogued(path: Value | None, model_names: Collection[str]) -> Model | None:
-    """The catalogue's model of an id; None for a path, and on a page with several models."""
+    """The catalogue's model with this id; None for a path, or if the page has several models."""
     return known_model(path) if isinstance(path, str) and len(model_names) <= 1 else None
 
 
 def _page_problem(fact: Fact, config: Mapping[str, str]) -> str:
-    """Why the page shows that a fact cannot be right; empty where it does not."""
+    """Why a fact contradicts the page; empty if it does not."""
     if fact.name != VERSION:
         return ""
     version, oldest = version_of(fact.value), oldest_version(config)
@@ -352,7 +361,7 @@ def _completed(
     launch: Launch | None,
     readings: Sequence[SourceReading],
 ) -> Stated:
-    """The settings; unset ones have the facts that were read."""
+    """The settings; those that the user left unset are filled from the facts."""
     degree, gpu_fact = chosen.get(TENSOR_PARALLEL), chosen.get(GPU)
     length = chosen.get(MAX_MODEL_LEN)
     tokens = chosen.get(KV_TOKENS)
@@ -397,7 +406,7 @@ def _bytes(fact: Fact | None) -> float | None:
 
 
 def version_of(value: Value) -> Version | None:
-    """The version in a fact's value; None where it is none."""
+    """The version in a fact's value; None if the value is not a version."""
     try:
         return parse_version(str(value))
     except SizingError:
@@ -405,7 +414,7 @@ def version_of(value: Value) -> Version | None:
 
 
 def printable(text: str) -> str:
-    """The text's first `TEXT_MAX_CHARS`, with ? for what cannot be printed."""
+    """The first `TEXT_MAX_CHARS` characters, with ? for characters that cannot be printed."""
     return "".join(char if char.isprintable() else "?" for char in text[:TEXT_MAX_CHARS])
 
 
@@ -434,16 +443,19 @@ def _shown(value: Value) -> str:
 
 
 LOOP_S = 600.0
-"""Seconds in which several processes of one server are a restart loop."""
+"""Several processes of one server within this many seconds are a restart loop."""
 
 
 class ServerState(Struct, frozen=True):
-    """The state of a server after a failed scrape; None where it is unknown.
+    """The state of a server after a failed scrape; None for what is unknown.
 
-    `healthy`: GET /health has status 200. `runs` and `listens` are of the process `pid` that the
-    newest page came from, or that was started since. `processes` counts the server's processes
-    within `LOOP_S`, `oom_kills` those that the kernel killed in the server's control group since
-    its facts were read. `exit_words` is how systemd says that the unit ended.
+    - `healthy`: GET /health returns status 200.
+    - `pid`: the process that served the newest page, or one started since. `runs` and `listens` are
+      about this process.
+    - `processes`: number of the server's processes within `LOOP_S`.
+    - `oom_kills`: processes that the kernel killed in the server's control group since its facts
+      were read.
+    - `exit_words`: systemd's description of how the unit ended.
     """
 
     healthy: bool | None = None
@@ -474,17 +486,17 @@ class ServerState(Struct, frozen=True):
 
     @property
     def is_starting(self) -> bool:
-        """Whether its process runs and does not listen yet."""
+        """Whether the process runs and does not listen yet."""
         return bool(self.runs) and self.listens is False
 
     @property
     def is_broken(self) -> bool:
-        """Whether it is known to have failed rather than to be restarted on purpose."""
+        """Whether the server is known to have failed; otherwise it may be restarting on purpose."""
         return bool(self.oom_kills or self.exit_words or self.processes > 1)
 
     @property
     def lever(self) -> str:
-        """What to do about a target that is down in this state; empty if unknown."""
+        """What to do about a target that is down, in this state of the server; empty if unknown."""
         if self.oom_kills:
             return "Raise the memory limit of the container or unit, or lower vLLM's CPU memory."
         if self.processes > 1:
@@ -504,9 +516,12 @@ NO_STATE = ServerState()
 class CanaryState(Struct, frozen=True):
     """The newest canary requests of a target.
 
-    `latency_s` is the latency of the newest; None if it had no answer. `failures` counts the
-    latest unanswered requests in a row, the first of them sent at `since_s`; `error` is that of
-    the newest. `refused` says why the newest was rejected or not sent; the rest is then unchanged.
+    - `latency_s`: latency of the newest request; None if it had no answer.
+    - `failures`: unanswered requests in a row, up to now.
+    - `since_s`: when the first of these was sent.
+    - `error`: the error of the newest of these.
+    - `refused`: why the newest request was rejected or not sent; the other fields are then
+      unchanged.
     """
 
     latency_s: float | None = None

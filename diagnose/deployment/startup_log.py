@@ -1,7 +1,8 @@
-"""vLLM's start-up log: facts about the server, and why it did not start or died. Pure.
+"""vLLM's start-up log: facts about the server, and why it did not start or why it died. Pure.
 
-Only lines that match the tables below are kept, and facts are read only until the server is ready:
-before that there are no prompts. Afterwards only lines of the engine's own modules count.
+Only lines that match the tables below are kept. Facts are read only until the server is ready,
+because the log contains no prompts before that. Afterwards only lines of the engine's own modules
+are read.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ Value = str | float | int | bool
 Phase = Literal["empty", "starting", "serving", "stopped"]
 
 LONGEST_LINE = 16 * 1024
-"""Bytes of a line that are read: the list of all arguments takes about 5 KiB."""
+"""Most bytes of a line that are read; the list of all arguments takes about 5 KiB."""
 
 SHOWN_CHARACTERS = 360
-"""Characters of a line that are kept."""
+"""Most characters of a line that are kept."""
 
 _HEADER = re.compile(
     r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})? "
     r"\[?(?P<file>[\w./-]{1,100}\.py):\d{1,6}\] ?"
 )
-"""What vLLM's logger writes before each message; up to 0.7 without the opening bracket."""
+"""The text that vLLM's logger writes before each message; up to 0.7 without the opening bracket."""
 
 _PREFIX = re.compile(
     r"(?:[\w.-]{1,60} +\| |\S{1,40}T\S{1,40} std(?:out|err) [FP] "
     r"|[A-Z][a-z]{2} +\d{1,2} [\d:]{8} \S{1,100} [^\s:]{1,60}: "
     r"|\([A-Z]\w{1,30}(?: [\w=]{1,20}){0,2} pid=\d{1,10}\) )"
 )
-"""Prefixes of lines without a header: of Compose, Kubernetes, the journal and vLLM's processes."""
+"""Prefixes of lines that have no header: Compose's, Kubernetes', the journal's, vLLM's
+processes'."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _LINE_END = re.compile(rb"[\r\n]")
@@ -46,7 +48,7 @@ _LINE_END = re.compile(rb"[\r\n]")
 _MESSAGES_OF_REQUESTS = re.compile(
     r"(?:.*/)?(?:logger|request_logger|protocol|chat_utils|serving\w*|\w*_parser|middleware)\.py"
 )
-"""Modules that log requests: nothing of theirs is read."""
+"""Modules that log requests; their lines are not read."""
 
 _ENGINE_MODULES = frozenset(
     {
@@ -55,16 +57,17 @@ _ENGINE_MODULES = frozenset(
         "ray_distributed_executor.py", "ray_executor.py", "launcher.py",
     }
 )  # fmt: skip
-"""Modules whose errors count once the server serves: those that end with the engine."""
+"""Modules whose errors count once the server is serving: errors that end the engine."""
 
 _TEXT = r"(?:[^'\\]|\\.){0,500}"
 
 
 class Wording(Struct, frozen=True, dict=True):
-    """How versions from `since` up to, not including, `until` log facts, or a failure of a `kind`.
+    """How vLLM versions log facts, or a failure of a `kind`.
 
-    `facts` are the names of the groups of `regex`, in order; a failure's groups have names of their
-    own. `ranks`: which of several processes' values counts, least, most or last.
+    It applies to versions from `since` up to, but not including, `until`. `facts` are the facts
+    that the groups of `regex` capture, in order; the groups of a failure have names. `ranks`:
+    whether the least, the most or the last of several processes' values is used.
     """
 
     regex: str
@@ -76,7 +79,8 @@ class Wording(Struct, frozen=True, dict=True):
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """The compiled `regex`: most commands read no log, and compiling all takes 0.1 s."""
+        """`regex`, compiled on first use: compiling all takes 0.1 s, and most commands read no
+        log."""
         return re.compile(self.regex)
 
 
@@ -115,7 +119,7 @@ _PAIR = re.compile(
 _OPENING, _CLOSING = "{[(<", "}])>"
 
 _TEXTS = ("model", "dtype", "quantization", "kv_cache_dtype")
-"""Facts that are texts; the other arguments are numbers and booleans."""
+"""Facts whose values are text; all other arguments are numbers or booleans."""
 
 
 @cache
@@ -126,7 +130,7 @@ def _flags() -> Mapping[str, str]:
 
 
 def title(fact: str) -> str:
-    """What a fact is called in text: an argument by its flag."""
+    """A fact's name in text; for an argument, its flag."""
     return _tables()["titles"].get(fact) or _flags()[fact]
 
 
@@ -155,11 +159,11 @@ _EXCEPTION = re.compile(
 _NO_ROOT = re.compile(
     r"(?:\w+\.){0,6}(?:(?:Async|MQ)?EngineDeadError|CancelledError)|[\w.]{0,60}\bValidationError: "
 )
-"""Exceptions that only report that another one occurred: its own line is the proof."""
+"""Exceptions that only report that another exception occurred; the other's line is the proof."""
 
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\):")
 _PYDANTIC_INPUT = " [type="
-"""In a validation error of pydantic, the whole configuration follows this text."""
+"""In pydantic's validation errors, the whole configuration follows this text."""
 
 _READY = re.compile(r"(?:INFO: +)?Application startup complete\.?$")
 _STATISTICS = re.compile(r"(?:Engine \d+: )?Avg prompt throughput: ")
@@ -175,15 +179,17 @@ _WHILE_STARTING = re.compile(
     b"|max_model_len|uantization|NCCL|Errno|local folder|couldn't|Engine|startup complete|HTTP/"
     b"|Traceback"
 )
-"""Every line that is read contains one of these words: while the server serves, and before. Other
-lines, nearly all about requests, are skipped fast."""
+"""Every line of interest contains one of these words, both while starting and while serving.
+
+Other lines are skipped quickly; nearly all of them are about requests.
+"""
 
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|'[^']*$|\"[^\"]*$")
 _ANY_FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,60}")
 
 
 class LogFact(Struct, frozen=True):
-    """A fact about the server, and the line it came from."""
+    """A fact about the server, and the log line that it came from."""
 
     value: Value
     line: str
@@ -192,8 +198,8 @@ class LogFact(Struct, frozen=True):
 class Failure(Struct, frozen=True):
     """Why the server did not start or, if `served`, why it died.
 
-    `line` is the proof; `details` has its numbers and words by name. `kind` is "error" for an
-    unknown line.
+    `line` is the proof; `details` has its numbers and words by name. `kind` is "error" for a line
+    that no wording matches.
     """
 
     kind: str
@@ -206,13 +212,18 @@ _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ([GMK])iB")
 _GIB_EACH = {"G": 1.0, "M": 1 / 1024, "K": 1 / 1024**2}
 _THIS_PROCESS = "this process has"
 _TORCH_RATIO = 0.75
-"""The least share of a process's GPU memory that PyTorch allocated: the rest is CUDA's context,
-graphs and NCCL. A process of which it allocated that much is the one that wrote the line."""
+"""Least share of a process's GPU memory that PyTorch allocates.
+
+The rest is CUDA's context, graphs and NCCL. So the process with a matching size wrote the log line.
+"""
 
 
 def others_gpu_gib(failure: Failure) -> float | None:
-    """GiB of the GPU that other processes hold, by PyTorch's line about exhausted GPU memory; None
-    where the line does not say. In a container it names its own process by the node's id."""
+    """GiB of GPU memory that other processes use, from PyTorch's out-of-memory line.
+
+    None if the line does not say. In a container, PyTorch names its own process by the node's
+    process id; the process is then found by its size.
+    """
     holders = str(failure.details.get("holders", ""))
     rows = re.findall(r"([^.]+ has )([\d.]+ [GMK]iB) memory in use\.", holders)
     others = [_gib(size) for who, size in rows if _THIS_PROCESS not in who]
@@ -232,9 +243,9 @@ def _gib(text: str) -> float:
 
 
 class StartupLog:
-    """Reads a log piece by piece. A new start in it forgets the one before.
+    """Reads a log piece by piece. If the log contains another start, earlier lines are forgotten.
 
-    Memory is bounded: an unfinished line of at most `LONGEST_LINE` bytes, and one line a fact.
+    Memory is bounded: one unfinished line of at most `LONGEST_LINE` bytes, and one line per fact.
     """
 
     def __init__(self) -> None:
@@ -256,14 +267,14 @@ class StartupLog:
         that is not."""
 
     def restart(self, *, mid_line: bool = False) -> None:
-        """Drop an unfinished line, because the file was rotated or truncated.
+        """Drop the unfinished line, because the file was rotated or truncated.
 
-        With `mid_line` the next bytes begin inside a line, which is skipped.
+        With `mid_line`, the next bytes begin inside a line, which is skipped.
         """
         self._rest, self._cut = b"", mid_line
 
     def feed(self, data: bytes) -> None:
-        """Read the next bytes of the log, split anywhere."""
+        """Read the next bytes of the log; they may be split at any place."""
         *lines, rest = _LINE_END.split(data)
         for line in lines:
             if not self._cut:
@@ -275,12 +286,12 @@ class StartupLog:
             self._cut = True
 
     def close(self) -> None:
-        """Read the last line, which has no line end."""
+        """Read the last line, which has no line ending."""
         self.feed(b"\n")
 
     @property
     def launch(self) -> Launch | None:
-        """The logged arguments as a command line; None where the log has none."""
+        """The logged arguments as a command line; None if the log has none."""
         flags = {
             _flags()[fact]: str(logged.value)
             for fact, logged in self.facts.items()
@@ -296,21 +307,22 @@ class StartupLog:
         return Launch(str(model.value), flags, self._complete)
 
     def number(self, fact: str) -> float | None:
-        """A fact that is a number; None where the log has none."""
+        """A fact that is a number; None if the log lacks the fact."""
         logged = self.facts.get(fact)
         value = None if logged is None else logged.value
         return float(value) if isinstance(value, int | float) else None
 
     @property
     def version(self) -> Version | None:
-        """The logged version; None where it is not logged."""
+        """The logged version; None if the log has none."""
         logged = self.facts.get("version")
         # The pattern matches versions only, so parsing cannot fail.
         return None if logged is None else parse_version(str(logged.value))
 
     @property
     def not_logged(self) -> list[str]:
-        """Facts that this version logs when it starts, and this log lacks."""
+        """Facts that this version of vLLM usually logs at start-up, but that are missing from this
+        log."""
         version = self.version
         if version is None:
             return []
@@ -388,7 +400,7 @@ class StartupLog:
         return "weights_gib" in self.facts or "kv_cache_tokens" in self.facts
 
     def _error(self, message: str) -> None:
-        """Remember the first error, a known one before any other."""
+        """Remember the first error; an error that a wording matches is preferred."""
         if self._suspect is not None and self._suspect.kind != OTHER:
             return
         served = self.phase == "serving"
@@ -399,7 +411,7 @@ class StartupLog:
             self._suspect = Failure(OTHER, _without_quotes(message), served)
 
     def _fail(self, line: str) -> None:
-        """The server did not start or died: by the suspect, else by `line` itself."""
+        """Record that the server did not start or died: by the suspect line, else by `line`."""
         if self.failure is None or self.failure.kind == OTHER:
             served = self.phase == "serving"
             self.failure = self._suspect or self.failure or Failure(OTHER, line, served)
@@ -433,7 +445,7 @@ class StartupLog:
 
 
 def _messages(line: str) -> Iterator[tuple[str, str]]:
-    """The (module, message) pairs of a line; a JSON record may hold several lines."""
+    """The (module, message) pairs of a line; a JSON record may contain several lines."""
     if line.startswith("{"):
         try:
             record: object = json.loads(line)
@@ -472,7 +484,7 @@ def _plain(line: str) -> Iterator[tuple[str, str]]:
 
 
 def _starts(module: str, message: str) -> bool:
-    """Whether the line is among the first that a server logs; requests cannot cause it."""
+    """Whether the line is one of the first that a server logs; no request can cause such a line."""
     return bool(module) and _START.match(message) is not None
 
 
@@ -494,8 +506,10 @@ def _known_failure(message: str) -> Failure | None:
 
 
 def _arguments(text: str) -> Iterator[tuple[str, Value]]:
-    """The kept arguments of a printed dictionary, namespace or configuration; nothing is
-    evaluated, and what is nested is passed over."""
+    """The wanted arguments of a printed dictionary, namespace or configuration.
+
+    Nothing is evaluated, and nested values are skipped.
+    """
     at, seen = 0, set[str]()
     base = 1 if text[:1] in _OPENING else 0
     depth = 0
@@ -540,11 +554,11 @@ def _value(text: str) -> float | int:
 
 
 def _without_quotes(message: str) -> str:
-    """An exception's line without the texts that it quotes: they may be a prompt's."""
+    """An exception's line without quoted texts, because these may be from a prompt."""
     return _shown(_QUOTED.sub("'...'", message.partition(_PYDANTIC_INPUT)[0]))
 
 
 def _shown(line: str) -> str:
-    """A line without control characters, cut."""
+    """A line without control characters, shortened."""
     plain = "".join(char if char.isprintable() else " " for char in line[: 2 * SHOWN_CHARACTERS])
     return plain if len(plain) <= SHOWN_CHARACTERS else plain[: SHOWN_CHARACTERS - 3] + "..."

@@ -1,4 +1,4 @@
-"""A vLLM command line as flags and values, and the versions and defaults of flags. Pure."""
+"""Parses a vLLM command line; knows the flags' versions and defaults. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of each command in a script, comments left out; those of here-documents last.
+    """The words of each command in a script, without comments.
 
-    Quotes may run over lines; one that never closes (an apostrophe in prose) is a plain character.
-    Nothing is expanded: `$VARIABLE` stays as it is written.
+    Commands in here-documents come last. Quotes may span lines. A quote that is never closed (an
+    apostrophe in prose) is a plain character. Nothing is expanded: `$VARIABLE` stays as written.
     """
     script, documents = _without_documents(re.sub(r"\\\r?\n", " ", text))
     parsed = list(_commands(script))
@@ -84,7 +84,7 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 
 def _quoted(text: str, at: int, quote: str) -> tuple[str, int]:
-    """What stands in quotes that opened before `at`, and where the text goes on."""
+    """The text of the quotes that opened before `at`, and the position after them."""
     if quote == "'":
         end = text.find(quote, at)
         return text[at:end], end + 1
@@ -114,7 +114,7 @@ MULTIPLES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G"
 
 _PYTHON = re.compile(r"python(?:\d+(?:\.\d+)?)?")
 COMMANDS = ("vllm", "vllm.entrypoints.cli.main")
-"""Modules that are `vllm` on the command line."""
+"""Modules that `python -m` runs like the command `vllm`."""
 
 _SCRIPTS = ("/vllm/entrypoints/openai/api_server.py", "/vllm/entrypoints/api_server.py")
 
@@ -130,31 +130,33 @@ NUMBERS = (
     "--max-cpu-loras",
     "--long-prefill-token-threshold",
 )
-"""Flags whose numbers the recommendations use."""
+"""Flags whose numeric values the recommendations use."""
 
 LARGEST = 2.0**53
-"""Above it a float does not hold every whole number; no count is that large."""
+"""Above this, a float cannot represent every whole number; no count is that large."""
 
 CONTAINERS = ("docker", "podman", "nerdctl")
 SWITCHES = ("--rm", "-d", "-i", "-t", "-it", "-ti", "--init", "--privileged", "--detach")
-"""Switches of `docker run`: what follows another flag of it is that flag's value."""
+"""Flags of `docker run` that take no value. Any other flag is followed by its value."""
 
 _IMAGE = re.compile(r"[^\s=]*vllm[^\s=]*")
 _VLLM_IMAGE = re.compile(
     r"(?:\S{1,200}/)?vllm(?:-(?:openai|cpu)[a-z0-9-]{0,40})?(?::([\w.-]{1,128}))?(?:@[\w:]{1,100})?"
 )
-"""vLLM's own images, also from another registry, with their tag. Images of other names may hold a
-router or a benchmark, and their tags count something else."""
+"""vLLM's own images with their tag, also from other registries.
+
+Images with other names may contain a router or a benchmark; their tags are not vLLM versions.
+"""
 
 _RELEASE = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:\.?(?:post|rc)\d{1,3})?)(?:[-+_].*)?")
 _FLAG = re.compile(r"--?[A-Za-z]")
 
 
 class Launch(Struct, frozen=True):
-    """A command line: `flags` by their full name with dashes, "" where a flag has no value.
+    """A command line: `flags` by their full name with dashes; "" for a flag without a value.
 
-    `model` is what is served, "" where the line does not say. `complete` is false where more
-    flags may be in force than are written: in a `--config` file or in a shell variable.
+    `model` is the served model; "" if the command line does not name one. `complete` is false if
+    flags may be set elsewhere: in a `--config` file or in a shell variable.
     """
 
     model: str = ""
@@ -162,12 +164,13 @@ class Launch(Struct, frozen=True):
     complete: bool = True
 
     def text(self, flag: str) -> str | None:
-        """A flag's value as it was written; None where it is not given or a variable's."""
+        """A flag's value as written; None if it is not given or contains a variable."""
         value = self.flags.get(flag)
         return None if value is None or "$" in value else value
 
     def number(self, flag: str) -> float | None:
-        """A flag's value as a number, 4k and 4K understood; None: not given, or not readable."""
+        """A flag's value as a number (4k and 4K are accepted); None if not given or not a
+        number."""
         text = self.flags.get(flag)
         # More digits than a float holds would not even convert.
         match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgG]?)", text or "")
@@ -177,12 +180,12 @@ class Launch(Struct, frozen=True):
         return value if value <= LARGEST else None
 
     def count(self, flag: str) -> int | None:
-        """A flag's value as a whole number; None where it is not given or not readable."""
+        """A flag's value as a whole number; None if not given or not a number."""
         value = self.number(flag)
         return None if value is None else int(value)
 
     def unreadable(self, flag: str) -> bool:
-        """Whether a flag that takes a number is given with a value that is not one."""
+        """Whether the flag is given, needs a number, and has a value that is not a number."""
         given = self.flags.get(flag)
         return given not in (None, "auto") and self.number(flag) is None
 
@@ -191,7 +194,7 @@ class Launch(Struct, frozen=True):
         return self.complete and flag not in self.flags
 
     def switched(self, feature: str) -> bool | None:
-        """Whether `--feature` or `--no-feature` is given; None where neither is."""
+        """True for `--feature`, False for `--no-feature`; None if neither is given."""
         if f"--no-{feature}" in self.flags:
             return False
         given = self.flags.get(f"--{feature}")
@@ -199,13 +202,13 @@ class Launch(Struct, frozen=True):
 
 
 def parse_launch(text: str, *, origin: str) -> Launch:
-    """The vLLM command line in a text such as a shell script's; the first one counts.
+    """The first vLLM command line in a text such as a shell script.
 
-    Comments, continued lines, environment and wrappers in front of it are skipped; flags may be
-    `--flag value` or `--flag=value`, with underscores or dashes.
+    Comments, line continuations, environment variables and wrappers before it are skipped. Flags
+    may be `--flag value` or `--flag=value`, with underscores or dashes.
 
     Raises:
-        SettingsError: no vLLM command in it; it names `origin`.
+        SettingsError: the text has no vLLM command; the message names `origin`.
     """
     lines = commands(text)
     for words in lines:
@@ -225,9 +228,10 @@ def parse_launch(text: str, *, origin: str) -> Launch:
 
 
 def process_launch(words: Sequence[str]) -> Launch | None:
-    """The launch in a process's own arguments; None where it does not serve vLLM.
+    """The launch from a process's own arguments; None if the process does not serve vLLM.
 
-    The program itself must be vLLM, or a Python that runs it: `vllm serve` further on is no proof.
+    The program must be vLLM itself, or a Python that runs it. `vllm serve` among later arguments is
+    no proof.
     """
     rest = list(words)
     if rest and _PYTHON.fullmatch(rest[0].split("/")[-1]):
@@ -246,23 +250,25 @@ def process_launch(words: Sequence[str]) -> Launch | None:
 
 
 def image_launch(image: str, arguments: Sequence[str]) -> Launch | None:
-    """The launch of a container that has only arguments; None for an image that is not vLLM's,
-    whose own command is unknown."""
+    """The launch of a container that sets only arguments.
+
+    None if the image is not vLLM's: its command is unknown.
+    """
     return _parsed(list(arguments)) if _VLLM_IMAGE.fullmatch(image) else None
 
 
 def image_version(image: str) -> str | None:
-    """The vLLM release in the tag of one of vLLM's images; None where the tag names none."""
+    """The vLLM release in the tag of a vLLM image; None if the tag names none."""
     match = _VLLM_IMAGE.fullmatch(image)
     release = None if match is None else _RELEASE.fullmatch(match[1] or "")
     return None if release is None else release[1]
 
 
 def with_config_file(launch: Launch, document: Mapping[str, object]) -> Launch:
-    """The launch with the flags of its `--config` file; flags of the command line win.
+    """The launch with the flags of its `--config` file; the command line's flags override them.
 
-    If the file has a value that is off, or of a kind that vLLM does not take from a file, the
-    launch is not `complete`.
+    The launch is not `complete` if a value in the file is false, or of a kind that vLLM does not
+    accept in a file.
     """
     flags: dict[str, str] = {}
     complete = True
@@ -293,7 +299,7 @@ def _arguments(words: list[str]) -> list[str] | None:
 
 
 def _contained(words: list[str]) -> list[str]:
-    """The arguments that `docker run` passes to an image of vLLM; empty for other commands."""
+    """The arguments that `docker run` passes to a vLLM image; empty for other commands."""
     names = [word.split("/")[-1] for word in words]
     if "run" not in words or not any(name in CONTAINERS for name in names):
         return []
@@ -332,9 +338,10 @@ def _parsed(words: list[str]) -> Launch:
 
 
 class Flag(Struct, frozen=True):
-    """A flag of `vllm serve`: known from `since` on, and no longer from `until` on.
+    """A flag of `vllm serve`, which exists from version `since` on and before version `until`.
 
-    `label` is its name in the labels of cache_config_info; a page that has it knows the flag.
+    `label` is its name in the labels of cache_config_info. If a page has the label, the running
+    version has the flag.
     """
 
     since: Version
@@ -364,30 +371,31 @@ FLAGS: Mapping[str, Flag] = {
     "--speculative-config": Flag((0, 8, 3)),
     "--tensor-parallel-size": Flag((0, 1, 0)),
 }
-"""Source: vllm/engine/arg_utils.py of the releases, 0.33 the newest."""
+"""Source: vllm/engine/arg_utils.py of the releases up to 0.33."""
 
 CACHING_BY_DEFAULT: Version = (0, 9, 0)
-"""Prefix caching and chunked prefill are on unless switched off: V1 only, from 0.9 on."""
+"""From this version on, prefix caching and chunked prefill are on by default (V1 only)."""
 
 FP8_KV_SINCE: Version = (0, 8, 3)
-"""Older V1 engines took `--kv-cache-dtype fp8` and ignored or refused it (vLLM 14221)."""
+"""Older V1 engines accepted `--kv-cache-dtype fp8` and then ignored or refused it (vLLM 14221)."""
 
 FROM_LABELS: tuple[tuple[str, Version], ...] = (
     ("kv_cache_size_tokens", (0, 24, 0)),
     ("kv_cache_memory_bytes", (0, 11, 0)),
 )
-"""Labels of cache_config_info that came with a version: on the page, it is that or later."""
+"""Labels of cache_config_info that a version added; a page with the label is of that version or
+later."""
 
 
 def oldest_version(config: Mapping[str, str]) -> Version | None:
-    """The oldest vLLM that has these labels on its page; None if they do not show it."""
+    """The oldest vLLM version whose page has these labels; None if the labels do not show it."""
     return next((version for label, version in FROM_LABELS if label in config), None)
 
 
 def supports_flag(flag: str, *, version: Version | None, config: Mapping[str, str]) -> bool:
-    """Whether the running version has the flag; true for what is not a flag of vLLM.
+    """Whether the running version has the flag; true for names that are not flags of vLLM.
 
-    Without a known version: true for flags that every version in use has, and for those whose
+    If the version is unknown: true for flags that every version in use has, and for flags whose
     label is on the page.
     """
     if not flag.startswith("--"):

@@ -1,1 +1,1 @@
-"""Watches and diagnoses one engine."""
+"""Monitors and diagnoses one engine."""

@@ -1,7 +1,8 @@
-"""Counterfactuals: the signal values at which a cause would no longer be concluded. Pure.
+"""Counterfactuals: signal values at which a cause would no longer be concluded. Pure.
 
-Each signal that the evidence cites is varied by itself, the cause is examined again, and bisection
-finds the value from which on it is not concluded. A signal that does not decide by itself has none.
+Each signal of the evidence is varied alone, and the cause is examined again. Bisection finds the
+value at which the cause is no longer concluded. A signal that cannot change the conclusion alone
+has no counterfactual.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ NAMES = {
     "gpu_power_brake_ratio": BRAKES,
     "gpu_power_throttle_ratio": POWERS,
 }
-"""Evidence that is the greatest of several signals."""
+"""Evidence whose value is the greatest of several signals."""
 
 
 def on_gpus(signal: str, gpus: Sequence[GpuState]) -> bool:
-    """Whether a signal of the evidence is read from single GPUs."""
+    """Whether a signal of the evidence is a value of single GPUs."""
     names = CLOCKS if signal == CLOCK else NAMES.get(signal, (signal,))
     return any(name in gpu.values for gpu in gpus for name in names)
 
 
 def with_gpu_signal(signal: str, value: float, gpus: Sequence[GpuState]) -> tuple[GpuState, ...]:
-    """The GPUs with a signal limited to at most `value`. Clocks are raised instead, to at least the
-    share `value` of the full clock."""
+    """The GPUs, with a signal limited to at most `value`.
+
+    For clocks, `value` is a share of the full clock, and lower clocks are raised to it.
+    """
     if signal == CLOCK:
         return tuple(_faster(gpu, value) for gpu in gpus)
     names = NAMES.get(signal, (signal,))
@@ -67,22 +70,23 @@ Stands = Callable[[Facts], bool]
 """Whether a cause is concluded."""
 
 HALVINGS = 12
-"""Bisection steps: enough for three digits."""
+"""Number of bisection steps; enough for three significant digits."""
 
 FAR = 4.0
-"""A signal that is evidence by being low is raised to this many times its threshold or value."""
+"""How far a signal is raised if low values are the evidence: this times its threshold or value."""
 
 BARELY = 1.001
-"""An earlier counterfactual still holds if the cause is concluded this factor inside it."""
+"""An earlier counterfactual is kept if the cause is still concluded just inside it, by this
+factor."""
 
 
 def counterfactuals(
     stands: Stands, facts: Facts, cause: Cause, before: Sequence[Counterfactual] = ()
 ) -> tuple[Counterfactual, ...]:
-    """The counterfactuals of a cause's evidence, in the evidence's order, each signal once.
+    """The counterfactuals of a cause's evidence, in the evidence's order, at most one per signal.
 
-    `before` are those of the same cause one scrape earlier: one that still holds is not searched
-    again.
+    `before` has the counterfactuals of the same cause at the previous scrape. One that is still
+    valid is not computed again.
     """
     earlier = {point.signal: point for point in before}
     points: dict[str, Counterfactual] = {}
@@ -131,8 +135,8 @@ def _halved(stands: Callable[[float], bool], *, holds: float, falls: float) -> f
 
 
 def _tried(stands: Stands, facts: Facts, signal: str) -> Callable[[float], bool]:
-    """A function of a value: whether the cause is concluded if `signal` has that value and all else
-    is unchanged."""
+    """A function of a value: whether the cause is concluded if only `signal` changes to that
+    value."""
     if on_gpus(signal, facts.gpus):
         gpus = facts.gpus
         return lambda value: stands(replace(facts, gpus=with_gpu_signal(signal, value, gpus)))

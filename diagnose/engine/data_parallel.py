@@ -1,7 +1,8 @@
-"""Compares the data-parallel engines of one page: which of them carries more than its share. Pure.
+"""Compares the data-parallel engines of one page and finds overloaded ones. Guide 3.5, 9.3. Pure.
 
-Guide 3.5, 9.3. It applies the fleet's replica_imbalance to one server: queues and preemptions of
-the overloaded engines, while others have room, are reported under it."""
+Applies the fleet's replica_imbalance to one server. If some engines queue or preempt while others
+have room, their queues and preemptions are reported under replica_imbalance.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +20,17 @@ from kneewatch.diagnose.fleet.tier import Tier
 
 
 class DataParallelEngines:
-    """The engines of one page over time. `scale` stretches durations with the window."""
+    """The engines of one page over time.
+
+    `scale` is the short window divided by its default; durations are multiplied by it.
+    """
 
     def __init__(self, *, scale: float) -> None:
         self._tracker = CauseTracker(scale=scale)
         self._hot: tuple[str, ...] = ()
 
     def compared(self, t_s: float, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-        """The diagnoses, with the cause on engines that have far more load than the others."""
+        """The diagnoses; engines with far more load than the others get the cause."""
         imbalance = replica_imbalance(_tier(diagnoses)) if _are_peers(diagnoses) else None
         if imbalance is not None:
             self._hot = imbalance.replicas
@@ -40,14 +44,15 @@ class DataParallelEngines:
 
 
 def _are_peers(diagnoses: Sequence[Diagnosis]) -> bool:
-    """Whether these are data-parallel engines: of one model, with different numbers, all read."""
+    """Whether these are data-parallel engines of one model: their numbers differ and all were
+    read."""
     alike = len({diagnosis.model for diagnosis in diagnoses}) == 1
     apart = len({diagnosis.engine for diagnosis in diagnoses}) == len(diagnoses) > 1
     return alike and apart and all(diagnosis.was_read for diagnosis in diagnoses)
 
 
 def _tier(diagnoses: Sequence[Diagnosis]) -> Tier:
-    """The engines as a tier of one replica."""
+    """A tier of one replica with these engines."""
     return Tier(diagnoses[0].target, "", "", tuple(map(_engine, diagnoses)), ())
 
 
@@ -62,8 +67,10 @@ def _engine(diagnosis: Diagnosis) -> Engine:
 
 
 def _with(diagnosis: Diagnosis, more: Sequence[Cause]) -> Diagnosis:
-    """The diagnosis with more causes; what they explain is reported under them, and nothing is
-    recommended against it."""
+    """The diagnosis with additional causes.
+
+    Causes that the new ones explain are reported under them, and their recommendations are dropped.
+    """
     causes = ranked([*diagnosis.causes, *more])
     heads = {cause.id for cause in causes}
     readable = diagnosis.health != "unknown"

@@ -1,4 +1,4 @@
-"""The diagnosis of one engine by its pages or its log, and its causes over time. Pure."""
+"""The diagnosis of one engine from its pages or its log, and its causes over time. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kneewatch.rules.rule import OK, WARNING, Finding, Severity
 
 
 class Symptom(NamedTuple):
-    """A row of the guide's list: what shows, and what to do first."""
+    """A row of the guide's list of symptoms: what users see, and what to do first."""
 
     words: str
     action: str
@@ -73,7 +73,7 @@ SLOW_DRIFT = 3.0
 def symptoms(facts: Facts, causes: Iterable[Cause]) -> list[str]:
     """Ids of the symptoms that show, in the guide's order.
 
-    "Too high" is over the target where one is set, else three times the quiet baseline.
+    "Too high" means over the target; without a target, over three times the quiet baseline.
     """
     present = {cause.id for cause in causes}
     present |= {other for cause in causes for other in cause.explains}
@@ -99,16 +99,15 @@ def _too_high(facts: Facts, name: str, target_s: float | None) -> bool:
 
 
 NO_STAGE = "cascade_stage: "
-"""Prefix of the line of `unknown` that says why there is no stage."""
+"""Prefix of the line in `unknown` that says why the stage is unknown."""
 
 
 class Diagnosis(Struct, frozen=True):
-    """The verdict on one engine at one moment. `stage` is None while it is unknown; `unknown` says
-    why.
+    """The verdict on one engine at one moment.
 
-    `judged_against` says what latencies were compared with; `window_s` is the time that the window
-    really covers, which is shorter at the start and after a restart. `server` is what is known
-    about the server; None where only its page was read.
+    `stage` is None if unknown; `unknown` says why. `judged_against` says what latencies were
+    compared with. `window_s` is the time that the window really covers; it is shorter after a start
+    or restart. `server` has the facts about the server; None if only its page was read.
     """
 
     t_s: float
@@ -135,7 +134,7 @@ class Diagnosis(Struct, frozen=True):
 
     @property
     def stage_unknown(self) -> str:
-        """Why there is no stage, as text; empty where there is one."""
+        """Why the stage is unknown, as text; empty if it is known."""
         if self.stage is not None:
             return ""
         if not self.was_read:
@@ -147,8 +146,11 @@ class Diagnosis(Struct, frozen=True):
 
     @property
     def headline(self) -> str:
-        """The id of what decides the verdict: the first cause, or the rule of the worst finding
-        where the cause is only info and the finding is worse. Empty without a cause."""
+        """The id that decides the verdict; empty if there is no cause.
+
+        Usually the first cause. If that is only info and a finding is worse, the rule of the worst
+        finding.
+        """
         if not self.causes:
             return ""
         if self.causes[0].severity >= min(self.severity, WARNING):
@@ -159,25 +161,25 @@ class Diagnosis(Struct, frozen=True):
 
     @property
     def severity(self) -> Severity:
-        """The worst of causes, stage and findings."""
+        """The worst severity of causes, stage and findings."""
         return worst_of(self.causes, self.stage, self.findings)
 
 
 def worst_of(causes: Sequence[Cause], stage: Stage | None, findings: Sequence[Finding]) -> Severity:
-    """The worst severity among them; ok where there are none."""
+    """The worst of the severities of causes, stage and findings; ok if there are none."""
     staged = stage.severity if stage else OK
     return max([staged, *[c.severity for c in causes], *[f.severity for f in findings]])
 
 
 def health(severity: Severity, *, readable: bool) -> str:
-    """ok, info, warning, critical or unknown; an unreadable page is never ok or info."""
+    """ok, info, warning, critical or unknown. An unreadable page is never ok or info."""
     if not readable and severity < WARNING:
         return "unknown"
     return severity.word
 
 
 def judged_against(targets: Targets, *, has_baseline: bool) -> str:
-    """What latencies were compared with, as text."""
+    """A text that says what latencies were compared with."""
     stated = [
         f"{name} P99 {duration(target_s)}"
         for name, target_s in (("TTFT", targets.ttft_p99_s), ("ITL", targets.itl_p99_s))
@@ -191,11 +193,11 @@ def judged_against(targets: Targets, *, has_baseline: bool) -> str:
 
 
 OUTLASTS_S = 60.0
-"""Seconds for which a cause stays ahead of its consequence once it is no longer concluded."""
+"""A cause that is no longer concluded still stays this long while its effect is concluded."""
 
 
 class TrackedCause(Struct):
-    """The newest conclusion of a cause. `reported`: its onset time has passed."""
+    """A cause as last concluded. `reported`: its onset time has passed."""
 
     cause: Cause
     since_s: float
@@ -204,22 +206,27 @@ class TrackedCause(Struct):
 
 
 class CauseTracker:
-    """The causes of one engine over time. Onset and clear times come from `records`; `scale`
-    stretches them with the window."""
+    """The causes of one engine over time.
+
+    `records` define onset and clear times. `scale` is the short window divided by its default;
+    these times are multiplied by it.
+    """
 
     def __init__(self, *, scale: float, records: Mapping[str, CauseRecord] = BY_ID) -> None:
         self._scale, self._records = scale, records
         self._tracked: dict[str, TrackedCause] = {}
 
     def forget(self) -> None:
-        """Drop all causes after a restart: those of the old process have ended."""
+        """Drop all causes after a restart: they belong to the old process."""
         self._tracked.clear()
 
     def update(
         self, now_s: float, concluded: Sequence[Cause], over: Collection[str] = ()
     ) -> list[Cause]:
-        """The causes to report at `now_s`, each with the time it began. `over` are ids of causes
-        whose clear time is not waited for."""
+        """The causes to report at `now_s`, each with its start time.
+
+        `over` are ids of causes that end without a clear time.
+        """
         for cause in concluded:
             tracked = self._tracked.get(cause.id)
             if tracked is None:
@@ -248,13 +255,14 @@ class CauseTracker:
 
 
 GPU_SIZE_TOLERANCE_RATIO = 0.1
-"""Driver and ECC take a few percent of a GPU's memory."""
+"""The driver and ECC use a few percent of a GPU's memory."""
 
 BASIS = "nothing: a log has no metrics"
 
 
 class LogFailure(Struct, frozen=True):
-    """Why a server did not start or died, by its log, with the changes that would let it start."""
+    """Why a server did not start or died, according to its log, and changes that would let it
+    start."""
 
     cause: Cause
     recommendations: tuple[Recommendation, ...]
@@ -262,9 +270,11 @@ class LogFailure(Struct, frozen=True):
 
 
 def log_failure(log: StartupLog, stated: Stated, since_s: float) -> LogFailure | None:
-    """The failure that the log ends with, first read at `since_s`; None without one.
-    `stated` includes what the log says. Nothing is sized for a stated GPU of another size than the
-    log's."""
+    """The failure at the end of the log, first read at `since_s`; None if there is none.
+
+    `stated` includes the log's facts. If its GPU has another memory size than the log's GPU, no
+    sizes are recommended.
+    """
     if log.failure is None:
         return None
     # Imported here: most servers start, and this import is slow.
@@ -280,7 +290,8 @@ def log_failure(log: StartupLog, stated: Stated, since_s: float) -> LogFailure |
 
 
 def _gpu_problem(log: StartupLog, failure: Failure, stated: Stated) -> str:
-    """A line about a stated GPU whose memory differs from the log's; empty where it does not."""
+    """A line about a stated GPU whose memory differs from the log's; empty if it does not
+    differ."""
     logged = failure.details.get("gpu_memory_gib", log.number("gpu_memory_gib"))
     if stated.gpu is None or not isinstance(logged, int | float):
         return ""
@@ -294,9 +305,9 @@ def _gpu_problem(log: StartupLog, failure: Failure, stated: Stated) -> str:
 
 
 def log_diagnosis(log: StartupLog, stated: Stated, *, target: str, t_s: float) -> Diagnosis:
-    """The diagnosis of a log that was read at `t_s`; `stated` includes what the log says.
+    """The diagnosis from a log that was read at `t_s`; `stated` includes the log's facts.
 
-    Its health is `unknown` where the log ends while the server starts.
+    Its health is `unknown` if the log ends while the server is still starting.
     """
     failure = log_failure(log, stated, t_s)
     model = log.facts.get("model")
@@ -322,7 +333,8 @@ def log_diagnosis(log: StartupLog, stated: Stated, *, target: str, t_s: float) -
 
 
 def _lacking(log: StartupLog) -> list[str]:
-    """Lines about facts that this version logs, and this log lacks, once the server has started."""
+    """Lines about facts that this version usually logs but this log lacks; none while the server
+    starts."""
     if log.phase == "starting":
         return []
     return [f"{title(fact)}: no line in the log" for fact in log.not_logged]

@@ -1,4 +1,4 @@
-"""Diagnoses one engine from its pages over time, with its learned baselines. Pure."""
+"""Diagnoses one engine over time from its pages and its learned baselines. Pure."""
 
 from __future__ import annotations
 
@@ -73,14 +73,15 @@ if TYPE_CHECKING:
 Values = Mapping[str, float | None]
 
 METRICS_READ = metrics_of(VLLM_SIGNALS) | {LORA_INFO}
-"""Metrics from which something is computed. A quarter of a page's counters are of others."""
+"""Metrics that signals are computed from; a quarter of a page's counters belong to other
+metrics."""
 
 
 class Learned:
     """What was learned about one engine: baselines, knee, output lengths, forecasts.
 
-    Baselines and the knee survive a restart of the server. The knee is dropped if the launch
-    configuration changed.
+    Baselines and the knee survive a restart of the server. A changed launch configuration resets
+    the knee.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -110,33 +111,38 @@ class Learned:
     def forecasts(
         self, t_s: float, values: Values, *, arrivals: float | None
     ) -> dict[str, float | None]:
-        """The forecast signals after a scrape with these values; `arrivals` since the scrape
-        before."""
+        """The forecast signals after a scrape with these values.
+
+        `arrivals`: number of requests that arrived since the previous scrape.
+        """
         exhausted = self._forecaster.update(t_s, values, arrivals=arrivals)
         return exhausted | self._slo_forecaster.update(t_s, values)
 
     def set_seats(self, seats: float | None) -> None:
-        """Set the launch's limit on running requests; None: unknown."""
+        """Set the launch's limit on running requests; None if unknown."""
         self._slo_forecaster.seats = seats
 
     def output_drift(self, history: History, window: Window, values: Values) -> Drift | None:
-        """How far output lengths moved from quiet times; None unless more end at their limit."""
+        """How far output lengths moved from quiet times; None unless more outputs end at their
+        limit."""
         points = values.get("finished_length_drift_points") or 0.0
         return self._lengths.drift(history, window) if points >= LENGTH_POINTS else None
 
     def endless_outputs(self, history: History, window: Window, values: Values) -> Departure | None:
-        """How many outputs far exceed the stated lengths; None unless many end at their limit."""
+        """How many outputs far exceed the stated lengths; None unless many outputs end at their
+        limit."""
         at_limit = values.get("finished_length_ratio") or 0.0
         return self._lengths.endless(history, window) if at_limit >= LENGTH_POINTS else None
 
     def learn(self, t_s: float, values: Values, window: Window, families: Collection[str]) -> None:
-        """Add a scrape that is quiet for these families of signals."""
+        """Add a scrape during which nothing disturbs these families of signals."""
         self.baseline.learn(t_s, values, families)
         if LENGTHS in families:
             self._lengths.learn(t_s, window)
 
     def set_launch(self, config: Mapping[str, str]) -> None:
-        """Set the launch configuration that the server exports; a new one resets the knee."""
+        """Set the launch configuration that the server exports; if it changed, the knee is
+        reset."""
         if config == self._launch:
             return
         if config and self._launch and not same_launch(config, self._launch):
@@ -144,7 +150,8 @@ class Learned:
         self._launch = config or self._launch
 
     def reset(self) -> None:
-        """Forget trends and durations: the process was replaced or the clock was set back."""
+        """Forget trends and durations, because the process was replaced or the clock was set
+        back."""
         self._forecaster.forget()
         self._slo_forecaster.forget()
         self.slow_trends.forget()
@@ -160,14 +167,16 @@ LAST_PAGE = (
     ("waiting", "{} waiting"),
     ("kv_usage_ratio", "KV {}"),
 )
-"""Signals of a process's last page that are kept after it was replaced."""
+"""Signals of a process's last page that are kept after the process was replaced."""
 
 SCRAPES_IN_WINDOW = 2.2
-"""Least length of the window in scrape intervals, so that it always holds two scrapes."""
+"""The window is at least this many scrape intervals long, so it always contains two scrapes."""
 
 VANISHED_KEPT_S = 3600.0
-"""Seconds for which an engine that left a readable page is still reported. Replicas named by an
-orchestrator are forgotten sooner, because they are replaced."""
+"""Seconds for which an engine is still reported after it left a readable page.
+
+If an orchestrator names the replicas, they are forgotten sooner, because they get replaced.
+"""
 
 UNREAD = "the page could not be read"
 GONE = "the engine is not on the page"
@@ -175,7 +184,7 @@ GONE = "the engine is not on the page"
 
 
 class Catalogue(Struct, frozen=True):
-    """Signals and rules of a profile, built once and shared by all engines."""
+    """The signals and rules of a profile, built once and shared by all engines."""
 
     signals: tuple[Signal, ...]
     rules: tuple[Rule, ...]
@@ -192,7 +201,7 @@ class Catalogue(Struct, frozen=True):
 
 
 class EngineMonitor:
-    """One engine over time."""
+    """Monitors one engine over time."""
 
     def __init__(self, target: str, key: EngineKey, profile: Profile, catalogue: Catalogue) -> None:
         self.target, self.key, self.profile = target, key, profile
@@ -231,11 +240,12 @@ class EngineMonitor:
         self._server_gpus = profile.stated.server_gpus
 
     def set_weekly_peak(self, peak_requests: float | None) -> None:
-        """Set the peak of running and waiting requests within the last week; None: unknown."""
+        """Set the most requests that ran or waited at once within the last week; None if
+        unknown."""
         self._weekly_peak_requests = peak_requests
 
     def set_server(self, facts: ServerFacts, stated: Stated) -> None:
-        """Set the facts about the server, from the next page on."""
+        """Set the facts about the server; used from the next page on."""
         self._server = facts
         self._stated = stated
         if self._adviser is not None:
@@ -244,7 +254,7 @@ class EngineMonitor:
         self.learned.set_seats(stated.seats)
 
     def set_usual(self, usual: Mapping[str, float]) -> None:
-        """Set the usual values of the baseline's signals at this hour of the week."""
+        """Set the usual values, at this hour of the week, of the signals with a baseline."""
         self.learned.baseline.season = usual
 
     def page(
@@ -255,7 +265,7 @@ class EngineMonitor:
         process_start: int | None,
         gpus: GpuReading,
     ) -> Diagnosis | None:
-        """The diagnosis after one scrape; None where the scrape is not newer than the last."""
+        """The diagnosis after one scrape; None if the scrape is not newer than the last one."""
         steps = self.history.clock_steps
         before = len(self.history.times), self.history.times[-1:]
         started_s = self.history.started_s
@@ -278,14 +288,15 @@ class EngineMonitor:
         return self.newest
 
     def _works_since(self, since_s: float) -> bool:
-        """Whether the engine generated a token between two scrapes after that time."""
+        """Whether the engine generated a token between two scrapes after this time."""
         between = self.history.times[-2:-1] >= [since_s]
         return between and bool(increase_since_last(self.history, "generation_tokens"))
 
     def counters(self) -> tuple[tuple[Column, ...], tuple[float, ...]]:
-        """The newest page's counters, including histogram parts; NaN for those that it lacks.
+        """The counter columns, including histogram parts, and their values on the newest page.
 
-        Shapes: both (counters,). The columns are the same object until others come.
+        Shapes: both (counters,). Values that the page lacks are NaN. The columns are the same
+        object until columns are added.
         """
         newest = self.history.frames[-1].counters if self.history.frames else ()
         return self.history.counters.names, tuple(newest)
@@ -296,8 +307,8 @@ class EngineMonitor:
         return self.history.info.get("cache_config_info", {})
 
     def _range_s(self, t_s: float) -> float:
-        """The window in seconds: shorter until a whole window was seen, longer where scrapes are
-        rare."""
+        """The window in seconds. It is shorter until a whole window was seen, and longer if scrapes
+        are rare."""
         times = self.history.times
         window_s = self.profile.window_s
         if len(times) < 2:
@@ -311,8 +322,10 @@ class EngineMonitor:
         return self.history.times[-1] if self.history.times else float("-inf")
 
     def vanished(self, t_s: float, present: Collection[EngineMonitor]) -> Diagnosis | None:
-        """The diagnosis while the page can be read and lacks this engine; None once forgotten.
-        `present` are those on the page."""
+        """The diagnosis while the page is readable but lacks this engine; None once forgotten.
+
+        `present` are the engines that are on the page.
+        """
         successor = self._successor(present)
         kept_s = VANISHED_KEPT_S
         if successor is not None:
@@ -331,8 +344,11 @@ class EngineMonitor:
         return self.unreadable(t_s, cause, cause.evidence[0].text, GONE)
 
     def _successor(self, present: Collection[EngineMonitor]) -> EngineMonitor | None:
-        """The engine that replaced this one: a newer engine with the same number and replica or, if
-        all engines are newer, any of them; None where nothing replaced it."""
+        """The engine that replaced this one; None if none did.
+
+        That is a newer engine with the same number and replica. If all engines on the page are
+        newer, it may be any of them.
+        """
         newcomers = [engine for engine in present if engine._appeared_s > self.last_s]
         place = self.key.engine, self.key.replica
         replacements = [
@@ -344,7 +360,7 @@ class EngineMonitor:
 
     @property
     def was_idle(self) -> bool:
-        """Whether the newest page that was read had no request, and nothing was wrong with it."""
+        """Whether the newest readable page showed no requests and no problem."""
         newest = self._newest_read
         return newest is not None and newest.values.get("running") == 0 and not _broke_off(newest)
 
@@ -356,8 +372,10 @@ class EngineMonitor:
         seen: str = UNREAD,
         log: LogFailure | None = None,
     ) -> Diagnosis:
-        """The diagnosis after a scrape without data of this engine. `log` is the failure that the
-        server's log shows, or None."""
+        """The diagnosis after a scrape without data of this engine.
+
+        `log` is the failure that the server's log shows; None if it shows none.
+        """
         self.restart = None
         concluded = [cause] if log is None else [cause, log.cause]
         causes = ranked([replace(concluded_, seen_s=t_s) for concluded_ in concluded])
@@ -371,8 +389,10 @@ class EngineMonitor:
         return self.newest
 
     def _reset(self, t_s: float, restart: Restart | None, started_s: float | None) -> None:
-        """Forget trends and durations: the process, which began at `started_s`, was replaced, or
-        the clock was set back."""
+        """Forget trends and durations: the process was replaced or the clock was set back.
+
+        `started_s` is when that process had started.
+        """
         if restart is not None:
             self._restarts.append(_replaced(restart.t_s, started_s, self._newest_read))
         self._disturbed_s = dict.fromkeys(FAMILIES, t_s)
@@ -491,8 +511,10 @@ class EngineMonitor:
         return causes, missing is not None
 
     def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:
-        """Counterfactuals of the first cause. While it only lingers in its clear time, those of the
-        last scrape that concluded it."""
+        """Counterfactuals of the first cause.
+
+        During its clear time, those of the last scrape at which the cause was concluded.
+        """
         cause, last_points = self._unless
         points = last_points if cause == first.id else ()
         if first.seen_s == facts.now_s:
@@ -503,7 +525,7 @@ class EngineMonitor:
     def _learn(
         self, facts: Facts, concluded: list[Cause], findings: list[Finding], window: Window
     ) -> None:
-        """Add the scrape to the baselines of those families that no recent problem disturbed."""
+        """Add the scrape to the baselines of the families that no recent problem disturbed."""
         disturbed = moved_families(concluded, facts)
         disturbed.update(
             family
@@ -552,8 +574,10 @@ class EngineMonitor:
 
 
 def _replaced(t_s: float, started_s: float | None, newest: Diagnosis | None) -> ReplacedProcess:
-    """The process that was replaced, described by its last diagnosis; `t_s` is when the next one
-    was first seen."""
+    """A description of the replaced process, from its last diagnosis.
+
+    `t_s` is when the next process was first seen.
+    """
     if newest is None:
         return ReplacedProcess(t_s)
     numbers = [
@@ -572,8 +596,10 @@ def _problems(diagnosis: Diagnosis) -> list[str]:
 
 
 def _broke_off(last: Diagnosis) -> bool:
-    """Whether a process that ended after this diagnosis had requests or a problem: it was not
-    drained on purpose."""
+    """Whether a process that ended after this diagnosis had requests or a problem.
+
+    If so, it was not drained on purpose.
+    """
     in_flight = (last.values.get("running") or 0.0) + (last.values.get("waiting") or 0.0)
     return in_flight >= 1 or bool(_problems(last))
 
@@ -583,7 +609,7 @@ def _engine_name(key: EngineKey) -> str:
 
 
 def _without_stage(unjudged: Sequence[str], scrapes: int) -> list[str]:
-    """The line that gives the reason for an unknown stage; none where the stage is known."""
+    """A line with the reason for an unknown stage; none if the stage is known."""
     if not unjudged:
         return []
     if scrapes < 2:

@@ -32,24 +32,28 @@ if TYPE_CHECKING:
 
 
 SLOW_PAGE_S = 2.0
-"""A page that takes longer to fetch is reported: scraping it costs the server time."""
+"""Pages that take longer to fetch are reported, because scraping them costs the server time."""
 
 
 ENGINES_MAX = 512
-"""Most engines kept for one target, vanished ones included: labels that change with every scrape
-must not use up the memory."""
+"""Most engines kept per target, including vanished ones.
+
+Without this limit, labels that change with every scrape would use up the memory.
+"""
 
 
 class EngineLimit:
-    """Applies ENGINES_MAX to the engines of one target, and remembers whether it was exceeded."""
+    """Applies ENGINES_MAX to one target's engines, and remembers whether the limit was exceeded."""
 
     def __init__(self, kept: dict[EngineKey, EngineMonitor]) -> None:
         self._kept = kept
         self._exceeded, self._reported = False, False
 
     def admit(self, engines: Sequence[EngineBinding]) -> Sequence[EngineBinding]:
-        """The page's engines to diagnose, at most ENGINES_MAX, kept ones first. Forgets those that
-        left the page longest ago, so that the admitted ones fit."""
+        """At most ENGINES_MAX of the page's engines; those already monitored come first.
+
+        To make room for them, forgets the engines that left the page longest ago.
+        """
         if len(engines) > ENGINES_MAX:
             self._exceeded = True
             engines = sorted(engines, key=lambda engine: engine.key not in self._kept)[:ENGINES_MAX]
@@ -63,7 +67,7 @@ class EngineLimit:
         return engines
 
     def warning(self) -> str | None:
-        """A line about the exceeded limit, once per target; else None."""
+        """A line about the exceeded limit, returned once per target; otherwise None."""
         if self._reported or not self._exceeded:
             return None
         self._reported = True
@@ -74,7 +78,7 @@ class EngineLimit:
 
 
 class TargetMonitor:
-    """One target over time: its engines and its failed scrapes."""
+    """Monitors one target over time: its engines and its failed scrapes."""
 
     def __init__(self, name: str, profile: Profile, catalogue: Catalogue | None = None) -> None:
         self.name, self.profile = name, profile
@@ -92,26 +96,29 @@ class TargetMonitor:
 
     @property
     def engines(self) -> Collection[EngineMonitor]:
-        """The engines on the newest page, and those that left it recently."""
+        """The engines on the newest page and engines that left the page recently."""
         return self._engines.values()
 
     def set_server(self, facts: ServerFacts, stated: Stated) -> None:
-        """Set what is known about the server, from the next page on; `stated` is for the
-        recommendations."""
+        """Set the facts about the server and, in `stated`, the input of the recommendations.
+
+        Both are used from the next page on.
+        """
         self._server = facts, stated
         for engine in self._engines.values():
             engine.set_server(facts, stated)
 
     @property
     def server(self) -> ServerFacts | None:
-        """The facts about the server; None before they were read."""
+        """The facts about the server; None until they have been read."""
         return None if self._server is None else self._server[0]
 
     def set_log_failure(self, failure: LogFailure | None, *, past: bool = False) -> None:
-        """Set how the server's log ends, from the next page on; None: with no failure.
+        """Set the failure at the end of the server's log, from the next page on; None if none.
 
-        An engine may die while its page can still be read. A failed start, or a failure that was
-        `past` when the log was first read, does not concern a server whose page can be read.
+        An engine may die while its page is still readable. If the page is readable, two kinds of
+        failures are ignored: a failed start, and a failure that was `past` when the log was first
+        read.
         """
         self._log_failure = failure
         died = failure is not None and failure.cause.id == ENGINE_DIED.id and not past
@@ -119,8 +126,11 @@ class TargetMonitor:
             engine.died = failure.cause if failure is not None and died else None
 
     def set_canary(self, state: CanaryState) -> None:
-        """Set the results of the canary requests, from the next page on. A server with an engine
-        that has generated tokens since the first failed one is slow, not stalled."""
+        """Set the results of the canary requests, from the next page on.
+
+        If an engine has generated tokens since the first failed request, the server is slow, not
+        stalled.
+        """
         generated_s = max((engine.generated_s for engine in self._engines.values()), default=0.0)
         if state.failures and generated_s >= state.since_s:
             state = replace(state, failures=0)
@@ -128,7 +138,7 @@ class TargetMonitor:
             engine.canary = state
 
     def set_host(self, signals: Mapping[str, float]) -> None:
-        """Set the signals of the server's process on this node, from the next page on."""
+        """Set the signals of the server's process on this node; used from the next page on."""
         self._host = signals
         for engine in self._engines.values():
             engine.host = signals
@@ -143,8 +153,11 @@ class TargetMonitor:
     def page(
         self, t_s: float, page: Page, gpus: GpuReading = NO_GPUS, *, fetch_s: float | None = None
     ) -> list[Diagnosis]:
-        """A diagnosis for each engine on the page; `gpus` are the signals of the target's GPUs,
-        `fetch_s` is how long the page took, where it was fetched now."""
+        """A diagnosis for each engine on the page.
+
+        `gpus` are the signals of the target's GPUs. `fetch_s` is the duration of the page's GET;
+        None if the page was not fetched now.
+        """
         try:
             binding = resolve(page.layout)
         except CollectError as error:
@@ -172,7 +185,8 @@ class TargetMonitor:
     def _compared(
         self, t_s: float, diagnoses: list[Diagnosis], engines: Sequence[EngineMonitor]
     ) -> list[Diagnosis]:
-        """The diagnoses of engines that share a page, with causes from comparing them."""
+        """The diagnoses of engines that share a page, with causes found by comparing these
+        engines."""
         if self._data_parallel is None:
             # Imported here: most pages have one engine, and this import is slow.
             from kneewatch.diagnose.engine.data_parallel import DataParallelEngines
@@ -188,8 +202,10 @@ class TargetMonitor:
         return compared
 
     def _with_warnings(self, diagnoses: list[Diagnosis], fetch_s: float | None) -> list[Diagnosis]:
-        """The diagnoses; the first one has a line about a slow page, and one about an exceeded
-        engine limit, once."""
+        """The diagnoses, with warnings added to the first one.
+
+        The warnings are about a slow page and, once, about an exceeded engine limit.
+        """
         if not diagnoses:
             return diagnoses
         limit = self._limit.warning()
@@ -204,7 +220,8 @@ class TargetMonitor:
         return diagnoses
 
     def _vanished(self, t_s: float, present: Sequence[EngineMonitor]) -> list[Diagnosis]:
-        """Diagnoses of engines that left the page; each is reported for a while, then forgotten."""
+        """Diagnoses of engines that left the page. Each is reported for a while and then
+        forgotten."""
         diagnoses: list[Diagnosis] = []
         present_keys = {engine.key for engine in present}
         for key, engine in list(self._engines.items()):
@@ -220,8 +237,11 @@ class TargetMonitor:
     def failed(
         self, t_s: float, error: CollectError, state: ServerState = NO_STATE
     ) -> list[Diagnosis]:
-        """A diagnosis for each engine after a failed scrape; one without an engine before the first
-        page. `state`: what else is known about the server."""
+        """A diagnosis for each engine after a failed scrape.
+
+        Before the first page there is one diagnosis without an engine. `state`: what else is known
+        about the server.
+        """
         if not self._failures:
             self._failing_since_s = t_s
         self._failures += 1
@@ -235,8 +255,10 @@ class TargetMonitor:
         ]
 
     def _patience_s(self, t_s: float) -> float:
-        """Seconds for which failing scrapes may mean a planned restart. 0 if the last pages had
-        requests, or if scrapes have failed for longer."""
+        """Seconds for which failed scrapes may mean a planned restart.
+
+        0 if the last pages had requests, or if scrapes have failed for longer than that.
+        """
         if not self._engines or not all(engine.was_idle for engine in self._engines.values()):
             return 0.0
         patience_s = observer.restart_patience_s(self._longest_start_s)

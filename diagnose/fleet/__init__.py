@@ -1,1 +1,1 @@
-"""Causes across replicas: what no single target can show. Pure."""
+"""Causes that show only when replicas are compared. Pure."""

@@ -15,20 +15,20 @@ from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import Severity
 
 OF_A_POOL = TARGET_DOWN.id
-"""The cause that is reported for a pool, not a tier: a replica that is down has no tier label."""
+"""This cause is reported for a pool, not for a tier: a replica that is down has no tier label."""
 
 DOWN_SCRAPES, DOWN_S = 3, 60.0
-"""A target is down once it has failed this many scrapes over at least this many seconds."""
+"""A target is down after this many failed scrapes in a row, over at least this many seconds."""
 
 HELD_S = 60.0
-"""Seconds without a replica before a pool is reported: by then new pods are scrape targets."""
+"""Seconds without a replica before a pool is reported; by then Prometheus scrapes its new pods."""
 
 UNSERVED_S = 600.0
-"""Seconds that a pool may have no replica while new ones load."""
+"""Longest time, in seconds, that a pool may have no replica while new ones load."""
 
 TOGETHER_S = 300.0
-"""Seconds before a pool's last replica left: replicas that left since then count as its replicas.
-"""
+"""Replicas that left up to this many seconds before a pool's last one count as the pool's
+replicas."""
 
 SHOWN = 3
 
@@ -41,13 +41,15 @@ TELL_KNEEWATCH = (
 
 
 def is_down(failed: int, over_s: float) -> bool:
-    """Whether a target with `failed` scrapes in a row, over `over_s` seconds, is down."""
+    """Whether a target is down after `failed` scrapes in a row over `over_s` seconds."""
     return failed >= DOWN_SCRAPES and over_s >= DOWN_S
 
 
 class _Pool(Struct, frozen=True):
-    """What is missing in a pool. `serving`: it has a running replica. `is_scaled_to_zero`: None
-    where that is unknown."""
+    """The missing and loading replicas of a pool.
+
+    `serving`: the pool has a running replica. `is_scaled_to_zero`: None if unknown.
+    """
 
     name: str
     serving: bool
@@ -56,41 +58,44 @@ class _Pool(Struct, frozen=True):
     is_scaled_to_zero: bool | None
     now_s: float
     renamed: str = ""
-    """The pool that the same workload serves now; empty where it serves none."""
+    """The pool that the same workload serves now; empty if it serves none."""
 
     def gone_because(self, *reasons: Why) -> list[Gone]:
-        """The replicas that are gone for one of these reasons."""
+        """Replicas that are gone for one of these reasons."""
         return [replica for replica in self.gone if replica.why in reasons]
 
     @property
     def late(self) -> list[Loading]:
-        """The targets that should have answered by now."""
+        """Loading targets that should have answered by now."""
         return [row for row in self.loading if self.now_s - row.since_s > row.patience_s]
 
     @property
     def seen_s(self) -> float | None:
-        """When the pool had its last series, in Unix seconds."""
+        """Unix time of the pool's last series."""
         return max((row.seen_s for row in self.gone if row.seen_s is not None), default=None)
 
     @property
     def unserved_s(self) -> float:
-        """For how long the pool has had no series; 0 where that is unknown."""
+        """Seconds for which the pool has had no series; 0 if unknown."""
         return 0.0 if self.seen_s is None else self.now_s - self.seen_s
 
     @property
     def is_vanished(self) -> bool:
-        """Whether all replicas have left, with none that is down or has just stopped answering."""
+        """Whether all replicas have left the pool.
+
+        False if one of them is down or has only just stopped answering.
+        """
         left = self.gone_because(Why.LEFT, Why.TERMINATING)
         return not self.serving and bool(left) and len(left) == len(self.gone)
 
     @property
     def is_replaced(self) -> bool:
-        """Whether new replicas load in time."""
+        """Whether new replicas are loading and not late."""
         return bool(self.loading) and not self.late and self.unserved_s < UNSERVED_S
 
 
 def _pools(observed: Observed) -> list[_Pool]:
-    """The pools that lack a replica, or have one that loads."""
+    """The pools that miss a replica or have one that is loading."""
     serving = {member.pool for member in observed.shape.members}
     names = {row.pool for row in observed.gone} | {row.pool for row in observed.loading}
     zero = observed.scaled_to_zero
@@ -109,7 +114,7 @@ def _pools(observed: Observed) -> list[_Pool]:
 
 
 def absence_causes(observed: Observed) -> list[FleetCause]:
-    """A cause for each pool with replicas that are down, late or all gone."""
+    """A cause for each pool whose replicas are down, late or all gone."""
     causes: list[FleetCause] = []
     for pool in _pools(observed):
         down, late = pool.gone_because(Why.DOWN), pool.late
@@ -129,7 +134,7 @@ def vanished_causes(observed: Observed) -> list[FleetCause]:
 
 
 def _is_missed(pool: _Pool, observed: Observed) -> bool:
-    """Whether a pool has vanished for long enough, as far as Prometheus can tell."""
+    """Whether a pool has been without replicas for long enough, as far as Prometheus shows."""
     return pool.is_vanished and pool.unserved_s >= HELD_S and observed.is_scraping
 
 
@@ -157,8 +162,10 @@ def _late(pool: _Pool, late: Sequence[Loading]) -> FleetCause:
 
 
 def _vanished(pool: _Pool) -> list[FleetCause]:
-    """The cause for a pool without replicas; none where its workload is scaled to zero, or serves
-    another model."""
+    """The cause for a pool without replicas.
+
+    None if its workload is scaled to zero or serves another model now.
+    """
     seen_s = pool.seen_s
     if pool.is_scaled_to_zero or pool.renamed or seen_s is None:
         return []
@@ -194,7 +201,7 @@ def _cause(
 
 
 def absence_notes(observed: Observed) -> list[str]:
-    """A line for each group of replicas that do not serve and are not a problem."""
+    """A line for each group of replicas that do not serve, although this is no problem."""
     notes: list[str] = []
     for pool in _pools(observed):
         for row in pool.gone_because(Why.FAILING):

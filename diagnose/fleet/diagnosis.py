@@ -1,4 +1,4 @@
-"""The diagnosis of a fleet: causes, sizes and recommendations. Pure."""
+"""The diagnosis of a fleet: causes, tier sizes and recommendations. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Kind: TypeAlias = tuple[str, str, str]
 
 
 class SameDegree(Struct, frozen=True):
-    """Saturated servers of one model and GPU type with `gpus` GPUs each, and their throughput."""
+    """Saturated servers of one model and GPU type, with `gpus` GPUs each, and their throughput."""
 
     gpus: int
     tier: Tier
@@ -58,8 +58,11 @@ class SameDegree(Struct, frozen=True):
 
 
 def tp_overhead(tiers: Sequence[Tier], profile: Profile) -> list[FleetCause]:
-    """A cause for each group of servers with far less throughput per GPU than servers of the same
-    model on fewer GPUs; without such servers, than the stated sweeps give for fewer GPUs."""
+    """A cause for each group of servers that have far less throughput per GPU than a smaller split.
+
+    The group is compared with servers of the same model on fewer GPUs. If there are none, it is
+    compared with the stated sweeps for fewer GPUs.
+    """
     causes: list[FleetCause] = []
     groups = [group for tier in tiers for group in groups_of(tier)]
     compared = set[tuple[Kind, int]]()
@@ -90,7 +93,7 @@ def tp_overhead(tiers: Sequence[Tier], profile: Profile) -> list[FleetCause]:
 
 
 def split_notes(tiers: Sequence[Tier], profile: Profile) -> list[str]:
-    """Why the stated sweeps cannot be applied to some servers, one line each."""
+    """A line for each server to which the stated sweeps cannot be applied, with the reason."""
     if not profile.stated.sweeps:
         return []
     if several_kinds(tiers):
@@ -106,12 +109,14 @@ def split_notes(tiers: Sequence[Tier], profile: Profile) -> list[str]:
 
 
 def several_kinds(tiers: Sequence[Tier]) -> bool:
-    """Whether more than one model or GPU type is served. Benchmark sweeps then fit no tier."""
+    """Whether the fleet serves several models or GPU types. Benchmark sweeps then apply to no
+    tier."""
     return len({_kind(tier)[:2] for tier in tiers}) > 1
 
 
 def degrees_of(tier: Tier, stated: int | None) -> dict[int, list[Engine]]:
-    """The engines of a decoding tier by tensor-parallel degree: as stated, else by their GPUs."""
+    """The engines of a decoding tier by tensor-parallel degree, which is stated or their number of
+    GPUs."""
     by_degree: dict[int, list[Engine]] = {}
     engines_each = tier.engines_each
     for engine in tier.engines if tier.role != "prefill" else ():
@@ -141,8 +146,10 @@ def _by_sweeps(
 
 
 def groups_of(tier: Tier) -> list[SameDegree]:
-    """The saturated servers of a tier by number of GPUs. Data-parallel engines are left out: the
-    GPUs of each are unknown."""
+    """The saturated servers of a tier by number of GPUs.
+
+    Data-parallel engines are left out, because the number of GPUs of each is unknown.
+    """
     by_gpus: dict[int, list[Engine]] = {}
     for engine in tier.engines:
         gpus = engine.gpus.get("gpus")
@@ -162,7 +169,7 @@ def _saturated(engine: Engine) -> bool:
 
 
 def _kind(tier: Tier) -> Kind:
-    """Model, GPU type and role; only tiers of one kind are compared."""
+    """Model, GPU type and role. Only tiers for which all three are equal are compared."""
     return tier.engines[0].member.model, tier.tier, tier.role
 
 
@@ -206,7 +213,7 @@ def _by_peers(wide: SameDegree, narrow: SameDegree) -> FleetCause | None:
 
 
 class FleetAdvice(Struct, frozen=True):
-    """A recommendation, and the pool and tier that it is for."""
+    """A recommendation, with the pool and tier that it is for."""
 
     recommendation: Recommendation
     pool: str
@@ -240,8 +247,7 @@ def advice_of(
 
 
 def _routing(tier: Tier, stated: Stated, targets: Targets) -> FleetAdvice | None:
-    """Prefix-aware routing, with the hit ratio that it would reach; None where it would not
-    help."""
+    """Prefix-aware routing, with the hit ratio that it would reach; None if it would not help."""
     context = average_engine(tier, server_of(tier, stated), targets, "routing_dilution", peak=None)
     sticky, possible = sticky_routing(context), middle(map(reuse_possible, tier.engines))
     hits = context.facts.values.get("prefix_hit_ratio")
@@ -265,7 +271,7 @@ def _routing(tier: Tier, stated: Stated, targets: Targets) -> FleetAdvice | None
 
 
 def _resplit(split: Split) -> FleetAdvice | None:
-    """The split of the same replicas into prefill and decode that fits the measured work: guide
+    """How to split the same replicas into prefill and decode to fit the measured work. Guide
     6.5."""
     if not split.uneven:
         return None
@@ -308,16 +314,17 @@ SPREAD_OVER = (
 
 
 FLEET_CAUSES = tuple(record.id for record in CAUSES if record.fleet)
-"""Ids of all causes that compare replicas or concern a fleet."""
+"""Ids of all causes that compare replicas or are about a whole fleet."""
 
 
 class FleetDiagnosis(Struct, frozen=True):
     """The verdict on a fleet: causes by rank, engines worst first.
 
-    `lost` says since when and why there is no newer answer, empty if this one is current. `notes`
-    list what could not be judged and why. `sizes` and `servers` (what is known about each tier's
-    servers) are in the order of `tiers`; `splits` are of tiers with separate prefill and decode
-    replicas.
+    - `lost`: since when there is no newer diagnosis, and why; empty if this one is current.
+    - `notes`: what could not be judged, and why.
+    - `sizes`: sizes of the tiers, in the order of `tiers`.
+    - `servers`: facts about each tier's servers, in the order of `tiers`.
+    - `splits`: for tiers with separate prefill and decode replicas.
     """
 
     observed: Observed
@@ -333,7 +340,7 @@ class FleetDiagnosis(Struct, frozen=True):
 
     @property
     def severity(self) -> Severity:
-        """The worst of causes and engines."""
+        """The worst severity of causes and engines."""
         severities = [
             *(cause.cause.severity for cause in self.causes),
             *(engine.severity for engine in self.engines),
@@ -342,13 +349,15 @@ class FleetDiagnosis(Struct, frozen=True):
 
     @property
     def partial(self) -> bool:
-        """Whether some of the answer is missing, so that the fleet cannot be called ok."""
+        """Whether some query results are missing, so that the fleet cannot be called ok."""
         return bool(self.observed.warnings or self.observed.failed)
 
     @property
     def health(self) -> str:
-        """ok, info, warning, critical or unknown. Unknown where an engine cannot be read, the
-        answer is partial or outdated."""
+        """ok, info, warning, critical or unknown.
+
+        Unknown if an engine cannot be read, or if the results are partial or outdated.
+        """
         if self.lost:
             return "unknown"
         blind = self.partial or any(engine.health == "unknown" for engine in self.engines)
@@ -409,8 +418,11 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
 
 
 def folded(causes: Sequence[FleetCause]) -> list[FleetCause]:
-    """The causes without those that another cause of the same tier explains on all of their
-    replicas. The explaining cause is as severe as the worst that it explains."""
+    """The causes, without those that another cause of the same tier explains.
+
+    The explaining cause must cover all replicas of the explained one. It takes the worst severity
+    of the causes that it explains.
+    """
     under = {id(cause): _under(cause, causes) for cause in causes}
     explained = {id(other) for others in under.values() for other in others}
     return [
@@ -432,7 +444,7 @@ def _under(head: FleetCause, causes: Sequence[FleetCause]) -> list[FleetCause]:
 
 
 def tiers_of(engines: Sequence[Engine]) -> list[Tier]:
-    """The tiers of each pool; engines of different tiers are never compared or averaged."""
+    """The tiers of each pool. Engines of different tiers are never compared or averaged."""
     groups: dict[Group, list[Engine]] = {}
     for engine in engines:
         groups.setdefault(engine.member.group, []).append(engine)

@@ -1,8 +1,8 @@
 """One engine of a fleet at one moment: its findings, cascade stage and causes. Pure.
 
-Rules that must hold for longer than the window, or that compare with quiet times, need history:
-they are judged by the alerts of the recording rules where those are loaded, else they are listed
-with the reason. Collapse (stage 4) shows only over time.
+Some rules need history: those that must hold for longer than the window, and those that compare
+with quiet times. If recording rules are loaded, their alerts decide such rules. Otherwise the rules
+are listed as not judged, with the reason. Collapse (stage 4) shows only over time.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _FORMS = tuple(
 )
 
 SIGNALS = signals_of(_FORMS)
-"""Signals that the causes of an engine are concluded from."""
+"""Signals that an engine's causes are concluded from."""
 
 BASELINES = {node.key: node.name for node in nodes(_FORMS) if isinstance(node, BaselineValue)}
-"""Signals that are compared with quiet times, and the keys of their recorded baselines."""
+"""Signals that are compared with quiet times, each with the key of its recorded baseline."""
 
 LEFT_OUT = {
     **{record.id: record.sidecar for record in CAUSES if record.sidecar and not record.fleet},
@@ -55,16 +55,18 @@ LEFT_OUT = {
 """Causes that fleet mode cannot conclude, and why."""
 
 REMEMBERED = (*BASELINES.values(), *RECENT.values())
-"""Keys that only recording rules provide."""
+"""Keys that only recording rules can provide."""
 
 STALLED = "stalled"
 _HELD = {(node.name, node.for_s.value): node for node in nodes(_FORMS) if isinstance(node, Held)}
-"""Conditions that must hold for a while, by name and seconds."""
+"""Conditions that must hold for some time, by name and seconds."""
 
 
 def held_queries(to: Spelling) -> dict[tuple[str, float], str]:
-    """Queries that have a series for each engine where a condition has held, by its name and for
-    how many seconds."""
+    """Queries by a condition's name and its seconds.
+
+    Each returns a series for every engine where the condition has held for that many seconds.
+    """
     step = duration(to.scrape_s)
     queries: dict[tuple[str, float], str] = {}
     for held in _HELD.values():
@@ -76,19 +78,19 @@ def held_queries(to: Spelling) -> dict[tuple[str, float], str]:
 
 
 class RecordedBaselines(Baselines, Struct, frozen=True):
-    """Quiet baselines as the recording rules have them."""
+    """Quiet baselines, read from the series of the recording rules."""
 
     values: Values
 
     def get(self, key: str) -> float | None:
-        """The baseline of a signal; None where the rules have none."""
+        """The baseline of a signal; None if no recording rule has it."""
         return self.values.get(BASELINES.get(key, f"{key}:baseline"))
 
 
 # --- Its state ------------------------------------------------------------------------------------
 
 MOMENT_S = WINDOW_S
-"""Rules that must hold for longer than this cannot be judged on one moment."""
+"""Rules that must hold for longer than this cannot be judged from one moment."""
 
 OWN = (
     "running",
@@ -114,20 +116,25 @@ OWN = (
     "queue_share_ratio",
     "finished_error_ratio",
 )
-"""Signals that sizing, causes across replicas and the printed table need."""
+"""Signals needed for sizing, for causes across replicas and for the printed table."""
 
 STAGE_KEYS = ("cascade_stage", "cascade_severity")
 FORECAST_BY_DAEMON = ("kv_demand_ahead_ratio",)
-"""Signals whose trend recording rules do not follow."""
+"""Signals that need a trend, which recording rules do not compute."""
 
 OF_CONFIG = ("kv_capacity_tokens",)
-"""Signals from the labels of cache_config_info."""
+"""Signals that are read from the labels of cache_config_info."""
 
 
 class Coverage(Struct, frozen=True):
-    """How each rule is judged: by the values of this `moment` or by `recorded` alerts; `left_out`
-    maps the other rules to the reason. `signals` are queried for this moment, `remembered` are
-    recorded series that are read if they exist."""
+    """How each rule is judged.
+
+    - `moment`: rules judged by the values of this moment.
+    - `recorded`: rules judged by the alerts of recording rules.
+    - `left_out`: rules that are not judged, each with the reason.
+    - `signals`: signals to query for this moment.
+    - `remembered`: recorded series that are read if they exist.
+    """
 
     moment: tuple[Rule, ...]
     recorded: tuple[Rule, ...]
@@ -137,7 +144,7 @@ class Coverage(Struct, frozen=True):
 
 
 def coverage(profile: Profile, recorded: Iterable[str] = ()) -> Coverage:
-    """How the rules of a profile are judged, given the signals that recording rules provide."""
+    """How the rules of a profile are judged; `recorded` are the signals from recording rules."""
     dialect = Dialect(profile.window_s)
     queried = {
         s.key
@@ -181,7 +188,7 @@ def _inputs(key: str) -> tuple[str, ...]:
 
 
 def _reason(rule: Rule, unknown: Sequence[str], signals: Sequence[CatalogueSignal]) -> str:
-    """Why a rule cannot be judged on one moment."""
+    """Why a rule cannot be judged from one moment."""
     if rule.signal.startswith("gpu_"):
         return "needs the engine's GPUs: load recording rules exported with --gpu-join"
     if unknown and unknown[0] in FORECAST_BY_DAEMON:
@@ -198,7 +205,7 @@ def _span(seconds: float) -> str:
 
 
 class RuleHit(Struct, frozen=True):
-    """A rule whose threshold is crossed, with the value."""
+    """A rule whose threshold is crossed, with the signal's value."""
 
     rule: Rule
     severity: Severity
@@ -206,8 +213,11 @@ class RuleHit(Struct, frozen=True):
 
 
 class Engine(Struct, frozen=True):
-    """One engine's verdict. `stage` is None where it is unknown; `causes` are ranked; `image` is
-    its container's, empty where it is unknown."""
+    """The verdict on one engine.
+
+    `stage` is None if unknown. `causes` are ranked. `image` is its container's image; empty if
+    unknown.
+    """
 
     member: Member
     values: Values
@@ -228,17 +238,16 @@ class Engine(Struct, frozen=True):
 
     @property
     def stage_name(self) -> str:
-        """The stage's name; `unknown` without one."""
+        """The stage's name; `unknown` if the stage is unknown."""
         return "unknown" if self.stage is None else NAMES[self.stage]
 
     def get(self, signal: str) -> float | None:
-        """A signal's value; None where it has none."""
+        """A signal's value; None if it has none."""
         return self.values.get(signal)
 
     @property
     def in_flight(self) -> float | None:
-        """Requests running (the window's mean where known) and queued; None where running is
-        unknown."""
+        """Requests running (the window's mean if known) plus queued; None if running is unknown."""
         running = self.values.get("running_avg", self.values.get("running"))
         return None if running is None else running + self.values.get("waiting", 0.0)
 
@@ -250,7 +259,7 @@ def engines_of(observed: Observed, profile: Profile, covered: Coverage) -> list[
 
 
 class _Evaluator:
-    """The rules of a profile, compiled to evaluate engines."""
+    """The rules of a profile, compiled for evaluating engines."""
 
     def __init__(self, profile: Profile, covered: Coverage, window_s: float) -> None:
         self._covered, self._targets, self._window_s = covered, profile.targets, window_s
@@ -259,7 +268,7 @@ class _Evaluator:
         self._momentary = {key: quantity.read() for key, quantity in MOMENTARY.items()}
 
     def engine(self, member: Member, observed: Observed) -> Engine:
-        """One engine's verdict."""
+        """The verdict on one engine."""
         values = dict(observed.values.get(member.key, {}))
         usual = observed.past.usual.get(member.group)
         if usual is not None:
@@ -309,7 +318,8 @@ class _Evaluator:
     def _causes(
         self, values: Values, stage: int | None, member: Member, observed: Observed
     ) -> list[Cause]:
-        """The engine's causes, ranked; those that others explain are folded into them."""
+        """The engine's causes, ranked; explained causes are folded into the cause that explains
+        them."""
         age_s = values.get("age_s", HOUR_S if "running_hour_ago" in values else 0.0)
         facts = Facts(
             values,
@@ -329,8 +339,10 @@ class _Evaluator:
 
 
 def stage_of(values: Values, targets: Targets, window_s: float) -> int | None:
-    """The cascade's stage: from the recording rules where they exist, else by the evidence of this
-    moment; None where it is unknown."""
+    """The cascade's stage; None if unknown.
+
+    It is read from the recording rules, or else computed from the evidence of this moment.
+    """
     recorded = values.get("cascade_stage")
     if recorded is not None:
         return int(recorded)
@@ -348,7 +360,7 @@ def stage_of(values: Values, targets: Targets, window_s: float) -> int | None:
 
 
 def stage_severity(values: Values) -> Severity:
-    """The severity of an engine's stage; ok without a stage."""
+    """The severity of an engine's stage; ok if the stage is unknown."""
     return Severity(int(values.get("cascade_severity", 0.0)))
 
 

@@ -1,4 +1,4 @@
-"""The replicas, engines, models and tiers of a fleet, and what Prometheus reports of them. Pure."""
+"""The replicas, engines, models and tiers of a fleet, and what Prometheus has about them. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Labels = Mapping[str, str]
 Key = tuple[str, ...]
-"""The values of the labels that tell engines apart."""
+"""The values of the labels that distinguish engines."""
 
 Group = tuple[str, str, str]
 """Pool, tier and role."""
@@ -37,48 +37,48 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "engine": ("engine",),
     "node": ("node", "Hostname", "hostname", "kubernetes_node"),
 }
-"""The labels that may hold each part of an engine's identity: the first that is present counts (for
-`namespace` all of them).
+"""Labels that may contain each part of an engine's identity.
 
-`pod` is Kubernetes', `ReplicaId` and `WorkerId` are Ray Serve's, `instance` is Prometheus's own,
-`llm_d_ai_role` what Prometheus makes of llm-d's pod label.
+The first label that is present is used; for `namespace`, all of them. `pod` is Kubernetes'.
+`ReplicaId` and `WorkerId` are Ray Serve's. `instance` is Prometheus's own. `llm_d_ai_role` is
+Prometheus's name for llm-d's pod label.
 """
 
 GROUPS = ("pool", "namespace", "model", "tier", "role")
-"""The parts that make a group of replicas."""
+"""The parts that define a group of replicas."""
 
 RECORDED = ("instance", "model_name", "engine", "pod", "namespace", "job", "cluster", "tier")
-"""Labels that the recording rules keep."""
+"""Labels that recording rules keep."""
 
 ROLES = ("prefill", "decode")
-"""Pools of a disaggregated fleet: their replicas do different work and are never compared."""
+"""Roles in a disaggregated fleet. Their replicas do different work and are never compared."""
 
 NOT_IDENTITY = frozenset({"__name__", "le", "endpoint", "container", "prometheus"})
 
 
 class LabelMap(Struct, frozen=True):
-    """The meaning of labels; `names` maps a part of DEFAULTS to its labels."""
+    """The meaning of labels: `names` maps a part of DEFAULTS to its labels."""
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DEFAULTS)
 
     def value_of(self, part: str, labels: Labels) -> str:
-        """The value of a part; empty where no label gives it."""
+        """The value of a part; empty if no label contains it."""
         if part == "namespace":
             return "/".join(value for name in self.names[part] if (value := labels.get(name)))
         return next((labels[name] for name in self.names[part] if labels.get(name)), "")
 
     def grouping(self, series: Iterable[Labels]) -> tuple[str, ...]:
-        """The labels of series that decide which pool, tier and role they belong to."""
+        """The labels that decide which pool, tier and role the series belong to."""
         names = [label for part in GROUPS for label in self.names[part]]
         present = {name for labels in series for name in labels}
         return tuple(name for name in dict.fromkeys(names) if name in present)
 
 
 def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
-    """The defaults with the user's labels in their place: {"replica": "pod_name"}.
+    """The default labels, overridden by the user's labels: {"replica": "pod_name"}.
 
     Raises:
-        SettingsError: there is no such part.
+        SettingsError: a part does not exist.
     """
     names = dict(DEFAULTS)
     for part, label in stated.items():
@@ -91,10 +91,10 @@ def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
 
 
 class Member(Struct, frozen=True):
-    """One engine of one replica. `tier` is empty where its kind of GPU is unknown, `role` where it
-    is not one of ROLES.
+    """One engine of one replica.
 
-    `namespace` and `model` make its pool, where no label names one: replicas that take the same
+    `tier` is empty if the kind of GPU is unknown; `role` is empty if it is not one of ROLES. If no
+    label names the pool, it is made of `namespace` and `model`: replicas that get the same
     requests.
     """
 
@@ -121,23 +121,23 @@ class Member(Struct, frozen=True):
 
 
 class Shape(Struct, frozen=True):
-    """The engines of a fleet, and the labels `by` that tell them apart."""
+    """The engines of a fleet; `by` are the labels that distinguish them."""
 
     by: tuple[str, ...]
     members: tuple[Member, ...]
 
     @property
     def recorded(self) -> bool:
-        """Whether the labels that recording rules keep are enough."""
+        """Whether the labels that recording rules keep are enough to distinguish the engines."""
         return set(self.by) <= set(RECORDED)
 
     def key(self, labels: Labels) -> Key:
-        """The key of a series."""
+        """The key of the engine that a series belongs to."""
         return tuple(labels.get(name, "") for name in self.by)
 
 
 def shape_of(series: Iterable[Labels], names: LabelMap) -> Shape:
-    """The shape of a fleet, from one gauge's series (one per engine)."""
+    """The shape of a fleet, from the series of one gauge (one series per engine)."""
     unique = list({_identity(labels): labels for labels in series}.values())
     by = distinguishing(unique)
     members = [_member(labels, by, names) for labels in unique]
@@ -157,7 +157,7 @@ def shape_of(series: Iterable[Labels], names: LabelMap) -> Shape:
 
 
 def distinguishing(series: Sequence[Labels]) -> tuple[str, ...]:
-    """Labels that together identify every series, preferring those that recording rules keep."""
+    """Labels that together identify every series; labels that recording rules keep come first."""
     others = {name for labels in series for name in labels} - NOT_IDENTITY - set(RECORDED)
     by: list[str] = []
     apart = 1
@@ -196,7 +196,8 @@ def _member(labels: Labels, by: tuple[str, ...], names: LabelMap) -> Member:
 
 
 STEP_S = 300.0
-"""Step of range queries: Prometheus' look-back for a value, so that no moment is left out."""
+"""Step of range queries: as long as Prometheus's look-back for a value, so that no moment is
+missed."""
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -204,22 +205,24 @@ WEEK_S = 7 * DAY_S
 SEEN_MIN = 0.95
 
 PAST_HOURS_S = (900.0, 900.0 + HOUR_S, DAY_S, WEEK_S)
-"""Ages of the hours from which usual values are taken, in seconds since their ends. The newest
-minutes are left out: a change within them is not usual yet."""
+"""The hours from which usual values are computed, as seconds since each hour's end.
+
+The newest minutes are left out: a change within them is not usual yet.
+"""
 
 HITS, QUERIES, TTFT = USUAL_SIGNALS = ("prefix_hit_ratio", "prefix_query_per_s", "ttft_p50_s")
 """Signals whose usual values are read."""
 
 LOOKED_UP_TOKENS = 100_000.0
-"""Least prompt tokens looked up in an hour whose hit ratio counts."""
+"""An hour's hit ratio counts if at least this many prompt tokens were looked up."""
 
 Values = Mapping[str, float]
 
 
 class Peak(Struct, frozen=True):
-    """Requests that ran on all of a tier: the most at one moment `t_s`, and the mean.
+    """Running requests of a whole tier: the most, at `t_s`, and the mean.
 
-    `span_s` is the time that was queried, `seen_ratio` the share of its steps with a value.
+    `span_s` is the time that was queried. `seen_ratio` is the share of its steps that have a value.
     """
 
     requests: float
@@ -230,12 +233,13 @@ class Peak(Struct, frozen=True):
 
     @property
     def weekly(self) -> bool:
-        """Whether it covers a week almost without gaps, as advice to remove replicas needs."""
+        """Whether the peak covers a week almost without gaps; advice to remove replicas needs
+        that."""
         return self.span_s >= WEEK_S and self.seen_ratio >= SEEN_MIN
 
 
 def peak_of(points: Sequence[tuple[float, float]], *, span_s: float, steps: int) -> Peak | None:
-    """The peak of (unix seconds, requests); None where no point has a value."""
+    """The peak from points of (unix seconds, requests); None if no point has a value."""
     values = [(value, t_s) for t_s, value in points if isfinite(value)]
     if not values:
         return None
@@ -245,8 +249,10 @@ def peak_of(points: Sequence[tuple[float, float]], *, span_s: float, steps: int)
 
 
 class Usual(Struct, frozen=True):
-    """What the prefix caches of a group usually reach: hit ratio, looked-up prompt tokens per
-    second of all replicas together, and TTFT P50, None where it is unknown."""
+    """Usual values of the prefix caches of a group.
+
+    Hit ratio, looked-up prompt tokens/s of all replicas together, and TTFT P50 (None if unknown).
+    """
 
     hit_ratio: float
     query_per_s: float
@@ -254,11 +260,11 @@ class Usual(Struct, frozen=True):
 
 
 def usual_of(hours: Mapping[float, Values]) -> Usual | None:
-    """The usual values of a group, from the values of past hours by their age in seconds; None if
-    no hour looked up enough tokens.
+    """The usual values of a group; None if no hour looked up enough tokens.
 
-    Each is the median of the hours. The hit ratio is at most the best one at this time of day: a
-    lower ratio at the same time of every day is usual.
+    `hours` has the values of past hours, by age in seconds. Each usual value is the median of the
+    hours. The hit ratio is at most the best one at this time of day: a lower ratio at the same time
+    of every day is usual.
     """
     busy = {
         age_s: values
@@ -278,10 +284,10 @@ def usual_of(hours: Mapping[float, Values]) -> Usual | None:
 
 
 class Past(Struct, frozen=True):
-    """The past by group; `missing` is the reason where some of it is unknown.
+    """Earlier values by group; `missing` says why some of them are unknown.
 
-    `lengths` are the tokens of the last hour's requests and of the same hour a week ago, by
-    signal: (before, now). `recent` are those of the last hour, also where no week ago is known.
+    `lengths` compares request lengths in tokens, by signal: (same hour a week ago, last hour).
+    `recent` has the last hour's lengths, also if a week ago is unknown.
     """
 
     peaks: Mapping[Group, Peak] = field(default_factory=dict[Group, Peak])
@@ -308,8 +314,10 @@ class Why(Enum):
 
 
 class Gone(Struct, frozen=True):
-    """A replica that had series within the last hour and does not serve now. `seen_s` is the Unix
-    time of its last series, None where that is unknown."""
+    """A replica that had series within the last hour and does not serve now.
+
+    `seen_s` is the Unix time of its last series; None if unknown.
+    """
 
     replica: str
     pool: str
@@ -318,17 +326,16 @@ class Gone(Struct, frozen=True):
 
     @property
     def down(self) -> bool:
-        """Whether it is a target whose scrapes have failed for a while, and not because its pod is
-        being deleted."""
+        """Whether its scrapes have failed for some time, for another reason than that its pod is
+        deleted."""
         return self.why is Why.DOWN
 
 
 class Loading(Struct, frozen=True):
-    """A target that has not answered in the last hour and may serve `pool`, such as a server that
-    loads its model.
+    """A target that may serve `pool` but has not answered within the last hour.
 
-    `since_s` is the Unix time of its first failed scrape in that hour. `patience_s` is how long it
-    may take to answer.
+    For example, a server that is loading its model. `since_s` is the Unix time of its first failed
+    scrape in that hour. `patience_s` is how long it may take to answer.
     """
 
     replica: str
@@ -338,7 +345,8 @@ class Loading(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True):
-    """Load on the metrics system: queries, retries and their total time in seconds."""
+    """Load that the queries put on the metrics system: queries, retries, and total time in
+    seconds."""
 
     queries: int = 0
     retried: int = 0
@@ -348,23 +356,25 @@ class Load(Struct, frozen=True):
 class Observed(Struct, frozen=True):
     """A fleet at one moment, by engine key.
 
-    `values` are signals, `gpus` the figures of the GPUs that an engine's replica has, `faulty_gpus`
-    those of its GPUs that report an XID (of its node's, where DCGM names no pod). `recorded`
-    are signals that recording rules gave, `raw` those computed from raw series, `failed` those
-    whose query failed, with the reason. `skew_s` is how far the server's clock is ahead,
-    None where that is within what measuring it can tell. `configs` are the labels of
-    cache_config_info, `images` those of the containers by kube-state-metrics, `alerts` the
-    severities of rules whose recorded alerts fire, by rule id.
-    `streaks_s` is for how long at least named conditions have held, `scrape_interval_s` the
-    longest time between scrapes of a pool, None where it could not be measured.
-
-    `routers` are those whose metrics are scraped, one per namespace.
-
-    `scaled_to_zero` are the pools without a running replica whose workload wanted none within the
-    last minutes; None where no kube-state-metrics is scraped, or every pool has replicas.
-    `renamed` are pools without one whose workload serves another model now: {pool: pool now}.
-    `is_scraping`: targets have been scraped for some intervals, so that a missing series means a
-    missing replica.
+    - `values`: signals.
+    - `gpus`: figures of the GPUs of an engine's replica.
+    - `faulty_gpus`: those of these GPUs that report an XID; the node's GPUs if DCGM names no pod.
+    - `recorded`: signals that came from recording rules.
+    - `raw`: signals computed from raw series.
+    - `failed`: signals whose query failed, with the reason.
+    - `skew_s`: seconds that the server's clock is ahead; None if that is within the measuring
+      error.
+    - `configs`: labels of cache_config_info.
+    - `images`: container images, from kube-state-metrics.
+    - `alerts`: severities of rules whose recorded alerts fire, by rule id.
+    - `streaks_s`: seconds for which named conditions have held, at least.
+    - `scrape_interval_s`: the longest time between scrapes of a pool; None if not measured.
+    - `routers`: routers whose metrics are scraped, one per namespace.
+    - `scaled_to_zero`: pools without a running replica whose workload wanted none within the last
+      minutes. None if kube-state-metrics is not scraped, or if every pool has replicas.
+    - `renamed`: pools without replicas whose workload serves another model now: {pool: pool now}.
+    - `is_scraping`: targets have been scraped for some intervals, so a missing series means a
+      missing replica.
     """
 
     t_s: float

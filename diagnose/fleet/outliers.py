@@ -16,10 +16,10 @@ from kneewatch.rules.rule import Severity
 SLOWER = 1.5
 SAME_ARRIVALS = 1.3
 PEERS_MIN = 3
-"""With fewer replicas the median is not meaningful."""
+"""Least number of replicas for a meaningful median."""
 
 SLOWS_TOKENS = frozenset(record.id for record in CAUSES if record.slows_tokens)
-"""Causes of an engine's own that explain its slow tokens."""
+"""Causes that explain an engine's slow tokens without comparing it with others."""
 
 CLOCK_BELOW = 0.85
 HOTTER_C = 10.0
@@ -28,8 +28,10 @@ SLOW, SHARE = Signal("itl_p50_over_peers"), Signal("arrival_over_peers")
 TAIL_ALONE = Signal("itl_p99_worst_s")
 CLOCK, CLOCK_LOW = Signal("gpu_clock_over_peers"), Signal("gpu_clock_low_over_peers")
 XID, HOTTER = Signal("gpu_xid"), Signal("gpu_hotter_than_peers_c")
-"""An engine over the median of its tier. CLOCK_LOW has a value only where the clock is low while
-the engine works."""
+"""Values of an engine compared with its tier's median.
+
+CLOCK_LOW has a value only while the clock is low and the engine works.
+"""
 
 TERMS: tuple[Term, ...] = (
     term(
@@ -89,7 +91,7 @@ TERMS: tuple[Term, ...] = (
         signal="gpu_sm_clock_hz",
     ),
 )
-"""Evidence of a bad node, for `diagnose --prometheus` and for the exported rule alike."""
+"""Evidence of a bad node, both for `diagnose --prometheus` and for the exported rule."""
 
 _EVIDENCE = Terms(TERMS)
 
@@ -107,10 +109,10 @@ def bad_nodes(tier: Tier) -> list[FleetCause]:
 
 
 def is_slow(engine: Engine, tier: Tier) -> bool:
-    """Whether ITL is far above that of its peers although it gets no more requests, and no cause of
-    its own makes its tokens slow.
+    """Whether ITL is far above the peers' with no more requests, and no own cause explains it.
 
-    A histogram's median jumps by a whole bucket, so the mean must agree where it is known.
+    A histogram's median jumps by a whole bucket. So if the mean is known, it must also be far
+    above.
     """
     slower, mean = over(engine, tier, "itl_p50_s"), over(engine, tier, "itl_mean_s")
     alike = (over(engine, tier, "arrival_per_s") or 1.0) <= SAME_ARRIVALS
@@ -122,7 +124,7 @@ def is_slow(engine: Engine, tier: Tier) -> bool:
 
 
 def _slows_tokens(cause: Cause) -> bool:
-    """Whether a cause, or one that is reported under it, explains its engine's slow tokens."""
+    """Whether this cause, or a cause reported under it, explains an engine's slow tokens."""
     return may_explain(cause) and not SLOWS_TOKENS.isdisjoint((cause.id, *cause.explains))
 
 
@@ -143,7 +145,7 @@ def _bad_node(engine: Engine, tier: Tier) -> FleetCause | None:
 
 
 def _beside_peers(engine: Engine, tier: Tier) -> Facts:
-    """Facts with the engine's signals over those of its tier's median engine."""
+    """Facts whose signals are the engine's values divided by those of its tier's median engine."""
     own_s = engine.get("itl_p99_s")
     others_s = [
         value for e in tier.engines if e is not engine and (value := e.get("itl_p99_s")) is not None
@@ -169,7 +171,10 @@ def _beside_peers(engine: Engine, tier: Tier) -> Facts:
 
 
 def _clock_low(engine: Engine, tier: Tier) -> float | None:
-    """Its GPUs' clock over the tier's median; None unless it is low while the engine works."""
+    """The clock of the engine's GPUs divided by the tier's median.
+
+    None unless it is low while the engine works.
+    """
     own, usual = (
         engine.gpus.get("sm_clock_mhz"),
         middle(e.gpus.get("sm_clock_mhz") for e in tier.engines),
@@ -180,7 +185,7 @@ def _clock_low(engine: Engine, tier: Tier) -> float | None:
 
 
 def over(engine: Engine, tier: Tier, signal: str) -> float | None:
-    """A signal over the tier's median; None where either is unknown."""
+    """A signal divided by the tier's median; None if either is unknown."""
     own, usual = engine.get(signal), middle(e.get(signal) for e in tier.engines)
     return own / usual if own is not None and usual else None
 
@@ -189,27 +194,33 @@ def over(engine: Engine, tier: Tier, signal: str) -> float | None:
 
 BUSIER = 2.0
 MORE_REQUESTS = 4.0
-"""A replica is overloaded with at least BUSIER times and MORE_REQUESTS more requests than the
-median."""
+"""An overloaded replica has at least this many requests more than the median.
+
+It also has at least BUSIER times as many.
+"""
 
 FULLER = 0.3
-"""A replica also carries too much if its KV cache is BUSIER times as full as the median, and fuller
-by this share of it: its requests are longer, though they may be no more."""
+"""A replica is also overloaded if its KV cache is fuller than the median by at least this share.
+
+Its usage must also be BUSIER times the median's. It then has longer requests, though perhaps not
+more.
+"""
 
 ROOM_BELOW = 0.8
-"""KV usage up to which the median replica could take over load."""
+"""Up to this KV usage, the median replica could take over load."""
 
 COLD_S = 600.0
 IDLE_RUNNING = 0.5
-"""Below this mean of running requests over an hour a replica is idle (rule IDLE-HOURS)."""
+"""A replica is idle if its mean of running requests over an hour is below this (rule IDLE-
+HOURS)."""
 
 IDLE_SHARE = 0.25
 
 
 def replica_imbalance(tier: Tier) -> FleetCause | None:
-    """The cause where some engines carry far more load because more requests or tokens reach them.
+    """Some engines carry far more load than others because they get more requests or tokens.
 
-    If they queue or preempt while the median engine has room, it explains their own causes.
+    If they queue or preempt while the median engine has room, this cause explains their own causes.
     Otherwise it explains none.
     """
     loaded = [(load, e) for e in tier.engines if (load := e.in_flight) is not None]
@@ -258,7 +269,7 @@ def _has_more_tokens(engine: Engine, usual: float | None) -> bool:
 
 
 def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *, of: int) -> Case:
-    """The case of an imbalance by requests, or by tokens where requests are even."""
+    """The case of an imbalance by requests or, if requests are even, by tokens."""
     load, of_one = most.in_flight or 0.0, len({e.member.replica for e in tier.engines}) == 1
     usage, others = (
         most.get("kv_usage_ratio"),
@@ -315,7 +326,7 @@ def _weigh_arrivals(case: Case, engine: Engine, tier: Tier) -> None:
 
 
 def cold_replicas(tier: Tier) -> FleetCause | None:
-    """The cause for replicas that started recently in a tier that has been up for longer."""
+    """The cause for replicas that started recently in a tier that has been running for longer."""
     cold = [e for e in tier.engines if (age_s := e.get("age_s")) is not None and age_s < COLD_S]
     warm = [e for e in tier.engines if (e.get("age_s") or 0.0) >= COLD_S]
     if not cold or len(cold) > len(warm):
@@ -353,7 +364,7 @@ def cold_replicas(tier: Tier) -> FleetCause | None:
 
 
 def underused(tier: Tier) -> FleetCause | None:
-    """The cause where a share of a tier's engines was idle over the last hour."""
+    """The cause for a tier in which a share of the engines was idle over the last hour."""
     # The hourly mean is valid only for engines that were scraped an hour ago.
     seen = [e for e in tier.engines if e.get("running_hour_ago") is not None]
     measured = [(r, e) for e in seen if (r := e.get("running_hour_avg")) is not None]

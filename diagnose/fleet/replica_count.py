@@ -1,4 +1,4 @@
-"""How many replicas a tier needs, and how many of them for prefill and decode. Pure."""
+"""How many replicas a tier needs, and how to split them into prefill and decode. Pure."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ SHARED_OUT = (
     "kv_usage_ratio",
     "kv_usage_avg_ratio",
 )
-"""Signals that the load balancer distributes: mean over the engines."""
+"""Signals whose total the load balancer divides; the average engine has their mean."""
 
 PER_REQUEST = ("prompt_tokens_mean", "output_tokens_mean", "itl_mean_s", "prefix_hit_ratio")
-"""Signals of single requests: median over the engines."""
+"""Signals of single requests; the average engine has their median."""
 
 WORST = ("itl_p99_s", "ttft_p99_s")
 CONFIGURED = ("kv_capacity_tokens",)
 
 
 def averaged(tier: Tier) -> dict[str, float | None]:
-    """The signals of the tier's average engine; P99s are the worst engine's."""
+    """The signals of the tier's average engine; for P99s, those of the worst engine."""
 
     def fold_signals(keys: tuple[str, ...], fold: Callable[[list[float]], float | None]) -> None:
         for key in keys:
@@ -84,16 +84,16 @@ def averaged(tier: Tier) -> dict[str, float | None]:
 
 
 def server_of(tier: Tier, stated: Stated) -> Deployment:
-    """The deployment of each engine of the tier: as stated, else from its series."""
+    """The deployment of one engine of the tier: as stated, otherwise from its series."""
     return deployment(tier.engines[0].config, tier_facts(tier, stated, t_s=0.0)[1])
 
 
 def tier_facts(tier: Tier, stated: Stated, *, t_s: float) -> tuple[ServerFacts, Stated]:
     """Facts about a tier's servers from its series at `t_s`, and the settings with these facts.
 
-    The model is that of the label `model_name`, the version that of the replicas' images, the GPU
-    that of the tier's name. DCGM counts the GPUs of each pod; its data-parallel engines share them
-    evenly.
+    The model comes from the label `model_name`, the version from the replicas' images, and the GPU
+    from the tier's name. DCGM counts the GPUs of each pod; the pod's data-parallel engines share
+    them evenly.
     """
     member, config = tier.engines[0].member, tier.engines[0].config
     pod = middle(engine.gpus.get("gpus") for engine in tier.engines)
@@ -121,7 +121,7 @@ def tier_facts(tier: Tier, stated: Stated, *, t_s: float) -> tuple[ServerFacts, 
 
 
 def _of_images(images: Set[str], t_s: float) -> SourceReading:
-    """The vLLM version in the image tags of all replicas; a note instead where the tags differ."""
+    """The vLLM version in the image tags of all replicas; if the tags differ, a note instead."""
     versions = sorted({image_version(image) or "" for image in images})
     if len(versions) > 1 and all(versions):
         note = f"replicas run different versions of vLLM: {', '.join(versions)}"
@@ -137,8 +137,10 @@ def _of_images(images: Set[str], t_s: float) -> SourceReading:
 def average_engine(
     tier: Tier, server: Deployment, targets: Targets, cause: str, *, peak: float | None
 ) -> LeverContext:
-    """The average engine and its server, for the levers against a cause; `peak` are the most
-    requests of one engine in a week, None where unknown."""
+    """The average engine and its server, as input of the levers against a cause.
+
+    `peak`: the most requests on one engine within a week; None if unknown.
+    """
     values = averaged(tier)
     if server.capacity_tokens is None:
         server = replace(server, capacity_tokens=values["kv_capacity_tokens"])
@@ -147,7 +149,7 @@ def average_engine(
 
 
 def at_load(context: LeverContext, requests: float) -> LeverContext:
-    """The same context with `requests` on each engine."""
+    """The same context, but with `requests` on each engine."""
     return replace(context, demand=replace(context.demand, requests=requests))
 
 
@@ -157,7 +159,7 @@ def at_load(context: LeverContext, requests: float) -> LeverContext:
 
 
 MOST_OF = 0.5
-"""A tier is short of replicas if at least this share of its engines is."""
+"""A tier lacks replicas if at least this share of its engines lacks capacity."""
 
 NO_PEAK = (
     "past load unknown: no series, or none with a label for the tier (--fleet-label tier=LABEL)"
@@ -165,10 +167,10 @@ NO_PEAK = (
 
 
 class TierSize(Struct, frozen=True):
-    """A tier's `present` replicas, and how many its measured peak needs (None: unknown).
+    """A tier's `present` replicas and the number that its measured peak needs (None: unknown).
 
-    `used_ratio` is the share of the tier's capacity that the peak used; `advice` the change, None
-    without one; `why` the reason for no change or no judgement.
+    `used_ratio`: share of the tier's capacity that the peak used. `advice`: the recommended change;
+    None if there is none. `why`: the reason for no change or no judgement.
     """
 
     tier: Tier
@@ -192,10 +194,11 @@ def _size(
     down: int,
     blind: bool,
 ) -> TierSize:
-    """The size of a tier. `problems` names what is wrong with it; such a tier is not reduced.
+    """The size of a tier.
 
-    No number is given if the answer is partial (`blind`) or replicas of the pool are `down`: the
-    replicas that answer are not all of them.
+    `problems` describes current problems; a tier with problems is not reduced. If the results are
+    partial (`blind`) or replicas of the pool are `down`, `needed` is None: the replicas that answer
+    are not all of them.
     """
     server, now, engines = server_of(tier, stated), tier.replicas, tier.engines_each
     hourly, gpus = server.usd_per_hour, server.gpus
@@ -277,7 +280,7 @@ def _size_at_peak(
 
 
 def _cost_of_replicas(advice: Recommendation, tier: Tier) -> Recommendation:
-    """The advice with one engine's costs multiplied by the engines of a replica."""
+    """The advice, with the cost per engine multiplied by a replica's number of engines."""
     engines = tier.engines_each or 1
 
     def dollars(figures: Mapping[str, float]) -> dict[str, float]:
@@ -296,8 +299,10 @@ def _cost_of_replicas(advice: Recommendation, tier: Tier) -> Recommendation:
 def _more_replicas(
     context: LeverContext, tier: Tier, requests_each: float
 ) -> Recommendation | None:
-    """More replicas, as many as the peak of `requests_each` per engine (0: unknown) needs with the
-    guide's headroom, or the present shortage if that needs more. None if neither does."""
+    """More replicas: enough for the peak with the guide's headroom, and for the present shortage.
+
+    `requests_each` is the peak per engine (0: unknown). None if neither needs more replicas.
+    """
     options: list[Recommendation | None] = []
     # A backlog has to be served only once. Queued requests count as if they ran only where the KV
     # cache keeps them queued.
@@ -317,7 +322,7 @@ def _more_replicas(
 
 
 def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
-    """The share of engines that evict, else of those that only queue."""
+    """With `evicting`, the share of engines that preempt; otherwise the share that only queue."""
     if evicting:
         shown = [engine for engine in tier.engines if (engine.stage or 0) >= 2]
     else:
@@ -347,7 +352,7 @@ def _peak_words(peak: Peak, used: float) -> str:
 
 
 def _problems(tier: Tier, causes: Iterable[FleetCause]) -> str:
-    """What is wrong with a tier at warning or worse; empty where nothing is."""
+    """The problems of a tier at warning or worse; empty if there are none."""
     cause_ids = [
         cause.cause.id
         for cause in causes
@@ -392,17 +397,17 @@ def sizes_of(
 
 
 UNEVEN = 1.5
-"""Least ratio of both sides' used shares at which another split is recommended."""
+"""Another split is recommended from this ratio of both sides' used shares on."""
 
 LEAST_BUSY = 0.2
-"""Least used share of the fuller side at which the split is judged."""
+"""The split is judged only if the fuller side uses at least this share of its capacity."""
 
 
 class Split(Struct, frozen=True):
-    """Replicas and work (in replicas) of the two sides of a tier.
+    """The prefill and decode sides of a tier: their replicas, and their work in replicas.
 
-    `needed` is the work's ratio of prefill to decode as the guide writes it, `1:2.3`;
-    `prefill_needed` how many of the present replicas would prefill by it.
+    `needed` is the ratio of prefill work to decode work as the guide writes it: `1:2.3`.
+    `prefill_needed`: how many of the present replicas this ratio assigns to prefill.
     """
 
     pool: str
@@ -416,7 +421,7 @@ class Split(Struct, frozen=True):
 
     @property
     def used(self) -> tuple[float, float]:
-        """The used share of the prefill side and of the decode side."""
+        """The used shares of the prefill side and of the decode side."""
         return self.prefill_work / self.prefill, self.decode_work / self.decode
 
     @property
@@ -428,7 +433,7 @@ class Split(Struct, frozen=True):
 
 
 def splits_of(tiers: Sequence[Tier], stated: Stated, targets: Targets) -> list[Split]:
-    """The split of each tier whose replicas' roles and work are known."""
+    """The split of each tier for which the roles and the work of the replicas are known."""
     return [
         split
         for prefill in tiers
@@ -472,7 +477,7 @@ def _split(prefill: Tier, decode: Tier, stated: Stated, targets: Targets) -> Spl
 
 
 def _decode_work(decode: Tier, stated: Stated, targets: Targets) -> float | None:
-    """Decode work in replicas; None where unknown."""
+    """Decode work in replicas; None if unknown."""
     context = average_engine(decode, server_of(decode, stated), targets, "", peak=None)
     held, capacity = context.demand.held_tokens, context.server.capacity_tokens
     if held is None or not capacity:

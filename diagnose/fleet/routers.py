@@ -1,7 +1,6 @@
-"""Routers in front of a pool: no endpoint, stale data, a queue before idle engines, uneven picks.
-Pure.
+"""Faults of routers: no endpoint, stale data, a queue before idle engines, uneven picks. Pure.
 
-A router and engines belong together by cluster and namespace: no label of a router's own metrics
+A router is matched with engines by cluster and namespace, because none of a router's own labels
 names vLLM's model.
 """
 
@@ -25,24 +24,32 @@ from kneewatch.rules.rule import Severity
 UNREADY_S, QUEUED_S, PICKS_S = 120.0, 60.0, 300.0
 
 QUEUED_MIN = 2.0
-"""Requests that a router holds throughout a minute; one may be in transit at each scrape."""
+"""Requests that a router holds throughout a minute; a single one may be in transit at each
+scrape."""
 
 IDLE_KV = 0.5
-"""Below this KV usage, and without a queue, an engine could take more: the routers' own limits are
-0.8 and a queue of five."""
+"""An engine can take more requests below this KV usage if it has no queue.
+
+The routers' own limits are 0.8 and a queue of five.
+"""
 
 PICKS_MIN, PICKED_MORE = 100.0, 3.0
-"""Picks in five minutes that are enough to compare, and the multiple of the median from which on an
-endpoint is picked unevenly."""
+"""Thresholds for uneven picks.
+
+PICKS_MIN: least picks in five minutes for a comparison. PICKED_MORE: an endpoint is picked unevenly
+from this multiple of the median on.
+"""
 
 
 class Router(Struct, frozen=True):
-    """The metric names of a router; empty where it has none.
+    """The metric names of a router; empty for metrics that it lacks.
 
-    `ready` is a gauge of endpoints that may be picked, `queue` one of requests that it holds,
-    `errors` counts failed reads of endpoints' metrics, `picks` counts the requests sent to the
-    endpoint in the label `endpoint`. `rate`: `picks` is a rate already. `lever` is what to do about
-    a queue in front of engines that have room.
+    - `ready`: gauge of the endpoints that may be picked.
+    - `queue`: gauge of the requests that the router holds.
+    - `errors`: counter of failed reads of endpoints' metrics.
+    - `picks`: counter of requests sent to an endpoint; already a rate if `rate`.
+    - `endpoint`: the label of `picks` that names the endpoint.
+    - `lever`: what to do about a queue before engines that have room.
     """
 
     title: str
@@ -58,18 +65,17 @@ class Router(Struct, frozen=True):
 ROUTERS = tuple(
     Router(**row) for row in packaged_tables("diagnose.fleet", "routers.toml")["routers"]
 )
-"""The routers whose metrics are read. If several rows have series in one namespace, the first row
-counts."""
+"""The routers whose metrics are read. In each namespace, the first row with series is used."""
 
 QUESTIONS = ("ready", "queue", "errors", "picks")
 NAMED = "router"
-"""The label in query results that tells which row of ROUTERS a result is of."""
+"""Label in query results: the row of ROUTERS that a result belongs to."""
 
 PLACE = ("cluster", "namespace")
 
 
 def router_queries() -> dict[str, str]:
-    """Queries by what they ask about the routers, each over the metrics of all known routers."""
+    """A query per question about routers; each covers the metrics of all known routers."""
     return {
         f"router_{question}": " or ".join(
             f'label_replace({query}, "{NAMED}", "{at}", "", "")'
@@ -81,8 +87,11 @@ def router_queries() -> dict[str, str]:
 
 
 def any_router(question: str, prefix: str) -> str:
-    """The query of one question about whichever router a namespace has. The production-stack router
-    stands before engines whose names have vLLM's own prefix."""
+    """The query for one question about whichever router a namespace has.
+
+    The production-stack router exports metrics under vLLM's own prefix. It is left out if the
+    engines use another `prefix`.
+    """
     queries = (
         router_query(router, question)
         for router in ROUTERS
@@ -92,8 +101,10 @@ def any_router(question: str, prefix: str) -> str:
 
 
 def router_query(router: Router, question: str) -> str:
-    """The query of one question about one router, by cluster and namespace; empty where it has no
-    such metric."""
+    """The query for one question about one router, by cluster and namespace.
+
+    Empty if the router has no metric for it.
+    """
     metric: str = getattr(router, question)
     if not metric:
         return ""
@@ -114,12 +125,14 @@ def router_query(router: Router, question: str) -> str:
 
 
 Answers = Mapping[str, Sequence[tuple[Labels, float]]]
-"""Labels and values by question."""
+"""Query results by question: labels and values."""
 
 
 class RouterState(Struct, frozen=True):
-    """The readings of one router; None where it has no metric. `picks` are requests in five minutes
-    by endpoint."""
+    """The state of one router; None for metrics that it lacks.
+
+    `picks`: requests within five minutes, by endpoint.
+    """
 
     router: Router
     place: tuple[str, ...]
@@ -130,7 +143,7 @@ class RouterState(Struct, frozen=True):
 
 
 def routers_of(answers: Answers) -> tuple[RouterState, ...]:
-    """The routers that answers show, one per cluster and namespace."""
+    """The routers that the query results contain, one per cluster and namespace."""
     states: dict[tuple[str, ...], RouterState] = {}
     for at, router in enumerate(ROUTERS):
         of_router = {
@@ -156,7 +169,7 @@ def routers_of(answers: Answers) -> tuple[RouterState, ...]:
 
 
 def router_faults(routers: Sequence[RouterState], engines: Sequence[Engine]) -> list[FleetCause]:
-    """A cause for each pool whose engines a router does not use as it could."""
+    """A cause for each pool whose router does not use the pool's engines as it could."""
     causes: list[FleetCause] = []
     for state in routers:
         here = [e for e in engines if _place(e) == state.place]
@@ -171,7 +184,7 @@ def _place(engine: Engine) -> tuple[str, ...]:
 
 
 def _fault(state: RouterState, here: Sequence[Engine], pool: str) -> FleetCause | None:
-    """The worst fault of a router towards a pool; `here` are all engines of its namespace."""
+    """The worst fault of a router that affects a pool; `here` are all engines of its namespace."""
     title, own = state.router.title, [e for e in here if e.member.pool == pool]
     hot = _hot(state, own)
     if state.ready == 0 and not any(engine.get("arrival_per_s") for engine in here):
@@ -210,14 +223,16 @@ def _fault(state: RouterState, here: Sequence[Engine], pool: str) -> FleetCause 
 
 
 def _idle(engines: Sequence[Engine]) -> bool:
-    """Whether no engine has a queue and each has room for more; false where that is unknown."""
+    """Whether no engine has a queue and each has room for more requests; false if unknown."""
     rows = [(engine.get("waiting"), engine.get("kv_usage_ratio")) for engine in engines]
     return all(waiting == 0 and kv is not None and kv < IDLE_KV for waiting, kv in rows)
 
 
 def _hot(state: RouterState, engines: Sequence[Engine]) -> tuple[str, float, float] | None:
-    """The only engine with a queue, if it is also picked far more often than the others: its name,
-    its picks over their median, its queued requests. Else None."""
+    """The only engine with a queue, if the router also picks it far more often; otherwise None.
+
+    Returns its name, its picks divided by the others' median, and its number of queued requests.
+    """
     picks = {engine.member.name: _picked(state.picks, engine) for engine in engines}
     counts = {name: value for name, value in picks.items() if value is not None}
     if len(counts) < 2 or len(counts) < len(engines) or sum(counts.values()) < PICKS_MIN:
@@ -231,8 +246,10 @@ def _hot(state: RouterState, engines: Sequence[Engine]) -> tuple[str, float, flo
 
 
 def _picked(picks: Mapping[str, float], engine: Engine) -> float | None:
-    """Picks of an engine in five minutes, whose endpoints are named by pod or by address; None
-    where the router names no endpoint of it."""
+    """How often an engine was picked within five minutes; None if the router does not list it.
+
+    Routers name endpoints by pod or by address.
+    """
     pod, address = engine.member.labels.get("pod", ""), engine.member.labels.get("instance", "")
     own = [
         value

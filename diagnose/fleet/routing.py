@@ -1,4 +1,4 @@
-"""Causes of routing that ignores prefixes or GPU types: guide 7.3, 9.5. Pure."""
+"""Causes of routing that ignores prefixes or GPU types. Guide 7.3, 9.5. Pure."""
 
 from __future__ import annotations
 
@@ -18,55 +18,62 @@ from kneewatch.rules.quantities import RECENT
 from kneewatch.rules.rule import Severity
 
 PROMPTS_PER_S = 200.0
-"""Prompt tokens/s from which on a prefix cache's hit ratio is meaningful."""
+"""From this rate of looked-up prompt tokens/s on, a prefix cache's hit ratio is meaningful."""
 
 MOST_OF = 0.6
-"""Least share of replicas with lost hits: routing affects most; few have another cause."""
+"""Least share of replicas that must have lost hits: routing affects most replicas at once."""
 
 COMPUTED_MORE = 1.4
-"""Computed prompt tokens over those of the usual hit ratio, from which on the fall does harm."""
+"""The loss is harmful from this ratio on: computed prompt tokens now to those at the usual hit
+ratio."""
 
 FALLEN_BY = 0.08
-"""Least fall of the hit ratio. Near 1 a small fall multiplies the computed tokens by chance."""
+"""Least fall of the hit ratio. Near a ratio of 1, small falls multiply the computed tokens by
+chance."""
 
 PROMPTS_CHANGED = 0.6
-"""With fewer hits than this share of random routing's, the prompts have changed, not the
+"""If hits are below this share of random routing's hits, the prompts changed and not the
 routing."""
 
 SHARED_FROM = 0.02
-"""Below this hit ratio prompts share nothing, wherever they are sent."""
+"""Below this hit ratio, prompts share no prefixes, whichever replica they are sent to."""
 
 STILL_FALLING = 0.88
-"""While the newest hit ratio is below this share of the window's, it is still falling."""
+"""The hit ratio is still falling if the newest one is below this share of the window's."""
 
 LENGTHS_SHIFTED = 0.15
-"""Prompts changed if the present median is this far, in share of the last hour's requests, from the
-median of that hour."""
+"""How far the median prompt may move, as a share of the last hour's requests.
+
+Beyond this distance from the last hour's median, prompts count as changed.
+"""
 
 MORE_LOAD = 1.5
-"""Looked-up tokens/s over the usual ones, from which on caches hold clearly fewer prefixes."""
+"""From this ratio of looked-up tokens/s to the usual rate on, caches clearly keep fewer
+prefixes."""
 
 SLOWER_TTFT = 1.3
 HARMFUL_TTFT = 3.0
-"""TTFT P50 over its usual value from which on users are harmed and the cause is critical."""
+"""From this ratio of TTFT P50 to its usual value on, users are harmed and the cause is critical."""
 
 LEAST_CHANCE, NEAR_CHANCE = 0.75, 1.5
-"""Hits count as those of random routing from LEAST_CHANCE to NEAR_CHANCE times their share."""
+"""Hits count as random routing's if they are between these multiples of random routing's share."""
 
 SHORT_LIFE_S = 30.0
-"""Blocks evicted after fewer seconds are gone before most sessions send their next turn."""
+"""Blocks that are evicted sooner are gone before most sessions send their next turn."""
 
 HIT_WHOLE = 0.25
 MISSED = 0.75
 LOST_BELOW = 0.75
-"""Used without a known past. A prompt counts as a hit if at most HIT_WHOLE of a median prompt is
-computed for it, as a miss from MISSED on. Hits are lost if they are below LOST_BELOW of the hits
-that repeated prompts allow."""
+"""Hits are lost if they are below this share of the hits that repeated prompts allow.
+
+Used if earlier values are unknown. A prompt then counts as a hit if at most HIT_WHOLE of a median
+prompt is computed for it, and as a miss from MISSED on.
+"""
 
 
 def routing_dilution(tier: Tier, past: Past, targets: Targets) -> FleetCause | None:
-    """The cause where most replicas miss prefixes that the pool used to hit, though prompts did not
-    change. Without a known past, the cause where hit ratios are those of random routing."""
+    """Most replicas miss prefixes that the pool used to hit, although prompts did not change. If
+    earlier values are unknown: hit ratios are those of random routing."""
     engines = [e for e in tier.engines if (e.get("prefix_query_per_s") or 0.0) >= PROMPTS_PER_S]
     usual = past.usual.get(tier.group)
     if usual is None:
@@ -133,16 +140,17 @@ LEVER = (
 
 
 def computed_more(hits: float, usual: Usual) -> float:
-    """Prompt tokens computed at a hit ratio, divided by those computed at the usual one."""
+    """Prompt tokens computed at this hit ratio, divided by those computed at the usual hit
+    ratio."""
     return (1 - hits) / max(1 - usual.hit_ratio, 0.01)
 
 
 def reuse_possible(engine: Engine) -> float | None:
-    """The hit ratio of an engine if every repeated prefix hit; None where no prompt repeats.
+    """The hit ratio of an engine if every repeated prefix hit; None if no prompt repeats.
 
-    That is the ratio of quiet times (`prefix_hit_quiet_ratio`) where it is known. Otherwise it is
-    estimated from above: the tokens that the best tenth of the prompts computes are taken to be new
-    in every prompt, the others to be repeated.
+    If known, it is the hit ratio of quiet times (`prefix_hit_quiet_ratio`). Otherwise it is an
+    upper estimate: the tokens that the best tenth of prompts computes are assumed to be new in
+    every prompt, and all others to be repeated.
     """
     fewest, prompt = engine.get("prefill_tokens_p10"), engine.get("prompt_tokens_p50")
     reached = engine.get("prefix_hit_quiet_ratio")
@@ -163,7 +171,7 @@ def _has_fallen(engine: Engine, usual: Usual) -> bool:
 
 
 def _hit_ratio(engines: Sequence[Engine], signal: str = "prefix_hit_ratio") -> float | None:
-    """The hit ratio of engines together, each weighted by its looked-up tokens."""
+    """The hit ratio of several engines, weighted by their looked-up tokens."""
     rows = [
         (queries, hits)
         for engine in engines
@@ -175,7 +183,7 @@ def _hit_ratio(engines: Sequence[Engine], signal: str = "prefix_hit_ratio") -> f
 
 
 def _age_s(engine: Engine) -> float:
-    """Seconds since the process started; an unknown age counts as old."""
+    """Seconds since the process started; processes of unknown age count as old."""
     return engine.values.get("age_s", inf)
 
 
@@ -196,7 +204,8 @@ def _weigh_chance(case: Case, hits: float, chance: float, replicas: int) -> None
 
 
 def _weigh_lengths(case: Case, engines: Sequence[Engine], recent: Buckets) -> None:
-    """Add whether prompts are as long as in the last hour: other prompts share other prefixes."""
+    """Add evidence on whether prompts are as long as in the last hour: changed prompts share
+    less."""
     median_tokens = middle(engine.get("prompt_tokens_p50") for engine in engines)
     below = None if median_tokens is None else share_below(median_tokens, recent)
     if below is None:
@@ -213,8 +222,10 @@ def _weigh_lengths(case: Case, engines: Sequence[Engine], recent: Buckets) -> No
 
 
 def share_below(value: float, buckets: Buckets) -> float | None:
-    """The share of observations below a value, with linear interpolation within its bucket; None
-    without observations."""
+    """Share of observations below a value, interpolated linearly within its bucket.
+
+    None without observations.
+    """
     edges = sorted(buckets)
     if not edges or edges[-1] != inf or buckets[inf] <= 0:
         return None
@@ -238,8 +249,10 @@ def _weigh_load(case: Case, engines: Sequence[Engine], usual: Usual) -> None:
 
 
 def _weigh_new_replicas(case: Case, engines: Sequence[Engine]) -> None:
-    """Weigh replicas that started within the hour: a router that hashes modulo their number moves
-    almost every session."""
+    """Add evidence on replicas that started within the hour.
+
+    If a router hashes modulo the number of replicas, a new replica moves almost every session.
+    """
     new = [engine for engine in engines if _age_s(engine) < HOUR_S]
     if 0 < len(new) < len(engines):
         case.weigh(
@@ -264,8 +277,10 @@ def _weigh_others(case: Case, others: int, engines: int) -> None:
 
 
 def _looks_random(tier: Tier, engines: Sequence[Engine]) -> FleetCause | None:
-    """The cause where hits look like those of random routing; a warning only where blocks are
-    evicted too soon for a second turn."""
+    """The cause if hits look like random routing's.
+
+    A warning only if blocks are evicted too soon for a session's second turn.
+    """
     lost = [engine for engine in engines if _loses_repeats(engine)]
     replicas = _replicas(engines)
     if replicas < 2 or len(lost) < max(2, MOST_OF * len(engines)):
@@ -345,8 +360,7 @@ EVENLY = 1.3
 
 
 def mixed_tiers(tiers: Sequence[Tier]) -> FleetCause | None:
-    """The cause where GPU types of one pool get the same share of requests and one is far
-    slower."""
+    """GPU types of one pool get the same share of requests although one type is far slower."""
     routed = [tier for tier in tiers if tier.tier and _arrivals(tier)]
     if len(routed) < 2:
         return None
@@ -387,7 +401,7 @@ def mixed_tiers(tiers: Sequence[Tier]) -> FleetCause | None:
 
 
 def _extremes(tiers: Sequence[Tier], signal: str) -> tuple[float, str, Tier, Tier] | None:
-    """The slowest tier's value over the fastest's, the signal, and both tiers (slowest first)."""
+    """How many times slower the slowest tier is than the fastest, the signal, and both tiers."""
     rows = [(value, tier) for tier in tiers if (value := _middle(tier, signal))]
     if len(rows) < 2:
         return None

@@ -1,4 +1,4 @@
-"""A tier: its engines, the spread of each signal, and its causes. Pure."""
+"""A tier: its engines, the distribution of each signal over them, and its causes. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from kneewatch.diagnose.fleet.inventory import Group
 
 
 class Spread(Struct, frozen=True):
-    """Statistics of one signal over several engines. `worst` is the name of the engine with the
-    greatest value, or the least where less is worse; `unknown` engines have no value."""
+    """Statistics of one signal over several engines.
+
+    `worst` is the name of the engine with the greatest value, or with the least if less is worse.
+    `unknown` is the number of engines without a value.
+    """
 
     signal: str
     count: int
@@ -37,7 +40,7 @@ LESS_IS_WORSE = frozenset({"prefix_hit_ratio", "generation_tokens_per_s"})
 
 
 def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:
-    """A signal's spread; None where no engine has a value."""
+    """A signal's distribution over the engines; None if no engine has a value."""
     rows = [(value, e.member.name) for e in engines if (value := e.get(signal)) is not None]
     if not rows:
         return None
@@ -56,13 +59,13 @@ def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:
 
 
 def middle(values: Iterable[float | None]) -> float | None:
-    """The median of the known values; None without any."""
+    """The median of the known values; None if there are none."""
     numbers = [value for value in values if value is not None]
     return median(numbers) if numbers else None
 
 
 class FleetCause(Struct, frozen=True):
-    """A cause, its pool or tier, and the replicas that show it."""
+    """A cause, with its pool or tier and the replicas that show it."""
 
     cause: Cause
     pool: str
@@ -71,8 +74,10 @@ class FleetCause(Struct, frozen=True):
 
 
 class Tier(Struct, frozen=True):
-    """Replicas of one pool on one GPU type. `tier` is empty where no label names it, `role` where
-    the replicas both prefill and decode."""
+    """Replicas of one pool on one GPU type.
+
+    `tier` is empty if no label names it; `role` is empty if the replicas both prefill and decode.
+    """
 
     pool: str
     tier: str
@@ -82,13 +87,13 @@ class Tier(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its name in reports: `pool on tier (role)`."""
+        """The tier's name in reports: `pool on tier (role)`."""
         where = f"{self.pool or '?'} on {self.tier}" if self.tier else self.pool or "?"
         return f"{where} ({self.role})" if self.role else where
 
     @property
     def group(self) -> Group:
-        """Its key in the past."""
+        """The tier's key in `Past`."""
         return self.pool, self.tier, self.role
 
     @property
@@ -98,14 +103,16 @@ class Tier(Struct, frozen=True):
 
     @property
     def engines_each(self) -> int | None:
-        """Data-parallel engines per replica; None where replicas differ."""
+        """Data-parallel engines per replica; None if replicas differ."""
         counts = set(Counter(engine.member.replica for engine in self.engines).values())
         return counts.pop() if len(counts) == 1 else None
 
 
 def engine_causes(tier: Tier) -> list[FleetCause]:
-    """The causes of the tier's single engines, one for each cause id: the worst engine's text, and
-    how many engines show it."""
+    """The causes that single engines of the tier have, one per cause id.
+
+    Each has the worst engine's text and the number of engines that show it.
+    """
     by_id: dict[str, list[tuple[Cause, str]]] = {}
     for engine in tier.engines:
         for cause in engine.causes:
@@ -125,6 +132,6 @@ def _counted(tier: Tier, rows: Sequence[tuple[Cause, str]]) -> FleetCause:
 
 
 def closed(case: Case, pool: str, tier: str, engines: Sequence[Engine]) -> FleetCause | None:
-    """The cause of a case about some engines of a pool; None where its confidence is too low."""
+    """The cause of a case about some engines of a pool; None if its confidence is too low."""
     cause, names = case.close(), tuple(engine.member.name for engine in engines)
     return None if cause is None else FleetCause(cause, pool, tier, names)

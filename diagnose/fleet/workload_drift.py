@@ -1,5 +1,7 @@
-"""The cause where request lengths or rate differ from last week or from the sizing profile: guide
-9.1. Pure."""
+"""The cause that request lengths or rates differ from last week's or from the sizing profile. Pure.
+
+Guide 9.1.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ SIGNALS = {side: f"{side}_mean" for side in WORDS}
 def workload_drift(
     tier: Tier, past: Past, stated: Stated, tiers: Sequence[Tier]
 ) -> FleetCause | None:
-    """The cause where lengths differ from the same hour a week ago or from the stated profile, or
-    the request rate on all `tiers` of the profile exceeds its peak."""
+    """Lengths differ from the same hour a week ago or from the stated profile; or the request rate
+    on all `tiers` of the profile exceeds the stated peak."""
     drifted = _since_last_week(tier, past)
     left, rate, workload = dict[str, Departure](), None, stated.workload
     profiled = _profiled(tiers, stated)
@@ -69,15 +71,17 @@ def workload_drift(
 
 
 def unprofiled(tiers: Sequence[Tier], stated: Stated) -> list[str]:
-    """A line if no tier serves a model of the stated profile; else empty."""
+    """A line if no tier serves a model of the stated profile; otherwise empty."""
     if stated.workload is None or not tiers or _profiled(tiers, stated):
         return []
     return [f"workload_drift: no pool serves a model of the profile {stated.workload.origin}"]
 
 
 def _profiled(tiers: Sequence[Tier], stated: Stated) -> list[Tier]:
-    """The tiers that serve a model of the stated profile; without any, the tiers of the only
-    pool."""
+    """The tiers that serve a model of the stated profile.
+
+    If there are none, the tiers of the only pool.
+    """
     if stated.workload is None:
         return []
     models = {part.model for part in stated.workload.parts}
@@ -113,8 +117,10 @@ def _departures(
 
 
 def _rate(past: Past, tiers: Sequence[Tier], workload: StatedWorkload) -> float | None:
-    """The last hour's requests divided by those at the peak rate; None unless they are certainly
-    more."""
+    """The last hour's requests divided by those at the stated peak rate.
+
+    None unless they are certainly more than at the peak rate.
+    """
     key = SIGNALS[PROMPTS]
     # Disaggregated requests are counted at the decode replicas.
     groups = {tier.group for tier in tiers if tier.role != "prefill"}

@@ -1,5 +1,4 @@
-"""Derived signals, a record each: counts, drifts, estimates; and how long conditions have held.
-Pure."""
+"""Derived signals (counts, drifts, estimates), and how long conditions have held. Pure."""
 
 from __future__ import annotations
 
@@ -32,13 +31,13 @@ NO_BASELINE = "no baseline from quiet times yet"
 NO_TARGET = "no TTFT target (slo.ttft_p99_s)"
 GENERATED, ANSWERED = "generation_tokens", "request_success"
 ABORTED = ("finished_reason", "abort")
-"""Aborted requests are no progress: a hung engine still counts those that clients give up."""
+"""Aborted requests are no progress: a stalled engine still counts requests that clients give up."""
 
 CALLS_MIN = 4.0
-"""Minimum calls in the window for a share of them."""
+"""Least number of calls in the window for computing a share of them."""
 
 FILLED_MIN = 0.005
-"""A prefill is progress while KV usage rises by at least this share of the cache."""
+"""A prefill is progress if it raises KV usage above its maximum by this share of the cache."""
 
 RECENT_REQUESTS_MIN = 4.0
 RECENT_SHARE = 0.25
@@ -47,28 +46,31 @@ RECENT_SCRAPES = 2.2
 STALL, PREFILL_SILENCE = "stalled_s", "prefill_silence_s"
 HIT_SPREAD = "prefix_hit_spread_sigmas"
 NEAR_BASELINE = 0.9
-"""From this share of its baseline on a hit ratio has not fallen."""
+"""A hit ratio of at least this share of its baseline has not fallen."""
 
 TYPICAL = 3.0
-"""Where the mean prompt is longer than this many medians, most requests are short and a few long:
-the share of requests that hit says nothing about the share of tokens."""
+"""If the mean prompt exceeds this many medians, most requests are short and a few are long.
+
+The share of requests that hit then says nothing about the share of tokens that hit.
+"""
 
 SPREAD_STEPS_MIN = 4
-"""Scrapes with requests that a spread needs."""
+"""Fewest scrapes with requests for computing a spread."""
 
 LONGEST_PREFILL_S = 120.0
-"""A prefill that fills no more of the KV cache explains no silence longer than this."""
+"""A prefill explains no longer silence than this, unless it keeps filling the KV cache."""
 
 PAUSE_MARGIN, SPEED_MARGIN = 1.5, 2.0
-"""The next prompt may be longer than those before, and prefill slows down as prompts get longer."""
+"""Margins for the next prompt: it may be longer than earlier ones, and long prompts prefill
+slower."""
 
 
 class DerivedSignal(Struct, frozen=True):
-    """A quantity computed from signals; its key ends with the unit (none for plain counts).
+    """A quantity computed from signals. Its key ends with the unit; plain counts have none.
 
-    `of` is its expression: evaluated at each scrape by `derive`, in a fleet by the values of one
-    moment, and compiled to a recording rule. None where a module follows it from scrape to scrape,
-    or reads it elsewhere than on vLLM's page.
+    `of` is its expression. `derive` evaluates it at each scrape, a fleet evaluates it on the values
+    of one moment, and it is compiled to a recording rule. None if a module follows the quantity
+    from scrape to scrape, or reads it elsewhere than on vLLM's page.
     """
 
     key: str
@@ -77,12 +79,12 @@ class DerivedSignal(Struct, frozen=True):
 
     @property
     def momentary(self) -> bool:
-        """Whether the signals of one moment suffice: no baseline, nothing from earlier scrapes."""
+        """Whether signals of one moment suffice: it needs no baseline and no earlier scrapes."""
         return self.of is not None and not self._reads(BaselineValue, UsualValue)
 
     @property
     def gap(self) -> str:
-        """Why it may lack a value although its signals have values; empty if that cannot happen."""
+        """Why it may lack a value although its signals have values; empty if this cannot happen."""
         if self._reads(BaselineValue):
             return NO_BASELINE
         return NO_TARGET if self._reads(Target) else ""
@@ -92,12 +94,12 @@ class DerivedSignal(Struct, frozen=True):
 
 
 def _in_window(key: str, per_s: str) -> DerivedSignal:
-    """The number of a rate's events in the window: a share of few events is chance."""
+    """The number of events in the window, from a rate: a share of few events is chance."""
     return DerivedSignal(key, f"{per_s} times the window", WindowSeconds() * Signal(per_s))
 
 
 def _drift(key: str, of: str) -> DerivedSignal:
-    """A signal over its baseline."""
+    """A signal divided by its baseline."""
     return DerivedSignal(key, f"{of} over its quiet baseline", Signal(of) / BaselineValue(of))
 
 
@@ -141,8 +143,10 @@ FOLLOWED: Mapping[str, str] = {
     "last scrape",
     **slow_trends.HELP,
 }
-"""Derived signals that a module follows from scrape to scrape, or reads elsewhere than on vLLM's
-page, and what they are."""
+"""Help texts of derived signals without an expression.
+
+A module follows them from scrape to scrape, or reads them elsewhere than on vLLM's page.
+"""
 
 DERIVED: tuple[DerivedSignal, ...] = (
     _in_window("preempted_in_window", "preemption_per_s"),
@@ -192,7 +196,8 @@ DERIVED: tuple[DerivedSignal, ...] = (
     ),
     *(DerivedSignal(key, text) for key, text in FOLLOWED.items()),
 )
-"""Every derived signal. Rules, causes, recording rules, the fleet and the reference read it."""
+"""Every derived signal. Rules, causes, recording rules, the fleet and the reference use this
+list."""
 
 MOMENTARY: Mapping[str, Quantity] = {
     signal.key: signal.of for signal in DERIVED if signal.of is not None and signal.momentary
@@ -208,8 +213,10 @@ _GAPS = {signal.key: signal.gap for signal in DERIVED if signal.gap}
 def derive(
     values: Mapping[str, float | None], window: Window, baseline: Baseline, targets: Targets
 ) -> tuple[dict[str, float | None], dict[str, str]]:
-    """The derived signals that follow from one window's signals and the baseline, and for those
-    without a value the reason where one is known."""
+    """The derived signals of one window, from its signals and the baseline.
+
+    Also returns the reasons for missing values, where known.
+    """
     derived = evaluated(Moment(values, targets, baseline=baseline, window_s=window.range_s))
     notes = {
         key: gap
@@ -225,16 +232,19 @@ def derive(
 
 RECENT_SIGNALS = tuple(signal for signal in VLLM_SIGNALS if signal.key in RECENT)
 OF_REQUESTS = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
-"""Signals of RECENT that mean nothing while few requests arrive."""
+"""Signals of RECENT that are meaningless while few requests arrive."""
 
 
 _bound: WeakKeyDictionary[Columns, BoundSignals] = WeakKeyDictionary()
-"""RECENT_SIGNALS bound to columns in use: nothing else holds them from scrape to scrape."""
+"""RECENT_SIGNALS bound to columns in use; nothing else keeps them from scrape to scrape."""
 
 
 def recent(history: History, now_s: float, window_s: float) -> dict[str, float | None]:
-    """The signals of RECENT on the window's newest quarter. If that has too few requests, signals
-    of requests are taken on the newest half; if that has too few as well, they are None."""
+    """The signals of RECENT over the newest quarter of the window.
+
+    If the quarter has too few requests, signals of requests are computed over the newest half. If
+    the half also has too few, they are None.
+    """
     frames = history.times
     interval_s = frames[-1] - frames[-2] if len(frames) > 1 else window_s
     range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
@@ -258,12 +268,15 @@ def _enough_requests(window: Window) -> bool:
 
 
 UNFORGIVING = frozenset({"stalled"})
-"""Conditions that a single scrape ends: one token is progress."""
+"""Conditions that a single scrape to the contrary ends: one generated token is progress."""
 
 
 class Streaks:
-    """How long conditions have held, by scrape; one scrape to the contrary does not end a streak.
-    `conditions` are those that causes use; whether the engine is stalled comes from the history."""
+    """How long conditions have held. A single scrape to the contrary does not end a streak.
+
+    `conditions` are the conditions that causes use. Whether the engine is stalled is computed from
+    the history instead.
+    """
 
     def __init__(self, conditions: Callable[[Moment], dict[str, bool]], targets: Targets) -> None:
         self._conditions, self._targets = conditions, targets
@@ -272,7 +285,7 @@ class Streaks:
         self._doubted: set[str] = set()
 
     def forget(self) -> None:
-        """The process was replaced."""
+        """Drop all streaks, because the process was replaced."""
         self._progress = Progress()
         self._since_s.clear()
         self._doubted.clear()
@@ -280,7 +293,7 @@ class Streaks:
     def update(
         self, now_s: float, history: History, values: Mapping[str, float | None]
     ) -> dict[str, float]:
-        """Seconds that each condition has held; conditions that do not hold are left out."""
+        """Seconds for which each condition has held; conditions that do not hold are left out."""
         moment = Moment(values, self._targets)
         holds = self._conditions(moment)
         holds["stalled"] = not self._progress.update(history, values)
@@ -295,17 +308,20 @@ class Streaks:
         return {name: now_s - since_s for name, since_s in self._since_s.items()}
 
     def prefill_silence_s(self, history: History, values: Mapping[str, float | None]) -> float:
-        """Seconds for which one prefill may keep the engine from any token; 0 after a token."""
+        """Seconds for which one prefill may delay the next token; 0 after a token."""
         return self._progress.prefill_silence_s(history, values)
 
 
 class Progress:
-    """Whether an engine makes progress, by scrape: tokens out and requests finished count.
+    """Whether an engine makes progress, checked at each scrape.
 
-    Prompt tokens and moving KV blocks do not, for vLLM may prefill a prompt that does not fit again
-    and again. A long prefill counts its tokens only at its end: it is progress while it fills more
-    of the KV cache than was filled since the last token. Without chunked prefill it is one step, in
-    which no gauge moves: `prefill_silence_s` is how long that may last.
+    Generated tokens and finished requests are progress. Prompt tokens and changes of KV usage are
+    not: vLLM may prefill a prompt that does not fit again and again.
+
+    vLLM counts the tokens of a prefill only at its end. So a long prefill is also progress while it
+    fills more of the KV cache than was filled at any time since the last token. Without chunked
+    prefill it is a single step, in which no gauge moves; `prefill_silence_s` is how long that may
+    take.
     """
 
     def __init__(self) -> None:
@@ -313,8 +329,10 @@ class Progress:
         self._token_s = self._silent_s = self._longest_pause_s = 0.0
 
     def update(self, history: History, values: Mapping[str, float | None]) -> bool:
-        """Whether there was progress since the scrape before; true without requests, and where the
-        page does not count tokens."""
+        """Whether there was progress since the previous scrape.
+
+        True without requests, and if the page has no token counters.
+        """
         running, usage = values.get("running") or 0.0, values.get("kv_usage_ratio") or 0.0
         generated = _step(history, GENERATED)
         in_flight = running + (values.get("waiting") or 0.0) >= 1
@@ -334,8 +352,8 @@ class Progress:
         return False
 
     def prefill_silence_s(self, history: History, values: Mapping[str, float | None]) -> float:
-        """Seconds for which one prefill may keep the engine from any token; 0 after a token, and
-        while nothing runs."""
+        """Seconds for which one prefill may delay the next token; 0 after a token or while nothing
+        runs."""
         if not self._silent_s or not values.get("running"):
             return 0.0
         taken_tokens = (self._filled - self._held) * (values.get("kv_capacity_tokens") or 0.0)
@@ -348,8 +366,10 @@ class Progress:
 
 
 def _longest_s(history: History, metric: str) -> float:
-    """The upper bound of the highest bucket of a histogram that has an observation since the
-    process began; 0 without one."""
+    """Upper bound of a histogram's highest bucket with an observation since the process started.
+
+    0 if there is no observation.
+    """
     newest, buckets = history.frames[-1].counters, history.columns.buckets_of(metric)
     counts = [sum(newest[at] for at in columns) for columns in buckets.columns]
     bounds = [le for le, count in zip(buckets.bounds, counts, strict=True) if count < counts[-1]]
@@ -357,8 +377,7 @@ def _longest_s(history: History, metric: str) -> float:
 
 
 def _prefill_s_per_token(history: History) -> float:
-    """Seconds that a prompt token took in prefill on average since the process began; 0 where that
-    is unknown."""
+    """Mean seconds of prefill per prompt token since the process started; 0 if unknown."""
     newest = history.frames[-1].counters
     tokens = sum(newest[at] for at in history.columns.counter_columns(PROMPT_LENGTH, part="sum"))
     prefill_s = sum(newest[at] for at in history.columns.counter_columns(PREFILL, part="sum"))
@@ -366,14 +385,16 @@ def _prefill_s_per_token(history: History) -> float:
 
 
 def _unanswered(values: Mapping[str, float | None]) -> bool:
-    """Whether calls ended in the window, and no request finished and no token was generated: an
-    engine that hangs may show no request at all."""
+    """Whether HTTP calls ended in the window, but no request finished and no token was generated.
+
+    A stalled engine may show no request at all.
+    """
     out = (values.get("completed_per_s") or 0.0) + (values.get("generation_tokens_per_s") or 0.0)
     return (values.get("accepted_in_window") or 0.0) >= CALLS_MIN and not out
 
 
 def unused(history: History) -> bool:
-    """Whether the process has had no tokens to work on since it began; false if unknown."""
+    """Whether the process has had no tokens to work on since it started; false if unknown."""
     columns = [
         history.counters.by_metric.get(metric, ()) for metric in (GENERATED, "prompt_tokens")
     ]
@@ -384,7 +405,7 @@ def unused(history: History) -> bool:
 
 
 def increase_since_last(history: History, metric: str) -> float:
-    """The increase of a counter between the last two scrapes; 0 where it is unknown."""
+    """The increase of a counter between the last two scrapes; 0 if unknown."""
     return _step(history, metric) or 0.0
 
 
@@ -394,19 +415,19 @@ def arrivals_since_last(history: History) -> float | None:
 
 
 def _step(history: History, metric: str) -> float | None:
-    """The increase of a counter between the last two scrapes; None where it is unknown."""
+    """The increase of a counter between the last two scrapes; None if unknown."""
     return _gained(history, history.columns.counter_columns(metric))
 
 
 def _has_answered(history: History) -> bool:
-    """Whether a request ended between the last two scrapes that was not aborted."""
+    """Whether a request ended between the last two scrapes without being aborted."""
     rows = history.counters.by_metric.get(ANSWERED, ())
     ended = _gained(history, [at for column, at in rows if ABORTED not in column.labels])
     return (ended or 0.0) > 0
 
 
 def _gained(history: History, columns: Sequence[int]) -> float | None:
-    """The increase of counter columns between the last two scrapes; None where it is unknown."""
+    """The increase of counter columns between the last two scrapes; None if unknown."""
     if len(history.frames) < 2:
         return None
     before, now = history.frames[-2], history.frames[-1]
@@ -423,10 +444,10 @@ def _gained(history: History, columns: Sequence[int]) -> float | None:
 def _prefill_sides(
     values: Mapping[str, float | None], window: Window
 ) -> tuple[float | None, float | None]:
-    """The shares of requests that hit nearly whole, and that miss whole; None where unknown.
+    """Shares of requests that hit almost fully and that miss fully; None if unknown.
 
-    Requests that miss compute their whole prompts. So a miss counts among the requests that compute
-    more than some number of tokens exactly if its prompt is longer than that.
+    A request that misses computes its whole prompt. So its computed tokens exceed a bound exactly
+    when its prompt does.
     """
     prompt, mean = values.get("prompt_tokens_p50"), values.get("prompt_tokens_mean")
     computed = window.buckets("request_prefill_kv_computed_tokens")
@@ -442,8 +463,11 @@ def _prefill_sides(
 
 
 def _hit_spread(window: Window) -> float | None:
-    """The lower of two spreads of the hits: over the whole window, and over its newest half, where
-    a fall shows first. In standard deviations; see `spread_sigmas`."""
+    """The spread of hits in standard deviations; see `spread_sigmas`.
+
+    It is the lower of the whole window's and its newest half's spread: the newest half shows a fall
+    first.
+    """
     columns = window.history.columns
     selected = [
         columns.counter_columns("prefix_cache_queries"),
@@ -460,12 +484,13 @@ def _hit_spread(window: Window) -> float | None:
 
 
 def spread_sigmas(counts: Sequence[tuple[float, ...]]) -> float | None:
-    """How far the variance of hits over scrapes lies above that of requests that hit fully or miss
-    fully, in standard deviations. `counts` has, by scrape, the counters of tokens looked up, of
-    tokens that hit and of requests.
+    """How much hits vary between scrapes, compared with requests that hit fully or miss fully.
 
-    The hits of n such requests have a binomial variance, so that the sum of squares over it has a
-    chi-square distribution (here by the normal approximation of Wilson and Hilferty).
+    The result is the distance from the variance of such requests, in standard deviations. `counts`
+    has, per scrape, the counters of tokens looked up, tokens that hit, and requests.
+
+    The hits of n such requests have a binomial variance. So the sum of squares divided by it has a
+    chi-square distribution (normal approximation by Wilson and Hilferty).
     """
     steps = [tuple(map(sub, after, before)) for before, after in pairwise(counts)]
     if any(value < 0 for step in steps for value in step):

@@ -16,15 +16,17 @@ from msgspec.structs import astuple
 from kneewatch.rules.facts import Targets
 
 MEASURED = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})
-"""Configuration labels that vLLM measures at each start: nearly equal values count as the same."""
+"""Configuration labels that vLLM measures at each start; nearly equal values count as equal."""
 
 ALIKE_RATIO = 0.05
-"""Largest relative difference of "nearly equal": a curve's steps are further apart, so it does not
-move a knee."""
+"""Largest relative difference of nearly equal values.
+
+The steps of a curve are further apart, so such a difference does not move a knee.
+"""
 
 
 def same_launch(config: Mapping[str, str], other_config: Mapping[str, str]) -> bool:
-    """Whether two configurations are equal, up to small differences in measured labels."""
+    """Whether two configurations are equal, apart from small differences in measured labels."""
     return config.keys() == other_config.keys() and all(
         value == other_config[label] or (label in MEASURED and _alike(value, other_config[label]))
         for label, value in config.items()
@@ -58,24 +60,27 @@ POINTS_KEPT = 48
 POINTS_MIN = 3
 STEPS_MIN = 3
 SPAN_MIN = 4.0
-"""Smallest ratio of the highest to the lowest load seen: less is a point, not a curve."""
+"""Smallest ratio of the highest to the lowest observed load; below, there is no curve."""
 
 IN_FLIGHT_MIN = 0.5
 REQUESTS_MIN = 4.0
 """Fewest finished requests for a window's latency to count."""
 
 FORGOTTEN_S = 14 * 24 * 3600.0
-"""Oldest points used: versions, models and prompts change."""
+"""Greatest age of points in use, in seconds: versions, models and prompts change."""
 
 
 class Point(Struct, frozen=True):
-    """One window of the curve. `token_s` is a request's total time per output token, in seconds.
+    """One window of the curve.
 
-    The fields from `running` on are for `StepTimes`: `context_tokens` is what a running request
-    attends to, `computed_tokens` what no cache saved of a prompt, and `outside_s` the part of TTFT
-    that is neither queue nor prefill: the API server and the network. `prefill_s` and `outside_s`
-    are None in a window with preemptions, which delay prompts and let requests end and begin in
-    bursts.
+    `token_s` is a request's total time per output token, in seconds. The fields from `running` on
+    are for `StepTimes`:
+
+    - `context_tokens`: tokens that a running request attends to.
+    - `computed_tokens`: tokens of a prompt that no cache saved.
+    - `outside_s`: the part of TTFT that is neither queue nor prefill: API server and network.
+    - `prefill_s` and `outside_s` are None for a window with preemptions, because these delay
+      prompts, and requests then start and end in bursts.
     """
 
     t_s: float
@@ -114,11 +119,11 @@ WINDOW_SIGNALS = (
     *("itl_mean_s", "prefill_mean_s", "prompt_tokens_mean", "prefix_saved_ratio"),
     *("preemption_per_s", "ttft_mean_s", "queue_mean_s"),
 )
-"""Signals that `point_of` reads: those of the curve, and those of the step times."""
+"""Signals that `point_of` reads, for the curve and for the step times."""
 
 
 class Range(Struct, frozen=True):
-    """A value with the range that the middle half of its windows covers."""
+    """A value with the range of the middle half of its windows."""
 
     low: float
     expected: float
@@ -128,9 +133,9 @@ class Range(Struct, frozen=True):
 class LearnedKnee(Struct, frozen=True):
     """The concurrency that one engine can serve, learned from its own history.
 
-    `c_max` is in requests in flight: up to `low` is safe, above `high` is past the knee. `reached`
-    is False if no load past the knee was seen; then C_max is a lower bound. `basis` says what
-    decided.
+    `c_max` is in requests in flight: up to `low` is safe, above `high` is past the knee. If no load
+    past the knee was seen, `reached` is False and C_max is a lower bound. `basis` says how the knee
+    was found.
     """
 
     c_max: Range
@@ -142,21 +147,23 @@ class LearnedKnee(Struct, frozen=True):
 
     @property
     def past_from(self) -> float | None:
-        """Requests in flight above which the engine is overloaded for certain; None if no overload
-        was seen."""
+        """Requests in flight above which the engine is certainly overloaded.
+
+        None if no overload was seen.
+        """
         return self.c_max.high * HALF_A_STEP if self.reached else None
 
     @property
     def before_to(self) -> float:
-        """Requests in flight up to which the engine is not overloaded for certain."""
+        """Requests in flight up to which the engine is certainly not overloaded."""
         return self.c_max.low * HALF_A_STEP
 
 
 class _Step(Struct, frozen=True):
-    """The points at one concurrency."""
+    """The points at one step of concurrency."""
 
     windows: array[float]
-    """The fields of the points, one point after the other."""
+    """All fields of all points, one point after another."""
 
     @property
     def points(self) -> int:
@@ -167,7 +174,7 @@ class _Step(Struct, frozen=True):
         return median(self.values("in_flight"))
 
     def values(self, name: str) -> array[float]:
-        """This field of all points; NaN where it is None."""
+        """One field of all points; NaN for None."""
         return self.windows[FIELD[name] :: FIELDS]
 
     def power(self) -> Range:
@@ -182,9 +189,10 @@ class _Step(Struct, frozen=True):
 
 
 class CurveLearner:
-    """The newest points of each concurrency step, of one engine or of all engines of a tier.
+    """The newest points of each concurrency step, for one engine or for all engines of a tier.
 
-    Stored as plain numbers: as objects, those of 1,000 engines took five times the memory.
+    Points are stored as plain numbers: as objects, those of 1,000 engines took five times the
+    memory.
     """
 
     def __init__(self, *, window_s: float, kept: int = POINTS_KEPT) -> None:
@@ -193,7 +201,8 @@ class CurveLearner:
         self._steps: dict[int, array[float]] = {}
 
     def learn(self, now_s: float, values: Mapping[str, float | None]) -> None:
-        """Add a scrape's window; at most one per window, so that no observation counts twice."""
+        """Add a scrape's window. At most one per window is added, so that no observation counts
+        twice."""
         if 0 <= now_s - self._last_s < self._window_s:
             return
         point = point_of(now_s, values, self._window_s)
@@ -203,13 +212,13 @@ class CurveLearner:
         self.take(point)
 
     def take(self, point: Point) -> None:
-        """Add a stored window, as returned by `points`."""
+        """Add a stored window, in the form that `points` returns."""
         kept = self._steps.setdefault(step_of(point.in_flight), array("d"))
         kept.extend(_packed(point))
         del kept[: -self._kept * FIELDS]
 
     def recall(self, points: Sequence[Point]) -> None:
-        """Add windows from before all learned ones, oldest first."""
+        """Add windows that are older than all learned ones, oldest first."""
         learned, self._steps = self.points(), {}
         for point in (*points, *learned):
             self.take(point)
@@ -219,14 +228,14 @@ class CurveLearner:
         return [_unpacked(row) for kept in self._steps.values() for row in _rows(kept)]
 
     def column(self, name: str) -> array[float]:
-        """This field of all points, NaN where it is None: takes less time than the points."""
+        """One field of all points, NaN for None. Faster than `points`."""
         column = array("d")
         for kept in self._steps.values():
             column += kept[FIELD[name] :: FIELDS]
         return column
 
     def knee(self, now_s: float, targets: Targets) -> LearnedKnee | None:
-        """The learned knee; None if too few loads were seen."""
+        """The learned knee; None if too few different loads were seen."""
         steps = self._current_steps(now_s)
         if len(steps) < STEPS_MIN or steps[-1].in_flight < SPAN_MIN * steps[0].in_flight:
             return None
@@ -259,12 +268,12 @@ def _rows(kept: array[float]) -> Iterator[tuple[float, ...]]:
 
 
 def step_of(in_flight: float) -> int:
-    """The index of a concurrency's step; two steps double the concurrency."""
+    """The index of the step that a concurrency belongs to; two steps double the concurrency."""
     return round(STEPS_PER_DOUBLING * log2(in_flight))
 
 
 def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) -> Point | None:
-    """A window as a point of the curve; None if it has no latency under load."""
+    """The window as a point of the curve; None if it has no latency under load."""
     in_flight = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
     served_per_s, tokens_per_s = (
         values.get("completed_per_s"),
@@ -302,10 +311,10 @@ def _outside_s(values: Mapping[str, float | None], prefill_s: float | None) -> f
 
 
 def token_gap_s(values: Mapping[str, float | None]) -> float | None:
-    """Seconds between two tokens of a request that runs; None where unknown.
+    """Seconds between two tokens of a running request; None if unknown.
 
-    vLLM counts the time that a preempted request waits as ITL of its next token. Where requests are
-    preempted it is the running requests over the tokens per second (Little's law).
+    vLLM includes the wait of a preempted request in the ITL of its next token. So if requests are
+    preempted, the gap is running requests divided by tokens/s (Little's law).
     """
     itl_s, tokens_per_s = values.get("itl_mean_s"), values.get("generation_tokens_per_s")
     if not itl_s or not values.get("preemption_per_s") or not tokens_per_s:
@@ -314,8 +323,11 @@ def token_gap_s(values: Mapping[str, float | None]) -> float | None:
 
 
 def _at_power(steps: Sequence[_Step]) -> LearnedKnee:
-    """The knee: the load with the most power (tokens/s divided by seconds per token). Other loads
-    whose better windows reach that power widen its range."""
+    """The knee without targets: the load with the most power (tokens/s per second per token).
+
+    If the better windows of another load reach this power too, that load is part of the knee's
+    range.
+    """
     powers = [step.power() for step in steps]
     best = max(range(len(steps)), key=lambda at: powers[at].expected)
     near = [at for at, power in enumerate(powers) if power.high >= powers[best].expected]
@@ -330,7 +342,8 @@ def _at_power(steps: Sequence[_Step]) -> LearnedKnee:
 
 
 def _at_targets(steps: Sequence[_Step], targets: Targets) -> LearnedKnee | None:
-    """C_max: the last of the consecutive steps in which most windows meet the targets."""
+    """The knee with targets: C_max is the last of consecutive steps whose windows mostly meet
+    them."""
     kept = [step.kept(targets) for step in steps]
     start = next((at for at, share in enumerate(kept) if share >= 0.5), None)
     if start is None:
@@ -347,8 +360,11 @@ def _at_targets(steps: Sequence[_Step], targets: Targets) -> LearnedKnee | None:
 
 
 def _run_end(kept: Sequence[float], start: int, *, least: float) -> int:
-    """Index of the last consecutive step, from `start`, in which at least this share of windows
-    meets the targets."""
+    """Index of the last consecutive step, from `start` on, that meets the targets often enough.
+
+    `kept` has each step's share of windows that meet the targets; `least` is the share that is
+    enough.
+    """
     end = start
     while end + 1 < len(kept) and kept[end + 1] >= least:
         end += 1
@@ -381,7 +397,7 @@ def _range(values: Iterable[float]) -> Range:
 
 
 def _quartile(ordered: Sequence[float], quarter: int) -> float:
-    """A quartile by the inclusive method, like `statistics.quantiles`, which takes more time."""
+    """A quartile by the inclusive method; faster than `statistics.quantiles`."""
     at, rest = divmod(quarter * (len(ordered) - 1), 4)
     if not rest:
         return ordered[at]
@@ -395,20 +411,22 @@ STEP_FIELDS = (
     *("t_s", "running", "itl_s", "context_tokens"),
     *("prefill_s", "computed_tokens", "outside_s"),
 )
-"""Fields of a point in the order of the columns of `StepTimes`."""
+"""The fields of a point that are `StepTimes`' columns, in their order."""
 
 STEP_WINDOWS_MIN = 3
 ERROR_WINDOWS_MAX = 32
-"""Most windows whose error is computed: the error is only shown, nothing depends on it."""
+"""Most windows for which an error is computed. The error is only shown; nothing depends on it."""
 
 
 class StepTimes(Struct, frozen=True, dict=True):
-    """The measured step times of this server, without any figure of a data sheet.
+    """Step times measured on this server, without any data sheet figure.
 
-    A decode step takes a + b x running + c x context tokens of all running requests. The fit is by
-    least squares, and windows count more the nearer their batch is to the requested one, because
-    step times are no straight line from one request to hundreds. There are at least two windows,
-    each a value in every column; the last three columns are NaN where a window lacks them.
+    A decode step takes a + b x running + c x context tokens of all running requests. The
+    coefficients are fitted by least squares. Step times are not linear from one request to
+    hundreds, so a window counts more the nearer its batch is to the requested batch.
+
+    There are at least two windows; each has a value in every column. In the last three columns the
+    value may be NaN.
     """
 
     times_s: Sequence[float]
@@ -421,7 +439,7 @@ class StepTimes(Struct, frozen=True, dict=True):
 
     @classmethod
     def of(cls, curve: CurveLearner, now_s: float) -> StepTimes | None:
-        """Step times from the curve's windows; None where too few have all they need."""
+        """Step times from the curve's windows; None if too few windows have all required values."""
         columns = [curve.column(name) for name in STEP_FIELDS]
         # A comparison with NaN is false.
         usable = [
@@ -436,7 +454,7 @@ class StepTimes(Struct, frozen=True, dict=True):
 
     @property
     def windows(self) -> int:
-        """How many windows were measured."""
+        """Number of windows measured."""
         return len(self.times_s)
 
     @property
@@ -455,10 +473,10 @@ class StepTimes(Struct, frozen=True, dict=True):
         return min(self.times_s)
 
     def itl_s(self, running: float, context_tokens: float, *, near: float | None = None) -> float:
-        """Mean seconds of a step with that many decodes of that context each, prefill included.
+        """Mean seconds of a step with `running` decodes of `context_tokens` each, prefill included.
 
-        `near` is the batch whose windows count most, by default `running`. For one value of `near`
-        a larger batch never takes less time, nor more than in proportion.
+        Windows near the batch `near` count most; by default it is `running`. For a fixed `near`, a
+        larger batch never takes less time, and its time never grows faster than the batch.
         """
         return self._decode.at(running, running * context_tokens, near=near)
 
@@ -474,13 +492,16 @@ class StepTimes(Struct, frozen=True, dict=True):
         return [round(_BANDS_A_DOUBLING * log2(batch)) for batch in self.batches]
 
     def prefill_s(self, running: float, context_tokens: float, computed_tokens: float) -> float:
-        """Seconds from a prompt's first step to its first token: one step, and the time that each
-        computed token adds at that batch, where more prompts share the step."""
+        """Seconds from a prompt's first step to its first token.
+
+        It is one step, plus the time that each computed token adds. In a larger batch more prompts
+        share a step.
+        """
         step_s = self.itl_s(running, context_tokens)
         return step_s + computed_tokens * self._added_s(running)
 
     def _added_s(self, running: float) -> float:
-        """Seconds that one computed prompt token adds to a step of that batch; 0 where unknown."""
+        """Seconds that one computed prompt token adds to a step at this batch; 0 if unknown."""
         near = _band(running)
         windows = zip(
             self._bands, self.batches, self.steps_s, self.prefills_s, self.computed, strict=True
@@ -497,9 +518,11 @@ class StepTimes(Struct, frozen=True, dict=True):
         return _near_line(rows, running) if rows else 0.0
 
     def outside_s(self, running: float) -> float:
-        """Seconds of TTFT in the API server and the network, which depend on the batch because they
-        also serve the running streams: the median of the windows with the nearest batches; 0 where
-        not measured."""
+        """Seconds of TTFT in the API server and the network; 0 if not measured.
+
+        Both also serve the running streams, so the time depends on the batch. The result is the
+        median of the windows with the nearest batches.
+        """
         measured = sorted(
             (abs(log2(batch / running)), outside_s)
             for batch, outside_s in zip(self.batches, self.outsides_s, strict=True)
@@ -510,26 +533,27 @@ class StepTimes(Struct, frozen=True, dict=True):
 
     @property
     def error_ratio(self) -> float:
-        """Median relative error of a window's decode step by the fit of all other windows."""
+        """Median relative error when each window's decode step is predicted from all other
+        windows."""
         return median(self._decode.error_ratios(rows_max=ERROR_WINDOWS_MAX))
 
 
 COLLINEAR = 0.98
-"""Squared correlation of batch and context above which their effects cannot be told apart."""
+"""Above this squared correlation, the effects of batch and context cannot be told apart."""
 
 _BANDS_A_DOUBLING = 4
 _SPREAD_MIN_RATIO = 1e-9
-"""Smallest variance over mean square that is a spread and no rounding error."""
+"""Smallest ratio of variance to mean square that is a real spread and not a rounding error."""
 
 _Row = tuple[float, float, float]
 
 
 class _NearFit:
-    """Least squares of (batch, tokens, value) rows in which a row counts the more the nearer its
-    batch is to the one asked for, in quarters of a doubling. Errors are relative to the value.
+    """A least-squares fit of rows (batch, tokens, value), weighted towards the requested batch.
 
-    Rows of one band count alike, so sums over each band are all that a fit needs: a row is left
-    out by subtracting it from them.
+    The nearer a row's batch, the more the row counts; distance is measured in bands of a quarter of
+    a doubling. Errors are relative to the value. Rows of a band have equal weight, so a fit needs
+    only sums over each band. To leave out a row, its terms are subtracted from the sums.
     """
 
     def __init__(self, rows: Sequence[_Row], bands: Sequence[int]) -> None:
@@ -543,14 +567,18 @@ class _NearFit:
         self._weighted: dict[int, list[float]] = {}
 
     def at(self, running: float, tokens: float, *, near: float | None = None) -> float:
-        """The value at a batch and its tokens, within the values measured. Rows `near` a batch, by
-        default this one, count most."""
+        """The fitted value for a batch and its tokens, limited to the range of measured values.
+
+        Rows near the batch `near` count most; by default it is `running`.
+        """
         value = _line(self._sums_near(_band(near or running)), running, tokens)
         return min(max(value, self._values[0]), self._values[-1])
 
     def error_ratios(self, *, rows_max: int) -> list[float]:
-        """The relative error of each row's value by the fit of all others, of at most
-        `rows_max` rows that are spread over all. There are two or more rows."""
+        """Relative errors when a row's value is predicted from all other rows.
+
+        At most `rows_max` rows are used, evenly spaced. There must be two or more rows.
+        """
         values, ratios = self._values, list[float]()
         for at in range(0, len(self._rows), ceil(len(self._rows) / rows_max)):
             row = running, tokens, value = self._rows[at]
@@ -574,12 +602,12 @@ def _band(batch: float) -> int:
 
 @lru_cache(maxsize=256)
 def _nearness(bands: int) -> float:
-    """How much a row counts that is so many bands away from the batch asked for."""
+    """Weight of a row whose batch is this many bands away from the requested batch."""
     return (1 / (1 + (bands / _BANDS_A_DOUBLING) ** 2)) ** 2
 
 
 def _add(sums: list[float], row: _Row, times: float) -> None:
-    """Add the terms of a row, each times its weight, to a fit's sums so many times."""
+    """Add a row's terms to a fit's sums, multiplied by a weight and by `times`."""
     batch, tokens, value = row
     weight = times / (value or 1.0) ** 2
     of_batch, of_tokens = weight * batch, weight * tokens
@@ -595,11 +623,11 @@ def _add(sums: list[float], row: _Row, times: float) -> None:
 
 
 def _line(sums: Sequence[float], running: float, tokens: float) -> float:
-    """The value of the weighted least squares plane at this batch and these context tokens.
+    """The value of the weighted least-squares plane at this batch and these context tokens.
 
-    It slopes along the batch alone where the effects of batch and tokens cannot be told apart.
-    A step never gets faster with more of either, nor grows faster than its batch: a plane that
-    does so was fitted to different speeds of the machine.
+    If the effects of batch and tokens cannot be told apart, the plane slopes along the batch only.
+    More of either never makes a step faster, and a step never grows faster than its batch. A plane
+    that violates this was fitted to times at which the machine ran at different speeds.
     """
     weight = sums[0]
     batch, token, value = sums[1] / weight, sums[2] / weight, sums[3] / weight
@@ -617,7 +645,8 @@ def _line(sums: Sequence[float], running: float, tokens: float) -> float:
 
 
 def _near_line(rows: Sequence[tuple[float, float, float]], running: float) -> float:
-    """As `_NearFit.at` where values depend on the batch alone; rows of nearness, batch, value."""
+    """Like `_NearFit.at` for values that depend on the batch only. Rows are (nearness, batch,
+    value)."""
     batches = [batch for _, batch, _ in rows]
     values = [value for _, _, value in rows]
     weights = [nearness / (value or 1.0) ** 2 for nearness, _, value in rows]
@@ -630,12 +659,12 @@ def _near_line(rows: Sequence[tuple[float, float, float]], running: float) -> fl
 
 
 def _per_request(batch: float, value: float, bb: float, bv: float) -> float:
-    """The slope along the batch alone, from means, variance and covariance."""
+    """The slope along the batch only, from means, variance and covariance."""
     return min(max(0.0, bv / bb), value / batch) if bb else 0.0
 
 
 def _spread(square: float, mean: float) -> float:
-    """The variance from a mean square and a mean; 0 where that is a rounding error."""
+    """The variance from a mean square and a mean; 0 if it is only a rounding error."""
     variance = square - mean * mean
     return variance if variance > _SPREAD_MIN_RATIO * square else 0.0
 
@@ -644,7 +673,7 @@ def _spread(square: float, mean: float) -> float:
 
 
 LIVE_POINTS_KEPT = 12
-"""Windows kept per concurrency step in a daemon, which has many engines."""
+"""Windows kept per concurrency step in a daemon, which monitors many engines."""
 
 
 class LiveKnee:
@@ -662,12 +691,14 @@ class LiveKnee:
         """Whether windows from before `first_s` were requested from the history."""
 
     def recall(self, points: Sequence[Point]) -> None:
-        """Add windows from before the first scrape, oldest first; the next knee uses them. May be
-        called once, from another thread."""
+        """Add windows from before the first scrape, oldest first; the next computed knee uses them.
+
+        May be called once, from another thread.
+        """
         self._recalled = points
 
     def update(self, now_s: float, values: Mapping[str, float | None]) -> LearnedKnee | None:
-        """The knee after a scrape; None if too few loads were seen."""
+        """The knee after a scrape; None if too few different loads were seen."""
         if self.first_s is None:
             self.first_s = now_s
         if self._recalled:

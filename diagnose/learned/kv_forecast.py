@@ -1,10 +1,12 @@
-"""Forecast of when the KV cache will be full, from KV demand and from arrivals. Pure.
+"""Forecasts when the KV cache will be full, from KV demand and from arrivals. Pure.
 
-Two series are watched, each as a share of the cache: the demand of the requests in flight, and
-what the present arrivals will ask for once as many requests end as arrive (Little's law). Arrivals
-show a climb one request's duration earlier; demand also shows requests that grow longer. Each is
-averaged in bins of several lengths, so that a climb of a minute and one of hours both stand out
-from the chance of random arrivals.
+Two series are followed, each as a share of the cache. One is the demand of the requests in flight.
+The other is the demand that the present arrivals will reach when as many requests end as arrive
+(Little's law). Arrivals show a climb earlier, by one request's duration. Demand also shows requests
+that get longer.
+
+Each series is averaged in bins of several lengths, so that climbs of a minute and climbs of hours
+both stand out from the noise of random arrivals.
 """
 
 from __future__ import annotations
@@ -17,68 +19,81 @@ from math import exp, inf, isfinite, sqrt
 from msgspec import Struct
 
 DEMAND_BINS = (1 / 12, 1 / 4, 1.0, 2.5, 5.0)
-"""Lengths of the bins of demand in windows, from 5 s to 5 min at a window of 60 s: trends of two
-minutes to two hours. A bin is never shorter than a scrape."""
+"""Bin lengths for demand, in windows: 5 s to 5 min at a window of 60 s.
+
+They show trends of two minutes to two hours. A bin is never shorter than a scrape interval.
+"""
 
 ARRIVAL_BINS = (1 / 12, 1 / 4)
-"""Lengths of the bins of arrivals, in windows. Over longer times demand shows the same climb."""
+"""Bin lengths for arrivals, in windows. Over longer times demand shows the same climb."""
 
 SCATTER_BINS_FROM = 1 / 4
-"""Scatter is measured at the longest bins there are, of this many windows or more: shorter bins do
-not show all of it."""
+"""Scatter is measured on the longest bins available, of at least this many windows.
+
+Shorter bins show only part of it.
+"""
 
 BINS_MAX = 24
 BINS_MIN = 8
 PART_MIN = 4
-"""Smallest number of bins of a climb, and of the level before it."""
+"""Fewest bins in a climb, and fewest in the level before it."""
 
 TREND_MIN = 4.5
-"""Smallest slope, in standard errors, that counts as a climb."""
+"""A slope counts as a climb from this many standard errors on."""
 
 NO_STEP = 1.1
-"""A climb counts if a step of the load leaves at least this many times its squared residuals."""
+"""A climb counts only if the best single step fits worse, by this factor in squared residuals."""
 
 LATE_RISE = 0.6
-"""Smallest rise from a climb's first half to its second, as a share of the line's: a load that has
-ceased to climb has less."""
+"""Least rise from a climb's first half to its second, as a share of the line's rise.
 
-REQUESTS_MIN = 2.0
-"""Least length of a climb of demand, in durations of a request: after a step of the arrivals
-demand climbs for one."""
-
-CHANCE = 1.4
-"""Variance of the demand of requests that arrive at random, over mean demand x that of one
-request: more than 1 since requests differ and grow."""
-
-PEAK_SIGMAS = 2.8
-"""Demand's peaks over some minutes, in standard deviations above its mean."""
-
-DEMAND_MIN = 0.3
-"""Demand below this share of the cache gives no forecast, whatever the slope."""
-
-BURST_REQUESTS = 30.0
-"""A climb of demand that has lasted for fewer durations of a request may be a burst: it counts only
-if the present arrivals fill the cache. A longer one may be of requests that grow longer."""
-
-ARRIVALS_MIN = 10.0
-"""Number of arrivals from which on the mean demand of a request is known."""
-
-MEMORY_WINDOWS = 15.0
-"""Time constant of the mean demand of a request, in windows: a climb of minutes hardly changes it.
+A load that has stopped climbing rises less.
 """
 
+REQUESTS_MIN = 2.0
+"""Least length of a climb of demand, in durations of a request.
+
+After a step of the arrivals, demand climbs for one duration.
+"""
+
+CHANCE = 1.4
+"""Variance of demand under random arrivals, divided by (mean demand x demand of one request).
+
+Above 1, because requests differ and grow.
+"""
+
+PEAK_SIGMAS = 2.8
+"""Height of demand's peaks within some minutes, in standard deviations above its mean."""
+
+DEMAND_MIN = 0.3
+"""Below this share of the cache, demand gives no forecast, whatever its slope."""
+
+BURST_REQUESTS = 30.0
+"""A climb of demand shorter than this many durations of a request may be a burst.
+
+It counts only if the present arrivals will fill the cache. A longer climb may come from requests
+that get longer.
+"""
+
+ARRIVALS_MIN = 10.0
+"""After this many arrivals, the mean demand of a request is known."""
+
+MEMORY_WINDOWS = 15.0
+"""Time constant, in windows, of a request's mean demand: a climb of minutes hardly changes it."""
+
 HORIZON_S = 1800.0
-"""Longest forecast: half an hour."""
+"""Longest forecast in seconds: half an hour."""
 
 AHEAD_S = 300.0
-"""How far ahead KV demand is projected unless configured: new replicas take minutes to serve."""
+"""Default time, in seconds, that KV demand is projected ahead: new replicas need minutes to
+start."""
 
 
 def demand_ratio(values: Mapping[str, float | None]) -> float | None:
-    """KV tokens demanded over the KV cache's capacity; None if usage is unknown.
+    """KV tokens demanded, divided by the KV cache's capacity; None if usage is unknown.
 
-    Usage x requests in flight / running requests: queued requests are assumed to need as much as
-    running ones do on average.
+    Usage x requests in flight / running requests. Queued requests are assumed to need as much as
+    running requests do on average.
     """
     usage, running = values.get("kv_usage_avg_ratio"), values.get("running_avg")
     if usage is None or not isfinite(usage):
@@ -89,9 +104,12 @@ def demand_ratio(values: Mapping[str, float | None]) -> float | None:
 
 
 class KvForecaster:
-    """Forecasts when one engine's KV demand reaches the cache's capacity at its peaks: vLLM evicts
-    at the first peak beyond it, while the mean is still below. `window_s` is the short window,
-    `ahead_s` how far ahead demand is projected. No forecast without counted arrivals."""
+    """Forecasts when the peaks of one engine's KV demand reach the cache's capacity.
+
+    vLLM preempts at the first peak above the capacity, while the mean is still below. `window_s` is
+    the short window; `ahead_s` is how far ahead demand is projected. Without counted arrivals there
+    is no forecast.
+    """
 
     def __init__(self, *, window_s: float, ahead_s: float = AHEAD_S) -> None:
         self._window_s, self._ahead_s = window_s, ahead_s
@@ -108,8 +126,10 @@ class KvForecaster:
     def update(
         self, now_s: float, values: Mapping[str, float | None], *, arrivals: float | None
     ) -> dict[str, float | None]:
-        """The derived signals after a scrape with these values; `arrivals` since the scrape before,
-        None where they are not counted."""
+        """The derived signals after a scrape with these values.
+
+        `arrivals`: requests that arrived since the previous scrape; None if not counted.
+        """
         mean_demand = demand_ratio(values)
         climb = self._climb(now_s, values, arrivals, mean_demand)
         mean, most = values.get("kv_usage_avg_ratio"), values.get("kv_usage_max_ratio")
@@ -128,7 +148,7 @@ class KvForecaster:
         arrivals: float | None,
         mean_demand: float | None,
     ) -> _Climb | None:
-        """The climb that exhausts the cache first; None without one."""
+        """The climb that fills the cache first; None if there is none."""
         usage, running = values.get("kv_usage_ratio"), values.get("running")
         if usage is None or not isfinite(usage) or running is None or mean_demand is None:
             self.forget()
@@ -156,7 +176,8 @@ class KvForecaster:
         return min(climbs, key=_Climb.left_s, default=None)
 
     def _grown(self, now_s: float) -> Iterator[_Climb]:
-        """Climbs since the last arrival: the same requests grow, so none of it is chance."""
+        """Climbs since the last arrival. The same requests are growing, so no climb is due to
+        chance."""
         for trend in self._demand:
             line = trend.climb(variance=0.0, overlap=1.0)
             if line is not None and not line.is_step and line.lasts_s <= self._no_arrival_s:
@@ -193,7 +214,7 @@ class KvForecaster:
                 yield climb
 
     def _capacity(self) -> float:
-        """The mean demand whose peaks fill the cache. The variance of demand grows in proportion to
+        """The mean demand at which peaks fill the cache. The variance of demand is proportional to
         its mean."""
         long = (t for t in self._demand if t.bin_s >= SCATTER_BINS_FROM * self._window_s)
         scatters = [scatter for trend in long if (scatter := trend.scatter()) is not None]
@@ -217,7 +238,8 @@ def _signals(
 
 
 class _Requests:
-    """What requests ask for on average, with a fading memory: sums over time and over arrivals."""
+    """Mean demand and duration of requests, from sums over time and arrivals that fade with
+    time."""
 
     def __init__(self, *, memory_s: float) -> None:
         self._memory_s = memory_s
@@ -236,17 +258,20 @@ class _Requests:
 
     @property
     def lasts_s(self) -> float:
-        """Seconds of a request, by Little's law."""
+        """Mean duration of a request in seconds, by Little's law."""
         return self._in_flight_s / self.arrivals
 
     @property
     def ratio_s(self) -> float:
-        """Mean demand of an arrival: share of the cache x seconds that it is held."""
+        """Mean demand of an arrival: share of the cache times the seconds for which it is held."""
         return self._demand_s / self.arrivals
 
     def sustained(self, arrivals: Sequence[_Bin]) -> float:
-        """The highest demand that the newest arrivals can sustain: that of the arrivals within one
-        request's duration, plus a standard deviation for chance. Infinite before any arrival."""
+        """The highest demand that the newest arrivals can sustain; infinite before any arrival.
+
+        It is the demand of the arrivals within one request's duration, plus a standard deviation
+        for chance.
+        """
         lasts_s = count = 0.0
         for at, part in enumerate(reversed(arrivals)):
             if at >= PART_MIN and lasts_s >= self.lasts_s:
@@ -257,7 +282,7 @@ class _Requests:
 
 
 class _Bin(Struct, frozen=True):
-    """A stretch of a series: its middle, mean, variance and length."""
+    """A section of a series: its middle, mean, variance and length."""
 
     t_s: float
     mean: float
@@ -266,9 +291,14 @@ class _Bin(Struct, frozen=True):
 
 
 class _Line(Struct, frozen=True):
-    """A climb: the value at the newest bin's middle, the slope with its standard error, and the
-    seconds since it began. `late_least` is the mean of its second half less a standard deviation;
-    `is_step`: it may have ended."""
+    """A climb of a series.
+
+    - `level`: the value at the middle of the newest bin.
+    - `slope_per_s`, `error_per_s`: the slope and its standard error.
+    - `lasts_s`: seconds since the climb began.
+    - `late_least`: the mean of its second half minus a standard deviation.
+    - `is_step`: the climb may have ended.
+    """
 
     level: float
     slope_per_s: float
@@ -279,8 +309,10 @@ class _Line(Struct, frozen=True):
 
 
 class _Climb(Struct, frozen=True):
-    """A line that climbs towards the mean demand `capacity`, whose peaks fill the cache. The line's
-    newest point is `age_s` old, and demand follows the line `lag_s` later."""
+    """A line that climbs towards `capacity`, the mean demand at which peaks fill the cache.
+
+    The line's newest point is `age_s` old. Demand follows the line `lag_s` later.
+    """
 
     line: _Line
     capacity: float
@@ -288,7 +320,7 @@ class _Climb(Struct, frozen=True):
     lag_s: float
 
     def left_s(self, errors: float = 0.0) -> float:
-        """Seconds until the cache is full, with the slope this many standard errors steeper."""
+        """Seconds until the cache is full if the slope is steeper by this many standard errors."""
         slope_per_s = self.line.slope_per_s + errors * self.line.error_per_s
         if slope_per_s <= 0:
             return inf
@@ -296,18 +328,20 @@ class _Climb(Struct, frozen=True):
         return max(0.0, rise_s - self.age_s + self.lag_s)
 
     def before(self, ago_s: float) -> float:
-        """The line's value `ago_s` seconds before now."""
+        """The line's value `ago_s` seconds ago."""
         return self.line.level + self.line.slope_per_s * (self.age_s - ago_s)
 
     def ahead_ratio(self, ahead_s: float) -> float:
-        """Demand at its peaks in `ahead_s`; beyond exhaustion a climb is projected no longer than
-        it has lasted."""
+        """Demand at its peaks in `ahead_s`.
+
+        Beyond a full cache, a climb is projected for at most as long as it has lasted.
+        """
         ahead_s = min(ahead_s, self.left_s() + self.line.lasts_s)
         return self.before(self.lag_s - ahead_s) / self.capacity
 
 
 class _Trend:
-    """Means of a series in bins of one length, and the climb that fits the newest of them."""
+    """Means of a series in bins of equal length, and the climb fitted to the newest of them."""
 
     def __init__(self, bin_s: float) -> None:
         self.bin_s = bin_s
@@ -316,7 +350,7 @@ class _Trend:
         self._fit: _Fit | None = None
 
     def add(self, now_s: float, value: float, lasts_s: float) -> None:
-        """Add a value that stands for the `lasts_s` before `now_s`."""
+        """Add a value that is valid for the `lasts_s` before `now_s`."""
         self._lasts_s += lasts_s
         self._sum += value * lasts_s
         self._squares += value * value * lasts_s
@@ -334,16 +368,18 @@ class _Trend:
         return self._fit
 
     def scatter(self) -> float | None:
-        """Variance of single values about the trend, over their mean; None with few bins."""
+        """Variance of single values about the trend, divided by their mean; None with few bins."""
         fit = self._fitted()
         if fit is None or fit.mean <= 0:
             return None
         return (sum(part.variance for part in self.bins) / len(self.bins) + fit.variance) / fit.mean
 
     def climb(self, *, variance: float, overlap: float, scale: float = 1.0) -> _Line | None:
-        """The climb times `scale`, None where chance explains it. `variance` is a bin's variance by
-        chance, over its mean; `overlap` the number of neighbouring bins that hold the same
-        requests."""
+        """The climb, multiplied by `scale`; None if chance explains it.
+
+        `variance`: a bin's variance by chance, divided by its mean. `overlap`: number of
+        neighbouring bins that contain the same requests.
+        """
         fit = self._fitted()
         if fit is None or fit.slope_per_s <= 0:
             return None
@@ -363,8 +399,10 @@ class _Trend:
 
 
 class _Fit(Struct, frozen=True):
-    """The line through the newest bins, after a level or from the first bin on. `error_unit` is the
-    slope's standard error for bins with an error of 1."""
+    """The line through the newest bins, which begins after a level or at the first bin.
+
+    `error_unit` is the slope's standard error if every bin has an error of 1.
+    """
 
     level: float
     slope_per_s: float
@@ -378,7 +416,7 @@ class _Fit(Struct, frozen=True):
 
 
 def _fit(bins: Sequence[_Bin]) -> _Fit:
-    """The best least-squares fit: a line, or a level with a line from its end."""
+    """The best least-squares fit: a line, or a level that a line follows."""
     end_s = bins[-1].t_s
     points = [(part.t_s - end_s, part.mean) for part in bins]
     count, sums = len(points), _Sums.of(points)
@@ -404,12 +442,12 @@ def _fit(bins: Sequence[_Bin]) -> _Fit:
 
 
 _Candidate = tuple[float, int, float, float, float, float]
-"""Squares left, first bin of the line, its slope, the slope's error for bins with an error of 1,
-its value at time 0, and when it begins."""
+"""Squared residuals, the line's first bin, its slope, the slope's error, its value at time 0, and
+the time at which the line begins. The slope's error is for bins with an error of 1."""
 
 
 class _Sums(Struct, frozen=True):
-    """Running sums over the first n points, by n: of times t, values v and their products."""
+    """Running sums over the first n points, for each n: of times t, values v and their products."""
 
     begin_s: float
     times: Sequence[float]
@@ -440,7 +478,7 @@ class _Sums(Struct, frozen=True):
         return left, 0, slope, sqrt(1 / spread), mean - slope * mean_s, self.begin_s
 
     def level_and_line(self, from_s: float, begin: int) -> _Candidate:
-        """The mean of the points before `begin`, and from it at `from_s` on a line."""
+        """The mean of the points before `begin`, followed by a line from this mean at `from_s`."""
         count, base = len(self.times) - 1 - begin, self.values[begin] / begin
         times = self.times[-1] - self.times[begin]
         values = self.values[-1] - self.values[begin] - count * base
@@ -453,7 +491,7 @@ class _Sums(Struct, frozen=True):
         return left - slope * product, begin, slope, error_unit, base - slope * from_s, from_s
 
     def step(self) -> float:
-        """The squared residuals of the best step from one level to another."""
+        """The squared residuals of the best single step between two levels."""
         count, total = len(self.times) - 1, self.values[-1]
         return self.vv[-1] - max(
             self.values[at] ** 2 / at + (total - self.values[at]) ** 2 / (count - at)

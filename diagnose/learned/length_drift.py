@@ -1,10 +1,10 @@
-"""How far the lengths of requests have moved: from earlier ones, and from a stated workload. Pure.
+"""How far request lengths have moved from earlier lengths, or from a stated workload. Pure.
 
-The measure is the greatest distance between two cumulative distributions (Kolmogorov, Smirnov).
-With a probability of at least 1 - a, the cumulative shares of n observations lie within
-sqrt(ln(2 / a) / 2n) of their distribution's (Dvoretzky, Kiefer, Wolfowitz 1956; Massart's constant,
-1990), for any distribution and any buckets. So two samples of one distribution are further apart
-than both bands with a probability below 2 a.
+The measure is the greatest distance between two cumulative distributions (Kolmogorov, Smirnov). For
+n observations of any distribution and any buckets, the observed shares lie within sqrt(ln(2 / a) /
+2n) of the true ones, with a probability of at least 1 - a (Dvoretzky, Kiefer, Wolfowitz 1956;
+Massart's constant, 1990). So two samples of one distribution are further apart than the sum of
+their bands with a probability below 2 a.
 """
 
 from __future__ import annotations
@@ -21,27 +21,30 @@ from kneewatch.collector.scrape_history import History
 from kneewatch.collector.window import Window
 
 FALSE_ALARM = 1e-4
-"""Upper bound on the probability that a comparison of unchanged lengths reports a change."""
+"""Upper bound on the probability that unchanged lengths are reported as changed."""
 
 SHIFT_MIN = 0.15
-"""If at least this share of the requests changed in length, the workload counts as changed."""
+"""The workload counts as changed if the lengths of at least this share of the requests changed."""
 
 TAIL_SHIFT_MIN = 0.1
-"""The same for a percentile that leaves less than SHIFT_MIN above it: 0.15 instead of 0.05 of the
-requests above the stated P95."""
+"""The same for percentiles with less than SHIFT_MIN of the requests above them.
+
+For a stated P95: 0.15 of the requests are above it instead of 0.05.
+"""
 
 ALIKE = 10.0
-"""Requests of one session or job are alike: this many count as one independent request."""
+"""Requests of one session or job have similar lengths: this many count as one independent
+request."""
 
 Buckets = Mapping[float, float]
-"""Observations up to each upper edge, as Prometheus counts them; `inf` has all."""
+"""Number of observations up to each upper edge, as in Prometheus; `inf` has all of them."""
 
 
 class Drift(Struct, frozen=True):
-    """How far two distributions are apart.
+    """The distance between two distributions.
 
-    `shift_ratio` is the share of the requests that moved to the other side of `edge`, positive if
-    they are longer now; `chance_ratio` is the largest shift that chance explains.
+    `shift_ratio`: share of the requests that moved to the other side of `edge`; positive if
+    requests are longer now. `chance_ratio`: the largest shift that chance explains.
     """
 
     shift_ratio: float
@@ -50,15 +53,18 @@ class Drift(Struct, frozen=True):
 
     @property
     def real(self) -> bool:
-        """Whether it is more than chance, and enough to be another workload."""
+        """Whether the shift is more than chance, and large enough to be another workload."""
         return abs(self.shift_ratio) > max(self.chance_ratio, SHIFT_MIN)
 
 
 def drift(
     before: Buckets, now: Buckets, *, false_alarm: float = FALSE_ALARM, alike: float = ALIKE
 ) -> Drift | None:
-    """How far `now` is from `before`; None where one of them is empty or is no histogram, or where
-    their edges differ. `alike` observations count as one independent one."""
+    """The distance of `now` from `before`.
+
+    None if either is empty or not a histogram, or if their edges differ. `alike` observations count
+    as one independent observation.
+    """
     edges = sorted(before)
     if edges != sorted(now) or not edges or edges[-1] != inf:
         return None
@@ -74,8 +80,11 @@ def drift(
 
 
 class Point(Struct, frozen=True):
-    """A stated point of a distribution: at most the share `ratio` is below `least`, and at most the
-    rest is above `most`. For a known percentile both are its value."""
+    """A stated point of a distribution.
+
+    At most the share `ratio` of observations is below `least`, and at most the rest is above
+    `most`. For a known percentile, `least` and `most` are both its value.
+    """
 
     ratio: float
     least: float
@@ -83,12 +92,14 @@ class Point(Struct, frozen=True):
 
 
 class Departure(Struct, frozen=True):
-    """How far observations are from a stated distribution, at its `point` that they left furthest.
+    """The greatest difference of observations from a stated distribution, which is at `point`.
 
-    `shift_ratio` is the share of observations that certainly lies beyond the point minus the share
-    that may; positive where they are longer, negative where shorter, 0 where none is certainly
-    beyond. `edge` is the bucket bound beyond which `seen_ratio` of them lie. `chance_ratio` is the
-    largest shift that chance explains.
+    - `shift_ratio`: share of observations that are certainly beyond the point, minus the share that
+      may be. Positive if observations are longer, negative if shorter, 0 if none is certainly
+      beyond.
+    - `edge`: the bucket bound used for the point; the share `seen_ratio` of observations is beyond
+      it.
+    - `chance_ratio`: the largest shift that chance explains.
     """
 
     shift_ratio: float
@@ -99,7 +110,7 @@ class Departure(Struct, frozen=True):
 
     @property
     def may_ratio(self) -> float:
-        """The share that may be beyond the point on this side."""
+        """The stated share that may be beyond the point, on the side of the shift."""
         return 1 - self.point.ratio if self.shift_ratio > 0 else self.point.ratio
 
     @property
@@ -110,7 +121,7 @@ class Departure(Struct, frozen=True):
 
     @property
     def real(self) -> bool:
-        """Whether it is more than chance, and enough to be another workload."""
+        """Whether the shift is more than chance, and large enough to be another workload."""
         return abs(self.shift_ratio) > self.least_ratio
 
 
@@ -121,12 +132,15 @@ def departure(
     false_alarm: float = FALSE_ALARM,
     alike: float = ALIKE,
 ) -> Departure | None:
-    """How far the histogram `now` is from the stated points; None where no point is stated, or the
-    histogram is empty or lacks its last bucket. `alike` observations count as one independent one.
+    """How far the histogram `now` differs from the stated points.
 
-    If the observations are as stated, a shift beyond chance is reported with a probability of at
-    most `false_alarm`, for all points and both sides together: the band holds all cumulative shares
-    at once, and observations between a stated value and the next bucket bound are not counted.
+    None if no point is stated, or if the histogram is empty or lacks its last bucket. `alike`
+    observations count as one independent observation.
+
+    If the observations are as stated, a shift is reported as real with a probability of at most
+    `false_alarm`. This is for all points and both sides together, because the band covers all
+    cumulative shares at once. Observations between a stated value and the next bucket bound are not
+    counted.
     """
     edges = sorted(now)
     if not points or not edges or edges[-1] != inf:
@@ -142,7 +156,7 @@ def departure(
 def _sides(
     point: Point, now: Buckets, edges: Sequence[float], chance: float
 ) -> tuple[Departure, Departure]:
-    """The shares certainly above and certainly below the point."""
+    """The shares that are certainly above and certainly below the point."""
     count = now[inf]
     high = edges[bisect_left(edges, point.most)]
     above = 1 - now[high] / count
@@ -165,11 +179,10 @@ def more_than_chance(
     false_alarm: float = FALSE_ALARM,
     alike: float = ALIKE,
 ) -> bool:
-    """Whether `count` arrivals are more than chance explains where `expected` are expected.
+    """Whether `count` arrivals are more than chance explains if `expected` arrivals are expected.
 
-    Arrivals that are independent of each other, in bunches of `alike`, are n or more of m expected
-    with a probability below exp(-(n ln(n / m) - n + m) / alike) (Chernoff's bound of a Poisson
-    count).
+    Requests arrive independently, in groups of `alike`. Then n or more arrivals instead of m have a
+    probability below exp(-(n ln(n / m) - n + m) / alike) (Chernoff's bound for a Poisson count).
     """
     if not count > expected > 0:
         return False
@@ -177,28 +190,31 @@ def more_than_chance(
 
 
 def _band(count: float, chance: float) -> float:
-    """Half width of the band around the cumulative shares, exceeded with probability `chance`."""
+    """Half the width of the band around the cumulative shares; they leave it with probability
+    `chance`."""
     return sqrt(log(2 / chance) / (2 * count))
 
 
 PROMPTS, ANSWERS = "prompt_tokens", "output_tokens"
 WORDS: Mapping[str, str] = {PROMPTS: "prompts", ANSWERS: "answers"}
-"""Both lengths of a request, and how they are called."""
+"""The two lengths of a request, and their names in texts."""
 
 METRICS: Mapping[str, str] = {
     PROMPTS: "request_prompt_tokens",
     ANSWERS: "request_generation_tokens",
 }
 KEYS: Mapping[str, str] = {PROMPTS: "input", ANSWERS: "output"}
-"""The prefix of a profile's keys for each length, by vLLM's histogram of it."""
+"""The prefix of a profile's keys for each length; lengths are named by vLLM's histogram."""
 
 RATE_MIN = 1.2
-"""Ratio of rate to peak that counts as another workload: every size includes 20% headroom or more
-(guide 8.3)."""
+"""From this ratio of the rate to the stated peak on, the workload differs.
+
+Every size includes at least 20% headroom (guide 8.3).
+"""
 
 
 class Part(Struct, frozen=True):
-    """What a profile says of the requests of one launch: percentiles of their lengths."""
+    """A profile's length percentiles for the requests of one launch."""
 
     name: str
     model: str
@@ -209,8 +225,9 @@ class Part(Struct, frozen=True):
 class StatedWorkload(Struct, frozen=True):
     """A profile's figures. `origin` is its file.
 
-    `peak_requests_per_s` is the whole fleet's, with its growth; None for a batch, and where tiers
-    share it. `grown`: lengths are derived, because the profile states a session's first call.
+    `peak_requests_per_s` is the whole fleet's peak, including growth; None for a batch, and if
+    tiers share it. `grown`: the profile states only a session's first call, so later lengths are
+    derived.
     """
 
     origin: str
@@ -219,8 +236,11 @@ class StatedWorkload(Struct, frozen=True):
     grown: bool = False
 
     def lengths(self, model: str | None, gpu: str | None) -> Mapping[str, tuple[Point, ...]]:
-        """What is stated for a model and a GPU (None: not known). If several parts match, only what
-        all of them state; a profile of one part matches any model and GPU."""
+        """The stated lengths for a model and a GPU (None: unknown).
+
+        If several parts match, only the lengths that all of them state. If the profile has one
+        part, it matches any model and GPU.
+        """
         meant = [part for part in self.parts if len(self.parts) == 1 or _may(part, model, gpu)]
         if not meant:
             return {}
@@ -246,30 +266,35 @@ WINDOWS_MAX = 60
 """Quiet windows that are remembered: an hour at the default window."""
 
 ANSWERS_MIN = 40.0
-"""Fewer quiet answers are no distribution."""
+"""Fewer quiet answers than this are not a distribution."""
 
 FEW = 150.0
-"""With fewer answers than this the longest window is tested too: the band is too wide."""
+"""With fewer answers than this the band is too wide, so the longest window is tested as well."""
 
 OUTPUT_FALSE_ALARM = 1e-3
-"""Upper bound on the probability that a comparison of unchanged, independent answers reports a
-change."""
+"""Upper bound on the probability that unchanged, independent answers are reported as changed."""
 
 LOOKS = 2
-"""Number of comparisons: the window, which shows a large change at once, and the longest window,
-which holds enough answers for a small change but also older ones. Each may err half as often."""
+"""Number of comparisons; each may cause half of the false alarms.
+
+The window shows a large change at once. The longest window has enough answers for a small change,
+but also includes older answers.
+"""
 
 OUTPUTS_ALIKE = 1.0
-"""Each answer counts as independent: causes use this only where many more answers than before end
-at their limit."""
+"""Each answer counts as independent. Causes use this only if many more answers end at their
+limit."""
 
 ENDLESS = 2.0
 """Answers longer than this many times the stated P99 count as endless."""
 
 
 class OutputLengths:
-    """One engine's answers. `window_s` is the short window, `longest_s` what its history holds,
-    `stated` are the percentiles that a size was computed for, empty without them."""
+    """The lengths of one engine's answers.
+
+    `window_s` is the short window; `longest_s` is the length of its history. `stated` are
+    percentiles that a size was computed for; empty if there are none.
+    """
 
     def __init__(self, *, window_s: float, longest_s: float, stated: Sequence[Point] = ()) -> None:
         self._window_s, self._longest_s = window_s, longest_s
@@ -281,7 +306,7 @@ class OutputLengths:
         self._last_s = float("-inf")
 
     def learn(self, now_s: float, window: Window) -> None:
-        """Take a quiet window, at most one a window."""
+        """Add a quiet window; at most one per window's length."""
         if 0 <= now_s - self._last_s < self._window_s:
             return
         buckets = window.buckets(METRICS[ANSWERS])
@@ -294,8 +319,7 @@ class OutputLengths:
         self._quiet.append(array("d", [rate * window.range_s for rate in buckets.lifted]))
 
     def drift(self, history: History, window: Window) -> Drift | None:
-        """How far the answers of the window are from the quiet ones; None where too few are known
-        to say."""
+        """The distance of the window's answers from quiet answers; None if too few are known."""
         before = [sum(counts) for counts in zip(*self._quiet, strict=True)]
         if not before or before[-1] < ANSWERS_MIN:
             return None
@@ -308,8 +332,10 @@ class OutputLengths:
         return max(filter(None, looks), key=_margin_ratio, default=None)
 
     def endless(self, history: History, window: Window) -> Departure | None:
-        """How many more answers than stated are far longer than stated; None where nothing is
-        stated or no request was answered."""
+        """How far the share of very long answers exceeds the stated share.
+
+        None if nothing is stated or no request was answered.
+        """
         looks = self._looks(history, window) if self._endless else []
         if not looks:
             return None
@@ -318,7 +344,7 @@ class OutputLengths:
         )
 
     def _looks(self, history: History, window: Window) -> list[dict[float, float]]:
-        """Answers by upper bound: those of the window and, if they are few, of the longest
+        """Answers by upper bound, for the window and, if it has few answers, for the longest
         window."""
         looks = [_answers(window)]
         if looks[0] is not None and looks[0][inf] < FEW:
@@ -328,7 +354,7 @@ class OutputLengths:
 
 
 def _answers(window: Window) -> dict[float, float] | None:
-    """Number of the window's answers up to each bound, in tokens; None if unknown."""
+    """Number of the window's answers up to each bound (in tokens); None if unknown."""
     buckets = window.buckets(METRICS[ANSWERS])
     if buckets is None:
         return None

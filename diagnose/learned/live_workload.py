@@ -1,7 +1,7 @@
 """Compares an engine's requests of the last hour with the stated workload. Pure.
 
-Requests are counted over an hour at the default window (or since the engine was first seen), from
-snapshots of its counters: a minute's requests are too few.
+The requests of a minute are too few. So they are counted over an hour at the default window, or
+since the engine was first seen, from snapshots of its counters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from kneewatch.diagnose.learned.length_drift import METRICS, WORDS, Departure, P
 
 STEP_WINDOWS = 5.0
 STEPS = 12
-"""A snapshot every five windows, twelve kept: an hour at the default window of 60 s."""
+"""Number of intervals kept. Each is five windows; together an hour at the default window of 60
+s."""
 
 QUANTILES = (0.5, 0.95, 0.99)
 SHIFTS = {side: f"{side}_shift_ratio" for side in WORDS}
@@ -29,12 +30,13 @@ RATE = "arrival_peak_ratio"
 
 
 class LiveWorkload(Struct, frozen=True):
-    """Requests of `span_s` compared with the stated workload, by side (`stated_workload.WORDS`).
-    `origin` and `grown` are the stated workload's.
+    """Requests of the last `span_s`, compared with the stated workload.
 
-    `live` are their P50, P95 and P99, None beyond the histogram's last finite bound. `expected` is
-    the number of requests at this engine's share of the stated peak, 0 where that share is unknown
-    or too little time has passed.
+    - `origin` and `grown`: those of the stated workload.
+    - `lengths`: the departures by side (`length_drift.WORDS`).
+    - `live`: P50, P95 and P99 of the requests; None beyond the histogram's last finite bound.
+    - `expected`: requests at this engine's share of the stated peak. 0 if that share is unknown or
+      too little time has passed.
     """
 
     origin: str
@@ -46,7 +48,7 @@ class LiveWorkload(Struct, frozen=True):
     expected: float
 
     def values(self) -> dict[str, float | None]:
-        """The derived signals by key: shifts in length, and the arrivals over the stated peak."""
+        """The derived signals by key: shifts in length, and arrivals divided by the stated peak."""
         values: dict[str, float | None] = {
             SHIFTS[side]: abs(length_departure.shift_ratio)
             for side, length_departure in self.lengths.items()
@@ -57,7 +59,8 @@ class LiveWorkload(Struct, frozen=True):
 
 
 class _Counts(Struct, frozen=True):
-    """Counters at one moment: requests that got a first token, and lengths by side and bound."""
+    """Counters at one moment: requests with a first token, and request lengths by side and
+    bound."""
 
     t_s: float
     requests: float
@@ -65,7 +68,7 @@ class _Counts(Struct, frozen=True):
     lengths: Mapping[str, array[float]] = field(default_factory=dict[str, "array[float]"])
 
     def follows(self, other: _Counts) -> bool:
-        """Whether these counters may be later values of `other`'s: no reset lies in between."""
+        """Whether these counters may be later values of `other`, without a reset in between."""
         return (
             self.bounds == other.bounds
             and self.requests >= other.requests
@@ -73,12 +76,12 @@ class _Counts(Struct, frozen=True):
         )
 
     def since(self, other: _Counts, side: str) -> tuple[float, ...]:
-        """Requests counted since `other`, by bound."""
+        """Number of requests since `other`, by bound."""
         return tuple(map(sub, self.lengths[side], other.lengths[side]))
 
 
 class WorkloadWatch:
-    """Watches one engine's requests over an hour; inactive without a stated workload."""
+    """Compares one engine's requests over an hour; does nothing without a stated workload."""
 
     def __init__(self, stated: Stated, *, window_s: float) -> None:
         workload = stated.workload
@@ -95,7 +98,7 @@ class WorkloadWatch:
         self._engines = max(self._engines, engines)
 
     def forget(self) -> None:
-        """The process was replaced: its counters restart at 0."""
+        """Drop all snapshots, because the process was replaced and its counters restart at 0."""
         self._kept.clear()
 
     def update(self, t_s: float, history: History) -> LiveWorkload | None:
@@ -142,7 +145,7 @@ def points_of(stated: Stated) -> Mapping[str, tuple[Point, ...]]:
 
 
 def unwatched(stated: Stated) -> dict[str, str]:
-    """Signals that the stated profile cannot provide for this server: {signal: reason}."""
+    """Signals that the stated profile does not allow for this server: {signal: reason}."""
     workload, reasons = stated.workload, dict[str, str]()
     if workload is None:
         return reasons
@@ -162,13 +165,13 @@ def unwatched(stated: Stated) -> dict[str, str]:
 def _quantile(
     bounds: tuple[float, ...], counts: tuple[float, ...], quantile: float
 ) -> float | None:
-    """A quantile of the counted lengths; None beyond the last finite bound."""
+    """A quantile of the counted lengths; None if beyond the last finite bound."""
     value = Buckets.of(bounds, counts).quantile(quantile)
     return None if value == bounds[-2] else value
 
 
 def _peak_per_s(stated: Stated) -> float | None:
-    """One replica's share of the stated peak, requests/s; None where unknown."""
+    """One replica's share of the stated peak in requests/s; None if unknown."""
     workload = stated.workload
     if workload is None or workload.peak_requests_per_s is None or stated.replicas is None:
         return None

@@ -1,17 +1,19 @@
-"""Forecast of when first tokens will come later than the TTFT target at the present trend. Pure.
+"""Forecasts when TTFT will exceed its target if the present trend continues. Pure.
 
-Four loads are followed, each scaled so that the target breaks at 1; the first to reach 1 counts:
+Four measures of load are followed. Each is scaled so that the target is missed at 1; the first to
+reach 1 is used:
 
-- Prompts: the share of the time that prefill takes. If prompts are the limit, latency shows a queue
-  only once it exists, but this share climbs with the arrivals long before.
-- KV cache and seats (max_num_seqs): demand over capacity as one arrival in a hundred finds it,
-  because that one decides P99. With random arrivals, requests in flight scatter about their mean by
-  its square root, so a small batch breaks its target far below full use.
+- Prompts: the share of time spent on prefill. If prompts are the limit, latency shows a queue only
+  when the queue exists. This share climbs with the arrivals, long before.
+- KV cache and seats (max_num_seqs), two measures: demand divided by capacity. P99 is decided by one
+  arrival in a hundred, so the demand that such an arrival finds is used. With random arrivals, the
+  number of requests in flight varies by the square root of its mean. So a small batch misses its
+  target far below full use.
 - Latency: a server that serves one request at a time answers in 1 / (capacity - arrivals) on
-  average. So the inverse of its latency falls in proportion to the load, while latency itself grows
-  fast only at the end. Near capacity TTFT is distributed exponentially, as on such a server: P99 is
-  ln 100 times the mean. A histogram gives the mean exactly, but P99 only to its buckets. If a
-  request that arrives now would wait longer by Little's law, that wait counts instead.
+  average. So the inverse of its latency falls linearly with the load, while latency itself grows
+  fast only at the end. Near capacity, TTFT is distributed exponentially as on such a server, so P99
+  is ln 100 times the mean. The mean is used because a histogram gives it exactly. If a request that
+  arrives now would wait longer by Little's law, that wait is used instead.
 """
 
 from __future__ import annotations
@@ -26,27 +28,30 @@ from msgspec.structs import replace
 from kneewatch.diagnose.learned.kv_forecast import HORIZON_S, demand_ratio
 
 SPACINGS = (0.25, 1.0)
-"""Distances between samples, in windows: a quarter for fast changes, one for slow ones."""
+"""Distances between samples, in windows: a quarter for fast changes, one for slow changes."""
 
 SAMPLES_MAX = 24
 SAMPLES_MIN = 8
-"""Samples of a trend: at the narrow spacing, 8 to 24 samples span two to six windows."""
+"""Fewest samples for a trend. At the narrow spacing, 8 to 24 samples span two to six windows."""
 
 TREND_MIN = 6.0
-"""Smallest slope, in standard errors, that counts as a trend. Neighbouring samples overlap, so the
-error is underestimated."""
+"""A slope counts as a trend from this many standard errors on.
+
+Neighbouring samples overlap, so the error is underestimated.
+"""
 
 LATE_SAMPLES = 4
-"""Number of newest samples that must continue the line."""
+"""Number of newest samples that must also follow the line."""
 
 LOAD_MIN = 0.3
-"""A load below this gives no forecast, whatever the slope."""
+"""Below this load there is no forecast, whatever the slope."""
 
 
 class Forecast(Struct, frozen=True):
-    """Seconds until a load reaches 1: soonest, expected, latest.
+    """Seconds until a load reaches 1: soonest, expected and latest.
 
-    `latest_s` is infinite if the smallest likely slope does not reach it within the horizon.
+    `latest_s` is infinite if the load does not reach 1 within the horizon at the smallest likely
+    slope.
     """
 
     soonest_s: float
@@ -55,7 +60,10 @@ class Forecast(Struct, frozen=True):
 
 
 class Forecaster:
-    """When a load of one engine reaches 1, by its last minutes. `window_s` is the short window."""
+    """Forecasts from the last minutes when one load of an engine reaches 1.
+
+    `window_s` is the short window.
+    """
 
     def __init__(self, *, window_s: float) -> None:
         self._trends = tuple(_Trend(spacing * window_s) for spacing in SPACINGS)
@@ -66,8 +74,10 @@ class Forecaster:
             trend.forget()
 
     def update(self, now_s: float, load: float | None) -> Forecast | None:
-        """The forecast after a scrape with this load, the soonest of the spacings; None without a
-        rising trend."""
+        """The forecast after a scrape with this load; None without a rising trend.
+
+        If several spacings give a forecast, the soonest.
+        """
         if load is None:
             self.forget()
             return None
@@ -78,7 +88,7 @@ class Forecaster:
 
 
 class _Trend:
-    """Samples of a load at one spacing, and the line fitted to them."""
+    """Samples of a load at one spacing, and the line that fits them."""
 
     def __init__(self, spacing_s: float) -> None:
         self._spacing_s = spacing_s
@@ -125,7 +135,7 @@ class _Trend:
         )
 
     def _goes_on(self, slope: float, level: float) -> bool:
-        """Whether the newest samples rise too and end near the line's end."""
+        """Whether the newest samples also rise, and end near the line's end."""
         late = list(self._samples)[-LATE_SAMPLES:]
         rise = late[-1][1] - late[0][1]
         expected_rise = slope * (late[-1][0] - late[0][0])
@@ -149,7 +159,7 @@ def _line(samples: deque[tuple[float, float]]) -> tuple[float, float, float]:
 
 
 def aged(forecast: Forecast, age_s: float) -> Forecast:
-    """A forecast, reduced by the seconds since it was made."""
+    """A forecast, shortened by the seconds since it was made."""
     left_s = (forecast.soonest_s, forecast.expected_s, forecast.latest_s)
     soonest_s, expected_s, latest_s = (max(0.0, seconds - age_s) for seconds in left_s)
     return replace(forecast, soonest_s=soonest_s, expected_s=expected_s, latest_s=latest_s)
@@ -159,13 +169,13 @@ ONE_IN_A_HUNDRED = 2.33
 """Standard deviations above the mean that 1% of a normal distribution exceeds."""
 
 TAIL = log(100)
-"""P99 over the mean of an exponential distribution."""
+"""P99 divided by the mean, for an exponential distribution."""
 
 SHORT_OF_TARGET = 4.0
-"""A latency below a quarter of its target counts as load 0."""
+"""Below a quarter of its target, a latency counts as load 0."""
 
 EASY = 10.0
-"""Below a tenth of its target, a latency says nothing about load: it is mostly noise."""
+"""Below a tenth of its target, a latency is mostly noise and shows nothing about the load."""
 
 Values = Mapping[str, float | None]
 
@@ -173,7 +183,7 @@ Values = Mapping[str, float | None]
 class SloForecaster:
     """Forecasts when one engine's TTFT P99 exceeds its target; no forecast without a target.
 
-    `window_s` is the short window, `seats` the limit on running requests.
+    `window_s` is the short window; `seats` is the limit on running requests.
     """
 
     def __init__(
@@ -193,7 +203,8 @@ class SloForecaster:
             load.forget()
 
     def update(self, now_s: float, values: Values) -> dict[str, float | None]:
-        """The forecast's derived signals after a scrape; None without a trend or a target."""
+        """The forecast's derived signals after a scrape; None for each without a trend or a
+        target."""
         if self._target_s is None:
             return slo_values(None)
         loads = slo_loads(values, target_s=self._target_s, seats=self.seats)
@@ -206,8 +217,10 @@ class SloForecaster:
         )
 
     def _kept(self, now_s: float, forecasts: list[Forecast]) -> Forecast | None:
-        """The soonest forecast, or for one window the previous one: a climb does not end at its
-        first dip."""
+        """The soonest forecast; if there is none, the previous one for up to one window.
+
+        A climb does not end at its first dip.
+        """
         if forecasts:
             self._last = now_s, min(forecasts, key=_expected)
         if self._last is None or now_s - self._last[0] > self._kept_s:
@@ -229,7 +242,7 @@ LOADS = ("kv", "seats", "prompts", "latency")
 
 
 def slo_loads(values: Values, *, target_s: float, seats: float | None) -> dict[str, float | None]:
-    """Each measure of load, relative to the load at which the target breaks; None where unknown."""
+    """Each measure of load, divided by the load at which the target is missed; None if unknown."""
     demand, in_flight, latency_s = demand_ratio(values), _in_flight(values), _latency_s(values)
     return {
         "kv": None if demand is None else demand * _peak(in_flight),
@@ -240,12 +253,12 @@ def slo_loads(values: Values, *, target_s: float, seats: float | None) -> dict[s
 
 
 def _peak(in_flight: float) -> float:
-    """The 99th percentile of requests in flight over their mean, for Poisson arrivals."""
+    """P99 of requests in flight divided by their mean, for Poisson arrivals."""
     return 1 + ONE_IN_A_HUNDRED / sqrt(in_flight) if in_flight > 0 else 1.0
 
 
 def _prompts(values: Values) -> float | None:
-    """Share of the engine's time spent on prefill; at 1 more prompts arrive than can be
+    """Share of the engine's time spent on prefill; at 1, prompts arrive as fast as they can be
     prefilled."""
     arrivals, prefill_s = values.get("arrival_per_s"), values.get("prefill_mean_s")
     if arrivals is None or prefill_s is None or not isfinite(prefill_s):
@@ -258,7 +271,7 @@ def _in_flight(values: Values) -> float:
 
 
 def _latency_s(values: Values) -> float | None:
-    """TTFT P99 by the mean TTFT, or the wait of a request arriving now if that is longer."""
+    """TTFT P99 estimated from the mean TTFT, or the wait of a request arriving now if longer."""
     ttft_s = values.get("ttft_mean_s")
     if ttft_s is None or not isfinite(ttft_s):
         return None

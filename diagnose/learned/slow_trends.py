@@ -1,8 +1,8 @@
-"""Trends over hours: what climbs or falls slowly and steadily, such as a leak. Pure.
+"""Trends over hours: slow, steady climbs or falls, such as leaks. Pure.
 
-A quantity's level is its minimum or mean over a span of half an hour or an hour. A line through
-seven levels gives the growth; how straight the line is, and whether it goes on, tell a leak
-from noise, from a single step, and from a warm-up that settles.
+A quantity's level is its minimum or mean over half an hour or an hour. The growth is the slope of a
+line through seven levels. The line's straightness, and whether the newest step follows it,
+distinguish a leak from noise, from a single step, and from a warm-up that ends.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ Values = Mapping[str, float | None]
 
 
 class SlowQuantity(Struct, frozen=True):
-    """A quantity whose trend is followed: the `fold` of a signal over each span. Its derived
-    signals begin with `name` and end with `unit`."""
+    """A quantity whose trend is followed: the `fold` of a signal over each span.
+
+    The keys of its derived signals begin with `name` and end with `unit`.
+    """
 
     name: str
     signal: str
@@ -39,7 +41,7 @@ class SlowQuantity(Struct, frozen=True):
 
     @property
     def level(self) -> str:
-        """Key of the newest span's level."""
+        """Key of the level of the newest span."""
         return f"{self.name}_level_{self.unit}"
 
     @property
@@ -49,17 +51,17 @@ class SlowQuantity(Struct, frozen=True):
 
     @property
     def growth(self) -> str:
-        """Key of the trend line's change from its start to its end; negative where it falls."""
+        """Key of the trend line's change from start to end; negative if it falls."""
         return f"{self.name}_growth_{self.unit}"
 
     @property
     def straight(self) -> str:
-        """Key of the ratio of the levels' variance that a straight line explains."""
+        """Key of the share of the levels' variance that a straight line explains."""
         return f"{self.name}_straight_ratio"
 
     @property
     def late(self) -> str:
-        """Key of the newest step between two levels over the line's step."""
+        """Key of the newest step between two levels, divided by the line's step."""
         return f"{self.name}_late_ratio"
 
     @property
@@ -98,11 +100,11 @@ HELP: Mapping[str, str] = {
     WORK.level: "mean of running_avg times a request's mean tokens, prompt and answer, over the "
     "last 30 minutes",
 }
-"""The derived signals and what they are."""
+"""Help texts of the derived signals."""
 
 
 def work_tokens(values: Values) -> float | None:
-    """Tokens of the running requests at the mean lengths of those that finished."""
+    """Tokens of the running requests if they have the mean lengths of the finished ones."""
     running = values.get("running_avg")
     prompt, answer = values.get("prompt_tokens_mean"), values.get("output_tokens_mean")
     if not running:
@@ -117,13 +119,13 @@ class SlowTrends:
         self._trends = tuple(_Trend(slow) for slow in SLOW)
 
     def forget(self) -> None:
-        """The process was replaced, or the clock was set back."""
+        """Drop the trends: the process was replaced, or the clock was set back."""
         for trend in self._trends:
             trend.forget()
 
     def update(self, now_s: float, values: Values) -> dict[str, float | None]:
-        """The derived signals after a scrape with these values; None before seven spans were
-        seen."""
+        """The derived signals after a scrape with these values; None before seven spans have
+        passed."""
         used_bytes = values.get(HOST_MEMORY_USED)
         derived: dict[str, float | None] = {
             HOST_MEMORY_USED: values.get("host_process_bytes") if used_bytes is None else used_bytes
@@ -170,7 +172,7 @@ class _Trend:
         return self._derived
 
     def _fitted(self) -> dict[str, float | None]:
-        """The derived signals from seven levels; with fewer the level alone."""
+        """The derived signals from seven levels; with fewer levels, only the newest level."""
         slow, levels = self.slow, list(self._levels)
         derived: dict[str, float | None] = dict.fromkeys(slow.keys)
         derived[slow.level] = levels[-1]
