@@ -514,8 +514,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _discard_output() -> None:
-    """Discard the buffered output: otherwise the interpreter writes it at exit, which fails
-    again."""
+    """Discard the buffered output. Otherwise the interpreter would try to write it at exit, and
+    fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

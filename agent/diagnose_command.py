@@ -167,8 +167,8 @@ def _watch(
     gpus: GpuStream | None,
     settings: Settings,
 ) -> tuple[list[Diagnosis], str]:
-    """The last diagnoses, and a sentence about an earlier, worse state; "" if no earlier state was
-    worse."""
+    """Scrape a server for the watch time. Returns the last diagnoses, and a sentence about an
+    earlier, worse state; "" if no earlier state was worse."""
     last: list[Diagnosis] = []
     worst = WorstState()
     try:
@@ -197,8 +197,7 @@ def _watch_scrapes(
     diagnoses: list[Diagnosis] = []
 
     def is_stall_undecided() -> bool:
-        """Whether an engine has stalled for too short a time to distinguish a hang from
-        slowness."""
+        """Whether an engine has stalled, but so briefly that it may only be slow."""
         return any(0 < (d.values.get(STALL) or 0.0) < stalled_from_s(d.values) for d in diagnoses)
 
     # Rates need two scrapes, however short the watch.

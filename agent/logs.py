@@ -42,8 +42,8 @@ is still running when the next is due would repeat kneewatch's own."""
 
 
 def configure(*, form: str, level: str, fd: int = STDERR) -> None:
-    """Set the format (`logfmt` or `json`) and the lowest level of the log. It is written to `fd`,
-    by default stderr."""
+    """Set the format of the log (`logfmt` or `json`), its lowest level, and the file descriptor to
+    which it is written."""
     handler = DescriptorHandler(fd)
     handler.setFormatter(JsonLines() if form == "json" else Logfmt())
     root = logging.getLogger()
@@ -62,7 +62,7 @@ class DescriptorHandler(logging.Handler):
         self._fd = fd
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line; a closed descriptor is ignored."""
+        """Write a record as one line. If the descriptor is closed, nothing happens."""
         data = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
         with suppress(OSError):
             while data:
@@ -73,7 +73,7 @@ class Logfmt(logging.Formatter):
     """Formats a message as one line: `time=… level=… msg="…" key=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """The record as one line of logfmt."""
         return " ".join(f"{key}={quoted(value)}" for key, value in fields(record).items())
 
 
@@ -81,7 +81,7 @@ class JsonLines(logging.Formatter):
     """Formats a message as one line: a JSON object with the same keys."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """The record as one line of JSON."""
         return json.dumps(fields(record))  # ASCII, so it cannot control a terminal
 
 

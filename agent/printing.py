@@ -128,8 +128,8 @@ def _print_json_lines(diagnoses_over_time: Iterable[list[Diagnosis]], docs_url: 
 
 
 def status(worst: Severity, last: Iterable[Diagnosis]) -> int:
-    """The exit status. `worst` is the worst severity so far, `last` the last diagnoses: an engine
-    whose last state is unknown counts as no data, never as ok."""
+    """The exit status: FOUND if `worst` is at warning or worse; else NO_DATA if the state of an
+    engine in `last` is unknown; else OK."""
     if worst >= Severity.WARNING:
         return FOUND
     return NO_DATA if any(diagnosis.health == "unknown" for diagnosis in last) else OK
@@ -149,7 +149,7 @@ _UNITS = {"_gib": " GiB", "_s": " s", "concurrency_tokens": " tokens"}
 
 
 def log_document(facts: Mapping[str, LogFact]) -> dict[str, Any]:
-    """The facts of a log as JSON: the value of each fact, and the log line with it."""
+    """The facts of a log as JSON: the value of each fact, and the log line that contains it."""
     return {name: {"value": fact.value, "line": fact.line} for name, fact in facts.items()}
 
 

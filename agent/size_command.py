@@ -230,7 +230,7 @@ def refuse_ignored_by_plan(given: dict[str, Any]) -> None:
 
 
 def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
-    """The values of flags that replace values of the workload profile, by table and key of the
+    """The flags that override the workload profile: their values by table and key of the
     profile."""
     stated: dict[str, dict[str, object]] = {}
     for flag, (table, key) in _PROFILE_KEYS.items():

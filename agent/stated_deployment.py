@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def named_by(settings: Settings, key: str, what: str = "") -> Generator[None]:
-    """A context that adds to an error about a setting's value where that value was set."""
+    """A context for using the value of a setting. It adds the origin of the setting to the message
+    of an error."""
     try:
         yield
     except (SettingsError, SizingError) as exc:

@@ -327,7 +327,8 @@ def _scrape_entry(fetcher: Fetcher) -> tuple[Entry, str]:
 
 @contextmanager
 def sigint_blocked() -> Generator[None]:
-    """A context in which Ctrl-C is delayed, so that a page that was written is also counted."""
+    """A context in which Ctrl-C is delayed, so that the number of written pages is counted
+    correctly."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -88,7 +88,8 @@ def spec(
 ) -> TargetSpec:
     """A target. `name` is derived from the address by default. `played`: the target is a capture.
 
-    If the address is the value of a key at `origin`, `address_key` is that key.
+    `origin` is the place of its configuration. `address_key` is the key of the address there; "" if
+    there is no key.
 
     Raises:
         SettingsError: the address, the name or labels are invalid; each message has the origin.

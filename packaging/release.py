@@ -87,8 +87,8 @@ def build(epoch_s: int) -> dict[str, bytes]:
 
 
 def repacked(sdist: bytes, epoch_s: int) -> bytes:
-    """An sdist with its members sorted, without owners, and all with the same time. Otherwise
-    setuptools writes the time of the build."""
+    """An sdist with its members sorted, without owners, and all with the same time. setuptools
+    itself would write the time of the build."""
     packed = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(sdist)) as before,

@@ -76,8 +76,8 @@ def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
 
 
 def not_in_use(diagnosis: Diagnosis) -> list[str]:
-    """Names of the optional features of which no signal has a value, so that the server apparently
-    does not use them."""
+    """Names of optional features that the server apparently does not use: none of their signals has
+    a value."""
     missing = {line.partition(": ")[0] for line in diagnosis.unknown}
     settled = diagnosis.values.get(ALWAYS_ON) is not None
     features: dict[str, list[str]] = {}

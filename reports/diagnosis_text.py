@@ -125,7 +125,7 @@ def who(diagnosis: Diagnosis) -> str:
 
 
 def stage_words(diagnosis: Diagnosis) -> str:
-    """The stage of the KV cascade, the time since when it has lasted, and its forecasts."""
+    """The stage of the KV cascade, since when the stage has lasted, and its forecasts."""
     stage = diagnosis.stage
     if stage is None:
         return f"KV cascade: unknown, {diagnosis.stage_unknown}"
@@ -170,7 +170,7 @@ def _figures_line(diagnosis: Diagnosis) -> str:
 
 
 def quiet_notes(diagnosis: Diagnosis) -> dict[str, str]:
-    """For each signal that is out of bounds although its rule is ok: the reason, by signal."""
+    """The reasons why a rule is ok although its signal is out of bounds, by signal."""
     return {f.rule.signal: f.note for f in diagnosis.findings if f.state == "ok" and f.note}
 
 
@@ -328,8 +328,8 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
 
 
 def _turn(point: Counterfactual) -> str:
-    """A phrase for how the signal passes the point. It is "falls to" if the point is 0, because no
-    count or rate drops below 0."""
+    """A phrase for the direction in which the signal passes the point: "rises above" or "drops
+    below". For a point at 0 it is "falls to", because no count or rate drops below 0."""
     if point.above:
         return "rises above"
     return "drops below" if point.at else "falls to"

@@ -336,8 +336,8 @@ def replica_words(replicas: Sequence[str]) -> str:
 
 
 def worst_engines(diagnosis: FleetDiagnosis) -> list[Engine]:
-    """Engines whose health is unknown, and engines at warning or worse that no cause of that
-    severity includes."""
+    """Engines whose health is unknown, and engines at warning or worse that are not listed under a
+    cause at warning or worse."""
     named = {
         (c.pool, name)
         for c in diagnosis.causes

@@ -124,8 +124,8 @@ def first_step(diagnosis: Diagnosis, cause: Cause) -> str:
 
 
 def rows(recommendations: Sequence[Recommendation], do_first: str = "do first") -> list[str]:
-    """Lines of text: the first recommendation in full with the label `do_first`, then the flags of
-    each of the others as an alternative."""
+    """Lines of text: the first recommendation in full, with the label `do_first`. The other
+    recommendations follow as alternatives, with their flags only."""
     if not recommendations:
         return []
     best = recommendations[0]

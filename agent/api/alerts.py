@@ -264,7 +264,7 @@ class AlertHistory:
             engines.setdefault((row.model, row.engine), []).append(row)
 
     def engines(self, target: str) -> AbstractSet[EngineName]:
-        """The engines of a target that the history contains, as (model, engine)."""
+        """The engines of a target, as (model, engine), for which there is history."""
         return self._stored.get(target, {}).keys()
 
     def document(

@@ -157,8 +157,8 @@ TIERS: Described = {
 
 
 def fleet_replicas(state: FleetState, now_s: float) -> Iterator[tuple[dict[str, str], float]]:
-    """Yields the number of replicas that each tier needs, with its labels. A tier that cannot be
-    judged is left out, so that missing data never scales it down."""
+    """Yields the number of replicas that each tier needs, with the labels of the tier. A tier that
+    cannot be judged is left out, so that missing data never removes replicas."""
     diagnosis = state.current_diagnosis(now_s)
     for size in diagnosis.sizes if diagnosis is not None and not diagnosis.lost else ():
         if size.needed is not None:

@@ -268,8 +268,8 @@ class Guard:
                 raise self._too_large()
 
     def _bounded(self, receive: Receive) -> Receive:
-        """`receive` with a limit on the size of the body. It counts the bytes and does not trust
-        Content-Length."""
+        """`receive` with a limit on the size of the body. The received bytes are counted, because
+        Content-Length may be wrong."""
         received_bytes = 0
 
         async def bounded() -> Message:
@@ -303,7 +303,7 @@ def need_admin(granted: Scopes) -> None:
 
 
 def _check_origin(method: str, headers: Headers) -> None:
-    """Refuse cross-site requests. Only a link on another site may be followed."""
+    """Refuse cross-site requests. A browser may still follow a link from another site."""
     sites, safe = headers.get(b"sec-fetch-site", ()), method in SAFE_METHODS
     is_link = safe and headers.get(b"sec-fetch-mode") == [b"navigate"]
     host = headers[b"host"][0].strip().lower()

@@ -181,7 +181,7 @@ class OwnMetrics(Collector):
 def recommended_replicas(diagnosis: Diagnosis, stated: int | None) -> float | None:
     """The largest recommended number of replicas; `stated` if no number is recommended.
 
-    None while the engine cannot be judged, so that missing data never scales it down.
+    None while the engine cannot be judged, so that missing data never removes replicas.
     """
     if diagnosis.stage is None or diagnosis.health == "unknown":
         return None

@@ -125,8 +125,8 @@ class History(Struct, frozen=True):
         return sorted(rows, key=lambda row: row.interval.start_s)[-INTERVALS_MAX:]
 
     def _as_of(self, interval: Interval, engine: StoredEngine, until_s: float) -> Interval:
-        """The interval as it looked at `until_s`. If it ended later it is open. If the engine was
-        no longer watched it ends at its last evaluation."""
+        """The interval as it looked at `until_s`. It is open if it ended later. It ends at its last
+        evaluation if the engine was no longer watched at `until_s`."""
         if interval.end_s is not None and interval.end_s > until_s:
             return replace(interval, end_s=None, ended="")
         if interval.end_s is not None or interval.last_s >= until_s:

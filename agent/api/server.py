@@ -445,8 +445,8 @@ class HttpServer:
         log.info("listening url=%s", self.url)
 
     def stop(self, timeout_s: float) -> bool:
-        """Accept no more requests and end running ones. Returns whether that took less than
-        `timeout_s`."""
+        """Accept no more requests and end running ones. Returns False if that takes longer than
+        `timeout_s` seconds."""
         server, thread = self._server, self._thread
         if server is not None and thread is not None:
             server.end()

@@ -61,7 +61,8 @@ def late(state: TargetState, now_s: float) -> bool:
 
 
 def shown(state: TargetState, *, is_late: bool) -> Sequence[Diagnosis]:
-    """The diagnoses of a target. If the target is late, their health is at least `unknown`."""
+    """The diagnoses of a target. If the target is late, a health better than unknown becomes
+    unknown."""
     if not is_late:
         return state.diagnoses
     why = f"every signal: no scrape since {date(state.t_s)} {clock(state.t_s)} UTC"

@@ -307,9 +307,10 @@ class Windows:
         return not self._steps
 
     def lacks(self, series: Series) -> bool:
-        """Whether a day has windows at a concurrency with too few windows so far.
+        """Whether windows are still needed at one of a day's concurrencies.
 
-        Most days have none. Checking costs half as much as reading all signals of the day.
+        On most days none are needed. This check takes half as long as reading all signals of the
+        day.
         """
         return any(
             len(self._steps.get(step_of(load), ())) < LIVE_POINTS_KEPT

@@ -59,8 +59,8 @@ class LimitedLog:
         self._written = self._suppressed = 0
 
     def begin(self, t_s: float) -> None:
-        """Start a cycle at `t_s`. If a new period begins, log how many lines the last one
-        suppressed."""
+        """Start a cycle at `t_s`. If a new period begins, log how many lines were suppressed in the
+        last period."""
         if 0 <= t_s - self._since_s < LINES_S:
             return
         if self._suppressed:
@@ -308,7 +308,7 @@ class TargetWatch:
             self._canary.poll(t_s, models[0] if models else "")
 
     def _claim_gpus(self) -> None:
-        """Tell the GPU sources which GPUs the server's process uses, if that has changed."""
+        """Pass the GPUs that the server's process uses to the GPU sources, if they have changed."""
         server = self._stream.monitor.server
         if self._sinks.gpus is not None and server is not None and server is not self._claimed_by:
             self._claimed_by = server

@@ -221,7 +221,7 @@ class FileTargets:
         """Read new and changed files. Returns whether the targets may have changed.
 
         An invalid file keeps its previous targets, which is logged. A deleted file loses its
-        targets. `others` are the targets from other sources: their names are not available.
+        targets. `others` are targets from other sources; no file may use one of their names.
         """
         stamps = {path: _file_stamp(path) for path in self._paths()}
         if stamps == {path: file.stamp for path, file in self._files.items()}:
@@ -300,8 +300,8 @@ def _group_specs(group: object, settings: Settings, origin: str) -> Iterator[Tar
 
 
 def _address(target: str, labels: Mapping[str, str]) -> str:
-    """A target's URL. The labels `__scheme__` and `__metrics_path__` supply what the target
-    lacks."""
+    """The URL of a target. If `target` has no scheme or path, the labels `__scheme__` and
+    `__metrics_path__` determine them."""
     scheme, path = labels.get(SCHEME, "http"), labels.get(PATH, "")
     url = target if "://" in target else f"{scheme}://{target}"
     bare = "/" not in url.partition("://")[2]
@@ -477,7 +477,7 @@ def check_intervals(settings: Settings) -> None:
     """Check the scrape interval of the settings and those of the [[targets]] tables.
 
     Raises:
-        SettingsError: one is too short.
+        SettingsError: an interval is too short.
     """
     mistakes: list[str] = []
     for stated_settings in (settings, *(spec.settings for spec in table_specs(settings))):
@@ -507,8 +507,8 @@ def target_profile(settings: Settings) -> TargetProfile:
 
 
 def with_tier(diagnosis: Diagnosis, spec: TargetSpec, profile: TargetProfile) -> Diagnosis:
-    """A copy of the diagnosis with its tier: the target's label `tier`; without it model@GPU if the
-    GPU is stated."""
+    """A copy of the diagnosis with its tier. The tier is the target's label `tier`; without that
+    label it is model@GPU, if the GPU is set."""
     gpu = profile.profile.stated.gpu
     tier = spec.labels.get("tier")
     if tier is None and gpu is not None and diagnosis.model:

@@ -150,8 +150,8 @@ class GpuSource:
                 self._fail(error, t_s, late_s)
 
     def retire(self) -> Event:
-        """Stop reading, and close the collector when no reading runs any more. Returns the event
-        that is then set."""
+        """Stop reading. The collector is closed when no reading runs any more. Returns an event
+        that is set when the collector is closed."""
         with self._lock:
             self._retired = True
             self._monitors.clear()
@@ -381,8 +381,9 @@ class GpuSources(Job):
         return subscription.monitor.reading(t_s)
 
     def states(self, spec: TargetSpec) -> list[SourceState]:
-        """The state of a target's GPU source, with the way its GPUs were matched; at most one
-        entry. Empty on a node without a GPU, because that is not a failure."""
+        """The state of a target's GPU source, with a text on how its GPUs were matched. The list
+        has at most one entry. It is empty on a node without a GPU, because a missing GPU is not a
+        failure."""
         subscription = self._subscriptions.get(spec.name)
         source = self._sources.get(subscription.selection.key) if subscription else None
         if subscription is None or source is None or (state := source.state) is None:

@@ -105,8 +105,8 @@ NOTHING_USED = UsedGpus()
 
 
 def claim_of(labels: Mapping[str, str], *, count: int | None) -> GpuClaim:
-    """The GPU claim from the labels of a target. `count` is its number of GPUs, None if not
-    stated."""
+    """The facts that a target's labels state about its GPUs. `count` is the number of its GPUs,
+    None if not stated."""
     return GpuClaim(
         uuids=_listed(labels.get("gpu_uuids", "")),
         indexes=_listed(labels.get("gpu_indexes", "")),

@@ -89,9 +89,11 @@ class Grid(BaseTrigger):  # type: ignore[misc]
 
 
 def first_run_s(grid: Grid, now_s: float, first_in_s: float | None) -> float:
-    """The time of a job's first run, in Unix seconds: `first_in_s` seconds from now, or at the
-    job's phase if that comes at most a second later. Two scrapes close together would give no
-    rate."""
+    """The time of a job's first run, in Unix seconds. It is the next time at the job's phase, or
+    `first_in_s` seconds from now if that is at least a second sooner.
+
+    Two scrapes closer together would give no rate.
+    """
     first_s = grid.after_s(now_s)
     soon = min(1.0, grid.interval_s / 2)
     if first_in_s is not None and now_s + first_in_s < first_s - soon:
@@ -151,8 +153,8 @@ class Scheduler:
             self._scheduler.remove_job(JOB + name)
 
     def check(self) -> float:
-        """Reschedule all jobs if the wall clock was set. Returns by how many seconds it was set,
-        else 0."""
+        """Reschedule all jobs if the wall clock was set. Returns the change of the clock in
+        seconds; 0 if it was not set."""
         offset_s = self._clock_offset_s()
         step_s, self._offset_s = offset_s - self._offset_s, offset_s
         if abs(step_s) <= STEP_S:

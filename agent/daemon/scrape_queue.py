@@ -116,8 +116,8 @@ class DueQueue:
                 entry.is_dropped, entry.due_s = True, None
 
     def check(self) -> float:
-        """Reschedule all jobs if the wall clock was set. Returns by how many seconds it was set,
-        else 0."""
+        """Reschedule all jobs if the wall clock was set. Returns the change of the clock in
+        seconds; 0 if it was not set."""
         offset_s = self._wall() - time.monotonic()
         step_s, self._offset_s = offset_s - self._offset_s, offset_s
         if abs(step_s) <= STEP_S:
@@ -260,7 +260,7 @@ class DueQueue:
 
     def _rest(self) -> bool:
         """Wait as a spare thread for at most `IDLE_S`. Returns whether another thread woke this
-        one; if not, it must end."""
+        one. If not, this thread must end."""
         self._spares += 1
         self._spare.wait_for(lambda: self._wanted or self._stopped, IDLE_S)
         self._spares -= 1

@@ -48,7 +48,7 @@ class LivePages:
         return stream.fetch(self._fetcher, now_s)
 
     def due_in_s(self) -> float | None:
-        """None: a server can be scraped at any time."""
+        """Returns None, because a server can be scraped at any time."""
         return None
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class PlayedPages:
         return max(self._due_s - self._clock(), LEAST_GAP_S)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing, because a recording has no connection to close."""
 
     def _due_page(self, stream: TargetStream) -> Page | CollectError:
         entry = self._next
@@ -121,8 +121,8 @@ class PlayedPages:
         return first
 
     def _moved(self, page: Page, shift_s: float) -> Page:
-        """The page with shifted process start times: each time the capture starts again it looks
-        like a new process."""
+        """A copy of the page with shifted process start times. Each replay of the capture thereby
+        looks like a new process."""
         if self._starts is None or self._starts[0] is not page.layout:
             at = [
                 index

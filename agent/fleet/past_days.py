@@ -73,7 +73,7 @@ def past_of(
 ) -> Past:
     """The history of groups; the values of the labels `names` define a group.
 
-    If the history is incomplete, there is no peak but a reason.
+    If the history is incomplete, the result contains the reason instead of peaks.
     """
     groups = _Groups(shape, names)
     if not len(groups):
@@ -127,8 +127,9 @@ def _peaks(
 def _lengths(
     source: PrometheusSource, scope: QueryScope, groups: _Groups, names: Sequence[str], at_s: float
 ) -> tuple[Lengths, Recent, str]:
-    """Request lengths per group: pairs of those a week ago and now; those of now, also for groups
-    without a past; and the reason if both are missing, else ""."""
+    """Request lengths by group, in three parts. The first has pairs of the lengths a week ago and
+    now. The second has the lengths now, also for groups without a past. The third is the reason if
+    the other two are empty, else ""."""
     query_by_key = {
         f"{key} {is_past}": query for (key, is_past), query in queries.lengths(scope, names).items()
     }

@@ -349,7 +349,7 @@ def _patience_s(
     moment: QueryMoment, jobs: Sequence[str], interval_s: float | None
 ) -> dict[Space, float]:
     """Seconds that a new target may take to answer its first scrape, by cluster, namespace and job.
-    Only jobs in which starts of servers were observed."""
+    Jobs in which no start of a server was observed are left out."""
     if interval_s is None:
         return {}
     least_s, most_s = PATIENCE_S
@@ -385,7 +385,8 @@ def _scaled_to_zero(moment: QueryMoment, members: Sequence[Member]) -> frozenset
 
 
 def _renamed(stopped: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:
-    """Pools whose workloads or servers now serve another model: the new pool by the old one."""
+    """For each pool whose workloads or servers now serve another model: the pool to which they
+    belong now."""
     serving: dict[tuple[Space, str], str] = {}
     for member in members:
         serving |= {(_space(member.labels), name): member.pool for name in _servers(member)}

@@ -94,8 +94,8 @@ class QueryScope(Struct, frozen=True):
     prefixes: tuple[str, ...] = PREFIXES
 
     def for_engines(self, by: tuple[str, ...], running: Iterable[Labels]) -> QueryScope:
-        """A copy with the labels `by`, and with the metric prefixes that occur in `running`, the
-        series of running requests; with all prefixes if `running` is empty."""
+        """A copy with the labels `by`. Its metric prefixes are those in the names of `running`, the
+        series of running requests; all prefixes if `running` is empty."""
         names = {labels.get("__name__", "") for labels in running}
         present = sorted({name.removesuffix(PRESENCE) for name in names} - {""})
         return replace(self, by=by, prefixes=tuple(present) or PREFIXES)
@@ -148,7 +148,7 @@ def checked_selector(text: str, origin: str) -> str:
 
 
 def presence(scope: QueryScope) -> str:
-    """All series of running requests, and the recorded ones."""
+    """A query for all series of running requests: vLLM's own and the recorded ones."""
     return scope.of_vllm(PRESENCE, also=(recorded("running"),))
 
 
@@ -188,8 +188,8 @@ SCRAPES_OVER_S = 300.0
 
 
 def scrapes(scope: QueryScope) -> str:
-    """A query for the number of recent scrapes of each engine. Only engines that were there for all
-    of SCRAPES_OVER_S."""
+    """A query for the number of recent scrapes of each engine. An engine that was not present for
+    all of SCRAPES_OVER_S is left out."""
     span = duration(SCRAPES_OVER_S)
     return scope.either(
         lambda dialect: (
@@ -281,7 +281,7 @@ used because a workload that is scaled up from zero needs minutes to start."""
 
 
 def targets(jobs: Iterable[str]) -> str:
-    """A query whether the newest scrape of each target of these jobs succeeded.
+    """A query that shows whether the newest scrape of each target of these jobs succeeded.
 
     `up` has no labels of the scraped page, so the user's selector cannot be applied to it.
     """
@@ -290,7 +290,7 @@ def targets(jobs: Iterable[str]) -> str:
 
 def scrapes_of(failing: Sequence[Labels]) -> str:
     """A query for the scrapes of the last hour of targets with these labels. The answer may contain
-    other targets: the job of one of these with the address of another."""
+    another target too, which has the job of one of them and the address of another."""
     matchers = (
         any_of(name, sorted({labels.get(name, "") for labels in failing}))
         for name in ("job", "instance")
@@ -317,8 +317,8 @@ metrics system that was just restarted has no series yet."""
 
 
 def running_requests(scope: QueryScope, groups: Iterable[str], *, recorded_only: bool) -> str:
-    """A query for running requests, summed over the replicas of a group. Queued requests are a
-    backlog and do not count: the load does not need them at the same time."""
+    """A query for running requests, summed over the replicas of a group. Queued requests are not
+    counted: they are a backlog, for which the load does not need capacity all at once."""
     series = scope.series(recorded("running")) if recorded_only else scope.of_vllm(PRESENCE)
     return f"sum by ({', '.join(groups)}) ({series})"
 

@@ -120,9 +120,9 @@ def places(labels: Labels) -> Iterable[Place]:
 
 
 def places_of(member: Member) -> Iterable[Place]:
-    """Yields the pods and nodes on which an engine's GPUs may be, the most specific first. For
-    each, the engine's own cluster comes first, then no cluster: DCGM's series may lack the
-    label."""
+    """Yields the pods and nodes on which an engine's GPUs may be, the most specific first. Each one
+    comes first with the engine's cluster, then without a cluster, because DCGM's series may lack
+    that label."""
     labels = member.labels
     clusters = dict.fromkeys((labels.get("cluster", ""), ""))
     if labels.get("pod"):
@@ -158,8 +158,8 @@ def images_of(members: Iterable[Member], samples: Sequence[Sample]) -> dict[Key,
 
 
 def kv_pools(configs: Mapping[Key, Labels], members: Sequence[Member]) -> dict[Key, Labels]:
-    """The labels of cache_config_info by engine, with the number of blocks of that engine alone:
-    some vLLM versions report the sum over all engines of a replica."""
+    """The labels of cache_config_info by engine. The number of blocks is that of the engine alone,
+    although some vLLM versions report the sum over all engines of a replica."""
     by_replica: dict[tuple[str, str, str], list[Key]] = {}
     for member in members:
         if member.key in configs:
@@ -315,7 +315,7 @@ def _streaks(
     interval_s: float | None,
     recorded: bool,
 ) -> dict[Key, dict[str, float]]:
-    """Seconds for which named conditions have held at least, by engine and condition. A condition
+    """By engine and condition: the minimum seconds for which the condition has held. A condition
     that does not hold is left out."""
     held = queries.held(
         scope, config.profile.targets, interval_s or DEFAULT_SCRAPES_S, recorded_only=recorded
@@ -388,7 +388,7 @@ def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -
 
 
 def _by_process(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:
-    """Copy a value that a metrics page reports once to all engines of that page."""
+    """Copy a value to all engines of a metrics page. The page reports such a value only once."""
     names = [name for name in shape.by if name not in ("model_name", "engine")]
     value_by_labels = {tuple(s.labels.get(name, "") for name in names): s.value for s in samples}
     for member in shape.members:

@@ -82,7 +82,7 @@ class FleetWatch(Job):
     """
 
     def __init__(self, url: str, settings: Settings, selector: str) -> None:
-        """Send no query yet.
+        """Check the URL, the selector and the settings. No query is sent yet.
 
         Raises:
             KneewatchError: the URL, the selector or a setting is wrong.

@@ -199,7 +199,7 @@ LOCAL = (
 
 
 def daemon_tools(daemon: DaemonClient) -> tuple[Tool, ...]:
-    """The tools for which a running daemon is queried."""
+    """The tools that get their answers from a running daemon."""
 
     def triage(arguments: Arguments) -> Answer:
         path, at = triage_path(arguments.get("target")), _given(arguments, "at")
@@ -303,7 +303,7 @@ def _incident(row: Mapping[str, Any], t_s: float) -> str:
 
 
 def metrics_system_tools(system: MetricsSystem) -> tuple[Tool, ...]:
-    """The tools for which Prometheus, or a system with its API, is queried."""
+    """The tools that get their answers from Prometheus, or from a system with its API."""
 
     def fleet(arguments: Arguments) -> Answer:
         at = arguments.get("at")

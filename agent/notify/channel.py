@@ -97,7 +97,7 @@ class Outbox:
         outgoing.done(True)
 
     def failed(self, outgoing: Outgoing, error: SendError, now_s: float) -> float | None:
-        """Put a message that could not be sent back into the queue. Returns the seconds until the
+        """Return a message to the queue after a failed attempt. Returns the seconds until the
         retry; None if the message is given up."""
         self._trying = None
         self._failed += 1
@@ -159,15 +159,15 @@ class ReceiverThread:
             return self._state.targets()
 
     def close(self, deadline_s: float) -> None:
-        """Ask the thread to end by `deadline_s`: it sends each remaining message once. Active
-        problems stay active."""
+        """Ask the thread to end by `deadline_s`. Until then it tries once to send each remaining
+        message. Active problems stay active."""
         with self._changed:
             self._close_at_s = deadline_s
             self._changed.notify()
 
     def join(self) -> None:
-        """Wait until the thread ends, at most until its deadline. Messages that were not sent are
-        unsent in the state file too."""
+        """Wait until the thread ends, at most until its deadline. In the state file, messages that
+        were not sent count as unsent."""
         self._thread.join(max(0.0, self._close_at_s - time.monotonic()))
         self._keep()
 

@@ -178,8 +178,7 @@ def post(
     timeout_s: float,
     now_s: float,
 ) -> None:
-    """Post a JSON document. Follows no redirects and uses no proxy. The response body is not
-    needed.
+    """Post a JSON document. Follows no redirects, uses no proxy, and ignores the response body.
 
     Raises:
         SendError: the receiver did not accept the document.

@@ -127,8 +127,8 @@ def _of_engine(target: str, diagnosis: Diagnosis, *, is_whole_target: bool) -> l
 
 
 def is_resolved(key: Key, diagnoses: Sequence[Diagnosis]) -> bool:
-    """Whether a problem that is missing from a target's newest diagnoses is resolved: its engine
-    was read, and no cause there explains the problem."""
+    """Whether a problem is resolved that is missing from the newest diagnoses of its target. It is
+    if its engine was read and no cause on the engine explains the problem."""
     judged = [diagnosis for diagnosis in diagnoses if _is_judged(diagnosis)]
     if not (key.model or key.engine):
         return bool(judged)

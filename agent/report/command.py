@@ -96,7 +96,7 @@ def run(
 ) -> int:
     """Build the report and write it. Returns the exit status.
 
-    `compare_s` is by how many seconds the compared period is earlier; None for no comparison.
+    The compared period is `compare_s` seconds earlier; None means no comparison.
 
     Raises:
         KneewatchError: there is no history, or a setting is not valid.

@@ -199,8 +199,8 @@ class PeriodSource(Protocol):
         ...
 
     def totals(self, tier: str) -> tuple[TierTotals, TierTotals]:
-        """Sums over the engines of a tier, for both periods: only values that the source computes
-        itself."""
+        """Sums over the engines of a tier, for the period and for the previous one. They contain
+        only values that the source itself can sum."""
         ...
 
     def targets(self) -> Iterable[TargetObserved]:

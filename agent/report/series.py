@@ -56,8 +56,8 @@ class Signals(Struct, frozen=True):
 
 
 def in_order(times: Floats) -> Truths:
-    """Mask of the scrapes that are newer than all scrapes before them. Others occur if the clock
-    was set back."""
+    """Mask of the scrapes that are newer than all scrapes before them. It is false for scrapes
+    after the clock was set back."""
     if len(times) == 0:
         return np.empty(0, dtype=np.bool_)
     newest = np.maximum.accumulate(times)
@@ -275,8 +275,8 @@ class Increases:
         return by_slot
 
     def _lacking(self, parts: Sequence[Part], edges_s: Floats) -> dict[int, Truths]:
-        """Buckets that some page lacks, by index: a mask of the intervals in which a page lacks the
-        bucket."""
+        """For each bucket that some page lacks, by index: a mask of the intervals in which a page
+        lacks the bucket."""
         steps = np.diff(self.times)
         # All buckets of a histogram appear together, so +Inf (the last) shows when it existed.
         whole = self._covered.get(parts[-1], np.ones(len(steps), dtype=np.bool_))

@@ -503,8 +503,8 @@ def _recommended(history: History, member: Member, grid: Grid) -> list[Recommend
 
 
 def shown(episode: Episode, document: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The signals to show for an incident. TTFT is always shown, because late requests are counted
-    by it."""
+    """The signals to show for an incident. TTFT is always shown, because it determines which
+    requests were late."""
     causes: Sequence[Mapping[str, Any]] = document["causes"] if document else ()
     cited = [
         str(item["signal"])
@@ -528,8 +528,8 @@ def unknown_of(document: Mapping[str, Any] | None) -> dict[str, str]:
 def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float) -> TargetObserved:
     """Scrapes, failures and gaps of a target.
 
-    `from_s` is the start of the period, or the target's first scrape ever if that is later: the
-    time before it is not a gap.
+    `from_s` is the start of the period. If the target was first scraped later, `from_s` is the time
+    of that scrape, so that the time before it is no gap.
     """
     times = np.asarray(scrapes.times)
     places = np.flatnonzero(in_order(times))

@@ -263,8 +263,9 @@ class Journal:
         self._due_s = 0.0
 
     def read_rest(self, limit_bytes: int = TAIL_BYTES) -> bool:
-        """Read the new part of the journal; the first time, its last `JOURNAL_LINES` lines. Of more
-        than `limit_bytes`, only the end is read. Returns True, because the end is always reached.
+        """Read the new part of the journal; the first time, its last `JOURNAL_LINES` lines. If the
+        part is longer than `limit_bytes`, only its end is read. Returns True, because the end is
+        always reached.
 
         Raises:
             SettingsError: the journal cannot be read.

@@ -117,8 +117,8 @@ def _hub(server: ServerProcess) -> Path | None:
 
 
 def _inside(folder: Path, path: Path, server: ServerProcess) -> bytes:
-    """The contents of a file. All links must stay within `folder`: files in the cache are links to
-    its blobs.
+    """The contents of a file. Files in the cache are links to blobs; the target of a link must be
+    in `folder` too.
 
     Raises:
         FileError: the file cannot be read, or a link leads out of `folder`.

@@ -134,8 +134,8 @@ def _version(body: bytes) -> Values:
 
 
 def _models(body: bytes) -> Values:
-    """From /v1/models: the served names, the path of the model if there is only one, and its
-    maximum context length in tokens."""
+    """From /v1/models: the served names, the path of the model if there is only one, and the
+    model's maximum context length in tokens."""
     rows = _object(body).get("data")
     if not isinstance(rows, list) or not rows:
         raise ValueError("no models")

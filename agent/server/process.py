@@ -41,7 +41,7 @@ def read_file(path: Path, most_bytes: int, *, user_id: int) -> bytes:
     """The contents of a regular file. Links are followed.
 
     The user `user_id` must be allowed to read the file, because kneewatch may have more rights than
-    the program that names it.
+    the program that names the file.
 
     Raises:
         FileError: the file does not exist, has more than `most_bytes`, or the user may not read it.
@@ -228,8 +228,8 @@ def _listeners(host: str, port: int) -> set[int | None]:
     """Ids of the processes that listen on the port. None stands for a process that kneewatch may
     not see.
 
-    A socket that is bound to the address of the host gets the connections to that address. Another
-    socket may be bound to all addresses at the same time.
+    If one socket is bound to the host's address and another one to all addresses, only the first
+    one counts, because it gets the connections.
     """
     import psutil
 

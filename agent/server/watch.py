@@ -130,8 +130,8 @@ class ServerWatch:
         self._settings_s: float | None = None
 
     def read_log(self, t_s: float, monitor: TargetMonitor) -> None:
-        """Read the new part of the log, before the scrape of `t_s` is judged. If the log ends with
-        a failure, it is passed to the monitor."""
+        """Read the new part of the log. Call this before the scrape of `t_s` is judged. If the log
+        ends with a failure, the monitor is informed of the failure."""
         if self.log is None:
             return
         self._log_error, is_all = "", True

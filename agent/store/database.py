@@ -292,8 +292,8 @@ class Lock:
     lock when the process ends."""
 
     def __init__(self, path: Path) -> None:
-        """Acquire the lock. The lock file is in the folder of the store, after symbolic links are
-        resolved.
+        """Acquire the lock. The lock file is in the store's folder; if the store's path is a
+        symbolic link, in the folder of the link's target.
 
         Raises:
             StoreError: another process holds the lock, or the store has hard links.
@@ -443,7 +443,8 @@ def find_damage(connection: sqlite3.Connection) -> str:
 
 
 def find_file_damage(connection: sqlite3.Connection) -> str:
-    """The damage of the file on disk. It is read through a new connection, whose cache is empty."""
+    """The damage of the file on disk; empty if there is none. The file is read through a new
+    connection, because the cache of an old one can hide damage."""
     _, _, name = connection.execute("PRAGMA database_list").fetchone()
     try:
         with contextlib.closing(_read_only(Path(name), "mode=ro")) as fresh:

@@ -193,8 +193,9 @@ def delete_before(connection: sqlite3.Connection, *, before_s: float) -> bool:
 
 
 def _delete_versions(connection: sqlite3.Connection, engine_id: int, before_s: float) -> None:
-    """Delete documents and configurations from before a time. Those that were valid at that time
-    stay, and so do the documents that their deltas are based on."""
+    """Delete documents and configurations from before a time. The document and the configuration
+    that were valid at that time stay. So do all documents that are needed to decode a remaining
+    delta."""
     execute = connection.execute
     (whole,) = execute(
         "WITH RECURSIVE chain (id, base_id) AS ("
@@ -301,7 +302,7 @@ class Maintenance:
         self._jobs: list[Callable[[sqlite3.Connection, EngineCache], bool]] = []
 
     def step(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
-        """Run the next job that is due. Returns whether there was one."""
+        """Run the next job that is due. Returns whether a job was due."""
         if cache.due_engines:
             engine_id, engine = cache.due_engines.popitem()
             with transaction(connection):

@@ -72,13 +72,14 @@ def fingerprint(diagnosis: Diagnosis) -> Hashable:
 
 
 def _concluded(cause: Cause, t_s: float) -> Cause:
-    """The cause for the fingerprint: without `seen_s` if that is the time of this scrape."""
+    """The cause as it enters the fingerprint. Its `seen_s` is removed if that is the time of this
+    scrape."""
     return replace(cause, seen_s=math.inf) if cause.seen_s == t_s else cause
 
 
 def _recommended(advice: Recommendation) -> Hashable:
-    """The recommendation for the fingerprint: with its numbers, which the hash of a recommendation
-    ignores."""
+    """The recommendation as it enters the fingerprint. Its numbers are included, because the hash
+    of a recommendation ignores them."""
     return advice, tuple(advice.before.items()), tuple(advice.predicted.items())
 
 

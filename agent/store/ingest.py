@@ -49,7 +49,7 @@ FLUSH_ROWS = 720
 
 def flush_engine(connection: sqlite3.Connection, engine_id: int, *, over: bool = False) -> None:
     """Write an engine's open rows as chunks. The newest row of counters stays open, because the
-    next one may replace it; unless the engine is `over`."""
+    next row may replace it. With `over`, the engine has ended and that row is written too."""
     _flush_signals(connection, engine_id)
     newest = connection.execute(
         "SELECT max(id) FROM open_counters WHERE id BETWEEN ? AND ?", rows_of(engine_id)
@@ -191,8 +191,8 @@ class CycleWriter:
         engine.last_s, engine.seen_s = packed.t_s, self._monotonic()
 
     def _write_counters(self, engine: CachedEngine, row: int, packed: PackedEngine) -> None:
-        """Write the newest counters, and delete the previous row. That row stays if it is due to be
-        kept, or if it is the last of a process or of a layout."""
+        """Write the newest counters, and delete the previous row. The previous row stays if it is
+        due to be kept, or if it is the last of a process or of a layout."""
         layout, t_s = self._cache.columns_layout(engine, packed.columns), packed.t_s
         new_series = packed.restart is not None or layout != engine.counters_layout
         if new_series or not engine.counters_id:

@@ -60,8 +60,8 @@ class Scrape(Struct, frozen=True):
     values: Callable[[], Mapping[str, float]]
 
     def covers(self, at_s: float) -> bool:
-        """Whether the scrape is still valid at a time: until then, the next scrape was not long
-        overdue."""
+        """Whether the scrape is still valid at a time, because the next scrape was not long overdue
+        then."""
         return at_s - self.t_s <= self.lasts_s
 
 

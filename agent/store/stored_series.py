@@ -62,7 +62,8 @@ def chunk_rows(
 
 @contextmanager
 def chunk_reader(connection: sqlite3.Connection, chunk_id: int) -> Generator[ReadBytes]:
-    """A function that reads the body of a chunk. It reads only the requested pieces from disk."""
+    """A context with a function that reads the body of a chunk. It reads only the requested pieces
+    from disk."""
     with connection.blobopen("chunks", "body", chunk_id, readonly=True) as blob:
 
         def read(length: int, offset: int) -> bytes:
@@ -103,7 +104,7 @@ class OpenRows:
         self._layouts: dict[int, dict[str, int]] = {}
 
     def positions(self, layout_id: int) -> dict[str, int]:
-        """The position of each signal in a layout. Empty if the layout is damaged."""
+        """The index of each signal in the values of a layout. Empty if the layout is damaged."""
         positions = self._layouts.get(layout_id)
         if positions is None:
             row = self._connection.execute(
@@ -120,8 +121,8 @@ class OpenRows:
     def rows(
         self, engine_id: int, *, from_s: float, to_s: float
     ) -> Iterator[tuple[float, dict[str, int], array[float]]]:
-        """Yields for each open scrape its time, the positions of signals by key, and the values, in
-        order of arrival."""
+        """Yields the open scrapes in order of arrival. Each has its time, the index of each signal
+        in the values, and the values."""
         rows = self._connection.execute(
             "SELECT t_s, layout_id, body FROM open_signals"
             " WHERE id BETWEEN ? AND ? AND t_s BETWEEN ? AND ? ORDER BY id",
@@ -133,8 +134,8 @@ class OpenRows:
                 yield t_s, *row
 
     def row(self, layout_id: int, body: bytes) -> tuple[dict[str, int], array[float]] | None:
-        """For one open scrape: the positions of signals by key, and the values. None if the row is
-        damaged."""
+        """An open scrape: the index of each signal in the values, and the values. None if the row
+        is damaged."""
         positions = self.positions(layout_id)
         try:
             values = floats_from_bytes("f", body)
@@ -147,8 +148,8 @@ class OpenRows:
 def open_counters(
     connection: sqlite3.Connection, engine_id: int, *, before: int | None = None
 ) -> Iterator[tuple[int, float, tuple[dict[Column, int], array[float]]]]:
-    """Yields for each open row of counters its id, its time, and the positions of counters by
-    column with the values; in order of arrival.
+    """Yields the open rows of counters in order of arrival. Each has its id, its time, and a pair:
+    the index of each counter in the values, and the values.
 
     `before`: only rows with a smaller id.
     """
@@ -174,8 +175,11 @@ def open_counters(
 def columns_by_name(
     rows: Sequence[tuple[dict[Name, int], array[float]]],
 ) -> Mapping[Name, Sequence[float]]:
-    """The values of each column, from rows of positions and values. NaN where a row lacks the
-    column. There must be at least one row."""
+    """The values of each column. A row is a pair: the index of each column in the values, and the
+    values.
+
+    NaN where a row lacks the column. There must be at least one row.
+    """
     first = rows[0][0]
     if all(places is first for places, _ in rows):
         return dict(zip(first, zip(*(values for _, values in rows), strict=True), strict=True))

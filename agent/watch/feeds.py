@@ -57,7 +57,7 @@ class Pace:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """End every wait."""
+        """End all waits at once, so that the feeds stop."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

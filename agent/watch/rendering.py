@@ -402,7 +402,7 @@ def ttft_bound_s(diagnosis: Diagnosis) -> float | None:
     """The bound for TTFT P99 in seconds: the target; without a target, three times the baseline.
     None if both are unknown.
 
-    The baseline is computed from the drift, which is a multiple of it.
+    The baseline is the present TTFT P99 divided by its drift.
     """
     target_s = _threshold(diagnosis, "TTFT-P99", Severity.WARNING)
     if target_s is not None:

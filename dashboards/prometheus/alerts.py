@@ -83,7 +83,7 @@ def finding_of(rule: Rule) -> str:
 
 def _met(plan: Plan, rule: Rule) -> str:
     """A PromQL expression for the severity of the worst bound that is crossed. An active finding
-    keeps its severity until the value is back inside the bound by `clear_ratio`."""
+    keeps its severity until the value is back inside the bound by a margin, `clear_ratio`."""
     worst_first = sorted(rule.bounds, key=lambda bound: bound.severity, reverse=True)
     levels = " or ".join(
         f"(({_crossed(plan, rule, bound)}) * 0 + {int(bound.severity)})" for bound in worst_first
@@ -217,8 +217,8 @@ def link_annotations(plan: Plan, runbook: str, worst: str = "") -> dict[str, str
     """The links of an alert about a pool: to the runbook, the triage page and the dashboard. A link
     is left out if its address is not set.
 
-    `worst` is a query for the replica to which the triage page and the dashboard refer. Without it,
-    they show all replicas.
+    `worst` is a query for the replica that the triage page and the dashboard should show. Without
+    `worst` they show all replicas.
     """
     links = runbook_annotation(runbook)
     if plan.triage_url:

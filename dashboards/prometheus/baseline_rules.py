@@ -85,8 +85,8 @@ def season_group(plan: Plan) -> Group:
 
 
 def compared_with(plan: Plan, key: str) -> str:
-    """A PromQL expression for the baseline of a signal: the worse of its quiet median and its usual
-    value at this hour of the week. If one of them is missing, the other."""
+    """A PromQL expression for the baseline of a signal: its quiet median or its usual value at this
+    hour of the week, whichever is worse. If one of them is missing, the other is used."""
     worse = "min" if key in MORE_IS_BETTER else "max"
     return f"{worse} by ({plan.engine}) ({recorded(f'{key}:quiet')} or {usual_now(key)})"
 
@@ -113,8 +113,9 @@ def _usual(plan: Plan, hour: str) -> str:
 
 
 def _week(hour: str, week: int) -> str:
-    """A PromQL expression for the value, `week` weeks ago, of the hour that begins now. The range
-    is wider than a step, because evaluations were not at the same second then."""
+    """A PromQL expression for the value, `week` weeks ago, of the hour that begins now. The
+    range is wider than a step, because the evaluations in that week were at another second of
+    the step."""
     ago_s = week * WEEK_S - HOUR_S
     around = f"{hour}[{duration(2 * STEP_S)}] offset {duration(ago_s - STEP_S)}"
     return f'label_replace(last_over_time({around}), "week", "{week}", "", "")'
@@ -173,8 +174,8 @@ FAMILY_SERIES = ("disturbed", "sampled")
 
 
 def calm_group(plan: Plan) -> Group:
-    """Recording rules for the values of which quiet medians are computed: values from scrapes at
-    which nothing disturbed the signal's family.
+    """Recording rules for quiet values, of which the quiet medians are computed. A value is quiet
+    if nothing disturbed the signal's family at its scrape.
 
     The group is evaluated after the alerts, because a scrape with a finding at warning is not
     quiet.

@@ -60,7 +60,7 @@ class CauseQuery(Struct, frozen=True):
 
     @property
     def series(self) -> str:
-        """The value of the label `cause` in the series of its confidence."""
+        """The value of the label `cause` in the recorded series of the cause's confidence."""
         return f"{self.record.id}:{self.note}" if self.note else self.record.id
 
 

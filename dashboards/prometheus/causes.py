@@ -79,10 +79,11 @@ def _peer_records(plan: Plan, queries: Sequence[CauseQuery]) -> tuple[Record, ..
 
 
 def bad_node(plan: Plan, queries: Sequence[CauseQuery]) -> CauseQuery:
-    """The query for the cause `bad_node`.
+    """The query for the cause `bad_node`. It is concluded for two kinds of servers.
 
-    It is concluded for a server whose tokens are slower than its peers', if neither more requests
-    nor another cause explains that; and for a server whose GPU clock is lower.
+    The first kind generates tokens more slowly than its peers, although it does not get more
+    requests and no other cause explains the slow tokens. The second kind has a lower GPU clock than
+    its peers.
     """
     pool, beside = plan.pool, _beside_peers(plan)
     peers = f"count by ({pool}) ({recorded('running')})"
@@ -168,8 +169,8 @@ def left_out(plan: Plan) -> Mapping[str, str]:
 
 
 def _queries(spelling: Recorded, record: CauseRecord, form: Form) -> Iterator[CauseQuery]:
-    """Yields the queries of a form: one for engines on which it explains other causes, and one for
-    engines on which it stands apart from them.
+    """Yields up to two queries for a form of a cause: one for engines on which it explains other
+    causes, and one for engines on which it does not (`apart`).
 
     The two have alerts of different names, because Alertmanager mutes alerts by name.
     """
@@ -283,7 +284,7 @@ def _lasts(plan: Plan, query: CauseQuery) -> Lasts:
 
 
 def _explained(query: CauseQuery, queries: Sequence[CauseQuery]) -> list[CauseQuery]:
-    """The causes that are reported under this cause."""
+    """The causes that are reported as effects of this cause."""
     under = EXPLAINS.get(query.record.id, ()) if not query.apart else ()
     return [other for other in queries if other.record.id in under]
 
@@ -341,8 +342,8 @@ def _gpu_pods(plan: Plan) -> Record:
 
 
 def _alone(queries: Sequence[CauseQuery]) -> Record:
-    """The recording rule for active causes that no GPU alert explains. A GPU alert of the same pod
-    explains a cause only if the alert is at least as severe."""
+    """The recording rule for active causes, except causes that a GPU alert of the same pod
+    explains. A GPU alert explains a cause only if the alert is at least as severe."""
     under = {*EXPLAINS["gpu_fault"], *EXPLAINS["gpu_throttled"]}
     names = "|".join(query.series for query in queries if query.record.id in under)
     of_gpus = f'{CAUSE}{{cause=~"{names}"}} <= on ({", ".join(POD)}) group_left () {GPU_PODS}'
@@ -350,8 +351,8 @@ def _alone(queries: Sequence[CauseQuery]) -> Record:
 
 
 def _alerts(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> list[Alert]:
-    """The alerts of a cause: one per possible severity. The severities of the causes that it
-    explains are included."""
+    """The alerts of a cause, one per possible severity. They also cover the severities of causes
+    that this cause explains."""
     explained = _explained(query, queries)
     levels = {severity for concluded in (query, *explained) for severity, _ in concluded.levels}
     return [

@@ -109,8 +109,8 @@ def _given(plan: Plan) -> str:
 
 
 def _engine(plan: Plan, fold: str, expr: str, by: str = BOARD) -> str:
-    """A PromQL expression per engine: `expr`, which has a value per board or MIG instance, is
-    aggregated with `fold` over the engine's boards."""
+    """A PromQL expression per engine. It aggregates `expr` over the engine's boards with `fold`;
+    `expr` has a value per board or MIG instance."""
     mine = ", ".join(label for label, _ in plan.gpu_join)
     folded = f"{fold} by ({mine}) ({GIVEN} * on ({by}) group_left () ({expr}))"
     return f"({recorded('running')} * 0 + on ({mine}) group_left () {folded})"

@@ -134,7 +134,7 @@ def _matters() -> str:
 
 
 def _reasons() -> tuple[Reason, ...]:
-    """The reasons, with the texts of the sidecar. The first reason that applies counts."""
+    """The reasons, in the same words as in the sidecar. If several apply, the first one counts."""
     no_gpu = GpuState("", "", "", "")
 
     def reason(
@@ -172,8 +172,8 @@ BOARDS = Spelled(
 
 
 def _concluded(at: int) -> str:
-    """A PromQL expression for the confidence that a GPU is throttled. It has a value for those GPUs
-    for which `REASONS[at]` is the first reason that applies."""
+    """A PromQL expression for the confidence that a GPU is throttled for the reason `REASONS[at]`.
+    It has a value only for GPUs to which no earlier reason applies."""
     terms = [term for board_term in BOARD_TERMS if (term := scored(BOARDS, board_term)) is not None]
     sure = confidence(0.0, terms, ZERO)
     own = REASONS[at].when
@@ -207,8 +207,8 @@ def _watts() -> Mapping[str, float]:
 
 
 def _by_model(first: str, series: str, values: Mapping[str, float]) -> str:
-    """A PromQL expression: `first`, or where that has no value, a constant from `values` for the
-    GPU's model. `series` determines the GPUs."""
+    """A PromQL expression for each GPU of `series`: the value of `first`; where that has none, the
+    constant in `values` for the GPU's model."""
     by_model = (
         f'({series}{{modelName=~"{pattern}"}} * 0 + {number(value)})'
         for pattern, value in values.items()

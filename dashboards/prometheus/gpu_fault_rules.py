@@ -106,8 +106,8 @@ def _counted(plan: Plan, codes: str) -> str:
 
 
 def _worked(plan: Plan) -> str:
-    """A PromQL expression for XIDs that halt a GPU, although the GPU is awake and has been under
-    load since (see diagnose/gpu.py)."""
+    """A PromQL expression for XIDs after which the GPU still works. Such XIDs normally halt a GPU,
+    but this GPU is awake and has been under load since (see diagnose/gpu.py)."""
     xid = f'{{xid=~"{_codes(code for code, xid in XIDS.items() if xid.halts)}"}}'
     halting = f"({XID_SEEN}{xid} or {XID_NOW}{xid})"
     powered = f"({recorded(CLOCK)} > 0 and on ({BOARD}) {recorded(POWER_USAGE)} > 0)"
@@ -120,8 +120,9 @@ def _worked(plan: Plan) -> str:
 
 
 def _by_xid() -> tuple[GpuFault, ...]:
-    """The XID faults by urgency: new XIDs and those that halt a GPU, XIDs that were present at the
-    first scrape, XIDs that are only notes, and XIDs after which the GPU works again."""
+    """The XID faults, by urgency. The order is: new XIDs and XIDs that halt a GPU, XIDs that
+    were present at the first scrape, XIDs that are only notes, and XIDs after which the GPU
+    works again."""
     urgent = _codes(code for code, xid in XIDS.items() if xid.urgent)
     halting = _codes(code for code, xid in XIDS.items() if xid.halts)
     running = _codes(code for code, xid in XIDS.items() if xid.urgent and not xid.halts)

@@ -195,8 +195,8 @@ def _cleaned(plan: Plan, name: str) -> str:
 
 
 def _known(series: str, field: Field, scale: float) -> str:
-    """A PromQL expression for a field's series without DCGM's placeholders for unknown values. NaN
-    is removed too, because no comparison keeps it."""
+    """A PromQL expression for a field's series. DCGM's placeholders for unknown values are left
+    out. NaN is left out too, because no comparison keeps it."""
     if field.wide:
         return f"({series} < {number(NO_VALUE_FROM)})"
     low, high = BLANKS_32

@@ -173,8 +173,8 @@ def _missing(plan: Plan) -> tuple[Alert, Alert]:
 
 
 def _unreachable_since(plan: Plan) -> str:
-    """A PromQL expression for the Unix time at which scrapes of a server began to fail. The server
-    must have served within the last hour.
+    """A PromQL expression for the Unix time at which the scrapes of a server began to fail. It has
+    a value only for servers that served within the last hour.
 
     A pod that was never scraped successfully does not count. When a target leaves service
     discovery, its series `up` ends.
@@ -185,7 +185,7 @@ def _unreachable_since(plan: Plan) -> str:
 
 
 def _served(plan: Plan) -> str:
-    """A PromQL expression for the engines of the last hour."""
+    """A PromQL expression for the engines that were present within the last hour."""
     return f"max_over_time({plan.dialect.series('num_requests_running')}[1h])"
 
 
@@ -215,7 +215,7 @@ def _down_since(plan: Plan) -> str:
 
 
 def _target_down(plan: Plan) -> Alert:
-    """An alert that fires when servers of a pool have been down for a scrape."""
+    """An alert that fires when servers of a pool have been down for one scrape interval."""
     longest = f"topk(1, time() - {DOWN_SINCE}{{{POOL}}})"
     description = (
         f"The scrapes of {WORST_NAME} have failed for "

@@ -145,8 +145,8 @@ def signal_group(plan: Plan) -> Group:
 
 
 def _shared_rates(plan: Plan, queries: Iterable[str]) -> dict[str, str]:
-    """The rates over the window that `queries` read at least SHARED_FROM times. Maps each
-    expression to the name of its recorded series. Only rates of whole counters are included."""
+    """The names of recorded series for rates over the window, by PromQL expression. Only rates of
+    whole counters that `queries` read at least SHARED_FROM times."""
     selector = re.escape(f"{{{plan.selector}}}" if plan.selector else "")
     prefix, window = re.escape(plan.prefix), re.escape(plan.dialect.range)
     rate = re.compile(
@@ -167,9 +167,11 @@ def _query(plan: Plan, signal: Signal) -> str | None:
 
 
 def _reaching(plan: Plan, query: Callable[[Dialect], str]) -> str:
-    """The query over the window. If the window has fewer than two scrapes: the query over a range
-    that has four scrapes at one scrape per minute. The second has no value for an engine that no
-    longer exists."""
+    """A PromQL expression that works even if the window has fewer than two scrapes. It is then the
+    query over a wider range, which has four scrapes at one scrape per minute.
+
+    The query over the wider range has no value for an engine that no longer exists.
+    """
     near = query(plan.dialect)
     if plan.range_s >= WIDE_RANGE_S:
         return near
@@ -178,8 +180,8 @@ def _reaching(plan: Plan, query: Callable[[Dialect], str]) -> str:
 
 
 def _spread(plan: Plan, signal: Signal, query: str) -> str:
-    """The query for a signal per engine. A signal that a page has only once for all engines (the
-    running adapters) is copied to each engine."""
+    """The query for a signal, per engine. If a page has the signal only once for all engines (the
+    running adapters), the value is copied to each engine."""
     if not isinstance(signal.expr, InfoChanges):
         return query
     per_engine = f"({recorded('running')} * 0 + 1)"
@@ -304,8 +306,8 @@ def _work_fallen(plan: Plan) -> str:
 
 
 def _severity(plan: Plan, to: ToPromQL) -> str:
-    """A PromQL expression for the severity of the stage: 0 ok, 1 info, 2 warning, 3 critical. It
-    does not yet include the time for which a stage is held."""
+    """A PromQL expression for the severity of the stage: 0 ok, 1 info, 2 warning, 3 critical. It is
+    the severity at this moment; `_held` then keeps it for a while."""
     evicting = next(rule for rule in plan.rules() if rule.id == "KV-EVICT")
     levels = [
         f"(({when.compile(to).vector or recorded('cascade_stage')}) * 0 + {int(severity)})"

@@ -251,8 +251,9 @@ def _in_metricsql(group: Group) -> Group:
 
 
 def _unkept(plan: Plan, group: Group) -> Group:
-    """The rules for engines without `keep_firing_for`. Instead, the alert's expression also fires
-    if its condition held within that time."""
+    """The rules of a group without `keep_firing_for`, for rule engines that do not support it.
+    Instead, the expression of an alert also looks back: it fires if its condition held within that
+    time."""
     return replace(group, rules=tuple(_without_keep(plan, rule) for rule in group.rules))
 
 
@@ -289,8 +290,8 @@ def _rule(rule: Record | Alert) -> dict[str, Any]:
 
 
 def yaml_text(document: Mapping[str, Any]) -> str:
-    """A document as YAML. Uses libyaml if PyYAML was built with it, because it is ten times as
-    fast."""
+    """A document as YAML. If PyYAML was built with libyaml, that is used, because it is ten times
+    as fast."""
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text: str = yaml.dump(
         document, Dumper=dumper, sort_keys=False, width=100_000, allow_unicode=True

@@ -77,14 +77,14 @@ class Plan(Profile, frozen=True):
 
     @property
     def sample_s(self) -> float:
-        """Minimum seconds between two values of a recorded series that can differ."""
+        """Minimum seconds after which a recorded series can have a different value."""
         return max(self.scrape_s, self.interval_s)
 
     @property
     def settles_s(self) -> float:
-        """Seconds that an alert waits before it fires, if it is not critical or if a cause may
-        cover it. In this time, two scrapes show whether the problem gets worse, and which cause it
-        has."""
+        """Seconds that an alert waits before it fires. It waits if it is not critical, or if a
+        cause may cover it. In this time, two scrapes show whether the problem gets worse, and which
+        cause it has."""
         return max(self.window_s, 2 * self.scrape_s)
 
     @property
@@ -231,7 +231,8 @@ def _since(now: str, since: str, severity: Severity) -> Record:
 
 
 def _alike(label: str, seconds: Mapping[str, float]) -> Iterator[tuple[float, str]]:
-    """Yields each time in seconds, with a label matcher for all names that have this time."""
+    """Yields each different time in `seconds`, with a label matcher for all names that have this
+    time."""
     names: dict[float, list[str]] = defaultdict(list)
     for name, time_s in seconds.items():
         names[time_s].append(name)
@@ -285,8 +286,8 @@ def count_text(plan: Plan, *, also: str = "") -> str:
 
 
 def worst_text(plan: Plan, query: str, text: str) -> str:
-    """A template with `text` about the replica that a query finds. The replica is available in
-    `text` as `$worst`. The result is empty if the query finds none.
+    """A template that inserts `text` for the replica that a query finds. `text` can refer to the
+    replica as `$worst`. The result is empty if the query finds no replica.
 
     `query` contains POOL in place of the pool's matchers, and no other percent sign.
     """

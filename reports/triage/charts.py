@@ -70,8 +70,8 @@ class Axis(Struct, frozen=True):
 
 
 def axis_of(view: TriageView) -> Axis:
-    """The time axis of a page. It covers the requested range; if less than half of that has data,
-    only the part with data.
+    """The time axis of a page. It covers the requested range. If less than half of the range has
+    data, the axis covers only the part with data.
 
     Otherwise the first minutes of a new daemon would be too narrow to read.
     """

@@ -171,7 +171,8 @@ def _gaps(
 def _within(
     stretches: Iterable[tuple[float, float]], start: float, end: float
 ) -> list[tuple[float, float]]:
-    """The parts of the stretches that lie between `start` and `end`."""
+    """The parts of stretches that lie between `start` and `end`. A stretch is a pair of start and
+    end, in percent of the width."""
     return [(max(start, a), min(end, b)) for a, b in stretches if a < end and b > start]
 
 

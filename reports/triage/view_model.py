@@ -208,11 +208,11 @@ class Standing(Struct, frozen=True):
 
     @property
     def as_of_s(self) -> float:
-        """Unix time at which durations end: the time of the page or, for late data, of the newest
-        scrape.
+        """Unix time at which durations end. It is the time of the page; for late data, the time of
+        the newest scrape.
 
-        For a target that fails it is the page's time too, because such a target is scraped less and
-        less often.
+        For a target that fails it is the time of the page too, because such a target is scraped
+        less and less often.
         """
         if self.late or self.age_s is None or self.target.last_s is None:
             return 0.0 if self.engine is None else self.engine.diagnosis.t_s

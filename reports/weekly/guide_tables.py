@@ -261,8 +261,8 @@ def tables(
 
 
 def _placed(row: Row, now: TierPeriod, c_max: float | None) -> Row:
-    """The row. In the row on fleet utilization, the figure is computed from the load if no GPU
-    source has a value."""
+    """The row. Only the row on fleet utilization changes: if no GPU source has a value, its figure
+    is computed from the load."""
     if row.subject != FLEET or c_max is None or now.value(row.figures[0]) is not None:
         return row
 

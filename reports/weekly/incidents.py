@@ -158,8 +158,8 @@ def _merge_effects(groups: Sequence[_Group]) -> list[_Group]:
 
 
 def _belongs(group: _Group, other: _Group) -> bool:
-    """Whether `group` is reported under `other`. If `group` is at warning or worse, `other` must be
-    too, so that it does not hide a warning."""
+    """Whether `group` is reported under `other`. A group at warning or worse is never reported
+    under a group below warning."""
     near = (
         group.start_s <= other.until_s + EFFECT_MARGIN_S
         and group.until_s >= other.start_s - EFFECT_MARGIN_S
@@ -248,8 +248,8 @@ def incidents(
 
 
 def _of_tiers(observed: Sequence[EpisodeObserved]) -> list[list[EpisodeObserved]]:
-    """The observed incidents in groups. A group has incidents of the same tier and cause that
-    overlap, on different engines."""
+    """The observed incidents in groups. Incidents form a group if they have the same tier and
+    cause, overlap in time, and are on different engines."""
     groups: list[list[EpisodeObserved]] = []
     newest: dict[tuple[str, str], list[EpisodeObserved]] = {}
     for row in sorted(observed, key=lambda row: (row.episode.start_s, row.target, row.engine)):
@@ -410,7 +410,7 @@ def cost(observed: EpisodeObserved, budget_s: float | None) -> IncidentCost:
 
 
 def _added(costs: Sequence[IncidentCost]) -> IncidentCost:
-    """The sum of the costs of several engines. None for a cost that no engine has a value for."""
+    """The sum of the costs of several engines. A cost for which no engine has a value is None."""
 
     def total(values: Iterable[float | None]) -> float | None:
         numbers = [value for value in values if value is not None]

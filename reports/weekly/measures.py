@@ -199,7 +199,8 @@ def judged(
     days: Sequence[float | None],
     days_before: Sequence[float | None],
 ) -> Trend:
-    """The trend with its direction, which is computed from the days of both periods."""
+    """A copy of the trend with its direction, which is computed from the values of the single
+    days."""
     if change.value is None or change.before is None:
         return change
     pairs = [
@@ -340,8 +341,8 @@ def percentiles(
 
 
 def per_s(count: str) -> Of:
-    """A function that returns the rate of a counter per second, summed over all engines. The time
-    is that in which any engine has counter data."""
+    """A function that returns the rate of a counter per second, summed over all engines. It divides
+    by the time in which at least one engine has counter data."""
     return lambda span: over(span.counts.get(count), span.clock_s)
 
 

@@ -145,8 +145,8 @@ NO_TALLY = Tally((), (), 0.0)
 
 
 def added(tallies: Iterable[Tally]) -> Tally:
-    """The sum of histograms. If their bounds differ, the result has only the bounds that all of
-    them have."""
+    """The sum of histograms. If their bounds differ, the result has only the bounds that they have
+    in common."""
     filled = [tally for tally in tallies if tally.count > 0]
     if not filled:
         return NO_TALLY

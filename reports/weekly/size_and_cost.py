@@ -63,7 +63,8 @@ class Need(Struct, frozen=True):
     most: int | None = None
 
     def replicas(self, present: int) -> int | None:
-        """The needed number of replicas that is nearest to `present`. None if unknown."""
+        """The number of replicas between `fewest` and `most` that is nearest to `present`. None if
+        the two are unknown."""
         if self.fewest is None or self.most is None:
             return None
         return min(max(present, self.fewest), self.most)
@@ -185,7 +186,7 @@ def replicas_present(engines: Sequence[EngineObserved]) -> int:
     """The number of replicas at the end of the period: the mean number of engines that ran at the
     same time in the last PRESENT_S seconds. Seconds in which no engine ran do not count.
 
-    The mean counts an old pod and its replacement during a rollout as one replica.
+    In a rollout, an old pod and its replacement count as one replica.
     """
     if not engines:
         return 0
@@ -385,7 +386,8 @@ def _usd(rate: float | None) -> Of:
 
 
 def _in_time_per_usd(tier: TierObserved, rate: float | None) -> Of:
-    """A figure: requests served within the targets per USD (guide 8.4: latency against cost)."""
+    """A function that returns the requests served within the targets per USD (guide 8.4: latency
+    against cost)."""
     targets = tier.stated.targets
     good = m.goodput(targets.ttft_p99_s, targets.itl_p99_s)
 
@@ -411,8 +413,8 @@ def _per_million(rate: float | None) -> Of:
 
 
 def _utilization(knee: Curve | None, now: TierPeriod, before: TierPeriod) -> tuple[Trend, str]:
-    """The share of the capacity that was used on average, and how it was computed: from GPU
-    activity, else from the load divided by the capacity."""
+    """The share of the capacity that was used on average, and a text on how it was computed. It is
+    GPU activity or, if that is unknown, the load divided by the capacity."""
     busy = Measure("utilization_ratio", "utilization", "ratio", m.level(m.GPU_BUSY), UP,
                    missing=NO_CURVE)  # fmt: skip
     if now.value(busy) is not None:

@@ -87,8 +87,8 @@ class Hours:
         return by_part
 
     def _named(self, text: Callable[..., str]) -> dict[str, tuple[Text, int]]:
-        """The queries by name: a function that returns the PromQL, and the number of series that
-        one engine has."""
+        """For each query, by name: a function that returns its PromQL, and the number of series per
+        engine."""
         named: dict[str, tuple[Text, int]] = {
             key: (partial(text, key, ""), 1) for key in SUMMED_COUNTERS
         }
@@ -130,7 +130,7 @@ class Hours:
 
 
 def merge_parts(rows: Mapping[str, Rows]) -> dict[str, Rows]:
-    """The rows by query: those of all parts of the fleet merged."""
+    """The rows of each query, merged over the parts of the fleet."""
     merged: dict[str, Rows] = {}
     for name, part_rows in rows.items():
         merged.setdefault(name.partition(PART)[0], {}).update(part_rows)

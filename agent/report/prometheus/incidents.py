@@ -478,8 +478,8 @@ class IncidentSearch:
         )
 
     def _coarsely(self, engine: TierEngine, episode: Episode) -> Span:
-        """The number of preemptions, from the steps: for an incident that was not replayed to its
-        end."""
+        """The preemptions during an incident that was not replayed to its end. They are computed
+        from the steps."""
         row = self._now.signs[queries.PREEMPTED].get(engine.key)
         if row is None:
             return Span()

@@ -73,7 +73,8 @@ class Part(Struct, frozen=True):
     kept: str | None = None
 
     def key(self, labels: Labels) -> RowKey:
-        """The key of the sum that contains series with these labels."""
+        """The key of the group to which series with these labels belong. A query sums the series of
+        a group."""
         return self.name, tuple(labels.get(name, "") for name in self.by)
 
 
@@ -88,7 +89,7 @@ class FleetEngines(Struct, frozen=True):
     scrape_s: float
 
     def group(self, engine: TierEngine) -> RowKey:
-        """The key of the sum that contains an engine."""
+        """The key of the group to which an engine belongs. A query sums the engines of a group."""
         part = next((part for part in self.parts if part.name == engine.tier), self.parts[0])
         return part.key(engine.member.labels)
 
@@ -214,8 +215,9 @@ def _parts(
     names: LabelMap,
     asking: QueryScope,
 ) -> tuple[Part, ...]:
-    """The sets of series that the server sums. If labels separate the tiers: one set for all; else
-    one set per tier; if that is impossible: one sum per engine."""
+    """The sets of series that the server sums. There is one set for all engines if labels separate
+    the tiers. Otherwise there is one set per tier or, if that is impossible too, one sum per
+    engine."""
     tier_labels = names.grouping(engine.member.labels for engine in everyone)
     sums = {*tier_labels, *(label for label, _, _ in MATCHER.findall(asking.selector))} <= {
         *POOL_LABELS
@@ -281,15 +283,15 @@ class TargetScrapes(Struct, frozen=True):
     deleted: Floats | None = None
 
     def lived_s(self, at: Steps) -> tuple[float, float]:
-        """The Unix times between which a failed scrape of the target counts as an outage.
+        """The Unix times between which a failed scrape of the target counts as an outage. They are
+        infinite if there is no limit.
 
-        The target may have been loading: if it appeared in the period, failed scrapes before its
-        first good step do not count, unless they last longer than LOADING_S. A target without a
-        good step may have lived for less than one step.
+        A good step is a step without failed scrapes. If the target appeared in the period and had a
+        good step within LOADING_S, it was loading before that step. If it had no good step and
+        failed for at most LOADING_S, no scrape counts: it may have lived for less than one step.
 
-        The target may have been removed: failed scrapes after its last good step count if there are
-        enough of them for fleet mode to call the target down, and only until Kubernetes deletes the
-        pod.
+        Failed scrapes after the last good step do not count if they are too few for fleet mode to
+        call the target down. Otherwise they count until Kubernetes deletes the pod.
         """
         seen, good = np.flatnonzero(~np.isnan(self.up)), np.flatnonzero(self.up >= 1)
         born_s, gone_s = -np.inf, np.inf

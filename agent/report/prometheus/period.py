@@ -298,8 +298,9 @@ class PeriodReader:
         return by_name
 
     def _curve(self, at: Steps) -> tuple[dict[Key, Signals], tuple[str, ...]]:
-        """The windows for the latency curve, for some engines of each tier, and the names of
-        recorded signals. Recorded signals are used if all these engines have them."""
+        """The windows for the latency curve, for some engines of each tier, and the names of the
+        signals read from recorded series. Recorded series are used if all these engines have
+        them."""
         fleet = self._fleet
         chosen = [
             engine for tier in fleet.tiers() for engine in evenly(fleet.of(tier), CURVES_MOST)
@@ -394,8 +395,7 @@ class Configs:
         return self._at(member, len(self._read.grid.slots) - 1, step=-1)
 
     def around(self, member: Member, t_s: float) -> tuple[dict[str, str], dict[str, str]]:
-        """The configuration of an engine before the hour that contains `t_s`, and the one after
-        that hour."""
+        """The configurations of an engine before and after the hour that contains `t_s`."""
         hour = int(np.searchsorted(np.array(self._read.grid.edges_s), t_s, side="right")) - 1
         return self._at(member, hour - 1, step=-1), self._at(member, hour + 1, step=1)
 

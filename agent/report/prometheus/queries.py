@@ -88,7 +88,8 @@ class Resolution(Struct, frozen=True):
 
 
 def unit_s(span_s: float) -> float:
-    """Seconds of which the bounds of a period of this length are multiples."""
+    """The bounds of a period of length `span_s` must be multiples of this number of seconds: an
+    hour for long periods, a minute for short ones."""
     return HOUR_S if span_s >= SHORT_S else MINUTE_S
 
 
@@ -106,7 +107,7 @@ def resolution(grid: Grid, *, engines: int, scrape_s: float, window_s: float) ->
 
 def _fitting(grid: Grid, wanted_s: float) -> float:
     """The shortest of STEPS_S that is at least `wanted_s` and divides every hour of the grid. If
-    all that divide the hours are shorter: the longest of these."""
+    there is none, the longest one that divides the hours."""
     fits = [
         step_s for step_s in STEPS_S if all(edge_s % step_s == 0 for edge_s in grid.edges_s)
     ] or [STEPS_S[0]]  # fmt: skip
@@ -182,7 +183,8 @@ def gained_kept(key: str, part: str, asking: QueryScope, by: Sequence[str], rang
 
 
 def engines_kept(asking: QueryScope, by: Sequence[str], range_s: float) -> str:
-    """A query for the number of engines in the recorded sums, added up over their evaluations."""
+    """A query for the number of engines in the recorded sums. The numbers of all evaluations are
+    added up."""
     return _kept(asking, hourly_sums.SUMMED_ENGINES, by, range_s)
 
 

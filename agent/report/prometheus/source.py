@@ -456,7 +456,7 @@ class MetricsSource:
         )  # fmt: skip
 
     def _configured(self, engine: TierEngine) -> list[Configured]:
-        """The process starts of an engine, each with the configurations before and after."""
+        """The starts of an engine's process, each with the configurations before and after it."""
         return [
             Configured(
                 t_s, engine.target, engine.engine, *self._configs.around(engine.member, t_s),

@@ -361,8 +361,8 @@ class FleetIncidents:
     def held(self, engine: TierEngine, others: Sequence[Held]) -> list[Held]:
         """The intervals in which an engine was slower than its peers, with their causes.
 
-        `others` are the engine's own intervals. `bad_node` is left out where one of them explains
-        slow tokens.
+        `others` are other intervals of the engine. An interval of `bad_node` is left out if it
+        overlaps one of `others` whose cause explains slow tokens.
         """
         intervals = [_held(s, cause, s.from_s) for s, cause in self._slow.get(engine.key, ())]
         slow = [other for other in others if other.kind == "cause" and other.id in SLOWS_TOKENS]

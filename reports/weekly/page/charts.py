@@ -332,7 +332,7 @@ def _words(pen: Pen, at: float, height: float, words: str, role: str, right: flo
 
 
 def linear_ticks(most: float, words: Callable[[float], str]) -> Ticks:
-    """Round values for ticks, from 0 to at least `most`."""
+    """Ticks at round values, from 0 to at least `most`."""
     if not most > 0:
         return Ticks((0.0, 1.0), (words(0.0), words(1.0)))
     rough = most / 4
@@ -344,7 +344,7 @@ def linear_ticks(most: float, words: Callable[[float], str]) -> Ticks:
 
 
 def log_ticks(least: float, most: float, words: Callable[[float], str]) -> Ticks:
-    """Round values for ticks of a log scale, from at most `least` to above `most`."""
+    """Ticks at round values of a log scale, from at most `least` to above `most`."""
     power = math.floor(math.log10(least)) - 1
     grid = [step * 10.0 ** (power + at) for at in range(POWERS_MOST) for step in LOG_STEPS]
     first = max(at for at, value in enumerate(grid) if value <= least)

@@ -106,8 +106,8 @@ _FORMATTERS: Mapping[str, Callable[[float], str]] = {
 
 
 def request_count(value: float | None) -> str:
-    """A rounded number of requests, such as "9 requests". Shares of histogram buckets and
-    extrapolated increases are not whole numbers."""
+    """A rounded number of requests, such as "9 requests". It is rounded because shares of histogram
+    buckets and extrapolated increases are not whole numbers."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return plural(round(value), "request") if value >= 0.5 or value == 0 else "under 1 request"
@@ -228,8 +228,8 @@ def size_state(verdict: str) -> str:
 
 
 def size_verdict(verdict: str, words: str) -> tuple[str, str]:
-    """The verdict on the size in words, and its explanation, from which the verdict at the start is
-    removed."""
+    """The verdict on the size in words, and its explanation. If the explanation starts with the
+    verdict, that start is removed."""
     head = size_name(verdict)
     first, colon, rest = words.partition(": ")
     same = colon and first.lower() in (verdict, head.lower())

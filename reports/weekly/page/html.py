@@ -199,8 +199,8 @@ class UnknownGroup(Struct, frozen=True):
 
 
 def unknown_groups(unknown: Sequence[UnknownSignal]) -> list[UnknownGroup]:
-    """The signals without data, grouped by reason and engines. All metrics of a feature have the
-    same reason."""
+    """The signals without data, grouped by reason and engines. All metrics of an optional feature
+    get the same reason."""
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in unknown:
         needs = NEEDS.search(row.why)
@@ -243,8 +243,8 @@ def _table(name: str, rows: Sequence[TableRow], *, sparks: bool) -> TablePart:
 
 
 def _steps(row: TableRow) -> tuple[float, float, int]:
-    """The start, step length and number of steps of a row's sparkline. Rows for which these are
-    equal share a table of values."""
+    """The start, step length and number of steps of a row's sparkline. Rows with the same start,
+    length and number share a table of values."""
     return (row.spark.from_s, row.spark.step_s, len(row.spark.values)) if row.spark else (0, 0, 0)
 
 
@@ -334,8 +334,8 @@ def _policy(css: str) -> str:
 
 @cache
 def _stylesheet() -> str:
-    """The minified stylesheet. Before each declaration with a variable there is the same one with a
-    plain value, because many mail clients do not support variables and drop such declarations."""
+    """The minified stylesheet. Many mail clients drop declarations with variables. Each of these is
+    therefore preceded by the same declaration with a plain value."""
     source = re.sub(r"/\*.*?\*/", "", palette() + _read("report.css"), flags=re.DOTALL)
     source = re.sub(r"\s*([{};,>])\s*", r"\1", re.sub(r"\s+", " ", source))
     light, _, _ = source.partition("@media")

@@ -35,7 +35,8 @@ class SmallChart(Struct, frozen=True):
 
 
 def small_chart(line: Line, axis: Axis, budget_s: float | None) -> SmallChart | None:
-    """The chart of a signal; if the signal is a TTFT, with its target. None without data."""
+    """The chart of a signal. If the signal is a TTFT, the chart includes the target. None without
+    data."""
     finite = [v for v in line.values if v is not None and math.isfinite(v)]
     if not finite:
         return None

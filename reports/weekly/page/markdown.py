@@ -220,8 +220,8 @@ def _code(node: Node, inside: str) -> str:
 
 
 def _spaced(node: Node, inside: str) -> str:
-    """The content, with a space at each end where the element had white space. It separates
-    words."""
+    """The content, with a space at each end at which the element has white space. Otherwise words
+    would be joined."""
     first, last = (node.children[0], node.children[-1]) if node.children else ("", "")
     before = " " if isinstance(first, str) and first[:1].isspace() else ""
     return f"{before}{inside}{' ' if isinstance(last, str) and last[-1:].isspace() else ''}"

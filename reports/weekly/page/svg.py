@@ -48,7 +48,7 @@ def _between(number: str) -> str:
 
 
 def _short(steps: int, scale: int) -> str:
-    """A number of steps of size 1/`scale` as the shortest decimal number."""
+    """The shortest decimal number for a number of steps, each of size 1/`scale`."""
     if steps % scale == 0:
         return str(steps // scale)
     return (
