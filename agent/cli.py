@@ -264,9 +264,9 @@ def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # n
     Each page is written at once, so a kill loses none. An existing FILE is appended to. On the
     server's node the host's memory use, CPU pressure and steal time are recorded as well.
     """
-    from kneewatch.agent import stream
+    from kneewatch.agent import captures
 
-    return stream.record(url, file, effective(given), for_s=for_s)
+    return captures.record(url, file, effective(given), for_s=for_s)
 
 
 @cli.command(short_help="Replay the shipped recording of an overloaded server.")

@@ -1,4 +1,4 @@
-"""Exit statuses, messages and garbage collection for all commands. I/O edge.
+"""Exit statuses, messages, ticks and garbage collection for all commands. I/O edge.
 
 It imports none of the modules of a diagnosis, so that commands start fast.
 """
@@ -6,7 +6,9 @@ It imports none of the modules of a diagnosis, so that commands start fast.
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator
+import itertools
+import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 import click
@@ -20,6 +22,32 @@ OK, FOUND, NO_DATA = 0, 1, 2
 def say(message: str) -> None:
     """Print a message of the program itself to stderr."""
     click.echo(f"kneewatch: {printable(message)}", err=True)
+
+
+def ticks(
+    interval_s: float,
+    for_s: float | None,
+    *,
+    least: int = 1,
+    longer: Callable[[], bool] = lambda: False,
+    passed_s: float = 0.0,
+) -> Iterator[float]:
+    """Yields ticks: the seconds since the start. The start was `passed_s` seconds ago.
+
+    The first tick comes at once, the next ones every `interval_s`. If the work after a tick takes
+    longer than the interval, the next tick comes at once and missed ticks are skipped.
+
+    The ticks end when `for_s` has passed, at least `least` ticks were yielded, and `longer` returns
+    false.
+    """
+    start_s = due_s = time.monotonic() - passed_s
+    for count in itertools.count(1):
+        yield time.monotonic() - start_s
+        due_s = max(due_s + interval_s, time.monotonic())
+        over = for_s is not None and due_s - start_s > for_s + 0.01 and count >= least
+        if over and not longer():
+            return
+        time.sleep(max(0.0, due_s - time.monotonic()))
 
 
 COLLECT_AFTER = 20_000

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from kneewatch.agent.captures import capture_name
 from kneewatch.agent.settings.effective import (
     Effective,
     Settings,
@@ -19,7 +20,6 @@ from kneewatch.agent.settings.effective import (
     validated,
 )
 from kneewatch.agent.settings.table import BY_KEY, DEPLOYMENT, SETTINGS, Setting, pairs, text
-from kneewatch.agent.stream import capture_name
 from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import METRICS_PATH, shown_url

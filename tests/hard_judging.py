@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, field
 
-from kneewatch.agent.stream import PageReader, TargetStream
+from kneewatch.agent.captures import PageReader
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.gpu.page import GpuPage

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kneewatch.agent.stream import PageReader, TargetStream, capture_name
+from kneewatch.agent.captures import PageReader, capture_name
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits

@@ -8,13 +8,14 @@ from contextlib import closing
 import click
 import orjson
 
+from kneewatch.agent.captures import capture_name
 from kneewatch.agent.console import OK, say
 from kneewatch.agent.printing import style
 from kneewatch.agent.server.log import facts_of_log
 from kneewatch.agent.server.watch import page_watch, server_watch
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.stream import TargetStream, capture_name
+from kneewatch.agent.stream import TargetStream
 from kneewatch.agent.targets import target_name
 from kneewatch.collector.captures.capture import CaptureReader, is_capture
 from kneewatch.collector.errors import CaptureError

@@ -19,11 +19,12 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from kneewatch.agent.captures import capture_names
 from kneewatch.agent.console import NO_DATA
 from kneewatch.agent.printing import status
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
-from kneewatch.agent.stream import TargetStream, capture_names, gpu_stream
+from kneewatch.agent.stream import TargetStream, gpu_stream
 from kneewatch.agent.targets import target_name
 from kneewatch.agent.watch import rendering as listing
 from kneewatch.agent.watch.feeds import (

@@ -39,7 +39,7 @@ def main(
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of `diagnose` and `record`, in place of the real one: `--for 4s` takes no time."""
     clock = Clock()
-    for module in ("cli", "diagnose_command", "stream"):
+    for module in ("cli", "captures", "console", "diagnose_command", "stream"):
         monkeypatch.setattr(f"kneewatch.agent.{module}.time", clock)
     return clock
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent import stream
+from kneewatch.agent import captures
+from kneewatch.agent.captures import BATCH_ENTRIES, Captures
 from kneewatch.agent.console import COLLECT_AFTER, infrequent_gc
-from kneewatch.agent.stream import BATCH_ENTRIES, Captures, TargetStream
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError
@@ -52,7 +53,7 @@ def test_what_was_read_before_an_error_is_told_before_it(
             raise CaptureError("the disk failed")
 
     path = written(tmp_path / "a.jsonl.gz", BATCH_ENTRIES + 3)
-    monkeypatch.setattr(stream, "CaptureReader", Breaking)
+    monkeypatch.setattr(captures, "CaptureReader", Breaking)
     batches = Captures([path]).batches()
     assert len(next(batches)) == BATCH_ENTRIES
     assert [entry.t_s for _, entry in next(batches)] == [BATCH_ENTRIES + n for n in range(3)]

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent import replay_command as ahead
-from kneewatch.agent.replay_command import PageRead, PrefetchedPages
-from kneewatch.agent.stream import BATCH_ENTRIES, Captures
+from kneewatch.agent import captures as ahead
+from kneewatch.agent.captures import BATCH_ENTRIES, Captures, PageRead, PrefetchedPages
 from kneewatch.collector.captures.capture import CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError, CollectError
@@ -47,8 +46,9 @@ def told(read: PageRead) -> object:
 
 def pages(paths: list[str]) -> Iterator[PageRead]:
     """All pages of some captures."""
-    for batch in PrefetchedPages(Captures(paths), Limits()):
-        yield from batch
+    with PrefetchedPages(Captures(paths), Limits()) as batches:
+        for batch in batches:
+            yield from batch
 
 
 def odd(path: Path) -> str:
@@ -74,8 +74,8 @@ def test_what_is_read_ahead_is_what_is_there(
 ) -> None:
     paths = [*PAIR, odd(tmp_path / "odd.jsonl.gz"), str(tmp_path / "empty.jsonl")]
     Path(paths[-1]).touch()
-    recorded = PrefetchedPages(Captures(paths), Limits())
-    read_ahead = [told(read) for batch in recorded for read in batch]
+    with PrefetchedPages(Captures(paths), Limits()) as recorded:
+        read_ahead = [told(read) for batch in recorded for read in batch]
     here = [told(read) for batch in ahead.read_batches(Captures(paths), Limits()) for read in batch]
     assert read_ahead == here
     assert len(read_ahead) > 4 * BATCH_ENTRIES
@@ -121,10 +121,15 @@ def test_a_fault_of_the_reader_is_no_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_who_stops_early_leaves_no_process() -> None:
-    source = iter(PrefetchedPages(Captures(PAIR), Limits()))
-    next(source)
-    assert len(active_children()) == 1
-    del source
+    with PrefetchedPages(Captures(PAIR), Limits()) as batches:
+        assert len(active_children()) == 1
+        next(iter(batches))
+    assert active_children() == []
+
+
+def test_an_error_before_the_first_page_leaves_no_process() -> None:
+    with pytest.raises(ZeroDivisionError), PrefetchedPages(Captures(PAIR), Limits()):
+        raise ZeroDivisionError
     assert active_children() == []
 
 

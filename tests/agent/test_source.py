@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.agent.stream import STALE_AFTER_S, TargetStream
+from kneewatch.agent.captures import STALE_AFTER_S
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile

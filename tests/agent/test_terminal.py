@@ -14,10 +14,10 @@ from tests.collector.servers import Start
 
 SICK = ["diagnose", capture("prefix_off"), "--window", "15s"]
 ON_A_CLOCK = """
-from kneewatch.agent import cli, stream
+from kneewatch.agent import cli, console, stream
 from tests.clock import Clock
 
-stream.time = Clock()
+console.time = stream.time = Clock()
 cli.main()
 """
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

@@ -23,7 +23,7 @@ from urllib.request import urlopen
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.agent.stream import STATUS_OK
+from kneewatch.agent.captures import STATUS_OK
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.captures.format import Entry
 from kneewatch.dashboards.prometheus.rule_group import Plan

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from kneewatch.agent.stream import STATUS_OK
+from kneewatch.agent.captures import STATUS_OK
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.samples import Series

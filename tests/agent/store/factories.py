@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from kneewatch.agent.captures import capture_name
 from kneewatch.agent.store.engine_cache import EngineCache
 from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters, Retention
 from kneewatch.agent.store.writer import Store
-from kneewatch.agent.stream import TargetStream, capture_name
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.scrape_history import Column, Restart

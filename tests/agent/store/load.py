@@ -14,8 +14,9 @@ from itertools import pairwise
 
 from msgspec import Struct
 
+from kneewatch.agent.captures import capture_name
 from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters
-from kneewatch.agent.stream import TargetStream, capture_name
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.samples import Layout, Page, Series

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from kneewatch.agent.captures import capture_name
 from kneewatch.agent.report.prometheus.incidents import Replay, replay_samples
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Interval
-from kneewatch.agent.stream import TargetStream, capture_name
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.prometheus.responses import Track

@@ -1,0 +1,414 @@
+"""Captures: recorded, and read in order of time by a second process. I/O edge.
+
+This module does not import the diagnosis, which takes a tenth of a second: the second process reads
+the first pages meanwhile.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import signal
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from struct import pack
+from traceback import format_exc
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+
+from msgspec.structs import replace
+
+from kneewatch.agent.console import NO_DATA, OK, say, ticks
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.errors import CaptureError, CollectError
+from kneewatch.collector.exposition import Limits, PageParser
+from kneewatch.collector.http.address import metrics_url, shown_url
+from kneewatch.collector.samples import Layout, Page
+from kneewatch.rules.formatting import span
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+    from kneewatch.agent.server.host import HostReader
+    from kneewatch.collector.http.fetch import Fetcher
+
+STATUS_OK = 200
+
+STALE_AFTER_S = 300.0
+"""Maximum difference in seconds between the timestamp of a sample and the time of the scrape.
+Prometheus considers a series stale after the same time."""
+
+
+# --- Pages of captures, in order of time ----------------------------------------------------------
+
+
+Numbered = tuple[int, Entry]
+BATCH_ENTRIES = 16
+
+
+def capture_name(path: str | Path) -> str:
+    """The name of a target, derived from the file name of its capture: `cascade.r0.jsonl.gz`
+    becomes `cascade.r0`."""
+    return Path(path).name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+def capture_names(paths: Sequence[str]) -> list[str]:
+    """A target name for each capture. If files have the same name, their paths distinguish the
+    targets."""
+    names = [capture_name(path) for path in paths]
+    counts = Counter(names)
+    return [
+        name if counts[name] == 1 else str(Path(path).with_name(name))
+        for name, path in zip(names, paths, strict=True)
+    ]
+
+
+class Captures:
+    """Several captures, merged in order of time. `on_message` is called with messages about
+    unreadable parts.
+
+    `unusable` is the number of captures without a readable entry. If no capture has one, iterating
+    raises CaptureError.
+
+    Raises:
+        CaptureError: a file does not exist or may not be read.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], *, from_s: float | None = None, to_s: float | None = None
+    ) -> None:
+        self._readers = [CaptureReader(path, from_s=from_s, to_s=to_s) for path in paths]
+        self.on_message: Callable[[str], None] = say
+        self.unusable = 0
+
+    def __len__(self) -> int:
+        """The number of captures."""
+        return len(self._readers)
+
+    def __iter__(self) -> Iterator[Numbered]:
+        """Yields all entries, each with the index of its capture."""
+        self.unusable = 0
+        numbered = [self._numbered(index, reader) for index, reader in enumerate(self._readers)]
+        merged: Iterable[Numbered] = numbered[0]
+        if len(numbered) > 1:
+            merged = heapq.merge(*numbered, key=lambda item: item[1].t_s)
+        yield from merged
+        for reader in self._readers:
+            if reader.damaged:
+                self.on_message(
+                    f"{reader.path}: {reader.damaged} damaged entries skipped; "
+                    f"the first: {reader.first_damage}"
+                )
+
+    def batches(self) -> Iterator[list[Numbered]]:
+        """Yields all entries in batches. Processing many in a row is faster, because code and data
+        stay in the CPU caches."""
+        batch: list[Numbered] = []
+        try:
+            for numbered in self:
+                batch.append(numbered)
+                if len(batch) == BATCH_ENTRIES:
+                    yield batch
+                    batch = []
+        except CaptureError:
+            yield batch  # the entries before the error come first
+            raise
+        yield batch
+
+    def _numbered(self, index: int, reader: CaptureReader) -> Iterator[Numbered]:
+        try:
+            for entry in reader:
+                yield index, entry
+        except CaptureError as error:
+            self.unusable += 1
+            if self.unusable == len(self._readers):
+                raise
+            self.on_message(str(error))
+
+
+class PageReader:
+    """Parses the pages of one target, live or recorded. Pages must be read in order."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._parser = PageParser(limits)
+
+    def read(self, entry: Entry) -> Page | CollectError:
+        """The page of a recorded scrape, or the error of that scrape."""
+        if entry.body is None:
+            return CollectError(entry.error or "the scrape failed", kind="recorded")
+        page = self.page(entry.t_s, entry.body, entry.content_type, entry.status)
+        return replace(page, host=entry.host) if entry.host and isinstance(page, Page) else page
+
+    def page(
+        self, t_s: float, body: str | bytes, content_type: str, status: int | None
+    ) -> Page | CollectError:
+        """Parse a page. Returns an error if the page is invalid or stale."""
+        if status not in (None, STATUS_OK):
+            return CollectError(f"HTTP status {status}", kind="http_status")
+        try:
+            page = self._parser.parse(body, content_type=content_type)
+        except CollectError as error:
+            return error
+        return _stale_error(page, t_s) or page
+
+
+def _stale_error(page: Page, t_s: float) -> CollectError | None:
+    """An error if the page is stale, else None.
+
+    vLLM's samples have no timestamps, but a proxy may add them, and may return an old page.
+    """
+    for position, at_s in page.timestamps_s.items():
+        name = page.layout.series[position].name
+        if abs(at_s - t_s) > STALE_AFTER_S and "vllm" in name:
+            direction = "before" if at_s < t_s else "after"
+            return CollectError(
+                f"{name} has a timestamp {span(abs(at_s - t_s))} {direction} the scrape: the "
+                "page is stale",
+                kind="stale",
+                hint="Check the proxy or exporter in between, and the clocks.",
+            )
+    return None
+
+
+# --- Read ahead by a second process ---------------------------------------------------------------
+
+
+PageRead: TypeAlias = tuple[int, float, Page | CollectError]
+"""A capture's index, the time of the scrape in unix seconds, and the page or the error."""
+
+
+class _Packed(NamedTuple):
+    """A page, packed to be sent to another process. `at` is the index of its capture. `layout` is
+    None if it equals the layout of the capture's previous page."""
+
+    at: int
+    t_s: float
+    layout: Layout | None
+    values: bytes
+    timestamps_s: Mapping[int, float]
+    host: Mapping[str, float]
+
+
+class _Failed(NamedTuple):
+    """A failed scrape, packed to be sent to another process. `at` is the index of its capture."""
+
+    at: int
+    t_s: float
+    message: str
+    kind: str
+    hint: str
+
+
+class PrefetchedPages:
+    """The pages of captures in order of time, in batches. Use it in a `with` statement: a second
+    process starts there and reads ahead.
+
+    On a machine with a single core, this process reads the pages instead. Messages and errors of
+    `Captures` appear in this process. `unusable` is the number of captures without a readable
+    entry.
+    """
+
+    def __init__(self, captures: Captures, limits: Limits) -> None:
+        self._captures, self._limits = captures, limits
+        self._source: Connection | None = None
+        self._process: BaseProcess | None = None
+        self.unusable = 0
+
+    def __enter__(self) -> Self:
+        """Start the second process."""
+        if os.cpu_count() == 1:
+            return self
+        # Lazy: slow to import.
+        from multiprocessing import get_context
+
+        context = get_context("fork")
+        self._source, sink = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=_serve, args=(self._source, sink, self._captures, self._limits), daemon=True
+        )
+        self._process.start()
+        sink.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the second process."""
+        if self._source is not None:
+            self._source.close()
+        if self._process is not None:
+            self._process.terminate()
+            self._process.join()
+
+    def __iter__(self) -> Iterator[list[PageRead]]:
+        if self._source is None or self._process is None:
+            yield from read_batches(self._captures, self._limits)
+            self.unusable = self._captures.unusable
+            return
+        try:
+            yield from self._received(self._source)
+        except EOFError:
+            self._process.join()
+            message = f"the process that reads the captures exited ({self._process.exitcode})"
+            raise CaptureError(message) from None
+
+    def _received(self, source: Connection) -> Iterator[list[PageRead]]:
+        """Yields the batches that the reading process sends.
+
+        Raises:
+            EOFError: the reading process exited unexpectedly.
+        """
+        layouts: dict[int, Layout] = {}
+        while True:
+            message: tuple[str, Any] = source.recv()
+            kind, payload = message
+            if kind == "pages":
+                yield [_unpacked(packed, layouts) for packed in payload]
+            elif kind == "say":
+                say(payload)
+            elif kind == "refused":
+                raise CaptureError(payload)
+            elif kind == "broken":
+                raise RuntimeError(payload)
+            else:
+                self.unusable = payload
+                return
+
+
+def read_batches(captures: Captures, limits: Limits) -> Iterator[list[PageRead]]:
+    """Yields all pages in batches, read in this process."""
+    readers = [PageReader(limits) for _ in range(len(captures))]
+    for batch in captures.batches():
+        yield [(at, entry.t_s, readers[at].read(entry)) for at, entry in batch]
+
+
+def _serve(source: Connection, sink: Connection, captures: Captures, limits: Limits) -> None:
+    """Send all pages. Runs in the reading process; stops when the receiver closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
+    source.close()
+    captures.on_message = lambda message: sink.send(("say", message))
+    last: dict[int, Layout] = {}
+    try:
+        for batch in read_batches(captures, limits):
+            sink.send(("pages", [_packed(read, last) for read in batch]))
+        sink.send(("end", captures.unusable))
+    except BrokenPipeError:
+        return
+    except CaptureError as error:
+        sink.send(("refused", str(error)))
+    except Exception:  # noqa: BLE001 - the parent process prints the traceback
+        sink.send(("broken", format_exc()))
+
+
+def _packed(read: PageRead, last: dict[int, Layout]) -> _Packed | _Failed:
+    """A page or error, packed to be sent. `last` holds the previous layout of each capture and is
+    updated."""
+    at, t_s, page = read
+    if isinstance(page, CollectError):
+        return _Failed(at, t_s, str(page), page.kind, page.hint)
+    layout = page.layout if last.get(at) is not page.layout else None
+    last[at] = page.layout
+    values = pack(f"{len(page.values)}d", *page.values)
+    return _Packed(at, t_s, layout, values, page.timestamps_s, page.host)
+
+
+def _unpacked(packed: _Packed | _Failed, layouts: dict[int, Layout]) -> PageRead:
+    at, t_s = packed.at, packed.t_s
+    if isinstance(packed, _Failed):
+        return at, t_s, CollectError(packed.message, kind=packed.kind, hint=packed.hint)
+    if packed.layout is not None:
+        layouts[at] = packed.layout
+    values = array("d", packed.values).tolist()
+    return at, t_s, Page(layouts[at], values, packed.timestamps_s, host=packed.host)
+
+
+# --- The command record ---------------------------------------------------------------------------
+
+
+def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> int:
+    """Record a server into a capture until `for_s` has passed or Ctrl-C is pressed. Returns the
+    exit status."""
+    # Lazy: replays need no HTTP.
+    from kneewatch.collector.http.fetch import Fetcher
+
+    pages = failures = 0
+    failing = False
+    fetcher = Fetcher(metrics_url(url), settings.fetch())
+    host = _RecordedHost(url) if settings["server.probe"] else None
+    try:
+        with closing(fetcher), CaptureWriter(file) as out:
+            until = "Ctrl-C ends it" if for_s is None else f"for {for_s:g} s"
+            say(f"{shown_url(url)} every {settings['interval_s']:g} s to {file}; {until}")
+            for _ in ticks(settings["interval_s"], for_s):
+                entry, hint = _scrape_entry(fetcher)
+                entry = entry if host is None else host.added(entry)
+                with sigint_blocked():
+                    out.write(entry)
+                    pages, failures = pages + (not entry.error), failures + bool(entry.error)
+                if failing != bool(entry.error):
+                    failing = not failing
+                    say(
+                        f"{entry.error} (recorded; continuing){hint}"
+                        if failing
+                        else "the server answers again"
+                    )
+    except KeyboardInterrupt:
+        pass
+    say(f"{file}: {pages} pages, {failures} failed scrapes")
+    return OK if pages else NO_DATA
+
+
+class _RecordedHost:
+    """Adds host signals to recorded scrapes if the server runs on this node.
+
+    The server's process is looked up at the first page, and again at the first page after a failed
+    scrape, because it may be a new process.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._reader: HostReader | None = None
+        self._is_due = True
+
+    def added(self, entry: Entry) -> Entry:
+        """A copy of the entry with the host signals. For a failed scrape, or a server on another
+        node, the entry itself."""
+        if entry.error:
+            self._is_due = True
+            return entry
+        if self._is_due:
+            # Lazy: most commands read no process.
+            from kneewatch.agent.server.host import HostReader
+            from kneewatch.agent.server.process import read_process
+
+            _, server = read_process(self._url, entry.t_s)
+            self._reader = None if server is None else HostReader(server.pid)
+            self._is_due = False
+        return entry if self._reader is None else replace(entry, host=self._reader.read())
+
+
+def _scrape_entry(fetcher: Fetcher) -> tuple[Entry, str]:
+    """Scrape once. Returns the scrape as an entry of a capture, and a hint if the scrape failed,
+    else ""."""
+    t_s = round(time.time(), 3)
+    try:
+        fetched = fetcher.get()
+    except CollectError as error:
+        return Entry(t_s, None, str(error)), f"; try: {error.hint}" if error.hint else ""
+    body = fetched.body.decode("utf-8", "replace")
+    return Entry(t_s, body, "", fetched.status, fetched.content_type), ""
+
+
+@contextmanager
+def sigint_blocked() -> Generator[None]:
+    """A context in which Ctrl-C is delayed, so that the number of written pages is counted
+    correctly."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
