@@ -411,8 +411,7 @@ class History:
 
     def _mark_resets(self, frame: Frame) -> None:
         last = self.frames[-1] if self.frames else frame
-        steps = zip(last.counters, frame.counters, strict=True)
-        if [True for was, now in steps if now < was]:  # seldom: positions are counted only then
+        if any(map(lt, frame.counters, last.counters)):  # seldom: positions are counted only then
             for at, (was, now) in enumerate(zip(last.counters, frame.counters, strict=True)):
                 if now < was:
                     self._mark_uneven(at, last.t_s)
