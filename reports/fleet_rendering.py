@@ -382,7 +382,8 @@ def _advice(advice: FleetAdvice, style: Style) -> list[str]:
 
 
 def _tiers(diagnosis: FleetDiagnosis, style: Style) -> list[str]:
-    """The tiers that have a problem in full, then the others in one line each."""
+    """Lines about all tiers. Tiers with a problem come first and are shown in full; each of the
+    others is one line."""
     troubled = {(c.pool, c.tier) for c in diagnosis.causes if c.cause.severity >= Severity.WARNING}
     troubled |= {(advice.pool, advice.tier) for advice in diagnosis.advice}
     ill = {e.member.group for e in worst_engines(diagnosis)}

@@ -255,8 +255,8 @@ HEAD = (
 
 
 def scaling_document(scaling: Scaling) -> dict[str, Any]:
-    """The results of a benchmark by tensor-parallel degree as JSON: all measured degrees, the
-    cheapest one that meets the targets, and notes."""
+    """A benchmark of several tensor-parallel degrees as JSON: all measured degrees, the cheapest
+    one that meets the targets, and notes."""
     return {
         "degrees": [_row(row) for row in scaling.rows],
         "cheapest_tensor_parallel": scaling.cheapest,

@@ -270,7 +270,8 @@ class AlertHistory:
     def document(
         self, target: str, engine: EngineName, at_s: float
     ) -> tuple[dict[str, Any] | None, str]:
-        """The diagnosis that was valid at `at_s`, and ""; or None and the reason.
+        """A pair: the diagnosis that was valid at `at_s`, or None; and the reason if it is None,
+        else "".
 
         If several replicas share the engine's name, the worst of their diagnoses is returned.
         """

@@ -207,7 +207,8 @@ class Guard:
             await refused(failed, scope)(scope, receive, send_hardened)
 
     def _admitted(self, scope: Scope) -> Scope:
-        """Check a request. Returns its scope for the app, with the granted access scopes added.
+        """Check a request. Returns the ASGI scope for the app, to which the granted access scopes
+        are added.
 
         Raises:
             Problem: the request is refused.

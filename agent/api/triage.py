@@ -234,7 +234,7 @@ def to_page(request: Request, target: str) -> Response:
 
 
 def redirect(path: str, request: Request, names: Sequence[str], *, target: str = "") -> Response:
-    """A redirect that keeps those parameters of the request that `names` lists."""
+    """A redirect to `path`. It keeps those parameters of the request that are listed in `names`."""
     query, given = {"target": target} if target else {}, request.query_params
     query |= {name: given[name] for name in names if name in given}
     suffix = f"?{urlencode(query)}" if query else ""

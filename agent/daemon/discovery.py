@@ -358,9 +358,9 @@ NO_TARGET = (
 class Discovery:
     """Targets from arguments, tables, files and pods.
 
-    `before` is the discovery under the previous settings: files that are invalid now keep its
-    targets, and its pods stay targets. `may_be_empty`: no target is needed, because a fleet is
-    watched.
+    `before` is the discovery under the previous settings. Files that have become invalid keep their
+    targets in `before`, and the pods of `before` stay targets. `may_be_empty`: no target is needed,
+    because a fleet is watched.
 
     Raises:
         SettingsError: no target is configured, one is invalid, two have the same name, or the

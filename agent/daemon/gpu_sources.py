@@ -463,8 +463,8 @@ def _selection(
 
 
 def _access(spec: TargetSpec, url: str) -> FetchSettings:
-    """Fetch settings for a GPU page. They contain no credentials of the target, because the page
-    belongs to another server."""
+    """The settings for fetching a GPU page. They contain no credentials of the target, because the
+    page belongs to another server."""
     fetch = _short(spec.settings.fetch())
     same_server = parse_target(url).origin == parse_target(spec.address).origin
     return fetch if same_server else fetch.without_secrets()

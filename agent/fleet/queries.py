@@ -94,8 +94,9 @@ class QueryScope(Struct, frozen=True):
     prefixes: tuple[str, ...] = PREFIXES
 
     def for_engines(self, by: tuple[str, ...], running: Iterable[Labels]) -> QueryScope:
-        """A copy with the labels `by`. Its metric prefixes are those in the names of `running`, the
-        series of running requests; all prefixes if `running` is empty."""
+        """A copy with the labels `by`, and with only those metric prefixes that occur in
+        `running`. `running` are the labels of series of running requests; if it is empty, all
+        prefixes stay."""
         names = {labels.get("__name__", "") for labels in running}
         present = sorted({name.removesuffix(PRESENCE) for name in names} - {""})
         return replace(self, by=by, prefixes=tuple(present) or PREFIXES)
@@ -128,7 +129,7 @@ class QueryScope(Struct, frozen=True):
 
 
 def checked_selector(text: str, origin: str) -> str:
-    """Label matchers without braces.
+    """Check a selector. Returns its label matchers without braces.
 
     Raises:
         SettingsError: the text is no list of matchers.
@@ -227,8 +228,8 @@ class _Spelled(Spelling):
 def held(
     scope: QueryScope, targets: Targets, scrape_interval_s: float, *, recorded_only: bool
 ) -> dict[tuple[str, float], str]:
-    """Queries for the engines on which a condition has held, by the condition's name and for how
-    many seconds."""
+    """Queries by condition and time in seconds. Each finds the engines on which the condition has
+    held for that time."""
     by_prefix = [
         held_queries(_Spelled(dialect, targets, scrape_interval_s, is_recorded=recorded_only))
         for dialect in scope.dialects

@@ -290,8 +290,8 @@ Values = dict[Key, dict[str, float]]
 def _signals(
     moment: QueryMoment, scope: QueryScope, shape: Shape, config: FleetConfig, *, recorded: bool
 ) -> tuple[Values, tuple[list[str], list[str]]]:
-    """Signals by engine; then the keys of signals read from recording rules, and the keys of those
-    read from raw series."""
+    """The signals by engine; then the keys of the signals read from recording rules, and the keys
+    of those read from raw series."""
     values: Values = {member.key: {} for member in shape.members}
     raw, recorded_keys = queries.raw_queries(scope, config.covered), list[str]()
     if recorded:

@@ -213,7 +213,7 @@ def _request(
     *,
     timeout_s: float,
 ) -> tuple[int, str | None]:
-    """The status and the Retry-After header of the response."""
+    """Send a request. Returns the status and the Retry-After header of the response."""
     connection = http.client.HTTPConnection(address.host, address.port)
     connection.default_port = 443 if address.scheme == "https" else 80
     connection.auto_open = 0

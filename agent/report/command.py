@@ -125,7 +125,7 @@ def run(
 
 
 def compared_s(value: str | None, since_s: float) -> float | None:
-    """Parse `--compare`: by how many seconds the compared period is earlier. None for no
+    """Parse `--compare`. Returns by how many seconds the compared period is earlier; None for no
     comparison.
 
     Raises:

@@ -204,7 +204,7 @@ class PeriodSource(Protocol):
         ...
 
     def targets(self) -> Iterable[TargetObserved]:
-        """Scrapes, failures and gaps of each target in the period."""
+        """The scrapes, failures and gaps of each target in the period."""
         ...
 
     def remarks(self) -> Remarks:

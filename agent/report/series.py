@@ -70,7 +70,7 @@ def usual_step_s(times: Floats) -> float:
 
 
 def gap_s(times: Floats) -> float:
-    """The longest time between two scrapes that does not count as a gap, in seconds."""
+    """Scrapes that are further apart than this many seconds have a gap between them."""
     return max(GAP_SCRAPES * usual_step_s(times), GAP_LEAST_S)
 
 
@@ -103,8 +103,8 @@ def in_flight(signals: Signals, *, window_s: float) -> InFlight | None:
 
 
 def points(signals: Signals, *, window_s: float) -> list[Point]:
-    """Windows that show latency under load. Per concurrency at most POINTS_KEPT of them, evenly
-    spaced."""
+    """Windows that show latency under load: for each concurrency at most POINTS_KEPT of them,
+    evenly spaced."""
     rows = _last_of_each_window(signals, window_s)
     load = _load(signals)
     useful = load[rows] >= IN_FLIGHT_MIN
@@ -275,8 +275,8 @@ class Increases:
         return by_slot
 
     def _lacking(self, parts: Sequence[Part], edges_s: Floats) -> dict[int, Truths]:
-        """For each bucket that some page lacks, by index: a mask of the intervals in which a page
-        lacks the bucket."""
+        """Masks of the intervals in which some page lacks a bucket, by the index of the bucket.
+        Buckets that no page lacks are left out."""
         steps = np.diff(self.times)
         # All buckets of a histogram appear together, so +Inf (the last) shows when it existed.
         whole = self._covered.get(parts[-1], np.ones(len(steps), dtype=np.bool_))

@@ -256,7 +256,7 @@ class StoreSource:
         return TierTotals(), TierTotals()
 
     def targets(self) -> Iterator[TargetObserved]:
-        """Scrapes, failures and gaps of each target since it was first seen."""
+        """The scrapes, failures and gaps of each target since it was first seen."""
         grid = self._request.grid
         for done, target in enumerate(self._targets, len(self._members)):
             self._progress(done, self._steps)
@@ -526,7 +526,7 @@ def unknown_of(document: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float) -> TargetObserved:
-    """Scrapes, failures and gaps of a target.
+    """The scrapes, failures and gaps of a target.
 
     `from_s` is the start of the period. If the target was first scraped later, `from_s` is the time
     of that scrape, so that the time before it is no gap.

@@ -179,7 +179,7 @@ CONFIG_KEYS = {
 
 
 def _config(body: bytes) -> Values:
-    """Counts from /server_info, which returns the configuration as text or as JSON."""
+    """The counts in /server_info. The server returns its configuration as text or as JSON."""
     config = _object(body).get("vllm_config")
     if isinstance(config, str):
         pairs = re.findall(r"\b(\w{1,40})=(\d{1,15})\b", config)
@@ -241,8 +241,9 @@ _UNIT = re.compile(r"[A-Za-z0-9@_:.\\-]{1,200}\.service")
 
 
 class ServerStart(Struct, frozen=True):
-    """A process of the server: its id, its start time, its systemd unit, and the number of OOM
-    kills in its control group when it was first observed. `oom_kills` is None if unknown."""
+    """A process of the server: its id, its start time and its systemd unit. `oom_kills` is the
+    number of OOM kills in its control group when the process was first observed; None if
+    unknown."""
 
     pid: int
     started_s: float

@@ -456,7 +456,7 @@ def _check_thresholds(settings: Settings) -> None:
 
 
 def _paired(row: Setting, given: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The pairs of a flag that may be given several times, as a dict.
+    """Combine the NAME=VALUE pairs of a repeated flag into a dict.
 
     Raises:
         SettingsError: a name is given twice.

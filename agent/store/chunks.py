@@ -293,7 +293,7 @@ def unpack_scrapes(read: ReadBytes, loops: Decoders = PURE_PYTHON) -> Scrapes:
 
 
 def concat_scrapes(parts: Iterable[Scrapes]) -> Scrapes:
-    """Scrapes of several chunks, concatenated."""
+    """Concatenate the scrapes of several chunks."""
     times: array[float] = array("d")
     failed: dict[int, str] = {}
     for part in parts:

@@ -194,8 +194,8 @@ def delete_before(connection: sqlite3.Connection, *, before_s: float) -> bool:
 
 def _delete_versions(connection: sqlite3.Connection, engine_id: int, before_s: float) -> None:
     """Delete documents and configurations from before a time. The document and the configuration
-    that were valid at that time stay. So do all documents that are needed to decode a remaining
-    delta."""
+    that were valid at that time stay. All documents that are needed to decode a remaining delta
+    stay too."""
     execute = connection.execute
     (whole,) = execute(
         "WITH RECURSIVE chain (id, base_id) AS ("
@@ -342,8 +342,8 @@ class Maintenance:
         return True
 
     def _newest_s(self, connection: sqlite3.Connection) -> float:
-        """The present time, or the time of the newest scrape if that is earlier: a clock that is
-        set ahead must not delete data."""
+        """The present time, or the time of the newest scrape if that is earlier. Otherwise a clock
+        that was set ahead would delete data."""
         (newest_s,) = connection.execute("SELECT max(max_s) FROM chunks").fetchone()
         return min(self._clock(), math.inf if newest_s is None else newest_s)
 

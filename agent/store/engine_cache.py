@@ -47,8 +47,8 @@ class CachedEngine(Struct):
     last.
 
     `rows` is the number of open scrapes. `counters_id`, `counters_s` and `counters_layout` are the
-    id, time and layout of the newest row of counters. That row may be replaced; `counters_kept_s`
-    is the time of the newest row that will not be.
+    id, time and layout of the newest row of counters, which may still be replaced.
+    `counters_kept_s` is the time of the newest row that stays.
     """
 
     id: int

@@ -195,7 +195,7 @@ def columns_by_name(
 def read_scrapes(
     connection: sqlite3.Connection, target_id: int, loops: Decoders, *, from_s: float, to_s: float
 ) -> Scrapes:
-    """Scrapes in a time range, in order of arrival. Call within a transaction."""
+    """The scrapes in a time range, in order of arrival. Call within a transaction."""
     parts: list[Scrapes] = []
     for row in chunk_rows(connection, SCRAPES, target_id, from_s=from_s, to_s=to_s):
         try:
@@ -217,7 +217,7 @@ def read_scrapes(
 
 
 def scrapes_from_rows(rows: Sequence[tuple[float, str | None]]) -> Scrapes:
-    """Scrapes from rows of time and error. The error of a successful scrape is None."""
+    """Convert rows of time and error to scrapes. The error of a successful scrape is None."""
     failed = {at: error for at, (_, error) in enumerate(rows) if error is not None}
     return Scrapes(array("d", [t_s for t_s, _ in rows]), failed)
 
@@ -230,7 +230,7 @@ def read_signals(
     from_s: float,
     to_s: float,
 ) -> Series:
-    """Signals in a time range, in order of arrival. Call within a transaction."""
+    """The signals in a time range, in order of arrival. Call within a transaction."""
     times: array[float] = array("d")
     values: dict[str, array[float]] = {key: array("d") for key in keys}
     for part in signal_parts(connection, engine_id, keys, PURE_PYTHON, from_s=from_s, to_s=to_s):

@@ -307,7 +307,7 @@ class Store:
             self._wake.notify()
 
     def stats(self) -> StoreStats:
-        """Counts, size and the last error of the store, all at the same moment."""
+        """The store's counts, size and last error, all at the same moment."""
         file_bytes = size_bytes(self.path)
         with self._wake:
             return StoreStats(

@@ -323,7 +323,7 @@ class View(App[None]):
             self.draw()
 
     def action_follow(self) -> None:
-        """Select the worst engine, and keep selecting it as it changes."""
+        """Select the worst engine, now and whenever another engine becomes the worst."""
         self._chosen = None
         self.draw()
 

@@ -122,7 +122,7 @@ def cells(text: str) -> int:
 
 
 def toned(lines: Iterable[str], tone: str = "") -> list[Line]:
-    """Lines of plain text as lines with a single tone."""
+    """Convert lines of plain text to lines with a single tone."""
     return [((line, tone),) for line in lines]
 
 

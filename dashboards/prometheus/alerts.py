@@ -42,7 +42,7 @@ metric exists."""
 
 
 def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
-    """The rules that PromQL can evaluate, and the other rules, each with the first signal that the
+    """The rules that PromQL can evaluate; then the other rules, each with the first signal that the
     plan lacks."""
     recorded_keys = Recorded(plan).keys | SEEN_ELSEWHERE.keys()
     can: list[Rule] = []

@@ -255,7 +255,7 @@ def _records(query: CauseQuery) -> Iterator[Record]:
 
 
 def gate_of(query: CauseQuery) -> str:
-    """The name of the recorded series that is 0 for each engine on which a cause is possible."""
+    """The name of a cause's gate series. It is 0 for each engine on which the cause is possible."""
     return recorded(f"gate:{query.series}")
 
 

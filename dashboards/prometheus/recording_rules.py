@@ -145,8 +145,12 @@ def signal_group(plan: Plan) -> Group:
 
 
 def _shared_rates(plan: Plan, queries: Iterable[str]) -> dict[str, str]:
-    """The names of recorded series for rates over the window, by PromQL expression. Only rates of
-    whole counters that `queries` read at least SHARED_FROM times."""
+    """Rates over the window that get their own recorded series: the name of the series by PromQL
+    expression.
+
+    A rate gets one if `queries` contain it at least SHARED_FROM times and it includes all label
+    sets of its counter.
+    """
     selector = re.escape(f"{{{plan.selector}}}" if plan.selector else "")
     prefix, window = re.escape(plan.prefix), re.escape(plan.dialect.range)
     rate = re.compile(

@@ -230,8 +230,8 @@ def too_rare(plan: Plan) -> list[str]:
 
 
 def lengthened(plan: Plan) -> list[str]:
-    """Lines about causes whose onset takes longer than their records state, because at least two
-    scrapes must show a cause."""
+    """Lines about causes whose onset is longer in the rules than in their records, because at least
+    two scrapes must show a cause."""
     to = Recorded(plan)
     lines = [
         f"Cause {query.record.id}: its condition must hold for {spelled_s:g} s, not "

@@ -102,12 +102,12 @@ class Plan(Profile, frozen=True):
 
     @property
     def engine(self) -> str:
-        """The labels of an engine as text, for `by` and `on`."""
+        """The labels of an engine, joined to a text for `by` and `on`."""
         return ", ".join(self.labels)
 
     @property
     def pool(self) -> str:
-        """The labels that all peers of an engine share, as text for `by` and `on`."""
+        """The labels that all peers of an engine share, joined to a text for `by` and `on`."""
         return ", ".join(self.pool_labels)
 
     @property
@@ -117,12 +117,13 @@ class Plan(Profile, frozen=True):
 
     @property
     def replica(self) -> str:
-        """The labels that all engines of a replica share, including those of its pool, as text."""
+        """The labels that all engines of a replica share, joined to a text. Includes the labels of
+        its pool."""
         return ", ".join(label for label in self.labels if label != "engine")
 
     @property
     def process(self) -> str:
-        """The labels that all engines of a process share, as text."""
+        """The labels that all engines of a process share, joined to a text."""
         return ", ".join(label for label in self.labels if label not in ("model_name", "engine"))
 
 
@@ -168,9 +169,9 @@ class Group(Struct, frozen=True):
 
 
 FINDING, CAUSE = recorded("finding"), recorded("cause")
-"""Names of recorded series with what is active on each engine: the severity of a finding (label
-`rule`), or of a cause (label `cause`). If a cause has several forms, the form's name follows the
-cause, separated by a colon."""
+"""Names of recorded series about what is active on each engine: the severity of a finding (label
+`rule`) and of a cause (label `cause`). If a cause has several forms, the label has the form
+`CAUSE:FORM`."""
 
 CONFIDENCE, CAUSE_SEVERITY = "cause_confidence", "cause_severity"
 
@@ -222,8 +223,8 @@ def in_force_records(plan: Plan, kind: str, label: str, lasts: Mapping[str, Last
 
 
 def _since(now: str, since: str, severity: Severity) -> Record:
-    """The recording rule for the Unix time since which the condition for this severity, or for a
-    worse one, has held."""
+    """The recording rule for the start of a condition: the Unix time since which the condition for
+    this severity, or for a worse one, has held."""
     own = {"severity": severity.word}
     before = f'max without (severity) ({since}{{severity="{severity.word}"}})'
     holds = f"({now} >= {int(severity)})"
@@ -286,8 +287,8 @@ def count_text(plan: Plan, *, also: str = "") -> str:
 
 
 def worst_text(plan: Plan, query: str, text: str) -> str:
-    """A template that inserts `text` for the replica that a query finds. `text` can refer to the
-    replica as `$worst`. The result is empty if the query finds no replica.
+    """A template for a text about the replica that `query` finds. `text` can refer to the replica
+    as `$worst`. The result is empty if no replica is found.
 
     `query` contains POOL in place of the pool's matchers, and no other percent sign.
     """

@@ -316,7 +316,7 @@ class Reasons(Struct, frozen=True):
 
 
 def unique(words: Sequence[str]) -> list[str]:
-    """Words as unique parts of element ids. They consist of plain letters."""
+    """Convert words to unique parts of element ids. These consist of plain letters."""
     ids: list[str] = []
     for word in words:
         plain = NOT_PLAIN.sub("", word)

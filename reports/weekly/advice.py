@@ -50,7 +50,7 @@ def _text(value: object) -> str:
 
 
 def live(recommended: Sequence[Recommended]) -> list[Recommended]:
-    """The recommendations that are open or applied, sorted by the time at which they were last
+    """The open and the applied recommendations. They are sorted by the time at which they were last
     made, oldest first."""
     order = sorted(recommended, key=lambda recommendation: recommendation.last_s)
     return [recommendation for recommendation in order if recommendation.outcome in LIVE]

@@ -374,7 +374,7 @@ def _of_level(key: str, figure: Callable[[Level], float], *, serving: bool) -> O
 
 
 def share_of_time(part: str) -> Of:
-    """A function that returns the share of requests' total time that one phase took."""
+    """A function that returns the share of one phase in the total time of requests."""
 
     def read(span: Span) -> float | None:
         stage, whole = span.tallies.get(part), span.tallies.get(E2E)

@@ -135,8 +135,8 @@ class Tally(Struct, frozen=True):
         return Buckets.of(self.bounds, self.counts).quantile(q) if self.counts else None
 
     def within(self, bound: float) -> tuple[float, float] | None:
-        """The number of observations up to the largest bucket bound that is not above `bound`, and
-        that bucket bound. None if `bound` is below the first bucket bound."""
+        """The number of observations up to the largest bucket bound that is not above `bound`.
+        Returns that bucket bound too. None if `bound` is below the first bucket bound."""
         kept = [at for at, edge in enumerate(self.bounds) if edge <= bound]
         return (self.counts[kept[-1]], self.bounds[kept[-1]]) if kept else None
 
@@ -333,8 +333,8 @@ class EngineObserved(Struct, frozen=True):
     """An engine over a period. `spans` has one entry for each hour of the grid.
 
     `minutes` are the numbers of requests that began in each minute of the period, NaN where
-    unknown. `points` are windows at all loads, at most some per concurrency. `unknown` maps signals
-    without data to the reason.
+    unknown. `points` are windows at all loads; if there are too many, an evenly spaced selection.
+    `unknown` maps signals without data to the reason.
     """
 
     target: str

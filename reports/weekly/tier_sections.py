@@ -109,13 +109,13 @@ class TierSize(Struct, frozen=True):
     """The sizing of a tier for its measured workload.
 
     `verdict` is right, too small, too large or unknown; `doubts` are reasons to doubt it.
-    `usable_source` says where `usable_requests_per_s`, the capacity of one engine, comes from:
-    stated, learned (from the windows of the period) or predicted. `relative`: the settings lack
-    model and GPU, so only the load relative to the learned capacity is known.
+    `usable_requests_per_s` is the capacity of one engine. `usable_source` says where this number
+    comes from: stated, learned (from the windows of the period) or predicted. `relative`: the
+    settings lack model and GPU, so only the load relative to the learned capacity is known.
 
-    A range of replica counts can serve the peak with a margin; `replicas_needed` is the count in it
-    that is nearest to `replicas_present`. `headroom_ratio` is capacity / peak - 1. `memory` is that
-    of one GPU.
+    Several numbers of replicas may serve the peak with a margin; `replicas_needed` is the one that
+    is nearest to `replicas_present`. `headroom_ratio` is capacity / peak - 1. `memory` is that of
+    one GPU.
     """
 
     tier: str
@@ -299,7 +299,7 @@ class WeekdayHour(Struct, frozen=True):
 class TierSlo(Struct, frozen=True):
     """How well a tier met its targets.
 
-    `goodput_per_s` is the part of `served_per_s` whose first token was in time, minus the share of
+    `goodput_per_s` is the part of `served_per_s` with the first token in time, minus the share of
     token gaps above the ITL target. `queue_ratio`, `prefill_ratio` and `decode_ratio` are shares of
     the requests' total time; `other_ratio` is the rest.
     """

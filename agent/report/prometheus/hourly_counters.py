@@ -142,8 +142,8 @@ def _bucket(part: Part, labels: Labels) -> RowKey:
 
 
 def tallies_of(buckets: Mapping[float, Floats], sums: Floats, hours: int) -> list[Tally | None]:
-    """The observations of a histogram in each hour, with the buckets that exist in that hour. None
-    without a +Inf bucket."""
+    """The observations of a histogram in each hour. Buckets that do not exist in an hour are left
+    out of that hour. None without a +Inf bucket."""
     bounds = sorted(buckets)
     if not bounds:
         return [None] * hours

@@ -334,7 +334,7 @@ class IncidentSearch:
     """Finds the incidents of a fleet in a period.
 
     Counts of suspect spans: `replayed` were replayed from samples, `coarse` are reported from the
-    steps alone, `left_out` were not analysed, and of `unread` the samples could not be read.
+    steps alone, `left_out` were not analysed, and `unread` have samples that could not be read.
     """
 
     def __init__(

@@ -283,12 +283,14 @@ class TargetScrapes(Struct, frozen=True):
     deleted: Floats | None = None
 
     def lived_s(self, at: Steps) -> tuple[float, float]:
-        """The Unix times between which a failed scrape of the target counts as an outage. They are
-        infinite if there is no limit.
+        """The Unix times between which a failed scrape of the target counts as an outage. A time
+        without a limit is infinite.
 
-        A good step is a step without failed scrapes. If the target appeared in the period and had a
-        good step within LOADING_S, it was loading before that step. If it had no good step and
-        failed for at most LOADING_S, no scrape counts: it may have lived for less than one step.
+        A good step is a step without failed scrapes. Failed scrapes before the first good step do
+        not count if the target appeared in the period and the step came within LOADING_S: the
+        target was loading. If a target that appeared in the period had no good step and failed for
+        at most LOADING_S, none of its scrapes count, because it may have lived for less than one
+        step.
 
         Failed scrapes after the last good step do not count if they are too few for fleet mode to
         call the target down. Otherwise they count until Kubernetes deletes the pod.

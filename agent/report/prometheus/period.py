@@ -183,8 +183,8 @@ def pod_key(labels: Labels) -> RowKey:
 
 
 def process_names(by: Sequence[str]) -> tuple[str, ...]:
-    """The labels in `by` that identify a process: all except those that distinguish the engines of
-    a process."""
+    """The labels in `by` that identify a process. Labels that distinguish the engines of one
+    process are left out."""
     return tuple(label for label in by if label not in PROCESS)
 
 
@@ -429,7 +429,7 @@ class Configs:
 
 
 def targets(fleet: FleetEngines, now: PeriodData) -> list[TargetObserved]:
-    """Scrapes, failures and gaps of each replica, computed from the steps."""
+    """The scrapes, failures and gaps of each replica, computed from the steps."""
     by_target: dict[str, TargetObserved] = {}
     running = now.gauges[RUNNING]
     for engine in fleet.members:

@@ -198,8 +198,8 @@ def _with_bounds(part: str, by: Sequence[str]) -> tuple[str, ...]:
 
 
 def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) -> str:
-    """A query, per engine, for a counter that shows trouble, or for the mean ITL. `late_s` is the
-    TTFT target in seconds."""
+    """A query for a sign of trouble, per engine: a counter, or the mean ITL. `late_s` is the TTFT
+    target in seconds."""
     if key == ITL_MEAN:
         return _either(asking, range_s, _SIGNALS[ITL_MEAN].expr.promql)
     if key == PREEMPTED:

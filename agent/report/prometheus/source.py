@@ -407,7 +407,7 @@ class MetricsSource:
         return self._totals(members, self._now, self._configs), before
 
     def targets(self) -> list[TargetObserved]:
-        """Scrapes, failures and gaps of each replica, computed from the steps."""
+        """The scrapes, failures and gaps of each replica, computed from the steps."""
         return targets(self._fleet, self._now)
 
     def remarks(self) -> Remarks:

@@ -134,7 +134,7 @@ def draw(
     y_ticks: Ticks,
     log: bool = False,
 ) -> Markup:
-    """The content of an SVG element of WIDTH by HEIGHT units that `paint` draws."""
+    """Draw a chart with `paint`. Returns the content of an SVG element of WIDTH by HEIGHT units."""
     # Imported here: it takes half a second and 30 MB, which only a report with charts needs.
     matplotlib = import_module("matplotlib")
     figures = import_module("matplotlib.figure")
@@ -167,8 +167,8 @@ def _scales(axes: Any, x_ticks: Ticks, y_ticks: Ticks) -> None:  # noqa: ANN401
 
 
 def _kept(node: ElementTree.Element, role: str) -> Iterator[Markup]:
-    """Yields the paths and texts below an element. Each gets the role of the nearest element above
-    it that has one."""
+    """Yields the paths and texts below an element. Each gets the role of the nearest enclosing
+    element that has a role."""
     name = node.get("id", "")
     role = name if name in ROLES else role
     if node.tag == f"{SVG}path" and role:
@@ -181,7 +181,8 @@ def _kept(node: ElementTree.Element, role: str) -> Iterator[Markup]:
 
 
 def _path(drawn: str) -> str:
-    """The path that matplotlib drew, as short SVG path data. An isolated point becomes a dot."""
+    """Shorten a path that matplotlib drew. Returns SVG path data, in which an isolated point
+    becomes a dot."""
     parts: list[str] = []
     for part in drawn.split("M")[1:]:
         numbers = [float(match) for match in NUMBER.findall(part)]
