@@ -58,8 +58,8 @@ class Reason(NamedTuple):
 
 
 def clock_records() -> tuple[Record, ...]:
-    """Recording rules for the inputs of the throttling verdict and, for each reason, its
-    confidence."""
+    """Recording rules for the inputs of the throttling verdict and for the confidence in each
+    reason."""
     clock_hz, most_hz = series_of("gpu_sm_clock_hz"), series_of("gpu_sm_clock_most_hz")
     return (
         Record(WORKING, f"{series_of('busy_ratio')} >= {number(BUSY_FROM)}"),

@@ -145,11 +145,11 @@ def signal_group(plan: Plan) -> Group:
 
 
 def _shared_rates(plan: Plan, queries: Iterable[str]) -> dict[str, str]:
-    """Rates over the window that get their own recorded series: the name of the series by PromQL
-    expression.
+    """Maps PromQL expressions to names of recorded series, for the rates over the window that are
+    recorded separately.
 
-    A rate gets one if `queries` contain it at least SHARED_FROM times and it includes all label
-    sets of its counter.
+    Such a rate includes all label sets of its counter, and `queries` contain it at least
+    SHARED_FROM times.
     """
     selector = re.escape(f"{{{plan.selector}}}" if plan.selector else "")
     prefix, window = re.escape(plan.prefix), re.escape(plan.dialect.range)
