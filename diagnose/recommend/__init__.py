@@ -1,1 +1,1 @@
-"""What to change about a live server, and what that would do. Pure."""
+"""What to change about a live server, and the predicted effect. Pure."""

@@ -1,4 +1,4 @@
-"""One engine's recommendations over time: made for its causes, checked, ranked. Pure."""
+"""Makes, checks and ranks one engine's recommendations over time. Pure."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from kneewatch.rules.formatting import percent
 def checked_recommendation(
     recommendation: Recommendation, context: LeverContext
 ) -> Recommendation | None:
-    """The recommendation, with a note where it is not enough; None where it must not be given.
+    """The recommendation, with a note if it is not sufficient; None if it must not be given.
 
-    It is dropped where the running version lacks a flag, where the value is already in force, and
-    where the prediction misses a target that is met now.
+    It must not be given if the running version lacks a flag, if the value is already in force, or
+    if the prediction misses a target that is met now.
     """
     server = context.server
     for change in recommendation.changes:
@@ -50,7 +50,7 @@ def checked_recommendation(
 
 
 def _starts(recommendation: Recommendation, server: Deployment) -> bool:
-    """Whether vLLM would start with the changes, judged by the flags that are known.
+    """Whether vLLM would start with the changes, as far as the flags are known.
 
     Source: vllm/config/scheduler.py and vllm/config/lora.py of 0.32.
     """
@@ -91,7 +91,7 @@ def _misses_target(recommendation: Recommendation, context: LeverContext) -> boo
 
 
 def _with_residual(recommendation: Recommendation) -> Recommendation:
-    """Adds a note where the load still exceeds the KV cache after the change."""
+    """Adds a note if the load still exceeds the KV cache after the change."""
     demand = recommendation.predicted.get("kv_demand_ratio")
     if demand is None or demand <= KV_TARGET_RATIO:
         return recommendation
@@ -109,7 +109,7 @@ def _with_residual(recommendation: Recommendation) -> Recommendation:
 
 
 QUEUE_LIMIT = "queue-limit"
-"""It rejects user requests, so it is ranked last and never given alone."""
+"""This lever rejects user requests, so it is ranked last and never recommended alone."""
 
 BUDGET = "max-num-batched-tokens"
 FEWER_SEATS = "max-num-seqs-down"
@@ -131,16 +131,16 @@ def suffices(recommendation: Recommendation, context: LeverContext) -> bool | No
 
 
 def is_free(recommendation: Recommendation) -> bool:
-    """Whether the change needs no further GPUs; an unknown cost counts as needing some."""
+    """Whether the change needs no more GPUs; if the cost is unknown, it counts as needing some."""
     return recommendation.cost_usd_per_hour is not None and recommendation.cost_usd_per_hour <= 0
 
 
 def ranked_recommendations(
     recommendations: Sequence[Recommendation], context: LeverContext
 ) -> list[Recommendation]:
-    """One cause's recommendations: sufficient and free first, then sufficient, then the rest.
+    """One cause's recommendations in order: sufficient and free, then sufficient, then the rest.
 
-    Where no single change suffices, a pair that does comes first. The sort is stable.
+    If no single change is sufficient, a sufficient pair comes first. The sort is stable.
     """
     ranked = list(recommendations)
     if context.for_kv and not any(suffices(recommendation, context) for recommendation in ranked):
@@ -166,7 +166,8 @@ def _rank(recommendation: Recommendation, context: LeverContext) -> int:
 def _sufficient_pair(
     recommendations: Sequence[Recommendation], context: LeverContext
 ) -> list[Recommendation]:
-    """The first pair of changes that suffices together, free pairs first; [] where none does."""
+    """The first pair of changes that is sufficient together, free pairs first; [] if there is
+    none."""
     grow = [first for first in recommendations if first.id == REPLICAS or _growth(first) > 1]
     capacity = context.server.capacity_tokens
     if capacity is None:
@@ -229,16 +230,16 @@ def _joined(
 
 
 MOST = 5
-"""Most recommendations for one cause."""
+"""Most recommendations given for one cause."""
 
 LARGEST_VALUE = 1e18
-"""A larger value of any signal is an error of the metrics page."""
+"""A signal value above this is an error of the metrics page."""
 
 MOVED = 1.25
-"""Ratio by which the load must move before recommendations are recomputed: less is flicker."""
+"""Recommendations are recomputed if the load changes by at least this ratio; less is flicker."""
 
 SLACK = (2.0, 0.5)
-"""Changes too small to count as movement, in requests and in requests per second."""
+"""Smaller changes of the load are ignored: in requests, and in requests/s."""
 
 LEVERS: Mapping[str, Lever] = {
     lever.__name__: lever
@@ -272,7 +273,7 @@ LEVERS: Mapping[str, Lever] = {
         levers_replicas.lower_tensor_parallel,
     )
 }
-"""Every lever by its name, as the causes list it under `levers`."""
+"""Every lever by its name; causes list these names under `levers`."""
 
 
 def recommend(
@@ -285,8 +286,8 @@ def recommend(
 ) -> list[Recommendation]:
     """Recommendations against these causes (ids), in the order of the causes, best first.
 
-    A lever that serves two causes appears under the first. Sizes are for the peak demand since each
-    cause began; fewer replicas are only recommended for a known `weekly_peak_requests`.
+    A lever that helps against two causes is listed under the first. Sizes are for the peak demand
+    since each cause began. Fewer replicas are recommended only if `weekly_peak_requests` is known.
     """
     peaks = CausePeaks() if peaks is None else peaks
     if not sum(map(abs, filter(None, facts.values.values()))) < LARGEST_VALUE:
@@ -324,10 +325,10 @@ def recommend(
 
 
 class Adviser:
-    """The recommendations of one engine; they stay unchanged while causes and load do.
+    """The recommendations of one engine. They change only when causes or load change.
 
-    The caller sets `weekly_peak_requests` once it has a week of history: the most requests that
-    ran or waited on this engine at once. Without it, fewer replicas are never recommended.
+    After a week of history, the caller sets `weekly_peak_requests`: the most requests that ran or
+    waited on this engine at once. Without it, fewer replicas are never recommended.
     """
 
     def __init__(self, stated: Stated = NOTHING) -> None:
@@ -343,13 +344,13 @@ class Adviser:
         self._restarted = False
 
     def set_stated(self, stated: Stated) -> None:
-        """Recommend for this deployment from the next scrape on."""
+        """From the next scrape on, make recommendations for this deployment."""
         if stated != self._stated:
             self._stated, self._computed_s = stated, float("-inf")
             self._server = deployment(self._config or {}, stated)
 
     def restarted(self) -> None:
-        """Note that the process restarted: the next page shows its new flags."""
+        """Note that the process restarted, so the next page shows its new flags."""
         self._restarted = True
         self._forget()
 
@@ -400,7 +401,7 @@ class Adviser:
 
 
 def _without_lone_queue_limit(recommendations: Sequence[Recommendation]) -> list[Recommendation]:
-    """The recommendations without a queue limit that would be the only one for its cause."""
+    """The recommendations, without any queue limit that is the only one for its cause."""
     others = {
         recommendation.cause
         for recommendation in recommendations
@@ -414,7 +415,10 @@ def _without_lone_queue_limit(recommendations: Sequence[Recommendation]) -> list
 
 
 def _churn_holds(facts: Facts, causes: Sequence[Cause]) -> bool:
-    """Whether more KV cache would help: not if prompts share no prefix now, nor at a brief dip."""
+    """Whether more KV cache would help against prefix churn.
+
+    It would not if prompts share no prefix now, or if the churn is only a brief dip.
+    """
     if any(cause.id == "prefix_reuse_lost" for cause in causes):
         return False
     churn = next(cause for cause in causes if cause.id == "prefix_churn")
@@ -422,7 +426,10 @@ def _churn_holds(facts: Facts, causes: Sequence[Cause]) -> bool:
 
 
 def _load_of(facts: Facts) -> tuple[float, float]:
-    """The load as (requests running or queued, requests served/s); a change recomputes advice."""
+    """The load as (requests running or queued, requests served/s).
+
+    If it changes, recommendations are recomputed.
+    """
     values = facts.values
     requests = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
     return requests, values.get("completed_per_s") or 0.0

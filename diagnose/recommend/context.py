@@ -1,4 +1,4 @@
-"""The input of a lever (cause, signals, server, load) and its recommendation. Pure."""
+"""The input of levers (cause, signals, server, load), and how they make a recommendation. Pure."""
 
 from __future__ import annotations
 
@@ -15,32 +15,36 @@ from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, 
 from kneewatch.rules.formatting import percent, span
 
 VERIFY_S = 300.0
-"""Time in seconds in which a change must show at an unchanged load."""
+"""Seconds within which a change must show its effect at an unchanged load."""
 
 KV_AHEAD = "kv_exhaustion_ahead"
-"""The cause whose sizes are for the load that is expected, not for the present one."""
+"""For this cause, sizes are for the expected load instead of the present load."""
 
 MEASURED = "measured"
 """Key of `memo` for the measured mfu_ratio and mbu_ratio."""
 
 STEP_TIMES = "step_times"
-"""Key of `memo` for decode_factor and prefill_factor: the server's step times over the roofline's.
+"""Key of `memo` for decode_factor and prefill_factor: measured over predicted step times.
 
-They are of the present window alone, which begins anew with a restart; nothing older is kept.
+They come from the present window only, which starts again after a restart.
 """
 
 OWN_STEPS = "own_steps"
-"""Key of `memo` for the server's own step times: the number, batches and age of the windows that
-they were measured in, and the ratio of the present step time to them."""
+"""Key of `memo` for the step times that the server measured itself.
+
+It has the number, batches and age of the windows used, and the ratio of the present step time to
+theirs.
+"""
 
 PACE_CHANGED_RATIO = 1.25
-"""From this ratio of the present step time to those windows' on, the machine's pace has changed."""
+"""From this ratio of the present step time to the earlier one on, the machine's speed has
+changed."""
 
 SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"
 
 
 class LeverContext(Struct, frozen=True):
-    """One cause on one engine: its id, the signals, the server and the load.
+    """One cause on one engine: the cause's id, the signals, the server and the load.
 
     `memo` caches values that several levers need. `weekly_peak_requests` is the most requests that
     ran or waited on this engine at once within the last week; None without a week of history.
@@ -55,11 +59,12 @@ class LeverContext(Struct, frozen=True):
 
     @property
     def for_kv(self) -> bool:
-        """Whether the KV cache is too small for the load: then KV tokens decide a size."""
+        """Whether the cause is a KV cache that is too small for the load; KV tokens then decide
+        sizes."""
         return self.cause in ("kv_pressure", KV_AHEAD)
 
     def get(self, signal: str) -> float:
-        """The value of a signal; 0 where it is unknown."""
+        """The value of a signal; 0 if unknown."""
         return self.facts.values.get(signal) or 0.0
 
 
@@ -67,8 +72,10 @@ Lever = Callable[[LeverContext], Recommendation | None]
 
 
 def seats_held(context: LeverContext, *, usage_ratio: float = KV_TARGET_RATIO) -> int | None:
-    """Requests of the present size that the KV cache holds at this mean usage, with a margin for
-    the spread of their lengths; None if unknown."""
+    """Requests of the present size that the KV cache holds at this mean usage; None if unknown.
+
+    Includes a margin for the spread of their lengths.
+    """
     capacity, held = context.server.capacity_tokens, context.demand.held_tokens
     if capacity is None or not held:
         return None
@@ -76,7 +83,7 @@ def seats_held(context: LeverContext, *, usage_ratio: float = KV_TARGET_RATIO) -
 
 
 def rounded_down(count: float) -> int:
-    """The next round number at or below: whole up to 16, then in eighths of powers of two."""
+    """The next round number at or below: whole numbers up to 16, then eighths of powers of two."""
     return _rounded(count, floor)
 
 
@@ -107,7 +114,7 @@ def advice(
     verify: Sequence[str] = (),
     guide: Sequence[str] = (),
 ) -> Recommendation:
-    """A recommendation against the context's cause; it costs nothing unless a cost is given."""
+    """A recommendation against the context's cause; free unless a cost is given."""
     predicted_numbers = predicted or {}
     summary = f"{summary}{_measured_words(context, predicted_numbers)}"
     return Recommendation(
@@ -129,7 +136,8 @@ def advice(
 
 
 def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> str:
-    """The measurements behind a predicted speed as a sentence; empty if none is predicted."""
+    """A sentence about the measurements that a predicted speed rests on; empty without a
+    prediction."""
     factors, own_steps = context.memo.get(STEP_TIMES), context.memo.get(OWN_STEPS)
     if "itl_s" not in predicted:
         return ""
@@ -163,14 +171,15 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
 
 
 def _about(age_s: float) -> str:
-    """An age in two digits or fewer, so that the text changes seldom."""
+    """An age in at most two digits, so that the text seldom changes."""
     if age_s < 100:
         return f"{age_s:.0f} s"
     return f"{age_s / 60:.0f} min" if age_s < 600 else f"{age_s / 600:.0f}0 min"
 
 
 def _shown(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Numbers rounded to four significant digits, without infinite and absurdly large ones."""
+    """Numbers rounded to four significant digits; infinite and absurdly large numbers are left
+    out."""
     return {
         key: value if isinstance(value, int) else float(f"{value:.4g}")
         for key, value in numbers.items()
@@ -181,7 +190,7 @@ def _shown(numbers: Mapping[str, float]) -> dict[str, float]:
 def _unknown(
     context: LeverContext, predicted: Mapping[str, float], cost_usd_per_hour: float | None
 ) -> Iterator[str]:
-    """What cannot be computed, and which input is missing."""
+    """What cannot be computed, and which input is missing for it."""
     server = context.server
     if "max_concurrency" in predicted and "itl_s" not in predicted:
         yield f"TTFT and ITL after the change ({_why_no_latency(context, predicted)})"

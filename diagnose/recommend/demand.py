@@ -1,4 +1,4 @@
-"""The demand of the present load on KV cache and batch. Pure."""
+"""How much KV cache and batch the present load needs. Pure."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from kneewatch.diagnose.causes.kv_and_queue import GROWS_FROM_PER_S
 from kneewatch.diagnose.deployment.deployment import Deployment
 
 KV_TARGET_RATIO = 0.9
-"""Highest KV usage without preemptions sooner or later: the guide's band ends at 90% (9.3)."""
+"""Highest KV usage that does not lead to preemptions: the guide's band ends at 90% (9.3)."""
 
 KV_AIM_RATIO = 0.8
-"""KV usage that a new size aims at, within the guide's 75 to 90%."""
+"""KV usage that recommended sizes aim at, within the guide's 75 to 90%."""
 
 SPREADS = 3.0
-"""Standard deviations above the mean that the sum of all requests exceeds in 0.1% of the time."""
+"""Standard deviations above the mean; the sum of all requests exceeds this 0.1% of the time."""
 
 Z_95 = 1.645
 """Standard deviations from the mean to the 95th percentile of a normal distribution."""
 
 SHARED_FROM = 0.1
-"""Prompts count as sharing prefixes from this share of cached prompt tokens."""
+"""From this share of cached prompt tokens on, prompts count as sharing prefixes."""
 
 LEAST_PER_S = 1e-3
 """About one request in 15 minutes; lower rates count as 0."""
 
 
 class Demand(Struct, frozen=True, kw_only=True):
-    """What the load needs, served or not.
+    """What the load needs, whether it is served or not.
 
-    `requests` is the most requests that run or wait for capacity, to size for; `mean_requests` is
-    their mean over the window, for mean latencies. `held_tokens` is the mean KV cache of a running
-    request in tokens, None if unknown, and `spread_tokens` its standard deviation: requests grow
-    while they run and differ in length. `served_per_s` and `arrival_per_s` count requests.
+    - `requests`: the most requests that run or wait for capacity; sizes are for these.
+    - `mean_requests`: their mean over the window; mean latencies are for these.
+    - `held_tokens`: mean KV cache of a running request in tokens; None if unknown.
+    - `spread_tokens`: its standard deviation: requests grow while they run, and lengths differ.
+    - `served_per_s`, `arrival_per_s`: requests/s.
     """
 
     requests: float
@@ -57,13 +58,13 @@ class Demand(Struct, frozen=True, kw_only=True):
         return None if self.held_tokens is None else self.requests * self.held_tokens
 
     def peak_tokens(self, requests: float) -> float:
-        """KV tokens that this many requests rarely exceed, if they run independently."""
+        """KV tokens that this many independent requests rarely exceed."""
         return requests * (self.held_tokens or 0.0) + SPREADS * self.spread_tokens * sqrt(requests)
 
     def most_requests(self, capacity_tokens: float, *, usage_ratio: float) -> int:
         """The most requests whose mean stays within `usage_ratio` and whose peak fits.
 
-        The peak condition, h n + k s sqrt(n) <= c, is a quadratic in sqrt(n).
+        The condition for the peak, h n + k s sqrt(n) <= c, is a quadratic in sqrt(n).
         """
         held = self.held_tokens or 1.0
         margin = SPREADS * self.spread_tokens
@@ -72,12 +73,13 @@ class Demand(Struct, frozen=True, kw_only=True):
 
 
 def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
-    """The demand now, from the signals of one engine.
+    """The present demand, from the signals of one engine.
 
-    A full cache hides further demand, so requests that wait for capacity count as if they ran.
-    The arrival rate is the served rate plus the growth of the queue, because vLLM counts a request
-    only from its first token; or the accepted rate of the HTTP server where that is higher, because
-    clients that give up leave the queue.
+    A full cache hides further demand, so requests that wait for capacity count as running.
+
+    vLLM counts a request only at its first token, so the arrival rate is the served rate plus the
+    growth of the queue. If the HTTP server accepts requests at a higher rate, that rate is used,
+    because clients that give up leave the queue.
     """
 
     def get(key: str) -> float:
@@ -116,7 +118,8 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
 
 
 def ahead(now: Demand, values: Mapping[str, float | None]) -> Demand:
-    """The demand that the KV forecast expects in minutes: the present load, grown at its trend."""
+    """The demand that the KV forecast expects within minutes: the present load, grown along its
+    trend."""
     peak, expected = values.get("kv_peak_demand_ratio"), values.get("kv_demand_ahead_ratio")
     if not peak or expected is None or expected <= peak:
         return now
@@ -132,10 +135,10 @@ def ahead(now: Demand, values: Mapping[str, float | None]) -> Demand:
 
 
 def _spread_tokens(values: Mapping[str, float | None]) -> float:
-    """Standard deviation of the KV tokens of a running request; 0 where lengths are unknown.
+    """Standard deviation of the KV tokens of a running request; 0 if lengths are unknown.
 
-    A request holds between prompt and prompt + output tokens at a random moment. The spread of the
-    lengths comes from their P95.
+    At a random moment, a request holds between its prompt and its prompt plus output. The spread of
+    lengths is computed from their P95.
     """
     output = values.get("output_tokens_mean") or 0.0
     variance = output**2 / 12
@@ -149,11 +152,11 @@ def _spread_tokens(values: Mapping[str, float | None]) -> float:
 
 
 def _held_tokens(values: Mapping[str, float | None], server: Deployment) -> float | None:
-    """Mean KV tokens of a running request, measured or from its lengths; None if unknown.
+    """Mean KV tokens of a running request, measured or computed from lengths; None if unknown.
 
-    On average a request holds its prompt, half of its output and half of its last block. Lengths
-    include what preemption hides, the KV gauge includes what shared prefixes save. The larger of
-    both counts, unless prefixes are shared.
+    From lengths, a request holds its prompt, half of its output and half of a block on average.
+    This includes requests that preemption hides. The KV gauge instead shows what shared prefixes
+    save. The larger value is used, unless prefixes are shared.
     """
     measured, by_length = None, None
     usage, running = values.get("kv_usage_avg_ratio"), values.get("running_avg")

@@ -26,14 +26,14 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
 from kneewatch.rules.formatting import duration, percent
 
 FEW_TIMES = 2.0
-"""Growth of the cache to ask for where the size of the load is unknown."""
+"""Factor by which to enlarge the cache if the size of the load is unknown."""
 
 LEAST_TIMES = 1.25
-"""Smallest growth to ask for: an engine that preempts needs more, whatever the lengths say."""
+"""Smallest factor by which to enlarge the cache: an engine that preempts needs more in any case."""
 
 
 def _times_needed(context: LeverContext) -> float:
-    """Ratio of the KV cache that the load needs, at the target usage, to the present cache."""
+    """KV cache that the load needs at the target usage, divided by the present cache."""
     tokens, capacity = context.demand.tokens, context.server.capacity_tokens
     if context.cause == "prefix_churn" or not tokens or not capacity:
         return FEW_TIMES
@@ -42,7 +42,7 @@ def _times_needed(context: LeverContext) -> float:
 
 
 def kv_blocks(context: LeverContext) -> Recommendation | None:
-    """A higher --num-gpu-blocks-override, where set: the override alone decides the cache size."""
+    """A higher --num-gpu-blocks-override, if it is set: it alone then decides the cache size."""
     server, times = context.server, _times_needed(context)
     now = server.blocks_override
     if now is None or now < 2 or not server.capacity_tokens or times <= 1:
@@ -75,7 +75,7 @@ def kv_blocks(context: LeverContext) -> Recommendation | None:
 
 
 def _most_blocks(context: LeverContext) -> tuple[int | None, str]:
-    """The most blocks that fit into GPU memory, and the check that says so; None if unknown."""
+    """The most blocks that fit into GPU memory (None if unknown), and the check to recommend."""
     server = context.server
     if server.layout is None or server.setup is None:
         return None, ""
@@ -92,7 +92,7 @@ def _most_blocks(context: LeverContext) -> tuple[int | None, str]:
 
 
 def kv_memory_bytes(context: LeverContext) -> Recommendation | None:
-    """A higher --kv-cache-memory-bytes, where it is set and no block override is."""
+    """A higher --kv-cache-memory-bytes, if it is set and no block override is."""
     server, times = context.server, _times_needed(context)
     if server.kv_memory_bytes is None or server.blocks_override is not None or times <= 1:
         return None
@@ -134,7 +134,7 @@ def kv_memory_bytes(context: LeverContext) -> Recommendation | None:
 
 
 def kv_verify_steps(context: LeverContext, numbers: dict[str, float]) -> list[str]:
-    """The signals that a larger KV cache moves, and the value each should reach."""
+    """Signals that a larger KV cache changes, and the value that each should reach."""
     if context.cause == "prefix_churn":
         return [f"prefix_hit_ratio rises {SETTLE_WORDS}, after the cache has warmed up"]
     usage = numbers.get("kv_usage_ratio")
@@ -156,16 +156,16 @@ def kv_verify_steps(context: LeverContext, numbers: dict[str, float]) -> list[st
 
 
 UTILIZATION_MOST = 0.95
-"""Highest value the guide accepts: above it a spike can run out of memory (9.3)."""
+"""Highest utilization that the guide accepts: above, a spike can run out of memory (9.3)."""
 
 UTILIZATION_LEAST = 0.01
-"""No server starts with less, so a lower value on the page is an error."""
+"""No server starts with less; a lower value on the page is an error."""
 
 UTILIZATION_STEP = 0.02
-"""Step to recommend where the GPU is unknown."""
+"""Recommended step if the GPU is unknown."""
 
 GRAPHS_BYTES = 2 * GIB
-"""CUDA graphs and contexts that vLLM before 0.20 allocates outside its utilization share."""
+"""CUDA graphs and contexts, which vLLM before 0.20 allocates outside its share of memory."""
 
 RESERVE_BYTES = GIB
 FP8_CAPABILITY = 8.9
@@ -176,7 +176,7 @@ QUALITY = (
 
 
 def kv_fp8(context: LeverContext) -> Recommendation | None:
-    """An FP8 KV cache: the same bytes hold about twice the tokens."""
+    """An FP8 KV cache, which holds about twice the tokens in the same memory."""
     server, gpu = context.server, context.server.stated.gpu
     if server.kv_is_quantized or not server.capacity_tokens or not _fp8_kv_runs(context, gpu):
         return None
@@ -233,7 +233,7 @@ def _fp8_kv_runs(context: LeverContext, gpu: Gpu | None) -> bool:
 
 
 def _fp8_blocks(context: LeverContext) -> int | None:
-    """FP8 blocks that fit into the same memory: by the model's layout, else twice as many."""
+    """FP8 blocks that fit into the same memory: from the model's layout, or else twice as many."""
     server = context.server
     if server.blocks is None:
         return None
@@ -249,7 +249,7 @@ def _fp8_blocks(context: LeverContext) -> int | None:
 
 
 def gpu_memory_utilization(context: LeverContext) -> Recommendation | None:
-    """A higher --gpu-memory-utilization, where this flag decides the cache size."""
+    """A higher --gpu-memory-utilization, if this flag decides the cache size."""
     server, now = context.server, context.server.gpu_memory_utilization
     fixed = server.kv_memory_bytes is not None or server.blocks_override is not None
     if now is None or now < UTILIZATION_LEAST or fixed or not server.capacity_tokens:
@@ -284,7 +284,7 @@ def gpu_memory_utilization(context: LeverContext) -> Recommendation | None:
 
 
 def _utilization_to(context: LeverContext, now: float, gpu: Gpu | None) -> float | None:
-    """The highest utilization that still leaves memory for what vLLM does not count."""
+    """The highest utilization that leaves enough memory for what vLLM does not count."""
     if now >= UTILIZATION_MOST:
         return None
     if gpu is None:
@@ -301,11 +301,11 @@ def _utilization_to(context: LeverContext, now: float, gpu: Gpu | None) -> float
 
 
 FABRIC = "infiniband-ndr"
-"""The link that a transfer between nodes is compared with: 400 Gbit/s per GPU (guide 5.6)."""
+"""The link that transfers between nodes are compared with: 400 Gbit/s per GPU (guide 5.6)."""
 
 
 def prompt_order(context: LeverContext) -> Recommendation | None:
-    """The shared part of prompts back in front, where prompts used to share one."""
+    """Put the shared part of prompts in front again, if prompts used to share a prefix."""
     quiet, hits = context.facts.baseline.get("prefix_hit_ratio"), context.get("prefix_hit_ratio")
     if quiet is None or quiet < WAS_SHARED_FROM or hits >= quiet:
         return None
@@ -334,7 +334,7 @@ def prompt_order(context: LeverContext) -> Recommendation | None:
 
 
 def sticky_routing(context: LeverContext) -> Recommendation | None:
-    """Routing by prefix: requests that share a prefix go to the same replica."""
+    """Routing by prefix, so that requests with the same prefix go to the same replica."""
     if not context.server.stated.replicas or context.server.replicas < 2:
         return None
     hits, quiet = context.get("prefix_hit_ratio"), context.facts.baseline.get("prefix_hit_ratio")
@@ -368,10 +368,10 @@ def sticky_routing(context: LeverContext) -> Recommendation | None:
 def _prefill_numbers(
     context: LeverContext, hits: float | None, *, left: float = 1.0
 ) -> dict[str, float]:
-    """Hit ratio, prefill work and TTFT, now or with only the share `left` of the prefill work.
+    """Hit ratio, prefill work and TTFT if only the share `left` of the prefill work remains.
 
-    TTFT comes from the roofline where model and GPU are stated, else from the measured TTFT less
-    the prefill time saved. Both keep the queue as it is, although it would shrink.
+    TTFT comes from the roofline if model and GPU are stated. Otherwise it is the measured TTFT
+    minus the saved prefill time. Both leave the queue as it is, although it would shrink.
     """
     numbers: dict[str, float] = {} if hits is None else {"prefix_hit_ratio": hits}
     values = context.facts.values
@@ -393,9 +393,9 @@ def _prefill_numbers(
 
 
 def _money_words(context: LeverContext, left: float) -> str:
-    """The GPU time that recomputed prompts take, and its price where known; "" if unknown.
+    """The GPU time spent on recomputing prompts, and its price if known; "" if unknown.
 
-    FLOP of the recomputed tokens over the default MFU's FLOP/s (guide 3.2, 8.4).
+    FLOP of the recomputed tokens divided by FLOP/s at the default MFU (guide 3.2, 8.4).
     """
     setup, hourly = context.server.setup, context.server.usd_per_hour
     again_per_s = context.get("computed_prompt_tokens_per_s") * (1 - left)
@@ -414,7 +414,7 @@ def _money_words(context: LeverContext, left: float) -> str:
 
 
 def transfer_path(context: LeverContext) -> Recommendation | None:
-    """What to inspect when KV transfers are slow, and the time that the fabric should take."""
+    """What to inspect if KV transfers are slow, and how long the fabric should need."""
     mean_s = context.facts.values.get("kv_transfer_mean_s")
     if mean_s is None:
         return None

@@ -28,15 +28,15 @@ from kneewatch.diagnose.sizing.memory.weights import Adapters
 from kneewatch.rules.formatting import duration, percent, span
 
 SEATS_GROWTH = 4.0
-"""Largest growth of the batch in one change: measure ITL before growing further."""
+"""Largest growth of the batch in one change; ITL must be measured before growing further."""
 
 SPARE_SEATS = 1.1
 QUEUE_OF_LIMIT = 0.85
-"""Share of the TTFT target that the queue may use: the guide says 80 to 90% (9.4)."""
+"""Share of the TTFT target that the queue may use; the guide says 80 to 90% (9.4)."""
 
 
 def fewer_seqs(context: LeverContext) -> Recommendation | None:
-    """A lower --max-num-seqs: only what the KV cache holds runs, the rest waits in the queue."""
+    """A lower --max-num-seqs: only as many requests run as the KV cache holds, the others queue."""
     server, demand = context.server, context.demand
     held = seats_held(context)
     if held is None or held < 1:
@@ -78,9 +78,9 @@ def fewer_seqs(context: LeverContext) -> Recommendation | None:
 
 
 def _served_per_s(context: LeverContext) -> float:
-    """Requests served per second, from tokens generated where known, else as counted.
+    """Requests served/s: from generated tokens if their rate is known, otherwise as counted.
 
-    Tokens come evenly, while requests can finish in bursts.
+    Tokens are generated evenly, while requests can finish in bursts.
     """
     length_tokens = context.get("output_tokens_mean")
     generated_per_s = context.get("generation_tokens_per_s")
@@ -150,7 +150,8 @@ def more_seqs(context: LeverContext) -> Recommendation | None:
 
 
 def _steps_are_slow(context: LeverContext) -> bool:
-    """Whether ITL has already grown with the batch: past the knee a larger batch gains nothing."""
+    """Whether ITL has already grown with the batch. Beyond the knee a larger batch gains
+    nothing."""
     drift = context.facts.values.get("itl_mean_drift_ratio")
     if drift is None:
         # Without a baseline, only a saturated queue points at slow steps.
@@ -161,8 +162,8 @@ def _steps_are_slow(context: LeverContext) -> bool:
 def _itl_seats(context: LeverContext, now: int) -> float:
     """Concurrent requests at which ITL still meets its target; infinite without a target.
 
-    From the roofline where available, else as if ITL grew in proportion to the batch, which is the
-    worst case.
+    From the roofline if available. Otherwise ITL is assumed to grow in proportion to the batch,
+    which is the worst case.
     """
     target_s, tail_s = context.facts.targets.itl_p99_s, context.get("itl_p99_s")
     if target_s is None or not tail_s:
@@ -179,9 +180,10 @@ def _itl_seats(context: LeverContext, now: int) -> float:
 
 
 def queue_limit(context: LeverContext) -> Recommendation | None:
-    """A queue limit: requests beyond it would miss the TTFT target anyway (circuit breaker).
+    """A queue limit (circuit breaker): requests beyond it would miss the TTFT target anyway.
 
-    vLLM also counts running requests over all data-parallel ranks (vllm/config/scheduler.py, 0.32).
+    vLLM's limit also counts running requests, over all data-parallel ranks
+    (vllm/config/scheduler.py, 0.32).
     """
     target_s, demand, server = context.facts.targets.ttft_p99_s, context.demand, context.server
     if target_s is None or demand.served_per_s <= 0 or server.max_num_seqs is None:
@@ -211,7 +213,7 @@ def queue_limit(context: LeverContext) -> Recommendation | None:
 
 
 def max_model_len(context: LeverContext) -> Recommendation | None:
-    """A lower --max-model-len, where one request of full length would fill the KV cache."""
+    """A lower --max-model-len, if one request of full length would fill the KV cache."""
     server, capacity = context.server, context.server.capacity_tokens
     longest = server.max_model_len
     if longest is None or capacity is None or longest <= KV_TARGET_RATIO * capacity:
@@ -246,13 +248,13 @@ def max_model_len(context: LeverContext) -> Recommendation | None:
 SLOTS_GROWTH = 4.0
 KV_ROOM_RATIO = 0.8
 OUTPUT_MULTIPLE = 3.0
-"""Output limit over the baseline mean: few legitimate outputs are longer."""
+"""Output limit divided by the baseline mean; few legitimate outputs are longer."""
 
 OUTPUT_STEP_TOKENS = 64
 
 
 def more_adapter_slots(context: LeverContext) -> Recommendation | None:
-    """A higher --max-loras, where requests wait for an adapter slot."""
+    """A higher --max-loras, if requests wait for an adapter slot."""
     slots, held_back = context.facts.values.get("lora_max"), context.get("waiting_deferred_avg")
     if not slots:
         return None
@@ -322,7 +324,7 @@ def _slots_that_fit(context: LeverContext, now: int, most: int) -> int:
 
 
 def _kv_numbers(context: LeverContext, slots: int) -> dict[str, float]:
-    """KV cache numbers with this many adapter slots; {} where model, GPU or rank are unknown."""
+    """KV cache numbers for this many adapter slots; {} if model, GPU or rank are unknown."""
     setup = context.server.setup
     if setup is None or setup.gpu is None or setup.adapters is None:
         return {}
@@ -335,7 +337,7 @@ def _kv_numbers(context: LeverContext, slots: int) -> dict[str, float]:
 
 
 def adapter_routing(context: LeverContext) -> Recommendation | None:
-    """Routing by adapter: each replica serves its own share of the adapters."""
+    """Routing by adapter, so that each replica serves only some of the adapters."""
     if not context.server.stated.replicas or context.server.replicas < 2:
         return None
     return advice(
@@ -353,7 +355,7 @@ def adapter_routing(context: LeverContext) -> Recommendation | None:
 
 
 def output_cap(context: LeverContext) -> Recommendation | None:
-    """A server-wide limit of the output length, from its baseline."""
+    """A server-wide limit on the output length, computed from its baseline."""
     quiet = context.facts.baseline.get("output_tokens_mean")
     if not quiet:
         return None

@@ -1,4 +1,4 @@
-"""Prefill levers: chunked prefill, prefix caching, disaggregation, FP8 weights. Pure."""
+"""Prefill levers: chunked prefill, prefix caching, disaggregation, quantized weights. Pure."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import costs
 from kneewatch.rules.formatting import duration
 
 LONGEST_STEP_S = 0.2
-"""Longest step where no ITL target is set: readers of a stream do not notice it."""
+"""Longest step if no ITL target is set; readers of a stream do not notice it."""
 
 SHORTEST_S = 1e-3
-"""Prefill times below 1 ms are artefacts of histogram interpolation."""
+"""Shorter prefill times, below 1 ms, are artefacts of histogram interpolation."""
 
 STALL_BUCKET_S = 0.5
-"""Gap that counts as a stall in itl_stall_per_s; shorter steps cause none."""
+"""Gaps from this length on count as stalls in itl_stall_per_s; shorter steps cause none."""
 
 FEWEST_BUDGET_TOKENS = 256
 """Smaller chunks leave the GPU underused."""
 
 ANY_GPU = "h100-sxm"
-"""Stands for any GPU: only FLOP are read from its costs, and these depend on the model alone."""
+"""Stands for any GPU. Only FLOP are read from its costs, and these depend on the model alone."""
 
 
 _costs_of = lru_cache(maxsize=64)(costs)
@@ -43,7 +43,7 @@ _costs_of = lru_cache(maxsize=64)(costs)
 def budget_tokens(context: LeverContext) -> int | None:
     """Prompt tokens per step that keep ITL within its target; a power of two.
 
-    None where the prefill rate is unknown or the default budget is already smaller.
+    None if the prefill rate is unknown or the default budget is already smaller.
     """
     token_s = _token_s(context)
     if token_s is None:
@@ -59,7 +59,7 @@ def budget_tokens(context: LeverContext) -> int | None:
 
 
 def safe_budget(context: LeverContext, budget: int) -> int:
-    """The budget, raised to max_num_seqs where smaller: vLLM refuses a budget below it."""
+    """The budget, but at least max_num_seqs: vLLM refuses a smaller budget."""
     server = context.server
     seats = server.max_num_seqs
     if seats is None:
@@ -69,7 +69,8 @@ def safe_budget(context: LeverContext, budget: int) -> int:
 
 
 def splits_prompts(context: LeverContext, budget: int) -> bool:
-    """Whether this budget splits the longest prompts into shorter steps than are measured now."""
+    """Whether this budget splits the longest prompts, so that steps become shorter than measured
+    now."""
     numbers = step_numbers(context, budget)
     longest_s = context.get("prefill_p99_s") + context.get("itl_p50_s")
     return (
@@ -78,7 +79,7 @@ def splits_prompts(context: LeverContext, budget: int) -> bool:
 
 
 def step_numbers(context: LeverContext, budget: int | None) -> dict[str, float]:
-    """The longest step and the stalls with this budget; {} where the prefill rate is unknown."""
+    """The longest step and the stalls with this budget; {} if the prefill rate is unknown."""
     token_s = _token_s(context)
     if budget is None or token_s is None:
         return {}
@@ -98,9 +99,9 @@ def _token_s(context: LeverContext) -> float | None:
 
 
 def end_ratio(context: LeverContext, tokens: float) -> float:
-    """Cost of a prompt's last token over its mean token: the last one attends to all others.
+    """Cost of a prompt's last token divided by its mean token: the last one attends to all others.
 
-    (body + n pair) / (body + n / 2 pair) in FLOP; 1 where the model is unknown.
+    (body + n pair) / (body + n / 2 pair) in FLOP; 1 if the model is unknown.
     """
     model = context.server.stated.model
     if model is None:
@@ -126,7 +127,7 @@ APART = "prefill and decode on separate servers"
 
 
 def prefix_caching(context: LeverContext) -> Recommendation | None:
-    """Prefix caching on, where cache_config_info shows that it is off."""
+    """Turn prefix caching on, if cache_config_info shows that it is off."""
     server = context.server
     if server.prefix_caching is not False:
         return None
@@ -172,7 +173,7 @@ def prefix_caching(context: LeverContext) -> Recommendation | None:
 
 
 def chunked_prefill(context: LeverContext) -> Recommendation | None:
-    """Chunked prefill on, where the launch disables it, with a token budget for its chunks."""
+    """Turn chunked prefill on, with a token budget, if the launch turned it off."""
     server = context.server
     off = server.chunked_prefill is False
     if not off and (server.chunked_prefill or server.caching_by_default):
@@ -247,7 +248,7 @@ def smaller_budget(context: LeverContext) -> Recommendation | None:
 
 
 def long_prefill_threshold(context: LeverContext) -> Recommendation | None:
-    """--long-prefill-token-threshold: only long prompts are split into small chunks."""
+    """--long-prefill-token-threshold, which splits only long prompts into small chunks."""
     server, budget = context.server, budget_tokens(context)
     if server.chunked_prefill is False or budget is None or not splits_prompts(context, budget):
         return None
@@ -271,10 +272,10 @@ def long_prefill_threshold(context: LeverContext) -> Recommendation | None:
 
 
 def disaggregation(context: LeverContext) -> Recommendation | None:
-    """Prefill and decode on separate servers, where chunking cannot meet both targets.
+    """Run prefill and decode on separate servers, if chunking cannot meet both targets.
 
-    None where the prefill of a single request takes longer than the TTFT target: a server that does
-    nothing else would break it too.
+    None if the prefill of a single request takes longer than the TTFT target: a prefill server
+    would also miss it.
     """
     target_s = context.facts.targets.ttft_p99_s
     if target_s is not None and context.get("prefill_mean_s") > target_s:
@@ -305,8 +306,10 @@ CONFIRM_16_BIT = "confirm that the checkpoint is 16-bit now: vLLM's metrics do n
 
 
 def quantized_weights(context: LeverContext) -> Recommendation | None:
-    """Weights of fewer bits: each step reads fewer bytes. FP8, or INT8 or AWQ on a GPU without FP8.
-    None where the GPU is unknown: it may be a CPU, which runs none of these formats."""
+    """Weights with fewer bits, so that each step reads fewer bytes: FP8, or else INT8 or AWQ.
+
+    None if the GPU is unknown: it may be a CPU, which supports none of these formats.
+    """
     setup, server = context.server.setup, context.server
     gpu = server.stated.gpu
     launch = server.stated.launch
@@ -339,8 +342,10 @@ QUANTIZED_VERIFY = (f"itl_p50_s falls and kv_capacity_tokens rises {SETTLE_WORDS
 
 
 def _without_fp8(context: LeverContext, gpu: Gpu) -> Recommendation:
-    """INT8 where compute is the limit, because its tensor cores run twice as fast; AWQ elsewhere:
-    4-bit weights are the fewest bytes."""
+    """INT8 if compute is the limit, otherwise AWQ.
+
+    Tensor cores compute INT8 twice as fast. AWQ has 4-bit weights, the fewest bytes.
+    """
     bound = bound_of(context.facts)
     scheme = "int8" if bound is not None and bound.kind == "compute" else "awq"
     words = "INT8 (W8A8)" if scheme == "int8" else "AWQ (4-bit)"

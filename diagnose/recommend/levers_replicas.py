@@ -1,4 +1,4 @@
-"""Replica levers: more or fewer replicas, and the tensor-parallel degree of each. Pure."""
+"""Replica levers: more or fewer replicas, and their tensor-parallel degree. Pure."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT, remapped_rat
 from kneewatch.rules.formatting import duration, percent, span
 
 DRAIN_S = 300.0
-"""Seconds within which a backlog should drain; replicas that only shorten the drain are extra."""
+"""Seconds within which a backlog should drain. Replicas that only shorten the drain are extra."""
 
 MOST_TENSOR_PARALLEL = 8
 MOST_TIMES = 100.0
-"""Beyond this load ratio the server has another fault than too few replicas."""
+"""Above this load ratio, the server has another problem than too few replicas."""
 
 
 def more_replicas(context: LeverContext) -> Recommendation | None:
-    """More replicas, sized by KV tokens under KV pressure, else by requests per second."""
+    """More replicas: sized by KV tokens if the KV cache is too small, otherwise by requests/s."""
     server, ratio = context.server, _load_ratio(context)
     if ratio is None or ratio > MOST_TIMES:
         return None
@@ -93,7 +93,7 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
 
 
 def _hashing_check(replicas: int, new_replicas: int) -> list[str]:
-    """What hashing to check where it matters how the router assigns prefixes to replicas."""
+    """Which hashing to check, if it matters how the router assigns prefixes to replicas."""
     consistent, modulo = (
         remapped_ratio(replicas=replicas, new_replicas=new_replicas, consistent=by_ring)
         for by_ring in (True, False)
@@ -107,7 +107,7 @@ def _hashing_check(replicas: int, new_replicas: int) -> list[str]:
 
 
 def _load_ratio(context: LeverContext) -> float | None:
-    """Load over capacity of one replica; None where unknown."""
+    """Load divided by the capacity of one replica; None if unknown."""
     demand, capacity = context.demand, context.server.capacity_tokens
     if context.for_kv:
         if demand.tokens is None or not capacity:
@@ -121,8 +121,9 @@ def _load_ratio(context: LeverContext) -> float | None:
 def backlog_drain(context: LeverContext, replicas: int) -> tuple[float, str] | None:
     """Seconds in which this many replicas drain the present queue, and a sentence about it.
 
-    None without a queue, without spare capacity, or under KV pressure. The backlog does not count
-    as demand: it must be served once, and it grows with every minute of the overload.
+    None without a queue, without spare capacity, or if the KV cache is too small. The backlog is
+    not counted as demand, because it must be served only once. It grows with every minute of the
+    overload.
     """
     demand, now = context.demand, context.server.replicas
     queued = demand.waiting * now
@@ -139,7 +140,7 @@ def backlog_drain(context: LeverContext, replicas: int) -> tuple[float, str] | N
 
 
 def tensor_parallel(context: LeverContext) -> Recommendation | None:
-    """Twice the tensor-parallel degree, where model and GPU are known."""
+    """Twice the tensor-parallel degree, if model and GPU are known."""
     server = context.server
     now, setup = server.tensor_parallel, server.setup
     if setup is None or setup.gpu is None or now is None or not server.capacity_tokens:
@@ -180,10 +181,10 @@ def tensor_parallel(context: LeverContext) -> Recommendation | None:
 
 
 MOST_ITL_GROWTH = 2.0
-"""Largest growth of ITL at the peak where no ITL target is set."""
+"""Largest growth of ITL at the peak if no ITL target is set."""
 
 LEAST_REPLICAS = 2
-"""A single replica has no other to take over when it fails."""
+"""Fewest replicas to keep: if a single one fails, no other takes over."""
 
 RISK = "Replicas sized for a quiet week preempt requests at the next peak."
 VERIFY = (
@@ -192,10 +193,10 @@ VERIFY = (
 
 
 def fewer_replicas(context: LeverContext) -> Recommendation | None:
-    """Fewer replicas where the weekly peak leaves spare capacity, else the reason to keep them.
+    """Fewer replicas if the weekly peak leaves spare capacity; otherwise the reason to keep them.
 
-    Sized for the requests at the peak, by KV cache and max_num_seqs, with 50% headroom. ITL at the
-    peak must keep its target, or grow by no more than MOST_ITL_GROWTH without one.
+    Sized for the requests at the peak, by KV cache and max_num_seqs, with 50% headroom. At the
+    peak, ITL must meet its target; without a target, it may grow by MOST_ITL_GROWTH at most.
     """
     now, peak = context.server.stated.replicas, context.weekly_peak_requests
     if now is None or now < 2:
@@ -247,8 +248,10 @@ def fewer_replicas(context: LeverContext) -> Recommendation | None:
 
 
 def used_ratio(context: LeverContext, peak: float) -> float | None:
-    """Share of one replica that `peak` requests use: KV cache or max_num_seqs, the larger; None
-    where its capacity is unknown."""
+    """Share of one replica that `peak` requests use; None if its capacity is unknown.
+
+    It is the larger share of KV cache and max_num_seqs.
+    """
     server, demand = context.server, context.demand
     if demand.held_tokens is None or not server.capacity_tokens:
         return None
@@ -260,9 +263,10 @@ def used_ratio(context: LeverContext, peak: float) -> float | None:
 def _why_not(
     context: LeverContext, now: int, total: int, *, then_s: float | None, at_peak_s: float | None
 ) -> str:
-    """Why fewer replicas are not advised, as the end of a sentence; "" where they are.
+    """Why fewer replicas are not recommended, as the end of a sentence; "" if they are.
 
-    `then_s` is ITL in seconds at the peak with `total` replicas, `at_peak_s` with the present ones.
+    `then_s` is ITL in seconds at the peak with `total` replicas; `at_peak_s` with the present
+    replicas.
     """
     if total >= now:
         return f"{now} replicas are needed for {percent(HEADROOM_HIGH_RATIO)} headroom"
@@ -281,7 +285,7 @@ def _why_not(
 
 
 def _kept(context: LeverContext, why: str) -> Recommendation:
-    """A recommendation without a change: the reason to keep the present replicas."""
+    """A recommendation without a change, which gives the reason to keep the present replicas."""
     checks = ["read kv_usage_max_ratio, running_max and waiting over a whole week"]
     return advice(
         context,
@@ -304,12 +308,14 @@ def _kept(context: LeverContext, why: str) -> Recommendation:
 
 
 KEPT = ("kv_capacity_tokens", "kv_demand_ratio", "kv_usage_ratio", "usd_per_hour")
-"""Predicted numbers to show; speed is left out, because the benchmark has measured it."""
+"""Predicted numbers that are shown. Speed is not, because the benchmark has measured it."""
 
 
 def lower_tensor_parallel(context: LeverContext) -> Recommendation | None:
-    """The smaller degree of the benchmark on the same GPUs, where weights and KV cache fit with
-    the present load; None also where that is unknown."""
+    """The benchmark's smaller degree on the same GPUs.
+
+    None unless weights and KV cache certainly fit with the present load.
+    """
     server, split = context.server, context.facts.split
     if split is None or split.wide is None or split.narrow is None or not split.far_below:
         return None
@@ -348,7 +354,7 @@ def lower_tensor_parallel(context: LeverContext) -> Recommendation | None:
 
 
 def _limits(context: LeverContext, split: Comparison, degree: Degree) -> dict[str, float]:
-    """The highest throughput per GPU at this degree, and the price per token there."""
+    """The highest throughput per GPU at this degree, and its price per token."""
     numbers = {f"{split.unit}_per_s_per_gpu": degree.per_s_per_gpu}
     setup, hourly = context.server.setup, context.server.usd_per_gpu_hour
     if setup is not None and hourly is not None and split.unit == "tokens":
@@ -360,7 +366,7 @@ def _limits(context: LeverContext, split: Comparison, degree: Degree) -> dict[st
 
 
 def _more_usd_per_hour(context: LeverContext, after: After, wide: Degree) -> float | None:
-    """Extra USD/h; negative where the smaller degree leaves GPUs unused. None without a price."""
+    """Extra USD/h; negative if the smaller degree leaves GPUs unused. None without a price."""
     setup, hourly = context.server.setup, context.server.usd_per_gpu_hour
     stages = 1 if setup is None else setup.parallel.pipeline
     now = context.server.replicas * wide.tensor_parallel * stages
@@ -382,7 +388,7 @@ def _verify(split: Comparison, narrow: Degree) -> str:
 
 
 def _after(context: LeverContext, wide: Degree, narrow: Degree, total: int) -> After | None:
-    """The server with the smaller degree; None where it does not fit or that is unknown."""
+    """The server at the smaller degree; None if it does not fit, or if that is unknown."""
     server, to = context.server, narrow.tensor_parallel
     setup = server.setup
     if setup is None or setup.gpu is None or setup.parallel.tensor != wide.tensor_parallel:
@@ -403,15 +409,15 @@ def _after(context: LeverContext, wide: Degree, narrow: Degree, total: int) -> A
 def _starts(setup: Setup) -> bool:
     """Whether weights and one request of full length certainly fit.
 
-    A KV cache of fixed bytes does not show whether the weights fit beside it.
+    If the KV cache's bytes are fixed, they do not show whether the weights fit beside it.
     """
     fit = memory_of(setup)
     return fit.holds_one and fit.held_tokens.low >= setup.longest_tokens
 
 
 def _has_room(context: LeverContext, demand_ratio: float | None) -> bool:
-    """Whether the smaller KV caches hold the load since the cause began and, where known, the
-    weekly peak."""
+    """Whether the smaller KV caches hold the load since the cause began, and the weekly peak if
+    known."""
     if demand_ratio is None:
         return False
     requests, peak = context.demand.requests, context.weekly_peak_requests

@@ -1,4 +1,4 @@
-"""Speculation: shorter drafts, none, or what to watch. Guide 6.6, 9.3. Pure."""
+"""Speculation: turn it on or off, shorten drafts, or what to watch. Guide 6.6, 9.3. Pure."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def _drafts(context: LeverContext) -> Drafts | None:
 
 
 def _verify_ratios(context: LeverContext, tokens: int) -> tuple[float, ...]:
-    """Time of a step that verifies 0 to `tokens` draft tokens, over a step without a draft.
+    """Time of a step that verifies 0 to `tokens` draft tokens, divided by a step without a draft.
 
-    Shape: (tokens + 1,), at the measured batch, from the roofline; empty where it is unknown.
+    Shape: (tokens + 1,). Computed with the roofline at the measured batch; empty if unknown.
     """
     setup, demand = context.server.setup, context.demand
     batch = context.get("running_avg")
@@ -73,7 +73,7 @@ def _verify_ratios(context: LeverContext, tokens: int) -> tuple[float, ...]:
 
 
 def _batch_words(context: LeverContext, drafts: Drafts) -> str:
-    """The batch that the estimate holds for, as the end of a sentence."""
+    """The batch that the estimate applies to, as the end of a sentence."""
     batch, bound = context.get("running_avg"), bound_of(context.facts)
     more = 100 * (drafts.verify[-1] - 1)
     if more < 1 and bound is not None and bound.kind == "compute":
@@ -84,11 +84,11 @@ def _batch_words(context: LeverContext, drafts: Drafts) -> str:
 
 
 FIRST_DRAFT_TOKENS = 3
-"""Draft tokens to begin with: short drafts cost little where they are wrong."""
+"""Draft tokens to start with: wrong short drafts cost little."""
 
 
 def speculation(context: LeverContext) -> Recommendation | None:
-    """Speculation on, where few requests decode slowly and the GPU has compute to spare."""
+    """Turn speculation on, if few requests decode slowly and the GPU has spare compute."""
     facts, (text, _) = context.facts, _config(context)
     drafting = text is not None or facts.values.get("spec_draft_tokens_per_s") is not None
     if drafting or not has_spare_compute(facts):
@@ -115,7 +115,7 @@ def speculation(context: LeverContext) -> Recommendation | None:
 
 
 def shorter_draft(context: LeverContext) -> Recommendation | None:
-    """Fewer draft tokens, where the measured acceptance favours a shorter draft."""
+    """Fewer draft tokens, if the measured acceptance favours a shorter draft."""
     drafts = _drafts(context)
     if drafts is None:
         return None
@@ -158,7 +158,7 @@ def _draft_numbers(drafts: Drafts, tokens: int) -> dict[str, float]:
 
 
 def no_speculation(context: LeverContext) -> Recommendation | None:
-    """Speculation off, where the accepted tokens do not pay for drafting them."""
+    """Turn speculation off, if the accepted tokens do not pay for drafting."""
     drafts, (text, _) = _drafts(context), _config(context)
     before: dict[str, float] = {}
     why = "Almost no draft token is accepted: verifying the drafts only costs time."
@@ -203,7 +203,7 @@ def no_speculation(context: LeverContext) -> Recommendation | None:
 
 
 def _watched_speculation(context: LeverContext, drafts: Drafts) -> Recommendation:
-    """A recommendation without a change: speculation still pays, and what to watch."""
+    """A recommendation without a change: speculation still pays; what to watch."""
     tokens = drafts.tokens
     return advice(
         context,

@@ -1,4 +1,4 @@
-"""Past recommendations: which were followed, and whether their predictions held. Pure."""
+"""Which recommendations were followed, and whether their predictions came true. Pure."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ LIMITS = frozenset(
         "--max-num-queued-reqs",
     }
 )
-"""Flags that a recommendation lowers where their current value is unknown."""
+"""Flags that recommendations are assumed to lower if the current value is unknown."""
 
 
 class CausePeaks:
-    """Peak demand and largest recommended size of each cause, while it lasts."""
+    """Peak demand and largest recommended size of each cause, while the cause lasts."""
 
     def __init__(self) -> None:
         self._peaks: dict[str, Demand] = {}
         self._largest: dict[str, dict[str, Recommendation]] = {}
 
     def keep(self, causes: Collection[str]) -> None:
-        """Forget causes that are not in `causes` any more."""
+        """Forget causes that are no longer in `causes`."""
         for ended in [cause for cause in self._peaks if cause not in causes]:
             del self._peaks[ended]
             self._largest.pop(ended, None)
 
     def peak(self, cause: str, now: Demand) -> Demand:
-        """The peak demand since the cause began, including `now`."""
+        """The peak demand since the cause began, including the demand `now`."""
         earlier = self._peaks.get(cause, now)
         self._peaks[cause] = highest = replace(
             now,
@@ -54,7 +54,7 @@ class CausePeaks:
         return highest
 
     def largest(self, recommendation: Recommendation) -> Recommendation:
-        """This recommendation, or the earlier one for the same cause where that went further."""
+        """This recommendation, or an earlier one for the same cause if that one went further."""
         largest = self._largest.setdefault(recommendation.cause, {})
         earlier = largest.get(recommendation.id)
         if earlier is not None and _went_further(earlier, recommendation):
@@ -88,9 +88,10 @@ def _further(earlier: Change, after: Value) -> bool:
 
 
 def config_shows(flag: str, value: Value, config: Mapping[str, str]) -> bool | None:
-    """Whether cache_config_info shows that a flag has the wanted value (None: not given).
+    """Whether cache_config_info shows that a flag has the wanted value.
 
-    None where the page has no label for it.
+    `value` None means that the flag should not be given. Returns None if the page has no label for
+    the flag.
     """
     flag_record = FLAGS.get(flag)
     if flag_record is None or not flag_record.label or flag_record.label not in config:
@@ -114,13 +115,13 @@ def _same_number(text: str, number: str | float) -> bool:
 
 
 LAPSED_S = 24 * 3600.0
-"""A change within this time after its recommendation counts as following it."""
+"""A change counts as following a recommendation if it is made within this time."""
 
 HELD_S = 6 * 3600.0
-"""Time for which a followed change is not reversed without new evidence."""
+"""For this time, a followed change is not reversed without new evidence."""
 
 NEW_LOAD = 1.5
-"""A load that grew or shrank by this ratio is new evidence."""
+"""A load that grew or shrank by this ratio counts as new evidence."""
 
 SEATS = "--max-num-seqs"
 
@@ -128,7 +129,7 @@ _ORDER: Mapping[str, int] = {"auto": 1, "bfloat16": 1, "float16": 1, "half": 1, 
 
 
 class Advised(Struct, frozen=True):
-    """A recommended change, its time, and the load in requests that it was computed for."""
+    """A recommended change, when it was recommended, and for which load in requests."""
 
     change: Change
     t_s: float
@@ -136,7 +137,7 @@ class Advised(Struct, frozen=True):
 
 
 class RecommendationTracker:
-    """The changes recommended for one engine, and those that were found applied after a restart."""
+    """The changes recommended for one engine, and those found applied after a restart."""
 
     def __init__(self) -> None:
         self._advised: dict[str, Advised] = {}
@@ -157,11 +158,11 @@ class RecommendationTracker:
         *,
         before: Mapping[str, str] | None = None,
     ) -> None:
-        """Find out from the configuration after a restart which changes were followed.
+        """After a restart, find out from the configuration which changes were followed.
 
-        A flag that the page does not show counts as followed if other flags changed. If all are as
-        `before`, the restart may have been a crash: then only --max-num-seqs is assumed to be
-        followed, and `allowed` corrects that from the observed batch.
+        A flag that the page does not show counts as followed if other flags changed. If all flags
+        are as `before`, the restart may have been a crash. Then only --max-num-seqs is assumed to
+        be followed; `allowed` corrects this from the observed batch.
         """
         crashed = before is not None and _flags_of(before) == _flags_of(config)
         for flag, advised in list(self._advised.items()):
@@ -181,9 +182,10 @@ class RecommendationTracker:
         requests: float,
         running: float = 0.0,
     ) -> list[Recommendation]:
-        """The recommendations that do not reverse a recently followed one at a similar load.
+        """The recommendations, without those that reverse a recently followed one.
 
-        A batch (`running`) above the recommended --max-num-seqs shows that it was not set.
+        A followed one may be reversed if the load is no longer similar. A batch (`running`) above
+        the recommended --max-num-seqs shows that the flag was not set.
         """
         seats = self._followed.get(SEATS)
         if seats is not None and running > (_rank(seats.change.after) or inf):
@@ -205,7 +207,7 @@ class RecommendationTracker:
 
 
 def _key(flag: str) -> str:
-    """A key for the flag, the same for a switch and for its negation (`--no-enable-`)."""
+    """A key for the flag; the same for a switch and for its negation (`--no-enable-`)."""
     return flag.replace("--no-enable-", "--enable-")
 
 
@@ -219,7 +221,7 @@ def _follows(change: Change, config: Mapping[str, str]) -> bool:
 
 
 def _direction(change: Change) -> int:
-    """Whether a change raises (1) or lowers (-1) its value; 0 if unknown."""
+    """1 if a change raises its value, -1 if it lowers it, 0 if unknown."""
     before, after = _rank(change.before), _rank(change.after)
     if after is None or before is None:
         # Setting a limit where none was known lowers it, removing one raises it.
@@ -243,10 +245,10 @@ OPEN, APPLIED, KEPT, MISSED = "open", "applied", "kept", "missed"
 WORSENED, LAPSED = "worsened", "lapsed"
 
 SETTLED_S = 120.0
-"""Settling time in seconds after a restart: caches are cold and the window is filling."""
+"""Seconds until a server has settled after a restart: caches are cold and the window is filling."""
 
 NEAR_RATIO = 0.15
-"""Largest relative error of a prediction that counts as right."""
+"""Largest relative error of a prediction that still counts as right."""
 
 GROWN_RATIO = 1.02
 
@@ -256,7 +258,10 @@ ChangeDocument = Mapping[str, Any]
 
 
 class Measure(Struct, frozen=True):
-    """The signal of a predicted number; a prediction within `near` of it always counts as right."""
+    """The signal that measures a predicted number.
+
+    A prediction within `near` of the signal always counts as right.
+    """
 
     signal: str
     near: float
@@ -284,15 +289,18 @@ FELT: Mapping[str, frozenset[str]] = {
     "ttft_s": frozenset({"waiting", "queue_wait_s", "prefill_mean_s"}),
     "itl_s": frozenset({"itl_stall_per_s", "itl_stall_time_ratio"}),
 }
-"""Numbers that users notice. Each counts as worsened even if nothing was predicted, unless it or
-one of the numbers beside it was predicted."""
+"""Numbers that users notice, each with related numbers.
+
+If such a number gets worse, it counts as worsened even without a prediction, unless a related
+number was predicted.
+"""
 
 EVIDENT = frozenset({"--max-loras", "--speculative-config", "--max-num-seqs"})
-"""Flags without a label whose effect the signals show."""
+"""Flags that no label shows, but whose effect the signals show."""
 
 EVIDENCE = ("running_max", "lora_max", "spec_draft_tokens_per_s", "running_avg", "waiting_avg")
 SIGNALS = tuple(dict.fromkeys([*(m.signal for m in MEASURES.values()), *EVIDENCE]))
-"""The signals needed from before and after a change."""
+"""The signals that are compared before and after a change."""
 
 
 class Outcome(Struct, frozen=True):
@@ -303,7 +311,7 @@ class Outcome(Struct, frozen=True):
 
 
 def signals_show_change(change: ChangeDocument, before: Means, after: Means) -> bool:
-    """Whether the signals show a change that has no label."""
+    """Whether the signals show the effect of a change that no label shows."""
     flag, old, new = change["flag"], change["from"], change["to"]
     if flag == "--max-loras":
         return bool(after.get("lora_max") == new)
@@ -322,10 +330,12 @@ def signals_show_change(change: ChangeDocument, before: Means, after: Means) -> 
 
 
 def outcome_of(document: Mapping[str, Any], before: Means, after: Means) -> Outcome | None:
-    """The outcome of a followed recommendation; None where no predicted number can be measured.
+    """The outcome of a followed recommendation; None if no predicted number can be measured.
 
-    kept: every number is as predicted or better. worsened: a predicted number, or one that users
-    notice, is worse than before although that was not predicted. missed: everything else.
+    - kept: every number is as predicted or better.
+    - worsened: a predicted number, or a number that users notice, got worse without being predicted
+      to.
+    - missed: everything else.
     """
     measured: dict[str, float] = {}
     right, worse = True, False

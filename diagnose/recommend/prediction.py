@@ -1,4 +1,4 @@
-"""Predicted numbers before and after a change, with the roofline fitted to the server. Pure."""
+"""Predicts numbers before and after a change, with a roofline fitted to the server. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FEW_PROMPTS_RATIO, _MOSTLY_PROMPTS_RATIO = 0.2, 0.6
 _HALVINGS = 14  # to a ten-thousandth
 _CALIBRATION_ROUNDS = 12
 _CALIBRATED_RATIO = 0.02
-"""How near the calibrated roofline must come to the measured ITL."""
+"""How close the calibrated roofline must come to the measured ITL."""
 
 
 def roofline(
@@ -58,7 +58,7 @@ def roofline(
 def load_of(
     context: LeverContext, setup: Setup, *, requests: float, most: float, saved_ratio: float
 ) -> Load:
-    """The context's load on that launch.
+    """The context's load on a launch.
 
     Raises:
         SizingError: the lengths are unknown.
@@ -77,10 +77,10 @@ def load_of(
 
 
 def measured_efficiency(context: LeverContext, setup: Setup, load: Load) -> Efficiency:
-    """The server's measured MFU and MBU at its present load, defaults where not measurable.
+    """MFU and MBU of the server, measured at its present load; defaults if they cannot be measured.
 
-    A rate reveals only the binding share: MBU where decode is memory-bound, MFU where prefill takes
-    most of the time. An engine that was idle for part of the window reveals neither.
+    A rate shows only the share that is the limit: MBU if decode is memory-bound, MFU if prefill
+    takes most of the time. An engine that was idle during part of the window shows neither.
     """
     if MEASURED not in context.memo:
         context.memo[MEASURED] = _measured_shares(context, setup, load)
@@ -119,7 +119,7 @@ def _prompt_time_ratio(performance: Performance) -> float:
 
 
 def _share(measured_per_s: float, rate: Callable[[float], float]) -> float | None:
-    """The share at which the roofline's rate equals the measured one; None if out of range."""
+    """The share at which the roofline predicts the measured rate; None if out of range."""
     low, high = _LEAST_RATIO, _MOST_RATIO
     if not rate(low) <= measured_per_s <= rate(high):
         return None
@@ -130,7 +130,7 @@ def _share(measured_per_s: float, rate: Callable[[float], float]) -> float | Non
 
 
 def _bytes_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
-    """Bytes/s that one GPU reads: bytes of a decode step over the mean step time."""
+    """Bytes/s that one GPU reads: bytes of a decode step divided by the mean step time."""
     predicted_performance = performance(costs, load, shares)
     read_bytes = (
         predicted_performance.decode_step.memory_s * costs.bandwidth_bytes_per_s * shares.mbu_ratio
@@ -139,7 +139,7 @@ def _bytes_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
 
 
 def _flop_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
-    """FLOP/s of one GPU: FLOP of a request's prompt and output x requests/s."""
+    """FLOP/s of one GPU: FLOP of one request's prompt and output x requests/s."""
     fresh = max(load.input_tokens * (1 - load.prefix_hit_ratio), 1.0)
     prompt_pairs = fresh * (load.input_tokens - fresh / 2)
     output_pairs = load.output_tokens * (load.input_tokens + load.output_tokens / 2)
@@ -160,16 +160,17 @@ def _flop_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
 
 
 LAYOUT = ("parallel", "quantization", "adapters")
-"""Values of a set-up that decide how many bytes of each GPU the weights take."""
+"""Settings that decide how many bytes of weights are on each GPU."""
 
 SCALE_LOW, SCALE_HIGH = 0.4, 2.5
-"""Accepted ratio of measured to predicted ITL: outside it the roofline does not fit."""
+"""Accepted range of measured ITL divided by predicted ITL; outside, the roofline does not fit."""
 
 
 class After(Struct, frozen=True, kw_only=True):
-    """A server after a change; None means unchanged. It keeps `share_ratio` of the load.
+    """A server after a change; None means unchanged.
 
-    `other_steps`: a step of the same requests takes another time, so measured ones do not hold.
+    It keeps `share_ratio` of the load. `other_steps`: a step for the same requests takes another
+    time, so measured step times do not apply.
     """
 
     capacity_tokens: float | None = None
@@ -183,7 +184,7 @@ class After(Struct, frozen=True, kw_only=True):
 
 
 class Speed(Struct, frozen=True):
-    """Mean latencies in seconds, the queue in TTFT, and output tokens/s of a replica."""
+    """Mean latencies in seconds (TTFT includes the queue), and output tokens/s of one replica."""
 
     ttft_s: float
     itl_s: float
@@ -191,7 +192,7 @@ class Speed(Struct, frozen=True):
 
 
 def present(context: LeverContext) -> dict[str, float]:
-    """The present numbers: measured values and the KV demand of the load."""
+    """The present numbers: measured values, and the load's KV demand."""
     if "present" not in context.memo:
         context.memo["present"] = _present(context)
     return context.memo["present"]
@@ -220,7 +221,7 @@ def _present(context: LeverContext) -> dict[str, float]:
 
 
 def predicted(context: LeverContext, change: After) -> dict[str, float]:
-    """The predicted numbers after a change at the present load, without unknown ones."""
+    """The numbers predicted after a change at the present load; unknown numbers are left out."""
     numbers = _sizes(context, change)
     demand_ratio = numbers.get("kv_demand_ratio")
     if demand_ratio is not None:
@@ -247,7 +248,8 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
 
 
 def asked_tokens_per_s(context: LeverContext) -> float | None:
-    """Output tokens/s demanded from all replicas: the present rate scaled by the arrival rate."""
+    """Output tokens/s that users demand from all replicas: the present rate, scaled to the arrival
+    rate."""
     demand, generated_per_s = context.demand, context.get("generation_tokens_per_s")
     if not generated_per_s or demand.served_per_s <= 0:
         return None
@@ -256,7 +258,7 @@ def asked_tokens_per_s(context: LeverContext) -> float | None:
 
 
 def _peak_fits(context: LeverContext, numbers: Mapping[str, float]) -> bool:
-    """Whether the requests fit at their peak, not only on average."""
+    """Whether the requests fit also at their peak, not only on average."""
     capacity, held = numbers["kv_capacity_tokens"], context.demand.held_tokens or 1.0
     requests = numbers["kv_demand_ratio"] * capacity / held
     return context.demand.peak_tokens(requests) <= capacity
@@ -285,10 +287,10 @@ def _sizes(context: LeverContext, change: After) -> dict[str, float]:
 
 
 def latencies(context: LeverContext, change: After) -> Speed | None:
-    """What the server yields after a change; None if unknown.
+    """Latencies and throughput after a change; None if unknown.
 
-    By a roofline with its own step times, or where the GPU is unknown or no roofline fits, by its
-    own step times alone.
+    Predicted by a roofline that is fitted to the server's step times. If the GPU is unknown or no
+    roofline fits, predicted by the server's measured step times alone.
     """
     performance = _by_roofline(context, change)
     if performance is None:
@@ -330,8 +332,10 @@ def _by_roofline(context: LeverContext, change: After) -> Performance | None:
 
 
 def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
-    """The closed loop of the present requests by the step times that the server measured itself;
-    None where it has not run such batches, or where its steps would be others."""
+    """The present requests in a closed loop, with the step times that the server measured itself.
+
+    None if the server has not run such batches, or if the change makes its steps different.
+    """
     facts, demand = context.facts, context.demand
     if facts.curve is None or not demand.input_tokens or not demand.output_tokens:
         return None
@@ -371,10 +375,10 @@ def calibrated(
 ) -> Efficiency | None:
     """Roofline inputs that reproduce the measured ITL and prefill time at this load.
 
-    Steps without prompts and the prompts in a step have a factor each, so that a change of the
-    number of requests moves TTFT and ITL as on this server. Where the prefill time is not measured
-    (0), or no two factors within the accepted range give the ITL, one factor serves both. None
-    where the ITL is far from the roofline.
+    Plain steps and the prompts in a step have a factor each. So a change in the number of requests
+    changes TTFT and ITL as on this server. If the prefill time is not measured (0), or no two
+    factors within the accepted range reproduce the ITL, one factor is used for both. None if the
+    ITL is far from the roofline's.
     """
     scale = itl_s / performance_of(costs, load, shares).itl_s
     if not SCALE_LOW <= scale <= SCALE_HIGH:
@@ -413,9 +417,9 @@ def _present_load(context: LeverContext, setup: Setup) -> Load:
 
 
 def changed_setup(context: LeverContext, **values: object) -> Setup | None:
-    """The server's launch set-up with other values; None where it is unknown.
+    """The server's launch with some values changed; None if the launch is unknown.
 
-    Bytes that the server reported do not hold for another layout of its weights.
+    If the layout of the weights changes, the bytes that the server reported are dropped.
     """
     setup = context.server.setup
     if setup is not None and not values.keys().isdisjoint(LAYOUT):
@@ -424,10 +428,10 @@ def changed_setup(context: LeverContext, **values: object) -> Setup | None:
 
 
 def resized_tokens(context: LeverContext, changed: Setup | None) -> float | None:
-    """KV cache tokens of this server with another launch set-up.
+    """KV cache tokens of this server with another launch.
 
-    The measured capacity times the computed ratio of new to present capacity. None where the ratio
-    is unknown, where vLLM would not start, and where a block override fixes the capacity.
+    The measured capacity times the computed ratio of new to present capacity. None if the ratio is
+    unknown, if vLLM would not start, or if a block override fixes the capacity.
     """
     server = context.server
     if (

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 Value = str | float | bool | None
 
 REPLICAS = "replicas"
-"""Name in a change for the number of replicas behind the load balancer."""
+"""Name used in a change for the number of replicas behind the load balancer."""
 
 _PLAIN = (
     "preemption_per_s", "prefix_hit_ratio", "computed_prompt_tokens_per_s", "prefill_mean_s",
@@ -24,14 +24,14 @@ MEASURED: Mapping[str, str] = {
     "waiting_deferred": "waiting_deferred_avg",
     **{key: key for key in _PLAIN},
 }
-"""Keys of `before` that are measured, and the signal with the current value."""
+"""Keys of `before` that are measured, each with the signal that has the current value."""
 
 
 class Change(Struct, frozen=True):
-    """A flag of `vllm serve` and its values before and after the change.
+    """A flag of `vllm serve` with its values before and after the change.
 
-    `before` is None where the flag is unknown or not given; `after` is None where it must be
-    removed. A name without dashes is a setting around vLLM, not a flag (`replicas`, `router`).
+    `before` is None if the flag is unknown or not given; `after` is None if the flag must be
+    removed. A name without dashes is a setting outside vLLM, such as `replicas` or `router`.
     """
 
     flag: str
@@ -42,11 +42,13 @@ class Change(Struct, frozen=True):
 class Recommendation(Struct, frozen=True, kw_only=True):
     """One recommended change against one cause.
 
-    `before` and `predicted` hold finite numbers by key, in the unit that ends the key, without
-    those that cannot be computed. A `kv_demand_ratio` above 1: the load still exceeds the KV cache.
-    `cost_usd_per_hour` is the extra cost (negative: a saving), None without a price. `unknown`
-    lists what could not be computed and which input is missing. `checks` are for before the
-    change; `verify` names the signals that should move afterwards, and by when.
+    - `before`, `predicted`: finite numbers by key, in the unit that ends the key. Numbers that
+      cannot be computed are left out. If `kv_demand_ratio` is above 1, the load still exceeds the
+      KV cache.
+    - `cost_usd_per_hour`: the extra cost, negative for a saving; None without a price.
+    - `unknown`: what could not be computed, and which input is missing.
+    - `checks`: what to check before the change.
+    - `verify`: which signals should change afterwards, and by when.
     """
 
     id: str
@@ -71,8 +73,8 @@ def with_current_values(
 ) -> Recommendation:
     """The recommendation with the current signal values in `before`.
 
-    A recommendation stays unchanged while the load does, but the diagnosis around it changes with
-    every scrape. This keeps both consistent in one document.
+    A recommendation is kept while the load stays the same, but the diagnosis around it changes with
+    every scrape. This makes both consistent in one document.
     """
     now = {
         key: float(f"{value:.6g}")

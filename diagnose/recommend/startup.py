@@ -1,4 +1,4 @@
-"""Changes with which a server that did not start would start, from its log and the sizing. Pure."""
+"""Changes that would let a failed server start, computed from its log and the sizing. Pure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from kneewatch.diagnose.sizing.memory.weights import Parallel
 
 CONTEXT_STEP_TOKENS = 256
 LEAST_CONTEXT_TOKENS = 1024
-"""A shorter context is no remedy: hardly any request fits."""
+"""A shorter context is not recommended: hardly any request would fit."""
 
 NO_MEMORY = (log.KV_NONE, log.KV_SMALL, log.GPU_MEMORY)
 VERIFY = "the log has no error and reaches `Application startup complete`"
 
 
 class Remedies:
-    """The launch of a log, resized. `stated` includes what the log says."""
+    """Changes to the launch in a log. `stated` includes the log's facts."""
 
     def __init__(self, failure: Failure, read: StartupLog, stated: Stated) -> None:
         self._failure, self._read, self._stated = failure, read, stated
@@ -50,7 +50,7 @@ class Remedies:
             yield from self._more_gpus()
 
     def missing(self) -> list[str]:
-        """What to state so that changes can be computed: lines for `unknown`."""
+        """What the user must state so that changes can be computed, as lines for `unknown`."""
         if self._failure.kind not in NO_MEMORY or self._failure.served:
             return []
         stated = self._stated
@@ -68,7 +68,7 @@ class Remedies:
         return [f"what fits on these GPUs: state {', '.join(lacks)}"]
 
     def _shorter_context(self) -> Iterator[Recommendation]:
-        """The longest context that fits: by vLLM's estimate, and by the layout of the cache."""
+        """The longest context that fits, by vLLM's estimate and by the cache's layout."""
         longest = self._number("longest_tokens")
         if self._failure.kind == log.KV_SMALL:
             sized = self._sized(self._available_gib())
@@ -96,7 +96,7 @@ class Remedies:
         )
 
     def _lower_utilization(self) -> Iterator[Recommendation]:
-        """The share of the GPU's memory that is free."""
+        """A utilization that requests only the free share of the GPU's memory."""
         free_gib, total_gib = self._number("free_gib"), self._number("gpu_memory_gib")
         now = self._number("gpu_memory_utilization")
         if not free_gib or not total_gib:
@@ -220,7 +220,8 @@ class Remedies:
 
     @property
     def _utilization(self) -> float | None:
-        """As logged, else the default of the version, if the whole command line is known."""
+        """The logged utilization; otherwise the version's default, if the whole command line is
+        known."""
         launch = self._stated.launch or Launch(complete=False)
         logged = launch.number("--gpu-memory-utilization") or self._read.number(
             "gpu_memory_utilization"
@@ -235,7 +236,8 @@ class Remedies:
     def _sized(
         self, available_gib: float | None, *, utilization: float | None = None
     ) -> Memory | None:
-        """The memory of the launch with that KV cache, or with that utilization; None: unknown."""
+        """The memory of the launch with this KV cache, or with this utilization; None if
+        unknown."""
         if self._setup is None:
             return None
         if available_gib is not None:
@@ -246,7 +248,7 @@ class Remedies:
 
 
 def _setup_of(read: StartupLog, stated: Stated) -> Setup | None:
-    """The launch as stated and logged; None where the model or its split is unknown."""
+    """The launch as stated and logged; None if the model or its parallelism is unknown."""
     if stated.model is None or stated.tensor_parallel is None:
         return None
     launch = stated.launch or Launch(complete=False)

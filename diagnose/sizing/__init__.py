@@ -1,1 +1,1 @@
-"""The sizing math: memory, speed, operating point, fleet and cost. Pure functions of numbers."""
+"""Sizing: memory, speed, operating point, fleet and cost. Pure functions of numbers."""

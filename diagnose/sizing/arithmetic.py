@@ -1,4 +1,4 @@
-"""One line of pencil arithmetic, so that every number shown can be checked by hand. Pure."""
+"""One line of arithmetic, written so that users can check every number by hand. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from msgspec import Struct
 
 
 class Step(Struct, frozen=True):
-    """One line of arithmetic: formula, figures, result and source.
+    """One line of arithmetic.
 
-    `formula` has names, `values` the same formula with figures, `result` the outcome with its
-    unit, `source` the guide's section, a paper or a file.
+    - `formula`: with names.
+    - `values`: the same formula with figures.
+    - `result`: the result with its unit.
+    - `source`: the guide's section, a paper or a file.
     """
 
     title: str
@@ -24,8 +26,10 @@ class Step(Struct, frozen=True):
 
     @property
     def cited(self) -> str:
-        """The source in brackets, without sections of the guide, which readers do not have; empty
-        where nothing else is cited."""
+        """The source in brackets; empty if there is none to show.
+
+        Sections of the guide are left out, because readers do not have the guide.
+        """
         parts = [part for part in self.source.split("; ") if not part.startswith("guide ")]
         return f" [{'; '.join(parts)}]" if parts else ""
 
@@ -35,7 +39,7 @@ class Step(Struct, frozen=True):
 
 
 def figure(value: float) -> str:
-    """A number as written by hand: whole ones in full, others to four significant digits."""
+    """A number as people write it: whole numbers in full, others with four significant digits."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e15:
@@ -46,7 +50,7 @@ def figure(value: float) -> str:
 
 
 def gigabytes(amount_bytes: float) -> str:
-    """Bytes as text in GB, below 1 GB in MB."""
+    """Bytes as text in GB, or in MB below 1 GB."""
     gigabyte, megabyte = 1e9, 1e6
     if amount_bytes >= gigabyte:
         return f"{figure(amount_bytes / gigabyte)} GB"
@@ -54,19 +58,19 @@ def gigabytes(amount_bytes: float) -> str:
 
 
 def seconds(value_s: float) -> str:
-    """Seconds as text: in ms below 1 s."""
+    """Seconds as text, in ms below 1 s."""
     return f"{figure(value_s)} s" if value_s >= 1 else f"{figure(value_s * 1e3)} ms"
 
 
 def counted(count: int, noun: str) -> str:
-    """The count with its noun: 1 GPU, 2 GPUs."""
+    """A count with its noun: 1 GPU, 2 GPUs."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 @lru_cache(maxsize=256)
 def exact(value: float) -> Fraction:
-    """The number as it was written in decimals: 1.1 is 11/10, not its nearest binary fraction.
+    """The exact decimal value of a number: 1.1 is 11/10, not the nearest binary fraction.
 
-    Rounding up needs it: 4.2 / 1.4 is a little above 3 in binary, and would round up to 4.
+    Needed for rounding up: in binary, 4.2 / 1.4 is slightly above 3 and would be rounded up to 4.
     """
     return Fraction(str(value))

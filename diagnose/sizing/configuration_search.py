@@ -1,4 +1,4 @@
-"""A search over vLLM configurations for the cheapest that meets the targets. Pure."""
+"""Searches vLLM configurations for the cheapest one that meets the targets. Pure."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ _LONGEST_TO_MEAN = 2
 
 
 class Choices(Struct, frozen=True, kw_only=True):
-    """Limits of a search beside those of the question's launch; None: every sensible value is
-    tried.
+    """Limits of a search, in addition to those of the question's launch.
 
-    Quantization, KV dtype, longest context and GPU are fixed where the launch states them. Without
-    a GPU every data-centre GPU is tried. The launch's parallelism is fixed if it has more than one
-    GPU; to fix one GPU, or the stages, set it here. A given `pipeline_parallel` is always tried,
-    others only where no tensor-parallel size starts. `most_gpus` bounds the fleet.
+    None means that every sensible value is tried. Quantization, KV dtype, longest context and GPU
+    are fixed if the launch states them. Without a GPU, every data-centre GPU is tried.
+
+    The launch's parallelism is fixed if it has more than one GPU; to fix a single GPU, or the
+    pipeline stages, set it here. A given `pipeline_parallel` is always tried; other sizes only if
+    no tensor-parallel size starts. `most_gpus` limits the fleet.
     """
 
     tensor_parallel: int | None = None
@@ -63,8 +64,11 @@ ANYTHING = Choices()
 
 
 class Space(Struct, frozen=True, kw_only=True):
-    """What a search tries. `max_model_lens` has the longest first; `deeper` are the pipeline sizes
-    that are tried if no tensor-parallel size starts with `pipeline_parallel`."""
+    """What a search tries.
+
+    `max_model_lens` has the longest first. `deeper` are pipeline sizes that are tried if no
+    tensor-parallel size starts with `pipeline_parallel`.
+    """
 
     gpus: tuple[Gpu, ...]
     tensor_parallels: tuple[int, ...]
@@ -84,10 +88,10 @@ class Space(Struct, frozen=True, kw_only=True):
 
 
 def space(question: Question, choices: Choices = ANYTHING) -> Space:
-    """What a search for that question tries.
+    """What a search for this question tries.
 
     Raises:
-        SizingError: an invalid or missing input, or one that describes a single launch.
+        SizingError: an input is invalid or missing, or describes a single launch.
     """
     setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
     if inputs is None or outputs is None:
@@ -160,9 +164,10 @@ _REASONS = {
 
 
 class Launch(Struct, frozen=True):
-    """A launch that starts, at its longest context, and how many shorter ones start like it.
+    """A launch that starts, with the longest context that it starts with.
 
-    `configurations` counts the contexts, that one included; they differ in nothing else.
+    `configurations` is the number of contexts that start, including this one; they differ in
+    nothing else.
     """
 
     setup: Setup
@@ -171,10 +176,10 @@ class Launch(Struct, frozen=True):
 
 
 def launches(base: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
-    """Every launch of the space that starts; those that don't go to the tally.
+    """Yields every launch of the space that starts; the others are counted in the tally.
 
     Raises:
-        SizingError: an invalid input of `base`.
+        SizingError: an input of `base` is invalid.
     """
     base = replace(base, context_tokens=base.context_tokens or ceil(space.request_tokens))
     for board in space.gpus:
@@ -338,11 +343,12 @@ _BEST = 3
 def search(question: Question, choices: Choices = ANYTHING) -> SearchResult:
     """The cheapest launches for the question's lengths, targets and peak.
 
-    Of equal cost, the fewer GPUs come first, then what leaves less quality to validate, then the
-    lower latency. The question's concurrency and replicas are results here and are not read.
+    Launches of equal cost are ordered by number of GPUs, then by how little quality must be
+    validated, then by latency. The question's concurrency and replicas are ignored: the search
+    computes them.
 
     Raises:
-        SizingError: an invalid or missing input, or one that describes a single launch.
+        SizingError: an input is invalid or missing, or describes a single launch.
     """
     tried, tally = space(question, choices), Tally()
     chosen: dict[tuple[object, ...], tuple[tuple[float, ...], Candidate]] = {}
@@ -386,7 +392,7 @@ def _rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
 def _candidate(
     question: Question, tried: Space, launch: Launch, most_gpus: int | None, tally: Tally
 ) -> Candidate | None:
-    """The launch with its replicas at the highest load it may have; None where it fails."""
+    """The launch with its replicas at the highest load within the targets; None if it fails."""
     setup, gpus_per_replica = launch.setup, launch.setup.parallel.gpus
     held, limit, binding = _limit(tried, launch)
     limit_at_targets = _capacity(question, tried, setup, limit)
@@ -428,9 +434,9 @@ def _candidate(
 
 
 def _limit(tried: Space, launch: Launch) -> tuple[float, int, str]:
-    """Requests that the KV cache holds, those that run at once, and which of the two binds.
+    """Requests that the KV cache holds, requests that may run, and which of the two is the limit.
 
-    Counted at the length of a whole request, or at the context where one was stated.
+    For requests of full length, or of the stated context's length.
     """
     answer, setup = launch.memory, launch.setup
     tokens = max(tried.request_tokens, setup.context)

@@ -1,4 +1,4 @@
-"""Replicas and GPUs that a load needs, those kept warm, and cold starts. Pure."""
+"""Replicas and GPUs for a load, replicas to keep warm, and cold starts. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from kneewatch.diagnose.sizing.arithmetic import Step, counted, exact, figure, g
 from kneewatch.rules.formatting import percent
 
 SAFETY_DEFAULT = 1.3
-"""The guide's worked example (figure 8.2); 1.2 for stable traffic, 1.5 for new deployments, highly
-variable inputs or severe SLO violations (guide 8.3)."""
+"""The factor in the guide's worked example (figure 8.2).
+
+Guide 8.3: 1.2 for stable traffic; 1.5 for new deployments, highly variable inputs or severe SLO
+violations.
+"""
 
 
 class FleetSize(Struct, frozen=True):
     """A fleet for a peak.
 
-    `instances` carry the peak without margin. The guide gives the margin twice: on GPUs (8.3, which
-    need not be a whole replica) and on replicas (9.1 step 11). `deployed_instances` has the margin
-    on replicas, rounded up, and `gpus` is their GPUs. `gpus_rounded_once` takes the margin before
-    the first rounding: the fewest GPUs that still hold peak x safety. `headroom_ratio` is
-    the deployed capacity above the peak; `spare_instances` may be missing at the peak without
-    breaking the targets.
+    - `instances`: replicas for the peak without margin.
+    - `deployed_instances`: replicas with the margin, rounded up (guide 9.1 step 11).
+    - `gpus`: the GPUs of these.
+    - `gpus_rounded_once`: the margin is applied before any rounding, so these are the fewest GPUs
+      that still serve peak x safety.
+    - `headroom_ratio`: the deployed capacity above the peak.
+    - `spare_instances`: replicas that may fail at the peak without missing the targets.
+
+    Guide 8.3 applies the margin to GPUs, which need not make up a whole replica.
     """
 
     instances: int
@@ -44,9 +50,10 @@ def size_fleet(
     gpus_each: int = 1,
     safety: float = SAFETY_DEFAULT,
 ) -> FleetSize:
-    """The fleet that carries the peak at the usable requests/s of one replica, with a margin.
+    """The fleet that serves the peak with a margin, given one replica's usable requests/s.
 
-    A replica has `gpus_each` GPUs; `safety` is a factor (1.3 adds 30 %).
+    A replica has `gpus_each` GPUs. `safety` is a factor: 1.3 adds 30%.
+
     Source: guide 8.3 step 3 and figure 8.2; 9.1 step 11.
     """
     needed = exact(peak_requests_per_s) / exact(usable_requests_per_s)
@@ -90,8 +97,10 @@ def size_fleet(
 
 
 class PrefillDecodeRatio(Struct, frozen=True):
-    """GPUs of the two pools of a disaggregated fleet; `ratio` is prefill over decode, and `text`
-    the same as 1:2.3."""
+    """GPUs of the two pools of a disaggregated fleet.
+
+    `ratio` is prefill divided by decode; `text` is the same, written as 1:2.3.
+    """
 
     ratio: float
     prefill_gpus_exact: float
@@ -108,9 +117,9 @@ def prefill_decode_ratio(
     prefill_tokens_per_s_per_gpu: float,
     decode_tokens_per_s_per_gpu: float,
 ) -> PrefillDecodeRatio:
-    """The ratio of prefill GPUs to decode GPUs, from the rates of one GPU in each phase alone.
+    """The ratio of prefill GPUs to decode GPUs, from the rate of one GPU in each phase alone.
 
-    The peak cancels in the ratio and counts only for the pools' sizes. Source: guide 6.5.
+    The peak cancels out of the ratio and affects only the sizes of the pools. Source: guide 6.5.
     """
 
     def gpus(tokens: float, rate: float) -> Fraction:
@@ -135,25 +144,27 @@ def prefill_decode_ratio(
 
 
 BREAKER_LOW_RATIO, BREAKER_HIGH_RATIO = 0.8, 0.9
-"""Share of the greatest safe queue depth: shed before the target breaks, not after (guide 9.4)."""
+"""Shares of the greatest safe queue depth: reject requests before the target is missed (guide
+9.4)."""
 
 INPUT_LIMIT_LOW, INPUT_LIMIT_HIGH = 2.0, 3.0
-"""Input limit as a multiple of the P95 input (guide 9.4)."""
+"""The input limit as a multiple of the P95 input (guide 9.4)."""
 
 
 def circuit_breaker(
     *, ttft_target_s: float, arrivals_per_s: float, served_per_s: float, quiet_ttft_s: float = 0.0
 ) -> tuple[int, int, tuple[Step, ...]]:
-    """Queued requests (low and high) at which to reject further ones, before the queue alone
-    breaks the TTFT target.
+    """Queue depths (low and high) from which on to reject further requests.
 
-    The allowed wait x the rate at which the queue moves: the arrivals, or `served_per_s` if the
-    fleet serves less. The guide takes the arrivals and the whole target; `quiet_ttft_s`, prefill
-    without a queue, is part of the same target and leaves less to wait.
+    With more queued requests, the queue alone would miss the TTFT target. The depth is the allowed
+    wait x the rate at which the queue moves: the arrivals, or `served_per_s` if the fleet serves
+    less.
+
+    The guide uses the arrivals and the whole target. Here `quiet_ttft_s`, prefill without a queue,
+    is subtracted from the target first.
 
     Raises:
-        SizingError: prefill alone exceeds the target.
-    Source: guide 9.4; Little 1961.
+        SizingError: prefill alone exceeds the target. Source: guide 9.4; Little 1961.
     """
     if quiet_ttft_s >= ttft_target_s:
         raise SizingError(
@@ -188,9 +199,10 @@ def circuit_breaker(
 def input_limit(
     *, p95_input_tokens: float, p99_input_tokens: float, max_model_len: float = math.inf
 ) -> tuple[int, Step]:
-    """`max_input_tokens` for the gateway: twice the P95, not below P99, within the model.
+    """`max_input_tokens` for the gateway: twice the P95 input, but at least the P99.
 
-    Source: guide 9.4, which gives 2 to 3 times P95; the higher limit is in the arithmetic.
+    At most the model's length. Source: guide 9.4, which gives 2 to 3 times P95; the higher limit is
+    in the arithmetic.
     """
     least = max(math.ceil(INPUT_LIMIT_LOW * p95_input_tokens), math.ceil(p99_input_tokens))
     low = min(max_model_len, least)
@@ -208,13 +220,14 @@ def input_limit(
 
 
 START_HIGH_S = 300.0
-"""Longest usual cold start in seconds, from order to first request (guide 9.2: 2-5 minutes)."""
+"""Longest usual cold start in seconds, from ordering to the first request (guide 9.2: 2-5
+minutes)."""
 _BURST_RATIO = 2.0
-"""Requests in a burst over the usual rate (guide 8.2: 2-3 times)."""
+"""Requests in a burst divided by the usual rate (guide 8.2: 2-3 times)."""
 
 
 class StoragePath(Struct, frozen=True):
-    """A place that weights are loaded from, with its lowest and highest bytes per second."""
+    """A storage that weights are loaded from, with its lowest and highest bytes/s."""
 
     name: str
     low_bytes_per_s: float
@@ -238,11 +251,12 @@ STORAGE_PATHS: Mapping[str, StoragePath] = {
 def cold_start(
     *, weights_bytes: float, path: StoragePath, provision_s: float = 0.0, initialise_s: float = 0.0
 ) -> tuple[float, Step]:
-    """The longest seconds from order to first request, for weights loaded over a storage path.
+    """The longest seconds from ordering a replica to its first request, for this storage path.
 
-    `provision_s` is getting the machine and the container, `initialise_s` what the engine does
-    after loading (compile, graphs, warm-up); both as measured. `weights_bytes` are those of the
-    whole replica: its GPUs share the path.
+    `provision_s`: time to get the machine and the container. `initialise_s`: the engine's time
+    after loading (compile, graphs, warm-up). Both are measured. `weights_bytes` are those of the
+    whole replica, because its GPUs share the path.
+
     Source: guide 2.1 (times by path), 9.5 (measure per hardware tier).
     """
     around = provision_s + initialise_s
@@ -264,7 +278,8 @@ def warm_minimum(
 ) -> tuple[int, Step]:
     """Fewest replicas to keep warm: enough for a burst at the quietest hour, and one to spare.
 
-    A burst arrives within a cold start, so what it needs must be running already.
+    A burst arrives faster than a replica can start, so its replicas must already be running.
+
     Source: guide 9.2 (one replica always available), 8.2 (bursts of 2-3 times).
     """
     lowest, usable = exact(lowest_requests_per_s), exact(usable_requests_per_s)
@@ -287,10 +302,12 @@ def scale_up_ratio(
     usable_requests_per_s: float,
     instances: int,
 ) -> tuple[float, tuple[Step, ...]]:
-    """Share of the fleet's capacity at which to order a replica so that it serves in time.
+    """Share of the fleet's capacity at which to order a replica, so that it serves in time.
 
-    While a replica starts, load grows by `growth_per_s_per_s` requests/s each second. 0: load
-    grows faster than this fleet can follow, so replicas must be scheduled ahead.
+    While a replica starts, load grows by `growth_per_s_per_s` requests/s every second. A result of
+    0 means that load grows faster than this fleet can follow; replicas must then be scheduled
+    ahead.
+
     Source: guide 9.2 (reactive scaling arrives after the spike), 9.5 (lead time per tier).
     """
     capacity = instances * usable_requests_per_s
@@ -316,10 +333,10 @@ def scale_up_ratio(
 
 
 def remapped_ratio(*, replicas: int, new_replicas: int, consistent: bool) -> float:
-    """Share of prefixes that move to another replica when the fleet is resized.
+    """Share of prefixes that move to another replica when the number of replicas changes.
 
-    Modulo keeps a prefix if hash % N = hash % M; consistent hashing moves only what the added
-    replicas take over, or what the removed ones had.
+    With modulo, a prefix stays if hash % N = hash % M. With consistent hashing, only the prefixes
+    of the added or removed replicas move.
     """
     few, many = sorted((replicas, new_replicas))
     if consistent or few == many:

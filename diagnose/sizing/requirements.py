@@ -1,4 +1,4 @@
-"""What is asked of a launch: its load, its targets, its price. Pure."""
+"""The requirements for a launch: its load, targets and price. Pure."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _SMALLEST_SHARE = 0.001
 class Question(Struct, frozen=True, kw_only=True):
     """A launch with its load, targets and price. None: not stated; results that need it are None.
 
-    `replicas` such launches share `concurrency`; `usable_requests_per_s` of one replica is
-    measured or, where it is None, predicted at the concurrency and the targets; `is_benchmarked`:
-    it comes from a benchmark that was read. `mfu_ratio` and `mbu_ratio` are shares of the compute
-    peak and of the bandwidth that a step reaches, `acceptance_ratio` the chance of one drafted
-    token.
+    - `replicas`: replicas of this launch; they share `concurrency`.
+    - `usable_requests_per_s`: of one replica, measured. None: predicted for the concurrency and the
+      targets.
+    - `is_benchmarked`: `usable_requests_per_s` comes from a benchmark report.
+    - `mfu_ratio`, `mbu_ratio`: shares of the compute peak and of the bandwidth that a step reaches.
+    - `acceptance_ratio`: the chance that one drafted token is accepted.
     """
 
     setup: Setup
@@ -47,15 +48,16 @@ class Question(Struct, frozen=True, kw_only=True):
 
     @property
     def concurrency_per_engine(self) -> float:
-        """Requests in flight on one engine: replicas and data-parallel engines share them.
+        """Requests in flight on one engine; replicas and data-parallel engines share them.
 
-        One on each engine where nothing is stated.
+        One per engine if nothing is stated.
         """
         return (self.concurrency or self.engines) / self.engines
 
     @property
     def efficiency(self) -> Efficiency:
-        """Shares of the peaks that a step reaches: as stated, else as measured on other servers."""
+        """Shares of the peaks that a step reaches: as stated, otherwise as measured on other
+        servers."""
         return with_shares(DEFAULT, mfu_ratio=self.mfu_ratio, mbu_ratio=self.mbu_ratio)
 
     @property
@@ -65,7 +67,7 @@ class Question(Struct, frozen=True, kw_only=True):
 
     @property
     def full_load_ratio(self) -> float:
-        """The stated average share of the capacity in use; 1 where none is stated."""
+        """The stated average share of the capacity in use; 1 if none is stated."""
         return 1.0 if self.utilization_ratio is None else self.utilization_ratio
 
 
@@ -117,7 +119,7 @@ def _check_shares(question: Question) -> None:
 
 
 def at_lengths(question: Question) -> Setup:
-    """The launch; where it states no context, the question's request lengths are its context."""
+    """The launch, for requests of the question's length if it states no context."""
     setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
     if setup.context_tokens is not None or inputs is None or outputs is None:
         return setup

@@ -1,4 +1,4 @@
-"""The result of a search: candidates and rejections, rendered as lines and as JSON. Pure."""
+"""The result of a search: candidates and rejections, as lines and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kneewatch.rules.formatting import percent
 
 
 class Reason(StrEnum):
-    """Why a launch fails, in the order of the checks."""
+    """Why a launch is rejected, in the order of the checks."""
 
     NODE = "GPU cannot be linked to others"
     FORMAT = "number format not supported by the GPU"
@@ -35,7 +35,7 @@ class Reason(StrEnum):
 
 
 def name_of(setup: Setup) -> str:
-    """A launch in few words: GPU, parallelism, weights, KV dtype and longest context."""
+    """A short name of a launch: GPU, parallelism, weights, KV dtype and longest context."""
     gpu = setup.gpu.id if setup.gpu is not None else "no GPU"
     stages = f" PP {setup.parallel.pipeline}" if setup.parallel.pipeline > 1 else ""
     if setup.decode_context_parallel > 1:
@@ -47,8 +47,11 @@ def name_of(setup: Setup) -> str:
 
 
 class Rejection(Struct):
-    """A reason, and how many configurations fail for it. `needed_ratio` is of the configuration
-    that fails most narrowly: what it needs over what there is."""
+    """A reason, and how many configurations are rejected for it.
+
+    `needed_ratio` belongs to the configuration that is closest to passing: what it needs divided by
+    what is available.
+    """
 
     reason: Reason
     configurations: int
@@ -58,12 +61,12 @@ class Rejection(Struct):
 
     @property
     def example(self) -> str:
-        """The configuration that fails most narrowly, in words."""
+        """The configuration that is closest to passing, in words."""
         return f"{name_of(self.setup)}: {self.detail()}"
 
 
 class Tally:
-    """Counts failures while a search runs; keeps the narrowest failure of each reason."""
+    """Counts rejections during a search; for each reason, keeps the one closest to passing."""
 
     def __init__(self) -> None:
         self._by_reason: dict[Reason, Rejection] = {}
@@ -77,7 +80,7 @@ class Tally:
         configurations: int,
         needed_ratio: float = 1.0,
     ) -> None:
-        """Count configurations that need `needed_ratio` times what there is."""
+        """Count configurations that need `needed_ratio` times what is available."""
         nearest = self._by_reason.get(reason)
         if nearest is None:
             self._by_reason[reason] = Rejection(reason, configurations, needed_ratio, setup, detail)
@@ -100,10 +103,11 @@ BY_HOUR, BY_TOKENS = "usd_per_hour", "usd_per_million_output_tokens"
 class Candidate(Struct, frozen=True, kw_only=True):
     """A configuration that meets the targets.
 
-    `concurrency`, `requests_per_s`, the latencies and `kv_usage_ratio` are of one replica with as
-    many requests in flight as the targets allow; `binding` is the limit that stops there. `gpus`
-    and `usd_per_hour` cover all replicas; `usd_per_million_output_tokens` assumes that load times
-    the question's utilization.
+    - `concurrency`, `requests_per_s`, the latencies and `kv_usage_ratio` are for one replica with
+      as many requests in flight as the targets allow.
+    - `binding`: the limit that prevents more.
+    - `gpus`, `usd_per_hour`: for all replicas.
+    - `usd_per_million_output_tokens`: at this load times the question's utilization.
     """
 
     setup: Setup
@@ -118,7 +122,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     kv_usage_ratio: float
     binding: str
     starts_for_certain: bool
-    """Whether it starts with the most overhead of the memory's band, too."""
+    """Whether the launch starts even with the highest overhead of the memory's range."""
 
     @property
     def gpu(self) -> Gpu:
@@ -127,18 +131,20 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     @property
     def validations(self) -> int:
-        """Formats whose quality must be validated: weights and KV cache narrower than published."""
+        """Formats narrower than published, of weights and KV cache; their quality must be
+        validated."""
         own = scheme(self.setup.model.quantization).id
         return (self.setup.scheme.id != own) + kv_format(self.setup.kv_cache_dtype).is_quantized
 
 
 class SearchResult(Struct, frozen=True, kw_only=True):
-    """The answer of a search.
+    """The result of a search.
 
-    `best` has the cheapest first, `by_gpu` the cheapest on every GPU; both hold a launch once, at
-    the longest context that it starts with. `configurations` were tried, `meeting` of them meet
-    the targets, and `rejections` count the rest. `ranked_by` is BY_HOUR where there is a peak to
-    carry, BY_TOKENS where there is none.
+    - `best`: candidates, the cheapest first. `by_gpu`: the cheapest for every GPU. Both contain a
+      launch once, with the longest context that it starts with.
+    - `configurations`: number tried. `meeting`: how many of them meet the targets. `rejections`:
+      the others by reason.
+    - `ranked_by`: BY_HOUR if there is a peak to serve, otherwise BY_TOKENS.
     """
 
     question: Question
@@ -152,19 +158,19 @@ class SearchResult(Struct, frozen=True, kw_only=True):
 
     @property
     def winner(self) -> Candidate | None:
-        """The cheapest; None where nothing meets the targets."""
+        """The cheapest candidate; None if none meets the targets."""
         return self.best[0] if self.best else None
 
 
 def gpu_of(setup: Setup) -> Gpu:
-    """The GPU of a launch of a search."""
+    """The GPU of a launch; a search always sets it."""
     if setup.gpu is None:
         raise TypeError("a launch of a search has a GPU")
     return setup.gpu
 
 
 def question_of(question: Question, candidate: Candidate) -> Question:
-    """The question for `size` about one candidate of the search, at its highest load."""
+    """The question that `size` answers for one candidate of the search, at its highest load."""
     return replace(
         question,
         setup=candidate.setup,
@@ -181,7 +187,7 @@ _PREDICTED = "speeds are predicted, not measured: benchmark the winner before yo
 
 
 def notes(result: SearchResult, candidate: Candidate) -> tuple[str, ...]:
-    """What to check before buying that candidate, one sentence each."""
+    """What to check before buying this candidate, one sentence each."""
     setup, gpu = candidate.setup, candidate.gpu
     lines: list[str] = []
     if setup.quantization is not None:
@@ -206,7 +212,7 @@ def notes(result: SearchResult, candidate: Candidate) -> tuple[str, ...]:
 
 
 def difference(result: SearchResult, candidate: Candidate) -> str:
-    """Why that candidate is the cheapest, or how much more it costs and why; one sentence."""
+    """A sentence: why this candidate is the cheapest, or how much more it costs and why."""
     limit = f"{candidate.binding} limits a replica to {candidate.concurrency} concurrent requests"
     winner = result.winner
     if winner is None or candidate is winner:
@@ -247,14 +253,15 @@ def _cause(result: SearchResult, winner: Candidate, candidate: Candidate) -> str
 
 
 def winner_steps(result: SearchResult) -> tuple[Step, ...]:
-    """The arithmetic of the winner's fleet and cost, line by line; empty where nothing won."""
+    """The arithmetic of the winner's fleet and cost, line by line; empty without a winner."""
     if result.winner is None:
         return ()
     return steps(size(question_of(result.question, result.winner)))
 
 
 def explain(result: SearchResult) -> tuple[str, ...]:
-    """The result as lines: the best configurations, the cost on each GPU, and why others fail."""
+    """The result as lines: the best configurations, the cost on each GPU, and why others are
+    rejected."""
     order = "hour" if result.ranked_by == BY_HOUR else "token"
     ending = f"; the cheapest per {order}:" if result.best else ""
     lines = [
@@ -290,7 +297,7 @@ def _headline(candidate: Candidate) -> str:
 
 
 def _gb_per_usd(candidate: Candidate) -> float:
-    """Memory bandwidth in GB/s for each dollar an hour (guide 3.5)."""
+    """Memory bandwidth in GB/s per dollar per hour (guide 3.5)."""
     hourly = candidate.usd_per_hour / candidate.gpus
     return candidate.gpu.memory_bandwidth_bytes_per_s / 1e9 / hourly if hourly else 0.0
 
@@ -304,7 +311,7 @@ def _speed(candidate: Candidate) -> str:
 
 
 def document(result: SearchResult) -> dict[str, object]:
-    """The search in plain types."""
+    """The search result as JSON types."""
     return {
         "ranked_by": result.ranked_by,
         "configurations": result.configurations,

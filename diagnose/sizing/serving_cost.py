@@ -1,4 +1,5 @@
-"""What replicas cost: per million tokens, per year, idle, and by tensor-parallel degree. Pure."""
+"""What replicas cost: per million tokens, per year, while idle, and by tensor-parallel degree.
+Pure."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ SECONDS_PER_HOUR = 3600
 
 
 TRAP_RATIO = 0.40
-"""Fleet utilization below which the guide speaks of the utilization trap (9.3)."""
+"""Fleet utilization below which the guide warns of the utilization trap (9.3)."""
 TRAP_TARGET_RATIO = 0.7
-"""Utilization that idle GPUs are compared with: the middle of the guide's 60-80 % (9.3)."""
+"""Utilization that idle GPUs are compared with: the middle of the guide's 60-80% (9.3)."""
 
 
 class TokenCost(Struct, frozen=True):
-    """The hourly cost of a fleet, and that of its tokens at a utilization."""
+    """The hourly cost of a fleet, and the cost of its tokens at a utilization."""
 
     usd_per_hour: float
     usd_per_million_tokens: float
@@ -47,8 +48,9 @@ def token_cost(
 ) -> TokenCost:
     """Dollars per million tokens of a fleet, or of another `owner` of these GPUs.
 
-    `tokens_per_s` is the rate of all these GPUs at full load, of which `utilization_ratio` (0..1)
-    is used on average. Pass 1 with a measured rate: it contains the utilization already.
+    `tokens_per_s` is the rate of all these GPUs at full load; on average `utilization_ratio` (0..1)
+    of it is used. With a measured rate, pass 1: it already includes the utilization.
+
     Source: guide 9.2, 9.1 step 12.
     """
     hourly = gpus * usd_per_gpu_hour
@@ -74,7 +76,7 @@ def token_cost(
 
 
 class YearlyCost(Struct, frozen=True):
-    """Dollars per year of a fleet that never stops."""
+    """Dollars per year of a fleet that runs all the time."""
 
     usd_per_year: float
     steps: tuple[Step, ...]
@@ -96,8 +98,8 @@ def yearly_cost(*, gpus: float, usd_per_gpu_hour: float) -> YearlyCost:
 class UtilizationTrap(Struct, frozen=True):
     """The cost of idle GPUs.
 
-    `multiple_of_full` is the cost per token over that of a full fleet. `recoverable_usd_per_year`
-    is what the same work at TRAP_TARGET_RATIO would save.
+    `multiple_of_full`: cost per token divided by that of a fully used fleet.
+    `recoverable_usd_per_year`: what the same work would save at TRAP_TARGET_RATIO.
     """
 
     multiple_of_full: float
@@ -106,9 +108,9 @@ class UtilizationTrap(Struct, frozen=True):
 
 
 def utilization_trap(usd_per_year: float, utilization_ratio: float) -> UtilizationTrap:
-    """The utilization trap in money, for a fleet's cost and its average utilization (0..1).
+    """The cost of idle GPUs, from a fleet's cost and its average utilization (0..1).
 
-    Above the target nothing is recoverable. Source: guide 9.2, 9.3.
+    Above the target utilization nothing is recoverable. Source: guide 9.2, 9.3.
     """
     recoverable = usd_per_year * max(0.0, 1 - utilization_ratio / TRAP_TARGET_RATIO)
     multiple, used = 1 / utilization_ratio, figure(utilization_ratio)
@@ -144,10 +146,12 @@ def utilization_trap(usd_per_year: float, utilization_ratio: float) -> Utilizati
 
 
 class Scaled(Struct, frozen=True):
-    """A degree beside the others. `efficiency_ratio` is its throughput per GPU over that of the
-    smallest degree that keeps the targets; None where this degree misses them.
-    `usd_per_million_tokens` is None also where no price is known or the sweeps do not count
-    tokens."""
+    """A degree compared with the others.
+
+    `efficiency_ratio`: its throughput per GPU divided by that of the smallest degree that meets the
+    targets; None if this degree misses them. `usd_per_million_tokens`: None in that case, and also
+    if no price is known or the sweeps do not count tokens.
+    """
 
     degree: Degree
     efficiency_ratio: float | None
@@ -155,9 +159,11 @@ class Scaled(Struct, frozen=True):
 
 
 class Scaling(Struct, frozen=True):
-    """All measured degrees; `cheapest` is the degree with most throughput per GPU within the
-    targets, None where all miss them. `notes` say what cannot be compared, and what a wide split
-    loses."""
+    """All measured degrees.
+
+    `cheapest` is the degree with the most throughput per GPU within the targets; None if all miss
+    them. `notes` say what cannot be compared, and what a wide split loses.
+    """
 
     unit: Unit
     rows: tuple[Scaled, ...]
@@ -172,7 +178,7 @@ def scaling(
     usd_per_gpu_hour: float | None,
     utilization_ratio: float = 1.0,
 ) -> Scaling:
-    """The degrees side by side within the targets.
+    """All degrees compared within the targets.
 
     Raises:
         SizingError: a target is not positive.

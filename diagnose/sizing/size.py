@@ -1,4 +1,4 @@
-"""One configuration sized: memory, speed, replicas and cost, with arithmetic and notes. Pure."""
+"""Sizes one configuration: memory, speed, replicas and cost, with arithmetic and notes. Pure."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _MOST_RANKS = 8
 
 
 def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
-    """Why vLLM would not start and the change with which it would; None where it starts."""
+    """Why vLLM would not start, and which change would let it start; None if it starts."""
     setup, longest = answer.setup, answer.longest_that_fits
     if answer.holds_one:
         return None
@@ -82,7 +82,7 @@ def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
 def memory_notes(
     answer: Memory, concurrency: float, fewest: FewestGpus | None = None
 ) -> Iterator[str]:
-    """Doubts about what fits, with `concurrency` requests wanted on each engine."""
+    """Doubts about what fits into memory, if each engine should hold `concurrency` requests."""
     yield from _sources(answer)
     setup, held, layout = answer.setup, answer.concurrency, answer.layout
     blocks = layout.blocks(answer.available_bytes.expected)
@@ -108,7 +108,7 @@ def memory_notes(
 
 
 def _sources(answer: Memory) -> Iterator[str]:
-    """Doubts about the inputs of the figures."""
+    """Doubts about the inputs that the figures rest on."""
     setup = answer.setup
     own = setup.model.max_context_tokens
     if own and setup.longest_tokens > own:
@@ -223,8 +223,11 @@ def load_notes(
 def stated_notes(
     stated_per_s: float, usable_per_s: float | None, full_per_s: float | None
 ) -> Iterator[str]:
-    """Doubts about stated usable requests/s: far from the prediction for one replica within the
-    targets; without targets, above the prediction with as many requests as the replica holds."""
+    """Doubts about stated usable requests/s.
+
+    With targets: far from the prediction for one replica within the targets. Without: above the
+    prediction for as many requests as the replica holds.
+    """
     expected, load = usable_per_s, ""
     if usable_per_s is None:
         expected, load = full_per_s, " with as many requests as it holds"
@@ -272,7 +275,7 @@ def launch_notes(setup: Setup) -> Iterator[str]:
 
 
 def over_pcie(gpu: Gpu, tensor_parallel: int) -> Iterator[str]:
-    """The warning about a tensor-parallel group over PCIe; empty where NVLink connects it."""
+    """The warning about a tensor-parallel group over PCIe; empty if NVLink connects it."""
     if tensor_parallel > max(_PCIE_TENSOR_PARALLEL, gpu.nvlink_gpus):
         lost = planned_overhead_ratio(link="pcie", tensor_parallel=tensor_parallel)
         yield (
@@ -287,18 +290,20 @@ def over_pcie(gpu: Gpu, tensor_parallel: int) -> Iterator[str]:
 
 
 class Utilization(Struct, frozen=True):
-    """The utilization (0..1) that the cost per token assumes, and where it is from."""
+    """The utilization (0..1) that the cost per token assumes, and where it comes from."""
 
     ratio: float
     source: str
 
 
 class Size(Struct, frozen=True):
-    """The answer; `performance` (of one engine) and `fleet` are None where inputs are missing.
+    """The result of sizing one configuration.
 
-    `loaded` holds the inputs of the prediction. `usable_requests_per_s` is that of one replica,
-    `usable_source` says whether it is stated or predicted, and `usable_step` is the arithmetic of
-    a predicted one. `missed` lists the targets that the load breaks.
+    - `performance` (of one engine), `fleet`: None if inputs are missing.
+    - `loaded`: the inputs of the prediction.
+    - `usable_requests_per_s`: of one replica. `usable_source`: whether stated or predicted.
+      `usable_step`: the arithmetic of a prediction.
+    - `missed`: the targets that the load misses.
     """
 
     question: Question
@@ -319,22 +324,22 @@ class Size(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """True where vLLM starts and holds the concurrency at the context's length."""
+        """Whether vLLM starts and holds the concurrency at the context's length."""
         return self.memory.fits(self.question.concurrency_per_engine)
 
     @property
     def gpus(self) -> int:
-        """GPUs of the fleet, or of the replicas asked about where there is no peak."""
+        """GPUs of the fleet; without a peak, of the question's replicas."""
         if self.fleet is not None:
             return self.fleet.gpus
         return self.question.setup.parallel.gpus * self.question.replicas
 
 
 def size(question: Question) -> Size:
-    """The sizing of one configuration.
+    """Sizes one configuration.
 
     Raises:
-        SizingError: an invalid input, with its name.
+        SizingError: an input is invalid; the error has its name.
     """
     check(question.setup)
     check_question(question)
@@ -388,13 +393,13 @@ def _fewest(question: Question) -> FewestGpus | None:
 
 
 def running_limit(answer: Memory, mean_tokens: float) -> float:
-    """Requests of that mean length that the KV cache and max_num_seqs let run at once."""
+    """How many requests of this mean length can run at once, given KV cache and max_num_seqs."""
     held = answer.layout.concurrency(answer.available_bytes.expected, max(int(mean_tokens), 1))
     return max(min(held, float(answer.setup.seqs)), 0.0)
 
 
 def _load(question: Question, answer: Memory) -> tuple[Costs, Load] | None:
-    """One engine's step costs and load; None where too little is stated or nothing runs."""
+    """One engine's step costs and load; None if too little is stated or no request can run."""
     setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
     if setup.gpu is None or setup.model.parameters is None or inputs is None or outputs is None:
         return None
@@ -426,7 +431,7 @@ def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
 def _intensity(
     question: Question, loaded: tuple[Costs, Load] | None, speed: Performance | None
 ) -> Intensity | None:
-    """The intensity of the predicted load's decode steps, at the mean context."""
+    """The arithmetic intensity of decode steps at the predicted load and mean context."""
     inputs, outputs = question.input_tokens, question.output_tokens
     if loaded is None or speed is None or inputs is None or outputs is None:
         return None
@@ -438,8 +443,10 @@ def _intensity(
 def _predicted_usable(
     question: Question, loaded: tuple[Costs, Load] | None, speed: Performance | None
 ) -> tuple[float | None, str, Step | None]:
-    """Requests/s of one replica at the targets (at the load without any), how it is known, and
-    the arithmetic."""
+    """Requests/s of one replica within the targets, the source of the figure, and the arithmetic.
+
+    Without targets, requests/s at the stated load.
+    """
     if loaded is None or speed is None:
         return None, "unknown", None
     costs, load = loaded
@@ -458,7 +465,7 @@ def _predicted_usable(
 
 
 def _full_requests_per_s(question: Question, loaded: tuple[Costs, Load] | None) -> float | None:
-    """Requests/s of one replica with as many in flight as it holds; None where not predicted."""
+    """Requests/s of one replica with as many requests as it can hold; None if not predicted."""
     if loaded is None:
         return None
     costs, load = loaded
@@ -515,8 +522,10 @@ def _cost(
 
 
 def peak_utilization(question: Question, capacity_per_s: float | None) -> Utilization:
-    """The utilization for the cost per token: the stated average, else the peak over the capacity
-    of the deployed replicas (`capacity_per_s` requests/s). The average is below that."""
+    """The utilization for the cost per token: the stated average, otherwise an upper bound.
+
+    The bound is the peak divided by the deployed replicas' capacity (`capacity_per_s` requests/s).
+    """
     if question.utilization_ratio is not None:
         return Utilization(question.utilization_ratio, "the stated average")
     peak = question.peak_requests_per_s
@@ -527,7 +536,7 @@ def peak_utilization(question: Question, capacity_per_s: float | None) -> Utiliz
 
 
 def steps(answer: Size) -> tuple[Step, ...]:
-    """The arithmetic of speed, fleet and cost, line by line; `memory_steps` has that of memory."""
+    """The arithmetic of speed, fleet and cost, line by line; memory is in `memory_steps`."""
     lines: list[Step] = []
     if answer.loaded is not None and answer.performance is not None:
         efficiency = answer.question.efficiency
@@ -543,7 +552,8 @@ def steps(answer: Size) -> tuple[Step, ...]:
 
 
 def _exchange(answer: Size) -> tuple[Step, ...]:
-    """What expert parallelism sends between GPUs in a decode step; empty without it."""
+    """What expert parallelism sends between GPUs in a decode step; empty without expert
+    parallelism."""
     setup, speed, loaded = answer.question.setup, answer.performance, answer.loaded
     experts, gpus = setup.model.experts, setup.parallel.gpus
     if speed is None or loaded is None or not setup.parallel.experts or not experts.count:

@@ -1,1 +1,1 @@
-"""An operating point from a measured sweep: points, curve, knee, trust. Pure."""
+"""An operating point from a measured sweep: points, curve, knee, and doubts. Pure."""

@@ -1,4 +1,4 @@
-"""Benchmark tables in CSV, their columns and units, read into measured points. Pure."""
+"""Reads benchmark tables in CSV, with their columns and units, into measured points. Pure."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ ACCEPTED = (
     "requests",
     "failed",
 )
-"""One accepted heading for each column; times in `_ms` or `_s`. A table needs the first four."""
+"""One accepted heading per column; times end in `_ms` or `_s`. The first four columns are
+required."""
 
 _UNITS = {
     **dict.fromkeys(("ms", "msec", "msecs", "millis", "millisecond", "milliseconds"), 1000.0),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
 }
-"""Units per second. Values are divided by it: 1900 / 1000 is 1.9, 1900 x 0.001 a little more."""
+"""Units per second. Values are divided by them, not multiplied: 1900 x 0.001 is slightly above
+1.9."""
 
 _P99 = {"p99", "99", "99th"}
 _P50 = {"p50", "50", "50th", "median", "med"}
@@ -44,10 +46,11 @@ _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)
 
 
 class Column(Struct, frozen=True):
-    """A field of a point; for times, units per second where the column's name states a unit.
+    """The field of a point that a column contains.
 
-    `second_choice`: a better column for the same field replaces this one (ITL replaces TPOT, the
-    measured rate the offered one).
+    `units_per_s`: for times, the unit in the column's name; None if it names none. `second_choice`:
+    a better column for the same field replaces this one: ITL replaces TPOT, and the measured rate
+    replaces the offered rate.
     """
 
     field: str
@@ -78,7 +81,7 @@ def _time_field(quantity: str, words: set[str]) -> str | None:
 
 
 def column(name: str) -> Column | None:
-    """What a column with this name holds; None for a column that sizing does not use."""
+    """What a column with this name contains; None if sizing does not use it."""
     ordered = re.findall(r"[a-z0-9]+", name.lower().replace("tokens_per", "tokens per"))
     words = set(ordered)
     quantity = _time(words)
@@ -106,10 +109,10 @@ def column(name: str) -> Column | None:
 
 
 def cell_value(text: str, column: Column, *, where: str, decimal_comma: bool = False) -> float:
-    """A cell as a number: times in seconds, by the cell's own unit or else the column's.
+    """A cell as a number. Times are in seconds; the cell's own unit overrides the column's.
 
     Raises:
-        SizingError: it is no number, or a time without a unit.
+        SizingError: the cell is not a number, or is a time without a unit.
     """
     match = _NUMBER.fullmatch(text.replace(",", ".") if decimal_comma else text)
     unit = match[2].lower() if match else ""
@@ -149,7 +152,7 @@ AIPERF_VALUES = {
 
 
 def _rows(text: str) -> tuple[list[tuple[int, list[str]]], bool]:
-    """Number and cells of each line that is not empty; whether a comma may be a decimal mark."""
+    """Number and cells of each non-empty line; whether a comma may be a decimal separator."""
     kept = [
         (number, line)
         for number, line in enumerate(text.splitlines(), start=1)
@@ -172,7 +175,7 @@ def _columns(header: Sequence[str]) -> dict[int, Column]:
     """The meaning of each column that sizing uses, by column number.
 
     Raises:
-        SizingError: a needed quantity is missing, or two columns hold the same one.
+        SizingError: a required quantity is missing, or two columns contain the same quantity.
     """
     held = {i: matched for i, name in enumerate(header) if (matched := column(name)) is not None}
     first = {matched.field for matched in held.values() if not matched.second_choice}
@@ -200,7 +203,7 @@ def table_points(text: str) -> Benchmark:
     """The points of a CSV with a header line and one line per concurrency.
 
     Raises:
-        SizingError: naming the row and the column, and what is accepted.
+        SizingError: the message names the row, the column and what is accepted.
     """
     rows, decimal_comma = _rows(text)
     header, lines = rows[0][1], rows[1:]
@@ -223,12 +226,12 @@ def table_points(text: str) -> Benchmark:
 
 
 def is_aiperf(text: str) -> bool:
-    """Whether the text is the CSV that aiperf writes: one metric per line."""
+    """Whether the text is a CSV in aiperf's form: one metric per line."""
     return text.lstrip().lower().startswith("metric,avg")
 
 
 def aiperf_metrics(text: str) -> dict[str, dict[str, float]]:
-    """Values by metric and statistic, in seconds and per second, in the shape of aiperf's JSON."""
+    """Values by metric and statistic, in seconds and per second, in the form of aiperf's JSON."""
     metrics: dict[str, dict[str, float]] = {}
     statistics: list[str] = []
     for number, cells in _rows(text)[0]:

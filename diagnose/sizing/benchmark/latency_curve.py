@@ -1,4 +1,4 @@
-"""A benchmark's points, its latency-throughput curve and knee, and its flaws. Pure."""
+"""A benchmark's points, its latency-throughput curve with the knee, and its flaws. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kneewatch.rules.formatting import percent
 
 
 class BenchmarkPoint(Struct, frozen=True):
-    """One run at one concurrency. A field is None where the report does not have it.
+    """One run at one concurrency. A field is None if the report does not contain it.
 
-    `requests` completed and `failed` count the run; `origin` names the row or document.
-    `latency_mean_s` is the whole life of a request, from sent to last token.
+    `requests` is the number of completed requests, `failed` of failed ones. `origin` names the row
+    or document. `latency_mean_s` is the time from sending a request to its last token.
     """
 
     concurrency: float
@@ -36,14 +36,14 @@ class BenchmarkPoint(Struct, frozen=True):
 
 
 class Benchmark(Struct, frozen=True):
-    """The points by rising concurrency; `notes` has doubts and assumptions about their figures."""
+    """The points by rising concurrency. `notes` are doubts and assumptions about their figures."""
 
     points: tuple[BenchmarkPoint, ...]
     notes: tuple[str, ...] = ()
 
 
 def point_of(figures: Mapping[str, float], *, origin: str) -> BenchmarkPoint:
-    """A point from figures by field name; the first four fields are needed."""
+    """A point from figures by field name; the first four fields are required."""
     counts = {name: int(figures[name]) for name in ("requests", "failed") if name in figures}
     fields: dict[str, Any] = {**figures, **counts}
     return BenchmarkPoint(**fields, origin=origin)
@@ -64,7 +64,7 @@ def finite(value: object) -> float | None:
 def in_flight(
     origin: str, stated: float | None, rate_per_s: float, latency_s: float | None, notes: list[str]
 ) -> float:
-    """The stated concurrency, or the average one that Little's law gives, with a note.
+    """The stated concurrency. Without one, the average by Little's law, and a note is added.
 
     Raises:
         SizingError: neither a concurrency nor a mean latency is known.
@@ -84,10 +84,10 @@ def in_flight(
 
 
 def checked(point: BenchmarkPoint) -> BenchmarkPoint:
-    """The point, if its numbers can be true.
+    """The point, if its numbers are possible.
 
     Raises:
-        SizingError: a number is not positive, or a median lies above its P99.
+        SizingError: a number is not positive, or a median is above its P99.
     """
     needed = ("concurrency", "requests_per_s", "ttft_p99_s", "itl_p99_s")
     optional = ("ttft_p50_s", "itl_p50_s", "latency_mean_s", "output_tokens_per_s")
@@ -110,10 +110,10 @@ def checked(point: BenchmarkPoint) -> BenchmarkPoint:
 
 
 def ordered(points: Sequence[BenchmarkPoint], notes: Sequence[str] = ()) -> Benchmark:
-    """The points as one benchmark, by rising concurrency, each note once.
+    """The points as one benchmark, by rising concurrency; repeated notes are left out.
 
     Raises:
-        SizingError: there is no point, or one has impossible numbers.
+        SizingError: there is no point, or a point has impossible numbers.
     """
     if not points:
         raise refuse("the benchmark has no measured point")
@@ -127,13 +127,13 @@ def ordered(points: Sequence[BenchmarkPoint], notes: Sequence[str] = ()) -> Benc
 
 
 TAIL_RATIO = 2.0
-"""The knee is where P99/P50 of TTFT is this multiple of its lowest value (as in rules.library)."""
+"""At the knee, P99/P50 of TTFT is this multiple of its lowest value (as in rules.library)."""
 
 
 class Knee(Struct, frozen=True):
-    """Where latency begins to rise faster than throughput: between `safe` and `past`.
+    """Where latency starts to rise faster than throughput: between `safe` and `past`.
 
-    `past` is None where the sweep ended before the knee. `basis` says how it was found.
+    `past` is None if the sweep ended before the knee. `basis` says how the knee was found.
     """
 
     safe: BenchmarkPoint
@@ -143,7 +143,7 @@ class Knee(Struct, frozen=True):
 
 
 def worst_per_concurrency(points: Sequence[BenchmarkPoint]) -> tuple[BenchmarkPoint, ...]:
-    """One point per concurrency: of repeated runs, the lowest RPS and the highest latencies."""
+    """One point per concurrency: the lowest RPS and the highest latencies of repeated runs."""
     worst: list[BenchmarkPoint] = []
     for _, group in groupby(sorted(points, key=lambda p: p.concurrency), lambda p: p.concurrency):
         runs = list(group)
@@ -161,9 +161,11 @@ def worst_per_concurrency(points: Sequence[BenchmarkPoint]) -> tuple[BenchmarkPo
 def knee(points: Sequence[BenchmarkPoint]) -> Knee:
     """The knee of the curve, as the region between two measured points.
 
-    With medians: the first point whose P99/P50 of TTFT is `TAIL_RATIO` times the lowest one before
-    it, which the guide trusts more than throughput. Without: the point where requests/s over TTFT
-    P99 is highest; beyond it latency grows by a larger factor than throughput (Kleinrock's power).
+    If the points have medians: the first point whose P99/P50 of TTFT is `TAIL_RATIO` times the
+    lowest ratio before it. The guide trusts this ratio more than throughput.
+
+    Without medians: the point with the highest requests/s divided by TTFT P99 (Kleinrock's power).
+    Beyond it, latency grows by a larger factor than throughput.
 
     Source: guide 8.1, 8.2; Kleinrock 1979, "Power and deterministic rules of thumb".
     """
@@ -211,28 +213,32 @@ def _power_knee(points: Sequence[BenchmarkPoint]) -> Knee:
 
 
 GAP_LIMIT = 2.0
-"""Ceiling over measured RPS: above it the test's inputs are not production's (guide 8.3)."""
+"""Ceiling over measured RPS: above this, the test's inputs differ from production's (guide 8.3)."""
 
 IMPOSSIBLE_GAP = 0.9
-"""Ceiling over measured RPS: below it more is served than Little's law allows, and by more than
-ramp-up and ramp-down can explain."""
+"""Ceiling over measured RPS: below this, more is served than Little's law allows.
+
+Ramp-up and ramp-down cannot explain such a difference.
+"""
 
 THIN_GAP = 1.25
-"""Ceiling over measured RPS: above it a fifth of the stated concurrency is missing on average.
-Ramp-up and ramp-down take that much of a short run."""
+"""Ceiling over measured RPS: above this, a fifth of the stated concurrency is missing on average.
+
+In short runs, ramp-up and ramp-down explain up to that much.
+"""
 
 TTFT_EXCESS_LIMIT = 0.30
-"""Production TTFT P99 above the benchmark's, as a share of it (guide 9.1 step 13)."""
+"""By how much production's TTFT P99 may exceed the benchmark's, as a share (guide 9.1 step 13)."""
 
 GPU_SHORTFALL_LIMIT = 0.20
-"""GPU utilization (0..1) below the benchmark's at equal RPS (guide 9.1 step 13)."""
+"""How far GPU utilization (0..1) may be below the benchmark's at equal RPS (guide 9.1 step 13)."""
 
 Basis = Literal["mean latency", "target"]
 Verdict = Literal["consistent", "mismatch", "impossible"]
 
 
 class LittleGap(Struct, frozen=True):
-    """Requests/s by Little's law against those measured; `gap_ratio` is their quotient."""
+    """Requests/s by Little's law and requests/s measured; `gap_ratio` is their quotient."""
 
     ceiling_requests_per_s: float
     gap_ratio: float
@@ -247,14 +253,14 @@ def littles_gap(
 ) -> LittleGap:
     """The ratio of concurrency / latency to the measured requests/s.
 
-    With `basis="mean latency"`, `latency_s` is the mean time from a request's arrival to its end;
-    the gap of a sound run is 1, by Little's law. With `basis="target"` it is the TTFT target. Then
-    decode is part of the gap: 2 and more is common with long outputs, and below 1 only means that
-    requests end sooner than the target.
+    With `basis="mean latency"`, `latency_s` is the mean time from a request's arrival to its end.
+    By Little's law, the gap of a sound run is 1.
+
+    With `basis="target"`, `latency_s` is the TTFT target, so decode is part of the gap. A gap of 2
+    or more is then common for long outputs. Below 1, requests only end sooner than the target.
 
     Raises:
-        SizingError: a number is not positive.
-    Source: guide 8.3; Little 1961.
+        SizingError: a number is not positive. Source: guide 8.3; Little 1961.
     """
     positive("concurrency", concurrency)
     positive("requests_per_s", requests_per_s)
@@ -310,29 +316,33 @@ def _verdict(gap: float, basis: Basis) -> tuple[Verdict, str]:
 
 
 MIN_POINTS = 5
-"""Two points on the flat part, two past the knee and the knee itself."""
+"""Fewest points of a curve: two on the flat part, the knee, and two beyond it."""
 
 MIN_REQUESTS = 500
-"""At least five requests lie beyond the P99 then; aiperf and vLLM report a P99 of any number."""
+"""Fewest requests for a P99: at least five are then beyond it. aiperf and vLLM have no minimum."""
 
 SATURATED_ELASTICITY = 0.5
-"""Relative gain of RPS over relative gain of concurrency at the last point: above it RPS rises."""
+"""Relative gain of RPS divided by relative gain of concurrency at the last point.
+
+Above this, RPS is still rising.
+"""
 
 NOISE_RATIO = 0.05
-"""Two runs of one configuration differ by this much; a smaller dip is no dip."""
+"""Two runs of one configuration differ by this much; a smaller dip is noise."""
 
 
 class RedFlag(Struct, frozen=True):
-    """Why a curve may mislead; `kind` is a stable word, `message` the numbers and what to do."""
+    """Why a curve may be misleading. `kind` is a stable word; `message` has the numbers and what to
+    do."""
 
     kind: str
     message: str
 
 
 def red_flags(benchmark: Benchmark) -> Iterator[RedFlag]:
-    """Sentences about each reason why the curve cannot, or should not, be used for sizing.
+    """Each reason why the curve cannot, or should not, be used for sizing.
 
-    Source: guide 8.2 (a sweep from 1 to beyond the knee, warmed up), thresholds as named above.
+    Source: guide 8.2 (a sweep from 1 to beyond the knee, warmed up); thresholds as named above.
     """
     points = worst_per_concurrency(benchmark.points)
     yield from _coverage(benchmark, points)
@@ -364,7 +374,8 @@ def _coverage(benchmark: Benchmark, points: Sequence[BenchmarkPoint]) -> Iterato
 
 
 def _shape(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
-    """Throughput that still rises at the end, and throughput or latency that falls before it."""
+    """Flags: throughput that still rises at the end; throughput or latency that falls before the
+    end."""
     for before, last in list(pairwise(points))[-1:]:
         rps_gain = last.requests_per_s / before.requests_per_s - 1
         load_gain = last.concurrency / before.concurrency - 1
@@ -414,7 +425,7 @@ def _runs(benchmark: Benchmark) -> Iterator[RedFlag]:
 
 
 def _law(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
-    """Points whose concurrency, RPS and latency break Little's law, and those without a latency."""
+    """Flags: points that contradict Little's law, and points without a latency."""
     unchecked: list[str] = []
     for point in points:
         latency_s = _latency_s(point)
@@ -442,7 +453,8 @@ def _law(points: Sequence[BenchmarkPoint]) -> Iterator[RedFlag]:
 
 
 def _latency_s(point: BenchmarkPoint) -> float | None:
-    """A request's mean latency: as measured, else from median TTFT, median ITL and its tokens."""
+    """A request's mean latency: measured, otherwise from median TTFT, median ITL and output
+    tokens."""
     if point.latency_mean_s:
         return point.latency_mean_s
     ttft_s, itl_s, tokens_per_s = point.ttft_p50_s, point.itl_p50_s, point.output_tokens_per_s

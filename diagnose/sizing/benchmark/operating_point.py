@@ -1,4 +1,4 @@
-"""The load that one replica serves within its targets, also by TP degree. Pure."""
+"""The load that one replica can serve within its targets, also by TP degree. Pure."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from kneewatch.diagnose.sizing.benchmark.latency_curve import (
 from kneewatch.rules.facts import Targets
 
 BRACKET_RATIO = 1.25
-"""The next measured point may lie this far above C_max before measuring between is worth it."""
+"""If the next measured point is at most this far above C_max, no point between them is needed."""
 
 
 class OperatingPoint(Struct, frozen=True):
-    """What one replica carries at the targets.
+    """What one replica can serve within the targets.
 
-    `c_max` is the measured point with the highest concurrency that keeps the targets, or None.
-    `first_miss` is the next measured point, which breaks them: the true limit lies between. It is
-    None if every point keeps them: then C_max is a lower bound. `missed` names the targets that
-    `first_miss` breaks. `peak_requests_per_s` is the highest rate at any latency.
+    - `c_max`: the measured point with the highest concurrency that meets the targets, or None.
+    - `first_miss`: the next measured point, which misses them; the true limit is between the two.
+      None if every point meets them: C_max is then a lower bound.
+    - `missed`: the targets that `first_miss` misses.
+    - `peak_requests_per_s`: the highest rate at any latency.
     """
 
     c_max: BenchmarkPoint | None
@@ -45,23 +46,24 @@ class OperatingPoint(Struct, frozen=True):
 
     @property
     def usable_requests_per_s(self) -> float | None:
-        """Requests per second of one replica at C_max; None where no point keeps the targets."""
+        """Requests/s of one replica at C_max; None if no point meets the targets."""
         return None if self.c_max is None else self.c_max.requests_per_s
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether every measured point keeps the targets, so that C_max may be higher."""
+        """Whether every measured point meets the targets, so that C_max may be higher."""
         return self.c_max is not None and self.first_miss is None
 
 
 def operating_point(benchmark: Benchmark, targets: Targets) -> OperatingPoint:
-    """C_max and usable requests per second at the targets.
+    """C_max and usable requests/s at the targets.
 
-    C_max is the last measured point before a target breaks, counted from the first point that
-    keeps both. A higher point that keeps them again is noise, and flagged.
+    Points are read upwards from the first one that meets both targets. C_max is the last one before
+    a target is missed. If a higher point meets the targets again, this is noise and gets a flag.
 
     Raises:
-        SizingError: no target is stated, or one is not positive.
+        SizingError: no target is stated, or a target is not positive.
+
     Source: guide 8.3, steps 1 and 2.
     """
     if not targets.are_set:
@@ -95,7 +97,7 @@ def operating_point(benchmark: Benchmark, targets: Targets) -> OperatingPoint:
 
 
 def missed_targets(point: BenchmarkPoint, targets: Targets) -> tuple[str, ...]:
-    """The targets that a point breaks, with its numbers; at the target exactly is kept."""
+    """The targets that a point misses, with its numbers. A value equal to the target meets it."""
     return tuple(
         f"{name} P99 {seconds(measured)} at {point.concurrency:g} in flight, target "
         f"{seconds(target)}"
@@ -134,7 +136,7 @@ def _point_flags(
     start: int,
     end: int,
 ) -> Iterator[RedFlag]:
-    """Flags by which points miss a target: cold start, no miss at all, a wide gap, noise."""
+    """Flags about which points miss a target: cold start, no miss at all, a wide gap, noise."""
     first, best = points[start], points[end - 1]
     if start > 0:
         yield RedFlag(
@@ -166,7 +168,7 @@ def _point_flags(
 
 
 def _place_flags(points: Sequence[BenchmarkPoint], bend: Knee) -> Iterator[RedFlag]:
-    """Whether C_max, the last of the points, is a good place on the curve."""
+    """Flags about C_max, the last of the points: whether it is at a good place on the curve."""
     best, top = points[-1], max(points, key=lambda p: p.requests_per_s)
     if bend.past is not None and best.concurrency >= bend.past.concurrency:
         yield RedFlag(
@@ -191,24 +193,29 @@ def _place_flags(points: Sequence[BenchmarkPoint], bend: Knee) -> Iterator[RedFl
 
 
 FAR_BELOW = 0.75
-"""Throughput per GPU over that of the smaller degree: below this, more is lost than the 20 to 30 %
-of a step that the all-reduce takes on PCIe (guide 5.1)."""
+"""Throughput per GPU, divided by that of the smaller degree: below this, too much is lost.
+
+The all-reduce explains only a loss of 20 to 30% of a step on PCIe (guide 5.1).
+"""
 
 ALIKE = 1.5
-"""Largest ratio of tokens per request between two sweeps that are compared."""
+"""Sweeps are comparable up to this ratio of their tokens per request."""
 
 LEVEL_FROM = 0.95
-"""Throughput has levelled off if the point before the last has this share of the last's."""
+"""Throughput has levelled off if the second-last point has at least this share of the last
+one's."""
 
 AS_LOADED_FROM = 0.9
-"""Requests in flight per GPU over the other sweep's: from here on both are equally loaded. Below 1,
-because the concurrency that a tool measures is a mean."""
+"""Two sweeps count as equally loaded from this ratio of their requests in flight per GPU on.
+
+It is below 1, because the concurrency that a tool measures is a mean.
+"""
 
 Unit = Literal["tokens", "requests"]
 
 
 class Sweep(Struct, frozen=True):
-    """What was measured of one engine at a tensor-parallel degree; `origin` names its files."""
+    """The benchmark of one engine at a tensor-parallel degree. `origin` names its files."""
 
     tensor_parallel: int
     benchmark: Benchmark
@@ -218,11 +225,12 @@ class Sweep(Struct, frozen=True):
 class Degree(Struct, frozen=True):
     """The measured throughput of one engine at a tensor-parallel degree.
 
-    `per_s` is in tokens or requests per second, the same for all degrees that are compared. With
-    latency targets it is measured at the highest load that meets them; without, it is the highest
-    measured. `most_per_s` is the throughput of the next load, which missed a target: the limit lies
-    between the two. `reached`: throughput had stopped growing with load. `point` is None where no
-    measured load met the targets; `missed` then names the target.
+    - `per_s`: tokens/s or requests/s, the same unit for all compared degrees. With latency targets,
+      at the highest load that meets them; without, the highest measured.
+    - `most_per_s`: throughput at the next load, which missed a target. The limit is between the
+      two.
+    - `reached`: throughput had stopped growing with the load.
+    - `point`: None if no measured load met the targets; `missed` then names the target.
     """
 
     tensor_parallel: int
@@ -234,17 +242,17 @@ class Degree(Struct, frozen=True):
 
     @property
     def per_s_per_gpu(self) -> float:
-        """Throughput of each GPU, in tokens/s or requests/s as `per_s`."""
+        """Throughput per GPU, in the unit of `per_s`."""
         return self.per_s / self.tensor_parallel
 
     @property
     def in_flight_per_gpu(self) -> float:
-        """Requests in flight on each GPU."""
+        """Requests in flight per GPU."""
         return 0.0 if self.point is None else self.point.concurrency / self.tensor_parallel
 
     @property
     def tokens_per_request(self) -> float | None:
-        """Generated tokens of a request; None where the report does not say."""
+        """Generated tokens per request; None if the report does not contain them."""
         if self.point is None or not self.point.output_tokens_per_s:
             return None
         return self.point.output_tokens_per_s / self.point.requests_per_s
@@ -253,9 +261,9 @@ class Degree(Struct, frozen=True):
 class Comparison(Struct, frozen=True):
     """A tensor-parallel degree, `wide`, compared with the best smaller one, `narrow`.
 
-    `share_ratio` is throughput per GPU of `wide` over that of `narrow`; it may be as high as
-    `most_ratio` where the sweep has a gap at its limit. Both are None where the two cannot be
-    compared; `why` has the reason then.
+    `share_ratio` is throughput per GPU of `wide` divided by that of `narrow`. It may be as high as
+    `most_ratio` if the sweep has a gap at its limit. Both are None if the degrees cannot be
+    compared; `why` then has the reason.
     """
 
     unit: Unit
@@ -267,14 +275,14 @@ class Comparison(Struct, frozen=True):
 
     @property
     def far_below(self) -> bool:
-        """Whether the wider split loses more than the guide expects of PCIe, for certain."""
+        """Whether the wider split certainly loses more than the guide expects on PCIe."""
         return self.most_ratio is not None and self.most_ratio < FAR_BELOW
 
 
 def degrees_of(sweeps: Sequence[Sweep], targets: Targets) -> tuple[Unit, tuple[Degree, ...]]:
     """The unit of throughput, and each degree's throughput within the targets, lowest degree first.
 
-    The unit is tokens if every sweep has the generated tokens, else requests.
+    The unit is tokens if every sweep counts generated tokens, otherwise requests.
 
     Raises:
         SizingError: a target is not positive.
@@ -317,8 +325,10 @@ def _levelled(points: Sequence[BenchmarkPoint], unit: Unit) -> bool:
 
 
 def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Comparison:
-    """TP `tensor_parallel` compared with the smaller TP that has the most throughput per GPU. Where
-    they cannot be compared, `why` of the result has the reason."""
+    """TP `tensor_parallel`, compared with the smaller TP that has the most throughput per GPU.
+
+    If they cannot be compared, the result's `why` has the reason.
+    """
     plain, name = Comparison(unit), f"TP {tensor_parallel}"
     if tensor_parallel == 1:
         return plain
@@ -345,7 +355,7 @@ def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Com
 
 
 def _doubt(wide: Degree, narrow: Degree) -> str:
-    """Why the two cannot be compared; empty where they can."""
+    """Why the two degrees cannot be compared; empty if they can."""
     of_wide, of_narrow = f"TP {wide.tensor_parallel}", f"TP {narrow.tensor_parallel}"
     if narrow.point is None:
         return f"{of_narrow} misses a target at its lowest load: {narrow.missed}"
@@ -364,7 +374,7 @@ def _doubt(wide: Degree, narrow: Degree) -> str:
 
 
 def alike(tokens: float | None, other_tokens: float | None) -> bool:
-    """Whether two lengths of requests are about the same, as far as they are known."""
+    """Whether two request lengths are about the same; true if either is unknown."""
     return (
         tokens is None
         or other_tokens is None

@@ -1,4 +1,4 @@
-"""Benchmark reports of vllm bench serve, guidellm and aiperf, read into measured points. Pure."""
+"""Reads benchmark reports of vllm bench serve, guidellm and aiperf into measured points. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from kneewatch.diagnose.sizing.benchmark.latency_curve import (
 
 Json: TypeAlias = Mapping[str, object]
 Keys: TypeAlias = Mapping[str, Sequence[str]]
-"""Paths in a report by field of a point: the first path found is used. Paths with `_ms` are in
-milliseconds."""
+"""For each field of a point, the paths in a report that may contain it; the first match is used.
+
+Paths with `_ms` are in milliseconds.
+"""
 
 TOOLS = ("vllm bench serve", "guidellm", "aiperf")
 _UNITS_PER_S = {"ms": 1e3, "s": 1.0, "sec": 1.0, "us": 1e6, "ns": 1e9}
-"""By aiperf's names of units; `csv_tables` has the spellings that people use in headings."""
+"""Units per second by aiperf's unit names; for users' spellings in headings see `csv_tables`."""
 _AIPERF_TIMES = (
     *("time_to_first_token", "inter_token_latency"),
     *("inter_chunk_latency", "request_latency"),
@@ -66,11 +68,13 @@ def _keys_of(tool: str) -> Keys:
 
 
 def documents(text: str) -> Iterator[tuple[str, Json]]:
-    """Every JSON object in the text, with its name. The text may hold a single object, a list of
-    them, one per line, or several in a row.
+    """Yields every JSON object in the text, with its name.
+
+    The text may contain a single object, a list of objects, one object per line, or several objects
+    one after another.
 
     Raises:
-        SizingError: naming the line that is not JSON.
+        SizingError: the message names the line that is not JSON.
     """
     decoder = json.JSONDecoder()
     position, count = 0, 0
@@ -104,7 +108,7 @@ def _number(document: object, path: str) -> float | None:
 
 
 def _figures(document: object, keys: Keys) -> dict[str, float]:
-    """The figures that a document holds, by field of a point, in seconds and per second."""
+    """The figures in a document by field of a point, in seconds and per second."""
     held = [(name, path, _number(document, path)) for name, paths in keys.items() for path in paths]
     return {
         name: value / 1000 if "_ms" in path else value
@@ -116,10 +120,10 @@ def _figures(document: object, keys: Keys) -> dict[str, float]:
 def _point(
     origin: str, figures: Mapping[str, float], notes: list[str], *, tool: str, advice: str
 ) -> BenchmarkPoint:
-    """The point of a report's figures.
+    """The point from a report's figures.
 
     Raises:
-        SizingError: a needed figure is missing; the message has its key and `advice`.
+        SizingError: a required figure is missing; the message has its key and `advice`.
     """
     for name in ("requests_per_s", "ttft_p99_s", "itl_p99_s"):
         if name not in figures:
@@ -136,7 +140,7 @@ def _point(
 
 
 def _vllm_point(origin: str, document: Json, notes: list[str]) -> BenchmarkPoint:
-    """The point of one result file of `vllm bench serve` (SGLang's has the same keys)."""
+    """The point from one result file of `vllm bench serve`; SGLang's files have the same keys."""
     figures = _figures(document, _keys_of("vllm"))
     if not figures.get("latency_mean_s"):
         figures |= _derived(document)
@@ -154,7 +158,8 @@ def _vllm_point(origin: str, document: Json, notes: list[str]) -> BenchmarkPoint
 
 
 def _too_even(document: Json) -> list[str]:
-    """Notes on what production has and this run lacked: bursts, varied lengths (guide 8.2)."""
+    """Notes on what production traffic has and this run lacked: bursts, varied lengths (guide
+    8.2)."""
     notes: list[str] = []
     rate, evenness = document.get("request_rate"), _number(document, "burstiness")
     if rate == "inf":
@@ -171,7 +176,7 @@ def _too_even(document: Json) -> list[str]:
 
 
 def _derived(document: Json) -> dict[str, float]:
-    """The mean latency: mean TTFT plus mean TPOT for each token after the first."""
+    """The mean latency: mean TTFT plus mean TPOT for each further token."""
     ttft_ms, tpot_ms = _number(document, "mean_ttft_ms"), _number(document, "mean_tpot_ms")
     tokens, requests = _number(document, "total_output_tokens"), _number(document, "completed")
     if ttft_ms is None or tpot_ms is None or tokens is None or not requests:
@@ -180,14 +185,15 @@ def _derived(document: Json) -> dict[str, float]:
 
 
 def _guidellm_point(origin: str, benchmark: object, notes: list[str]) -> BenchmarkPoint:
-    """The point of one entry of guidellm's `benchmarks`; its successful requests count."""
+    """The point from one entry of guidellm's `benchmarks`; only successful requests count."""
     notes.append(_PER_REQUEST_ITL.format(tool="guidellm"))
     figures = {**_guidellm_concurrency(benchmark), **_figures(benchmark, _keys_of("guidellm"))}
     return _point(origin, figures, notes, tool="guidellm", advice="check that guidellm wrote it")
 
 
 def _guidellm_concurrency(benchmark: object) -> dict[str, float]:
-    """Streams of a concurrent run if the report has them, else the mean requests in flight."""
+    """The number of streams of a concurrent run if reported, otherwise the mean requests in
+    flight."""
     for where in ("config", "args"):
         kind = _inside(benchmark, where, "strategy", "type_")
         if kind == "synchronous":
@@ -200,10 +206,10 @@ def _guidellm_concurrency(benchmark: object) -> dict[str, float]:
 
 
 def _aiperf_point(origin: str, metrics: Json, notes: list[str]) -> BenchmarkPoint:
-    """The point of one aiperf report: its metrics by name and statistic, in seconds.
+    """The point from one aiperf report: its metrics by name and statistic, in seconds.
 
-    ITL is taken gap by gap (inter_chunk_latency) where the report has it, because a target on
-    ITL P99, vLLM's histogram and `vllm bench serve` all mean single gaps.
+    ITL is measured per gap (inter_chunk_latency) if the report has it: targets on ITL P99, vLLM's
+    histogram and `vllm bench serve` all mean single gaps.
     """
     by_gaps = _number(metrics, "inter_chunk_latency.p99") is not None
     notes.append(_CHUNKS if by_gaps else _PER_REQUEST)
@@ -214,10 +220,10 @@ def _aiperf_point(origin: str, metrics: Json, notes: list[str]) -> BenchmarkPoin
 
 
 def _in_seconds(document: Json, origin: str) -> Json:
-    """An aiperf JSON report with its times in seconds.
+    """An aiperf JSON report with its times converted to seconds.
 
     Raises:
-        SizingError: a time has a unit that is not known.
+        SizingError: a time has an unknown unit.
     """
     converted = dict(document)
     for name in _AIPERF_TIMES:
@@ -238,7 +244,7 @@ def _in_seconds(document: Json, origin: str) -> Json:
 
 
 def _aiperf_concurrency(document: Json) -> dict[str, float]:
-    """The concurrency in `input_config`: of the profiling phase, or the older `loadgen`."""
+    """The concurrency in `input_config`: the profiling phase's, or that of the older `loadgen`."""
     config = document.get("input_config")
     if not isinstance(config, Mapping):
         return {}
@@ -262,14 +268,19 @@ def _aiperf_concurrency(document: Json) -> dict[str, float]:
 
 
 def read_benchmark(text: str) -> Benchmark:
-    """The points that a benchmark's text holds, by rising concurrency.
+    """The points in a benchmark's text, by rising concurrency.
 
-    The text is a CSV with one line per concurrency, the JSON of `vllm bench serve` (one object per
-    point: alone, in a list, one per line, or several files one after the other), guidellm's JSON,
-    or aiperf's JSON or CSV.
+    The text is one of:
+
+    - a CSV with one line per concurrency;
+    - JSON of `vllm bench serve`, one object per point: alone, in a list, one per line, or several
+      files one after another;
+    - guidellm's JSON;
+    - aiperf's JSON or CSV.
 
     Raises:
-        SizingError: naming the row and column, or the document and key, and what is accepted.
+        SizingError: the message names the row and column, or the document and key, and what is
+            accepted.
     """
     body = text.removeprefix("\ufeff").strip()
     if not body:
@@ -283,10 +294,10 @@ def read_benchmark(text: str) -> Benchmark:
 
 
 def merged(benchmarks: Sequence[Benchmark]) -> Benchmark:
-    """Several files' points as one benchmark: most tools write one file per concurrency.
+    """The points of several files as one benchmark: most tools write one file per concurrency.
 
     Raises:
-        SizingError: there is no point at all.
+        SizingError: there is no point.
     """
     return ordered(
         [point for benchmark in benchmarks for point in benchmark.points],

@@ -64,15 +64,15 @@ _V0_WHOLE_PROMPT_TOKENS = 32_768
 
 
 ACTIVATION_RATIO = 0.20
-"""Activations over weight bytes, with FlashAttention (guide 2.3)."""
+"""Activations divided by weight bytes, with FlashAttention (guide 2.3)."""
 FRAMEWORK_LOW_RATIO, FRAMEWORK_HIGH_RATIO = 0.05, 0.10
-"""Share of a GPU's memory that the serving framework takes (guide 2.4)."""
+"""Share of a GPU's memory that the serving framework uses (guide 2.4)."""
 HEADROOM_LOW_RATIO, HEADROOM_HIGH_RATIO = 0.30, 0.50
-"""Share to add to the calculated need before deploying (guide 2.6)."""
+"""Headroom to add to the calculated memory before deploying, as a share (guide 2.6)."""
 
 
 class Overhead(Struct, frozen=True):
-    """Bytes on one GPU: the expected parts, and a lower and upper bound of their sum."""
+    """Overhead in bytes on one GPU: the expected parts, and lower and upper bounds of their sum."""
 
     activation_bytes: float
     framework_bytes: float
@@ -87,8 +87,10 @@ class Overhead(Struct, frozen=True):
 
 
 def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
-    """GPU memory beside weights and KV cache, by the launch's overhead model. If it was measured on
-    the running server, that value, without low and high estimates."""
+    """GPU memory used beside weights and KV cache, by the launch's overhead model.
+
+    If it was measured on the running server, the measured value, which is then also both bounds.
+    """
     guide = setup.overhead == "guide"
     predicted = _guide_overhead(weights_bytes, gpu) if guide else _fitted_overhead(setup, gpu)
     excess_bytes = setup.overhead_excess_bytes
@@ -104,7 +106,7 @@ def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
 
 
 def _guide_overhead(weights_bytes: float, gpu: Gpu) -> Overhead:
-    """The guide's planning figures: 20% of the weights, and 5 to 10% of the memory (2.3, 2.4)."""
+    """The guide's planning figures: 20% of the weights, plus 5 to 10% of the memory (2.3, 2.4)."""
     activation = ACTIVATION_RATIO * weights_bytes
     return Overhead(
         activation_bytes=activation,
@@ -116,10 +118,10 @@ def _guide_overhead(weights_bytes: float, gpu: Gpu) -> Overhead:
 
 
 def _fitted_overhead(setup: Setup, gpu: Gpu) -> Overhead:
-    """The overhead by logged start-ups of that version on such a GPU.
+    """The overhead, fitted to logged start-ups of this version on such a GPU.
 
     The lower bound is 1.5 GiB below the expected value, but at least half of it. The upper bound is
-    1.5 GiB above it, with the most that CUDA graphs may take.
+    1.5 GiB above it, with the largest size that CUDA graphs may have.
     """
     activation = _activation_bytes(setup, gpu)
     framework = _framework_bytes(gpu, setup.parallel.tensor, setup.version)
@@ -137,7 +139,7 @@ def _fitted_overhead(setup: Setup, gpu: Gpu) -> Overhead:
 
 
 def _activation_bytes(setup: Setup, gpu: Gpu) -> float:
-    """The larger of the sampler's peak and the widest layer's activations."""
+    """The sampler's peak or the widest layer's activations, whichever is larger."""
     model, copies = setup.model, _SAMPLER_COPIES
     if setup.version >= _KERNEL_SAMPLER:
         copies = _KERNEL_SAMPLER_COPIES
@@ -175,7 +177,7 @@ def _framework_bytes(gpu: Gpu, tensor_parallel: int, version: Version) -> float:
 
 
 def _graphs_bytes(setup: Setup, gpu: Gpu) -> tuple[float, float]:
-    """Bytes of CUDA graphs taken from the KV budget: expected, and at most."""
+    """Bytes that CUDA graphs take from the KV budget: expected, and at most."""
     if setup.version < GRAPHS_TAKEN or setup.enforce_eager:
         return 0.0, 0.0
     expected, most = _GRAPHS_GIB
@@ -189,7 +191,7 @@ def _graphs_bytes(setup: Setup, gpu: Gpu) -> tuple[float, float]:
 
 
 class Range(Struct, frozen=True):
-    """An expected value with its lower and upper bound."""
+    """An expected value with its lower and upper bounds."""
 
     low: float
     expected: float
@@ -201,11 +203,14 @@ class Range(Struct, frozen=True):
 
 
 class Memory(Struct, frozen=True):
-    """The memory of one GPU. `weights` and `overhead` are None if the KV bytes were stated.
+    """The memory of one GPU.
 
-    `weights_bytes` is everything that vLLM logs as loaded: the model, `adapter_bytes` and
-    `draft_bytes`. `logged_tokens` is what that version logs as "GPU KV cache size"; `held_tokens`
-    is the cache's capacity in requests of the context's length; `concurrency` counts such requests.
+    - `weights`, `overhead`: None if the KV bytes were stated.
+    - `weights_bytes`: everything that vLLM logs as loaded: the model, `adapter_bytes` and
+      `draft_bytes`.
+    - `logged_tokens`: what this vLLM version logs as "GPU KV cache size".
+    - `held_tokens`: tokens that the cache can hold if every request has the context's length.
+    - `concurrency`: the number of such requests.
     """
 
     setup: Setup
@@ -224,14 +229,15 @@ class Memory(Struct, frozen=True):
     def holds_one(self) -> bool:
         """Whether one request of the longest allowed length fits beside vLLM's own block.
 
-        If not, newer versions refuse to start; older ones start, and such a request waits for ever.
+        If not, newer versions refuse to start. Older versions start, and such a request waits
+        forever.
         """
         blocks = self.layout.blocks(self.available_bytes.expected)
         return blocks > self.layout.request_blocks(self.setup.longest_tokens)
 
     @property
     def longest_that_fits(self) -> int:
-        """Tokens of the longest request that fits beside vLLM's own block; 0 if none does."""
+        """Tokens of the longest request that fits beside vLLM's own block; 0 if none fits."""
         blocks = self.layout.blocks(self.available_bytes.expected)
         low, high = 0, self.setup.longest_tokens
         while low < high:
@@ -243,7 +249,7 @@ class Memory(Struct, frozen=True):
         return low
 
     def fits(self, concurrency: float = 1.0) -> bool:
-        """Whether vLLM starts and holds that many requests of the context's length."""
+        """Whether vLLM starts and holds this many requests of the context's length."""
         return self.holds_one and self.concurrency.expected >= concurrency
 
 
@@ -255,8 +261,8 @@ def kv_layout_of(setup: Setup) -> KvLayout:
     """The block layout of the launch's KV cache.
 
     Raises:
-        SizingError: an unknown dtype, heads that cannot be split, or layers that vLLM cannot lay
-    out together; the message names the setting.
+        SizingError: the dtype is unknown, heads cannot be split, or vLLM cannot combine the layers;
+            the message names the setting.
     """
     try:
         return _laid_out(setup)
@@ -303,7 +309,7 @@ def _laid_out(setup: Setup) -> KvLayout:
 
 
 def _in_records_of(gpu: Gpu | None, layers: Sequence[Layers]) -> tuple[Layers, ...]:
-    """The layers, with MXFP8 vectors where this GPU's kernels store those."""
+    """The layers, with MXFP8 vectors if this GPU's kernels store them."""
     if gpu is None or not (gpu.compute_capability or "").startswith("10."):
         return tuple(layers)
     return tuple(
@@ -318,9 +324,10 @@ def _in_records_of(gpu: Gpu | None, layers: Sequence[Layers]) -> tuple[Layers, .
 
 
 def indexed_format(setup: Setup) -> KvFormat | None:
-    """The packed format in which Hopper's kernel stores the latent vectors of an FP8 cache, in
-    models with an indexer. None where they have the cache's own format: on Blackwell and AMD, and
-    for other caches than FP8.
+    """The packed format of latent vectors in an FP8 cache, for models with an indexer.
+
+    Hopper's kernel stores this format. None if latent vectors have the cache's own format: on
+    Blackwell and AMD, and in caches of other types than FP8.
 
     Source: vllm/platforms/cuda.py and vllm/model_executor/layers/attention/mla_attention.py (0.32).
     """
@@ -337,9 +344,9 @@ _SECOND_COPY_RATIO = 0.27
 
 
 def second_copy_ratio(setup: Setup) -> float:
-    """Extra memory that loading weights takes on that GPU and version, as a ratio of the weights.
+    """Extra memory for loading weights on this GPU and version, divided by the weights.
 
-    The largest measured ratio; 0 for GPUs and versions without a measured one.
+    The largest measured ratio; 0 for GPUs and versions without a measurement.
     """
     first, after = _SECOND_COPY_VERSIONS
     amd = setup.gpu is not None and setup.gpu.vendor == "amd"
@@ -418,7 +425,8 @@ _SPREADS = tuple(
 class FewestGpus(Struct, frozen=True):
     """GPUs of the smallest replica that holds the load; None if more than 32 are needed.
 
-    `low` assumes the lowest overhead, `high` the highest; `spread` is the layout of `expected`.
+    `low` assumes the lowest overhead, `high` the highest. `spread` is the parallelism for
+    `expected`.
     """
 
     low: int | None
@@ -430,7 +438,7 @@ class FewestGpus(Struct, frozen=True):
 def fewest_gpus(setup: Setup, *, concurrency: float) -> FewestGpus:
     """The smallest replica that starts and holds `concurrency` requests of the context's length.
 
-    Stated or measured bytes hold for one layout only, so they are computed for every layout here.
+    Stated or measured bytes apply to a single layout, so here they are computed for every layout.
 
     Raises:
         SizingError: an invalid input, with its name.

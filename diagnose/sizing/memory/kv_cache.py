@@ -38,15 +38,17 @@ _TENSOR_SIZES = (1, 2, 4, 5, 8, 10, 16)
 
 
 class KvSettings(Struct, frozen=True):
-    """The settings of a launch that decide the cache's layout.
+    """The settings of a launch that determine the cache's layout.
 
-    `block_tokens` None means vLLM's own choice. `in_flight_tokens` is the token budget times the
-    batches in flight. `hybrid_pool` False gives every layer the whole context
-    (`--disable-hybrid-kv-cache-manager`, and versions before the shared pool). `state_blocks` is
-    the number of blocks of a recurrent layer per request: 1, or 2 with prefix caching
-    (`--mamba-cache-mode align`), plus one per draft token. `latent_hybrid_tokens`: blocks of latent
-    attention beside recurrent layers are multiples of it. `indexed_format` is the format of latent
-    vectors with an indexer, where it is not `kv_format`.
+    - `block_tokens`: None means vLLM's own choice.
+    - `in_flight_tokens`: the token budget times the batches in flight.
+    - `hybrid_pool`: False stores the whole context for every layer
+      (`--disable-hybrid-kv-cache-manager`, and versions before the shared pool).
+    - `state_blocks`: blocks of a recurrent layer per request: 1, or 2 with prefix caching
+      (`--mamba-cache-mode align`), plus one per draft token.
+    - `latent_hybrid_tokens`: beside recurrent layers, blocks of latent attention are multiples of
+      this.
+    - `indexed_format`: the format of latent vectors with an indexer, if it is not `kv_format`.
     """
 
     tensor_parallel: int = 1
@@ -65,11 +67,11 @@ class KvSettings(Struct, frozen=True):
 def token_bytes(kind: LayerKind, settings: KvSettings) -> float:
     """Bytes of one token in one layer on one GPU; 0 for a recurrent state.
 
-    KV heads are copied, not split, once tensor parallelism exceeds them; a latent vector is copied
-    to every rank.
+    If the tensor-parallel size exceeds the number of KV heads, heads are copied instead of split. A
+    latent vector is copied to every rank.
 
     Raises:
-        SizingError: the KV heads cannot be split over that many GPUs.
+        SizingError: the KV heads cannot be split over this many GPUs.
     """
     if isinstance(kind, Recurrent):
         return 0.0
@@ -93,7 +95,7 @@ def latent_row_bytes(kind: LatentAttention, settings: KvSettings) -> float:
 
 
 def index_bytes(kind: LatentAttention) -> int:
-    """Bytes of a token's key in one layer's indexer; 0 without one."""
+    """Bytes of a token's key in one layer's indexer; 0 without an indexer."""
     return kind.index_dim + INDEX_SCALE_BYTES if kind.index_dim else 0
 
 
@@ -101,7 +103,7 @@ def heads_per_gpu(kv_heads: int, tensor_parallel: int) -> int:
     """KV heads per GPU of a tensor-parallel group.
 
     Raises:
-        SizingError: neither number divides the other, which vLLM refuses.
+        SizingError: neither number is a multiple of the other; vLLM refuses this.
     """
     larger, smaller = max(kv_heads, tensor_parallel), min(kv_heads, tensor_parallel)
     if larger % smaller:
@@ -117,7 +119,7 @@ def heads_per_gpu(kv_heads: int, tensor_parallel: int) -> int:
 
 
 def state_bytes(kind: Recurrent, settings: KvSettings) -> float:
-    """Bytes of one request's state in one layer on one GPU, split by tensor parallelism."""
+    """Bytes of one request's state in one layer on one GPU; tensor parallelism splits the state."""
     whole = (
         kind.conv_elements * _CONVOLUTION_BYTES + kind.state_elements * kind.state_bytes_per_element
     )
@@ -125,7 +127,7 @@ def state_bytes(kind: Recurrent, settings: KvSettings) -> float:
 
 
 def default_block_tokens(kinds: Sequence[Layers], settings: KvSettings) -> int:
-    """Tokens per block: as stated, else by the attention kernels of those layers."""
+    """Tokens per block: as stated, otherwise the choice of these layers' attention kernels."""
     if settings.block_tokens is not None:
         return settings.block_tokens
     if any(isinstance(part.kind, CompressedAttention) for part in kinds):
@@ -139,11 +141,10 @@ def _has_states(kinds: Sequence[Layers]) -> bool:
 
 
 def shared_page(kinds: Sequence[Layers], settings: KvSettings) -> tuple[float, list[int]] | None:
-    """The common page size in bytes and the tokens per block of each kind; None if there is no
-    common page.
+    """The common page size in bytes, and the tokens per block of each kind; None if there is none.
 
-    A smaller page holds more tokens if it divides the largest, else it is padded. A page of latent
-    vectors cannot be padded, nor can one with an indexer's keys.
+    If a smaller page divides the largest, its block gets more tokens; otherwise it is padded. A
+    page of latent vectors cannot be padded, nor can a page with an indexer's keys.
     """
     block = _aligned_block(kinds, settings)
     costs = [token_bytes(part.kind, settings) for part in kinds]
@@ -161,7 +162,8 @@ def shared_page(kinds: Sequence[Layers], settings: KvSettings) -> tuple[float, l
 
 
 def _aligned_block(kinds: Sequence[Layers], settings: KvSettings) -> int:
-    """Tokens of a block whose page holds the largest recurrent state, if there are states."""
+    """Tokens of a block whose page can hold the largest recurrent state; the default without
+    states."""
     block = default_block_tokens(kinds, settings)
     states = [
         state_bytes(part.kind, settings) for part in kinds if isinstance(part.kind, Recurrent)
@@ -197,10 +199,10 @@ _SIMILAR_COUNTS = 1.5
 
 
 class Group(Struct, frozen=True):
-    """Layers of one kind in the pool: `groups` groups of the layout's common size.
+    """Layers of one kind in the pool, divided into `groups` groups of the layout's common size.
 
-    `layers` are those of one pipeline stage. `token_bytes` is per token and layer on one GPU, 0 for
-    a recurrent state.
+    `layers` is the number in one pipeline stage. `token_bytes` is per token and layer on one GPU; 0
+    for a recurrent state.
     """
 
     kind: LayerKind
@@ -211,11 +213,11 @@ class Group(Struct, frozen=True):
 
 
 class KvLayout(Struct, frozen=True):
-    """The division of one GPU's KV memory into blocks.
+    """How one GPU's KV memory is divided into blocks.
 
-    `block_bytes` is one block of the pool on one GPU (`group_layers` pages of `page_bytes`).
-    `token_bytes` is one more token of context, without sliding windows and states unless the model
-    has nothing else.
+    `block_bytes` is one block of the pool on one GPU: `group_layers` pages of `page_bytes`.
+    `token_bytes` is one more token of context. It excludes sliding windows and states, unless the
+    model has nothing else.
     """
 
     groups: tuple[Group, ...]
@@ -236,28 +238,29 @@ class KvLayout(Struct, frozen=True):
         return sum(group.layers * group.token_bytes for group in kept)
 
     def blocks(self, available_bytes: float) -> int:
-        """Number of blocks that fit; vLLM keeps one for itself (the null block)."""
+        """Number of blocks that fit, including the null block that vLLM keeps for itself."""
         return max(int(available_bytes // self.block_bytes), 0)
 
     def request_blocks(self, context_tokens: int) -> int:
-        """The largest number of KV blocks that a request of this length occupies."""
+        """Most KV blocks that a request of this length can occupy."""
         return sum(
             group.groups * blocks_of(group, context_tokens, self.settings) for group in self.groups
         )
 
     def request_bytes(self, context_tokens: int) -> float:
-        """The largest number of bytes that a request of this length occupies on one GPU."""
+        """Most bytes that a request of this length can occupy on one GPU."""
         return self.request_blocks(context_tokens) * self.block_bytes
 
     def concurrency(self, available_bytes: float, context_tokens: int) -> float:
-        """How many requests of this length fit at once, as vLLM logs it at start-up."""
+        """How many requests of this length fit at once, as vLLM logs at start-up."""
         return self.blocks(available_bytes) / self.request_blocks(context_tokens)
 
     def tokens_of_blocks(self, available_bytes: float) -> int:
-        """The tokens in the line "GPU KV cache size" of vLLM before 0.20.2: blocks over groups.
+        """The tokens that vLLM before 0.20.2 logs as "GPU KV cache size".
 
-        That is no capacity for models with several kinds of layers; newer versions log requests
-        times their length.
+        They are the tokens of the blocks that fit, divided by the number of groups. For models with
+        several kinds of layers this is not the capacity. Newer versions log requests times their
+        length.
         """
         groups = sum(group.groups for group in self.groups)
         block = min(group.block_tokens for group in self.groups)
@@ -266,7 +269,7 @@ class KvLayout(Struct, frozen=True):
 
 
 def blocks_of(group: Group, context_tokens: int, settings: KvSettings) -> int:
-    """The largest number of blocks that a request of this length occupies in one group."""
+    """Most blocks that a request of this length can occupy in one group."""
     kind = group.kind
     if isinstance(kind, Recurrent):
         return settings.state_blocks
@@ -282,12 +285,12 @@ def blocks_of(group: Group, context_tokens: int, settings: KvSettings) -> int:
 def kv_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
     """The cache layout of a model under these settings.
 
-    Groups are those of the whole model; a pipeline stage holds a share of each. The largest stage
-    is used, because the smallest number of blocks limits all stages.
+    Groups are those of the whole model, and each pipeline stage has a share of every group. The
+    largest stage is used, because the smallest number of blocks limits all stages.
 
     Raises:
         SizingError: the model has no cache, its heads cannot be split, or vLLM has no layout for
-    its kinds of layers.
+            its kinds of layers.
     """
     if not layers:
         raise SizingError("the model has no layer that keeps a KV cache", name="model")
@@ -318,11 +321,12 @@ def kv_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
 
 
 def _packed_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
-    """The layout of compressed attention: pages of several sizes lie side by side in a block, as
-    many as the widest group has.
+    """The layout of compressed attention, with pages of several sizes side by side in a block.
+
+    A block has as many pages as the widest group.
 
     Raises:
-        SizingError: a KV cache format that vLLM refuses for it.
+        SizingError: vLLM does not accept this KV cache format for compressed attention.
     """
     if settings.kv_format.id not in _COMPRESSED_FORMATS:
         raise SizingError(
@@ -372,7 +376,7 @@ _COMPRESSED_FORMATS = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
 
 
 class _Bucket(Struct, frozen=True):
-    """Layers whose blocks hold the same tokens: the number of layers by page bytes."""
+    """Layers whose blocks cover the same tokens: the number of layers by page bytes."""
 
     kind: LayerKind
     block_tokens: int
@@ -380,21 +384,23 @@ class _Bucket(Struct, frozen=True):
 
     @property
     def layers(self) -> int:
-        """Number of layers, over all page sizes."""
+        """Number of layers of all page sizes."""
         return sum(self.pages.values())
 
     @property
     def deepest(self) -> int:
-        """The largest number of layers that have the same page size."""
+        """Largest number of layers with the same page size."""
         return max(self.pages.values())
 
     def narrows(self, *, dealt: bool) -> bool:
-        """Whether vLLM may split it down to one layer a group: rings, and windows where no other
-        layers are dealt out."""
+        """Whether vLLM may split this bucket down to one layer per group.
+
+        True for rings, and for windows if no other layers are divided into groups (`dealt`).
+        """
         return isinstance(self.kind, SlidingStates) and not (self.kind.window_tokens and dealt)
 
     def width_bytes(self, groups: int) -> int:
-        """Bytes of a block of the widest group, with the layers dealt out to this many groups."""
+        """Bytes of a block of the widest group, if the layers are divided into this many groups."""
         return sum(ceil(count / groups) * page for page, count in self.pages.items())
 
 
@@ -416,18 +422,19 @@ def _buckets(layers: Sequence[Layers], block_tokens: int) -> list[_Bucket]:
 
 
 def _least_padding(counts: Sequence[int], fewest: int) -> int:
-    """Of the group sizes from `fewest` to the largest count, the one that pads the counts least; of
-    equal ones the largest."""
+    """The group size, at least `fewest`, that pads the counts least; the largest if several do."""
     sizes = range(fewest, max(counts) + 1)
     return min(sizes, key=lambda size: (sum(-count % size for count in counts), -size))
 
 
 def _with_plain_ends(layers: Sequence[Layers], settings: KvSettings) -> KvSettings:
-    """The settings for a format that keeps the first and last layers in 16 bit. With recurrent
-    layers vLLM does not keep any in 16 bit: `plain_layers` is 0 then.
+    """The settings for a format that keeps the first and last layers in 16 bit.
+
+    `plain_layers` becomes 0 for models with recurrent layers, for which vLLM keeps none in 16 bit.
 
     Raises:
-        SizingError: sliding layers; a census does not tell which layers are first and last.
+        SizingError: the model has sliding layers. Counts of layers do not show which are first and
+            last.
     """
     kinds = {type(part.kind) for part in layers}
     if Recurrent in kinds:
@@ -441,7 +448,8 @@ def _with_plain_ends(layers: Sequence[Layers], settings: KvSettings) -> KvSettin
 
 
 def _alike(layers: Sequence[Layers]) -> bool:
-    """Whether every layer stores the same tokens of a request: they form one group."""
+    """Whether every layer stores the same tokens of a request, so that all layers form one
+    group."""
     if all(isinstance(part.kind, _GROWING) for part in layers):
         return True
     windows = [
@@ -467,7 +475,7 @@ def _one_group(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
 
 
 def _merged(layers: Sequence[Layers], settings: KvSettings) -> list[Layers]:
-    """The layers, with kinds combined that become equal on one GPU once the heads are split."""
+    """The layers, combining kinds that are equal on one GPU after the heads are split."""
     merged: dict[tuple[object, ...], Layers] = {}
     for part in layers:
         kind = part.kind
@@ -482,16 +490,16 @@ def _merged(layers: Sequence[Layers], settings: KvSettings) -> list[Layers]:
 
 
 def group_size(counts: Sequence[int]) -> int:
-    """Layers per group: the smallest count of any kind, or the largest of similar counts."""
+    """Layers per group: the smallest count of any kind; if counts are similar, the largest."""
     fewest, most = min(counts), max(counts)
     return most if most < fewest * _SIMILAR_COUNTS else fewest
 
 
 def _unified(layers: Sequence[Layers]) -> list[Layers]:
-    """The layers with sliding ones replaced by full ones, which store the whole context.
+    """The layers, with sliding layers replaced by full ones, which store the whole context.
 
     Raises:
-        SizingError: some layers cannot store the whole context; vLLM refuses to start.
+        SizingError: some layers cannot store the whole context; vLLM would not start.
     """
     unified = [
         Layers(

@@ -1,4 +1,4 @@
-"""The formats of a KV cache: bytes that one token takes in one head or latent vector. Pure.
+"""KV cache formats: bytes that one token takes in one head or in a latent vector. Pure.
 
 Source: vllm/v1/kv_cache_interface.py and `customize_spec` of the attention backends (0.32).
 """
@@ -24,11 +24,14 @@ _AMPERE, _BLACKWELL = 8.0, 10
 class KvFormat(Struct, frozen=True, kw_only=True):
     """One value of `--kv-cache-dtype`.
 
-    `key_bits` and `value_bits` count an element with the scales of its group; `key_bytes` and
-    `value_bytes` are scales and norms of a whole head. `latent_bytes` are scales of a latent
-    vector, None where vLLM refuses the format for latent attention. `rope_bytes` is bytes per
-    rotary element, in formats of sparse latent attention where these have another width.
-    `plain_layers` layers at either end of a model without recurrent layers stay in 16 bit.
+    - `key_bits`, `value_bits`: bits per element, including the scales of its group.
+    - `key_bytes`, `value_bytes`: scales and norms of a whole head.
+    - `latent_bytes`: scales of a latent vector; None if vLLM refuses the format for latent
+      attention.
+    - `rope_bytes`: bytes per rotary element, in formats of sparse latent attention in which these
+      have another width.
+    - `plain_layers`: this many layers at either end stay in 16 bit, unless the model has recurrent
+      layers.
     """
 
     id: str
@@ -42,26 +45,26 @@ class KvFormat(Struct, frozen=True, kw_only=True):
 
     @property
     def element_bytes(self) -> float:
-        """Bytes of one element, scales included, in heads of 128."""
+        """Bytes of one element in heads of 128 elements, including scales."""
         return self.head_bytes(_USUAL_HEAD_DIM, _USUAL_HEAD_DIM) / (2 * _USUAL_HEAD_DIM)
 
     @property
     def label(self) -> str:
-        """The dtype as text, with the width that `auto` stands for."""
+        """The dtype as text; for `auto`, with the width that it stands for."""
         return "auto (16-bit)" if self.id == "auto" else self.id
 
     @property
     def needs_indexer(self) -> bool:
-        """Whether only the kernels of sparse latent attention support it."""
+        """Whether only the kernels of sparse latent attention support this format."""
         return self.rope_bytes is not None
 
     @property
     def is_quantized(self) -> bool:
-        """Whether it takes fewer than 16 bits an element, so that quality has to be tested."""
+        """Whether an element takes fewer than 16 bits, so that answer quality must be tested."""
         return self.element_bytes < 2
 
     def head_bytes(self, key_dim: int, value_dim: int) -> float:
-        """Bytes of one token in one KV head: key and value in whole bytes, even together."""
+        """Bytes of one token in one KV head: key plus value, each in whole bytes, even in total."""
         keys = ceil(key_dim * self.key_bits / _BYTE_BITS) + self.key_bytes
         values = ceil(value_dim * self.value_bits / _BYTE_BITS) + self.value_bytes
         return ceil((keys + values) / 2) * 2
@@ -92,10 +95,10 @@ def _formats() -> Mapping[str, KvFormat]:
 
 
 def kv_format(kv_cache_dtype: str) -> KvFormat:
-    """The format of a value of `--kv-cache-dtype`.
+    """The format for a value of `--kv-cache-dtype`.
 
     Raises:
-        SizingError: an unknown dtype; the choices are listed.
+        SizingError: the dtype is unknown; the choices are listed.
     """
     named = _formats().get(kv_cache_dtype.lower())
     if named is None:
@@ -108,9 +111,11 @@ def kv_format(kv_cache_dtype: str) -> KvFormat:
 
 
 def kernel_missing(kind: KvFormat, gpu: Gpu) -> str | None:
-    """Why no attention kernel of vLLM 0.32 supports the format on the GPU; None if one does.
+    """Why no attention kernel of vLLM 0.32 supports the format on this GPU; None if one does.
 
-    NVFP4 has kernels for NVIDIA GPUs from Ampere on, its variants for data-centre Blackwell alone.
+    NVFP4 has kernels for NVIDIA GPUs from Ampere on. Its variants have kernels only for data-centre
+    Blackwell.
+
     Source: vllm/v1/attention/backends/flashinfer.py and mla/flashmla_sparse.py (0.32).
     """
     if not kind.id.startswith("nvfp4"):

@@ -1,4 +1,4 @@
-"""A vLLM launch to size: its settings, the defaults of its version, and validation. Pure."""
+"""A vLLM launch to size: its settings, its version's defaults, and validation. Pure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def parse_version(text: str) -> Version:
     """(major, minor, patch) of a vLLM version such as "0.11.0", "v0.20.1rc2" or "0.19".
 
     Raises:
-        SizingError: it is not a version.
+        SizingError: the text is not a version.
     """
     match = re.match(r"\s*v?(\d{1,3})\.(\d{1,4})(?:\.(\d{1,4}))?", text)
     if match is None:
@@ -79,12 +79,12 @@ class Defaults(Struct, frozen=True):
     latent_hybrid_tokens: int
 
     def batches_in_flight(self, pipeline_parallel: int) -> int:
-        """Steps whose tokens are in flight: one more than pipeline stages if steps overlap."""
+        """Steps in flight at once: one more than the pipeline stages if steps overlap."""
         return pipeline_parallel + 1 if self.async_batches else 1
 
 
 def defaults(version: Version, gpu: Gpu | None) -> Defaults:
-    """The version's defaults on that GPU; without a GPU, those of an 80 GB H100."""
+    """The version's defaults on this GPU; without a GPU, those for an 80 GB H100."""
     if gpu is None:
         return _defaults(version, 80 * GIB, ampere=False)
     return _defaults(version, gpu.memory_bytes, ampere=gpu.id.startswith("a100"))
@@ -123,11 +123,11 @@ _LARGEST_BLOCK = 1 << 16
 class Setup(Struct, frozen=True):
     """A launch to size. None means vLLM's default for that version and GPU.
 
-    `weights_bytes` and `available_kv_bytes` are per GPU as vLLM logs them, and replace computed
-    values; adapters and a draft are added to the weights. `overhead_excess_bytes` is how much more
-    the running server takes than the overhead model predicts; None: not measured.
-    `context_tokens` is the request length for concurrency, by default the longest allowed one
-    (`max_model_len`).
+    - `weights_bytes`, `available_kv_bytes`: per GPU, as vLLM logs them; they replace computed
+      values. Adapters and a draft are added to the weights.
+    - `overhead_excess_bytes`: how much more memory the running server uses than the overhead model
+      predicts; None if not measured.
+    - `context_tokens`: the request length for concurrency; by default `max_model_len`.
     """
 
     model: Model
@@ -155,10 +155,11 @@ class Setup(Struct, frozen=True):
 
     @property
     def scheme(self) -> Scheme:
-        """The quantization: as stated, else the checkpoint's own.
+        """The quantization: as stated, otherwise the checkpoint's own.
 
-        A quantized checkpoint keeps its own variant of the stated scheme: "fp8" stated for an FP8
-        checkpoint with attention in 16 bit means that checkpoint's scheme.
+        If a quantized checkpoint has a variant of the stated scheme, the variant is used. For
+        example, "fp8" for an FP8 checkpoint with attention in 16 bit means that checkpoint's
+        scheme.
         """
         own = scheme(self.model.quantization)
         if self.quantization is None:
@@ -205,7 +206,7 @@ class Setup(Struct, frozen=True):
 
     @property
     def context(self) -> int:
-        """The request length, in tokens, for concurrency."""
+        """The request length in tokens that concurrency is computed for."""
         return self.context_tokens or self.longest_tokens
 
 
@@ -293,10 +294,10 @@ def _check_parallel(setup: Setup) -> None:
 
 
 def _context_ranks(setup: Setup) -> list[int]:
-    """The decode context parallel sizes that vLLM accepts at this tensor parallel size.
+    """The decode context parallel sizes that vLLM accepts at this tensor-parallel size.
 
-    Every rank has a copy of a latent vector. With more ranks than KV heads, each KV head has copies
-    on several ranks, and its query heads are split over these.
+    A latent vector is copied to every rank. If there are more ranks than KV heads, each KV head is
+    copied to several ranks, and its query heads are split over these ranks.
 
     Source: vllm/config/model.py, verify_with_parallel_config (0.32).
     """
@@ -336,9 +337,10 @@ def _check_dtypes(setup: Setup) -> None:
 def tensor_parallel_choices(
     *, attention_heads: int, kv_heads: int, domain_gpus: int
 ) -> tuple[int, ...]:
-    """TP degrees that split the heads evenly and stay within one NVLink domain, smallest first.
+    """TP degrees that split the heads evenly within one NVLink domain, smallest first.
 
-    Query heads must divide; KV heads divide, or are replicated a whole number of times.
+    The degree must divide the query heads. It must divide the KV heads or be a multiple of them.
+
     Source: guide 5.1, 5.2 and 5.6; heads: vLLM, model_executor/layers/linear.py (QKV projection).
     """
     return tuple(
@@ -351,10 +353,10 @@ def tensor_parallel_choices(
 def check_tensor_parallel(
     *, tensor_parallel: int, attention_heads: int, kv_heads: int, domain_gpus: int
 ) -> None:
-    """Refuse a TP degree that the model or the node cannot have.
+    """Check that the model and the node support this TP degree.
 
     Raises:
-        SizingError: names what it breaks and lists the degrees that would do.
+        SizingError: they do not; the message has the reason and the valid degrees.
     """
     choices = tensor_parallel_choices(
         attention_heads=attention_heads, kv_heads=kv_heads, domain_gpus=domain_gpus

@@ -1,4 +1,4 @@
-"""The memory budget as steps of arithmetic that can be checked by hand. Pure."""
+"""The memory budget as lines of arithmetic that users can check by hand. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gib(amount_bytes: float) -> str:
 
 
 def beside_steps(answer: Memory) -> Iterator[Step]:
-    """Steps for the adapters' buffers, the draft's weights, and the total loaded."""
+    """Lines for the adapters' buffers, the draft's weights, and the total loaded."""
     setup = answer.setup
     if setup.adapters is not None:
         slots, rank = setup.adapters.slots, setup.adapters.rank
@@ -76,7 +76,7 @@ def beside_steps(answer: Memory) -> Iterator[Step]:
 
 
 def draft_token_steps(answer: Memory) -> Iterator[Step]:
-    """Steps for a token's bytes in the draft's layers, which share the target's blocks."""
+    """Lines for a token's bytes in the draft's layers, which share the target's blocks."""
     draft, settings = answer.setup.draft, answer.layout.settings
     for part in draft.model.layers if draft is not None else ():
         layer_bytes = token_bytes(part.kind, settings)
@@ -105,7 +105,7 @@ _POOL_SOURCE = "vllm/v1/core/kv_cache_utils.py"
 
 
 def memory_steps(answer: Memory) -> tuple[Step, ...]:
-    """Steps for weights, overhead, available KV, bytes per token, blocks and requests."""
+    """Lines for weights, overhead, available KV, bytes per token, blocks and requests."""
     lines: list[Step] = []
     if answer.setup.available_kv_bytes is None:
         lines += [_weights(answer), *beside_steps(answer), _overhead(answer), _available(answer)]
@@ -140,7 +140,7 @@ def _weights(answer: Memory) -> Step:
 
 
 def _parts(weights: Weights) -> dict[str, float]:
-    """Bytes of each part, without parts of less than 5 MiB."""
+    """Bytes of each part; parts below 5 MiB are left out."""
     parts = {
         "attention": weights.attention_bytes,
         "MLP": weights.mlp_bytes,
@@ -224,7 +224,7 @@ def _vectors(group: Group, kind: CompressedAttention | SlidingStates) -> Step:
 
 
 def _head(kind: FullAttention | SlidingAttention, kept: KvFormat) -> str:
-    """The bytes of one token in one head, with the scales of its format."""
+    """The bytes of one token in one head, including the format's scales, as a formula."""
     if kept.key_bits == kept.value_bits and not kept.key_bytes:
         return f"({kind.key_dim} + {kind.value_dim}) x {figure(kept.key_bits / 8)}"
     keys = f"{kind.key_dim} x {figure(kept.key_bits / 8)} + {kept.key_bytes}"

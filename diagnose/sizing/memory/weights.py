@@ -27,7 +27,7 @@ _ROCM_ROW_BYTES, _ROCM_PADDING_BYTES = 512, 256
 
 
 class Parallel(Struct, frozen=True):
-    """How a replica is spread over GPUs: `experts` is True with `--enable-expert-parallel`."""
+    """How a replica is split over GPUs. `experts` is True with `--enable-expert-parallel`."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -44,7 +44,7 @@ ONE_GPU = Parallel()
 
 
 class Weights(Struct, frozen=True):
-    """Bytes on the fullest GPU, by kind."""
+    """Bytes of weights on the fullest GPU, by kind."""
 
     attention_bytes: float
     mlp_bytes: float
@@ -70,7 +70,7 @@ def parameters_of(model: Model) -> Parameters:
     """The model's parameter counts.
 
     Raises:
-        SizingError: its configuration does not say enough to count them.
+        SizingError: its configuration is not enough to count them.
     """
     if model.parameters is None:
         raise SizingError(
@@ -86,10 +86,11 @@ def weights_per_gpu(
 ) -> Weights:
     """Bytes of weights on the fullest GPU.
 
-    Projections, experts and tables are split over the tensor-parallel group, KV projections no
-    further than the KV heads. MLA's down-projections, norms, routers and vision towers are on every
-    GPU. Pipeline stages have a share of the layers each. Experts are padded to what the kernels of
-    the GPU's `vendor` take.
+    - Projections, experts and tables are split over the tensor-parallel group; KV projections are
+      split over the KV heads at most.
+    - MLA's down-projections, norms, routers and vision towers are on every GPU.
+    - Each pipeline stage has a share of the layers.
+    - Experts are padded to the sizes that the kernels of the GPU's `vendor` need.
 
     Raises:
         SizingError: the parameters cannot be counted.
@@ -121,15 +122,17 @@ def weights_per_gpu(
 
 
 def attention_parameters(model: Model, parameters: Parameters, tensor_parallel: int) -> float:
-    """Attention parameters on one GPU: KV projections are split no further than the KV heads."""
+    """Attention parameters on one GPU; KV projections are split over the KV heads at most."""
     split = (parameters.attention - parameters.kv) / tensor_parallel
     kv = parameters.kv / min(tensor_parallel, fewest_kv_heads(model))
     return split + kv + parameters.replicated
 
 
 def _padding_ratio(model: Model, scheme: Scheme, *, tensor: int, vendor: str) -> float:
-    """Bytes of the routed experts on a GPU over those of the checkpoint; `tensor` is the number of
-    ranks that each is split over."""
+    """Bytes of the routed experts on a GPU, divided by those of the checkpoint.
+
+    `tensor` is the number of ranks that each expert is split over.
+    """
     if not model.expert_width or not model.hidden_size:
         return 1.0
     width, hidden = model.expert_width / tensor, model.hidden_size
@@ -154,7 +157,7 @@ def _rocm_ratio(row_elements: float) -> float:
 
 
 def fewest_kv_heads(model: Model) -> int:
-    """The smallest number of KV heads of any layer; 1 if attention has none of its own."""
+    """The smallest number of KV heads of any layer; 1 if no attention layer has KV heads."""
     heads = [
         part.kind.kv_heads
         for part in model.layers
@@ -181,7 +184,7 @@ _LARGEST_VOCABULARY = 258_048
 
 
 class Adapters(Struct, frozen=True):
-    """`--max-loras` and `--max-lora-rank`: most adapters per batch, and their largest rank."""
+    """`--max-loras` and `--max-lora-rank`: the most adapters per batch, and their largest rank."""
 
     slots: int
     rank: int = DEFAULT_RANK
@@ -218,7 +221,7 @@ def check_adapters(adapters: Adapters, model: Model) -> None:
 def adapter_bytes(model: Model, adapters: Adapters, parallel: Parallel) -> float:
     """Bytes of the adapter buffers on the fullest GPU; 0 if the model's LoRA shape is unknown.
 
-    slots x rank x elements per unit of rank x 2; `catalogue.parameters` says which of them are
+    slots x rank x elements per unit of rank x 2. `catalogue.parameters` defines which elements are
     split over the ranks.
     """
     shape = model.adapters
@@ -286,7 +289,9 @@ def draft_bytes(draft: Draft, parallel: Parallel) -> float:
 
 
 def draft_layers(draft: Draft, parallel: Parallel) -> tuple[Layers, ...]:
-    """The draft's layers, counted as if every pipeline stage had them: the last stage has all of
-    them."""
+    """The draft's layers, multiplied by the number of pipeline stages.
+
+    The last stage has all of them, so they are counted as if every stage had them.
+    """
     stages = parallel.pipeline
     return tuple(Layers(part.kind, part.count * stages) for part in draft.model.layers)

@@ -1,5 +1,7 @@
-"""Steps 6 and 9 of a plan: parallelism, then token budget, speculation and prefill/decode pools.
-Pure. Guide 5, 6 and 9.1."""
+"""Steps 6 and 9 of a plan: parallelism; token budget, speculation and P/D pools. Pure.
+
+Guide 5, 6 and 9.1.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,13 @@ from kneewatch.diagnose.sizing.speed.speculation import (
 )
 
 PCIE_TENSOR_PARALLEL = 2
-"""Largest TP to plan without NVLink (guide 9.1 step 2)."""
+"""Largest TP degree to plan without NVLink (guide 9.1 step 2)."""
 _MOST_STAGES = 8
 _NEARLY_RATIO = 0.9
 
 
 class Split(Struct, frozen=True, kw_only=True):
-    """The chosen split, and the reasons against others."""
+    """The chosen split of the model over GPUs, and why others were rejected."""
 
     setup: Setup
     refused: tuple[str, ...]
@@ -54,11 +56,12 @@ class Split(Struct, frozen=True, kw_only=True):
 
 
 def splits(pool: Pool) -> tuple[Parallel, ...]:
-    """The splits that model and node allow, fewest GPUs first: TP within a node, then pipeline
-    stages.
+    """The splits that model and node allow, fewest GPUs first.
+
+    TP is within a node; pipeline stages come after that.
 
     Raises:
-        SizingError: the stated tensor parallel size is impossible for the model or the node.
+        SizingError: the stated tensor-parallel size is impossible for the model or the node.
     """
     node, gpu = pool.profile.hosting.node_gpus, pool.gpu
     linked = min(node, gpu.nvlink_gpus) if gpu.nvlink_bytes_per_s else PCIE_TENSOR_PARALLEL
@@ -84,13 +87,15 @@ def splits(pool: Pool) -> tuple[Parallel, ...]:
 
 
 def choose_split(pool: Pool, floor: Floor, *, quantization: str, kv_cache_dtype: str) -> Split:
-    """The fewest GPUs that meet the memory floor, vLLM's own accounting and the targets.
+    """The fewest GPUs that meet the memory floor, vLLM's own memory accounting and the targets.
 
-    A stated concurrency must meet the targets by the roofline. Without one, or if no split meets
-    them, the split that serves most per GPU is chosen, the smaller of nearly equal ones.
+    A stated concurrency must meet the targets according to the roofline. If none is stated, or if
+    no split meets the targets, the split with the most throughput per GPU is chosen. If several are
+    nearly equal, the smallest of them.
 
     Raises:
         SizingError: nothing fits.
+
     Source: guide 9.1 step 6, 5.1 and 5.5.
     """
     refused: list[str] = []
@@ -118,7 +123,8 @@ def choose_split(pool: Pool, floor: Floor, *, quantization: str, kv_cache_dtype:
 
 
 def _misfit(pool: Pool, floor: Floor, setup: Setup) -> str:
-    """Why a replica is too small; empty if it is not. A stated split may be below the floor."""
+    """Why a replica is too small; empty if it is not. A stated split may be below the memory
+    floor."""
     gpus, concurrency = setup.parallel.gpus, planned_concurrency(pool)
     if gpus < floor.gpus and pool.deployment.tensor_parallel is None:
         return f"below the memory floor of {counted(floor.gpus, 'GPU')}"
@@ -245,16 +251,16 @@ def _parallel_steps(pool: Pool, replica: Serving, planned: float) -> list[Step]:
 
 
 SHORT_PROMPT_TOKENS = 500
-"""Shorter prompts are better prefilled where they are decoded (guide 6.5)."""
+"""Shorter prompts are better prefilled on the server that decodes them (guide 6.5)."""
 
 SAVING_RATIO = 0.2
-"""Smallest saving of GPUs for two pools: the roofline is not more exact than that."""
+"""Smallest saving of GPUs that justifies two pools; the roofline is not more accurate than that."""
 
 _ALL_CACHED_RATIO = 1.0  # a decode pool computes no prompt
 
 
 def disaggregation(pool: Pool, replica: Serving) -> Part:
-    """P:D ratio, seconds to move the KV, and whether two pools need fewer GPUs."""
+    """P:D ratio, seconds to transfer the KV, and whether two pools need fewer GPUs."""
     part = Part(decision="prefill and decode on the same replicas", output={"disaggregate": False})
     if replica.limit < 1:
         return part
@@ -279,8 +285,8 @@ def _gpus(ratio: PrefillDecodeRatio) -> float:
 
 
 def _ratio(pool: Pool, replica: Serving) -> PrefillDecodeRatio | None:
-    """The sizes of both pools by the rates of each phase alone; None if decode alone misses its
-    target."""
+    """The sizes of both pools, from the rate of each phase alone; None if decode misses its target
+    alone."""
     profile = dataclasses.replace(pool.profile, slo=Slo(itl_p99_s=pool.profile.slo.itl_p99_s))
     decoding = replace(replica, pool=replace(pool, profile=profile), hit_ratio=_ALL_CACHED_RATIO)
     best = best_point(decoding)
@@ -298,7 +304,7 @@ def _ratio(pool: Pool, replica: Serving) -> PrefillDecodeRatio | None:
 
 
 def _transfer(pool: Pool, replica: Serving, stall_s: float) -> Part:
-    """The seconds to move a prompt's KV between the pools; empty where no network is stated."""
+    """Seconds to transfer a prompt's KV between the pools; empty if no network is stated."""
     network = pool.profile.hosting.network
     if network is None:
         return Part()
@@ -372,7 +378,8 @@ def batching_step(pool: Pool, replica: Serving) -> tuple[PlanStep, Serving]:
 
 
 def _budget(replica: Serving) -> tuple[Part, Serving]:
-    """The token budget per step: vLLM's own, or a smaller one that serves more at the targets."""
+    """The token budget per step: vLLM's own, or a smaller one if it serves more within the
+    targets."""
     own, (best, tried) = replica.setup.batched_tokens, tuned(replica)
     taken = best.setup.batched_tokens
     part = Part(
@@ -421,7 +428,7 @@ def _speculation(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
 
 
 def _alone(stated: Speculation) -> Part:
-    """The effect of speculation on one request in an idle replica."""
+    """The effect of speculation on a single request in an idle replica."""
     tokens, accepted, cost = stated.draft_tokens, stated.acceptance_ratio, stated.draft_cost_ratio
     speedup = speculative_speedup(
         acceptance_ratio=accepted, draft_tokens=tokens, draft_cost_ratio=cost

@@ -41,7 +41,7 @@ _ROUNDING = 1e-9  # a need that fits exactly must not cost one more GPU
 
 
 class Floor(Struct, frozen=True):
-    """GPUs that one replica needs at least, by the guide's sum, with values and arithmetic.
+    """Fewest GPUs for one replica by the guide's sum, with values and arithmetic.
 
     `gpus` reserves 10% of each GPU for the framework.
     """
@@ -51,15 +51,16 @@ class Floor(Struct, frozen=True):
 
 
 def planned_concurrency(pool: Pool) -> int:
-    """Requests that one replica must hold: as stated, else the minimum to be useful."""
+    """Requests that one replica must hold: the stated number, otherwise 1."""
     return pool.deployment.concurrency or 1
 
 
 def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor:
-    """The floor at a precision. Activations stay at the checkpoint's own precision.
+    """The memory floor at a precision. Activations keep the checkpoint's own precision.
 
     Raises:
-        SizingError: parameters that cannot be counted, or an unknown dtype.
+        SizingError: the parameters cannot be counted, or the dtype is unknown.
+
     Source: guide 2.1 to 2.6.
     """
     profile, concurrency = pool.profile, planned_concurrency(pool)
@@ -137,7 +138,7 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
 
 
 def _adapter_bytes(pool: Pool) -> float:
-    """Bytes of one adapter: as stated, or of the buffers for its rank."""
+    """Bytes of one adapter: as stated, otherwise of the buffers for its rank."""
     lora = pool.profile.lora
     if lora is None or lora.max_lora_rank is None:
         return lora.adapter_bytes if lora else 0.0
@@ -151,7 +152,7 @@ def _weights_bytes(pool: Pool, quantization: str) -> float:
 
 
 def floor_step(pool: Pool, floor: Floor) -> PlanStep:
-    """Step 4: the floor before any optimisation."""
+    """Step 4: the memory floor before any optimization."""
     step = PlanStep(
         number=4,
         title="Calculate the memory floor",
@@ -183,11 +184,10 @@ def floor_step(pool: Pool, floor: Floor) -> PlanStep:
 
 
 def chosen_quantization(pool: Pool) -> tuple[str, str]:
-    """The weights' scheme and the reason: stated, the checkpoint's own, or what the GPU computes
-    in.
+    """The weights' scheme and the reason: stated, the checkpoint's own, or the GPU's native format.
 
     Raises:
-        SizingError: an unknown scheme.
+        SizingError: the scheme is unknown.
     """
     if pool.deployment.quantization is not None:
         return scheme(pool.deployment.quantization).id, "as set"
@@ -200,7 +200,7 @@ def chosen_quantization(pool: Pool) -> tuple[str, str]:
 
 
 def chosen_kv_dtype(pool: Pool) -> tuple[str, str]:
-    """The KV cache's dtype after step 8, and why.
+    """The KV cache's dtype after step 8, and the reason.
 
     Source: guide 4.3, 7.5 and 9.1 step 8 (FP8 by default).
     """
@@ -212,7 +212,7 @@ def chosen_kv_dtype(pool: Pool) -> tuple[str, str]:
 
 
 def quantization_step(pool: Pool, before: Floor, after: Floor) -> PlanStep:
-    """Step 5: the floor with quantized weights and KV cache."""
+    """Step 5: the memory floor with quantized weights and KV cache."""
     chosen, why = chosen_quantization(pool)
     kv, kv_why = chosen_kv_dtype(pool)
     gain = 2.0 if kv.startswith("fp8") else 1.0
@@ -241,11 +241,11 @@ def quantization_step(pool: Pool, before: Floor, after: Floor) -> PlanStep:
 
 
 BLOCK_TOKENS = 16
-"""vLLM's block for attention; only whole ones are shared."""
+"""Tokens of vLLM's block for attention; only whole blocks are shared."""
 _RESERVE_RATIO = 0.30
-"""Share of the KV budget to leave to stored prefixes (guide 7.2: 20 to 30 %)."""
+"""Share of the KV budget to reserve for stored prefixes (guide 7.2: 20 to 30%)."""
 _STARVED_RATIO = 1.25
-"""If doubling the requests gains at least this factor, the KV cache is the limit."""
+"""The KV cache is the limit if twice as many requests raise throughput at least by this factor."""
 
 
 def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[PlanStep, Serving]:
@@ -287,7 +287,7 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
 
 
 def _prefix(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
-    """The prefixes that the KV cache keeps, and the replica with the tokens that they save.
+    """The prefixes that the KV cache stores, and the replica with the tokens that they save.
 
     Only whole blocks are reused. Source: guide 7.2.
     """
@@ -345,7 +345,7 @@ def _prefix(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
 
 
 def _starved(replica: Serving) -> bool:
-    """Whether throughput still rises steeply where the KV cache is full (guide 7.6)."""
+    """Whether throughput is still rising steeply when the KV cache is full (guide 7.6)."""
     limit = replica.limit
     if limit >= replica.setup.seqs:
         return False
@@ -356,7 +356,7 @@ def _starved(replica: Serving) -> bool:
 
 
 def _offload(pool: Pool, replica: Serving) -> Part:
-    """Whether to store contexts below HBM, and the seconds to fetch one (guide 7.4, 7.6)."""
+    """Whether to store contexts outside HBM, and the seconds to fetch one (guide 7.4, 7.6)."""
     profile, gpus = pool.profile, replica.setup.parallel.gpus
     request_bytes = replica.memory.layout.request_bytes(replica.setup.context)
     host = pool.gpu.host_bytes_per_s

@@ -1,5 +1,7 @@
-"""The result of a plan: its steps and pools as lines and as JSON, and the values that live requests
-are compared with. Pure."""
+"""The result of a plan: its steps and pools, as lines and as JSON. Pure.
+
+Also the values that live requests are compared with.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ _LENGTH_ROUNDING_TOKENS = 256
 class Part(Struct):
     """A decision of the plan, or a part of one.
 
-    `output` has values by name, which ends in the unit; None: not yet known. `steps` is the
-    arithmetic; `to_measure` lists what needs a measurement.
+    `output` has values by name, which ends with the unit; None means not yet known. `steps` is the
+    arithmetic. `to_measure` lists what must be measured.
     """
 
     decision: str = ""
@@ -50,10 +52,9 @@ class Part(Struct):
     notes: list[str] = field(default_factory=list[str])
 
     def add(self, part: Part, *, tier: str = "", prefix: str = "") -> None:
-        """Add what another part holds, without its decision.
+        """Add everything from another part except its decision.
 
-        A `tier` is put in front of the titles of its arithmetic, `prefix` in front of the names of
-        its values.
+        `tier` is put before the titles of its arithmetic, `prefix` before the names of its values.
         """
         self.output |= {f"{prefix}{name}": value for name, value in part.output.items()}
         self.steps += [replace(s, title=f"{tier}: {s.title}") if tier else s for s in part.steps]
@@ -62,7 +63,7 @@ class Part(Struct):
 
 
 class PlanStep(Part, kw_only=True):
-    """One of the guide's thirteen decisions; `tier` is empty if it is for all traffic."""
+    """One of the guide's thirteen decisions. `tier` is empty if the decision is for all traffic."""
 
     number: int
     title: str
@@ -70,14 +71,14 @@ class PlanStep(Part, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The thirteen steps in order; with tiers, steps 4 to 10 are repeated per tier."""
+    """The thirteen steps in order. With tiers, each tier has its own steps 4 to 10."""
 
     profile: WorkloadProfile
     tiers: tuple[str, ...]
     steps: tuple[PlanStep, ...]
 
     def step(self, number: int, tier: str = "") -> PlanStep:
-        """The step with that number, of a tier if there are several.
+        """The step with this number; of the tier `tier` if there are several.
 
         Raises:
             KeyError: there is no such step.
@@ -105,7 +106,7 @@ def _count(value: Value) -> int | None:
 class Pool(Struct, frozen=True, kw_only=True):
     """A fleet to size: a model on a GPU, request lengths, and a share of the traffic.
 
-    `share_ratio` is of arriving requests; `peak_requests_per_s` includes growth.
+    `share_ratio` is the share of arriving requests. `peak_requests_per_s` includes growth.
     """
 
     name: str
@@ -119,24 +120,24 @@ class Pool(Struct, frozen=True, kw_only=True):
 
     @property
     def tail_tokens(self) -> int:
-        """Input plus output tokens at P95: the request length that memory is planned for."""
+        """Input plus output tokens at P95; memory is planned for requests of this length."""
         return self.lengths.input_p95_tokens + self.lengths.output_p95_tokens
 
     @property
     def average_requests_per_s(self) -> float | None:
-        """This fleet's share of the average rate; None if that is not stated."""
+        """This fleet's share of the average rate; None if no average is stated."""
         average = average_requests_per_s(self.profile)
         return None if average is None else average * self.share_ratio
 
     @property
     def usd_per_gpu_hour(self) -> float:
-        """The stated price, else the catalogue's default."""
+        """The stated price, otherwise the catalogue's default."""
         stated = self.deployment.usd_per_gpu_hour
         return self.gpu.usd_per_hour if stated is None else stated
 
 
 def average_requests_per_s(profile: WorkloadProfile) -> float | None:
-    """The stated average, or a batch's own rate."""
+    """The stated average rate; for a batch, its own rate."""
     traffic = profile.traffic
     if traffic.batch_requests is not None and traffic.batch_window_s is not None:
         return traffic.batch_requests / traffic.batch_window_s
@@ -144,7 +145,7 @@ def average_requests_per_s(profile: WorkloadProfile) -> float | None:
 
 
 def planned_peak_per_s(profile: WorkloadProfile) -> float:
-    """The peak to size for: the stated one, or a batch's own rate, and the growth."""
+    """The peak to size for: the stated peak, or a batch's own rate, multiplied by the growth."""
     peak = profile.traffic.peak_requests_per_s or average_requests_per_s(profile)
     if peak is None:
         raise SizingError("the profile has no peak", name="peak_requests_per_s")
@@ -152,10 +153,10 @@ def planned_peak_per_s(profile: WorkloadProfile) -> float:
 
 
 def call_lengths(lengths: Lengths, session: SessionShape | None) -> Lengths:
-    """Lengths over all calls of a session, from those of its first call.
+    """Lengths over all calls of a session, computed from those of its first call.
 
-    Each call's input contains the earlier outputs and what was added. The mean is that of the
-    middle call; P95 and P99 are of the last call.
+    Each call's input contains the earlier outputs and the added tokens. The mean is that of the
+    middle call; P95 and P99 are those of the last call.
 
     Source: guide 1.2 (the session is the unit of sizing).
     """
@@ -174,10 +175,11 @@ def call_lengths(lengths: Lengths, session: SessionShape | None) -> Lengths:
 
 
 def longest_request_tokens(pool: Pool) -> int:
-    """`max_model_len` to launch with: stated, or the input limit and the P99 output.
+    """The `max_model_len` for the launch: the stated one, or the input limit plus the P99 output.
 
     Raises:
-        SizingError: today's P99 lengths do not fit the model, or the stated length.
+        SizingError: today's P99 lengths do not fit the model, or exceed the stated length.
+
     Source: guide 9.4 (the operational limit is not the model's).
     """
     lengths, own = pool.lengths, pool.model.max_context_tokens
@@ -201,10 +203,11 @@ def longest_request_tokens(pool: Pool) -> int:
 
 
 class Sized(Struct, frozen=True, kw_only=True):
-    """A fleet after step 10. `usable_source` is measured, predicted, stated or unknown.
+    """A fleet after step 10.
 
-    `point` is one replica at C_max, None if no concurrency is known to meet the targets;
-    `quiet_ttft_s` is the prefill time of a P99 prompt in an idle replica.
+    - `usable_source`: measured, predicted, stated or unknown.
+    - `point`: one replica at C_max; None if no concurrency is known to meet the targets.
+    - `quiet_ttft_s`: the prefill time of a P99 prompt in an idle replica.
     """
 
     pool: Pool
@@ -228,11 +231,11 @@ class Sized(Struct, frozen=True, kw_only=True):
 
 _WIDTH = 100
 _UNITS = {"_requests_per_s": "requests/s", "_requests_per_s_per_instance": "requests/s"}
-"""Name endings that are printed as a unit after the value instead."""
+"""Endings of names that are units; they are printed after the value instead."""
 
 
 def plan_lines(plan: Plan) -> tuple[str, ...]:
-    """The plan as text: the fleet and its cost, then every decision with its arithmetic."""
+    """The plan as text: first the fleet and its cost, then every decision with its arithmetic."""
     fleet, cost = plan.step(11).decision, plan.step(12).decision
     lines = [f"Plan for {plan.profile.name}: {fleet}"]
     chosen = plan.step(2).output.items()
@@ -289,7 +292,7 @@ def _label(name: str) -> str:
 
 
 def shown(name: str, value: Value) -> str:
-    """A value as text, with the unit that its name ends in."""
+    """A value as text, with the unit that ends its name."""
     if value is None:
         return "not known"
     if isinstance(value, bool):
@@ -339,7 +342,7 @@ PERCENTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 def watched(profile: WorkloadProfile, *, origin: str) -> StatedWorkload:
     """Length percentiles by tier, and the peak that the plan is sized for.
 
-    The input lengths of a session range from those of its first call (stated) to its last.
+    In a session, input lengths range from the first call's (stated) to the last call's.
     """
     launches: Sequence[tuple[str, Deployment, Lengths]] = [
         (tier.name, tier, tier.lengths) for tier in profile.tiers

@@ -34,12 +34,13 @@ from kneewatch.rules.formatting import percent
 
 
 def safety_factor(profile: WorkloadProfile) -> float:
-    """1.2 to 1.5 by the traffic's predictability; unstated counts as uncertain (guide 8.3)."""
+    """1.2 to 1.5, depending on the traffic's predictability; unstated counts as uncertain (guide
+    8.3)."""
     return SAFETY_BY_PREDICTABILITY[profile.traffic.predictability or "uncertain"]
 
 
 def fleet_of(sized: Sized) -> FleetSize | None:
-    """The fleet for the planned peak; None if usable RPS is unknown."""
+    """The fleet for the planned peak; None if usable requests/s are unknown."""
     if sized.usable_requests_per_s is None or not sized.pool.peak_requests_per_s:
         return None
     return size_fleet(
@@ -51,7 +52,7 @@ def fleet_of(sized: Sized) -> FleetSize | None:
 
 
 def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
-    """Step 11: each fleet, and their totals."""
+    """Step 11: each fleet, and the totals of all fleets."""
     fleets, several = [fleet_of(tier) for tier in sized], len(sized) > 1
     sized_fleets = [fleet for fleet in fleets if fleet is not None]
     complete = len(sized_fleets) == len(fleets)
@@ -81,7 +82,7 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
 
 
 def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
-    """One fleet, and the start of its replicas."""
+    """One fleet, and how its replicas start."""
     pool, gpus_each, node = sized.pool, sized.gpus_each, sized.pool.profile.hosting.node_gpus
     label = f"{pool.name}: " if pool.name else ""
     part = Part(
@@ -136,7 +137,7 @@ def _notes(profile: WorkloadProfile, sized: Sequence[Sized]) -> list[str]:
 
 
 def _start(sized: Sized, fleet: FleetSize) -> Part:
-    """Cold start, warm minimum and scale-up threshold, each if its inputs are stated."""
+    """Cold start, warm minimum and scale-up threshold; each only if its inputs are stated."""
     part, lead_s = _cold(sized)
     traffic, share = sized.pool.profile.traffic, sized.pool.share_ratio
     usable = sized.usable_requests_per_s
@@ -160,7 +161,7 @@ def _start(sized: Sized, fleet: FleetSize) -> Part:
 
 
 def _cold(sized: Sized) -> tuple[Part, float]:
-    """The cold start, and the seconds to plan with: the guide's longest if unknown."""
+    """The cold start, and the seconds to plan with; if unknown, the guide's longest."""
     hosting = sized.pool.profile.hosting
     if hosting.storage_path is None:
         lacks = "cold start: it was not computed, because hosting.storage_path is not set"
@@ -188,7 +189,8 @@ def _cold(sized: Sized) -> tuple[Part, float]:
 
 
 def utilization_of(sized: Sized, fleet: FleetSize) -> float | None:
-    """Average load over the deployed fleet's capacity at the targets; a stated value wins."""
+    """Average load divided by the deployed fleet's capacity within the targets; the stated value if
+    any."""
     stated = sized.pool.profile.traffic.utilization_ratio
     if stated is not None:
         return stated
@@ -199,7 +201,7 @@ def utilization_of(sized: Sized, fleet: FleetSize) -> float | None:
 
 
 class _Cost(Struct, frozen=True):
-    """The cost of one fleet; `utilization_ratio` is None if no average is known."""
+    """The cost of one fleet. `utilization_ratio` is None if no average is known."""
 
     gpus: int
     usd_per_hour: float
@@ -212,9 +214,9 @@ class _Cost(Struct, frozen=True):
 def cost_step(
     profile: WorkloadProfile, sized: Sequence[Sized], *, single: Sized | None = None
 ) -> PlanStep:
-    """Step 12: USD per year, and per million output tokens at the average utilization.
+    """Step 12: USD per year, and USD per million output tokens at the average utilization.
 
-    `single` is the fleet of one model that tiers are compared with, or None.
+    `single` is the fleet of a single model that tiers are compared with, or None.
     """
     several = len(sized) > 1
     costs = [(tier.pool.name, cost) for tier in sized if (cost := _cost(tier)) is not None]
@@ -302,7 +304,7 @@ def _utilization_step(sized: Sized, fleet: FleetSize, ratio: float) -> Step:
 
 
 def _saved_by_tiers(single: Sized | None, tiers_usd_per_year: float) -> Part:
-    """Tiers compared with a single fleet of the large model; empty where that is unknown."""
+    """Tiers compared with a single fleet of the large model; empty if that fleet is unknown."""
     whole = None if single is None else _cost(single)
     if whole is None or not whole.usd_per_year:
         return Part()
@@ -322,7 +324,7 @@ def _saved_by_tiers(single: Sized | None, tiers_usd_per_year: float) -> Part:
 
 
 def _blend(priced: Sequence[tuple[str, _Cost]]) -> list[str]:
-    """The note that the mean utilization over all tiers hides idle ones (guide 9.5)."""
+    """The note that a mean utilization over all tiers hides idle tiers (guide 9.5)."""
     if len(priced) < 2:
         return []
     gpus = sum(cost.gpus for _, cost in priced)

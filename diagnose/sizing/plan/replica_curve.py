@@ -1,4 +1,4 @@
-"""Steps 7 and 10 of a plan: the load that one replica serves, predicted or measured. Pure."""
+"""Steps 7 and 10 of a plan: the load that one replica can serve, predicted or measured. Pure."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from kneewatch.diagnose.sizing.speed.slo_capacity import step_arithmetic
 from kneewatch.rules.facts import Targets
 
 BUDGETS_TOKENS = (4096, 2048, 1024, 512, 256)
-"""Token budgets to try beside vLLM's own (guide 6.4: 256 in its example, 512 or 1,024 in use)."""
+"""Token budgets to try besides vLLM's own (guide 6.4: 256 in its example, 512 or 1,024 in use)."""
 
 GAIN_RATIO = 1.02
-"""Smallest gain for changing a setting: the roofline is not more exact than that."""
+"""Smallest gain that justifies changing a setting; the roofline is not more accurate than that."""
 
 _P99_STEP_RATIO = 0.01
 _BATCH_GAIN_RATIO = 0.99
-"""A batch runs at the lowest concurrency with this share of the highest throughput."""
+"""A batch runs at the lowest concurrency that has this share of the highest throughput."""
 
 
 def launch(
     pool: Pool, parallel: Parallel, *, quantization: str, kv_cache_dtype: str = "auto"
 ) -> Setup:
-    """The launch of one replica; adapters and draft weights count as weights."""
+    """The launch of one replica. Adapters and draft weights count as weights."""
     plain = weights_per_gpu(
         pool.model, scheme(quantization), parallel, vendor=pool.gpu.vendor
     ).total_bytes
@@ -68,8 +68,11 @@ def launch(
 
 
 class Serving(Struct, frozen=True, kw_only=True):
-    """One replica as it would run. `hit_ratio` is of input tokens; `stored_bytes` of one GPU's KV
-    cache are reserved for prefixes."""
+    """One replica as it would run.
+
+    `hit_ratio` is the share of input tokens that hit. `stored_bytes` of one GPU's KV cache are
+    reserved for prefixes.
+    """
 
     pool: Pool
     setup: Setup
@@ -81,7 +84,8 @@ class Serving(Struct, frozen=True, kw_only=True):
 
     @property
     def limit(self) -> int:
-        """The most requests of P95 length that can run at once, by KV cache and max_num_seqs."""
+        """The most requests of P95 length that can run at once, given the KV cache and
+        max_num_seqs."""
         if not self.memory.holds_one:
             return 0
         free = self.memory.available_bytes.expected - self.stored_bytes
@@ -90,13 +94,13 @@ class Serving(Struct, frozen=True, kw_only=True):
 
 
 def serving(pool: Pool, setup: Setup) -> Serving:
-    """A replica of that launch without prefix caching or speculation."""
+    """A replica of this launch, without prefix caching or speculation."""
     costs = launch_costs(setup)
     return Serving(pool=pool, setup=setup, memory=memory(setup), costs=costs)
 
 
 def at(replica: Serving, concurrency: float) -> Performance:
-    """The roofline's prediction at a concurrency, for mean lengths."""
+    """The roofline's prediction for a concurrency, with mean lengths."""
     lengths = replica.pool.lengths
     load = Load(
         input_tokens=lengths.mean_input_tokens,
@@ -111,7 +115,7 @@ def at(replica: Serving, concurrency: float) -> Performance:
 
 
 def point(replica: Serving, concurrency: float) -> BenchmarkPoint:
-    """The prediction with P99s: TTFT of a P99 prompt, ITL of a step with a prompt's chunk."""
+    """The prediction with P99s: TTFT of a P99 prompt, and ITL of a step with a prompt's chunk."""
     lengths, predicted = replica.pool.lengths, at(replica, concurrency)
     longer = max(lengths.input_p99_tokens - lengths.mean_input_tokens, 0.0)
     chunked = predicted.prefill_step_ratio > _P99_STEP_RATIO
@@ -134,9 +138,9 @@ def missed(point: BenchmarkPoint, targets: Targets) -> tuple[str, ...]:
 
 
 def best_point(replica: Serving) -> BenchmarkPoint | None:
-    """C_max: the highest concurrency that meets the targets; None if none does.
+    """The point at C_max, the highest concurrency that meets the targets; None if none does.
 
-    A batch without targets runs at the lowest concurrency with 99% of the highest throughput.
+    A batch without targets runs at the lowest concurrency that has 99% of the highest throughput.
 
     Source: guide 8.3 step 1, 1.4.
     """
@@ -164,7 +168,7 @@ def _busiest(replica: Serving, limit: int) -> BenchmarkPoint:
 
 
 def sweep(limit: int) -> tuple[int, ...]:
-    """Concurrencies to measure: powers of two up to the limit, and the limit."""
+    """Concurrencies to measure: powers of two up to the limit, and the limit itself."""
     powers = [2**power for power in range(int(math.log2(limit)) + 1)]
     return tuple(dict.fromkeys([*powers, limit]))
 
@@ -176,10 +180,10 @@ def usable_per_s(replica: Serving) -> float:
 
 
 def tuned(replica: Serving) -> tuple[Serving, list[tuple[int, float]]]:
-    """The replica with the token budget that serves most at an ITL target, and each budget tried
-    with its requests/s. Without an ITL target the budget is vLLM's own.
+    """The replica with the best token budget, and each budget tried with its requests/s.
 
-    A smaller chunk stalls decoding less but prefills more slowly, and changes the memory.
+    The best budget serves the most within the ITL target. Without an ITL target, vLLM's own budget
+    is kept. A smaller chunk delays decoding less, but prefills more slowly and changes the memory.
 
     Source: guide 6.4.
     """
@@ -200,10 +204,10 @@ def tuned(replica: Serving) -> tuple[Serving, list[tuple[int, float]]]:
 
 
 def fits(pool: Pool, setup: Setup, *, concurrency: int) -> bool:
-    """Whether vLLM starts and holds that many requests of P95 length.
+    """Whether vLLM starts and holds this many requests of P95 length.
 
     Raises:
-        SizingError: an invalid input, other than heads that cannot be split that way.
+        SizingError: an input is invalid. Heads that cannot be split are no error: they do not fit.
     """
     try:
         return memory(setup).fits(concurrency)
@@ -223,7 +227,7 @@ _MORE = "more per point: TTFT and ITL P50 and P99, requests/s, tokens/s, GPU uti
 
 
 class Curve(Struct, frozen=True):
-    """The load of one replica at the targets. `source` is measured, predicted or unknown."""
+    """The load of one replica within the targets. `source` is measured, predicted or unknown."""
 
     best: BenchmarkPoint | None
     source: str
@@ -234,7 +238,7 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
     """The operating point of a benchmark that the profile names.
 
     Raises:
-        SizingError: its text was not given, or cannot be read.
+        SizingError: the benchmark's text is missing or cannot be read.
     """
     if name not in benchmarks:
         raise SizingError(f"benchmark {name!r} is named in the profile but missing", name="plan")
@@ -355,7 +359,7 @@ def _best_steps(replica: Serving, best: BenchmarkPoint) -> list[Step]:
 
 
 def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:
-    """Step 7 or 10 of the plan: one replica's benchmark without, or with, the optimizations."""
+    """Step 7 or 10 of the plan: one replica's benchmark, before or after the optimizations."""
     best = curve.best
     again = "Benchmark again with all optimizations on"
     step = PlanStep(

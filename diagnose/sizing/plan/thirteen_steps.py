@@ -1,4 +1,4 @@
-"""The guide's thirteen decisions in order, from a workload profile. Pure."""
+"""The guide's thirteen decisions in order, made for a workload profile. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _SOURCE = "guide 9.1 step 13"
 
 
 def validation_step(sized: Sequence[Sized]) -> PlanStep:
-    """Step 13: the first week's limits in this plan's values, and the guardrails."""
+    """Step 13: limits for the first week, in this plan's values, and the guardrails."""
     step = PlanStep(
         number=13,
         title="Deploy and validate",
@@ -170,13 +170,14 @@ def plan(
     models: Mapping[str, Model] | None = None,
     benchmarks: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Every decision for that workload, with its arithmetic and what is still to be measured.
+    """Every decision for this workload, with its arithmetic and what must still be measured.
 
-    `models` are by the names that the profile gives, beside the packaged catalogue;
-    `benchmarks` are the texts of `profile.benchmark_files`.
+    `models` are additional models by the names that the profile uses. `benchmarks` are the texts of
+    `profile.benchmark_files`.
 
     Raises:
-        SizingError: an unknown name, or nothing fits.
+        SizingError: a name is unknown, or nothing fits.
+
     Source: guide 9.1.
     """
     models_by_id, texts = models or {}, benchmarks or {}
@@ -213,8 +214,11 @@ def plan(
 
 
 class Choice(Struct, frozen=True):
-    """A fleet on the GPU that is chosen for it. `usd_per_year` is by GPU id, None where a GPU is
-    not compared or cannot hold or serve the load."""
+    """A fleet on the GPU that was chosen for it.
+
+    `usd_per_year` is by GPU id. It is None for a GPU that was not compared, or that cannot hold or
+    serve the load.
+    """
 
     sized: Sized
     usd_per_year: Mapping[str, float | None]
@@ -223,11 +227,12 @@ class Choice(Struct, frozen=True):
 def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
     """The fleet with the lowest cost per year within the targets, over the candidate GPUs.
 
-    The GPU with most of the archetype's resource stays if rates are measured or stated, because
-    these hold for one GPU only, and if no candidate's fleet is known.
+    In two cases the GPU with most of the archetype's resource is kept: if rates are measured or
+    stated, because these apply to one GPU only; and if no candidate's fleet is known.
 
     Raises:
         SizingError: nothing fits, or a benchmark is missing or unreadable.
+
     Source: guide 3.5 and 9.1 step 2 (cost for the targets, not the fastest GPU).
     """
     cards, stated = candidates(pool.deployment), pool.deployment
@@ -256,7 +261,7 @@ def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
 
 
 def _tiers(profile: WorkloadProfile, models: Mapping[str, Model]) -> tuple[Pool, ...]:
-    """The tiers' pools, without tiers that get no requests."""
+    """The pools of the tiers; tiers that get no requests are left out."""
     peak = planned_peak_per_s(profile)
     return tuple(
         pool_of(
@@ -319,9 +324,9 @@ def _curve(pool: Pool, replica: Serving, name: str | None, benchmarks: Mapping[s
 
 
 def _final(pool: Pool, replica: Serving, baseline: Curve, benchmarks: Mapping[str, str]) -> Curve:
-    """The final benchmark, else a measured baseline, else the prediction.
+    """The final benchmark; otherwise a measured baseline; otherwise the prediction.
 
-    A measured baseline is not multiplied by predicted gains: steps 8 and 9 count once they are
+    A measured baseline is not multiplied by predicted gains: steps 8 and 9 count only when
     measured.
     """
     named = pool.deployment.final_benchmark

@@ -1,4 +1,4 @@
-"""A workload profile: its tables and keys, read strictly from TOML. Pure.
+"""Reads a workload profile, with its tables and keys, strictly from TOML. Pure.
 
 docs/how-to/plan.md and the packaged example_profile.toml explain the keys.
 """
@@ -34,10 +34,10 @@ from kneewatch.diagnose.sizing.replica_count import STORAGE_PATHS
 from kneewatch.rules.facts import Targets
 
 SAFETY_BY_PREDICTABILITY = {"predictable": 1.2, "typical": 1.3, "uncertain": 1.5}
-"""Guide 8.3: 20 % for known patterns, 50 % for new deployments; its example takes 30 %."""
+"""Guide 8.3: 20% for known patterns, 50% for new deployments; its example uses 30%."""
 
 _Z95 = 1.6449
-"""The 95th percentile of a normal distribution, in standard deviations."""
+"""Standard deviations from the mean to the 95th percentile of a normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ ARCHETYPES: Mapping[str, Archetype] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The goal of a fleet, and where on the latency curve it runs."""
+    """A fleet's goal, and where on the latency curve it runs."""
 
     optimize: str
     operating_point: str
@@ -70,12 +70,12 @@ TARGETS: Mapping[str, Target] = {
     "online": Target("TTFT", "a load below the knee"),
     "batch": Target("tokens per GPU-hour", "the highest sustainable concurrency"),
 }
-"""Online streaming and offline batch are different optimisations (guide 1.4)."""
+"""Online streaming and offline batch are optimized differently (guide 1.4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Input and output tokens per request; a mean that is not stated is estimated."""
+    """Input and output tokens per request. If a mean is not stated, it is estimated."""
 
     input_p50_tokens: Count
     input_p95_tokens: Count
@@ -88,13 +88,13 @@ class Lengths:
 
     @property
     def mean_input_tokens(self) -> float:
-        """The stated mean, or that of a log-normal distribution with this P50 and P95."""
+        """The stated mean, otherwise that of a log-normal distribution with this P50 and P95."""
         stated = self.input_mean_tokens
         return stated or _mean(p50=self.input_p50_tokens, p95=self.input_p95_tokens)
 
     @property
     def mean_output_tokens(self) -> float:
-        """The stated mean, or that of a log-normal distribution with this P50 and P95."""
+        """The stated mean, otherwise that of a log-normal distribution with this P50 and P95."""
         stated = self.output_mean_tokens
         return stated or _mean(p50=self.output_p50_tokens, p95=self.output_p95_tokens)
 
@@ -105,7 +105,7 @@ def _mean(*, p50: float, p95: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Request rates, their times, and how predictable they are."""
+    """Request rates, when they occur, and how predictable they are."""
 
     kind: Annotated[str, one_of(TARGETS)]
     archetype: Annotated[str, one_of(ARCHETYPES)]
@@ -122,7 +122,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo(Targets):
-    """Targets at P99, with their bounds."""
+    """Targets for P99, with their valid ranges."""
 
     ttft_p99_s: Annotated[int | float, number_to(600)] | None = None
     itl_p99_s: Annotated[int | float, number_to(10)] | None = None
@@ -130,7 +130,7 @@ class Slo(Targets):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The stated parts of the launch; None where the plan decides or does without."""
+    """The stated parts of the launch; None for what the plan decides or does not need."""
 
     model: Text
     gpus: Texts
@@ -149,7 +149,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """A prefix that requests share; `hit_ratio` None means not measured: no hits are assumed."""
+    """A prefix that requests share. If `hit_ratio` is None (not measured), no hits are assumed."""
 
     shared_tokens: Count
     distinct: Count = 1
@@ -158,10 +158,10 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """LoRA adapters of the model, and the most per batch.
+    """LoRA adapters of the model, and the most adapters per batch.
 
-    `max_lora_rank` is the rank that vLLM keeps buffers for; without it, the bytes of one adapter
-    are stated.
+    `max_lora_rank` is the rank that vLLM reserves buffers for. Without it, the bytes of one adapter
+    must be stated.
     """
 
     adapters: Count
@@ -182,7 +182,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionShape:
-    """Dependent calls of an agentic session, each adding tokens to the context."""
+    """The dependent calls of an agentic session; each call adds tokens to the context."""
 
     calls: Annotated[int, count_to(10_000)]
     added_tokens: CountOrZero
@@ -202,7 +202,7 @@ class Hosting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How requests are assigned to tiers: route, cascade or hardware."""
+    """How requests are assigned to tiers: by route, cascade or hardware."""
 
     method: Annotated[str, one_of(("route", "cascade", "hardware"))] = "route"
     simple_ratio: Ratio | None = None
@@ -212,7 +212,10 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierProfile(Deployment):
-    """A tier: its launch, its lengths, and its share of requests or the share it escalates."""
+    """A tier: its launch, its request lengths, and its share of requests.
+
+    In a cascade, the share of its requests that it escalates to the next tier instead.
+    """
 
     name: Text
     lengths: Lengths
@@ -222,7 +225,7 @@ class TierProfile(Deployment):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadProfile:
-    """All inputs of the thirteen steps; None where not stated."""
+    """All inputs of the thirteen steps; None if not stated."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -241,12 +244,12 @@ class WorkloadProfile:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that the profile names, each once."""
+        """The models that the profile names, without repetition."""
         return tuple(dict.fromkeys(launch.model for launch in (self.deployment, *self.tiers)))
 
     @property
     def benchmark_files(self) -> tuple[str, ...]:
-        """The benchmark tables that the profile names, each once."""
+        """The benchmark files that the profile names, without repetition."""
         launches = (self.deployment, *self.tiers)
         named = [n for d in launches for n in (d.baseline_benchmark, d.final_benchmark)]
         return tuple(dict.fromkeys(name for name in named if name is not None))
@@ -262,16 +265,16 @@ def example_profile() -> str:
 
 
 Stated = Mapping[str, Mapping[str, object]]
-"""Values by table and key that override the profile's."""
+"""Values by table and key, which override the profile's."""
 
 
 def read_profile(
     text: str, *, origin: str = "profile", stated: Stated | None = None
 ) -> WorkloadProfile:
-    """The profile of a TOML text, with `stated` values replacing its own.
+    """The profile of a TOML text, with `stated` values in place of its own.
 
     Raises:
-        SettingsError: invalid TOML, keys or values; each message names `origin` and a key.
+        SettingsError: TOML, keys or values are invalid; each message names `origin` and a key.
     """
     document = toml_document(text, origin)
     for place, values in (stated or {}).items():
@@ -290,12 +293,13 @@ def read_profile(
 
 
 def _over(table: object, values: Mapping[str, object]) -> object:
-    """A table updated with `values`; anything else is returned unchanged, to be refused later."""
+    """A table updated with `values`. If it is not a table, it is returned unchanged and refused
+    later."""
     return {**cast("dict[str, object]", table), **values} if isinstance(table, dict) else table
 
 
 def _complete_tiers(document: dict[str, Any]) -> None:
-    """Add to each tier the workload's model, GPUs and lengths that it does not state."""
+    """Add the workload's model, GPUs and lengths to each tier that does not state its own."""
     launch, tiers = document.get("deployment"), document.get("tiers")
     if not isinstance(launch, dict) or not isinstance(tiers, list):
         return

@@ -1,4 +1,4 @@
-"""Steps 1 to 3 of a plan: workload, GPU, and routing to one pool or tiers. Pure."""
+"""Steps 1 to 3 of a plan: workload, GPU, and whether to route to one pool or to tiers. Pure."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from kneewatch.diagnose.sizing.plan.workload_profile import (
 from kneewatch.rules.formatting import percent
 
 WORTH_FROM_GPUS = 8
-"""Routing pays for its complexity once the large model's fleet exceeds this (guide 1.5)."""
+"""Routing is worth its complexity if the large model alone needs more GPUs than this (guide
+1.5)."""
 TTFT_BUDGET_RATIO = 0.10
-"""A router may take this share of the TTFT budget (guide 1.5)."""
+"""Share of the TTFT target that a router may use (guide 1.5)."""
 ROUTER_HIGH_S = 0.020
-"""Latency in seconds that a router adds per request, upper end (guide 1.5: 5-20 ms)."""
+"""Highest latency, in seconds, that a router adds per request (guide 1.5: 5-20 ms)."""
 
 _NO_SLO = "no TTFT or ITL target is set: C_max and the fleet cannot be computed"
 
 
 def workload_step(profile: WorkloadProfile) -> PlanStep:
-    """Step 1: the lengths, rates and targets for all later steps."""
+    """Step 1: lengths, rates and targets, which all later steps use."""
     traffic, slo = profile.traffic, profile.slo
     lengths = call_lengths(profile.lengths, profile.session)
     kind, target = ARCHETYPES[traffic.archetype], TARGETS[traffic.kind]
@@ -182,7 +183,7 @@ def _unmeasured(profile: WorkloadProfile) -> list[str]:
 
 
 def resource(gpu: Gpu, wanted: str) -> tuple[float, str]:
-    """A GPU's compute, bandwidth or memory, in its unit and as text."""
+    """A GPU's compute, bandwidth or memory: in its unit, and as text."""
     if wanted == "compute":
         peak = gpu.fp8_flop_per_s or gpu.bf16_flop_per_s
         return peak, f"{figure(peak / 1e12)} TFLOP/s"
@@ -193,7 +194,7 @@ def resource(gpu: Gpu, wanted: str) -> tuple[float, str]:
 
 
 def choose_gpu(candidates: Sequence[Gpu], *, wanted: str) -> Gpu:
-    """The candidate with the most of the archetype's limiting resource; of equal ones the cheaper.
+    """The candidate with the most of the archetype's limiting resource; the cheaper one if equal.
 
     Source: guide 3.5 and 9.1 step 2 (compute for prefill, bandwidth for decode).
     """
@@ -203,7 +204,8 @@ def choose_gpu(candidates: Sequence[Gpu], *, wanted: str) -> Gpu:
 def hardware_step(
     pools: Sequence[Pool], usd_per_year: Sequence[Mapping[str, float | None]]
 ) -> PlanStep:
-    """Step 2: the GPU of each fleet, from the available ones, with what each candidate costs."""
+    """Step 2: the GPU of each fleet, chosen from the available ones, with the cost of each
+    candidate."""
     bottleneck = ARCHETYPES[pools[0].profile.traffic.archetype].hardware
     names = ", ".join(dict.fromkeys(pool.gpu.name for pool in pools))
     step = PlanStep(
@@ -240,7 +242,7 @@ def hardware_step(
 
 
 def _cheapest_step(pool: Pool, usd_per_year: Mapping[str, float | None], label: str) -> Step:
-    """The candidates' fleets by cost, with the memory bandwidth that a dollar buys (guide 3.5)."""
+    """The candidates' fleets by cost, with memory bandwidth per dollar (guide 3.5)."""
     parts: list[str] = []
     for name, usd in usd_per_year.items():
         card = gpu(name)
@@ -259,7 +261,7 @@ def _cheapest_step(pool: Pool, usd_per_year: Mapping[str, float | None], label: 
 
 
 def _most_step(pool: Pool, cards: Sequence[Gpu], bottleneck: str, label: str) -> Step:
-    """The candidates by the archetype's limiting resource, where no cost is known."""
+    """The candidates by the archetype's limiting resource; used if no cost is known."""
     return Step(
         title=f"Most {bottleneck}{label}",
         formula="highest among the listed GPUs",
@@ -276,7 +278,7 @@ def candidates(deployment: Deployment) -> tuple[Gpu, ...]:
     """The GPUs available to a deployment.
 
     Raises:
-        SizingError: one is not in the catalogue.
+        SizingError: the catalogue lacks one of them.
     """
     return tuple(gpu(name) for name in deployment.gpus)
 
@@ -293,7 +295,7 @@ def pool_of(
     """The fleet for a share of the traffic, on the GPU that step 2 chooses.
 
     Raises:
-        SizingError: an unknown model or GPU.
+        SizingError: the model or a GPU is unknown.
     """
     own_model = models.get(deployment.model)
     bottleneck = ARCHETYPES[profile.traffic.archetype].hardware
@@ -310,7 +312,10 @@ def pool_of(
 
 
 def tier_loads(profile: WorkloadProfile) -> dict[str, float]:
-    """Peak requests/s of each tier, by name; in a cascade, escalated requests count again."""
+    """Peak requests/s of each tier, by name.
+
+    In a cascade, an escalated request counts in every tier that it reaches.
+    """
     peak = planned_peak_per_s(profile)
     if profile.routing.method != "cascade":
         return {tier.name: peak * (tier.share_ratio or 0.0) for tier in profile.tiers}
@@ -322,23 +327,28 @@ def tier_loads(profile: WorkloadProfile) -> dict[str, float]:
 
 
 def simple_ratio(profile: WorkloadProfile) -> float | None:
-    """Share of requests that do not need the last tier: by the tiers, else as stated; None if
-    unknown."""
+    """Share of requests that do not need the last tier; None if unknown.
+
+    Computed from the tiers if there are any, otherwise as stated.
+    """
     if profile.tiers:
         return 1 - tier_loads(profile)[profile.tiers[-1].name] / planned_peak_per_s(profile)
     return profile.routing.simple_ratio
 
 
 class RoutingAdvice(Struct, frozen=True):
-    """Whether tiers are worth it, and each reason for or against."""
+    """Whether tiers are worthwhile, with each reason for and against."""
 
     worth_it: bool
     reasons: tuple[str, ...]
 
 
 def advice(profile: WorkloadProfile, large_gpus: int) -> RoutingAdvice:
-    """Whether a small model for simple requests pays off, if the large model alone needs
-    `large_gpus`: by the guide's table of fleet size, skew, quality and the router's time."""
+    """Whether a small model for simple requests pays off.
+
+    `large_gpus` is the number of GPUs that the large model needs alone. Decided by the guide's
+    table of fleet size, skew, quality and the router's time.
+    """
     routing, ttft_s, simple = profile.routing, profile.slo.ttft_p99_s, simple_ratio(profile) or 0.0
     router_s = ROUTER_HIGH_S if routing.router_s is None else routing.router_s
     against: list[str] = []
@@ -364,8 +374,11 @@ def advice(profile: WorkloadProfile, large_gpus: int) -> RoutingAdvice:
 def routing_step(
     profile: WorkloadProfile, *, large_gpus: int | None, advice: RoutingAdvice | None
 ) -> PlanStep:
-    """Step 3: tiers or one fleet. `advice` is None where hardware tiers need no advice, or where
-    the single fleet's size is not known."""
+    """Step 3: tiers or one fleet.
+
+    `advice` is None if hardware tiers need no advice, or if the size of the single fleet is
+    unknown.
+    """
     method, tiers = profile.routing.method, profile.tiers
     taken = uses_tiers(profile, advice)
     output: dict[str, Value] = {
@@ -394,7 +407,8 @@ def routing_step(
 
 
 def uses_tiers(profile: WorkloadProfile, advice: RoutingAdvice | None) -> bool:
-    """Whether steps 4 to 10 run for each tier: for hardware always, for models where they pay."""
+    """Whether each tier gets its own steps 4 to 10: always by hardware; by model if tiers pay
+    off."""
     if not profile.tiers:
         return False
     return profile.routing.method == "hardware" or (advice is not None and advice.worth_it)
@@ -460,8 +474,9 @@ def session_prefill_tokens(
 ) -> tuple[int, int]:
     """Prompt tokens computed in `calls` dependent calls, without and with prefix caching.
 
-    Each prompt contains all that came before it. Without prefix caching the prefill grows with the
-    square of the calls; with it each call computes only what was added.
+    Each prompt contains everything before it. Without prefix caching, prefill grows with the square
+    of the number of calls. With prefix caching, each call computes only the added tokens.
+
     Source: guide 1.2 (agentic: the session is the unit of sizing); text 001, 4.9.
     """
     grown = added_tokens + output_tokens

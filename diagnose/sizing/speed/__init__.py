@@ -1,1 +1,1 @@
-"""How fast a launch is: bytes, FLOPs, links and the roofline over them. Pure."""
+"""How fast a launch is: bytes, FLOP, links, and the roofline computed from them. Pure."""

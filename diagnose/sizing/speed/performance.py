@@ -15,7 +15,7 @@ from kneewatch.diagnose.sizing.speed.speculation import tokens_per_pass
 _ACTIVATION_BYTES = 2.0
 
 ALLREDUCES_PER_LAYER = 2
-"""One behind attention and one behind the MLP (text 003, Q4; guide 5.1 counts one)."""
+"""One after attention and one after the MLP (text 003, Q4; guide 5.1 counts one)."""
 
 TP_OVERHEAD_RATIO: Mapping[str, Mapping[int, float]] = MappingProxyType(
     {
@@ -24,25 +24,25 @@ TP_OVERHEAD_RATIO: Mapping[str, Mapping[int, float]] = MappingProxyType(
         "pcie": MappingProxyType({1: 0.0, 2: 0.08, 4: 0.25, 8: 0.38}),
     }
 )
-"""Share of a step spent on all-reduces, to plan with (guide 5.6)."""
+"""Planned share of a step spent on all-reduces (guide 5.6)."""
 
 
 class Kernels(Struct, frozen=True):
-    """The seconds that kernels of one kind need to read and to compute; the two overlap."""
+    """Seconds that kernels of one kind need for reading and for computing. The two overlap."""
 
     read_s: float
     compute_s: float
 
     @property
     def total_s(self) -> float:
-        """Seconds that the kernels take: reading or computing, the slower of the two."""
+        """Seconds that the kernels take: the longer of reading and computing."""
         return max(self.read_s, self.compute_s)
 
 
 class StepTime(Struct, frozen=True):
-    """One step and its parts, which follow one another.
+    """One step and its parts, which run one after another.
 
-    `launch_s` is GPU time that no peak explains, `host_s` what the CPU adds to the step.
+    `launch_s` is GPU time that no peak explains; `host_s` is what the CPU adds to the step.
     """
 
     weights: Kernels
@@ -65,9 +65,9 @@ class StepTime(Struct, frozen=True):
 
     @property
     def binding(self) -> str:
-        """What takes the largest part: memory, compute, interconnect or host.
+        """The resource that takes the most time: memory, compute, interconnect or host.
 
-        Time between kernels counts to the host, which launches them.
+        Time between kernels counts as the host's, because the host launches them.
         """
         parts = {
             "memory": 0.0,
@@ -84,29 +84,31 @@ class StepTime(Struct, frozen=True):
 class StepModel(Struct, frozen=True, kw_only=True):
     """A step's time as a function of its sequences and prompt tokens, at fixed lengths.
 
-    Three kinds of kernels follow one another, and each takes the longer of its reading and its
-    computing: products with weights that every token uses, routed experts (the step reads those
-    that its tokens touch), and attention (each sequence's KV and state). All-reduces: two a layer,
-    over the ring. Under pipeline parallelism the running sequences and prompt tokens are dealt
-    evenly to as many micro-batches as there are stages, and a step is one pass through all stages.
+    Three kinds of kernels run one after another: products with weights that every token uses;
+    routed experts (the step reads those that its tokens use); and attention (each sequence's KV and
+    state). Each takes the longer of its reading time and its computing time. There are two ring
+    all-reduces per layer.
+
+    With pipeline parallelism, running sequences and prompt tokens are divided evenly into one
+    micro-batch per stage. A step is then one pass through all stages.
     """
 
     weights_s: float
     experts_s: float
-    """Reading all routed experts once."""
+    """Seconds to read all routed experts once."""
     touch_s: float
-    """Fixed costs of all routed experts' kernels."""
+    """Seconds of fixed costs of all routed experts' kernels."""
     untouched_ratio: float
     sequence_read_s: float
     sequence_compute_s: float
     prompt_token_compute_s: float
     token_experts_s: float
-    """Computing a token's experts."""
+    """Seconds to compute one token's experts."""
     sequence_attention_s: float
     prompt_token_attention_s: float
     token_link_s: float
     collectives_s: float
-    """Fixed costs of a step's all-reduces and of passing from stage to stage."""
+    """Seconds of fixed costs of a step's all-reduces and of passing data between stages."""
     layers_s: float
     sequence_s: float
     host_s: float
@@ -140,7 +142,7 @@ class StepModel(Struct, frozen=True, kw_only=True):
         return total_s + (read_s if read_s > compute_s else compute_s)
 
     def parts(self, sequences: float, prompt_tokens: float = 0.0) -> StepTime:
-        """The same step with its parts."""
+        """The time of the same step, by part."""
         if self.stages > 1:
             sequences = max(min(sequences, 1.0), sequences / self.stages)
             prompt_tokens /= self.stages
@@ -171,9 +173,9 @@ def step_model(
     prompt_context_tokens: float,
     tokens_per_sequence: float = 1.0,
 ) -> StepModel:
-    """The step's time for a mean context of the decodes, and one of the prompt tokens in prefill.
+    """The step time for a mean context of decodes, and for one of prompt tokens in prefill.
 
-    `tokens_per_sequence` is above 1 where drafted tokens are verified.
+    `tokens_per_sequence` is above 1 if drafted tokens are verified.
     """
     kv_bytes = costs.kv_bytes_per_token * context_tokens + costs.state_bytes
     pair_flop = costs.flop_per_pair * context_tokens
@@ -232,10 +234,10 @@ _FEWEST_PASSES = 1e-3
 
 
 class Drafting(Struct, frozen=True, kw_only=True):
-    """Speculative decoding: the draft's length, its acceptance and its cost.
+    """Speculative decoding: the draft's length, acceptance and cost.
 
-    `acceptance_ratio` is the chance that one drafted token is accepted; `cost_ratio` is the time
-    of one draft step over one target step.
+    `acceptance_ratio` is the chance that one drafted token is accepted. `cost_ratio` is the time of
+    one draft step divided by one target step.
     """
 
     tokens: int
@@ -244,10 +246,10 @@ class Drafting(Struct, frozen=True, kw_only=True):
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """What a server is asked for: mean lengths and the requests in flight (closed loop).
+    """The load on a server: mean lengths, and the requests in flight (closed loop).
 
-    `max_running` is what the KV cache and max_num_seqs admit; the rest queues.
-    `prefix_hit_ratio` is the share of input tokens that the prefix cache holds.
+    `max_running` requests are admitted by the KV cache and max_num_seqs; the others queue.
+    `prefix_hit_ratio` is the share of input tokens that hit the prefix cache.
     """
 
     input_tokens: float
@@ -260,10 +262,10 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Cycle(Struct):
-    """The steady state: the mean step with `running` decodes, and how prompts prefill in it.
+    """The steady state: the mean step with `running` decodes, and how prompts are prefilled in it.
 
-    `chunks_s` are the seconds from a prompt's first step to its first token, `prefill_s` those
-    from its arrival. `full`: the token budget delays new prompts.
+    `chunks_s`: seconds from a prompt's first step to its first token. `prefill_s`: seconds from its
+    arrival. `full`: the token budget delays new prompts.
     """
 
     running: float
@@ -276,7 +278,7 @@ class Cycle(Struct):
 
 
 class Latency(Struct, frozen=True):
-    """A request's latencies at a concurrency, and the steady state behind them."""
+    """A request's latencies at a concurrency, with the steady state that they come from."""
 
     ttft_s: float
     itl_s: float
@@ -286,12 +288,14 @@ class Latency(Struct, frozen=True):
 
 
 class ClosedLoop(Struct, frozen=True):
-    """A server and request lengths; `at` gives the latencies at any number of requests in flight.
+    """A server with given request lengths; `at` gives the latencies for any number in flight.
 
-    A request takes `request_s` in the API server, `fresh` prompt tokens to compute and `passes`
-    decode steps of `per_pass` output tokens. A draft makes a plain step `factor` times as long.
-    `decode_factor` and `prefill_factor` are measured over predicted time of a plain step and of the
-    prompts in a step.
+    - `request_s`: a request's time in the API server.
+    - `fresh`: prompt tokens that a request must compute.
+    - `passes`: decode steps of a request; each has `per_pass` output tokens.
+    - `factor`: a draft makes a plain step this many times as long.
+    - `decode_factor`: measured divided by predicted time of a plain step.
+    - `prefill_factor`: measured divided by predicted time of the prompts in a step.
     """
 
     load: Load
@@ -324,7 +328,7 @@ class ClosedLoop(Struct, frozen=True):
         )
 
     def _cycle(self, places: float) -> Cycle:
-        """The steady state, by repeated substitution of the requests that decode."""
+        """The steady state, found by iterating the number of requests that decode."""
         load, step, fresh = self.load, self.step, self.fresh
         passes, factor, stages = self.passes, self.factor, step.stages
         # A step's tokens are bounded: beyond this many decodes prompts come in no faster.
@@ -370,10 +374,10 @@ class ClosedLoop(Struct, frozen=True):
 
 
 def closed_loop(costs: Costs, load: Load, efficiency: Efficiency) -> ClosedLoop:
-    """The loop for a load's lengths on a server.
+    """The closed loop for a load's lengths on a server.
 
     Raises:
-        SizingError: an invalid load, with the input's name.
+        SizingError: the load is invalid; the error has the input's name.
     """
     _check(load)
     # vLLM computes the last token of a prompt even where all of it is cached.
@@ -428,19 +432,18 @@ _HALF = 0.5
 
 
 class Performance(Struct, frozen=True, kw_only=True):
-    """What a server yields at a load.
+    """Throughput and latencies of a server at a load.
 
-    prefill_tokens_per_s   input tokens that it could take in if it did nothing else
-    decode_tokens_per_s    output tokens of all requests together, at the load
-    ttft_s                 until the first token, the wait for a place included
-    prefill_s              from a prompt's first step to its first token
-    itl_s                  between output tokens of one request, others' prefills included
-    running                requests that decode, in the mean
-    prefill_step_ratio     share of the steps that carry a chunk of a prompt
-    tokens_per_pass        output tokens of one step and request, above 1 with drafts
-    binding                memory, compute, interconnect or host: the largest part of the mean
-                           step
-    queueing               whether requests wait for a place
+    - `prefill_tokens_per_s`: input tokens/s that it could process if it did nothing else.
+    - `decode_tokens_per_s`: output tokens/s of all requests together, at the load.
+    - `ttft_s`: time to the first token, including the wait for a place in the batch.
+    - `prefill_s`: time from a prompt's first step to its first token.
+    - `itl_s`: time between output tokens of one request, including prefills of others.
+    - `running`: mean number of decoding requests.
+    - `prefill_step_ratio`: share of the steps with a chunk of a prompt.
+    - `tokens_per_pass`: output tokens per step and request; above 1 with drafts.
+    - `binding`: memory, compute, interconnect or host: the largest part of the mean step.
+    - `queueing`: whether requests wait for a place in the batch.
     """
 
     prefill_tokens_per_s: float
@@ -469,10 +472,11 @@ def performance(costs: Costs, load: Load, efficiency: Efficiency = DEFAULT) -> P
     """Throughput and latencies in the steady state of a closed loop.
 
     Each request prefills, then decodes: throughput = places / (prefill + passes x mean step). The
-    mean is over plain decode steps and the longer ones that also carry a chunk of a prompt.
+    mean includes plain decode steps and the longer steps with a chunk of a prompt.
 
     Raises:
-        SizingError: an invalid load, with the input's name.
+        SizingError: the load is invalid; the error has the input's name.
+
     Source: guide 3.2 to 3.4 and 6.6; Little's law: guide, operating point.
     """
     loop = closed_loop(costs, load, efficiency)
@@ -480,7 +484,7 @@ def performance(costs: Costs, load: Load, efficiency: Efficiency = DEFAULT) -> P
 
 
 def performance_of(loop: ClosedLoop, seen: Latency) -> Performance:
-    """Throughput, latencies and what limits them, for a server with these request latencies."""
+    """Throughput, latencies and the limiting resource of a server with these request latencies."""
     load, step, cycle = loop.load, loop.step, seen.cycle
     running = max(cycle.running, 1.0)
     plain, mixed = step.parts(running), step.parts(running, cycle.chunk_tokens)
@@ -505,11 +509,13 @@ def performance_of(loop: ClosedLoop, seen: Latency) -> Performance:
 
 
 def planned_overhead_ratio(*, link: str, tensor_parallel: int) -> float:
-    """Share of a step to plan for all-reduces, for a `link` of nvlink or pcie.
+    """Planned share of a step for all-reduces, for a `link` of nvlink or pcie.
 
-    The guide has figures for TP 1, 2, 4 and 8. Other degrees n follow from ring all-reduce: a GPU
-    sends 2 (n - 1) / n of the message and computes 1 / n of the step, so communication over compute
-    grows as n - 1. The value at TP 8 sets the scale. Source: guide 5.6.
+    The guide has figures for TP 1, 2, 4 and 8. Other degrees n are derived from ring all-reduce: a
+    GPU sends 2 (n - 1) / n of the message and computes 1 / n of the step. So communication divided
+    by computation grows as n - 1, scaled to the guide's value for TP 8.
+
+    Source: guide 5.6.
     """
     by_degree = TP_OVERHEAD_RATIO[link]
     if tensor_parallel in by_degree:
@@ -526,9 +532,9 @@ def all_to_all_bytes(
     gpus: int,
     bytes_per_element: float = 2.0,
 ) -> float:
-    """Bytes that leave their GPU in one MoE layer, dispatch and return, over the whole group.
+    """Bytes sent between GPUs in one MoE layer (dispatch and return), for the whole group.
 
-    Source: guide 5.4; a token's expert is on another GPU with probability 1 - 1/gpus.
+    A token's expert is on another GPU with probability 1 - 1/gpus. Source: guide 5.4.
     """
     moved = tokens * experts_per_token * hidden_size * bytes_per_element
     return 2 * moved * (1 - 1 / gpus)

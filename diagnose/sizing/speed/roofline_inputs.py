@@ -1,4 +1,4 @@
-"""The roofline's inputs: what one GPU reads and computes, its MFU and MBU, and its ridge. Pure."""
+"""The roofline's inputs: what one GPU reads and computes, its MFU, MBU and ridge point. Pure."""
 
 from __future__ import annotations
 
@@ -27,28 +27,37 @@ from kneewatch.diagnose.sizing.memory.weights import attention_parameters
 
 
 class Efficiency(Struct, frozen=True, kw_only=True):
-    """Shares of the peaks that a step reaches, and the time that no peak explains.
+    """Shares of the peaks that a step reaches, and times that no peak explains.
 
-    mfu_ratio             of the compute peak, in matrix products
-    expert_mfu_ratio      of the compute peak, in routed experts
-    attention_mfu_ratio   of the 16-bit compute peak, in attention
-    mbu_ratio             of the memory bandwidth
-    link_ratio            of the link between GPUs
-    allreduce_latency_s   fixed cost of one all-reduce, or of passing on to the next stage
-    expert_s              one routed expert of one layer that a step touches, beside reading it
-    layer_s               between the kernels of one layer
-    expert_layer_s        more for a layer with routed experts: router, permutation and combination
-    sequence_s            one sequence of the batch: sampling, block tables, detokenization
-    host_s                scheduling and input preparation of a step
-    prompt_step_s         more for a step with prompt tokens, which no full CUDA graph replays
-    request_s             the API server, which parses one request after the other
-    decode_factor         measured over predicted time of steps without prompts
-    prefill_factor        measured over predicted time of the prompts in a step
+    Shares:
 
-    The ratios can be measured on a live server. Single servers lie further out: with prompts of
-    1,000 tokens and more mfu_ratio is 0.33 (Qwen3-14B, vLLM 0.11, H100) to 0.6 (the same on A100,
-    and Qwen3.5-9B, vLLM 0.17, H100). No rule is known for which servers do better: a fit to each
-    model would repeat its noise.
+    - `mfu_ratio`: of the compute peak, in matrix products.
+    - `expert_mfu_ratio`: of the compute peak, in routed experts.
+    - `attention_mfu_ratio`: of the 16-bit compute peak, in attention.
+    - `mbu_ratio`: of the memory bandwidth.
+    - `link_ratio`: of the bandwidth between GPUs.
+
+    Seconds:
+
+    - `allreduce_latency_s`: fixed cost of one all-reduce, or of passing data to the next stage.
+    - `expert_s`: per routed expert and layer that a step uses, besides reading the expert.
+    - `layer_s`: between the kernels of one layer.
+    - `expert_layer_s`: additionally in a layer with routed experts: router, permutation,
+      combination.
+    - `sequence_s`: per sequence of the batch: sampling, block tables, detokenization.
+    - `host_s`: scheduling and input preparation of a step.
+    - `prompt_step_s`: additionally in a step with prompt tokens, which no full CUDA graph covers.
+    - `request_s`: in the API server, which parses requests one after another.
+
+    Factors:
+
+    - `decode_factor`: measured divided by predicted time of steps without prompts.
+    - `prefill_factor`: measured divided by predicted time of the prompts in a step.
+
+    The ratios can be measured on a live server. Single servers differ from the defaults: with
+    prompts of 1,000 tokens or more, mfu_ratio ranges from 0.33 (Qwen3-14B, vLLM 0.11, H100) to 0.6
+    (the same on A100, and Qwen3.5-9B, vLLM 0.17, H100). It is not known which servers do better,
+    and a fit to each model would only repeat its noise.
     """
 
     mfu_ratio: float = 0.365
@@ -73,8 +82,8 @@ def with_shares(
 ) -> Efficiency:
     """`base` with a measured share of the compute peak, of the bandwidth, or of both.
 
-    A measured share of the compute peak is one of all kernels: it counts for attention and for
-    routed experts as well.
+    The measured share of the compute peak is a mean of all kernels, so it is also used for
+    attention and for routed experts.
     """
     if mfu_ratio is not None:
         base = replace(
@@ -93,7 +102,7 @@ MEASURED_RATIOS: Final = {
     "ITL": (0.72, 1.8),
     "TTFT": (0.67, 2.5),
 }
-"""Measured over predicted in nine of ten published benchmarks (tests/throughput.py)."""
+"""Range of measured over predicted, in nine of ten published benchmarks (tests/throughput.py)."""
 
 MEASURED_GPUS: Final = frozenset({"a100-80gb", "h100-sxm", "h200"})
 """The GPUs of those benchmarks."""
@@ -112,7 +121,8 @@ _NVLINK_DIRECTIONS = 2
 
 
 class Window(Struct, frozen=True):
-    """Layers that attend to `tokens` at most: bytes and FLOP per token attended, of one GPU."""
+    """Layers that attend to at most `tokens` tokens; bytes and FLOP are per attended token and
+    GPU."""
 
     tokens: int
     kv_bytes_per_token: float
@@ -120,29 +130,30 @@ class Window(Struct, frozen=True):
 
 
 class Costs(Struct, frozen=True, kw_only=True):
-    """One copy of a model on `gpus` GPUs, per GPU of one tensor-parallel group.
+    """What one copy of a model on `gpus` GPUs costs, per GPU of one tensor-parallel group.
 
-    Pipeline stages are laid end to end here: bytes and FLOP are those of all stages.
-    A pair is one query token and one token that it attends to.
+    Bytes and FLOP are sums over all pipeline stages. A pair is one query token and one token that
+    it attends to.
     """
 
     weights_bytes: float
-    """Read at every step: all but routed experts, towers and the embedding table."""
+    """Read at every step: all weights except routed experts, towers and the embedding table."""
     experts_bytes: float
-    """Routed experts, of which a batch reads those that it touches."""
+    """Bytes of all routed experts; a batch reads only the experts that its tokens use."""
     experts: int
-    """Routed experts of all layers; tensor parallelism splits each, so a GPU has a part of all."""
+    """Routed experts of all layers. Tensor parallelism splits each, so every GPU has a part of
+    each."""
     expert_layers: int
-    """Layers with routed experts."""
+    """Number of layers with routed experts."""
     untouched_ratio: float
-    """Share of the experts that one token leaves alone."""
+    """Share of the experts that one token does not use."""
     kv_bytes_per_token: float
-    """Read per token of context and step, by layers without a window."""
+    """Read per token of context and step, in layers without a window."""
     flop_per_pair: float
     prefill_flop_per_pair: float
     windows: tuple[Window, ...]
     state_bytes: float
-    """Recurrent state that a sequence reads and writes at a step."""
+    """Recurrent state that a sequence reads and writes per step."""
     body_flop_per_token: float
     experts_flop_per_token: float
     """The routed experts' part of `body_flop_per_token`."""
@@ -152,7 +163,7 @@ class Costs(Struct, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: float
     link: str
     link_bytes_per_s: float
-    """Between GPUs, one direction."""
+    """Between GPUs, in one direction."""
     layers: int
     hidden_size: int
     tensor_parallel: int
@@ -174,14 +185,16 @@ def costs(
     kv_bytes_per_element: float = 2.0,
     decode_context_parallel: int = 1,
 ) -> Costs:
-    """What a step reads and computes on one GPU; `quantization` None is the checkpoint's own.
+    """What a step reads and computes on one GPU.
 
-    Weights in a format that the GPU does not compute in are unpacked and computed in 16 bit.
-    Decode context parallel ranks share the tokens that a step reads, except in windows; the traffic
-    between these ranks is left out.
+    `quantization` None means the checkpoint's own. Weights in a format that the GPU cannot compute
+    in are unpacked and computed in 16 bit. Decode context parallel ranks share the tokens that a
+    step reads, except in windows. The traffic between these ranks is left out.
 
     Raises:
-        SizingError: a count below 1, an unknown scheme, or a model whose parameters are unknown.
+        SizingError: a count is below 1, the scheme is unknown, or the model's parameters are
+            unknown.
+
     Source: guide 3.3, 3.4 and 5.1; text 001, 4.2 and 4.3; text 003, Q4.
     """
     positive("tensor_parallel", tensor_parallel)
@@ -244,10 +257,10 @@ def costs(
 
 
 def launch_costs(setup: Setup) -> Costs:
-    """What a step of that launch reads and computes on one GPU.
+    """What a step of this launch reads and computes on one GPU.
 
     Raises:
-        SizingError: its GPU or its parameters are not known.
+        SizingError: the launch's GPU or parameters are unknown.
     """
     if setup.gpu is None:
         raise SizingError("set the GPU: speed cannot be predicted without it", name="gpu")
@@ -343,9 +356,9 @@ def _add_latent(
 
 
 class Intensity(Struct, frozen=True):
-    """What binds the decode steps of a launch at one batch.
+    """The limit of a launch's decode steps at one batch, compute or bandwidth.
 
-    `batch_at_ridge` is None where reading the KV cache keeps decode below the ridge at any batch.
+    `batch_at_ridge` is None if reading the KV cache keeps decode below the ridge at any batch.
     """
 
     ridge_flop_per_byte: float
@@ -355,11 +368,12 @@ class Intensity(Struct, frozen=True):
 
 
 def intensity_of(costs: Costs, *, context_tokens: float, sequences: float) -> Intensity:
-    """The intensity of one decode step of `sequences` requests with that much context, on one GPU.
+    """The arithmetic intensity of one decode step on one GPU.
 
-    Two FLOP per parameter and request over the bytes of weights and KV cache read. The FLOP of
-    attention itself are left out, as in the guide. `batch_at_ridge` assumes that every expert is
-    read.
+    The step has `sequences` requests of `context_tokens` each. The intensity is two FLOP per
+    parameter and request, divided by the bytes of weights and KV cache read. The FLOP of attention
+    itself are left out, as in the guide. `batch_at_ridge` assumes that every expert is read.
+
     Source: guide 3.1 to 3.4; text 003 (about 295 requests on an H100).
     """
     ridge = costs.flop_per_s / costs.bandwidth_bytes_per_s

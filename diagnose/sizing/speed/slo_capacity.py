@@ -1,4 +1,4 @@
-"""The highest concurrency within the latency targets, draft cost, and the arithmetic. Pure."""
+"""The highest concurrency within the latency targets, draft cost, and their arithmetic. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from kneewatch.rules.facts import Targets
 
 
 def drafting_of(question: Question, setup: Setup, target: Costs) -> Drafting | None:
-    """How the question's draft works on that launch; None where its acceptance is not stated."""
+    """The speculation of the question's draft on this launch; None if its acceptance is not
+    stated."""
     draft, accepted, gpu = setup.draft, question.acceptance_ratio, setup.gpu
     inputs, outputs = question.input_tokens, question.output_tokens
     if draft is None or accepted is None or gpu is None or inputs is None or outputs is None:
@@ -61,7 +62,10 @@ def cost_ratio(
     sequences: float,
     efficiency: Efficiency,
 ) -> float:
-    """One decode step of the draft over one of its target, the draft's without the host's part."""
+    """Time of one decode step of the draft, divided by one of its target.
+
+    The draft's step is taken without the host's part.
+    """
     times = [
         step_model(
             costs_of,
@@ -86,11 +90,11 @@ RUNNING_LIMIT = "running limit"
 
 
 class Capacity(Struct, frozen=True):
-    """The highest concurrency that keeps the targets, and the speed there.
+    """The highest concurrency that meets the targets, and the speed at that concurrency.
 
-    `concurrency` is 0 where one request alone misses a target; `performance` is then that
-    request's. `binding` says what one request more would break: TTFT, ITL, the token budget (more
-    in flight would only wait) or the running limit (KV cache or max_num_seqs).
+    If a single request already misses a target, `concurrency` is 0 and `performance` is that
+    request's. `binding` is what one more request would exceed: TTFT, ITL, the token budget (more
+    requests would only wait) or the running limit (KV cache or max_num_seqs).
     """
 
     concurrency: int
@@ -99,7 +103,8 @@ class Capacity(Struct, frozen=True):
 
 
 def strain(targets: Targets, speed: Latency | Performance) -> tuple[float, str]:
-    """The highest ratio of a latency to its target (above 1: missed), and which latency."""
+    """The highest ratio of a latency to its target, and which latency it is. Above 1, it is
+    missed."""
     ratios = [
         (latency_s / target_s, name)
         for name, latency_s, target_s in targets.beside(speed.ttft_s, speed.itl_s)
@@ -110,10 +115,10 @@ def strain(targets: Targets, speed: Latency | Performance) -> tuple[float, str]:
 def capacity(
     costs: Costs, load: Load, targets: Targets, efficiency: Efficiency = DEFAULT
 ) -> Capacity:
-    """The highest concurrency from 1 to `load.concurrency` that keeps the targets.
+    """The highest concurrency from 1 to `load.concurrency` that meets the targets.
 
     Raises:
-        SizingError: an invalid load, with the input's name.
+        SizingError: the load is invalid; the error has the input's name.
     """
     loop = closed_loop(costs, load, efficiency)
     highest = _highest(loop, int(load.concurrency), targets)
@@ -121,7 +126,7 @@ def capacity(
 
 
 def _highest(loop: ClosedLoop, high: int, targets: Targets) -> tuple[int, Latency, str]:
-    """The highest concurrency (0: none), its latencies, and what one more request would break."""
+    """The highest concurrency (0: none), its latencies, and what one more request would exceed."""
     best = loop.at(high)
     over, binding = _strain(targets, best)
     if over <= 1:
@@ -165,7 +170,7 @@ _TERA = 1e12
 def performance_steps(
     costs: Costs, load: Load, predicted: Performance, efficiency: Efficiency = DEFAULT
 ) -> tuple[Step, ...]:
-    """The prediction line by line: bytes read, a plain step, one with a prompt, the results."""
+    """The prediction line by line: bytes read, a plain step, a step with a prompt, the results."""
     fixed = "guide 3.3 and 3.4; " + SOURCE
     places = min(load.concurrency, load.max_running)
     passes = max(load.output_tokens - 1, 0.0) / predicted.tokens_per_pass
@@ -240,7 +245,7 @@ def _step(title: str, time: StepTime, *, source: str) -> Step:
 
 
 def step_arithmetic(time: StepTime) -> tuple[str, str]:
-    """A step's time as a formula and with its values, in ms; experts only where there are any."""
+    """A step's time as a formula, and with its values in ms; experts only if the model has any."""
     kinds = {"weights": time.weights, "experts": time.experts, "attention": time.attention}
     shown = {name: kernels for name, kernels in kinds.items() if kernels.total_s}
     maxima = [f"max({seconds(part.read_s)}, {seconds(part.compute_s)})" for part in shown.values()]

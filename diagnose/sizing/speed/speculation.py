@@ -1,6 +1,7 @@
-"""Speculative decoding: tokens per pass, speed-up, and the acceptance that pays for it. Pure.
+"""Speculative decoding: tokens per pass, speedup, and break-even acceptance. Pure.
 
-Acceptance is the chance that one drafted token is accepted, given that those before it were.
+Acceptance is the chance that one drafted token is accepted, given that all before it were accepted.
+
 Source: guide 6.6; the expectation: Leviathan, Kalman and Matias 2023, equation 1 and theorem 3.8.
 """
 
@@ -14,7 +15,7 @@ _BISECTIONS = 60  # beyond the precision of a double on 0..1
 
 
 def tokens_per_pass(*, acceptance_ratio: float, draft_tokens: int) -> float:
-    """Expected output tokens of one verification: accepted ones and the target's own.
+    """Expected output tokens of one verification: accepted tokens and the target's own token.
 
     1 + a + a^2 + ... + a^k: from 1 (nothing accepted) to k + 1 (all accepted).
     """
@@ -30,11 +31,13 @@ def speculative_speedup(
     draft_cost_ratio: float,
     verify_cost_ratio: float = 1.0,
 ) -> float:
-    """How many times faster output comes than without speculation; below 1 it hurts.
+    """Speed divided by the speed without speculation; below 1 speculation makes output slower.
 
-    `draft_cost_ratio` is one draft step over one target step (parameters read by each, while
-    bandwidth binds; about 0 for n-grams); `verify_cost_ratio` is the verification over a plain
-    step: 1 while bandwidth binds, towards draft_tokens + 1 once compute does.
+    - `draft_cost_ratio`: one draft step divided by one target step. While bandwidth is the limit,
+      this is the ratio of the parameters that each reads; about 0 for n-grams.
+    - `verify_cost_ratio`: the verification divided by a plain step. It is 1 while bandwidth is the
+      limit, and approaches draft_tokens + 1 once compute is.
+
     Source: guide 6.6.
     """
     not_negative("draft_cost_ratio", draft_cost_ratio)
@@ -46,7 +49,7 @@ def speculative_speedup(
 def break_even_acceptance_ratio(
     *, draft_tokens: int, draft_cost_ratio: float, verify_cost_ratio: float = 1.0
 ) -> float | None:
-    """The acceptance at which speculation neither helps nor hurts; None where it always hurts.
+    """The acceptance at which speculation neither helps nor hurts; None if it always hurts.
 
     Source: guide 6.6 (acceptance is the critical variable).
     """
@@ -66,7 +69,7 @@ def break_even_acceptance_ratio(
 def best_draft_tokens(
     *, acceptance_ratio: float, draft_cost_ratio: float, max_draft_tokens: int = 16
 ) -> int:
-    """Drafted tokens per pass that give the highest speed-up, 0 where none gives any."""
+    """Drafted tokens per pass with the highest speedup; 0 if no number gives a speedup."""
     return max(
         range(max_draft_tokens + 1),
         key=lambda count: speculative_speedup(
@@ -78,10 +81,10 @@ def best_draft_tokens(
 
 
 def per_token_acceptance_ratio(*, accepted_share_ratio: float, draft_tokens: int) -> float:
-    """Acceptance per token behind a measured share of accepted over drafted tokens.
+    """Acceptance per token, computed from the measured share of drafted tokens that were accepted.
 
-    vLLM counts accepted and drafted tokens; a token behind a rejected one counts as drafted, so
-    the share is (a + a^2 + ... + a^k) / k and lies below a.
+    vLLM counts tokens after a rejected token as drafted. So the share is (a + a^2 + ... + a^k) / k,
+    which is below the acceptance a.
     """
     within("accepted_share_ratio", accepted_share_ratio, low=0.0, high=1.0)
     positive("draft_tokens", draft_tokens)
@@ -94,7 +97,7 @@ def per_token_acceptance_ratio(*, accepted_share_ratio: float, draft_tokens: int
 
 
 def _reached(rising: Callable[[float], float], target: float) -> float:
-    """The ratio in 0..1 at which a rising function reaches `target`."""
+    """The ratio in 0..1 at which an increasing function reaches `target`."""
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
