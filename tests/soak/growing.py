@@ -39,11 +39,11 @@ def raised(body: str, gained: Mapping[str, float], turns: int) -> str:
 
 
 class Growing:
-    """The pages of a recording under load, without end. Each is made once a turn."""
+    """The pages of a recording, or of a part of it, without end. Each is made once a turn."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, begin: int = FRESH_PAGES, end: int | None = None) -> None:
         entries = CaptureReader(CAPTURES / f"{name}.jsonl.gz")
-        bodies = [entry.body for entry in entries if entry.body is not None][FRESH_PAGES:]
+        bodies = [entry.body for entry in entries if entry.body is not None][begin:end]
         last = counters(bodies[-1])
         # A series that came later would be missing again at the beginning of each turn.
         self._bodies = list(dropwhile(lambda body: len(counters(body)) < len(last), bodies))

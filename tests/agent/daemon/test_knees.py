@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import socket
 import time
 from array import array
 from collections.abc import Mapping, Sequence
@@ -44,9 +45,10 @@ from tests.agent.daemon.factories import Kept, target
 from tests.agent.daemon.running import Daemon
 from tests.agent.running import bodies, in_turn
 from tests.agent.store.factories import counted, cycle, diagnosis, written
-from tests.collector.servers import Start
+from tests.collector.servers import Serve, Start, answer
 from tests.diagnose.streams import pages_config
 from tests.diagnose.test_knee import values_at_load
+from tests.soak.growing import Growing
 from tests.waiting import PATIENCE_S, until
 
 NOW_S = 1_795_420_800.0
@@ -299,10 +301,21 @@ def test_configurations_of_numbers_and_words() -> None:
 
 # The daemon
 
-PAST = bodies("knee_sweep", 62, 70)
-"""The recorded server with 63 requests in flight; its TTFT P99 of half a second is over this."""
+PAST = 62, 70
+"""Pages of the recorded server with 63 requests in flight; its TTFT P99 of half a second is over
+this."""
 
 SLO_S = 0.4
+
+
+def without_end(growing: Growing) -> Serve:
+    """Serves a page a request: the load goes on for as long as anyone asks."""
+
+    def serve(sock: socket.socket, _request: bytes, number: int) -> bool:
+        sock.sendall(answer(growing.page(number)))
+        return True
+
+    return serve
 
 
 def history(path: Path, name: str) -> None:
@@ -312,7 +325,7 @@ def history(path: Path, name: str) -> None:
 
 
 def test_the_next_cycle_is_held_against_it(serving: Start, tmp_path: Path) -> None:
-    spec = target(serving(in_turn(PAST)).url, slo__ttft_p99_s=SLO_S)
+    spec = target(serving(in_turn(bodies("knee_sweep", *PAST))).url, slo__ttft_p99_s=SLO_S)
     history(tmp_path / "store.db", spec.name)
     reader, kept = Reader(tmp_path / "store.db"), Kept()
     knees = KneeLoader(reader)
@@ -341,13 +354,15 @@ def says(daemon: Daemon, said: str) -> bool:
 
 
 def test_a_daemon_that_was_killed_knows_it_at_once(serving: Start, tmp_path: Path) -> None:
+    # The load goes on, and it is the quiet one from the second window on: until then it is past the
+    # knee, whenever the history is read, which is every 10 s.
     history(tmp_path / "kneewatch.db", "tiny")
     config = tmp_path / "k.toml"
     options = ("--config", config, "--interval", "0.1s", "--gpu-metrics", "none")
     for said in ('"tiny"', "the knee is at 16 "):
         config.write_text(
-            f"window_s = 10\nslo.ttft_p99_s = {SLO_S}\n[[targets]]\n"
-            f'name = "tiny"\nurl = "{serving(in_turn(PAST)).url}"\n'
+            f"window_s = {PATIENCE_S}\nslo.ttft_p99_s = {SLO_S}\n[[targets]]\n"
+            f'name = "tiny"\nurl = "{serving(without_end(Growing("knee_sweep", *PAST))).url}"\n'
         )
         with Daemon(tmp_path, *options) as daemon:
             until(partial(says, daemon, said))
