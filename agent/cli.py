@@ -231,10 +231,11 @@ def run(targets: tuple[str, ...], *, demo: bool, **given: Any) -> None:  # noqa:
 def _checks_of_run() -> tuple[Check, ...]:
     """Checks of settings that only the daemon uses. The command `config` runs them too and reports
     their errors."""
+    from kneewatch.agent.api.listening import check_http
     from kneewatch.agent.daemon.discovery import check_intervals
     from kneewatch.agent.report.schedule import cron_of
 
-    return check_intervals, cron_of
+    return check_intervals, check_http, cron_of
 
 
 @cli.command(short_help="Diagnose recordings scrape by scrape.")

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hmac
 import logging
+import os
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ Scopes = frozenset[str]
 NOTHING: Scopes = frozenset()
 ALL: Scopes = frozenset({READ, ADMIN})
 
+FILES = ("http.token_file", "http.admin_token_file")
 CHECK_EVERY_S = 1.0
 SHORT_BYTES = 16
 LARGEST_BYTES = 64 * 1024
@@ -45,7 +47,21 @@ class TokenFile(Struct):
     _checked_s: float = field(default=float("-inf"))
 
     def load(self) -> None:
-        """Read the file.
+        """Read the file and use its tokens; what makes them unsafe is logged.
+
+        Raises:
+            SettingsError: as `read`.
+        """
+        status, tokens = self.read()
+        if status.st_mode & stat.S_IROTH:
+            log.warning("token file is world-readable; chmod o-r %s=%s", self.key, self.path)
+        if min(map(len, tokens)) < SHORT_BYTES:
+            log.warning("a token is too short and can be guessed %s=%s", self.key, self.path)
+        self.tokens = tokens
+        self._stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+
+    def read(self) -> tuple[os.stat_result, tuple[bytes, ...]]:
+        """The file's status and its tokens.
 
         Raises:
             SettingsError: the file is unreadable or has no token; the message contains no token.
@@ -60,12 +76,7 @@ class TokenFile(Struct):
         tokens = tuple(line.strip() for line in lines if line.strip())
         if not tokens:
             raise SettingsError(f"{self.key} = {self.path} contains no token; write one per line")
-        if status.st_mode & stat.S_IROTH:
-            log.warning("token file is world-readable; chmod o-r %s=%s", self.key, self.path)
-        if min(map(len, tokens)) < SHORT_BYTES:
-            log.warning("a token is too short and can be guessed %s=%s", self.key, self.path)
-        self.tokens = tokens
-        self._stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        return status, tokens
 
     def holds(self, candidate: bytes) -> bool:
         """Whether `candidate` is one of the tokens, compared in constant time."""
@@ -107,12 +118,10 @@ class Auth(Struct):
         Raises:
             SettingsError: a token file cannot be used.
         """
-        files: list[TokenFile | None] = []
-        for key in ("http.token_file", "http.admin_token_file"):
-            file = TokenFile(key, Path(settings[key])) if settings[key] else None
+        files = [_file(settings, key) for key in FILES]
+        for file in files:
             if file is not None:
                 file.load()
-            files.append(file)
         return cls(*files)
 
     def scopes(self, authorizations: Sequence[bytes]) -> Scopes:
@@ -129,6 +138,28 @@ class Auth(Struct):
         if self.read is not None and self.read.holds(given):
             return frozenset({READ})
         return without_token
+
+
+def check_tokens(settings: Settings) -> None:
+    """Check that the token files can be used.
+
+    Raises:
+        SettingsError: a message for each that cannot.
+    """
+    mistakes: list[str] = []
+    for key in FILES:
+        file = _file(settings, key)
+        try:
+            if file is not None:
+                file.read()
+        except SettingsError as error:
+            mistakes.append(f"{settings.origin(key)}: {error}")
+    if mistakes:
+        raise SettingsError(*mistakes)
+
+
+def _file(settings: Settings, key: str) -> TokenFile | None:
+    return TokenFile(key, Path(settings[key])) if settings[key] else None
 
 
 def token(authorization: bytes) -> bytes | None:

@@ -1,22 +1,17 @@
-"""The HTTP server: uvicorn in its own thread, the listen address, TLS, and time limits for
-connections. I/O edge."""
+"""The HTTP server: uvicorn in its own thread, and time limits for connections. I/O edge."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import logging
-import re
 import socket
-import ssl
 import threading
 import time
 from collections import Counter
 from email.utils import formatdate
 from functools import lru_cache, partial
-from pathlib import Path
 from time import monotonic
 from typing import Any, cast
 
@@ -30,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from kneewatch.agent.api.guard import HEADERS_BYTES
+from kneewatch.agent.api.listening import Address, ServerTls, address_of, check_protected
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 
@@ -186,181 +182,10 @@ class TimedProtocol(H11Protocol):
         self._deadline = self.loop.call_later(FLUSH_S, self.transport.abort)
 
 
-# --- The HTTP server: listen address, TLS, and uvicorn in its own thread. I/O edge ----------------
+# --- The HTTP server: uvicorn in its own thread. I/O edge -----------------------------------------
 
 
 log = logging.getLogger(__name__)
-
-WILDCARDS = ("", "*")
-MOST_PORT = 65535
-LISTEN = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
-
-
-class Address(Struct, frozen=True):
-    """An address to listen on. `host` is the configured name, `ip` the address to which it
-    resolved."""
-
-    host: str
-    ip: str
-    port: int
-
-    @property
-    def family(self) -> socket.AddressFamily:
-        """IPv6 or IPv4."""
-        return socket.AF_INET6 if ":" in self.ip else socket.AF_INET
-
-    @property
-    def loopback(self) -> bool:
-        """Whether the address can be reached only from this machine."""
-        return ipaddress.ip_address(self.ip).is_loopback
-
-    @property
-    def shown(self) -> str:
-        """The host to use in URLs on this machine."""
-        ip = ipaddress.ip_address(self.ip)
-        if ip.is_unspecified:
-            return "[::1]" if ip.version == 6 else "127.0.0.1"
-        return f"[{self.ip}]" if ip.version == 6 else self.ip
-
-
-def address_of(settings: Settings) -> Address:
-    """The address to listen on.
-
-    Raises:
-        SettingsError: the setting is no address, or the host cannot be resolved.
-    """
-    listen, origin = str(settings["listen"]).strip(), settings.origin("listen")
-    match = LISTEN.fullmatch(listen)
-    if match is None or int(match["port"]) > MOST_PORT:
-        raise SettingsError(
-            f"{origin}: listen = {listen!r} is not HOST:PORT, such as 127.0.0.1:9877 or [::1]:9877"
-        )
-    host, port = match["six"] or match["host"], int(match["port"])
-    if host in WILDCARDS:
-        return Address(host, "0.0.0.0", port)
-    try:
-        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as exc:
-        raise SettingsError(f"{origin}: listen = {listen!r}: {host} cannot be resolved") from exc
-    rows.sort(key=lambda row: row[0] != socket.AF_INET)
-    return Address(host, str(rows[0][4][0]).partition("%")[0], port)
-
-
-def check_protected(settings: Settings, address: Address) -> None:
-    """Refuse an address that everybody can use. Log a warning if tokens are sent without TLS.
-
-    Raises:
-        SettingsError: other machines can reach the address without authentication.
-    """
-    if settings["http.client_ca_file"] and not settings["http.tls_cert_file"]:
-        raise SettingsError(
-            f"{settings.origin('http.client_ca_file')}: http.client_ca_file requires "
-            "http.tls_cert_file: client certificates are part of TLS"
-        )
-    if settings["http.tls_key_file"] and not settings["http.tls_cert_file"]:
-        raise SettingsError(
-            f"{settings.origin('http.tls_key_file')}: http.tls_key_file requires http.tls_cert_file"
-        )
-    if address.loopback:
-        return
-    authenticates = settings["http.token_file"] or settings["http.client_ca_file"]
-    if not authenticates and not settings["http.behind_proxy"]:
-        raise SettingsError(
-            f"{settings.origin('listen')}: listen = {settings['listen']!r} is reachable from other "
-            "machines: set http.token_file or http.client_ca_file (with TLS), set "
-            "http.behind_proxy if a proxy authenticates clients, or listen on 127.0.0.1"
-        )
-    if settings["http.token_file"] and not settings["http.tls_cert_file"]:
-        log.warning("tokens are sent unencrypted; set http.tls_cert_file listen=%s", address.host)
-
-
-# --- TLS ------------------------------------------------------------------------------------------
-
-
-FILES = ("http.tls_cert_file", "http.tls_key_file", "http.client_ca_file")
-
-Stamp = tuple[tuple[int, int, int], ...]
-
-
-class ServerTls(Struct):
-    """The server's TLS context. Certificates that are renewed on disk are used for new
-    connections."""
-
-    context: ssl.SSLContext
-    settings: Settings
-    stamp: Stamp
-
-    @classmethod
-    def of(cls, settings: Settings) -> ServerTls | None:
-        """The TLS configuration of the settings; None for plain HTTP.
-
-        Raises:
-            SettingsError: a certificate cannot be used; the message names the setting and the file.
-        """
-        if not settings["http.tls_cert_file"]:
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        stamp = _stamp(settings)
-        _load(context, settings)
-        return cls(context, settings, stamp)
-
-    def refresh(self) -> None:
-        """Load the certificate files again if one changed. Files that are unusable, for example
-        while they are being replaced, are ignored and tried again later."""
-        try:
-            stamp = _stamp(self.settings)
-            if stamp == self.stamp:
-                return
-            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.settings)
-            _load(self.context, self.settings)
-        except SettingsError as exc:
-            log.warning("cannot reload TLS files, keeping the old ones error=%s", exc)
-            return
-        self.stamp = stamp
-        log.info("TLS files reloaded")
-
-
-def _load(context: ssl.SSLContext, settings: Settings) -> None:
-    key = "http.tls_cert_file"
-    try:
-        context.load_cert_chain(settings[key], settings["http.tls_key_file"], _no_password)
-        if settings["http.client_ca_file"]:
-            key = "http.client_ca_file"
-            context.load_verify_locations(settings[key])
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ValueError) as exc:
-        files = settings[key]
-        if key == "http.tls_cert_file" and settings["http.tls_key_file"]:
-            files = f"{files} with key {settings['http.tls_key_file']}"
-        why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-        raise SettingsError(f"{settings.origin(key)}: {key} = {files}: {why}") from exc
-
-
-def _no_password() -> str:
-    """Called by OpenSSL for a key with a password. Raises an error instead of asking, because a
-    daemon has no terminal."""
-    raise ValueError("the key is encrypted; store it without a password")
-
-
-def _stamp(settings: Settings) -> Stamp:
-    """Modification time, size and inode of each file, to detect changes."""
-    stamps: list[tuple[int, int, int]] = []
-    for key in FILES:
-        if not settings[key]:
-            continue
-        try:
-            stat = Path(settings[key]).stat()
-        except OSError as exc:
-            raise SettingsError(
-                f"{settings.origin(key)}: {key} = {settings[key]}: {exc.strerror}"
-            ) from exc
-        stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-    return tuple(stamps)
-
-
-# --- The server -----------------------------------------------------------------------------------
-
 
 IN_USE = "; kneewatch may be running already; --listen 127.0.0.1:0 picks a free port"
 KEEP_ALIVE_S = 15
@@ -391,9 +216,14 @@ class HttpServer:
         Raises:
             SettingsError: the address is wrong, in use or unprotected, or TLS files are unusable.
         """
-        address = address_of(self._settings)
-        check_protected(self._settings, address)
-        self._tls = ServerTls.of(self._settings)
+        settings = self._settings
+        address = address_of(settings)
+        check_protected(settings, address)  # again: a name may stand for any address
+        self._tls = ServerTls.of(settings)
+        if settings["http.token_file"] and self._tls is None and not address.loopback:
+            log.warning(
+                "tokens are sent unencrypted; set http.tls_cert_file listen=%s", address.host
+            )
         # IPPROTO_TCP makes asyncio disable Nagle's algorithm, which delays by 40 ms.
         listening = socket.socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
@@ -402,7 +232,7 @@ class HttpServer:
         except OSError as exc:
             listening.close()
             raise SettingsError(
-                f"{self._settings.origin('listen')}: listen = {self._settings['listen']!r}: "
+                f"{settings.origin('listen')}: listen = {settings['listen']!r}: "
                 f"{exc.strerror or exc}{IN_USE if exc.errno == errno.EADDRINUSE else ''}"
             ) from exc
         self._socket = listening

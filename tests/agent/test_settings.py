@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import pytest
+import trustme
 
 from kneewatch.agent.cli import cli
 from kneewatch.agent.settings.effective import HIDDEN, load
@@ -45,13 +46,22 @@ TYPED: dict[str, tuple[list[str], list[object]]] = {
 """By kind: what is written in a file, in the environment and as a flag, and what each means."""
 
 
-CRONS = ["0 6 * * mon", "30 7 * * *", "0 0 1 * *"]
+PEMS = ["a.pem", "b.pem", "c.pem"]
+CHECKED = {
+    "report.cron": ["0 6 * * mon", "30 7 * * *", "0 0 1 * *"],
+    "listen": ["127.0.0.1:1", "localhost:2", "[::1]:3"],
+    **dict.fromkeys(
+        (key for key in BY_KEY if key.startswith("http.") and key.endswith("_file")),
+        PEMS,
+    ),
+}
+"""What is written for settings that `config` looks at more closely."""
 
 
 def typed(setting: Setting) -> tuple[list[str], list[object]]:
     """What is written for a setting, and what it means; one that is chosen, from its choices."""
-    if setting.key == "report.cron":
-        return CRONS, list[object](CRONS)
+    if setting.key in CHECKED:
+        return CHECKED[setting.key], list[object](CHECKED[setting.key])
     if setting.least:
         counts = [int(setting.least) + more for more in (7, 8, 9)]
         return [str(count) for count in counts], list[object](counts)
@@ -84,6 +94,13 @@ def test_file_environment_and_flag(
 ) -> None:
     monkeypatch.delenv(setting.env, raising=False)
     texts, values = typed(setting)
+    if texts is PEMS:
+        # A certificate with its key serves as any of them.
+        own = trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.bytes()
+        for name in PEMS:
+            (tmp_path / name).write_bytes(own)
+        if setting.key != "http.tls_cert_file":
+            monkeypatch.setenv("KNEEWATCH_HTTP_TLS_CERT_FILE", "a.pem")
     file = tmp_path / "k.toml"
     file.write_text(f"{setting.key} = {in_toml(setting.kind, texts[0])}\n")
     config, flag = ["config", "--config", str(file)], as_flag(setting, texts[2])
@@ -370,6 +387,37 @@ def test_mistakes_of_settings_that_only_run_reads_come_with_all_others(
         "report.send: no receiver is named 'ops'",
         "report.send: no receiver is named 'chat'",
     ]
+
+
+MISTAKES_OF_HTTP = """\
+window = 3
+listen = "0.0.0.0:9877"
+[http]
+body_bytes = 0
+admin_token_file = "empty"
+tls_cert_file = "cert.pem"
+tls_key_file = "no.key"
+client_ca_file = "no-ca.pem"
+"""
+HTTP_MESSAGES = [
+    "unknown setting 'window'; did you mean window_s?",
+    "http.body_bytes = 0 is out of range: it must be more than 0",
+    "http.tls_key_file = no.key: No such file or directory",
+    "http.client_ca_file = no-ca.pem: No such file or directory",
+    "http.admin_token_file = empty contains no token; write one per line",
+]
+
+
+@pytest.mark.parametrize("command", ["config", "run"])
+def test_mistakes_of_the_http_endpoint_come_with_all_others(
+    main: Main, tmp_path: Path, command: str
+) -> None:
+    for name in ("empty", "cert.pem"):
+        (tmp_path / name).touch()
+    (tmp_path / "k.toml").write_text(MISTAKES_OF_HTTP)
+    ended = main(command, "--config", "k.toml")
+    assert (ended.status, ended.out) == (2, "")
+    assert [line.split(": ", 2)[2] for line in ended.err.splitlines()] == HTTP_MESSAGES
 
 
 MANY_MISTAKES = """\

@@ -169,22 +169,6 @@ def test_an_open_address_with_a_token_or_a_proxy_is_taken(
     assert caplog.text.count("tokens are sent unencrypted") == 1
 
 
-def test_an_admin_token_alone_does_not_protect_an_open_address(tmp_path: Path) -> None:
-    file = token_file(tmp_path / "t", READER)
-    settings = settings_of(listen="0.0.0.0:0", http__admin_token_file=str(file))
-    with pytest.raises(SettingsError, match=r"set http\.token_file"):
-        HttpServer(make_app(service_of(settings=settings)), settings).bind()
-
-
-@pytest.mark.parametrize(
-    "listen", ["9877", "127.0.0.1", "localhost:x", "127.0.0.1:70000", "http://localhost:1", "[::1]"]
-)
-def test_what_is_no_address_is_refused(listen: str) -> None:
-    settings = settings_of(listen=listen)
-    with pytest.raises(SettingsError, match="is not HOST:PORT, such as 127"):
-        HttpServer(make_app(service_of(settings=settings)), settings).bind()
-
-
 def test_a_host_that_cannot_be_resolved_and_a_port_that_is_taken_are_told() -> None:
     settings = settings_of(listen="no-such-host.invalid:0")
     with pytest.raises(SettingsError, match="cannot be resolved"):

@@ -15,7 +15,8 @@ import pytest
 import trustme
 
 from kneewatch.agent.api.app import make_app
-from kneewatch.agent.api.server import HttpServer, ServerTls
+from kneewatch.agent.api.listening import ServerTls
+from kneewatch.agent.api.server import HttpServer
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import WELL_STATE, served, service_of, settings_of
@@ -166,13 +167,6 @@ def test_a_key_with_a_password_is_refused_and_not_waited_for(
     (tmp_path / "locked.key").write_bytes(locked)
     with pytest.raises(SettingsError, match="the key is encrypted"):
         bound(settings_of(**{**tls, "http__tls_key_file": str(tmp_path / "locked.key")}))
-
-
-def test_client_certificates_need_tls(client_ca: str) -> None:
-    with pytest.raises(SettingsError, match=r"requires http\.tls_cert_file"):
-        bound(settings_of(http__client_ca_file=client_ca))
-    with pytest.raises(SettingsError, match=r"requires http\.tls_cert_file"):
-        bound(settings_of(listen="0.0.0.0:0", http__client_ca_file=client_ca))
 
 
 def test_a_handshake_that_does_not_come_holds_up_nobody(

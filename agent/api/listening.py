@@ -1,0 +1,249 @@
+"""The listen address of the HTTP server, its TLS files, and the check of all `http` settings. I/O
+edge.
+
+The server is in a module of its own, because its imports are slow.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import socket
+import ssl
+from pathlib import Path
+
+from msgspec import Struct
+
+from kneewatch.agent.api.auth import check_tokens
+from kneewatch.agent.settings.effective import Settings, gathered
+from kneewatch.collector.errors import SettingsError
+
+log = logging.getLogger(__name__)
+
+WILDCARDS = ("", "*")
+ANY = "0.0.0.0"
+MOST_PORT = 65535
+LISTEN = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
+
+
+class Address(Struct, frozen=True):
+    """An address to listen on. `host` is the configured name, `ip` the address to which it
+    resolved."""
+
+    host: str
+    ip: str
+    port: int
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """IPv6 or IPv4."""
+        return socket.AF_INET6 if ":" in self.ip else socket.AF_INET
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the address can be reached only from this machine."""
+        return ipaddress.ip_address(self.ip).is_loopback
+
+    @property
+    def shown(self) -> str:
+        """The host to use in URLs on this machine."""
+        ip = ipaddress.ip_address(self.ip)
+        if ip.is_unspecified:
+            return "[::1]" if ip.version == 6 else "127.0.0.1"
+        return f"[{self.ip}]" if ip.version == 6 else self.ip
+
+
+def stated_address(settings: Settings) -> tuple[str, int]:
+    """The host and the port to listen on, as stated.
+
+    Raises:
+        SettingsError: the setting is no address.
+    """
+    listen = str(settings["listen"]).strip()
+    match = LISTEN.fullmatch(listen)
+    if match is None or int(match["port"]) > MOST_PORT:
+        raise SettingsError(
+            f"{settings.origin('listen')}: listen = {listen!r} is not HOST:PORT, such as "
+            "127.0.0.1:9877 or [::1]:9877"
+        )
+    return match["six"] or match["host"], int(match["port"])
+
+
+def address_of(settings: Settings) -> Address:
+    """The address to listen on.
+
+    Raises:
+        SettingsError: the setting is no address, or the host cannot be resolved.
+    """
+    host, port = stated_address(settings)
+    if host in WILDCARDS:
+        return Address(host, ANY, port)
+    try:
+        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as exc:
+        listen, origin = str(settings["listen"]).strip(), settings.origin("listen")
+        raise SettingsError(f"{origin}: listen = {listen!r}: {host} cannot be resolved") from exc
+    rows.sort(key=lambda row: row[0] != socket.AF_INET)
+    return Address(host, str(rows[0][4][0]).partition("%")[0], port)
+
+
+def check_http(settings: Settings) -> None:
+    """Check the listen address, its protection, the TLS files and the token files. No socket is
+    opened: host names are resolved when the server binds.
+
+    Raises:
+        SettingsError: a message for each mistake names the key.
+    """
+    mistakes: list[str] = []
+    with gathered(mistakes):
+        _check_listen(settings)
+    with gathered(mistakes):
+        ServerTls.of(settings)
+    with gathered(mistakes):
+        check_tokens(settings)
+    if mistakes:
+        raise SettingsError(*mistakes)
+
+
+def _check_listen(settings: Settings) -> None:
+    host, port = stated_address(settings)
+    ip = ANY if host in WILDCARDS else host
+    try:
+        ipaddress.ip_address(ip)
+    except ValueError:
+        return  # a name
+    check_protected(settings, Address(host, ip, port))
+
+
+def check_protected(settings: Settings, address: Address) -> None:
+    """Refuse an address that everybody can use.
+
+    Raises:
+        SettingsError: other machines can reach the address without authentication.
+    """
+    if address.loopback:
+        return
+    authenticates = settings["http.token_file"] or settings["http.client_ca_file"]
+    if not authenticates and not settings["http.behind_proxy"]:
+        raise SettingsError(
+            f"{settings.origin('listen')}: listen = {settings['listen']!r} is reachable from other "
+            "machines: set http.token_file or http.client_ca_file (with TLS), set "
+            "http.behind_proxy if a proxy authenticates clients, or listen on 127.0.0.1"
+        )
+
+
+# --- TLS ------------------------------------------------------------------------------------------
+
+
+CERT, KEY, CLIENT_CA = FILES = ("http.tls_cert_file", "http.tls_key_file", "http.client_ca_file")
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+class ServerTls(Struct):
+    """The server's TLS context. Certificates that are renewed on disk are used for new
+    connections."""
+
+    context: ssl.SSLContext
+    settings: Settings
+    stamp: Stamp
+
+    @classmethod
+    def of(cls, settings: Settings) -> ServerTls | None:
+        """The TLS configuration of the settings; None for plain HTTP.
+
+        Raises:
+            SettingsError: a certificate cannot be used, or is missing; each message names the
+                setting and the file.
+        """
+        if not settings[CERT]:
+            _check_plain(settings)
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        stamp = _stamp(settings)
+        _load(context, settings)
+        return cls(context, settings, stamp)
+
+    def refresh(self) -> None:
+        """Load the certificate files again if one changed. Files that are unusable, for example
+        while they are being replaced, are ignored and tried again later."""
+        try:
+            stamp = _stamp(self.settings)
+            if stamp == self.stamp:
+                return
+            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.settings)
+            _load(self.context, self.settings)
+        except SettingsError as exc:
+            log.warning("cannot reload TLS files, keeping the old ones error=%s", exc)
+            return
+        self.stamp = stamp
+        log.info("TLS files reloaded")
+
+
+def _check_plain(settings: Settings) -> None:
+    """Refuse settings that are part of TLS where there is no certificate."""
+    mistakes = [
+        f"{settings.origin(key)}: {key} requires {CERT}{why}"
+        for key, why in ((CLIENT_CA, ": client certificates are part of TLS"), (KEY, ""))
+        if settings[key]
+    ]
+    if mistakes:
+        raise SettingsError(*mistakes)
+
+
+def _load(context: ssl.SSLContext, settings: Settings) -> None:
+    cert, key, client_ca = (settings[name] for name in FILES)
+    mistakes: list[str] = []
+    try:
+        context.load_cert_chain(cert, key, _no_password)
+    except (OSError, ValueError) as exc:
+        files = f"{cert} with key {key}" if key else cert
+        mistakes.append(_unusable(settings, CERT, files, exc))
+    if client_ca:
+        try:
+            context.load_verify_locations(client_ca)
+        except (OSError, ValueError) as exc:
+            mistakes.append(_unusable(settings, CLIENT_CA, client_ca, exc))
+        context.verify_mode = ssl.CERT_REQUIRED
+    if mistakes:
+        raise SettingsError(*mistakes)
+
+
+def _unusable(settings: Settings, key: str, files: str, error: OSError | ValueError) -> str:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if isinstance(error, ssl.SSLError):  # OpenSSL says little of what is wrong
+        why += f"; {_way_out(settings, key)}"
+    return f"{settings.origin(key)}: {key} = {files}: {why}"
+
+
+def _way_out(settings: Settings, key: str) -> str:
+    if key == CLIENT_CA:
+        return "the file must hold certificates in PEM"
+    if settings[KEY]:
+        return "the files must hold a certificate and its own key in PEM"
+    return f"the file must hold a certificate in PEM, and its key unless {KEY} is set"
+
+
+def _no_password() -> str:
+    """Called by OpenSSL for a key with a password. Raises an error instead of asking, because a
+    daemon has no terminal."""
+    raise ValueError("the key is encrypted; store it without a password")
+
+
+def _stamp(settings: Settings) -> Stamp:
+    """Modification time, size and inode of each file, to detect changes."""
+    stamps: list[tuple[int, int, int]] = []
+    mistakes: list[str] = []
+    for key in FILES:
+        if not settings[key]:
+            continue
+        try:
+            stat = Path(settings[key]).stat()
+            stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        except OSError as exc:
+            mistakes.append(_unusable(settings, key, settings[key], exc))
+    if mistakes:
+        raise SettingsError(*mistakes)
+    return tuple(stamps)
