@@ -226,8 +226,8 @@ class AlertContext(Struct, frozen=True):
 
     @property
     def cause_id(self) -> str:
-        """The id of the first cause now; without one, of the first cause when the alert started;
-        else ""."""
+        """The id of the first cause now. If there is none, the id of the first cause when the alert
+        started; "" without any cause."""
         for diagnosis in (self.now, _decoded(self.start)):
             if diagnosis is not None and diagnosis.causes:
                 return diagnosis.causes[0].id

@@ -227,7 +227,7 @@ def _text(
 
 
 def to_page(request: Request, target: str) -> Response:
-    """A redirect to the triage page that keeps the parameters. The address is relative, for proxies
+    """A redirect to the triage page, with the same parameters. The address is relative, for proxies
     with a path prefix."""
     up = "../" * (request.scope["raw_path"].count(b"/") - 1)
     return redirect(f"{up or './'}triage", request, ("at", "since"), target=target)

@@ -90,7 +90,7 @@ class Event(Struct, frozen=True):
 
 
 def problems(state: TargetState, floor: Severity) -> dict[Key, Problem]:
-    """The problems in a target's state whose severity is at least `floor`, by key."""
+    """The problems in a target's state, by key. Problems less severe than `floor` are left out."""
     worst: dict[Key, Problem] = {}
     is_whole_target = not any(diagnosis.was_read for diagnosis in state.diagnoses)
     for diagnosis in state.diagnoses:
@@ -127,8 +127,11 @@ def _of_engine(target: str, diagnosis: Diagnosis, *, is_whole_target: bool) -> l
 
 
 def is_resolved(key: Key, diagnoses: Sequence[Diagnosis]) -> bool:
-    """Whether a problem is resolved that is missing from the newest diagnoses of its target. It is
-    if its engine was read and no cause on the engine explains the problem."""
+    """Whether a problem that is no longer diagnosed is resolved. `diagnoses` are the newest ones of
+    its target.
+
+    The problem is resolved if its engine was read and no cause on the engine explains the problem.
+    """
     judged = [diagnosis for diagnosis in diagnoses if _is_judged(diagnosis)]
     if not (key.model or key.engine):
         return bool(judged)

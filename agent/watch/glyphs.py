@@ -78,9 +78,9 @@ class Glyphs(Struct, frozen=True):
 
     def folded(self, text: str, width: int, *, indent: int = 0, more: int = 2) -> list[str]:
         """The text wrapped into lines of at most `width` cells. The first line is indented by
-        `indent`, later ones by `more` in addition.
+        `indent`, later lines by `indent` plus `more`.
 
-        A width that is not larger than the indent is raised to the indent plus one.
+        If the width is too small for the indent, it is raised so that one character fits.
         """
         text = self.clean(text)
         if cells(text) > len(text):

@@ -321,8 +321,8 @@ def _severity(plan: Plan, to: ToPromQL) -> str:
 
 
 def _held(plan: Plan, key: str) -> str:
-    """A PromQL expression for the maximum of a series within the hold time; within half the hold
-    time if no request is in flight."""
+    """A PromQL expression for the maximum of a series within the hold time. If no request is in
+    flight, half the hold time is used."""
     series, hold_s = recorded(key), span_s(EXIT_HOLD_S * plan.scale, plan.sample_s)
     selector = f"{{{plan.selector}}}" if plan.selector else ""
     seen_s = range_s(hold_s, plan.scrape_s)

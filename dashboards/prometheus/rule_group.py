@@ -194,8 +194,8 @@ def met(kind: str) -> str:
 def in_force_records(plan: Plan, kind: str, label: str, lasts: Mapping[str, Lasts]) -> list[Record]:
     """Recording rules for the active findings or causes (`kind`), for each value of `label`.
 
-    They are made from the series of conditions that hold (`met`). If a condition holds again while
-    its finding or cause is still active, it is active at once, without the usual duration.
+    They read the series of conditions that hold (`met`). A condition must normally hold for some
+    time. If it returns while its finding or cause is still active, it counts at once.
     """
     now, since, held = met(kind), f"{kind}_since_s", f"{kind}_held"
     long_enough = " or ".join(

@@ -264,8 +264,7 @@ def document(report: WeeklyReport) -> dict[str, Any]:
 
 
 def _plain(value: object) -> dict[str, Any]:
-    """Convert a value that orjson cannot encode to a dict. The value is a record, or a mapping that
-    is not a dict."""
+    """A dict for a value that orjson cannot encode: a record, or a mapping that is not a dict."""
     return asdict(value) if isinstance(value, Struct) else dict(cast("Mapping[str, Any]", value))
 
 
