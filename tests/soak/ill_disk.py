@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import resource
+import sqlite3
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 from msgspec import Struct
@@ -107,7 +108,10 @@ def read_only() -> FaultOutcome:
 
 
 def flip(store: Path, *, seed: int) -> None:
-    """Other bits in some of the file's bytes."""
+    """Other bits in some of the file's bytes, once the file holds what was written: until SQLite's
+    next checkpoint it is in the log beside it."""
+    with closing(sqlite3.connect(store)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
     rng, size = random.Random(seed), store.stat().st_size
     with store.open("r+b") as file:
         for _ in range(FLIPPED):
