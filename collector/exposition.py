@@ -179,7 +179,7 @@ def read_labels(block: str, limits: Limits) -> tuple[str | None, Labels]:
 
 
 def series_name(before: str | None, inner: str | None, limits: Limits) -> str:
-    """The name of a series: before its labels or, quoted, inside the braces."""
+    """The name of a series, which is before the braces or, if quoted, inside them."""
     if before is not None and inner is None:
         return _bounded(before, limits)
     if before is None and inner is not None:
@@ -231,7 +231,13 @@ def _unescape(text: str) -> str:
 
 
 def _bounded(text: str, limits: Limits) -> str:
-    """The text itself if it is short enough; UTF-8 takes at most four bytes per character."""
+    """The text unchanged, if it is within the limit for names and label values.
+
+    UTF-8 takes at most four bytes per character, so most texts need not be encoded.
+
+    Raises:
+        ExpositionError: the text is too long.
+    """
     limit = limits.label_bytes
     if len(text) * 4 > limit and len(text.encode()) > limit:
         raise ExpositionError(f"a name or label value over {limit} bytes", kind="too_large")
@@ -311,7 +317,7 @@ def plain_bytes(body: str | bytes, content_encoding: str, limits: Limits) -> byt
 
 
 def split_lines(plain: bytes, limits: Limits) -> list[str]:
-    """The lines of a page without their ends; text after the last line end is a line too.
+    """The lines of a page, without line endings; text after the last line ending is a line too.
 
     Raises:
         ExpositionError: there are too many lines, or the page is not UTF-8.

@@ -43,8 +43,8 @@ class Xid(Struct, frozen=True):
     """An XID error number, what it means and what to do about it.
 
     `urgent`: until the action is taken, work on that GPU is lost or its results are wrong. `halts`:
-    the GPU does nothing at all until then. If it works, the action has been taken and the number is
-    old.
+    until then the GPU does nothing at all. So if such a GPU works, the action has been taken and
+    the number is old.
     """
 
     code: int
@@ -87,7 +87,7 @@ TABLE = (
 )
 
 XIDS: Mapping[int, Xid] = MappingProxyType({xid.code: xid for xid in TABLE})
-"""XIDs that concern the GPU itself rather than a program, by number."""
+"""XIDs that are about the GPU itself rather than a program, by number."""
 
 RECOVERY: Mapping[int, str] = MappingProxyType(
     {
@@ -97,8 +97,10 @@ RECOVERY: Mapping[int, str] = MappingProxyType(
         4: "drain the GPU, then reset it",
     }
 )
-"""The recovery action that the driver requests (nvmlDeviceGpuRecoveryAction_t of nvml.h); 0:
-none."""
+"""The recovery action that the driver requests; 0 means none.
+
+nvmlDeviceGpuRecoveryAction_t of nvml.h.
+"""
 
 
 # --- Health of each GPU over time -----------------------------------------------------------------
@@ -111,12 +113,15 @@ CLOCK, POWER, ENERGY = DEV + "SM_CLOCK", DEV + "POWER_USAGE", DEV + "TOTAL_ENERG
 LOADS = (PROF + "GR_ENGINE_ACTIVE", DEV + "GPU_UTIL")
 
 XID_KEPT_S = 600.0
-"""How long an XID counts after another has replaced it as the last one."""
+"""Seconds for which an XID still counts after the gauge shows a newer XID."""
 
 
 class XidSeen(Struct, frozen=True):
-    """An XID that a GPU reported. `since_s` is None where the first scrape already had it.
-    `worked_since`: the GPU has done work since."""
+    """An XID that a GPU reported.
+
+    `since_s`: when it was first seen; None if the first scrape already had it. `worked_since`: the
+    GPU has done work since then.
+    """
 
     code: int
     since_s: float | None
@@ -124,8 +129,11 @@ class XidSeen(Struct, frozen=True):
 
 
 class GpuState(Struct, frozen=True):
-    """One GPU now. `values` are the signals of collector/signals/gpu.py, None where unknown.
-    `is_awake`: it reports clock and power, and uses energy."""
+    """One GPU now.
+
+    `values` are the signals of collector/signals/gpu.py; None for unknown. `is_awake`: the GPU
+    reports its clock and power, and uses energy.
+    """
 
     index: str
     uuid: str
@@ -141,7 +149,7 @@ class GpuState(Struct, frozen=True):
         return gpu_name(GpuKey(self.uuid, self.index, self.model, self.node, ""))
 
     def get(self, signal: str) -> float:
-        """A signal's value, 0 where it has none."""
+        """A signal's value; 0 if it has none."""
         return self.values.get(signal) or 0.0
 
 
@@ -189,7 +197,7 @@ class GpuHealth:
         )
 
     def _xids(self, board: str, window: Window) -> tuple[XidSeen, ...]:
-        """XIDs of the last XID_KEPT_S, and the one that the last-XID gauge still shows."""
+        """XIDs of the last XID_KEPT_S, and the XID that the last-XID gauge shows now."""
         now_s, before = window.now_s, self._last.get(board)
         last = window.newest(self._history.columns.gauge_columns(XID, (("gpu", board),)))
         code = int(max(last)) if last else before
@@ -213,14 +221,18 @@ class GpuHealth:
         return kept
 
     def _worked_since(self, board: str, xid: XidSeen, window: Window) -> bool:
-        """Whether the GPU is awake and has had load since the XID; false again once it is not."""
+        """Whether the GPU is awake and has had load since the XID.
+
+        False again when it is no longer awake.
+        """
         if xid.since_s is not None and window.now_s <= xid.since_s:
             return False
         loaded = any(self._is_above_zero(board, field, window) for field in LOADS)
         return self._is_awake(board, window) and (xid.worked_since or loaded)
 
     def _is_awake(self, board: str, window: Window) -> bool:
-        """Whether the newest page has the GPU's clock and power, and its energy counter moved."""
+        """Whether the newest page has the GPU's clock and power, and its energy counter has
+        increased."""
         powered = all(self._is_above_zero(board, field, window) for field in (CLOCK, POWER))
         return powered and not self._is_frozen(board)
 
@@ -229,7 +241,7 @@ class GpuHealth:
         return any(value > 0 for value in window.newest(columns))
 
     def _is_frozen(self, board: str) -> bool:
-        """Whether the energy counter stood still between the last two readings."""
+        """Whether the energy counter did not change between the last two readings."""
         frames = self._history.frames
         columns = self._history.columns.counter_columns(ENERGY, (("gpu", board),))
         if len(frames) < 2 or not columns:
@@ -237,7 +249,7 @@ class GpuHealth:
         return all(frames[-1].counters[at] == frames[-2].counters[at] for at in columns)
 
     def _counted(self, board: str, window: Window) -> set[int]:
-        """XIDs of the window, from exporters that count them by number."""
+        """XIDs counted in the window, from exporters that count them by number."""
         codes: set[int] = set()
         for column, at in self._history.counters.by_metric.get(XID_COUNTER, ()):
             labels = dict(column.labels)
@@ -259,26 +271,30 @@ def _number(labels: Mapping[str, str]) -> int:
 
 
 STALE_AFTER_S = 90.0
-"""Seconds after which a GPU page is stale: dcgm-exporter collects every 30 s by default."""
+"""Seconds after which a GPU page is stale; by default, dcgm-exporter collects every 30 s."""
 
 FROZEN_AFTER_S = 300.0
-"""Seconds without a change of the energy counter after which the exporter counts as stuck: a GPU
-always uses energy."""
+"""If the energy counter does not change for this many seconds, the exporter counts as stuck.
+
+A GPU always uses energy.
+"""
 
 SCRAPES_IN_WINDOW = 2.2
-"""Least length of the window in reading intervals, so that it always holds two readings."""
+"""The window is at least this many reading intervals long, so it always contains two readings."""
 
 OF_AN_INSTANCE = ("DCGM_FI_DEV_FB_", "DCGM_FI_PROF_")
-"""Fields of a MIG instance itself; all others are its board's, repeated for each instance."""
+"""Fields of a MIG instance itself. All other fields are its board's, repeated for each instance."""
 
 
 class GpuReading(Struct, frozen=True):
-    """GPU signals now. `unknown` has a line for each that could not be read.
+    """GPU signals now.
 
-    `joined` describes how the GPUs were matched to the target; `guess`: they were assumed.
-    `states` has the state of each GPU, `lost` a line for each that no longer answers. `models` are
-    the product names of the target's GPUs, empty where whose they are is a guess, and for MIG
-    instances.
+    - `unknown`: a line for each signal that could not be read.
+    - `joined`: how the GPUs were matched to the target. `guess`: the match is assumed.
+    - `states`: the state of each GPU.
+    - `lost`: a line for each GPU that no longer answers.
+    - `models`: product names of the target's GPUs; empty if the match is a guess, and for MIG
+      instances.
     """
 
     values: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
@@ -293,14 +309,15 @@ class GpuReading(Struct, frozen=True):
 NO_GPUS = GpuReading()
 
 VANISHED_READINGS = 2
-"""Readings without a GPU, while others are read, after which it counts as lost."""
+"""A GPU counts as lost after this many readings without it that contain other GPUs."""
 
 VANISHED_KEPT_S = 3600.0
-"""Seconds for which a GPU that left the page is reported."""
+"""Seconds for which a GPU is still reported after it left the page."""
 
 
 class GpuAbsence(Struct):
-    """A GPU that was on the page: when last, and how many readings have lacked it since."""
+    """A GPU that left the page: when it was last seen, and how many readings have lacked it
+    since."""
 
     name: str
     seen_s: float
@@ -308,10 +325,10 @@ class GpuAbsence(Struct):
 
 
 class GpuChoice(Struct, frozen=True):
-    """The GPUs of a page that are the target's, how that is known, and which are missing.
+    """The GPUs of a page that belong to the target, how that is known, and which are missing.
 
-    `names` are their known UUIDs or indexes: notes about other GPUs do not concern the target. If
-    no name is known, all notes concern it.
+    `names` are the known UUIDs or indexes of the target's GPUs; notes about other GPUs are ignored.
+    If no name is known, all notes are kept.
     """
 
     gpus: Sequence[GpuFields]
@@ -322,8 +339,7 @@ class GpuChoice(Struct, frozen=True):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The product names of the GPUs; empty where the match is a guess, and for MIG
-        instances."""
+        """Product names of the GPUs; empty if the match is a guess, and for MIG instances."""
         if self.guess or any(gpu.key.mig for gpu in self.gpus):
             return ()
         return tuple(sorted(gpu.key.model_name for gpu in self.gpus))
@@ -333,7 +349,7 @@ Choose = Callable[[Gpus], GpuChoice]
 
 
 def whole_page(gpus: Gpus) -> GpuChoice:
-    """All GPUs of the page taken together."""
+    """A choice of all GPUs of the page."""
     count = len(gpus)
     if count == 1:
         return GpuChoice(gpus, "the page's only GPU")
@@ -345,7 +361,7 @@ def whole_page(gpus: Gpus) -> GpuChoice:
 
 
 class _Bound(Struct, frozen=True):
-    """Computed once per page layout."""
+    """Values that are computed once per page layout."""
 
     layout: Layout
     choice: GpuChoice
@@ -354,7 +370,7 @@ class _Bound(Struct, frozen=True):
 
 
 class GpuMonitor:
-    """The GPUs of one target over time."""
+    """Monitors the GPUs of one target over time."""
 
     def __init__(
         self, *, window_s: float, interval_s: float = 0.0, choose: Choose = whole_page
@@ -370,7 +386,7 @@ class GpuMonitor:
         self._absences: dict[str, GpuAbsence] = {}
 
     def take(self, t_s: float, gpu_page: GpuPage) -> None:
-        """Take a reading of the source."""
+        """Add a reading of the source."""
         bound = self._bound
         if bound is None or bound.layout is not gpu_page.page.layout:
             choice = self._choose(gpu_page.gpus)
@@ -400,7 +416,10 @@ class GpuMonitor:
         )
 
     def failed(self, why: str, *, lost: bool = False) -> None:
-        """Drop the last reading: reading failed for the reason `why`. `lost`: the GPUs are gone."""
+        """Drop the last reading, because reading failed for the reason `why`.
+
+        `lost`: the GPUs are gone.
+        """
         reading = self._newest[0]
         unknown, gone = (f"gpu_*: {why}",), (why,) if lost else ()
         self._newest = (
@@ -434,7 +453,7 @@ class GpuMonitor:
         return self._signals.read(window), self._health.read(window)
 
     def _vanished(self, t_s: float, choice: GpuChoice, page: Gpus) -> Iterator[str]:
-        """A line for each GPU of the target that has left a page which still shows others."""
+        """A line for each of the target's GPUs that left the page while the page shows others."""
         present = {board_of(gpu.key) for gpu in page}
         own = {board_of(gpu.key): gpu_name(gpu.key) for gpu in choice.gpus}
         for board, name in own.items():
@@ -465,7 +484,7 @@ def _noted(choice: GpuChoice, notes: Sequence[GpuNote]) -> Iterator[GpuNote]:
 
 
 def engine_binding(gpus: Sequence[GpuFields]) -> tuple[EngineBinding, list[GpuSlot]]:
-    """A binding with a column for each field of each GPU, and the page's slots in column order.
+    """A binding with a column per GPU and field, and the page's slots in column order.
 
     A field of a whole board has one column, although the page repeats it for each MIG instance.
     """

@@ -1,17 +1,19 @@
-"""Intervals of stages, causes and health states: opened and closed scrape by scrape. Pure.
+"""Intervals of stages, causes and health states, updated scrape by scrape. Pure.
 
-Used by the daemon's history and by a report's replay of a metrics system's samples.
+Used by the daemon's history, and by a report that replays a metrics system's samples.
 
-- Start: the diagnosis' `since_s`, but not before the previous interval ended or the page became
+- Start: the diagnosis's `since_s`, but not before the previous interval ended or the page became
   readable again, and not after the scrape.
-- Last seen: the newest scrape whose diagnosis contains it. An interval keeps its worst severity.
-- End: the first readable page without it ("ended"). A restart of the process ends everything but
-  `target_down` when it was last seen ("restarted").
-- Unknown: the page cannot be read, the stage cannot be judged, or there was no scrape: the daemon
-  was restarted, the clock was set back, or the next scrape came later than `away_s`. Stages and
-  health states then end when they were last seen ("unwatched"). Causes pause. A paused cause
-  continues if it is seen again within BRIDGED_S of when it was last seen. Otherwise, or if it is
-  missing from GRACE_S of readable pages, it ended when it was last seen ("unwatched").
+- Last seen: the newest scrape whose diagnosis contains the condition. An interval keeps its worst
+  severity.
+- End: the first readable page without the condition ("ended"). A restart of the process ends
+  everything except `target_down` at the time when it was last seen ("restarted").
+- Unknown: the page cannot be read, the stage cannot be judged, or there was no scrape. There is no
+  scrape if the daemon was restarted, the clock was set back, or the next scrape came later than
+  `away_s`. Stages and health states then end when they were last seen ("unwatched"). Causes pause.
+
+A paused cause continues if it is seen again within BRIDGED_S after it was last seen. Otherwise, or
+if GRACE_S of readable pages lack it, it ended when it was last seen ("unwatched").
 """
 
 from __future__ import annotations
@@ -30,20 +32,20 @@ BRIDGED_S = 900.0
 """Longest pause, in seconds, after which an interval may continue."""
 
 GRACE_S = 60.0
-"""Seconds of readable pages in which a paused cause may return: rates need a window."""
+"""Seconds of readable pages within which a paused cause may return: rates need a window."""
 
 AWAY_STEPS = 5
 LEAST_STEP_S = 2.0
 TIMES_KEPT = 4
-"""Number of newest scrapes that the scrape interval is measured on."""
+"""Number of newest scrapes from which the scrape interval is measured."""
 
 TARGET_DOWN = "target_down"
-"""The cause that ends with the first readable page."""
+"""This cause ends with the first readable page."""
 
 ENDED, RESTARTED, UNWATCHED = "ended", "restarted", "unwatched"
 
 Name = tuple[str, str]
-"""Kind and id."""
+"""Kind and id of a condition."""
 
 
 class Condition(Struct, frozen=True):
@@ -56,8 +58,10 @@ class Condition(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """The parts of a diagnosis that intervals are made of. `stage` is None if unknown; `read` says
-    whether the page could be read."""
+    """The parts of a diagnosis that intervals are made from.
+
+    `stage` is None if unknown. `read`: whether the page could be read.
+    """
 
     t_s: float
     health: Condition
@@ -68,13 +72,14 @@ class Verdict(Struct, frozen=True):
 
     @property
     def warming(self) -> bool:
-        """Whether this is a window's first scrape: the page was read, but health is unknown."""
+        """Whether this is the first scrape of a window: the page was read, but health is
+        unknown."""
         return self.read and self.health.id == "unknown"
 
 
 class Open(Struct):
-    """An open interval. `last_s` is when it was last seen; `paused`: whether it continues is
-    unknown."""
+    """An open interval. `last_s`: when it was last seen. `paused`: it is unknown whether it
+    continues."""
 
     kind: str
     id: str
@@ -85,8 +90,10 @@ class Open(Struct):
 
 
 class Change(Struct, frozen=True):
-    """A change of an interval: it began, got worse, paused, continued, or (with `ended`) ended at
-    `end_s`."""
+    """A change of an interval.
+
+    It began, got worse, paused or continued; or, if `ended` is set, it ended at `end_s`.
+    """
 
     interval: Open
     began: bool = False
@@ -95,13 +102,16 @@ class Change(Struct, frozen=True):
 
 
 def away_s(times: Iterable[float]) -> float:
-    """Seconds without a scrape that count as a gap, from the longest distance between `times`, the
-    newest scrapes. The longest, because failing targets are scraped less often."""
+    """Seconds without a scrape that count as a gap.
+
+    Computed from the longest distance between `times`, the newest scrapes; the longest, because
+    failing targets are scraped less often.
+    """
     return AWAY_STEPS * max((LEAST_STEP_S, *(now - before for before, now in pairwise(times))))
 
 
 def verdict_of(diagnosis: Diagnosis, *, restarted: bool) -> Verdict:
-    """The parts of a diagnosis that intervals are made of."""
+    """The parts of a diagnosis that intervals are made from."""
     t_s, stage = diagnosis.t_s, diagnosis.stage
     return Verdict(
         t_s,
@@ -133,13 +143,13 @@ class IntervalBook:
         return list(self._open.values())
 
     def pause(self) -> list[Change]:
-        """Scraping stops: pause the causes, end everything else. Returns the changes."""
+        """Pause the causes and end everything else, because scraping stops. Returns the changes."""
         self._readable_s = None
         self._seen.clear()
         return self._pause([interval for interval in self.opened if not interval.paused])
 
     def close(self, how: str = UNWATCHED) -> list[Change]:
-        """The engine is gone: end everything at the time it was last seen. Returns the changes."""
+        """End everything when it was last seen, because the engine is gone. Returns the changes."""
         return [self._end(interval, interval.last_s, how) for interval in self.opened]
 
     def take(self, verdict: Verdict) -> list[Change]:
@@ -156,7 +166,7 @@ class IntervalBook:
         return changes
 
     def _notice_gap(self, t_s: float) -> list[Change]:
-        """Pause or end intervals after a gap between scrapes or a clock set back."""
+        """Pause or end intervals after a gap between scrapes, or after the clock was set back."""
         changes: list[Change] = []
         if self._seen and t_s < self._seen[-1]:
             changes = [*self.pause(), *self.close()]
@@ -187,8 +197,11 @@ class IntervalBook:
         return changes
 
     def _given_up(self, verdict: Verdict, interval: Open) -> bool:
-        """Whether a paused interval has ended, given a verdict without its condition: the pause was
-        too long, or the target is down no more, or has been readable for a while."""
+        """Whether a paused interval has ended, if the verdict lacks its condition.
+
+        It has ended if the pause was too long, if the target is no longer down, or if the target
+        has been readable for a while.
+        """
         if verdict.t_s - interval.last_s > BRIDGED_S:
             return True
         if self._readable_s is None:
@@ -220,8 +233,8 @@ class IntervalBook:
     def _start_s(self, verdict: Verdict, condition: Condition) -> float:
         """Start of the condition's new interval in unix seconds.
 
-        That is the condition's own start, limited to the time since its last interval ended and
-        since the page became readable, and never after the scrape.
+        That is the condition's own start. It is not before its last interval ended or the page
+        became readable, and never after the scrape.
         """
         since_s = condition.since_s if condition.since_s <= verdict.t_s else verdict.t_s
         ended_s = self._ended_s.get(_slot(condition), -math.inf)
@@ -247,5 +260,5 @@ class IntervalBook:
 
 
 def _slot(condition: Open | Condition) -> str:
-    """Key of which only one interval is open: the stage, the health, or a cause's id."""
+    """A key: the stage, the health, or a cause's id. Only one interval per key is open."""
     return condition.id if condition.kind == "cause" else condition.kind

@@ -23,26 +23,26 @@ T = TypeVar("T")
 
 
 class Compiler(Protocol[C]):
-    """Combines the compiled parts of a condition."""
+    """Builds the compiled form of a condition from that of its parts."""
 
     def compare(self, left: Quantity, sign: str, right: Quantity) -> C:
-        """Where a comparison of two known quantities is true."""
+        """A comparison of two known quantities."""
         ...
 
     def every(self, parts: Sequence[C]) -> C:
-        """Where all parts are true."""
+        """A conjunction of compiled parts."""
         ...
 
     def some(self, parts: Sequence[C]) -> C:
-        """Where at least one part is true."""
+        """A disjunction of compiled parts."""
         ...
 
     def unless(self, part: C) -> C:
-        """Where the part is not true."""
+        """The negation of a compiled part."""
         ...
 
     def leaf(self, condition: Leaf, *, side: bool) -> C:
-        """Where a single comparison or state is true; where it is false if `side=False`."""
+        """A condition with its own implementation; its negation if `side=False`."""
         ...
 
 
@@ -235,8 +235,10 @@ class Condition:
     __slots__ = ()
 
     def compile(self, to: Compiler[C], *, side: bool = True) -> C:
-        """Compiles where the condition is certainly true; with `side=False`, where it is certainly
-        false."""
+        """Compiles the check that this condition is certainly true.
+
+        With `side=False`, the check that it is certainly false.
+        """
         raise NotImplementedError
 
     def python(self) -> Holds:
@@ -340,13 +342,17 @@ class Leaf(Condition):
         return to.leaf(self, side=side)
 
     def source(self, scope: Scope, *, side: bool) -> str:
-        """A Python expression over `facts` for whether the condition is true; false if
-        `side=False`."""
+        """A Python expression over `facts` that is true if the condition is true.
+
+        With `side=False`, it is true if the condition is false.
+        """
         raise NotImplementedError
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
-        """The clause for the engines where the condition is true; where it is false if
-        `side=False`."""
+        """The clause for the engines where the condition is true.
+
+        With `side=False`, for the engines where it is false.
+        """
         raise NotImplementedError
 
 
@@ -392,11 +398,11 @@ class Scope:
         return self._signals.setdefault(key, f"s{len(self._signals)}")
 
     def checked(self, of: Quantity) -> list[str]:
-        """Python expressions: a quantity's value and, unless it is a number, a check that it is
-        known.
+        """One or two Python expressions for a quantity.
 
-        The check assigns the variable that the first expression names, so it must be evaluated
-        first.
+        The first is the quantity's value. The second checks that the value is known; a plain number
+        has no check. The check assigns the variable that the first expression names, so evaluate
+        the check first.
         """
         value = of.source(self)
         if isinstance(of, Number):

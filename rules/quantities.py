@@ -67,7 +67,7 @@ class BaselineValue(Quantity, Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The key of its recorded series."""
+        """The key of the baseline's recorded series."""
         return BASELINES.get(self.key, f"{self.key}:baseline")
 
 
@@ -84,7 +84,7 @@ class UsualValue(Quantity, Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The key of its recorded series."""
+        """The key of the usual value's recorded series."""
         return f"{self.key}:usual"
 
 

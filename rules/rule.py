@@ -96,8 +96,10 @@ class Rule(Struct, frozen=True):
     moves: tuple[str, ...] = ()
 
     def level(self, value: float, *, relax: float = 0.0) -> Severity:
-        """The worst severity whose bound the value crosses; `relax` moves the bounds back by a
-        share."""
+        """The worst severity whose bound the value crosses.
+
+        `relax` is the share by which the bounds are moved back first.
+        """
         worst = OK
         if value <= 0 and not self.below:
             return worst
@@ -284,8 +286,10 @@ class RuleState:
         return finding
 
     def _kept_quiet(self, guard: Guard, value: float | None) -> str:
-        """A note that the guard suppresses the rule; empty where the value is below warning
-        anyway."""
+        """A note that the guard suppresses the rule.
+
+        Empty if the value is below the rule's warning threshold anyway.
+        """
         if value is None or self.rule.level(value) < WARNING:
             return ""
         side = "above" if guard.below else "below"

@@ -77,7 +77,8 @@ class Members:
         self._forget()
 
     def finish(self) -> Iterator[bytes | Damage]:
-        """Yields the text of the bytes still held, and the damage at the end of the file."""
+        """Yields the text of the buffered bytes, and a `Damage` if the file ends inside a
+        member."""
         while self._inflater is not None:
             # The first bytes of a next member may have been read as the end of a member that is cut
             # short.
@@ -107,7 +108,7 @@ class Members:
         return True
 
     def _inflate(self, inflater: _Inflater) -> Generator[bytes | Damage, None, bool]:
-        """Decompress one chunk. Returns whether there may be another."""
+        """Decompress one chunk. Returns whether more chunks may follow."""
         chunk = bytes(self._held[self._at : self._at + CHUNK_BYTES])
         before = inflater.copy() if self._at > self._head else None
         try:

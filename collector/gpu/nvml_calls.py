@@ -135,7 +135,8 @@ class Calls:
         return getattr(self.nvml, name, None)
 
     def check(self) -> None:
-        """Raise an error if no call succeeded. Calls that NVML does not support count neither way.
+        """Raise an error if calls failed and none succeeded. Calls that NVML does not support are
+        ignored.
 
         Raises:
             GpuLostError: the GPU is gone.

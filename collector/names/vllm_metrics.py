@@ -78,7 +78,7 @@ def metric_table() -> MetricTable:
 
 
 def table_from(document: Mapping[str, Any]) -> MetricTable:
-    """The table of a TOML document."""
+    """The table from a parsed TOML document."""
     metrics = {name: _metric(name, row) for name, row in document["metrics"].items()}
     samples: dict[str, SampleName] = {}
     for name, row in document["metrics"].items():

@@ -205,7 +205,7 @@ def _bind(
     shared: frozenset[str],
     target_labels: frozenset[str],
 ) -> EngineBinding:
-    """One engine's metrics."""
+    """The binding of one engine, from its series by metric."""
     slots: dict[str, dict[str, tuple[Slot, ...]]] = {"gauge": {}, "counter": {}, "info": {}}
     histograms: dict[str, tuple[HistogramSlots, ...]] = {}
     created: list[int] = []

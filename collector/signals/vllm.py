@@ -145,7 +145,7 @@ def _over_window(
     unit: str = "",
     source: str = LOGGERS,
 ) -> tuple[Signal, ...]:
-    """A gauge over the window, aggregated in each of the ways `folds`."""
+    """A signal for each aggregation of a gauge over the window."""
     return tuple(
         Signal(
             f"{name}_{fold}{unit}",
@@ -799,9 +799,9 @@ VLLM_SIGNALS = (
 
 
 def _within(metric: str, bounds_s: Sequence[float], target_s: float) -> ShareAtMost | None:
-    """Share of a histogram's observations within the target, rounded down to a bucket bound.
+    """Share of a histogram's observations that are within the target; None if no bound is.
 
-    None if the target is below every bound.
+    The target is rounded down to a bucket bound.
     """
     kept_s = [bound_s for bound_s in bounds_s if bound_s <= target_s]
     return ShareAtMost(metric, kept_s[-1]) if kept_s else None
@@ -810,8 +810,8 @@ def _within(metric: str, bounds_s: Sequence[float], target_s: float) -> ShareAtM
 def within_ttft(target_s: float | None) -> ShareAtMost | None:
     """Share of requests whose first token arrives within the target.
 
-    The target is rounded down to a bucket bound. None without a target, or if the target is below
-    every bound.
+    The target is rounded down to a bucket bound. None without a target, or if every bound is above
+    it.
     """
     return _within(TTFT, TTFT_BOUNDS_S, target_s or 0.0)
 

@@ -110,7 +110,7 @@ class Config(Struct, frozen=True):
         )
 
     def stated(self, key: str) -> tuple[str, object]:
-        """A field's value, and the name that this file uses for the field; the value is None if
+        """The name that this file uses for a field, and the field's value; the value is None if
         absent."""
         for name in (key, *_aliases().get(key, ())):
             value = self.fields.get(name)
@@ -200,7 +200,7 @@ class Config(Struct, frozen=True):
         """A list of whole numbers of 0 or more; empty if absent.
 
         Raises:
-            SizingError: the field is not such a list.
+            SizingError: the field is not a list of such numbers.
         """
         self.words(key)
         listed = tuple(cast("Sequence[object]", self.fields.get(key) or ()))

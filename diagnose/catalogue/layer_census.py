@@ -109,7 +109,7 @@ def layer_words(config: Config) -> list[str]:
 
 
 def _full_indices(config: Config, layers: int) -> frozenset[int]:
-    """Indices of a hybrid model's full-attention layers, by the fields of older files."""
+    """Indices of a hybrid model's full-attention layers, from the fields that older files use."""
     if config.has("full_attention_interval"):
         step = config.positive("full_attention_interval")
         return frozenset(range(step - 1, layers, step))

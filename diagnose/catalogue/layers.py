@@ -398,8 +398,10 @@ def ngram_table_bytes(config: Config) -> float:
 
 
 def compressed_parameters(config: Config) -> tuple[float, float, float]:
-    """Attention parameters of DeepSeek V4 and V4.1: split over ranks, copied, and copied in 16
-    bit."""
+    """Attention parameters of DeepSeek V4 and V4.1.
+
+    Returns three counts: split over ranks, copied to every rank, and copied in 16 bit.
+    """
     hidden, size = config.positive("hidden_size"), config.positive("head_dim")
     heads, query_rank = config.positive("num_attention_heads"), config.positive("q_lora_rank")
     groups, out_rank = config.positive("o_groups"), config.positive("o_lora_rank")

@@ -519,7 +519,10 @@ def adapter_shape(config: Config, experts: Experts) -> AdapterShape:
 
 
 def _adapted_attention(config: Config, hidden: int) -> tuple[int, int, int]:
-    """Elements of one attention layer: copied, split, and split over KV heads at most."""
+    """Adapter elements per unit of rank in one attention layer.
+
+    Returns the copied ones, the split ones, and those split over the KV heads at most.
+    """
     heads = config.positive("num_attention_heads")
     if config.has("kv_lora_rank"):
         return *_adapted_latent(config, hidden, heads), 0

@@ -130,7 +130,7 @@ def has_spare_compute(facts: Facts) -> bool:
 
 
 def is_bound(kind: Kind) -> Condition:
-    """Whether this kind of limit applies to the GPUs; false if unknown."""
+    """The condition that the GPUs have this kind of limit; false if unknown."""
     return SidecarHolds(lambda facts: _is(facts, kind), WHY, f"the GPUs are {WORDS[kind]}")
 
 

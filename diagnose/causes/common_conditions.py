@@ -32,7 +32,7 @@ QUEUED = QUEUE >= (QUEUED_SHARE * RUNNING).at_least(QUEUED_MIN)
 
 
 def queued_for(for_s: float, *, stretch: bool = True) -> Held:
-    """Whether a queue has held for `for_s` seconds."""
+    """The condition that a queue has lasted for `for_s` seconds."""
     return Held("queued", QUEUED, Number(for_s), stretch)
 
 
@@ -115,7 +115,7 @@ EQUAL_LOAD = 0.1
 
 
 def goes_on(slow: SlowQuantity, late_from: float = LATE_FROM) -> Condition:
-    """Whether a quantity has moved along a line for hours and still moves."""
+    """The condition that a quantity has moved along a line for hours and is still moving."""
     return (Signal(slow.straight) >= STRAIGHT_FROM) & (Signal(slow.late) >= late_from)
 
 

@@ -112,7 +112,7 @@ class ThrottledGpu(Struct, frozen=True):
 
     @property
     def deliberate(self) -> bool:
-        """Whether someone may have set this on purpose: a lowered power limit or locked clocks."""
+        """Whether the throttling may be intended: a lowered power limit or locked clocks."""
         return max(self.heat, self.brake) < THROTTLED_FROM and (self.at_power_limit or self.setting)
 
     @property

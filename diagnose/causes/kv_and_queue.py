@@ -376,8 +376,10 @@ def _pinned(facts: Facts) -> str:
 def _queue(
     gate: Condition, *, pinned: bool, summary: str, say: Say, lever: Say, action: str = ""
 ) -> Form:
-    """A queue that neither preemption nor a full cache explains; if `pinned`, the batch limit
-    does."""
+    """The form for a queue that neither preemption nor a full cache explains.
+
+    With `pinned`, the batch limit explains it.
+    """
     return Form(
         # A streak outlasts one scrape without a queue, and the wait is the window's mean.
         gate=QUEUE_HELD & (QUEUE > 0.0) & RUNS & HURTS & NOT_EVICTING & gate,

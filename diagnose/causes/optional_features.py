@@ -161,7 +161,8 @@ def _loaded(facts: Facts) -> bool:
 
 
 def _surely_below(bound: Quantity | float, ratio: Quantity, share: float) -> Condition:
-    """Whether acceptance is below a bound by more than chance, over this share of the window.
+    """The condition that acceptance over this share of the window is below a bound by more than
+    chance.
 
     The margin is half of the greatest possible standard deviation of a share. It counts requests,
     not tokens, because the tokens of one request are accepted alike.

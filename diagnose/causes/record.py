@@ -222,7 +222,7 @@ class CauseRecord(Struct, frozen=True, dict=True):
 
     @cached_property
     def is_unusual(self) -> Holds:
-        """`unusual`, compiled."""
+        """`unusual`, compiled to a function of facts."""
         return self.unusual.python()
 
     @cached_property

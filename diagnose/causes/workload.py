@@ -49,7 +49,7 @@ NAMES = ("p50", "p95", "p99")
 
 
 def workload_drift(facts: Facts) -> Cause | None:
-    """The cause where prompt or answer lengths, or the arrival rate, exceed the stated profile."""
+    """Prompt or answer lengths, or the arrival rate, exceed the stated profile."""
     live = facts.workload
     if live is None:
         return None

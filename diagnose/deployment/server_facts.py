@@ -361,7 +361,7 @@ def _completed(
     launch: Launch | None,
     readings: Sequence[SourceReading],
 ) -> Stated:
-    """The settings; those that the user left unset are filled from the facts."""
+    """The settings, with those that the user left unset filled in from the facts."""
     degree, gpu_fact = chosen.get(TENSOR_PARALLEL), chosen.get(GPU)
     length = chosen.get(MAX_MODEL_LEN)
     tokens = chosen.get(KV_TOKENS)

@@ -124,7 +124,7 @@ _TEXTS = ("model", "dtype", "quantization", "kv_cache_dtype")
 
 @cache
 def _flags() -> Mapping[str, str]:
-    """The flag of each fact that an argument sets."""
+    """For each fact that an argument sets, the flag of that argument."""
     arguments = reversed(_tables()["arguments"].items())
     return {fact: "--" + key.replace("_", "-") for key, fact in arguments}
 
@@ -411,7 +411,10 @@ class StartupLog:
             self._suspect = Failure(OTHER, _without_quotes(message), served)
 
     def _fail(self, line: str) -> None:
-        """Record that the server did not start or died: by the suspect line, else by `line`."""
+        """Record that the server did not start or died.
+
+        The proof is the suspect line if there is one, otherwise `line`.
+        """
         if self.failure is None or self.failure.kind == OTHER:
             served = self.phase == "serving"
             self.failure = self._suspect or self.failure or Failure(OTHER, line, served)

@@ -84,7 +84,10 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 
 def _quoted(text: str, at: int, quote: str) -> tuple[str, int]:
-    """The text of the quotes that opened before `at`, and the position after them."""
+    """The quoted text that begins at `at`, and the position after its closing quote.
+
+    A double quote that is never closed is returned as plain text.
+    """
     if quote == "'":
         end = text.find(quote, at)
         return text[at:end], end + 1

@@ -27,7 +27,7 @@ NAMES = {
 
 
 def on_gpus(signal: str, gpus: Sequence[GpuState]) -> bool:
-    """Whether a signal of the evidence is a value of single GPUs."""
+    """Whether the evidence's signal is measured per GPU."""
     names = CLOCKS if signal == CLOCK else NAMES.get(signal, (signal,))
     return any(name in gpu.values for gpu in gpus for name in names)
 
@@ -135,8 +135,10 @@ def _halved(stands: Callable[[float], bool], *, holds: float, falls: float) -> f
 
 
 def _tried(stands: Stands, facts: Facts, signal: str) -> Callable[[float], bool]:
-    """A function of a value: whether the cause is concluded if only `signal` changes to that
-    value."""
+    """A function that takes a value of `signal` and returns whether the cause is still concluded.
+
+    Everything else stays as it is.
+    """
     if on_gpus(signal, facts.gpus):
         gpus = facts.gpus
         return lambda value: stands(replace(facts, gpus=with_gpu_signal(signal, value, gpus)))

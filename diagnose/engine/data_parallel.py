@@ -30,7 +30,8 @@ class DataParallelEngines:
         self._hot: tuple[str, ...] = ()
 
     def compared(self, t_s: float, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-        """The diagnoses; engines with far more load than the others get the cause."""
+        """The diagnoses; engines with far more load than the others get the cause
+        replica_imbalance."""
         imbalance = replica_imbalance(_tier(diagnoses)) if _are_peers(diagnoses) else None
         if imbalance is not None:
             self._hot = imbalance.replicas

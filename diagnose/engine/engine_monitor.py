@@ -295,8 +295,8 @@ class EngineMonitor:
     def counters(self) -> tuple[tuple[Column, ...], tuple[float, ...]]:
         """The counter columns, including histogram parts, and their values on the newest page.
 
-        Shapes: both (counters,). Values that the page lacks are NaN. The columns are the same
-        object until columns are added.
+        Shapes: both (counters,). Values that the page lacks are NaN. The tuple of columns is the
+        same object until a column is added.
         """
         newest = self.history.frames[-1].counters if self.history.frames else ()
         return self.history.counters.names, tuple(newest)

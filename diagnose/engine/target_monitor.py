@@ -50,9 +50,9 @@ class EngineLimit:
         self._exceeded, self._reported = False, False
 
     def admit(self, engines: Sequence[EngineBinding]) -> Sequence[EngineBinding]:
-        """At most ENGINES_MAX of the page's engines; those already monitored come first.
+        """The page's engines to monitor: at most ENGINES_MAX, and first those already monitored.
 
-        To make room for them, forgets the engines that left the page longest ago.
+        If there are too many in all, forgets the engines that left the page longest ago.
         """
         if len(engines) > ENGINES_MAX:
             self._exceeded = True

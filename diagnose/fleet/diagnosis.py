@@ -115,8 +115,10 @@ def several_kinds(tiers: Sequence[Tier]) -> bool:
 
 
 def degrees_of(tier: Tier, stated: int | None) -> dict[int, list[Engine]]:
-    """The engines of a decoding tier by tensor-parallel degree, which is stated or their number of
-    GPUs."""
+    """The engines of a decoding tier by tensor-parallel degree.
+
+    The degree is the stated one, otherwise the engine's number of GPUs.
+    """
     by_degree: dict[int, list[Engine]] = {}
     engines_each = tier.engines_each
     for engine in tier.engines if tier.role != "prefill" else ():

@@ -63,9 +63,9 @@ _HELD = {(node.name, node.for_s.value): node for node in nodes(_FORMS) if isinst
 
 
 def held_queries(to: Spelling) -> dict[tuple[str, float], str]:
-    """Queries by a condition's name and its seconds.
+    """Queries by (name of a condition, seconds).
 
-    Each returns a series for every engine where the condition has held for that many seconds.
+    Each query returns a series for every engine where the condition has held for that many seconds.
     """
     step = duration(to.scrape_s)
     queries: dict[tuple[str, float], str] = {}

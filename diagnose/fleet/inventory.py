@@ -78,7 +78,7 @@ def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
     """The default labels, overridden by the user's labels: {"replica": "pod_name"}.
 
     Raises:
-        SettingsError: a part does not exist.
+        SettingsError: a key is not a part of an engine's identity (see DEFAULTS).
     """
     names = dict(DEFAULTS)
     for part, label in stated.items():
@@ -128,7 +128,7 @@ class Shape(Struct, frozen=True):
 
     @property
     def recorded(self) -> bool:
-        """Whether the labels that recording rules keep are enough to distinguish the engines."""
+        """Whether the labels that recording rules keep suffice to distinguish the engines."""
         return set(self.by) <= set(RECORDED)
 
     def key(self, labels: Labels) -> Key:
@@ -157,7 +157,10 @@ def shape_of(series: Iterable[Labels], names: LabelMap) -> Shape:
 
 
 def distinguishing(series: Sequence[Labels]) -> tuple[str, ...]:
-    """Labels that together identify every series; labels that recording rules keep come first."""
+    """The fewest labels that together identify every series.
+
+    Labels that recording rules keep are preferred.
+    """
     others = {name for labels in series for name in labels} - NOT_IDENTITY - set(RECORDED)
     by: list[str] = []
     apart = 1
@@ -326,7 +329,7 @@ class Gone(Struct, frozen=True):
 
     @property
     def down(self) -> bool:
-        """Whether its scrapes have failed for some time, for another reason than that its pod is
+        """Whether the replica is down: its scrapes fail, and not because its pod is being
         deleted."""
         return self.why is Why.DOWN
 

@@ -109,10 +109,11 @@ def bad_nodes(tier: Tier) -> list[FleetCause]:
 
 
 def is_slow(engine: Engine, tier: Tier) -> bool:
-    """Whether ITL is far above the peers' with no more requests, and no own cause explains it.
+    """Whether ITL is far above that of the peers, and nothing else explains it.
 
-    A histogram's median jumps by a whole bucket. So if the mean is known, it must also be far
-    above.
+    The engine must get no more requests than its peers, and none of its own causes may slow its
+    tokens. A histogram's median jumps by a whole bucket. So if the mean is known, it must also be
+    far above.
     """
     slower, mean = over(engine, tier, "itl_p50_s"), over(engine, tier, "itl_mean_s")
     alike = (over(engine, tier, "arrival_per_s") or 1.0) <= SAME_ARRIVALS

@@ -75,7 +75,8 @@ PLACE = ("cluster", "namespace")
 
 
 def router_queries() -> dict[str, str]:
-    """A query per question about routers; each covers the metrics of all known routers."""
+    """A query for each question about routers; every query covers the metrics of all known
+    routers."""
     return {
         f"router_{question}": " or ".join(
             f'label_replace({query}, "{NAMED}", "{at}", "", "")'

@@ -79,12 +79,14 @@ class DerivedSignal(Struct, frozen=True):
 
     @property
     def momentary(self) -> bool:
-        """Whether signals of one moment suffice: it needs no baseline and no earlier scrapes."""
+        """Whether signals of one moment suffice to compute it, without a baseline or earlier
+        scrapes."""
         return self.of is not None and not self._reads(BaselineValue, UsualValue)
 
     @property
     def gap(self) -> str:
-        """Why it may lack a value although its signals have values; empty if this cannot happen."""
+        """Why the derived signal may be None although its signals have values; empty if it
+        cannot."""
         if self._reads(BaselineValue):
             return NO_BASELINE
         return NO_TARGET if self._reads(Target) else ""
@@ -94,12 +96,15 @@ class DerivedSignal(Struct, frozen=True):
 
 
 def _in_window(key: str, per_s: str) -> DerivedSignal:
-    """The number of events in the window, from a rate: a share of few events is chance."""
+    """A derived signal: the number of events in the window, computed from their rate.
+
+    Used to ignore shares that rest on too few events.
+    """
     return DerivedSignal(key, f"{per_s} times the window", WindowSeconds() * Signal(per_s))
 
 
 def _drift(key: str, of: str) -> DerivedSignal:
-    """A signal divided by its baseline."""
+    """A derived signal: a signal divided by its baseline."""
     return DerivedSignal(key, f"{of} over its quiet baseline", Signal(of) / BaselineValue(of))
 
 
@@ -446,8 +451,8 @@ def _prefill_sides(
 ) -> tuple[float | None, float | None]:
     """Shares of requests that hit almost fully and that miss fully; None if unknown.
 
-    A request that misses computes its whole prompt. So its computed tokens exceed a bound exactly
-    when its prompt does.
+    A request that misses computes its whole prompt. So it computes more tokens than a bound exactly
+    if its prompt is longer than the bound.
     """
     prompt, mean = values.get("prompt_tokens_p50"), values.get("prompt_tokens_mean")
     computed = window.buckets("request_prefill_kv_computed_tokens")

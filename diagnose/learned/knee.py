@@ -268,7 +268,8 @@ def _rows(kept: array[float]) -> Iterator[tuple[float, ...]]:
 
 
 def step_of(in_flight: float) -> int:
-    """The index of the step that a concurrency belongs to; two steps double the concurrency."""
+    """The index of the step that contains a concurrency; every second step doubles the
+    concurrency."""
     return round(STEPS_PER_DOUBLING * log2(in_flight))
 
 
@@ -439,7 +440,8 @@ class StepTimes(Struct, frozen=True, dict=True):
 
     @classmethod
     def of(cls, curve: CurveLearner, now_s: float) -> StepTimes | None:
-        """Step times from the curve's windows; None if too few windows have all required values."""
+        """Step times from the curve's windows; None if too few windows have all the values
+        needed."""
         columns = [curve.column(name) for name in STEP_FIELDS]
         # A comparison with NaN is false.
         usable = [

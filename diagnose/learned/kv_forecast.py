@@ -458,7 +458,7 @@ class _Sums(Struct, frozen=True):
 
     @classmethod
     def of(cls, points: Sequence[tuple[float, float]]) -> _Sums:
-        """The sums of points (time, value), newest last."""
+        """Running sums over points of (time, value), newest last."""
         return cls(
             points[0][0],
             list(accumulate((t for t, _ in points), initial=0.0)),

@@ -190,8 +190,10 @@ def more_than_chance(
 
 
 def _band(count: float, chance: float) -> float:
-    """Half the width of the band around the cumulative shares; they leave it with probability
-    `chance`."""
+    """Half the width of a band around the cumulative shares.
+
+    The true shares leave this band with probability `chance`.
+    """
     return sqrt(log(2 / chance) / (2 * count))
 
 

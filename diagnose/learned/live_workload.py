@@ -145,7 +145,8 @@ def points_of(stated: Stated) -> Mapping[str, tuple[Point, ...]]:
 
 
 def unwatched(stated: Stated) -> dict[str, str]:
-    """Signals that the stated profile does not allow for this server: {signal: reason}."""
+    """Derived signals that the stated profile is not enough for, on this server: {signal:
+    reason}."""
     workload, reasons = stated.workload, dict[str, str]()
     if workload is None:
         return reasons

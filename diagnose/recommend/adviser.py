@@ -32,8 +32,8 @@ def checked_recommendation(
 ) -> Recommendation | None:
     """The recommendation, with a note if it is not sufficient; None if it must not be given.
 
-    It must not be given if the running version lacks a flag, if the value is already in force, or
-    if the prediction misses a target that is met now.
+    It is not given if the running version lacks a flag, if the value is already in force, or if the
+    prediction misses a target that is met now.
     """
     server = context.server
     for change in recommendation.changes:

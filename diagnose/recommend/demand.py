@@ -154,9 +154,9 @@ def _spread_tokens(values: Mapping[str, float | None]) -> float:
 def _held_tokens(values: Mapping[str, float | None], server: Deployment) -> float | None:
     """Mean KV tokens of a running request, measured or computed from lengths; None if unknown.
 
-    From lengths, a request holds its prompt, half of its output and half of a block on average.
-    This includes requests that preemption hides. The KV gauge instead shows what shared prefixes
-    save. The larger value is used, unless prefixes are shared.
+    By its lengths, a request holds its prompt, half of its output and half of a block on average.
+    Only this figure includes tokens that preemption has freed. Only the measured figure includes
+    the savings of shared prefixes. The larger one is used, unless prefixes are shared.
     """
     measured, by_length = None, None
     usage, running = values.get("kv_usage_avg_ratio"), values.get("running_avg")

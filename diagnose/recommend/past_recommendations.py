@@ -311,7 +311,7 @@ class Outcome(Struct, frozen=True):
 
 
 def signals_show_change(change: ChangeDocument, before: Means, after: Means) -> bool:
-    """Whether the signals show the effect of a change that no label shows."""
+    """Whether the signals show that a change was made, if no label on the page shows it."""
     flag, old, new = change["flag"], change["from"], change["to"]
     if flag == "--max-loras":
         return bool(after.get("lora_max") == new)

@@ -119,7 +119,8 @@ def _prompt_time_ratio(performance: Performance) -> float:
 
 
 def _share(measured_per_s: float, rate: Callable[[float], float]) -> float | None:
-    """The share at which the roofline predicts the measured rate; None if out of range."""
+    """The share of the peak at which the roofline predicts the measured rate; None if out of
+    range."""
     low, high = _LEAST_RATIO, _MOST_RATIO
     if not rate(low) <= measured_per_s <= rate(high):
         return None

@@ -154,17 +154,19 @@ INPUT_LIMIT_LOW, INPUT_LIMIT_HIGH = 2.0, 3.0
 def circuit_breaker(
     *, ttft_target_s: float, arrivals_per_s: float, served_per_s: float, quiet_ttft_s: float = 0.0
 ) -> tuple[int, int, tuple[Step, ...]]:
-    """Queue depths (low and high) from which on to reject further requests.
+    """Queue depths (low and high) from which on further requests should be rejected.
 
-    With more queued requests, the queue alone would miss the TTFT target. The depth is the allowed
-    wait x the rate at which the queue moves: the arrivals, or `served_per_s` if the fleet serves
-    less.
+    The greatest safe depth is the allowed wait x the rate at which the queue moves: the arrivals,
+    or `served_per_s` if the fleet serves less. With a longer queue, waiting alone exceeds the TTFT
+    target.
 
     The guide uses the arrivals and the whole target. Here `quiet_ttft_s`, prefill without a queue,
     is subtracted from the target first.
 
     Raises:
-        SizingError: prefill alone exceeds the target. Source: guide 9.4; Little 1961.
+        SizingError: prefill alone exceeds the target.
+
+    Source: guide 9.4; Little 1961.
     """
     if quiet_ttft_s >= ttft_target_s:
         raise SizingError(

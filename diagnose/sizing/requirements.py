@@ -119,7 +119,7 @@ def _check_shares(question: Question) -> None:
 
 
 def at_lengths(question: Question) -> Setup:
-    """The launch, for requests of the question's length if it states no context."""
+    """The launch. If it states no context, its context is the question's request length."""
     setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
     if setup.context_tokens is not None or inputs is None or outputs is None:
         return setup

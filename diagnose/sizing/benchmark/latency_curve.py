@@ -260,7 +260,9 @@ def littles_gap(
     or more is then common for long outputs. Below 1, requests only end sooner than the target.
 
     Raises:
-        SizingError: a number is not positive. Source: guide 8.3; Little 1961.
+        SizingError: a number is not positive.
+
+    Source: guide 8.3; Little 1961.
     """
     positive("concurrency", concurrency)
     positive("requests_per_s", requests_per_s)

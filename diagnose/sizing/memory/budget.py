@@ -106,7 +106,8 @@ def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
 
 
 def _guide_overhead(weights_bytes: float, gpu: Gpu) -> Overhead:
-    """The guide's planning figures: 20% of the weights, plus 5 to 10% of the memory (2.3, 2.4)."""
+    """Overhead by the guide's planning figures: 20% of the weights, 5 to 10% of memory (2.3,
+    2.4)."""
     activation = ACTIVATION_RATIO * weights_bytes
     return Overhead(
         activation_bytes=activation,
@@ -120,8 +121,8 @@ def _guide_overhead(weights_bytes: float, gpu: Gpu) -> Overhead:
 def _fitted_overhead(setup: Setup, gpu: Gpu) -> Overhead:
     """The overhead, fitted to logged start-ups of this version on such a GPU.
 
-    The lower bound is 1.5 GiB below the expected value, but at least half of it. The upper bound is
-    1.5 GiB above it, with the largest size that CUDA graphs may have.
+    The lower bound is 1.5 GiB below the expected value, but at least half of the expected value.
+    The upper bound is 1.5 GiB above it, with the largest size that CUDA graphs may have.
     """
     activation = _activation_bytes(setup, gpu)
     framework = _framework_bytes(gpu, setup.parallel.tensor, setup.version)
@@ -198,7 +199,7 @@ class Range(Struct, frozen=True):
     high: float
 
     def map(self, function: Callable[[float], float]) -> Range:
-        """The range of an increasing function of this quantity."""
+        """Applies an increasing function to the expected value and to both bounds."""
         return Range(function(self.low), function(self.expected), function(self.high))
 
 

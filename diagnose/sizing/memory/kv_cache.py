@@ -162,8 +162,10 @@ def shared_page(kinds: Sequence[Layers], settings: KvSettings) -> tuple[float, l
 
 
 def _aligned_block(kinds: Sequence[Layers], settings: KvSettings) -> int:
-    """Tokens of a block whose page can hold the largest recurrent state; the default without
-    states."""
+    """Tokens of a block whose page can hold the largest recurrent state.
+
+    Without recurrent states, the default block size.
+    """
     block = default_block_tokens(kinds, settings)
     states = [
         state_bytes(part.kind, settings) for part in kinds if isinstance(part.kind, Recurrent)

@@ -58,7 +58,7 @@ class Split(Struct, frozen=True, kw_only=True):
 def splits(pool: Pool) -> tuple[Parallel, ...]:
     """The splits that model and node allow, fewest GPUs first.
 
-    TP is within a node; pipeline stages come after that.
+    Splits by TP within a node come first, then pipeline stages.
 
     Raises:
         SizingError: the stated tensor-parallel size is impossible for the model or the node.
@@ -285,8 +285,10 @@ def _gpus(ratio: PrefillDecodeRatio) -> float:
 
 
 def _ratio(pool: Pool, replica: Serving) -> PrefillDecodeRatio | None:
-    """The sizes of both pools, from the rate of each phase alone; None if decode misses its target
-    alone."""
+    """The sizes of the prefill pool and the decode pool, from the rate of each phase alone.
+
+    None if decode alone already misses its target.
+    """
     profile = dataclasses.replace(pool.profile, slo=Slo(itl_p99_s=pool.profile.slo.itl_p99_s))
     decoding = replace(replica, pool=replace(pool, profile=profile), hit_ratio=_ALL_CACHED_RATIO)
     best = best_point(decoding)

@@ -189,8 +189,11 @@ def _cold(sized: Sized) -> tuple[Part, float]:
 
 
 def utilization_of(sized: Sized, fleet: FleetSize) -> float | None:
-    """Average load divided by the deployed fleet's capacity within the targets; the stated value if
-    any."""
+    """The stated average utilization, or else the average load divided by the fleet's capacity.
+
+    The capacity is that of the deployed fleet within the targets. None if load or capacity is
+    unknown.
+    """
     stated = sized.pool.profile.traffic.utilization_ratio
     if stated is not None:
         return stated

@@ -206,8 +206,10 @@ def tuned(replica: Serving) -> tuple[Serving, list[tuple[int, float]]]:
 def fits(pool: Pool, setup: Setup, *, concurrency: int) -> bool:
     """Whether vLLM starts and holds this many requests of P95 length.
 
+    False if the heads cannot be split.
+
     Raises:
-        SizingError: an input is invalid. Heads that cannot be split are no error: they do not fit.
+        SizingError: another input is invalid.
     """
     try:
         return memory(setup).fits(concurrency)

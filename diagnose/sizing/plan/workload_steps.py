@@ -407,8 +407,10 @@ def routing_step(
 
 
 def uses_tiers(profile: WorkloadProfile, advice: RoutingAdvice | None) -> bool:
-    """Whether each tier gets its own steps 4 to 10: always by hardware; by model if tiers pay
-    off."""
+    """Whether each tier gets its own steps 4 to 10.
+
+    Always if tiers differ by hardware; if they differ by model, only if tiers pay off.
+    """
     if not profile.tiers:
         return False
     return profile.routing.method == "hardware" or (advice is not None and advice.worth_it)

@@ -173,9 +173,10 @@ def step_model(
     prompt_context_tokens: float,
     tokens_per_sequence: float = 1.0,
 ) -> StepModel:
-    """The step time for a mean context of decodes, and for one of prompt tokens in prefill.
+    """The step times of a server at these mean contexts.
 
-    `tokens_per_sequence` is above 1 if drafted tokens are verified.
+    `context_tokens` is the mean context of the decodes; `prompt_context_tokens` is that of prompt
+    tokens in prefill. `tokens_per_sequence` is above 1 if drafted tokens are verified.
     """
     kv_bytes = costs.kv_bytes_per_token * context_tokens + costs.state_bytes
     pair_flop = costs.flop_per_pair * context_tokens
