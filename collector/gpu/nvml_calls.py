@@ -135,8 +135,7 @@ class Calls:
         return getattr(self.nvml, name, None)
 
     def check(self) -> None:
-        """Raise an error if calls failed and none succeeded. Calls that NVML does not support are
-        ignored.
+        """Raise an error if NVML reported an unknown error and no call succeeded.
 
         Raises:
             GpuLostError: the GPU is gone.

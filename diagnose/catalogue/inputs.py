@@ -25,7 +25,7 @@ def positive(name: str, value: float) -> None:
     """Check that a value is finite and above 0.
 
     Raises:
-        SizingError: with the input's name and its value.
+        SizingError: it is not; the error has the input's name and its value.
     """
     if not (math.isfinite(value) and value > 0):
         raise SizingError(f"{name} is {value:g}; it must be above 0", name=name)
@@ -35,7 +35,7 @@ def not_negative(name: str, value: float) -> None:
     """Check that a value is finite and 0 or more.
 
     Raises:
-        SizingError: with the input's name and its value.
+        SizingError: it is not; the error has the input's name and its value.
     """
     if not (math.isfinite(value) and value >= 0):
         raise SizingError(f"{name} is {value:g}; it must be 0 or more", name=name)
@@ -45,7 +45,7 @@ def within(name: str, value: float, *, low: float, high: float) -> None:
     """Check that a value is from `low` to `high`, both included.
 
     Raises:
-        SizingError: with the input's name, its value and the range.
+        SizingError: it is not; the error has the input's name, its value and the range.
     """
     if not low <= value <= high:
         raise SizingError(f"{name} is {value:g}; it must be from {low:g} to {high:g}", name=name)

@@ -151,10 +151,10 @@ def recurrent_parameters(config: Config) -> float:
 
 
 def state_bytes(config: Config) -> float:
-    """Bytes of one element of the recurrent state: as configured, else 2.
+    """Bytes of one element of the recurrent state: as configured, otherwise 2.
 
     Raises:
-        SizingError: an unknown dtype.
+        SizingError: the dtype is unknown.
     """
     word = config.word("mamba_ssm_dtype") or config.word(
         "mamba_ssm_cache_dtype", default="bfloat16"

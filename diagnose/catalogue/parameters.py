@@ -262,7 +262,7 @@ def parameter_census(config: Config, *, experts: Experts, vision: float = 0.0) -
     """The language model's parameters, with `vision` added.
 
     Raises:
-        SizingError: a field that is missing.
+        SizingError: a field is missing.
     """
     hidden = config.positive("hidden_size")
     vocab = config.positive("vocab_size")
@@ -487,7 +487,7 @@ def adapter_shape(config: Config, experts: Experts) -> AdapterShape:
     """The shape of an adapter for all adaptable matrices of the language model.
 
     Raises:
-        SizingError: a field that is missing.
+        SizingError: a field is missing.
     """
     hidden, words = config.positive("hidden_size"), layer_words(config)
     attentions = words.count(FULL) + words.count(SLIDING)

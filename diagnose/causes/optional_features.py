@@ -161,11 +161,11 @@ def _loaded(facts: Facts) -> bool:
 
 
 def _surely_below(bound: Quantity | float, ratio: Quantity, share: float) -> Condition:
-    """The condition that acceptance over this share of the window is below a bound by more than
-    chance.
+    """The condition that acceptance over a share of the window is certainly below a bound.
 
-    The margin is half of the greatest possible standard deviation of a share. It counts requests,
-    not tokens, because the tokens of one request are accepted alike.
+    Certainly means by more than chance. The margin is half of the greatest possible standard
+    deviation of a share. It counts requests, not tokens, because the tokens of one request are
+    accepted alike.
     """
     started = WindowSeconds(share) * ARRIVALS.otherwise(0.0)
     requests = BATCH.otherwise(0.0) + started

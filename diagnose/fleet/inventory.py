@@ -157,10 +157,7 @@ def shape_of(series: Iterable[Labels], names: LabelMap) -> Shape:
 
 
 def distinguishing(series: Sequence[Labels]) -> tuple[str, ...]:
-    """The fewest labels that together identify every series.
-
-    Labels that recording rules keep are preferred.
-    """
+    """Labels that together identify every series; those that recording rules keep are preferred."""
     others = {name for labels in series for name in labels} - NOT_IDENTITY - set(RECORDED)
     by: list[str] = []
     apart = 1

@@ -666,7 +666,7 @@ def _per_request(batch: float, value: float, bb: float, bv: float) -> float:
 
 
 def _spread(square: float, mean: float) -> float:
-    """The variance from a mean square and a mean; 0 if it is only a rounding error."""
+    """The variance, computed from a mean square and a mean; 0 if it is only a rounding error."""
     variance = square - mean * mean
     return variance if variance > _SPREAD_MIN_RATIO * square else 0.0
 

@@ -144,7 +144,7 @@ class Remedies:
         )
 
     def _more_gpus(self) -> Iterator[Recommendation]:
-        """The smallest larger tensor-parallel degree at which one request of full length fits."""
+        """The next larger tensor-parallel degree at which one request of full length fits."""
         setup = self._setup
         if setup is None or setup.gpu is None:
             return

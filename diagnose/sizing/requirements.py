@@ -75,7 +75,7 @@ def check_question(question: Question) -> None:
     """Check load, targets and price.
 
     Raises:
-        SizingError: with the input's name.
+        SizingError: one of them is invalid; the error has the input's name.
     """
     for name, value in (
         ("concurrency", question.concurrency),

@@ -360,7 +360,7 @@ def memory(setup: Setup) -> Memory:
     """The memory of the launch's fullest GPU.
 
     Raises:
-        SizingError: an invalid input, with its name.
+        SizingError: an input is invalid; the error has its name.
     """
     check(setup)
     layout = kv_layout_of(setup)
@@ -442,7 +442,7 @@ def fewest_gpus(setup: Setup, *, concurrency: float) -> FewestGpus:
     Stated or measured bytes apply to a single layout, so here they are computed for every layout.
 
     Raises:
-        SizingError: an invalid input, with its name.
+        SizingError: an input is invalid; the error has its name.
     """
     plain = replace(setup, available_kv_bytes=None, weights_bytes=None, overhead_excess_bytes=None)
     by_bound: dict[str, Parallel] = {}

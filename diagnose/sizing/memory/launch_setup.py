@@ -214,7 +214,7 @@ def check(setup: Setup) -> None:
     """Check that vLLM would accept the launch.
 
     Raises:
-        SizingError: with the input's name.
+        SizingError: an input is invalid; the error has its name.
     """
     within("gpu_memory_utilization", setup.utilization, low=0.01, high=1.0)
     _check_counts(setup)

@@ -194,7 +194,7 @@ def check_adapters(adapters: Adapters, model: Model) -> None:
     """Check that vLLM would accept these adapters.
 
     Raises:
-        SizingError: with the input's name.
+        SizingError: an input is invalid; the error has its name.
     """
     positive("max_loras", adapters.slots)
     within("max_loras", adapters.slots, low=1, high=_MOST_SLOTS)
@@ -258,7 +258,7 @@ def check_draft(draft: Draft, target: Model, parallel: Parallel) -> None:
     """Check that vLLM would accept this draft.
 
     Raises:
-        SizingError: with the input's name.
+        SizingError: an input is invalid; the error has its name.
     """
     positive("num_speculative_tokens", draft.tokens)
     within("num_speculative_tokens", draft.tokens, low=1, high=MOST_TOKENS)
