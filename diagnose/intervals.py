@@ -197,10 +197,10 @@ class IntervalBook:
         return changes
 
     def _given_up(self, verdict: Verdict, interval: Open) -> bool:
-        """Whether a paused interval has ended, if the verdict lacks its condition.
+        """Whether a paused interval, whose condition the verdict lacks, has ended.
 
-        It has ended if the pause was too long, if the target is no longer down, or if the target
-        has been readable for a while.
+        It has ended if the pause was too long. It has also ended if the target is readable again:
+        at once for `target_down`, otherwise after GRACE_S.
         """
         if verdict.t_s - interval.last_s > BRIDGED_S:
             return True

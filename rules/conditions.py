@@ -440,24 +440,24 @@ class ToPython(Struct, frozen=True):
     scope: Scope
 
     def compare(self, left: Quantity, sign: str, right: Quantity) -> str:
-        """True if both values are known and the comparison holds."""
+        """An expression that is true if both values are known and the comparison holds."""
         (value, *checks), (bound, *bound_checks) = map(self.scope.checked, (left, right))
         return self.every([*checks, *bound_checks, f"{value} {sign} {bound}"])
 
     def every(self, parts: Sequence[str]) -> str:
-        """True if all parts are true."""
+        """An expression that is true if all parts are true."""
         return f"({' and '.join(parts)})" if parts else "True"
 
     def some(self, parts: Sequence[str]) -> str:
-        """True if at least one part is true."""
+        """An expression that is true if at least one part is true."""
         return f"({' or '.join(parts)})" if parts else "False"
 
     def unless(self, part: str) -> str:
-        """True if the part is false."""
+        """An expression that is true if the part is false."""
         return f"(not {part})"
 
     def leaf(self, condition: Leaf, *, side: bool) -> str:
-        """The leaf's own expression."""
+        """The condition's own expression."""
         return condition.source(self.scope, side=side)
 
 
@@ -545,7 +545,7 @@ class ToPromQL:
         self.spelling = spelling
 
     def compare(self, left: Quantity, sign: str, right: Quantity) -> Clause:
-        """The series for which the comparison holds."""
+        """The engines for which the comparison holds."""
         left_expr, right_expr = left.promql(self.spelling), right.promql(self.spelling)
         return (
             Clause()
@@ -554,8 +554,10 @@ class ToPromQL:
         )
 
     def every(self, parts: Sequence[Clause]) -> Clause:
-        """The intersection: plain clauses joined by `and`, then `unless` for each negated
-        clause."""
+        """The engines for which all clauses hold.
+
+        Plain clauses are joined by `and`; each negated clause follows with `unless`.
+        """
         if any(part.nowhere for part in parts):
             return Clause()
         there = [part.vector if len(part.options) == 1 and not part.without else f"({part.vector})"
@@ -567,7 +569,7 @@ class ToPromQL:
         return Clause((" and ".join(there),), without=without)
 
     def some(self, parts: Sequence[Clause]) -> Clause:
-        """The union."""
+        """The engines for which at least one clause holds."""
         able = [part for part in parts if not part.nowhere]
         if any(part.everywhere and not part.without for part in able):
             return Clause(everywhere=True)
@@ -578,11 +580,11 @@ class ToPromQL:
                             for text in options))  # fmt: skip
 
     def unless(self, part: Clause) -> Clause:
-        """The complement."""
+        """The engines for which the clause does not hold."""
         return part.negated
 
     def leaf(self, condition: Leaf, *, side: bool) -> Clause:
-        """The leaf's own PromQL."""
+        """The condition's own clause."""
         return condition.promql(self.spelling, side=side)
 
 

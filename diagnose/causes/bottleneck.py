@@ -95,7 +95,8 @@ class Bound(NamedTuple):
 
 
 def bound_of(facts: Facts) -> Bound | None:
-    """What limits the GPUs, from DCGM's or NVML's activity or from vLLM's estimate of its own work.
+    """What limits the GPUs: by the activity that DCGM or NVML reports, or by vLLM's estimate of its
+    work.
 
     None if nothing is known, no limit is reached, or the GPUs are a guess.
     """

@@ -235,7 +235,7 @@ def may_explain(cause: Cause) -> bool:
 
 
 def with_explained(head: Cause, under: Sequence[Cause]) -> Cause:
-    """A cause with the causes reported under it; it gets the worst severity among them."""
+    """The cause `head` with the causes `under` it; its severity becomes the worst of all."""
     if not under:
         return head
     return replace(

@@ -391,7 +391,7 @@ class EngineMonitor:
     def _reset(self, t_s: float, restart: Restart | None, started_s: float | None) -> None:
         """Forget trends and durations: the process was replaced or the clock was set back.
 
-        `started_s` is when that process had started.
+        `started_s` is when the earlier process had started.
         """
         if restart is not None:
             self._restarts.append(_replaced(restart.t_s, started_s, self._newest_read))

@@ -270,7 +270,7 @@ def _has_more_tokens(engine: Engine, usual: float | None) -> bool:
 
 
 def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *, of: int) -> Case:
-    """The case of an imbalance by requests or, if requests are even, by tokens."""
+    """The case of an imbalance: by requests or, if all have about as many requests, by tokens."""
     load, of_one = most.in_flight or 0.0, len({e.member.replica for e in tier.engines}) == 1
     usage, others = (
         most.get("kv_usage_ratio"),

@@ -343,8 +343,10 @@ def _at_power(steps: Sequence[_Step]) -> LearnedKnee:
 
 
 def _at_targets(steps: Sequence[_Step], targets: Targets) -> LearnedKnee | None:
-    """The knee with targets: C_max is the last of consecutive steps whose windows mostly meet
-    them."""
+    """The knee by targets: C_max is the last of the consecutive steps that meet them.
+
+    A step meets the targets if most of its windows do.
+    """
     kept = [step.kept(targets) for step in steps]
     start = next((at for at, share in enumerate(kept) if share >= 0.5), None)
     if start is None:

@@ -93,7 +93,8 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
 
 
 def _hashing_check(replicas: int, new_replicas: int) -> list[str]:
-    """A reminder to use consistent hashing; empty if modulo would move no more prefixes."""
+    """A check that the router uses consistent hashing; empty if modulo would move no more
+    prefixes."""
     consistent, modulo = (
         remapped_ratio(replicas=replicas, new_replicas=new_replicas, consistent=by_ring)
         for by_ring in (True, False)

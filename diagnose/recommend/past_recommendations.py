@@ -184,8 +184,8 @@ class RecommendationTracker:
     ) -> list[Recommendation]:
         """The recommendations, without those that reverse a recently followed one.
 
-        A followed one may be reversed if the load is no longer similar. A batch (`running`) above
-        the recommended --max-num-seqs shows that the flag was not set.
+        A reversal is allowed again once the load has changed. A batch (`running`) above the
+        recommended --max-num-seqs shows that the flag was not set.
         """
         seats = self._followed.get(SEATS)
         if seats is not None and running > (_rank(seats.change.after) or inf):

@@ -170,7 +170,7 @@ def gpu_of(setup: Setup) -> Gpu:
 
 
 def question_of(question: Question, candidate: Candidate) -> Question:
-    """The question that `size` answers for one candidate of the search, at its highest load."""
+    """The question to give to `size` for one candidate, at the candidate's highest load."""
     return replace(
         question,
         setup=candidate.setup,

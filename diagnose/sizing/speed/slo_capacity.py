@@ -32,8 +32,7 @@ from kneewatch.rules.facts import Targets
 
 
 def drafting_of(question: Question, setup: Setup, target: Costs) -> Drafting | None:
-    """The speculation of the question's draft on this launch; None if its acceptance is not
-    stated."""
+    """Length, acceptance and cost of the launch's draft; None if its acceptance is not stated."""
     draft, accepted, gpu = setup.draft, question.acceptance_ratio, setup.gpu
     inputs, outputs = question.input_tokens, question.output_tokens
     if draft is None or accepted is None or gpu is None or inputs is None or outputs is None:
