@@ -309,7 +309,7 @@ class GpuReading(Struct, frozen=True):
 NO_GPUS = GpuReading()
 
 VANISHED_READINGS = 2
-"""A GPU counts as lost after this many readings without it that contain other GPUs."""
+"""A GPU counts as lost if this many readings in a row lack it but contain other GPUs."""
 
 VANISHED_KEPT_S = 3600.0
 """Seconds for which a GPU is still reported after it left the page."""

@@ -51,7 +51,7 @@ class Recent(Quantity, Struct, frozen=True):
 
 
 BASELINES = {"prefix_hit_ratio": "prefix_hit_quiet_ratio"}
-"""Signals whose baseline is a derived signal of its own, and the key of that derived signal."""
+"""For signals whose baseline is a derived signal with a name of its own, the key of that signal."""
 
 
 class BaselineValue(Quantity, Struct, frozen=True):

@@ -30,7 +30,7 @@ __all__ = ["CaptureReader", "CaptureWriter", "Entry", "is_capture"]
 READ_BYTES = 128 * 1024
 COMPRESSION_LEVEL = 6
 HOPELESS_LINES = 100_000
-"""If none of this many first lines is usable, the file is not a capture."""
+"""If the first lines of a file, this many, are all unusable, the file is not a capture."""
 
 TIME_FIRST = re.compile(rb'\s*\{\s*"t"\s*:\s*([0-9]{1,12}(?:\.[0-9]{1,20})?)\s*[,}]')
 EXPECTED = 'expected a capture: JSON lines (gzip or plain), each {"t": seconds, "body": "page"}'

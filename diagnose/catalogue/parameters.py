@@ -223,14 +223,14 @@ _STREAMS = 4
 class Parameters(Struct, frozen=True):
     """Parameter counts by kind.
 
-    attention   projections of attention and recurrent layers, split by tensor parallelism
-    kv          the part of `attention` for keys and values: split no further than the KV heads
-    replicated  projections that are copied to every rank (the down-projections of MLA)
-    mlp         dense MLPs and shared experts
-    experts     all routed experts
-    embedding, head   the input table and the output projection; a tied head counts 0
-    small       norms, routers, convolutions: always 16 bit, on every rank
-    vision      towers and projectors of a multimodal model: 16 bit, on every rank
+    - `attention`: projections of attention and recurrent layers, split by tensor parallelism.
+    - `kv`: the part of `attention` for keys and values, split over the KV heads at most.
+    - `replicated`: projections that are copied to every rank (the down-projections of MLA).
+    - `mlp`: dense MLPs and shared experts.
+    - `experts`: all routed experts.
+    - `embedding`, `head`: the input table and the output projection; a tied head counts 0.
+    - `small`: norms, routers, convolutions: always 16 bit, on every rank.
+    - `vision`: towers and projectors of a multimodal model: 16 bit, on every rank.
     """
 
     attention: float
@@ -465,13 +465,13 @@ _RECURRENT_INPUTS = 4
 class AdapterShape(Struct, frozen=True):
     """Elements of one adapter per unit of rank, by how they are placed on GPUs.
 
-    whole          copied to every tensor-parallel rank
-    split          split over the ranks
-    kv             split over the ranks, but no further than the KV heads
-    experts_whole  of routed experts, copied to every rank that holds the expert
-    experts_split  of routed experts, split over the ranks
-    tables         of embedding and output projection, copied to every rank
-    head           whether the output projection has an adapter
+    - `whole`: copied to every tensor-parallel rank.
+    - `split`: split over the ranks.
+    - `kv`: split over the ranks, but over the KV heads at most.
+    - `experts_whole`: of routed experts; copied to every rank that has the expert.
+    - `experts_split`: of routed experts; split over the ranks.
+    - `tables`: of embedding and output projection; copied to every rank.
+    - `head`: whether the output projection has an adapter.
     """
 
     whole: float

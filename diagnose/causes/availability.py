@@ -142,8 +142,10 @@ def stalled_from_s(values: Mapping[str, float | None]) -> float:
 
 
 MOVES_FROM = 0.1
-"""If no request is answered and KV usage falls this far (0..1) below its maximum, prefills are
-being restarted."""
+"""Prefills are being restarted if no request is answered and KV usage falls this far.
+
+The fall is measured from the maximum, in shares of the cache (0..1).
+"""
 
 
 def _still(facts: Facts) -> str:

@@ -69,10 +69,12 @@ GIANTS_BLOCK = (GIANT >= GIANT_FROM) & (
 ).assume(unknown=False)
 """Giant prompts do not fit into the free KV cache and block the queue, which vLLM serves in order.
 
-Two cases need care. If the batch stays at its maximum and a giant would fit once one request ends,
-the giant waits for that seat, not for blocks. And the gauges may not show a giant: they are read at
-the end of a step, but a giant holds its blocks from the start of its long first step. Requests that
-wait although seats and steps have room wait for blocks.
+False if the batch stays at its maximum and the giant fits once a request ends: it then waits for a
+seat, not for blocks.
+
+The gauges may not show a giant: they are read at the end of a step, but a giant holds its blocks
+from the start of its long first step. So the condition is also true if requests wait although seats
+and steps have room: they then wait for blocks.
 """
 
 FEW_FILL_THE_CACHE = (

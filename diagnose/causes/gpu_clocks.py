@@ -1,4 +1,4 @@
-"""Finds GPUs that heat, power or a setting throttles under load. Guide 9.3. Pure.
+"""Finds GPUs that are throttled under load by heat, power or a setting. Guide 9.3. Pure.
 
 Each GPU is judged alone. An idle GPU may lower its clocks and still be healthy, and one slow GPU
 slows all GPUs that serve the same model with it.

@@ -282,7 +282,7 @@ SLOW_FROM_DRIFT = 1.6
 """Steps count as slow from this ratio of inter-token latency to its quiet mean on."""
 
 STEPS_ARE_SHORT = ((ITL_P50_S < 0.1) | (BATCH_MOST <= 1.0)) & (PREFILL_BUSY < 0.75)
-"""Replaces the comparison with a quiet baseline if there is none: steps count as fast.
+"""Steps count as fast; used only if no quiet baseline is known to compare them with.
 
 The median step is short, or the batch has one request: its steps mostly read weights, so a second
 request adds little time. Prompts take less than three quarters of the time, so a third more

@@ -54,8 +54,9 @@ HELD_BACK = (
 )
 """Requests are held back at least half as long as others are served, and vLLM gives no reason.
 
-vLLM before 0.32 gives none. The server must find prompts in another cache tier: a connector without
-hits holds no request back. Such requests wait for something else, such as a grammar.
+Only vLLM before 0.32 gives no reason. The server must find prompts in another cache tier: without
+such hits a connector holds no request back, and requests wait for something else, such as a
+grammar.
 """
 
 LONG, SLOWER = SHARE >= 0.3, DRIFT >= 3.0

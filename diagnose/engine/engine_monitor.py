@@ -346,8 +346,8 @@ class EngineMonitor:
     def _successor(self, present: Collection[EngineMonitor]) -> EngineMonitor | None:
         """The engine that replaced this one; None if none did.
 
-        That is a newer engine with the same number and replica. If all engines on the page are
-        newer, it may be any of them.
+        It is a newer engine with the same number and replica. If all engines on the page are newer,
+        it may be any of them.
         """
         newcomers = [engine for engine in present if engine._appeared_s > self.last_s]
         place = self.key.engine, self.key.replica

@@ -109,7 +109,7 @@ def bad_nodes(tier: Tier) -> list[FleetCause]:
 
 
 def is_slow(engine: Engine, tier: Tier) -> bool:
-    """Whether ITL is far above that of the peers, and nothing else explains it.
+    """Whether the engine's ITL is far above its peers', and nothing else explains it.
 
     The engine must get no more requests than its peers, and none of its own causes may slow its
     tokens. A histogram's median jumps by a whole bucket. So if the mean is known, it must also be
@@ -212,8 +212,10 @@ ROOM_BELOW = 0.8
 
 COLD_S = 600.0
 IDLE_RUNNING = 0.5
-"""A replica is idle if its mean of running requests over an hour is below this (rule IDLE-
-HOURS)."""
+"""A replica is idle if its mean of running requests over an hour is below this.
+
+Rule IDLE-HOURS.
+"""
 
 IDLE_SHARE = 0.25
 

@@ -32,12 +32,12 @@ They come from the present window only, which starts again after a restart.
 OWN_STEPS = "own_steps"
 """Key of `memo` for the step times that the server measured itself.
 
-It has the number, batches and age of the windows used, and the ratio of the present step time to
-theirs.
+The entry has the number, batches and age of the windows used, and the ratio of the present step
+time to the measured one.
 """
 
 PACE_CHANGED_RATIO = 1.25
-"""From this ratio of the present step time to the earlier one on, the machine's speed has
+"""From this ratio of the present step time to the measured one on, the machine's speed has
 changed."""
 
 SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"

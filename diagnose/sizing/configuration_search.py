@@ -164,7 +164,7 @@ _REASONS = {
 
 
 class Launch(Struct, frozen=True):
-    """A launch that starts, with the longest context that it starts with.
+    """A launch that starts, with the longest context with which it does.
 
     `configurations` is the number of contexts that start, including this one; they differ in
     nothing else.

@@ -25,13 +25,13 @@ class FleetSize(Struct, frozen=True):
 
     - `instances`: replicas for the peak without margin.
     - `deployed_instances`: replicas with the margin, rounded up (guide 9.1 step 11).
-    - `gpus`: the GPUs of these.
-    - `gpus_rounded_once`: the margin is applied before any rounding, so these are the fewest GPUs
-      that still serve peak x safety.
+    - `gpus`: the GPUs of the deployed replicas.
+    - `gpus_rounded_once`: the fewest GPUs that still serve peak x safety, because the margin is
+      applied before any rounding.
     - `headroom_ratio`: the deployed capacity above the peak.
     - `spare_instances`: replicas that may fail at the peak without missing the targets.
 
-    Guide 8.3 applies the margin to GPUs, which need not make up a whole replica.
+    Guide 8.3 applies the margin to GPUs instead, which need not make up a whole replica.
     """
 
     instances: int

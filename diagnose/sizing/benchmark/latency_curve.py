@@ -127,7 +127,10 @@ def ordered(points: Sequence[BenchmarkPoint], notes: Sequence[str] = ()) -> Benc
 
 
 TAIL_RATIO = 2.0
-"""At the knee, P99/P50 of TTFT is this multiple of its lowest value (as in rules.library)."""
+"""At the knee, the P99/P50 of TTFT has grown to this multiple of its lowest value.
+
+The same as in rules.library.
+"""
 
 
 class Knee(Struct, frozen=True):

@@ -214,7 +214,7 @@ class Routing:
 class TierProfile(Deployment):
     """A tier: its launch, its request lengths, and its share of requests.
 
-    In a cascade, the share of its requests that it escalates to the next tier instead.
+    In a cascade, `escalation_ratio` is stated instead: the share of its requests that it passes on.
     """
 
     name: Text
