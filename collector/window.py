@@ -61,8 +61,10 @@ class Buckets(Struct, frozen=True):
         return max(0.0, self.rates_per_s[-1] - self.rates_per_s[at])
 
     def share_at_most(self, bound: float) -> float | None:
-        """Share of observations up to `bound`, rounded down to a bucket bound; None without
-        observations."""
+        """Share of observations up to `bound`; None without observations.
+
+        `bound` is first rounded down to a bucket's bound.
+        """
         at = bisect_right(self.bounds, bound) - 1
         if not self.rates_per_s[-1] > 0:
             return None

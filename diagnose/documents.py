@@ -176,7 +176,8 @@ def _path(place: Place) -> str:
 
 
 def _type_at(kind: Any, place: Place) -> Any:  # noqa: ANN401 - a type's own form
-    """The type of the field at this path in `kind`; without None if it is a union."""
+    """The type of the field at this path in `kind`; for an optional field, the type without
+    None."""
     for part in place:
         if isinstance(part, int):
             listed = kind.__origin__ if get_origin(kind) is Annotated else kind

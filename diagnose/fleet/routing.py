@@ -401,7 +401,10 @@ def mixed_tiers(tiers: Sequence[Tier]) -> FleetCause | None:
 
 
 def _extremes(tiers: Sequence[Tier], signal: str) -> tuple[float, str, Tier, Tier] | None:
-    """How many times slower the slowest tier is than the fastest, the signal, and both tiers."""
+    """The slowest and the fastest tier by a signal; None with fewer than two values.
+
+    Returns how many times slower the slow one is, the signal, the slow tier and the fast tier.
+    """
     rows = [(value, tier) for tier in tiers if (value := _middle(tier, signal))]
     if len(rows) < 2:
         return None

@@ -156,7 +156,10 @@ def departure(
 def _sides(
     point: Point, now: Buckets, edges: Sequence[float], chance: float
 ) -> tuple[Departure, Departure]:
-    """The shares that are certainly above and certainly below the point."""
+    """The departures above and below the point.
+
+    Only observations that are certainly beyond the point count.
+    """
     count = now[inf]
     high = edges[bisect_left(edges, point.most)]
     above = 1 - now[high] / count

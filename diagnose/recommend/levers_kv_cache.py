@@ -284,7 +284,11 @@ def gpu_memory_utilization(context: LeverContext) -> Recommendation | None:
 
 
 def _utilization_to(context: LeverContext, now: float, gpu: Gpu | None) -> float | None:
-    """The highest utilization that leaves enough memory for what vLLM does not count."""
+    """The highest utilization that leaves enough memory for what vLLM does not count.
+
+    If the GPU is unknown, one step higher than now. None if the utilization is already at the
+    guide's maximum.
+    """
     if now >= UTILIZATION_MOST:
         return None
     if gpu is None:

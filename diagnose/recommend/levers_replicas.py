@@ -389,7 +389,7 @@ def _verify(split: Comparison, narrow: Degree) -> str:
 
 
 def _after(context: LeverContext, wide: Degree, narrow: Degree, total: int) -> After | None:
-    """The server at the smaller degree; None if it does not fit, or if that is unknown."""
+    """The server with the smaller degree; None unless it certainly fits."""
     server, to = context.server, narrow.tensor_parallel
     setup = server.setup
     if setup is None or setup.gpu is None or setup.parallel.tensor != wide.tensor_parallel:

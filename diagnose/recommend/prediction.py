@@ -290,8 +290,8 @@ def _sizes(context: LeverContext, change: After) -> dict[str, float]:
 def latencies(context: LeverContext, change: After) -> Speed | None:
     """Latencies and throughput after a change; None if unknown.
 
-    Predicted by a roofline that is fitted to the server's step times. If the GPU is unknown or no
-    roofline fits, predicted by the server's measured step times alone.
+    They are predicted by a roofline that is fitted to the server's step times. If the GPU is
+    unknown or no roofline fits, they are computed from the measured step times alone.
     """
     performance = _by_roofline(context, change)
     if performance is None:
@@ -333,7 +333,7 @@ def _by_roofline(context: LeverContext, change: After) -> Performance | None:
 
 
 def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
-    """The present requests in a closed loop, with the step times that the server measured itself.
+    """Latencies and throughput of the present requests, from step times measured on this server.
 
     None if the server has not run such batches, or if the change makes its steps different.
     """

@@ -68,7 +68,8 @@ class Remedies:
         return [f"what fits on these GPUs: state {', '.join(lacks)}"]
 
     def _shorter_context(self) -> Iterator[Recommendation]:
-        """The longest context that fits, by vLLM's estimate and by the cache's layout."""
+        """Recommends the longest context that fits, by vLLM's estimate and by the cache's
+        layout."""
         longest = self._number("longest_tokens")
         if self._failure.kind == log.KV_SMALL:
             sized = self._sized(self._available_gib())
@@ -96,7 +97,7 @@ class Remedies:
         )
 
     def _lower_utilization(self) -> Iterator[Recommendation]:
-        """A utilization that requests only the free share of the GPU's memory."""
+        """Recommends a utilization that requests only the free share of the GPU's memory."""
         free_gib, total_gib = self._number("free_gib"), self._number("gpu_memory_gib")
         now = self._number("gpu_memory_utilization")
         if not free_gib or not total_gib:
@@ -117,7 +118,7 @@ class Remedies:
         )
 
     def _higher_utilization(self) -> Iterator[Recommendation]:
-        """The lowest utilization at which one request of full length fits."""
+        """Recommends the lowest utilization at which one request of full length fits."""
         now, available_gib = self._utilization, self._available_gib()
         memory_gib, needed_gib = self._memory_gib, self._number("needed_gib")
         if now is None or available_gib is None or memory_gib is None:
@@ -144,7 +145,8 @@ class Remedies:
         )
 
     def _more_gpus(self) -> Iterator[Recommendation]:
-        """The next larger tensor-parallel degree at which one request of full length fits."""
+        """Recommends the next larger tensor-parallel degree at which one request of full length
+        fits."""
         setup = self._setup
         if setup is None or setup.gpu is None:
             return

@@ -80,7 +80,10 @@ class Tally:
         configurations: int,
         needed_ratio: float = 1.0,
     ) -> None:
-        """Count configurations that need `needed_ratio` times what is available."""
+        """Count configurations that fail for `reason`.
+
+        They need `needed_ratio` times what is available.
+        """
         nearest = self._by_reason.get(reason)
         if nearest is None:
             self._by_reason[reason] = Rejection(reason, configurations, needed_ratio, setup, detail)

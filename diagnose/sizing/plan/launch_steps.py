@@ -260,7 +260,7 @@ _ALL_CACHED_RATIO = 1.0  # a decode pool computes no prompt
 
 
 def disaggregation(pool: Pool, replica: Serving) -> Part:
-    """P:D ratio, seconds to transfer the KV, and whether two pools need fewer GPUs."""
+    """The part of the plan on P/D pools: P:D ratio, seconds to transfer the KV, and GPUs saved."""
     part = Part(decision="prefill and decode on the same replicas", output={"disaggregate": False})
     if replica.limit < 1:
         return part
@@ -306,7 +306,10 @@ def _ratio(pool: Pool, replica: Serving) -> PrefillDecodeRatio | None:
 
 
 def _transfer(pool: Pool, replica: Serving, stall_s: float) -> Part:
-    """Seconds to transfer a prompt's KV between the pools; empty if no network is stated."""
+    """The part of the plan on seconds to transfer a prompt's KV between the pools.
+
+    Empty if no network is stated.
+    """
     network = pool.profile.hosting.network
     if network is None:
         return Part()
@@ -362,7 +365,7 @@ def _worth(
 
 
 def batching_step(pool: Pool, replica: Serving) -> tuple[PlanStep, Serving]:
-    """Step 9, and the replica with the chosen batching and speculation."""
+    """Step 9 (batching and speculation), and the replica with the chosen settings."""
     chunk, replica = _budget(replica)
     draft, replica = _speculation(pool, replica)
     parts = (chunk, draft, disaggregation(pool, replica))
@@ -380,8 +383,10 @@ def batching_step(pool: Pool, replica: Serving) -> tuple[PlanStep, Serving]:
 
 
 def _budget(replica: Serving) -> tuple[Part, Serving]:
-    """The token budget per step: vLLM's own, or a smaller one if it serves more within the
-    targets."""
+    """The part of the plan on the token budget per step, and the replica with the chosen budget.
+
+    It is vLLM's own budget, or a smaller one if that serves more within the targets.
+    """
     own, (best, tried) = replica.setup.batched_tokens, tuned(replica)
     taken = best.setup.batched_tokens
     part = Part(
@@ -430,7 +435,7 @@ def _speculation(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
 
 
 def _alone(stated: Speculation) -> Part:
-    """The effect of speculation on a single request in an idle replica."""
+    """The part of the plan on the effect of speculation on a single request in an idle replica."""
     tokens, accepted, cost = stated.draft_tokens, stated.acceptance_ratio, stated.draft_cost_ratio
     speedup = speculative_speedup(
         acceptance_ratio=accepted, draft_tokens=tokens, draft_cost_ratio=cost

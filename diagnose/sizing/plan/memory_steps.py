@@ -56,7 +56,9 @@ def planned_concurrency(pool: Pool) -> int:
 
 
 def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor:
-    """The memory floor at a precision. Activations keep the checkpoint's own precision.
+    """The memory floor with this quantization and KV dtype.
+
+    Activations keep the checkpoint's own precision.
 
     Raises:
         SizingError: the parameters cannot be counted, or the dtype is unknown.
@@ -249,7 +251,7 @@ _STARVED_RATIO = 1.25
 
 
 def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[PlanStep, Serving]:
-    """Step 8, and the replica with the chosen KV cache."""
+    """Step 8 (KV cache), and the replica with the chosen KV cache."""
     setup = replace(baseline.setup, kv_cache_dtype=kv_cache_dtype)
     prefix, replica = _prefix(pool, serving(pool, setup))
     offload = _offload(pool, replica)
@@ -287,7 +289,7 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
 
 
 def _prefix(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
-    """The prefixes that the KV cache stores, and the replica with the tokens that they save.
+    """The part of the plan on stored prefixes, and the replica with the tokens that they save.
 
     Only whole blocks are reused. Source: guide 7.2.
     """
@@ -356,7 +358,10 @@ def _starved(replica: Serving) -> bool:
 
 
 def _offload(pool: Pool, replica: Serving) -> Part:
-    """Whether to store contexts outside HBM, and the seconds to fetch one (guide 7.4, 7.6)."""
+    """The part of the plan on whether to store contexts outside HBM, with the seconds to fetch one.
+
+    Guide 7.4, 7.6.
+    """
     profile, gpus = pool.profile, replica.setup.parallel.gpus
     request_bytes = replica.memory.layout.request_bytes(replica.setup.context)
     host = pool.gpu.host_bytes_per_s

@@ -292,7 +292,7 @@ def _label(name: str) -> str:
 
 
 def shown(name: str, value: Value) -> str:
-    """A value as text, with the unit that ends its name."""
+    """A value as text, with its unit, which is the end of the value's name."""
     if value is None:
         return "not known"
     if isinstance(value, bool):

@@ -82,7 +82,7 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
 
 
 def _fleet(sized: Sized, fleet: FleetSize | None) -> Part:
-    """One fleet, and how its replicas start."""
+    """The part of the plan on one fleet and on how its replicas start."""
     pool, gpus_each, node = sized.pool, sized.gpus_each, sized.pool.profile.hosting.node_gpus
     label = f"{pool.name}: " if pool.name else ""
     part = Part(
@@ -137,7 +137,10 @@ def _notes(profile: WorkloadProfile, sized: Sequence[Sized]) -> list[str]:
 
 
 def _start(sized: Sized, fleet: FleetSize) -> Part:
-    """Cold start, warm minimum and scale-up threshold; each only if its inputs are stated."""
+    """The part of the plan on cold start, warm minimum and scale-up threshold.
+
+    Each is computed only if its inputs are stated.
+    """
     part, lead_s = _cold(sized)
     traffic, share = sized.pool.profile.traffic, sized.pool.share_ratio
     usable = sized.usable_requests_per_s
@@ -161,7 +164,10 @@ def _start(sized: Sized, fleet: FleetSize) -> Part:
 
 
 def _cold(sized: Sized) -> tuple[Part, float]:
-    """The cold start, and the seconds to plan with; if unknown, the guide's longest."""
+    """The part of the plan on the cold start, and the seconds to plan with.
+
+    If the cold start is unknown, these are the guide's longest.
+    """
     hosting = sized.pool.profile.hosting
     if hosting.storage_path is None:
         lacks = "cold start: it was not computed, because hosting.storage_path is not set"
@@ -307,7 +313,10 @@ def _utilization_step(sized: Sized, fleet: FleetSize, ratio: float) -> Step:
 
 
 def _saved_by_tiers(single: Sized | None, tiers_usd_per_year: float) -> Part:
-    """Tiers compared with a single fleet of the large model; empty if that fleet is unknown."""
+    """The part of the plan that compares tiers with a single fleet of the large model.
+
+    Empty if that fleet is unknown.
+    """
     whole = None if single is None else _cost(single)
     if whole is None or not whole.usd_per_year:
         return Part()
