@@ -453,7 +453,7 @@ def _wider(row: Row, count: int) -> Row:
 def _possible(
     table: Table, values: list[float], odd: dict[str, float]
 ) -> tuple[tuple[float, ...], list[int]]:
-    """A page's values by column, with NaN for impossible values; and the columns that have these.
+    """A page's values by column, NaN where impossible; and the columns with impossible values.
 
     Adds the metric and the first impossible value of each such column to `odd`.
     """

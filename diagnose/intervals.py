@@ -233,8 +233,8 @@ class IntervalBook:
     def _start_s(self, verdict: Verdict, condition: Condition) -> float:
         """Start of the condition's new interval in unix seconds.
 
-        That is the condition's own start. It is not before its last interval ended or the page
-        became readable, and never after the scrape.
+        That is the condition's own start, but not before its last interval ended, not before the
+        page became readable, and not after the scrape.
         """
         since_s = condition.since_s if condition.since_s <= verdict.t_s else verdict.t_s
         ended_s = self._ended_s.get(_slot(condition), -math.inf)

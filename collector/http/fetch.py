@@ -116,7 +116,7 @@ class PlainAnswer(Struct):
         return body
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: there is nothing to release."""
 
 
 Answer = PlainAnswer | http.client.HTTPResponse

@@ -273,8 +273,10 @@ def _routing(tier: Tier, stated: Stated, targets: Targets) -> FleetAdvice | None
 
 
 def _resplit(split: Split) -> FleetAdvice | None:
-    """How to split the same replicas into prefill and decode to fit the measured work. Guide
-    6.5."""
+    """How to split the same replicas into prefill and decode, to fit the measured work.
+
+    None if the present split fits. Guide 6.5.
+    """
     if not split.uneven:
         return None
     now, to, total = split.prefill, split.prefill_needed, split.prefill + split.decode

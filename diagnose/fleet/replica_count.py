@@ -196,9 +196,9 @@ def _size(
 ) -> TierSize:
     """The size of a tier.
 
-    `problems` describes current problems; a tier with problems is not reduced. If the results are
-    partial (`blind`) or replicas of the pool are `down`, `needed` is None: the replicas that answer
-    are not all of them.
+    `problems` describes the tier's current problems; a tier with problems is not reduced. `needed`
+    is None if the results are partial (`blind`) or replicas of the pool are `down`, because the
+    replicas that answer are then not all of them.
     """
     server, now, engines = server_of(tier, stated), tier.replicas, tier.engines_each
     hourly, gpus = server.usd_per_hour, server.gpus

@@ -195,7 +195,7 @@ def more_than_chance(
 def _band(count: float, chance: float) -> float:
     """Half the width of a band around the cumulative shares.
 
-    The true shares leave this band with probability `chance`.
+    The true shares leave this band with a probability of at most `chance`.
     """
     return sqrt(log(2 / chance) / (2 * count))
 

@@ -56,8 +56,8 @@ class Question(Struct, frozen=True, kw_only=True):
 
     @property
     def efficiency(self) -> Efficiency:
-        """Shares of the peaks that a step reaches: as stated, otherwise as measured on other
-        servers."""
+        """Shares of the peaks that a step reaches: the stated ones, otherwise those measured on
+        other servers."""
         return with_shares(DEFAULT, mfu_ratio=self.mfu_ratio, mbu_ratio=self.mbu_ratio)
 
     @property

@@ -50,7 +50,7 @@ class KvFormat(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The dtype as text; for `auto`, with the width that it stands for."""
+        """The dtype as text; `auto` is shown with its width."""
         return "auto (16-bit)" if self.id == "auto" else self.id
 
     @property

@@ -336,7 +336,10 @@ def _saved_by_tiers(single: Sized | None, tiers_usd_per_year: float) -> Part:
 
 
 def _blend(priced: Sequence[tuple[str, _Cost]]) -> list[str]:
-    """The note that a mean utilization over all tiers hides idle tiers (guide 9.5)."""
+    """A note that a mean utilization over all tiers hides idle tiers; empty for a single tier.
+
+    Guide 9.5.
+    """
     if len(priced) < 2:
         return []
     gpus = sum(cost.gpus for _, cost in priced)

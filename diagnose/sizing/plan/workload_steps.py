@@ -346,8 +346,8 @@ class RoutingAdvice(Struct, frozen=True):
 def advice(profile: WorkloadProfile, large_gpus: int) -> RoutingAdvice:
     """Whether a small model for simple requests pays off.
 
-    `large_gpus` is the number of GPUs that the large model needs alone. Decided by the guide's
-    table of fleet size, skew, quality and the router's time.
+    `large_gpus` is the number of GPUs that the large model needs alone. The decision follows the
+    guide's table of fleet size, skew, quality and the router's time.
     """
     routing, ttft_s, simple = profile.routing, profile.slo.ttft_p99_s, simple_ratio(profile) or 0.0
     router_s = ROUTER_HIGH_S if routing.router_s is None else routing.router_s

@@ -142,7 +142,7 @@ class StepModel(Struct, frozen=True, kw_only=True):
         return total_s + (read_s if read_s > compute_s else compute_s)
 
     def parts(self, sequences: float, prompt_tokens: float = 0.0) -> StepTime:
-        """The time of the same step, by part."""
+        """The parts of a step with `sequences` decoding and `prompt_tokens` in prefill."""
         if self.stages > 1:
             sequences = max(min(sequences, 1.0), sequences / self.stages)
             prompt_tokens /= self.stages
