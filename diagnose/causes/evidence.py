@@ -1,8 +1,8 @@
 """Evidence for and against a cause, and the confidence that results. Pure.
 
 Confidence is a sum of log-odds. Each piece of evidence adds its weight times its strength: 0.5 if
-its value is at the threshold, 1 at twice the threshold. Evidence against the cause subtracts. `make
-accuracy` checks on recordings what the numbers mean.
+its value is at the threshold, 1 at twice the threshold. Evidence against the cause subtracts.
+`make accuracy` checks on recordings what the numbers mean.
 """
 
 from __future__ import annotations
