@@ -29,7 +29,7 @@ from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.http.address import metrics_url, shown_url
 from kneewatch.collector.samples import Layout, Page
-from kneewatch.rules.formatting import span
+from kneewatch.rules.formatting import duration, span
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -341,8 +341,8 @@ def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> 
     host = _RecordedHost(url) if settings["server.probe"] else None
     try:
         with closing(fetcher), CaptureWriter(file) as out:
-            until = "Ctrl-C ends it" if for_s is None else f"for {for_s:g} s"
-            say(f"{shown_url(url)} every {settings['interval_s']:g} s to {file}; {until}")
+            until = "Ctrl-C ends it" if for_s is None else f"for {duration(for_s)}"
+            say(f"{shown_url(url)} every {duration(settings['interval_s'])} to {file}; {until}")
             for _ in ticks(settings["interval_s"], for_s):
                 entry, hint = _scrape_entry(fetcher)
                 entry = entry if host is None else host.added(entry)

@@ -13,7 +13,7 @@ from kneewatch.agent.console import NO_DATA, OK
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import timestamp
 from kneewatch.collector.errors import SettingsError
-from kneewatch.rules.formatting import wrapped
+from kneewatch.rules.formatting import span, wrapped
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.diagnosis_config import Profile
@@ -79,7 +79,7 @@ def demo(settings: Settings, *, form: str) -> int:
             introduction = (
                 "Recording of a real vLLM 0.32.0 server on CPU with 160 KV cache blocks: healthy, "
                 "nearly full, preempting, queueing, drained. Scraped every 2 s, window "
-                f"{window_s:g} s."
+                f"{span(window_s)}."
             )
             click.echo("\n".join(wrapped(introduction, width=style().width, more=0)) + "\n")
         return print_timeline(diagnoses, form, settings.docs_url, named=False)

@@ -25,6 +25,7 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import METRICS_PATH, shown_url
 from kneewatch.collector.spelling import did_you_mean
 from kneewatch.diagnose.deployment.server_facts import SourceReading
+from kneewatch.rules.formatting import duration
 
 LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_NAME_CHARS = 200
@@ -64,7 +65,7 @@ class TargetSpec(Struct, frozen=True):
         if self.played:
             return f"waiting for the first page of {self.address}"
         most_s = self.settings["fetch.connect_timeout_s"] + self.settings["fetch.read_timeout_s"]
-        return f"waiting for {self.shown_address}, up to {most_s:g} s"
+        return f"waiting for {self.shown_address}, up to {duration(most_s)}"
 
 
 def target_name(target: str) -> str:

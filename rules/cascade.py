@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, each_holds, first_of
 from kneewatch.rules.facts import Moment, Targets
+from kneewatch.rules.formatting import span
 from kneewatch.rules.quantities import Held, LastStep, Signal, Target
 from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, WINDOW_S, Rule, Severity
 
@@ -269,7 +270,7 @@ class Cascade:
             if now_s - self._seen_s[held] < hold_s:
                 number = held
                 ago_s = now_s - self._seen_s[held]
-                reasons.append(f"stage {held} held: its evidence was last seen {ago_s:.0f} s ago")
+                reasons.append(f"stage {held} held: its evidence was last seen {span(ago_s)} ago")
                 break
         if number != self._number or self._since_s != self._since_s:
             self._number, self._since_s = number, now_s

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.spelling import did_you_mean
+from kneewatch.rules.formatting import span
 
 WINDOW_S = 60.0
 """The short window that durations are stated for; a profile with another window scales them."""
@@ -335,7 +336,7 @@ class RuleState:
         if not active:
             self._outside, self._inside_s = None, None
             if level >= WARNING:
-                note = f"reported after {self._for_s:.0f} s out of bounds"
+                note = f"reported after {span(self._for_s)} out of bounds"
             return Finding(self.rule, "ok", OK, value, None, (), note)
         if relaxed:
             self._outside, self._inside_s = value, None

@@ -34,6 +34,7 @@ from kneewatch.diagnose.fleet.tier import Tier
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import document, markdown, text
 from kneewatch.reports.triage.view_model import RANKS
+from kneewatch.rules.formatting import duration
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetState, FleetWatch
@@ -94,8 +95,8 @@ class FleetPast:
         except TimeoutError as exc:
             raise Problem(
                 HTTPStatus.GATEWAY_TIMEOUT,
-                f"no answer from the metrics system within {self._answer_s:g} s; the query still "
-                f"runs: send at={at_s:.0f} again later",
+                f"no answer from the metrics system within {duration(self._answer_s)}; the query "
+                f"still runs: send at={at_s:.0f} again later",
                 {"Retry-After": str(RETRY_AFTER_S)},
             ) from exc
         except CollectError as exc:
@@ -268,12 +269,13 @@ def _rendered(
     )
     load = diagnosis.observed.load
     footer = (
-        f"queried every {state.interval_s:g} s: {load.queries} queries in the last cycle, "
+        f"queried every {duration(state.interval_s)}: {load.queries} queries in the last cycle, "
         f"{state.queries} since the start; {state.failures} failed cycles"
     )
     if past:
         footer = (
-            f"past moment, judged by today's settings: {load.queries} queries, {load.seconds:.1f} s"
+            f"past moment, judged by today's settings: {load.queries} queries, "
+            f"{duration(load.seconds)}"
         )
     return clean(f"{rendered}\n\n{footer}\n").encode("utf-8", "replace")
 

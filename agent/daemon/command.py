@@ -52,6 +52,7 @@ from kneewatch.agent.store.writer import Store
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import SettingsError
+from kneewatch.rules.formatting import span
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetWatch
@@ -106,7 +107,7 @@ def _fleet_watch(url: str, settings: Settings, selector: str) -> FleetWatch:
 def _demo_note(settings: Settings, for_s: float | None) -> str:
     """The start-up message of the demo: when the recording turns critical, that it is played in a
     loop, and that its history is deleted at exit."""
-    note = f"demo     healthy at first, critical after {DEMO_CRITICAL_AFTER_S:g} s"
+    note = f"demo     healthy at first, critical after {span(DEMO_CRITICAL_AFTER_S)}"
     if for_s is not None and for_s <= DEMO_CRITICAL_AFTER_S:
         note += f" (--for {for_s:g}s ends before that)"
     else:

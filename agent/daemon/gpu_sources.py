@@ -33,6 +33,7 @@ from kneewatch.collector.gpu.page import GPUS_LOST, DcgmCollector, GpuCollector,
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.gpu import NO_GPUS, GpuMonitor, GpuReading
+from kneewatch.rules.formatting import span
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ class GpuSource:
             late_s = 0.0 if run is None else self._monotonic() - run.started_s
             if run is None or late_s < self._hang_s:
                 return
-            why = f"{self._collector.name} is hanging: no answer for {late_s:.0f} s"
+            why = f"{self._collector.name} is hanging: no answer for {span(late_s)}"
             hint = "run nvidia-smi on the node to check whether the driver hangs"
             error = CollectError(why, kind="timeout", hint=hint)
             if run.given_up:

@@ -12,7 +12,7 @@ from kneewatch.agent.printing import style
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.reports.fleet_rendering import document, markdown, text
-from kneewatch.rules.formatting import number
+from kneewatch.rules.formatting import duration
 from kneewatch.rules.rule import Severity
 
 
@@ -33,7 +33,7 @@ def diagnose(url: str, settings: Settings, *, selector: str, at_s: float | None,
         )
     load = diagnosis.observed.load
     retried = f", {load.retried} of them again" if load.retried else ""
-    say(f"{load.queries} queries{retried} in {number(load.seconds)} s")
+    say(f"{load.queries} queries{retried} in {duration(load.seconds)}")
     return status(diagnosis)
 
 

@@ -23,7 +23,7 @@ from kneewatch.agent.notify.receivers import SLACK, Mail, Receiver, Web
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.http.address import Address
 from kneewatch.collector.http.connection import TimedSocket, TlsAccess, connect, request_headers
-from kneewatch.rules.formatting import cut, printable
+from kneewatch.rules.formatting import cut, duration, printable
 
 
 class SendError(KneewatchError):
@@ -96,7 +96,7 @@ def deliver(mail: Mail, message: EmailMessage, *, timeout_s: float) -> None:
         )
         raise SendError(text, final=exc.smtp_code >= 500) from exc
     except TimeoutError as exc:
-        raise SendError(f"{where}: timed out after {timeout_s:g} s") from exc
+        raise SendError(f"{where}: timed out after {duration(timeout_s)}") from exc
     except (smtplib.SMTPException, SettingsError, OSError, ValueError) as exc:
         raise SendError(f"{where}: {cut(str(exc), REPLY_MAX)}") from exc
 
@@ -224,7 +224,7 @@ def _request(
             response.read(ANSWER_MAX_BYTES)
             return response.status, response.headers.get("retry-after")
     except TimeoutError:
-        raise SendError(f"no answer within {timeout_s:g} s") from None
+        raise SendError(f"no answer within {duration(timeout_s)}") from None
     except (http.client.HTTPException, OSError, ValueError) as exc:
         # The messages of http.client's errors can quote the path.
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else type(exc).__name__

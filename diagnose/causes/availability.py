@@ -315,8 +315,7 @@ def engine_restarted(facts: Facts) -> Cause | None:
         return None
     loop, many = "", len(within_hour) if broke_off >= CRASHES_WARNING else at_once
     if many > 1:
-        minutes = (HOUR_S if many > at_once else CRASH_LOOP_S) / 60
-        loop = f"{many} times in {minutes:.0f} minutes, last "
+        loop = f"{many} times in {span(HOUR_S if many > at_once else CRASH_LOOP_S)}, last "
     return Cause(
         "engine_restarted",
         0.99,
@@ -344,7 +343,7 @@ def engine_restarted(facts: Facts) -> Cause | None:
 
 def _ended(process: ReplacedProcess) -> str:
     """How a replaced process ended, how long it ran, and what its last page showed."""
-    ran = "" if process.uptime_s is None else f" after {process.uptime_s / 60:.0f} min"
+    ran = "" if process.uptime_s is None else f" after {span(process.uptime_s)}"
     how = "ended under load" if process.broke_off else "ended without requests"
     return f"a process {how}{ran}; its last page: {process.last_page}"
 
@@ -488,7 +487,7 @@ def unreadable(
 
 
 def _no_requests(patience_s: float) -> Evidence:
-    words = f"no requests on its last page: it may restart, critical after {patience_s:.0f} s"
+    words = f"no requests on its last page: it may restart, critical after {span(patience_s)}"
     return Evidence("in_flight", 0.0, None, words)
 
 

@@ -30,6 +30,7 @@ from kneewatch.rules.cascade import (
 )
 from kneewatch.rules.conditions import nodes
 from kneewatch.rules.facts import Baselines, Moment, Spelling, Targets, duration
+from kneewatch.rules.formatting import span
 from kneewatch.rules.quantities import RECENT, BaselineValue, Held, signals_of
 from kneewatch.rules.rule import WINDOW_S, Rule, Severity
 
@@ -197,11 +198,7 @@ def _reason(rule: Rule, unknown: Sequence[str], signals: Sequence[CatalogueSigna
         return f"{unknown[0]} is read from labels: load the recording rules"
     if unknown:
         return f"{unknown[0]} needs a baseline: load the recording rules"
-    return f"must hold for {_span(rule.for_s)}: load the recording rules"
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
+    return f"must hold for {span(rule.for_s)}: load the recording rules"
 
 
 class RuleHit(Struct, frozen=True):

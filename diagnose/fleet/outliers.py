@@ -337,8 +337,8 @@ def cold_replicas(tier: Tier) -> FleetCause | None:
     youngest = min(cold, key=lambda e: e.get("age_s") or 0.0)
     case = Case(
         "cold_replica",
-        f"{len(cold)} of {len(tier.engines)} engines started within the last {COLD_S / 60:.0f} "
-        f"min ({youngest.member.name} {span(youngest.get('age_s') or 0.0)} ago): cold caches.",
+        f"{len(cold)} of {len(tier.engines)} engines started within the last {span(COLD_S)} "
+        f"({youngest.member.name} {span(youngest.get('age_s') or 0.0)} ago): cold caches.",
         "Wait, or warm up new replicas before they get their full share; scale up earlier, by the "
         "start-up time.",
         ("9.5",),

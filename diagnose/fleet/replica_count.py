@@ -37,7 +37,7 @@ from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.replica_count import prefill_decode_ratio
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.rule import Severity
 
 SHARED_OUT = (
@@ -255,7 +255,7 @@ def _size_at_peak(
     if problems:
         return replace(sized, needed=now, why=f"not reduced while there is a problem: {problems}")
     if not peak.weekly:
-        seen = f"{peak.seen_ratio * peak.span_s / DAY_S:.1f} days of load"
+        seen = f"{span(peak.seen_ratio * peak.span_s)} of load"
         return replace(
             sized, needed=now, why=f"not reduced after only {seen}: it needs a week's peak"
         )

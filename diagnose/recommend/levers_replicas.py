@@ -136,7 +136,7 @@ def backlog_drain(context: LeverContext, replicas: int) -> tuple[float, str] | N
     sooner = ""
     if more > 0:
         plural = "s" if more > 1 else ""
-        sooner = f"; with {more} more replica{plural} until then, in {DRAIN_S / 60:.0f} min"
+        sooner = f"; with {more} more replica{plural} until then, in {span(DRAIN_S)}"
     return seconds, f" A queue of {queued:,.0f} requests drains in about {span(seconds)}{sooner}."
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, counted, exact, figure, gigabytes, seconds
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import duration, percent
 
 SAFETY_DEFAULT = 1.3
 """The factor in the guide's worked example (figure 8.2).
@@ -170,8 +170,8 @@ def circuit_breaker(
     """
     if quiet_ttft_s >= ttft_target_s:
         raise SizingError(
-            f"prefill alone takes {quiet_ttft_s:.3g} s, and the TTFT target is "
-            f"{ttft_target_s:g} s: no queue is short enough",
+            f"prefill alone takes {duration(quiet_ttft_s)}, and the TTFT target is "
+            f"{duration(ttft_target_s)}: no queue is short enough",
             name="quiet_ttft_s",
         )
     rate = min(arrivals_per_s, served_per_s)

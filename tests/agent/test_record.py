@@ -74,7 +74,7 @@ def test_ctrl_c_ends_it_with_a_count(server: Server, tmp_path: Path) -> None:
         done = ended(process)
     assert (done.status, done.out) == (0, "")
     first, last = done.err.splitlines()
-    assert first.endswith(f"{server.url} every 0.05 s to {file}; Ctrl-C ends it")
+    assert first.endswith(f"{server.url} every 50 ms to {file}; Ctrl-C ends it")
     pages = len(list(CaptureReader(file)))
     assert last == f"kneewatch: {file}: {pages} pages, 0 failed scrapes"
     assert pages >= 2

@@ -168,8 +168,8 @@ def notes_of(
     )
     again = f", {source.retried} of them retried" if source.retried else ""
     return (
-        f"read from a metrics system that scrapes every {resolved.scrape_s:g} s: counters and "
-        f"histograms by the hour, gauges as means of {duration(resolved.step_s)}, arrivals in "
+        f"read from a metrics system that scrapes every {duration(resolved.scrape_s)}: counters "
+        f"and histograms by the hour, gauges as means of {duration(resolved.step_s)}, arrivals in "
         f"steps of {duration(resolved.begun_s)}; highest values are the highest of these means",
         recorded,
         *_summed(now),

@@ -94,7 +94,7 @@ def test_nobody_there(tmp_path: Path) -> None:
 
 def test_a_server_that_never_answers(taking: Taking, tmp_path: Path) -> None:
     error = failure(web(tmp_path, taking(Reply(hang=True)).url), timeout_s=0.3)
-    assert str(error) == "no answer within 0.3 s"
+    assert str(error) == "no answer within 300 ms"
     assert not error.final
 
 
