@@ -198,6 +198,9 @@ def text_of(chunks: Iterable[bytes]) -> Iterator[bytes | Damage]:
 
 
 LINE_MAX_BYTES = 64 * 1024 * 1024
+END_S = 253_402_300_800.0
+"""The end of the year 9999 in Unix seconds. Later times cannot be formatted."""
+
 HOST_SIGNAL = "host_"
 """Prefix of the keys of signals about the server's host."""
 
@@ -229,7 +232,7 @@ def entry_of(line: bytes) -> Entry | str:
     t, body, error, status = get("t"), get("body"), get("error"), get("status")
     if isinstance(t, bool) or not isinstance(t, (int, float)):
         return '"t" is missing' if t is None else '"t" is no number'
-    if not 0 <= t < math.inf:
+    if not 0 <= t < END_S:
         return '"t" is no time'
     if not isinstance(body, str | None) or not isinstance(error, str | None):
         return '"body" or "error" is no text'
@@ -270,8 +273,8 @@ def line_of(entry: Entry) -> bytes:
         ValueError: the entry's time is not valid, it has neither page nor error, or its line is
             longer than readers accept.
     """
-    if not 0 <= entry.t_s < math.inf:
-        raise ValueError(f"an entry's time must be finite and not negative, not {entry.t_s}")
+    if not 0 <= entry.t_s < END_S:
+        raise ValueError(f"an entry's time must be from 1970 to 9999, not {entry.t_s}")
     if entry.body is None and not entry.error:
         raise ValueError("an entry needs a body or an error")
     record: dict[str, object] = {"t": entry.t_s}  # first: readers skip lines by their time

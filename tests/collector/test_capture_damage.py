@@ -165,6 +165,7 @@ def test_place_that_cannot_be_written(tmp_path: Path) -> None:
         (b'{"t": true, "body": ""}', '"t" is no number'),
         (b'{"t": [1], "body": ""}', '"t" is no number'),
         (b'{"t": -1, "body": ""}', '"t" is no time'),
+        (b'{"t": 253402300800, "body": ""}', '"t" is no time'),
         (b'{"t": 1, "body": 5}', "no text"),
         (b'{"t": 1, "error": {}}', "no text"),
         (b'{"t": 1}', "neither"),
