@@ -264,7 +264,10 @@ class PrefetchedPages:
         """
         layouts: dict[int, Layout] = {}
         while True:
-            message: tuple[str, Any] = source.recv()
+            try:
+                message: tuple[str, Any] = source.recv()
+            except OSError as exc:  # it exited within a message
+                raise EOFError from exc
             kind, payload = message
             if kind == "pages":
                 yield [_unpacked(packed, layouts) for packed in payload]
@@ -287,9 +290,14 @@ def read_batches(captures: Captures, limits: Limits) -> Iterator[list[PageRead]]
 
 
 def _serve(source: Connection, sink: Connection, captures: Captures, limits: Limits) -> None:
-    """Send all pages. Runs in the reading process; stops when the receiver closes the pipe."""
+    """Send all pages. Runs in the reading process; stops when the receiver closes the pipe or
+    exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     source.close()
+    # Lazy: slow to import.
+    from threading import Thread
+
+    Thread(target=_exit_with_parent, daemon=True).start()
     captures.on_message = lambda message: sink.send(("say", message))
     last: dict[int, Layout] = {}
     try:
@@ -302,6 +310,17 @@ def _serve(source: Connection, sink: Connection, captures: Captures, limits: Lim
         sink.send(("refused", str(error)))
     except Exception:  # noqa: BLE001 - the parent process prints the traceback
         sink.send(("broken", format_exc()))
+
+
+def _exit_with_parent() -> None:
+    """Exit when the parent process has exited, even while a read waits, as that of a FIFO may."""
+    # Lazy: slow to import.
+    from multiprocessing import parent_process
+
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _packed(read: PageRead, last: dict[int, Layout]) -> _Packed | _Failed:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from multiprocessing import active_children
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,18 @@ def test_a_reader_that_is_killed_is_told() -> None:
         list(source)
 
 
+def test_a_reader_that_is_killed_within_a_message_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def half_sent(sink: Connection, _: object) -> None:
+        os.write(sink.fileno(), struct.pack("!i", 100) + b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(Connection, "send", half_sent)
+    with pytest.raises(CaptureError, match=r"the process that reads the captures exited \(-9\)"):
+        list(pages(PAIR))
+
+
 def test_a_fault_of_the_reader_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Iterator[list[PageRead]]:
         raise ZeroDivisionError("a fault")
@@ -131,6 +145,20 @@ def test_an_error_before_the_first_page_leaves_no_process() -> None:
     with pytest.raises(ZeroDivisionError), PrefetchedPages(Captures(PAIR), Limits()):
         raise ZeroDivisionError
     assert active_children() == []
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_reader_that_waits_ends_with_the_command(tmp_path: Path, by: signal.Signals) -> None:
+    fifo = tmp_path / "never.jsonl"
+    os.mkfifo(fifo)
+    argv = [sys.executable, "-m", "kneewatch.agent.cli", "replay", str(fifo)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE) as process:
+        writer = os.open(fifo, os.O_WRONLY)  # waits until it is read
+        os.kill(process.pid, by)
+        process.communicate(timeout=PATIENCE_S)  # the reading process holds stderr open, too
+    with pytest.raises(BrokenPipeError):
+        os.write(writer, b"nobody reads it")
+    os.close(writer)
 
 
 def test_ctrl_c_ends_both(tmp_path: Path) -> None:
