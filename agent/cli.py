@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -486,11 +486,13 @@ def completion(shell: str) -> int:
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit; an expected error becomes a message and exit status 2."""
     atexit.register(gc.freeze)  # a search for garbage at exit takes longer than most commands
+    _open_closed_streams()
     try:
         with infrequent_gc():
             status = cli(args, prog_name="kneewatch", standalone_mode=False)
     except click.ClickException as exc:
-        exc.show()
+        with suppress(OSError):  # a full disk on stderr
+            exc.show()
         status = NO_DATA
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
@@ -506,12 +508,25 @@ def main(args: Sequence[str] | None = None) -> None:
         for message in exc.messages if isinstance(exc, SettingsError) else [str(exc)]:
             say(message)
         if isinstance(exc, CollectError) and exc.hint:
-            click.echo(f"  try: {exc.hint}", err=True)
+            with suppress(OSError):
+                click.echo(f"  try: {exc.hint}", err=True)
         status = NO_DATA
     except Exception:  # noqa: BLE001 - Python's own status for a bug is 1, which means findings
         traceback.print_exc()
         status = NO_DATA
     sys.exit(status if isinstance(status, int) else OK)
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null for each closed standard stream. Otherwise stdout would be None, and the next
+    opened file would get the stream's number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - open until exit
 
 
 def _discard_output() -> None:

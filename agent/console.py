@@ -9,7 +9,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 
@@ -20,8 +20,10 @@ OK, FOUND, NO_DATA = 0, 1, 2
 
 
 def say(message: str) -> None:
-    """Print a message of the program itself to stderr."""
-    click.echo(f"kneewatch: {printable(message)}", err=True)
+    """Print a message of the program itself to stderr. A full disk there is not an error: no
+    message could say so."""
+    with suppress(OSError):
+        click.echo(f"kneewatch: {printable(message)}", err=True)
 
 
 def ticks(

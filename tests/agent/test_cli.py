@@ -271,6 +271,29 @@ def test_a_full_disk_is_no_finding(tmp_path: Path, form: str) -> None:
     assert done.stderr == "kneewatch: cannot write the results: No space left on device\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is Linux's /dev/full")
+@pytest.mark.parametrize("arguments", [["replay", "nosuch.jsonl"], ["replay", "--nosuch"]])
+def test_a_full_disk_for_messages_is_no_finding(tmp_path: Path, arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*ARGV, *arguments], cwd=tmp_path, env=environment(), stderr=full, check=False
+        )
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_closed_stdout_changes_no_status(tmp_path: Path, form: str) -> None:
+    argv = [*ARGV, "replay", str(HEALTHY), *WINDOW, "--format", form]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *argv],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def last(ended: Ended) -> Document:
     """The last document."""
     return ended.documents[-1]
