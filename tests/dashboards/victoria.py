@@ -3,7 +3,8 @@ against the sidecar.
 
     python -m tests.dashboards.victoria [SPEED [NAME...]]
 
-prints, for each recording, at how many evaluations the two disagree by more than `LATE_S`.
+prints, for each recording, at how many evaluations the two disagree by more than `STEPS`, or
+`CAUSE_STEPS` where it is about a cause.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -22,6 +23,7 @@ from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, Flavor, groups, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
+from kneewatch.diagnose.causes.ranking import BY_ID
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.dashboards.parity import Difference
 from tests.dashboards.playing import Play, compared, play_of, process, staged, summary_lines
@@ -29,12 +31,20 @@ from tests.programs import require
 from tests.recordings import phases
 
 EVALUATION_S = 1.0
-LATE_S = 4.0
-"""vmalert evaluates a rule before what the rules before it recorded can be read: a verdict comes up
-to four evaluations after what it rests on."""
+STEPS = 4
+"""vmalert evaluates a rule before what the rules before it recorded can be read: a stage or finding
+comes up to four evaluations after what it rests on."""
+
+CAUSE_STEPS = 10
+"""A cause rests on more records: the stage's evidence, the stage, the gate, the confidence, the
+severity, whether it is met, since when, whether it is held, the cause. The last evaluation is for
+the write."""
+
+LABEL_OF = {"kneewatch:cause": "cause", "kneewatch:finding": "rule"}
+"""The label that tells the series of these records apart, by the start of their names."""
 
 
-def played(play: Play, folder: Path, *, late_s: float = LATE_S) -> dict[str, list[Difference]]:
+def played(play: Play, folder: Path) -> dict[str, list[Difference]]:
     """Where VictoriaMetrics with vmalert and the sidecar disagree, by recording."""
     plan = play.plan(EVALUATION_S)
     with staged(play) as stage:
@@ -63,8 +73,17 @@ def played(play: Play, folder: Path, *, late_s: float = LATE_S) -> dict[str, lis
             process(ruler, ready=f"{alerting}/health", log=folder / "ruler.log"),
         ):
             introduce(url, play, plan)
-            stage.wait(after_s=late_s)
-            return compared(url, play, stage, plan, steps=round(late_s / EVALUATION_S))
+            stage.wait(after_s=CAUSE_STEPS * EVALUATION_S)
+            soon, late = (
+                compared(url, play, stage, plan, steps=steps) for steps in (STEPS, CAUSE_STEPS)
+            )
+            return {
+                name: [
+                    *(difference for difference in soon[name] if difference.key not in BY_ID),
+                    *(difference for difference in late[name] if difference.key in BY_ID),
+                ]
+                for name in soon
+            }
 
 
 def introduce(url: str, play: Play, plan: Plan) -> None:
@@ -74,14 +93,21 @@ def introduce(url: str, play: Play, plan: Plan) -> None:
     the one before it, once, and nothing else of a recording of two minutes would be judged.
     """
     before_ms = round(1000 * (time.time() - 2 * 3600))
+    exported = groups(replace(plan, ordered=False))
+    ids = {
+        label: {
+            rule.labels[label] for group in exported for rule in group.rules if label in rule.labels
+        }
+        for label in LABEL_OF.values()
+    }
     lines = [
         f"{name}{{{','.join(f'{k}={json.dumps(v)}' for k, v in sorted(labels.items()))}}}"
         f" 0 {before_ms}"
         for name, pages in play.pages.items()
         for engine in _engines(name, pages)
-        for group in groups(replace(plan, ordered=False))
+        for group in exported
         for rule in group.rules
-        for name, labels in _series(group, rule, engine)
+        for name, labels in _series(group, rule, engine, ids)
     ]
     with urlopen(
         f"{url}/api/v1/import/prometheus", "\n".join(lines).encode(), timeout=30
@@ -99,16 +125,24 @@ def _engines(name: str, pages: Sequence[Entry]) -> Iterator[dict[str, str]]:
 
 
 def _series(
-    group: Group, rule: Record | Alert, engine: Mapping[str, str]
+    group: Group,
+    rule: Record | Alert,
+    engine: Mapping[str, str],
+    ids: Mapping[str, Collection[str]],
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """What evaluating a rule writes for an engine."""
+    """What evaluating a rule writes for an engine. `ids` are the causes and rules by their label:
+    some rules are of all at once, and take the label from what they read."""
     own = {**engine, **rule.labels}
-    if isinstance(rule, Record):
-        yield rule.name, own
-    else:
+    if isinstance(rule, Alert):
         alert = own | {"alertname": rule.name, "alertgroup": group.name}
         for state in ("pending", "firing"):
             yield "ALERTS", alert | {"alertstate": state}
+        return
+    label = next((each for start, each in LABEL_OF.items() if rule.name.startswith(start)), None)
+    if label is None or label in own:
+        yield rule.name, own
+    else:
+        yield from ((rule.name, {**own, label: one_id}) for one_id in ids[label])
 
 
 def main() -> None:
