@@ -462,8 +462,8 @@ def _prefill_sides(
     if computed is None or prompts is None:
         return None, None
     at_most, shorter = computed.share_at_most(prompt), prompts.share_at_most(prompt)
-    if at_most is None or shorter is None:
-        return None, None
+    if at_most is None or shorter is None or shorter >= 1:
+        return None, None  # at 1, the buckets contradict each other
     return computed.share_at_most(0.25 * prompt), min(1.0, (1 - at_most) / (1 - shorter))
 
 

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain, compress
-from math import ceil, floor, log2, nan
+from math import ceil, floor, inf, log2, nan
 from operator import mul
 from statistics import median
 
@@ -283,7 +283,9 @@ def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) 
     prompt, saved = values.get("prompt_tokens_mean"), values.get("prefix_saved_ratio") or 0.0
     prefill_s = None if values.get("preemption_per_s") else values.get("prefill_mean_s")
     e2e_s, length = values.get("e2e_mean_s"), values.get("output_tokens_mean")
-    if not (served_per_s and tokens_per_s and e2e_s and length) or in_flight < IN_FLIGHT_MIN:
+    if not (served_per_s and tokens_per_s and e2e_s and length):
+        return None
+    if not IN_FLIGHT_MIN <= in_flight < inf:
         return None
     if served_per_s * window_s < REQUESTS_MIN:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log2
+from math import inf, log2
 
 import pytest
 from hypothesis import given
@@ -154,4 +154,5 @@ def test_idle_and_unreadable_windows_teach_nothing() -> None:
     learner.learn(60.0, {})
     learner.learn(120.0, {**values_at_load(8, knee_at=4), "completed_per_s": 0.0})
     learner.learn(180.0, {**values_at_load(8, knee_at=4), "e2e_mean_s": None})
+    learner.learn(240.0, {**values_at_load(8, knee_at=4), "running_avg": inf})
     assert learner.points() == []

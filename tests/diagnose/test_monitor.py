@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from random import Random
 
 import pytest
 
@@ -281,6 +282,20 @@ def test_a_counter_that_cannot_be_leaves_its_rate_to_the_other_scrapes(value: fl
     after = target.one(*pages[5:], *[counted(FIRST, 100.0 * n) for n in range(10, 20)])
     assert after.values["generation_tokens_per_s"] == pytest.approx(50.0)
     assert after.health == "ok"
+
+
+@pytest.mark.parametrize("value", ["1e308", "1e300"])
+def test_values_that_overflow_crash_nothing(value: str) -> None:
+    target = Target()
+    for number, body in enumerate(bodies("kv_pressure_cascade")):
+        random = Random(number)
+        lines = [
+            line
+            if line.startswith("#") or random.random() < 0.6
+            else f"{line.rpartition(' ')[0]} {value}"
+            for line in body.splitlines()
+        ]
+        assert target.take("\n".join(lines) + "\n")
 
 
 def test_an_engine_that_no_request_has_reached_yet_is_unknown_and_pages_nobody() -> None:
