@@ -232,10 +232,11 @@ def _checks_of_run() -> tuple[Check, ...]:
     """Checks of settings that only the daemon uses. The command `config` runs them too and reports
     their errors."""
     from kneewatch.agent.api.listening import check_http
-    from kneewatch.agent.daemon.discovery import check_intervals
+    from kneewatch.agent.daemon.discovery import check_targets
+    from kneewatch.agent.notify.receivers import check_secrets
     from kneewatch.agent.report.schedule import cron_of
 
-    return check_intervals, check_http, cron_of
+    return check_targets, check_secrets, check_http, cron_of
 
 
 @cli.command(short_help="Diagnose recordings scrape by scrape.")

@@ -10,7 +10,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.effective import Settings, gathered
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -250,17 +250,29 @@ def stated(settings: Settings) -> Stated:
     """The deployment according to the settings: model, GPU, launch flags, workload, benchmarks.
 
     Raises:
-        SettingsError: a model, GPU or version is unknown, or a file cannot be read; the message
-            names the setting, its origin and the choices.
+        SettingsError: a model, GPU or version is unknown, or a file cannot be read; a message for
+            each mistake names the setting, its origin and the choices.
     """
-    launch = _launch(settings)
-    with named_by(settings, "gpu"):
+    mistakes: list[str] = []
+    launch = gpu = version = model = workload = None
+    sweeps: tuple[Sweep, ...] = ()
+    with gathered(mistakes):
+        launch = _launch(settings)
+    with gathered(mistakes), named_by(settings, "gpu"):
         gpu = named_gpu(settings["gpu"]) if settings["gpu"] is not None else None
-    with named_by(settings, "vllm_version"):
+    with gathered(mistakes), named_by(settings, "vllm_version"):
         written = settings["vllm_version"]
         version = None if written is None else parse_version(written)
+    with gathered(mistakes):
+        model = _model(settings, launch)
+    with gathered(mistakes):
+        workload = stated_workload(settings)
+    with gathered(mistakes):
+        sweeps = stated_sweeps(settings)
+    if mistakes:
+        raise SettingsError(*mistakes)
     deployment = Stated(
-        model=_model(settings, launch),
+        model=model,
         gpu=gpu,
         tensor_parallel=settings["tensor_parallel"],
         version=version,
@@ -268,8 +280,8 @@ def stated(settings: Settings) -> Stated:
         replicas=settings["replicas"],
         usd_per_gpu_hour=settings["usd_per_gpu_hour"],
         gpus=settings["gpus"],
-        workload=stated_workload(settings),
-        sweeps=stated_sweeps(settings),
+        workload=workload,
+        sweeps=sweeps,
     )
     _check_layout(settings, deployment)
     return deployment

@@ -473,16 +473,22 @@ class TargetProfiles:
         return profiles
 
 
-def check_intervals(settings: Settings) -> None:
-    """Check the scrape interval of the settings and those of the [[targets]] tables.
+def check_targets(settings: Settings) -> None:
+    """Check the scrape interval and the stated deployment of the settings, and those of the
+    `[[targets]]` tables.
 
     Raises:
-        SettingsError: an interval is too short.
+        SettingsError: an interval is too short, or a stated deployment is wrong; see `stated`.
     """
     mistakes: list[str] = []
-    for stated_settings in (settings, *(spec.settings for spec in table_specs(settings))):
+    # Targets without settings of their own share one object.
+    stated_by_all = settings, *(spec.settings for spec in table_specs(settings))
+    distinct = {id(each): each for each in stated_by_all}
+    for stated_settings in distinct.values():
         with gathered(mistakes):
             _check_interval(stated_settings)
+        with gathered(mistakes):
+            stated(stated_settings)
     if mistakes:
         raise SettingsError(*dict.fromkeys(mistakes))
 

@@ -284,6 +284,20 @@ def receivers(settings: Settings) -> tuple[Receiver, ...]:
     return tuple(result)
 
 
+def check_secrets(settings: Settings) -> None:
+    """Check that the secrets of all receivers in the settings can be read.
+
+    Raises:
+        SettingsError: a secret cannot be used, or as in `receivers`.
+    """
+    mistakes: list[str] = []
+    for receiver in receivers(settings):
+        with gathered(mistakes):
+            receiver.check()
+    if mistakes:
+        raise SettingsError(*mistakes)
+
+
 def as_toml(settings: Settings) -> list[str]:
     """The `[[notify]]` tables as lines of TOML. Secrets are hidden."""
     lines: list[str] = []

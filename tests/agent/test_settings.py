@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kneewatch.agent.cli import cli
 from kneewatch.agent.settings.effective import HIDDEN, load
 from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting
 from tests.agent.running import Main
+from tests.agent.test_benchmarks import ONE
 
 COMMANDS = {
     "diagnose": ("window_s", "interval_s", "watch_s", "gpus", "slo.ttft_p99_s", "fetch.headers"),
@@ -50,6 +52,11 @@ PEMS = ["a.pem", "b.pem", "c.pem"]
 CHECKED = {
     "report.cron": ["0 6 * * mon", "30 7 * * *", "0 0 1 * *"],
     "listen": ["127.0.0.1:1", "localhost:2", "[::1]:3"],
+    "model": ["01-ai/Yi-6B", "01-ai/Yi-34B", "01-ai/Yi-6B"],
+    "gpu": ["b200", "b300", "h200"],
+    "vllm_version": ["0.10.0", "0.11.0", "0.12.0"],
+    "launch_file": ["a.sh", "b.sh", "c.sh"],
+    "workload_profile": ["a.toml", "b.toml", "c.toml"],
     **dict.fromkeys(
         (key for key in BY_KEY if key.startswith("http.") and key.endswith("_file")),
         PEMS,
@@ -57,11 +64,24 @@ CHECKED = {
 }
 """What is written for settings that `config` looks at more closely."""
 
+SWEEPS = ["1=a.csv", "2=b.csv", "4=c.csv"], [{"1": "a.csv"}, {"2": "b.csv"}, {"4": "c.csv"}]
+"""What is written for benchmark sweeps, and what it means."""
+
+PROFILE = files("kneewatch.diagnose.sizing.plan").joinpath("example_profile.toml").read_text()
+NAMED_FILES = {
+    f"{name}.{ending}": text
+    for name in "abc"
+    for ending, text in (("sh", "vllm serve 01-ai/Yi-6B\n"), ("toml", PROFILE), ("csv", ONE))
+}
+"""The files that these settings name."""
+
 
 def typed(setting: Setting) -> tuple[list[str], list[object]]:
     """What is written for a setting, and what it means; one that is chosen, from its choices."""
     if setting.key in CHECKED:
         return CHECKED[setting.key], list[object](CHECKED[setting.key])
+    if setting.key == "benchmark.by_tensor_parallel":
+        return SWEEPS[0], list[object](SWEEPS[1])
     if setting.least:
         counts = [int(setting.least) + more for more in (7, 8, 9)]
         return [str(count) for count in counts], list[object](counts)
@@ -101,6 +121,8 @@ def test_file_environment_and_flag(
             (tmp_path / name).write_bytes(own)
         if setting.key != "http.tls_cert_file":
             monkeypatch.setenv("KNEEWATCH_HTTP_TLS_CERT_FILE", "a.pem")
+    for name, text in NAMED_FILES.items():
+        (tmp_path / name).write_text(text)
     file = tmp_path / "k.toml"
     file.write_text(f"{setting.key} = {in_toml(setting.kind, texts[0])}\n")
     config, flag = ["config", "--config", str(file)], as_flag(setting, texts[2])
@@ -386,6 +408,38 @@ def test_mistakes_of_settings_that_only_run_reads_come_with_all_others(
         "report.cron = '0 6 * *' is not a cron expression (4 fields instead of 5)",
         "report.send: no receiver is named 'ops'",
         "report.send: no receiver is named 'chat'",
+    ]
+
+
+MISTAKES_OF_FILES = """\
+model = "nope/none"
+launch_file = "no.sh"
+[[targets]]
+url = "http://127.0.0.1:1"
+gpu = "h999"
+[[notify]]
+kind = "slack"
+url_file = "no-url"
+[[notify]]
+kind = "webhook"
+name = "b"
+url_env = "NO_SUCH_VARIABLE"
+"""
+
+
+@pytest.mark.parametrize("command", ["config", "run"])
+def test_what_settings_name_and_is_not_there_is_reported_at_once(
+    main: Main, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "k.toml").write_text(MISTAKES_OF_FILES)
+    ended = main(command, "--config", "k.toml")
+    assert ended.status == 2
+    assert [line.split(": ", 2)[2].split(";")[0] for line in ended.err.splitlines()] == [
+        "launch_file no.sh does not exist",
+        "model 'nope/none' is not in the catalogue",
+        "[[targets]] number 1: unknown GPU 'h999'",
+        "[[notify]] number 1: the file no-url: No such file or directory",
+        "[[notify]] number 2: the environment variable NO_SUCH_VARIABLE is empty or not set",
     ]
 
 
