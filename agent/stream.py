@@ -53,7 +53,7 @@ class TargetStream:
         """The state of the server after a failed scrape; NO_STATE after a successful one."""
 
     def reset(self) -> None:
-        """Discard all state, because the next pages come from another process."""
+        """Start with a new monitor, because the next scrapes come from another process."""
         self.monitor = TargetMonitor(self.monitor.name, self.monitor.profile, self._catalogue)
 
     def take(

@@ -228,8 +228,11 @@ def clearing_words(finding: Finding, diagnosis: Diagnosis) -> str:
 
 
 def evidence_lines(cause: Cause) -> tuple[list[str], list[str]]:
-    """The strongest evidence for a cause, and the strongest against it. Evidence that the cause's
-    summary contains already is left out."""
+    """At most EVIDENCE_SHOWN lines of evidence for a cause and AGAINST_SHOWN lines against it.
+
+    Evidence for the cause is left out if the cause's summary already contains it. The order is that
+    of the diagnosis.
+    """
     supporting = [f"{e.text} [{e.signal}]" for e in cause.evidence if e.text not in cause.summary]
     against = [f"{e.text} [{e.signal}]" for e in cause.against]
     return supporting[:EVIDENCE_SHOWN], against[:AGAINST_SHOWN]

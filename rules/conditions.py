@@ -466,21 +466,24 @@ class ToPython(Struct, frozen=True):
 
 
 def each_holds(conditions: Mapping[str, Condition]) -> Callable[[Moment], dict[str, bool]]:
-    """One function of `facts` that returns, for each condition, whether it is certainly true."""
+    """A function that takes facts (a `Moment`) and returns which conditions are certainly true."""
     scope = Scope()
     sources = {name: when.compile(ToPython(scope)) for name, when in conditions.items()}
     return cast("Callable[[Moment], dict[str, bool]]", scope.named(sources))
 
 
 def each_value(quantities: Mapping[str, Quantity]) -> Callable[[Moment], dict[str, float | None]]:
-    """One function of `facts` that returns each quantity's value; None if unknown."""
+    """A function that takes facts (a `Moment`) and returns the value of each quantity, by name.
+
+    A value is None if it is unknown.
+    """
     scope = Scope()
     sources = {name: of.source(scope) for name, of in quantities.items()}
     return cast("Callable[[Moment], dict[str, float | None]]", scope.named(sources))
 
 
 def first_of(cases: Iterable[tuple[T, Condition]]) -> Callable[[Moment], T]:
-    """One function of `facts` that returns the value of the first case whose condition is true.
+    """A function that takes facts and returns the value of the first case whose condition is true.
 
     The last case must always be true.
     """

@@ -154,8 +154,10 @@ def _brief(diagnosis: Diagnosis) -> str:
 
 
 def _first_step(diagnosis: Diagnosis) -> list[str]:
-    """A line with the first step against the first cause of an engine. If the engine's page cannot
-    be read: a line with the reason. The line is cut to the width."""
+    """One line: the first step against the engine's first cause, or why /metrics was not read.
+
+    The line is cut to WIDTH characters. The list is empty if the engine was read and has no cause.
+    """
     if not diagnosis.was_read:
         why = diagnosis.causes[0].summary if diagnosis.causes else diagnosis.stage_unknown
         return [cut(f"{INDENT}{why}")]

@@ -153,7 +153,11 @@ def _lengths(
 def _usual(
     source: PrometheusSource, scope: QueryScope, groups: _Groups, names: Sequence[str], at_s: float
 ) -> tuple[dict[Group, Usual], str]:
-    """Usual values of each group, and the reason if there are none, else ""."""
+    """The usual hit ratio, looked-up tokens/s and TTFT of each group, from past hours.
+
+    Groups with too little data are left out. The second value is "", or the reason if a query
+    failed or was partial; then no group has values.
+    """
     hours: dict[Group, dict[float, dict[str, float]]] = {}
     for age_s in PAST_HOURS_S:
         answers, missing = _complete(source, queries.hourly(scope, names), at_s - age_s)

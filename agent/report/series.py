@@ -357,11 +357,11 @@ def gauge_spans(
     span_of: npt.NDArray[np.intp],
     spans: int,
 ) -> GaugeSpans:
-    """Gauges in time spans. Each value is weighted with the seconds for which it is valid.
+    """Gauges in time spans. Each value is weighted by the seconds for which it is valid.
 
-    Shapes: each of `values`, `running` (mean number of running requests) and `watched` (engines,
-    times), NaN where unknown; `seconds` and `span_of` (the index of the span that contains the
-    time) (times,).
+    Arrays of shape (engines, times): each of `values` (NaN where unknown), `running` (mean number
+    of running requests, NaN where unknown) and `watched`. Arrays of shape (times,): `seconds`, and
+    `span_of`, the index of the span that contains each time.
     """
     engines = len(running)
     groups = (np.arange(engines)[:, None] * spans + span_of).ravel()
@@ -399,8 +399,10 @@ def gauge_spans(
 
 
 def _levels(sums: Floats, known_s: Floats, highs: Floats) -> list[Level | None]:
-    """A gauge for all engines together, in each span. None where it is unknown. Shapes: (engines,
-    spans)."""
+    """One Level for each span, over all engines together; None where the gauge is unknown.
+
+    Each argument has the shape (engines, spans).
+    """
     means = np.divide(sums, known_s, out=np.full_like(sums, -np.inf), where=known_s > 0)
     totals, seconds = sums.sum(axis=0).tolist(), known_s.sum(axis=0).tolist()
     tops = means.max(axis=0).tolist()

@@ -358,8 +358,11 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
 
 
 def setting_option(row: Setting) -> Callable[[Command], Command]:
-    """The option for one setting. If the option is not given, its value is None, and the file or
-    the environment determines the setting."""
+    """A decorator that adds the option of one setting to a command.
+
+    Without the option on the command line, Click passes None, or () for a repeatable option. The
+    setting's value then comes from the environment or the file.
+    """
     kinds: dict[str, dict[str, Any]] = {
         "seconds": {"type": SPAN},
         "count": {"type": int},

@@ -137,11 +137,12 @@ LAYOUTS_MAX = 200
 
 
 def downsample_due(connection: sqlite3.Connection, *, before_s: float) -> bool:
-    """Downsample the chunks of one owner that end before a time. Returns whether any chunk was
-    downsampled.
+    """Downsample chunks that end before `before_s`, of one owner (an engine or a target). Returns
+    whether any chunk was downsampled.
 
-    An owner is skipped until it has several such chunks, because small downsampled chunks waste
-    space.
+    An owner is skipped while it has fewer than DOWNSAMPLED_CHUNKS such chunks, because small
+    downsampled chunks waste space. It is no longer skipped once one of them ended more than a day
+    before `before_s`.
     """
     row = connection.execute(
         "SELECT kind, owner_id FROM chunks WHERE kind IN (?, ?) AND step_s = 0 AND max_s < ?"

@@ -294,9 +294,10 @@ def mean_in_flight(series: Series) -> float:
 
 
 def means_under_load(series: Series, load_before: float) -> Means | None:
-    """The means over the scrapes whose load is similar to `load_before` (requests in flight).
+    """The means over the scrapes with at least LOAD_RATIO_MIN times `load_before`.
 
-    None if these scrapes cover less than `MEASURE_S` seconds.
+    The load is the number of requests running or queued. None if these scrapes cover less than
+    `MEASURE_S` seconds.
     """
     running, waiting = series.values["running_avg"], series.values["waiting_avg"]
     rows: list[int] = []

@@ -250,8 +250,10 @@ def entry_of(line: bytes) -> Entry | str:
 
 
 def _host(table: object) -> dict[str, float] | None:
-    """The signals about the host, without other keys; None if `table` is not a table of finite
-    numbers."""
+    """The host signals of `table`; other keys are dropped. {} if `table` is None.
+
+    None if `table` is not a dict of finite numbers.
+    """
     if table is None:
         return {}
     if not isinstance(table, dict):

@@ -102,8 +102,12 @@ def _hour(series: str) -> str:
 
 
 def _usual(plan: Plan, hour: str) -> str:
-    """A PromQL expression for the median of the past weeks. It has no value unless there are enough
-    weeks with similar values."""
+    """A PromQL expression for the usual value of the hour of the week that begins now.
+
+    The value is the median of the recorded series `hour` for this hour in the past weeks. There is
+    no value if fewer than WEEKS_MIN weeks have data, or if the weeks differ too much. The
+    expression has a value only in the first STEP_S seconds of an hour.
+    """
     weeks = " or ".join(_week(hour, week) for week in range(1, WEEKS + 1))
     middle = f"quantile by ({plan.engine}) (0.5, {weeks})"
     apart = f"abs(({weeks}) - on ({plan.engine}) group_left () ({middle}))"

@@ -171,10 +171,11 @@ def _query(plan: Plan, signal: Signal) -> str | None:
 
 
 def _reaching(plan: Plan, query: Callable[[Dialect], str]) -> str:
-    """A PromQL expression that works even if the window has fewer than two scrapes. It is then the
-    query over a wider range, which has four scrapes at one scrape per minute.
+    """A PromQL expression for `query` that also works if targets are scraped only once a minute.
 
-    The query over the wider range has no value for an engine that no longer exists.
+    If the window contains fewer than two scrapes, the expression uses a range of WIDE_RANGE_S
+    instead, which contains four scrapes at one-minute intervals. The wide range would still return
+    engines that no longer exist, so these are removed.
     """
     near = query(plan.dialect)
     if plan.range_s >= WIDE_RANGE_S:

@@ -78,10 +78,10 @@ def gpu_fault(facts: Facts) -> Cause | None:
 
 
 def close_of_gpus(case: Case, facts: Facts, *, most: Severity = Severity.INFO) -> Cause | None:
-    """The cause of a case about GPUs.
+    """Close a case about GPUs. Returns its cause, or None if the confidence is too low.
 
-    If the GPUs may belong to another server, its severity is at most `most`, and it explains no
-    other cause.
+    If kneewatch had to guess which of the node's GPUs this server uses, the confidence is lower,
+    the cause's severity is at most `most`, and the cause explains no other cause.
     """
     if facts.gpus_guessed:
         case.severity, case.apart = min(case.severity, most), True

@@ -374,7 +374,10 @@ def sizes_of(
     *,
     blind: bool,
 ) -> list[TierSize]:
-    """The size of every tier."""
+    """For each tier: its present replicas, the number that its measured peak needs, and advice.
+
+    With `blind` (the results are partial) the needed number is None.
+    """
     down = Counter(replica.pool for replica in observed.gone if replica.down)
     return [
         _size(

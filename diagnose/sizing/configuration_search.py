@@ -88,10 +88,11 @@ class Space(Struct, frozen=True, kw_only=True):
 
 
 def space(question: Question, choices: Choices = ANYTHING) -> Space:
-    """What a search for this question tries.
+    """The configurations that a search for this question tries.
 
     Raises:
-        SizingError: an input is invalid or missing, or describes a single launch.
+        SizingError: an input is invalid or missing, or is one that the search itself computes for
+            each configuration, such as `weights_gib`.
     """
     setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
     if inputs is None or outputs is None:

@@ -316,7 +316,11 @@ class Reasons(Struct, frozen=True):
 
 
 def unique(words: Sequence[str]) -> list[str]:
-    """Convert words to unique parts of element ids. These consist of plain letters."""
+    """Unique parts of HTML element ids, one for each word: letters, digits, "_" and "-".
+
+    Other characters are removed. If the rest is empty or taken already, "-" and the word's index
+    are appended.
+    """
     ids: list[str] = []
     for word in words:
         plain = NOT_PLAIN.sub("", word)

@@ -261,8 +261,10 @@ def tables(
 
 
 def _placed(row: Row, now: TierPeriod, c_max: float | None) -> Row:
-    """The row. Only the row on fleet utilization changes: if no GPU source has a value, its figure
-    is computed from the load."""
+    """The row, unchanged unless it is the fleet utilization row and no GPU source has its value.
+
+    That row then gets requests in flight divided by `c_max`, if `c_max` is known.
+    """
     if row.subject != FLEET or c_max is None or now.value(row.figures[0]) is not None:
         return row
 

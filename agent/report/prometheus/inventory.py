@@ -274,7 +274,8 @@ class TargetScrapes(Struct, frozen=True):
 
     `up` is the share of scrapes that succeeded (0-1; NaN while the target did not exist), `failed`
     the number that failed. `scrape_s` is the scrape interval in seconds. `deleted` has a value in
-    the steps in which Kubernetes is deleting the pod; None if unknown. Shapes: (steps,).
+    the steps in which Kubernetes is deleting the pod; None if unknown. The shape
+    of each array is (steps,).
     """
 
     up: Floats

@@ -429,7 +429,7 @@ class Configs:
 
 
 def targets(fleet: FleetEngines, now: PeriodData) -> list[TargetObserved]:
-    """The scrapes, failures and gaps of each replica, computed from the steps."""
+    """Scrapes, failed scrapes and gaps of each target, from the steps of the range queries."""
     by_target: dict[str, TargetObserved] = {}
     running = now.gauges[RUNNING]
     for engine in fleet.members:

@@ -84,8 +84,8 @@ class SuspectSpan(Struct, frozen=True):
 def suspect_spans(
     values: Mapping[str, Floats], at: Steps, scrapes: TargetScrapes | None
 ) -> list[SuspectSpan]:
-    """The spans in which one engine shows signs of trouble. Overlapping spans are merged. Shapes:
-    (steps,)."""
+    """The spans in which one engine shows signs of trouble. Overlapping spans are merged.
+    Each array has the shape (steps,): one item per step of the range query."""
     signs = _signs(values, at, scrapes)
     suspects: list[SuspectSpan] = []
     for why in ORDER:

@@ -136,7 +136,12 @@ def _point_flags(
     start: int,
     end: int,
 ) -> Iterator[RedFlag]:
-    """Flags about which points miss a target: cold start, no miss at all, a wide gap, noise."""
+    """Flags that question C_max, from the points that meet and miss the targets.
+
+    The flags: a miss at the lowest concurrencies (cold start), no miss from `start` on, a wide gap
+    between C_max and the first miss, and a point above the first miss that meets the targets again
+    (noise). `points[start:end]` meet the targets; `points[end]` is the first miss.
+    """
     first, best = points[start], points[end - 1]
     if start > 0:
         yield RedFlag(

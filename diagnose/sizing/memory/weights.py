@@ -289,9 +289,10 @@ def draft_bytes(draft: Draft, parallel: Parallel) -> float:
 
 
 def draft_layers(draft: Draft, parallel: Parallel) -> tuple[Layers, ...]:
-    """The draft's layers, multiplied by the number of pipeline stages.
+    """The draft's layers, with their count multiplied by the number of pipeline stages.
 
-    The last stage has all of them, so they are counted as if every stage had them.
+    The last pipeline stage holds the whole draft. The KV layout divides every layer count by the
+    number of stages, and the multiplication cancels that division.
     """
     stages = parallel.pipeline
     return tuple(Layers(part.kind, part.count * stages) for part in draft.model.layers)

@@ -140,7 +140,11 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
 
 
 def _adapter_bytes(pool: Pool) -> float:
-    """Bytes of one adapter: as stated, otherwise of the buffers for its rank."""
+    """Bytes of one adapter; 0 without LoRA.
+
+    With `max_lora_rank`: the size of the buffers that vLLM reserves for that rank. Otherwise: the
+    profile's `adapter_bytes`.
+    """
     lora = pool.profile.lora
     if lora is None or lora.max_lora_rank is None:
         return lora.adapter_bytes if lora else 0.0
@@ -214,7 +218,11 @@ def chosen_kv_dtype(pool: Pool) -> tuple[str, str]:
 
 
 def quantization_step(pool: Pool, before: Floor, after: Floor) -> PlanStep:
-    """Step 5: the memory floor with quantized weights and KV cache."""
+    """Step 5 of the plan: choose the quantization of weights and KV cache.
+
+    `before` and `after` are the fewest GPUs whose memory holds one replica, without and with that
+    quantization.
+    """
     chosen, why = chosen_quantization(pool)
     kv, kv_why = chosen_kv_dtype(pool)
     gain = 2.0 if kv.startswith("fp8") else 1.0

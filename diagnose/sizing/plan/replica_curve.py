@@ -138,9 +138,10 @@ def missed(point: BenchmarkPoint, targets: Targets) -> tuple[str, ...]:
 
 
 def best_point(replica: Serving) -> BenchmarkPoint | None:
-    """The point at C_max, the highest concurrency that meets the targets; None if none does.
+    """The predicted point at C_max, the highest concurrency at which the targets are met.
 
-    A batch without targets runs at the lowest concurrency that has 99% of the highest throughput.
+    None if no concurrency meets the targets. Without targets: None, or for batch traffic (offline
+    jobs) the lowest concurrency that reaches 99% of the highest throughput.
 
     Source: guide 8.3 step 1, 1.4.
     """

@@ -32,7 +32,10 @@ from kneewatch.rules.facts import Targets
 
 
 def drafting_of(question: Question, setup: Setup, target: Costs) -> Drafting | None:
-    """Length, acceptance and cost of the launch's draft; None if its acceptance is not stated."""
+    """Speculative decoding with the draft of `setup`: draft tokens, acceptance and relative cost.
+
+    None if the draft, its acceptance ratio, the GPU or the request lengths are not given.
+    """
     draft, accepted, gpu = setup.draft, question.acceptance_ratio, setup.gpu
     inputs, outputs = question.input_tokens, question.output_tokens
     if draft is None or accepted is None or gpu is None or inputs is None or outputs is None:
