@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter, is_capture
-from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.captures.format import END_S, Entry
 from kneewatch.collector.errors import CaptureError
 from tests.collector.captures import NAMES, entry, line, times, write
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 ENTRIES = st.builds(
     Entry,
-    t_s=st.floats(0, 1e11, allow_nan=False) | st.floats(0, allow_infinity=False),
+    t_s=st.floats(0, 1e11) | st.floats(0, END_S, exclude_max=True),
     body=TEXT,
     error=TEXT,
     status=st.none() | st.integers(100, 599),
