@@ -10,7 +10,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kneewatch.agent.settings.effective import Settings, gathered
+from kneewatch.agent.settings.effective import Settings, gathered, reported_together
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -253,24 +253,22 @@ def stated(settings: Settings) -> Stated:
         SettingsError: a model, GPU or version is unknown, or a file cannot be read; a message for
             each mistake names the setting, its origin and the choices.
     """
-    mistakes: list[str] = []
     launch = gpu = version = model = workload = None
     sweeps: tuple[Sweep, ...] = ()
-    with gathered(mistakes):
-        launch = _launch(settings)
-    with gathered(mistakes), named_by(settings, "gpu"):
-        gpu = named_gpu(settings["gpu"]) if settings["gpu"] is not None else None
-    with gathered(mistakes), named_by(settings, "vllm_version"):
-        written = settings["vllm_version"]
-        version = None if written is None else parse_version(written)
-    with gathered(mistakes):
-        model = _model(settings, launch)
-    with gathered(mistakes):
-        workload = stated_workload(settings)
-    with gathered(mistakes):
-        sweeps = stated_sweeps(settings)
-    if mistakes:
-        raise SettingsError(*mistakes)
+    with reported_together() as mistakes:
+        with gathered(mistakes):
+            launch = _launch(settings)
+        with gathered(mistakes), named_by(settings, "gpu"):
+            gpu = named_gpu(settings["gpu"]) if settings["gpu"] is not None else None
+        with gathered(mistakes), named_by(settings, "vllm_version"):
+            written = settings["vllm_version"]
+            version = None if written is None else parse_version(written)
+        with gathered(mistakes):
+            model = _model(settings, launch)
+        with gathered(mistakes):
+            workload = stated_workload(settings)
+        with gathered(mistakes):
+            sweeps = stated_sweeps(settings)
     deployment = Stated(
         model=model,
         gpu=gpu,

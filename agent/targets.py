@@ -16,6 +16,7 @@ from kneewatch.agent.settings.effective import (
     Settings,
     flattened,
     gathered,
+    reported_together,
     toml_value,
     validated,
 )
@@ -133,24 +134,22 @@ def check_unique(specs: Sequence[TargetSpec]) -> None:
     Raises:
         SettingsError: two targets have the same name or log; each message names both origins.
     """
-    mistakes: list[str] = []
     first: dict[str, TargetSpec] = {}
     by_log: dict[str, TargetSpec] = {}
-    for target in specs:
-        path = target.settings["server_log"]
-        if path is not None and by_log.setdefault(path, target) is not target:
-            mistakes.append(
-                f"{by_log[path].origin} and {target.origin} have the same server_log {path!r}: set "
-                "it only in the [[targets]] table of the server that writes it"
-            )
-        other = first.setdefault(target.name, target)
-        if other is not target:
-            mistakes.append(
-                f"two targets are called {target.name!r}: {other.origin} and {target.origin}; "
-                "remove one or rename it"
-            )
-    if mistakes:
-        raise SettingsError(*mistakes)
+    with reported_together() as mistakes:
+        for target in specs:
+            path = target.settings["server_log"]
+            if path is not None and by_log.setdefault(path, target) is not target:
+                mistakes.append(
+                    f"{by_log[path].origin} and {target.origin} have the same server_log {path!r}: "
+                    "set it only in the [[targets]] table of the server that writes it"
+                )
+            other = first.setdefault(target.name, target)
+            if other is not target:
+                mistakes.append(
+                    f"two targets are called {target.name!r}: {other.origin} and {target.origin}; "
+                    "remove one or rename it"
+                )
 
 
 # --- Targets from arguments and [[targets]] tables ------------------------------------------------
@@ -197,16 +196,14 @@ def table_specs(settings: Settings) -> list[TargetSpec]:
         SettingsError: keys are unknown, values are invalid, or two targets have the same name; a
             message for each mistake names the table and the key.
     """
-    mistakes: list[str] = []
     specs: list[TargetSpec] = []
-    for number, table in enumerate(settings.tables.get("targets", ()), 1):
-        origin = f"{settings.thresholds_origin}: [[targets]] number {number}"
+    with reported_together() as mistakes:
+        for number, table in enumerate(settings.tables.get("targets", ()), 1):
+            origin = f"{settings.thresholds_origin}: [[targets]] number {number}"
+            with gathered(mistakes):
+                specs.append(_table_spec(table, settings, origin))
         with gathered(mistakes):
-            specs.append(_table_spec(table, settings, origin))
-    with gathered(mistakes):
-        check_unique(specs)
-    if mistakes:
-        raise SettingsError(*mistakes)
+            check_unique(specs)
     return specs
 
 

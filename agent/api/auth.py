@@ -14,7 +14,7 @@ from time import monotonic
 
 from msgspec import Struct, field
 
-from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.effective import Settings, reported_together
 from kneewatch.collector.errors import SettingsError
 
 log = logging.getLogger(__name__)
@@ -146,16 +146,14 @@ def check_tokens(settings: Settings) -> None:
     Raises:
         SettingsError: a message for each that cannot.
     """
-    mistakes: list[str] = []
-    for key in FILES:
-        file = _file(settings, key)
-        try:
-            if file is not None:
-                file.read()
-        except SettingsError as error:
-            mistakes.append(f"{settings.origin(key)}: {error}")
-    if mistakes:
-        raise SettingsError(*mistakes)
+    with reported_together() as mistakes:
+        for key in FILES:
+            file = _file(settings, key)
+            try:
+                if file is not None:
+                    file.read()
+            except SettingsError as error:
+                mistakes.append(f"{settings.origin(key)}: {error}")
 
 
 def _file(settings: Settings, key: str) -> TokenFile | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from kneewatch.agent.api.auth import check_tokens
-from kneewatch.agent.settings.effective import Settings, gathered
+from kneewatch.agent.settings.effective import Settings, gathered, reported_together
 from kneewatch.collector.errors import SettingsError
 
 log = logging.getLogger(__name__)
@@ -95,15 +95,13 @@ def check_http(settings: Settings) -> None:
     Raises:
         SettingsError: a message for each mistake names the key.
     """
-    mistakes: list[str] = []
-    with gathered(mistakes):
-        _check_listen(settings)
-    with gathered(mistakes):
-        ServerTls.of(settings)
-    with gathered(mistakes):
-        check_tokens(settings)
-    if mistakes:
-        raise SettingsError(*mistakes)
+    with reported_together() as mistakes:
+        with gathered(mistakes):
+            _check_listen(settings)
+        with gathered(mistakes):
+            ServerTls.of(settings)
+        with gathered(mistakes):
+            check_tokens(settings)
 
 
 def _check_listen(settings: Settings) -> None:
@@ -195,20 +193,18 @@ def _check_plain(settings: Settings) -> None:
 
 def _load(context: ssl.SSLContext, settings: Settings) -> None:
     cert, key, client_ca = (settings[name] for name in FILES)
-    mistakes: list[str] = []
-    try:
-        context.load_cert_chain(cert, key, _no_password)
-    except (OSError, ValueError) as exc:
-        files = f"{cert} with key {key}" if key else cert
-        mistakes.append(_unusable(settings, CERT, files, exc))
-    if client_ca:
+    with reported_together() as mistakes:
         try:
-            context.load_verify_locations(client_ca)
+            context.load_cert_chain(cert, key, _no_password)
         except (OSError, ValueError) as exc:
-            mistakes.append(_unusable(settings, CLIENT_CA, client_ca, exc))
-        context.verify_mode = ssl.CERT_REQUIRED
-    if mistakes:
-        raise SettingsError(*mistakes)
+            files = f"{cert} with key {key}" if key else cert
+            mistakes.append(_unusable(settings, CERT, files, exc))
+        if client_ca:
+            try:
+                context.load_verify_locations(client_ca)
+            except (OSError, ValueError) as exc:
+                mistakes.append(_unusable(settings, CLIENT_CA, client_ca, exc))
+            context.verify_mode = ssl.CERT_REQUIRED
 
 
 def _unusable(settings: Settings, key: str, files: str, error: OSError | ValueError) -> str:
@@ -235,15 +231,13 @@ def _no_password() -> str:
 def _stamp(settings: Settings) -> Stamp:
     """Modification time, size and inode of each file, to detect changes."""
     stamps: list[tuple[int, int, int]] = []
-    mistakes: list[str] = []
-    for key in FILES:
-        if not settings[key]:
-            continue
-        try:
-            stat = Path(settings[key]).stat()
-            stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-        except OSError as exc:
-            mistakes.append(_unusable(settings, key, settings[key], exc))
-    if mistakes:
-        raise SettingsError(*mistakes)
+    with reported_together() as mistakes:
+        for key in FILES:
+            if not settings[key]:
+                continue
+            try:
+                stat = Path(settings[key]).stat()
+                stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            except OSError as exc:
+                mistakes.append(_unusable(settings, key, settings[key], exc))
     return tuple(stamps)

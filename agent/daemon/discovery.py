@@ -16,7 +16,13 @@ from msgspec.structs import replace
 
 from kneewatch.agent.daemon.periodic_jobs import Job
 from kneewatch.agent.kubernetes import Cluster, Pod, own_namespace, pod_reading
-from kneewatch.agent.settings.effective import Settings, gathered, is_pairs, is_texts
+from kneewatch.agent.settings.effective import (
+    Settings,
+    gathered,
+    is_pairs,
+    is_texts,
+    reported_together,
+)
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.targets import TargetSpec, argument_specs, check_unique, table_specs
 from kneewatch.agent.targets import spec as target_spec
@@ -480,17 +486,15 @@ def check_targets(settings: Settings) -> None:
     Raises:
         SettingsError: an interval is too short, or a stated deployment is wrong; see `stated`.
     """
-    mistakes: list[str] = []
     # Targets without settings of their own share one object.
     stated_by_all = settings, *(spec.settings for spec in table_specs(settings))
     distinct = {id(each): each for each in stated_by_all}
-    for stated_settings in distinct.values():
-        with gathered(mistakes):
-            _check_interval(stated_settings)
-        with gathered(mistakes):
-            stated(stated_settings)
-    if mistakes:
-        raise SettingsError(*dict.fromkeys(mistakes))
+    with reported_together() as mistakes:
+        for stated_settings in distinct.values():
+            with gathered(mistakes):
+                _check_interval(stated_settings)
+            with gathered(mistakes):
+                stated(stated_settings)
 
 
 def _check_interval(settings: Settings) -> None:

@@ -15,7 +15,13 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.agent.settings.effective import HIDDEN, Settings, gathered, validated
+from kneewatch.agent.settings.effective import (
+    HIDDEN,
+    Settings,
+    gathered,
+    reported_together,
+    validated,
+)
 from kneewatch.agent.settings.table import Setting, count, flag, pairs, seconds, text, texts
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import Address, parse_target
@@ -263,24 +269,22 @@ def receivers(settings: Settings) -> tuple[Receiver, ...]:
             same name; a message for each mistake names the table and the key.
     """
     hold_s = HOLD_S * settings["window_s"] / WINDOW_S
-    mistakes: list[str] = []
-    if settings.docs_url and not LINK.fullmatch(settings.docs_url):
-        mistakes.append(
-            f"{settings.origin('docs_url')}: docs_url must be an HTTP(S) URL without user, query "
-            "or fragment, for [[notify]]"
-        )
-    result: list[Receiver] = []
-    for place, keys in enumerate(settings.tables.get("notify", ()), 1):
-        table = _Table(keys, f"{settings.thresholds_origin}: [[notify]] number {place}")
-        receiver = _receiver(table, place=place, hold_s=hold_s, docs_url=settings.docs_url)
-        mistakes += table.mistakes
-        if receiver.name in [other.name for other in result]:
+    with reported_together() as mistakes:
+        if settings.docs_url and not LINK.fullmatch(settings.docs_url):
             mistakes.append(
-                f"{receiver.origin}: name = {receiver.name!r}: another receiver has this name"
+                f"{settings.origin('docs_url')}: docs_url must be an HTTP(S) URL without user, "
+                "query or fragment, for [[notify]]"
             )
-        result.append(receiver)
-    if mistakes:
-        raise SettingsError(*mistakes)
+        result: list[Receiver] = []
+        for place, keys in enumerate(settings.tables.get("notify", ()), 1):
+            table = _Table(keys, f"{settings.thresholds_origin}: [[notify]] number {place}")
+            receiver = _receiver(table, place=place, hold_s=hold_s, docs_url=settings.docs_url)
+            mistakes += table.mistakes
+            if receiver.name in [other.name for other in result]:
+                mistakes.append(
+                    f"{receiver.origin}: name = {receiver.name!r}: another receiver has this name"
+                )
+            result.append(receiver)
     return tuple(result)
 
 
@@ -290,12 +294,10 @@ def check_secrets(settings: Settings) -> None:
     Raises:
         SettingsError: a secret cannot be used, or as in `receivers`.
     """
-    mistakes: list[str] = []
-    for receiver in receivers(settings):
-        with gathered(mistakes):
-            receiver.check()
-    if mistakes:
-        raise SettingsError(*mistakes)
+    with reported_together() as mistakes:
+        for receiver in receivers(settings):
+            with gathered(mistakes):
+                receiver.check()
 
 
 def as_toml(settings: Settings) -> list[str]:

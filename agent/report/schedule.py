@@ -21,7 +21,7 @@ from apscheduler.triggers.cron import CronTrigger  # type: ignore[import-untyped
 from kneewatch.agent.notify.delivery import SendError, send
 from kneewatch.agent.notify.message import Line, Message, Part, identity
 from kneewatch.agent.notify.receivers import ALERTMANAGER, Receiver, receivers
-from kneewatch.agent.settings.effective import Effective, Settings, gathered
+from kneewatch.agent.settings.effective import Effective, Settings, gathered, reported_together
 from kneewatch.agent.stated_deployment import named_by
 from kneewatch.collector.errors import SettingsError
 from kneewatch.rules.formatting import plural
@@ -50,19 +50,17 @@ def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
     by_name = {receiver.name: receiver for receiver in receivers(settings)}
     names = list(dict.fromkeys(settings["report.send"] or ()))
     place = f"{settings.origin('report.send')}: report.send"
-    mistakes: list[str] = []
-    for name in names:
-        if name not in by_name:
-            there = ", ".join(by_name) or "none"
-            mistakes.append(
-                f"{place}: no receiver is named {name!r}; the [[notify]] tables have {there}"
-            )
-        elif by_name[name].kind == ALERTMANAGER:
-            mistakes.append(
-                f"{place}: {name!r} is an Alertmanager, which accepts alerts but no reports"
-            )
-    if mistakes:
-        raise SettingsError(*mistakes)
+    with reported_together() as mistakes:
+        for name in names:
+            if name not in by_name:
+                there = ", ".join(by_name) or "none"
+                mistakes.append(
+                    f"{place}: no receiver is named {name!r}; the [[notify]] tables have {there}"
+                )
+            elif by_name[name].kind == ALERTMANAGER:
+                mistakes.append(
+                    f"{place}: {name!r} is an Alertmanager, which accepts alerts but no reports"
+                )
     return tuple(by_name[name] for name in names)
 
 
@@ -225,19 +223,17 @@ def cron_of(settings: Settings) -> Cron | None:
     """
     if settings["report.cron"] is None:
         return None
-    mistakes: list[str] = []
     zone: tzinfo = UTC
     cron: Cron | None = None
-    with gathered(mistakes), named_by(settings, "report.cron", "report.cron: "):
-        check_libraries()
-    with gathered(mistakes), named_by(settings, "report.timezone"):
-        zone = zone_of(settings["report.timezone"])
-    with gathered(mistakes):
-        cron = _cron(settings, zone)
-    with gathered(mistakes):
-        receivers_of(settings)
-    if mistakes:
-        raise SettingsError(*mistakes)
+    with reported_together() as mistakes:
+        with gathered(mistakes), named_by(settings, "report.cron", "report.cron: "):
+            check_libraries()
+        with gathered(mistakes), named_by(settings, "report.timezone"):
+            zone = zone_of(settings["report.timezone"])
+        with gathered(mistakes):
+            cron = _cron(settings, zone)
+        with gathered(mistakes):
+            receivers_of(settings)
     return cron
 
 

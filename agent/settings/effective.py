@@ -200,32 +200,32 @@ def load(
     tables: dict[str, list[dict[str, Any]]] = {}
     thresholds: dict[str, dict[str, float]] = {}
     origin = f"file {file}"
-    mistakes: list[str] = []
-    for key, value in (_from_file(file) if file else {}).items():
-        with gathered(mistakes):
-            if key.startswith(RULES_PREFIX):
-                _threshold(thresholds, key, value, origin)
-            elif key in TABLES:
-                tables[key] = _tables(key, value, origin)
-            else:
-                values[key] = Effective(validated(_setting_of(key, origin), value, origin), origin)
-    for setting in SETTINGS:
-        if setting.env in environ:
-            place = f"environment {setting.env}"
+    with reported_together() as mistakes:
+        for key, value in (_from_file(file) if file else {}).items():
             with gathered(mistakes):
-                parsed = _parsed(setting, environ[setting.env], place)
-                values[setting.key] = Effective(validated(setting, parsed, place), place)
-    for key, value in flags.items():
-        if value is not None:
-            place = f"flag {BY_KEY[key].option}"
+                if key.startswith(RULES_PREFIX):
+                    _threshold(thresholds, key, value, origin)
+                elif key in TABLES:
+                    tables[key] = _tables(key, value, origin)
+                else:
+                    values[key] = Effective(
+                        validated(_setting_of(key, origin), value, origin), origin
+                    )
+        for setting in SETTINGS:
+            if setting.env in environ:
+                place = f"environment {setting.env}"
+                with gathered(mistakes):
+                    parsed = _parsed(setting, environ[setting.env], place)
+                    values[setting.key] = Effective(validated(setting, parsed, place), place)
+        for key, value in flags.items():
+            if value is not None:
+                place = f"flag {BY_KEY[key].option}"
+                with gathered(mistakes):
+                    values[key] = Effective(validated(BY_KEY[key], value, place), place)
+        settings = Settings(values, thresholds, origin, tables)
+        for check in checks:
             with gathered(mistakes):
-                values[key] = Effective(validated(BY_KEY[key], value, place), place)
-    settings = Settings(values, thresholds, origin, tables)
-    for check in checks:
-        with gathered(mistakes):
-            check(settings)
-    if mistakes:
-        raise SettingsError(*dict.fromkeys(mistakes))  # two checks can find the same
+                check(settings)
     return settings
 
 
@@ -236,6 +236,16 @@ def gathered(mistakes: list[str]) -> Generator[None]:
         yield
     except SettingsError as error:
         mistakes += error.messages
+
+
+@contextmanager
+def reported_together() -> Generator[list[str]]:
+    """A context that yields an empty list for messages about mistakes. At its end it raises a
+    SettingsError with all messages in the list, each once."""
+    mistakes: list[str] = []
+    yield mistakes
+    if mistakes:
+        raise SettingsError(*dict.fromkeys(mistakes))  # two checks can find the same
 
 
 def _from_file(file: Path) -> dict[str, Any]:

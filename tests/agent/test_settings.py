@@ -391,25 +391,15 @@ send = ["ops", "chat"]
 url = "http://a:8000"
 interval_s = 0.02
 """
-
-
-@pytest.mark.parametrize("command", ["config", "run"])
-def test_mistakes_of_settings_that_only_run_reads_come_with_all_others(
-    main: Main, tmp_path: Path, command: str
-) -> None:
-    (tmp_path / "k.toml").write_text(MISTAKES_OF_RUN)
-    ended = main(command, "--config", "k.toml")
-    assert ended.status == 2
-    assert [line.split(": ", 2)[2].split(";")[0] for line in ended.err.splitlines()] == [
-        "unknown setting 'window'",
-        "interval_s = 0.01 is too short: it must be 0.1 or more",
-        "[[targets]] number 1: interval_s = 0.02 is too short: it must be 0.1 or more",
-        "report.timezone = 'Mars/Olympus' is not a time zone",
-        "report.cron = '0 6 * *' is not a cron expression (4 fields instead of 5)",
-        "report.send: no receiver is named 'ops'",
-        "report.send: no receiver is named 'chat'",
-    ]
-
+RUN_MESSAGES = [
+    "unknown setting 'window'",
+    "interval_s = 0.01 is too short: it must be 0.1 or more",
+    "[[targets]] number 1: interval_s = 0.02 is too short: it must be 0.1 or more",
+    "report.timezone = 'Mars/Olympus' is not a time zone",
+    "report.cron = '0 6 * *' is not a cron expression (4 fields instead of 5)",
+    "report.send: no receiver is named 'ops'",
+    "report.send: no receiver is named 'chat'",
+]
 
 MISTAKES_OF_FILES = """\
 model = "nope/none"
@@ -425,22 +415,29 @@ kind = "webhook"
 name = "b"
 url_env = "NO_SUCH_VARIABLE"
 """
+FILE_MESSAGES = [
+    "launch_file no.sh does not exist",
+    "model 'nope/none' is not in the catalogue",
+    "[[targets]] number 1: unknown GPU 'h999'",
+    "[[notify]] number 1: the file no-url: No such file or directory",
+    "[[notify]] number 2: the environment variable NO_SUCH_VARIABLE is empty or not set",
+]
 
 
 @pytest.mark.parametrize("command", ["config", "run"])
-def test_what_settings_name_and_is_not_there_is_reported_at_once(
-    main: Main, tmp_path: Path, command: str
+@pytest.mark.parametrize(
+    ("mistakes", "messages"),
+    [(MISTAKES_OF_RUN, RUN_MESSAGES), (MISTAKES_OF_FILES, FILE_MESSAGES)],
+    ids=["values", "what they name"],
+)
+def test_mistakes_of_settings_that_only_run_reads_come_with_all_others(
+    main: Main, tmp_path: Path, command: str, mistakes: str, messages: list[str]
 ) -> None:
-    (tmp_path / "k.toml").write_text(MISTAKES_OF_FILES)
+    (tmp_path / "k.toml").write_text(mistakes)
     ended = main(command, "--config", "k.toml")
     assert ended.status == 2
-    assert [line.split(": ", 2)[2].split(";")[0] for line in ended.err.splitlines()] == [
-        "launch_file no.sh does not exist",
-        "model 'nope/none' is not in the catalogue",
-        "[[targets]] number 1: unknown GPU 'h999'",
-        "[[notify]] number 1: the file no-url: No such file or directory",
-        "[[notify]] number 2: the environment variable NO_SUCH_VARIABLE is empty or not set",
-    ]
+    said = [line.split(": ", 2)[2].split(";")[0] for line in ended.err.splitlines()]
+    assert said == messages
 
 
 MISTAKES_OF_HTTP = """\
