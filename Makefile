@@ -42,7 +42,7 @@ test: $(VENV)/.dev  ## set up and pass all tests, on all cores; the few that fai
 test-wheel: $(VENV)/.dev  ## build the wheel and try it in a clean environment
 	sh tests/wheel.sh $(BIN)/python
 
-check: $(VENV)/.dev  ## lint, types, imports, generated files fresh
+check: $(VENV)/.dev  ## lint, types, imports, budgets of the code's size, generated files fresh
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-pyright check-mypy check-files
@@ -55,6 +55,7 @@ check-mypy: $(VENV)/.dev
 
 check-files: $(VENV)/.dev
 	PYTHONPATH=build/typing $(BIN)/lint-imports
+	$(BIN)/python -m tests.house
 	$(BIN)/python -m tests.generated --check
 
 docs: $(VENV)/.dev  ## rewrite the generated tables and schema
