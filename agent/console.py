@@ -1,4 +1,4 @@
-"""Exit statuses, messages, ticks and garbage collection for all commands. I/O edge.
+"""Exit statuses, messages, line length, ticks and garbage collection for all commands. I/O edge.
 
 It imports none of the modules of a diagnosis, so that commands start fast.
 """
@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from typing import TextIO
 
 import click
 
-from kneewatch.rules.formatting import printable
+from kneewatch.rules.formatting import WIDTH, printable
 
 OK, FOUND, NO_DATA = 0, 1, 2
 """Exit status: nothing found; findings at warning or worse; wrong usage or settings, or no data."""
+
+LEAST_WIDTH = 60
 
 
 def say(message: str) -> None:
@@ -24,6 +29,19 @@ def say(message: str) -> None:
     message could say so."""
     with suppress(OSError):
         click.echo(f"kneewatch: {printable(message)}", err=True)
+
+
+def text_width() -> int:
+    """The line length for text on stdout: that of the terminal, within limits."""
+    return max(LEAST_WIDTH, min(WIDTH, columns(sys.stdout))) if sys.stdout.isatty() else WIDTH
+
+
+def columns(stream: TextIO) -> int:
+    """The width of a stream's terminal; WIDTH if it is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or WIDTH
+    except OSError:
+        return WIDTH
 
 
 def ticks(

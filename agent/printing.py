@@ -6,32 +6,30 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import click
 import orjson
 
-from kneewatch.agent.console import FOUND, NO_DATA, OK, say
+from kneewatch.agent.console import FOUND, NO_DATA, OK, columns, say, text_width
 from kneewatch.collector.errors import CaptureError
 from kneewatch.diagnose.deployment.startup_log import LogFact, Value, title
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports import diagnosis_timeline as timeline
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, escaped, markdown, text
-from kneewatch.rules.formatting import WIDTH, wrapped
+from kneewatch.rules.formatting import wrapped
 from kneewatch.rules.rule import Severity
 
 NO_FACTS: Mapping[str, LogFact] = {}
 NO_SCRAPE = "no scrape in the requested period"
-LEAST_WIDTH = 60
 
 
 def style(docs_url: str = "") -> Style:
     """The style for stdout: colour only on a terminal, and not if NO_COLOR is set."""
     terminal = sys.stdout.isatty()
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    width = max(LEAST_WIDTH, min(WIDTH, _columns(sys.stdout))) if terminal else WIDTH
-    return Style(colour=terminal and not plain, width=width, docs_url=docs_url)
+    return Style(colour=terminal and not plain, width=text_width(), docs_url=docs_url)
 
 
 def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -> None:
@@ -41,7 +39,7 @@ def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -
         return
     line = ""
     if diagnoses:
-        line = timeline.progress(diagnoses, elapsed_s, watch_s, _columns(sys.stderr) - 1)
+        line = timeline.progress(diagnoses, elapsed_s, watch_s, columns(sys.stderr) - 1)
     click.echo(f"\r\x1b[K{line}", nl=False, err=True)
 
 
@@ -66,7 +64,7 @@ def print_diagnoses(
     if introduction and form == "json":
         say(introduction)
     elif introduction:
-        click.echo("\n".join(wrapped(introduction, width=style().width, more=0)) + "\n")
+        click.echo("\n".join(wrapped(introduction, width=text_width(), more=0)) + "\n")
     if form == "json":
         for diagnosis in diagnoses:
             fields = document(diagnosis, docs_url=docs_url)
@@ -79,7 +77,7 @@ def print_diagnoses(
         click.echo(text(diagnoses, style(docs_url)))
     if log and form != "json":
         words = log_words(log)
-        lines = wrapped(words, width=style().width, more=3) if form == "text" else [escaped(words)]
+        lines = wrapped(words, width=text_width(), more=3) if form == "text" else [escaped(words)]
         click.echo("\n" + "\n".join(lines))
     return status(max(diagnosis.severity for diagnosis in diagnoses), diagnoses)
 
@@ -133,13 +131,6 @@ def status(worst: Severity, last: Iterable[Diagnosis]) -> int:
     if worst >= Severity.WARNING:
         return FOUND
     return NO_DATA if any(diagnosis.health == "unknown" for diagnosis in last) else OK
-
-
-def _columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or WIDTH
-    except OSError:
-        return WIDTH
 
 
 # --- Facts of a start-up log ----------------------------------------------------------------------

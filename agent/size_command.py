@@ -11,8 +11,7 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.agent.console import NO_DATA, OK, say
-from kneewatch.agent.printing import style
+from kneewatch.agent.console import NO_DATA, OK, say, text_width
 from kneewatch.agent.settings.table import ITL_TARGET_MOST_S, TTFT_TARGET_MOST_S
 from kneewatch.agent.size_options import FLAGS
 from kneewatch.agent.stated_deployment import (
@@ -333,10 +332,9 @@ def _sized(given: dict[str, Any]) -> Answer:
         answer = size(question)
     if answer is None:
         return Answer(nothing_document(extra), lines, lines)
-    width = style().width
     return Answer(
         size_document(answer) | extra,
-        size_text(answer, extra=lines, width=width),
+        size_text(answer, extra=lines, width=text_width()),
         size_markdown(answer, extra=lines),
     )
 
