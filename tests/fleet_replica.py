@@ -1,4 +1,4 @@
-"""One replica of a made-up fleet: what is scraped of it, and what recording rules keep."""
+"""One replica of a made-up fleet: what is scraped of it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from kneewatch.diagnose.learned.knee import POINT_SIGNALS
-from kneewatch.rules.facts import recorded
 from tests.fleets import ITL_LE, SECONDS_LE, TOKENS_LE, TTFT_LE
 
 Floats = npt.NDArray[np.float64]
@@ -179,23 +177,6 @@ class Replica:
             yield f"{name}_count", {}, spread.each * (self.steady + self.pressing)
             total = _mean(spread.usual) * self.steady + _mean(spread.pressed) * self.pressing
             yield f"{name}_sum", {}, spread.each * total
-
-    def recorded(self) -> Series:
-        """What recording rules keep of it."""
-        begun_per_s = np.where(self.pressed, ARRIVAL_PER_S, self.load * ARRIVAL_PER_S)
-        kept: dict[str, Floats] = {
-            "running_avg": np.where(self.pressed, 24.0, RUNNING * self.load),
-            "waiting_avg": np.where(self.pressed, 12.0, 0.0),
-            "completed_per_s": begun_per_s,
-            "generation_tokens_per_s": begun_per_s * OUTPUT_TOKENS,
-            "e2e_mean_s": np.where(self.pressed, 19.0, 3.5),
-            "output_tokens_mean": np.full(len(self.load), OUTPUT_TOKENS),
-            "ttft_p99_s": np.where(self.pressed, 7.0, 0.3),
-            "itl_p99_s": np.where(self.pressed, 0.3, 0.04),
-            "cascade_severity": np.where(self.pressed, 3.0, 0.0),
-        }
-        for key in (*POINT_SIGNALS, "cascade_severity"):
-            yield recorded(key), self.labels, self._seen(kept[key])
 
 
 def pod(at: int) -> str:

@@ -25,9 +25,9 @@ from tests.programs import require
 
 class FleetWeek:
     """Replicas over some days, scraped every so many seconds; `sets` of an incident of each kind
-    (one for every ten replicas), each of `incident_s`. `recorded`: with what recording rules keep,
-    sums from `sums_from_s` on. `tiered`: their targets have the label `tier`, else only DCGM tells
-    their GPU. All are of a namespace."""
+    (one for every ten replicas), each of `incident_s`. `recorded`: with the sums that recording
+    rules keep, from `sums_from_s` on. `tiered`: their targets have the label `tier`, else only DCGM
+    tells their GPU. All are of a namespace."""
 
     def __init__(
         self,
@@ -69,7 +69,6 @@ class FleetWeek:
             rows = list(engine.series())
             if self.recorded:
                 sums.add(engine.labels, engine.there, rows)
-                rows += engine.recorded()
             samples += _send(server, self.times, rows)
         for times, name, labels, values in sums.recorded_series():
             since = np.where(times >= self.sums_from_s, values, np.nan)

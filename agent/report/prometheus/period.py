@@ -41,7 +41,6 @@ from kneewatch.agent.report.series import Floats, Signals, runs
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
 from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS, SUMMED_HISTOGRAMS
-from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.figures import Gap
@@ -108,7 +107,6 @@ class PeriodData(Struct, frozen=True):
     starts: Rows
     configs: Rows
     curve: Mapping[Key, Signals]
-    recorded: tuple[str, ...]
 
     def has(self, key: Key) -> bool:
         """Whether an engine was present in the period."""
@@ -218,10 +216,9 @@ class PeriodReader:
         begun = hours.of_parts("begun", partial(queries.gained, TTFT, "count"), 1)
         finely: dict[str, Rows] = {}
         curve: dict[Key, Signals] = {}
-        recorded: tuple[str, ...] = ()
         if closely:
             finely = ranges.steps(self._finely(late_s), at)
-            curve, recorded = self._curve(at)
+            curve = self._curve(at)
         return PeriodData(
             grid=grid,
             at=at,
@@ -235,10 +232,7 @@ class PeriodReader:
             },
             begun=merge_parts(ranges.steps(begun, begun_at))["begun"],
             begun_s=self._found.begun_s,
-            signs={
-                **{key: finely.get(key, {}) for key in SIGNS},
-                queries.CONFIDENCE: _disturbing(finely.get(queries.CONFIDENCE, {})),
-            },
+            signs={key: finely.get(key, {}) for key in SIGNS},
             up=finely.get("up", {}),
             failed=finely.get("failed", {}),
             deleted=finely.get("deleted", {}),
@@ -246,10 +240,6 @@ class PeriodReader:
             starts=finely.get("starts", {}),
             configs=of_engines["configs"],
             curve=curve,
-            recorded=tuple(
-                key for key in (queries.STAGE_SEVERITY, queries.CONFIDENCE) if finely.get(key)
-            )
-            + recorded,
         )
 
     def _gpus(self, at: Steps) -> dict[str, Rows]:
@@ -279,13 +269,6 @@ class PeriodReader:
         by_name = {
             key: self._of_engine(partial(queries.watched, asking, key, bound_s)) for key in keys
         }
-        by_name[queries.STAGE_SEVERITY] = self._of_engine(
-            partial(queries.recorded_worst, asking, queries.STAGE_SEVERITY)
-        )
-        by_name[queries.CONFIDENCE] = self._per_engine(
-            partial(queries.recorded_worst, asking, queries.CONFIDENCE),
-            lambda labels: (fleet.shape.key(labels), labels.get("cause", "")),
-        )
         for name, text in (("up", queries.up), ("failed", queries.failed_scrapes)):
             by_name[name] = self._per_engine(partial(text, jobs), scrape_of)
         namespaces = sorted({namespace_of(engine.member.labels) for engine in fleet.members} - {""})
@@ -297,10 +280,8 @@ class PeriodReader:
         )
         return by_name
 
-    def _curve(self, at: Steps) -> tuple[dict[Key, Signals], tuple[str, ...]]:
-        """The windows for the latency curve, for some engines of each tier, and the names of the
-        signals read from recorded series. Recorded series are used if all these engines have
-        them."""
+    def _curve(self, at: Steps) -> dict[Key, Signals]:
+        """The windows for the latency curve, for some engines of each tier."""
         fleet = self._fleet
         chosen = [
             engine for tier in fleet.tiers() for engine in evenly(fleet.of(tier), CURVES_MOST)
@@ -310,26 +291,18 @@ class PeriodReader:
             for name in fleet.asking.by
         )
         asking = replace(fleet.asking, window_s=self._found.window_s)
-
-        def asked_rows(text: Callable[..., str], keys: Sequence[str]) -> dict[str, Rows]:
-            return self._ranges.steps(
-                {
-                    f"curve {key}": Query(
-                        partial(text, asking, key, only),
-                        fleet.shape.key,
-                        len(chosen),
-                        self._scraped(BUCKETS if "p99" in key else 1),
-                    )
-                    for key in keys
-                },
-                at,
-            )
-
-        rows = asked_rows(queries.curve_recorded, POINT_SIGNALS[:1]) if fleet.shape.recorded else {}
-        first = rows.get(f"curve {POINT_SIGNALS[0]}", {})
-        kept = all(engine.key in first for engine in chosen)
-        text = queries.curve_recorded if kept else queries.curve
-        rows = asked_rows(text, POINT_SIGNALS)
+        rows = self._ranges.steps(
+            {
+                f"curve {key}": Query(
+                    partial(queries.curve, asking, key, only),
+                    fleet.shape.key,
+                    len(chosen),
+                    self._scraped(BUCKETS if "p99" in key else 1),
+                )
+                for key in POINT_SIGNALS
+            },
+            at,
+        )
         nothing = np.full(at.count, np.nan)
         times = at.begins_s + at.step_s
         return {
@@ -337,7 +310,7 @@ class PeriodReader:
                 times, {key: rows[f"curve {key}"].get(engine.key, nothing) for key in POINT_SIGNALS}
             )
             for engine in chosen
-        }, POINT_SIGNALS if kept else ()
+        }
 
     def _of_engine(self, text: Callable[[float], str]) -> Query:
         return self._per_engine(text, self._fleet.shape.key)
@@ -357,21 +330,7 @@ SIGNS = (
     queries.LATE,
     queries.BEGUN,
     queries.ITL_MEAN,
-    queries.STAGE_SEVERITY,
 )
-
-
-def _disturbing(rows: Rows) -> Rows:
-    """For each engine, the highest confidence among causes that shift a baseline. Causes that this
-    version does not know are assumed to shift it."""
-    highest: Rows = {}
-    for name, row in rows.items():
-        key, cause = name
-        record = BY_ID.get(cause.partition(":")[0])
-        if (record is None or record.moves) and ":" not in cause:
-            before = highest.get(key)
-            highest[key] = row if before is None else np.fmax(before, row)
-    return highest
 
 
 # --- Configurations and process starts ------------------------------------------------------------

@@ -35,7 +35,7 @@ from kneewatch.reports.weekly.measures import (
     WAITING,
 )
 from kneewatch.reports.weekly.observed import HOUR_S, Grid, Slot
-from kneewatch.rules.facts import duration, recorded
+from kneewatch.rules.facts import duration
 
 RowKey = tuple[Any, ...]
 """The key of a row of an answer: the values of labels."""
@@ -135,7 +135,6 @@ def hour_runs(slots: Sequence[Slot]) -> list[Steps]:
 
 PREEMPTED, GENERATED_TOKENS, LATE, BEGUN = "preempted", "made", "late", "begun"
 ITL_MEAN = "itl_mean_s"
-STAGE_SEVERITY, CONFIDENCE = "cascade_severity", "cause_confidence"
 GAUGES: Mapping[str, OverTime] = {
     RUNNING: OverTime("num_requests_running", "avg"),
     WAITING: OverTime("num_requests_waiting", "avg"),
@@ -216,13 +215,6 @@ def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) 
     return _either(asking, range_s, late)
 
 
-def recorded_worst(asking: QueryScope, key: str, range_s: float) -> str:
-    """A query for the maximum of a recorded series, per engine. For CONFIDENCE also per cause."""
-    by = (*asking.by, "cause") if key == CONFIDENCE else asking.by
-    series = asking.series(recorded(key))
-    return f"max by ({', '.join(by)}) (max_over_time({series}[{duration(range_s)}]))"
-
-
 def narrowed(asking: QueryScope, only: str) -> QueryScope:
     """A copy of the scope with additional matchers."""
     return replace(
@@ -234,13 +226,6 @@ def curve(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
     """A query for a signal over the window, for the latency curve. `only` are matchers of the
     chosen engines."""
     return _either(narrowed(asking, only), asking.window_s, _SIGNALS[key].expr.promql)
-
-
-def curve_recorded(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
-    """A query for a recorded signal, for the latency curve. `only` are matchers of the chosen
-    engines."""
-    series = asking.series(recorded(key), only)
-    return f"max by ({', '.join(asking.by)}) ({series})"
 
 
 def up(jobs: Sequence[str], range_s: float) -> str:

@@ -160,21 +160,14 @@ def notes_of(
     search: IncidentSearch,
 ) -> tuple[str, ...]:
     """Notes on how the data was read, and on data that the metrics system does not contain."""
-    recorded = (
-        f"signals from recording rules: {', '.join(now.recorded)}; all others from raw series"
-        if now.recorded
-        else "no signals from kneewatch's recording rules were found: all are from raw series "
-        "(`kneewatch export prometheus-rules` prints the rules)"
-    )
     again = f", {source.retried} of them retried" if source.retried else ""
     return (
         f"read from a metrics system that scrapes every {duration(resolved.scrape_s)}: counters "
         f"and histograms by the hour, gauges as means of {duration(resolved.step_s)}, arrivals in "
         f"steps of {duration(resolved.begun_s)}; highest values are the highest of these means",
-        recorded,
         *_summed(now),
         f"{plural(search.replayed, 'suspect period')} (failed scrapes, preemptions, queues, no "
-        "tokens, late first tokens, recorded causes) read sample by sample and diagnosed as the "
+        "tokens, late first tokens) read sample by sample and diagnosed as the "
         "sidecar does; a cause without such a sign is missed",
         f"the latency curve uses at most {CURVES_MOST} engines per tier",
         *_without_samples(search),

@@ -20,11 +20,9 @@ from kneewatch.agent.report.prometheus.inventory import FleetEngines, TargetScra
 from kneewatch.agent.report.prometheus.period import PeriodData
 from kneewatch.agent.report.prometheus.queries import (
     BEGUN,
-    CONFIDENCE,
     GENERATED_TOKENS,
     LATE,
     PREEMPTED,
-    STAGE_SEVERITY,
     Ranges,
     Rows,
     Steps,
@@ -32,7 +30,6 @@ from kneewatch.agent.report.prometheus.queries import (
 from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN
-from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW
 from kneewatch.diagnose.fleet.absence import vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import Key, Observed, Past
@@ -42,17 +39,15 @@ from kneewatch.reports.diagnosis_json import cause_document
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
 from kneewatch.reports.weekly.observed import Episode, EpisodeObserved, Held
 from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
-from kneewatch.rules.rule import Severity
 
-DOWN, PREEMPTING, STALLED, CONCLUDED, QUEUED, TOO_LATE = (
+DOWN, PREEMPTING, STALLED, QUEUED, TOO_LATE = (
     "scrapes fail",
     "requests are preempted",
     "no tokens are generated",
-    "recording rules conclude a cause",
     "requests are queued",
     "first tokens are late",
 )
-ORDER = (DOWN, STALLED, PREEMPTING, CONCLUDED, TOO_LATE, QUEUED)
+ORDER = (DOWN, STALLED, PREEMPTING, TOO_LATE, QUEUED)
 """Signs of trouble, the most urgent first."""
 
 CAUSES: Mapping[str, str] = {
@@ -153,13 +148,6 @@ def _signs(
     if LATE in values and BEGUN in values:
         late = values[BEGUN] - values[LATE]
         signs[TOO_LATE] = (late >= LATE_MIN) & (late > LATE_SHARE * values[BEGUN])
-    concluded = [
-        row >= bound
-        for key, bound in ((STAGE_SEVERITY, float(Severity.WARNING)), (CONFIDENCE, DOUBTFUL_BELOW))
-        if (row := values.get(key)) is not None
-    ]
-    if concluded:
-        signs[CONCLUDED] = np.logical_or.reduce(concluded)
     return signs
 
 
