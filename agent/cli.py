@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("text", "json", "markdown")
-EXPORTS = ("prometheus-rules", "prometheus-tests", "grafana", "dcgm")
+EXPORTS = ("prometheus-rules", "prometheus-tests", "grafana", "dcgm", "json-schemas")
 FLAVORS = ("prometheus", "prometheus-operator", "victoriametrics", "without-keep-firing")
 DAEMON = "http://127.0.0.1:9877"
 INTERRUPTED = 130
@@ -307,7 +307,7 @@ def config(**given: Any) -> int:  # noqa: ANN401
     return OK
 
 
-@cli.command("export", short_help="Write rules and dashboards for a metrics system.")
+@cli.command("export", short_help="Write rules, dashboards or JSON schemas to a folder.")
 @click.argument("kind", type=click.Choice(EXPORTS))
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @setting_options(
@@ -352,8 +352,8 @@ def config(**given: Any) -> int:  # noqa: ANN401
     help="what evaluates the rules; without-keep-firing is for Prometheus before 2.42",
 )
 def export_command(kind: str, folder: Path, flavor: str, **given: Any) -> int:  # noqa: ANN401
-    """Write recording and alerting rules, their promtool tests, Grafana dashboards, or
-    dcgm-exporter's configuration to FOLDER.
+    """Write recording and alerting rules, their promtool tests, Grafana dashboards,
+    dcgm-exporter's configuration, or the schemas of JSON documents to FOLDER.
 
     The rules use the same signals, thresholds and durations as the daemon.
     """

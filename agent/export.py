@@ -1,5 +1,5 @@
-"""The `export` command: writes rules, their tests, dashboards, and the list of fields that
-dcgm-exporter must collect. I/O edge."""
+"""The `export` command: writes rules, their tests, dashboards, the list of fields that
+dcgm-exporter must collect, and JSON schemas. I/O edge."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from kneewatch.dashboards.prometheus.causes import inhibition_files
 from kneewatch.dashboards.prometheus.promtool_tests import promtool_files
 from kneewatch.dashboards.prometheus.rule_files import HEAD, Flavor, rule_files, too_rare
 from kneewatch.dashboards.prometheus.rule_group import LABELS, Plan
+from kneewatch.reports.json_schemas import schema_files
 from kneewatch.rules.facts import range_s
 
 FIELDS_FILE = "dcgm-counters.csv"
@@ -94,6 +95,7 @@ KINDS: Mapping[str, Files] = {
     "prometheus-tests": lambda plan, flavor: {**rule_files(plan, flavor), **promtool_files(plan)},
     "grafana": lambda _plan, _flavor: _dashboards(),
     "dcgm": lambda _plan, _flavor: dcgm_files(),
+    "json-schemas": lambda _plan, _flavor: schema_files(),
 }
 
 

@@ -1,5 +1,5 @@
 """`make release`: builds wheel and sdist, checks that a second build gives the same bytes, and
-writes checksums, an SBOM and release notes.
+writes checksums, an SBOM, release notes, and what the wheel generates: rules and JSON schemas.
 
 Needs the tools of the dependency group `release`. All files in the archives have the time of the
 last commit, so that everyone who builds from this commit gets the same bytes.
@@ -18,6 +18,8 @@ import tarfile
 import tempfile
 import tomllib
 import venv
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +44,11 @@ def main() -> None:
     for name, content in first.items():
         (OUT / name).write_bytes(content)
     (wheel,) = OUT.glob("*.whl")
-    write_sbom(wheel, OUT / f"kneewatch-{version}.cdx.json")
+    with tempfile.TemporaryDirectory() as folder:
+        python = installed(wheel, Path(folder) / "env")
+        write_sbom(python, OUT / f"kneewatch-{version}.cdx.json")
+        generated = tarred(exports(python, Path(folder) / "generated"), epoch_s)
+        (OUT / f"kneewatch-{version}-generated.tar.gz").write_bytes(generated)
     (OUT / NOTES).write_text(notes)
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files()]
     (OUT / "SHA256SUMS").write_text("".join(sums))
@@ -92,8 +98,7 @@ def repacked(sdist: bytes, epoch_s: int) -> bytes:
     packed = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(sdist)) as before,
-        gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=epoch_s) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as after,
+        zipped_tar(packed, epoch_s) as after,
     ):
         for member in sorted(before.getmembers(), key=lambda member: member.name):
             member.mtime, member.pax_headers = epoch_s, {}
@@ -104,19 +109,63 @@ def repacked(sdist: bytes, epoch_s: int) -> bytes:
     return packed.getvalue()
 
 
-def write_sbom(wheel: Path, file: Path) -> None:
-    """Write the CycloneDX document of an environment that contains the wheel and its
-    dependencies."""
-    with tempfile.TemporaryDirectory() as folder:
-        venv.create(folder, with_pip=True)
-        python = f"{folder}/bin/python"
-        subprocess.run([python, "-m", "pip", "install", "--quiet", str(wheel)], check=True)
-        subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip"], check=True)
+@contextmanager
+def zipped_tar(packed: io.BytesIO, epoch_s: int) -> Generator[tarfile.TarFile]:
+    """A compressed tar to write to; the same members give the same bytes."""
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=epoch_s) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        yield tar
+
+
+def tarred(texts: Mapping[str, bytes], epoch_s: int) -> bytes:
+    """Files by path as a compressed tar."""
+    packed = io.BytesIO()
+    with zipped_tar(packed, epoch_s) as tar:
+        for name, content in sorted(texts.items()):
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(content), epoch_s
+            tar.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def installed(wheel: Path, folder: Path) -> str:
+    """The Python of a new environment that contains the wheel and its dependencies only."""
+    venv.create(folder, with_pip=True)
+    python = f"{folder}/bin/python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", str(wheel)], check=True)
+    subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip"], check=True)
+    return python
+
+
+def exports(python: str, folder: Path) -> dict[str, bytes]:
+    """What the installed kneewatch generates, by path: the rules of every flavor, and the JSON
+    schemas. The repository has one flavor of the rules."""
+    flavors = subprocess.run(
+        [python, "-Ic", "from kneewatch.agent.cli import FLAVORS; print(*FLAVORS)"],
+        capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    kinds = [("prometheus-rules", flavor, ("--flavor", flavor)) for flavor in flavors]
+    for kind, name, flags in (*kinds, ("json-schemas", "json-schemas", ())):
         subprocess.run(
-            [sys.executable, "-m", "cyclonedx_py", "environment", python, "--output-reproducible",
-             "--pyproject", str(ROOT / "pyproject.toml"), "--output-file", str(file)],
+            [python, "-Im", "kneewatch.agent.cli", "export", kind, str(folder / name), *flags],
             check=True, capture_output=True,
         )  # fmt: skip
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def write_sbom(python: str, file: Path) -> None:
+    """Write the CycloneDX document of an environment."""
+    subprocess.run(
+        [sys.executable, "-m", "cyclonedx_py", "environment", python, "--output-reproducible",
+         "--pyproject", str(ROOT / "pyproject.toml"), "--output-file", str(file)],
+        check=True, capture_output=True,
+    )  # fmt: skip
 
 
 def release_notes(changelog: str, version: str) -> str:

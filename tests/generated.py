@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from textwrap import wrap
 
@@ -25,12 +24,12 @@ from kneewatch.dashboards.prometheus.rule_files import OBJECT_FILE, Flavor, rule
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.learned.derived_signals import DERIVED
+from kneewatch.reports.json_schemas import schema_files
 from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import Rule
 from tests.api_examples import api_examples
 from tests.guide_rows import ROWS
 from tests.reference_pages import reference_pages
-from tests.report_schema import report_schema
 
 ID_ENUM = '"description": "Stable name of a cause.",\n      "enum": ['
 ROOT = Path(__file__).parent.parent
@@ -56,14 +55,15 @@ TABLES = {
 """What the tables are about, by section of the sizing guide."""
 
 
-def rules_page(up: str) -> str:
-    """All rules, and the rows of tables of metrics with what covers them; `up` leads to docs."""
+def rules_page() -> str:
+    """docs/reference/rules.md: all rules, and the rows of tables of metrics with what covers
+    them."""
     stated = slo_rules(
         ttft_p99_s=1.0, itl_p99_s=1.0, benchmark_ttft_p99_s=1.0, benchmark_gpu_ratio=0.7
     )
     rules = table(
         ("rule", "signal", "out of bounds", "held for", "meaning and advice"),
-        (rule_row(rule, up, stated=rule in stated) for rule in (*RULES, *stated)),
+        (rule_row(rule, stated=rule in stated) for rule in (*RULES, *stated)),
     )
     rows = table(
         ("table", "row", "rules", "causes", "what cannot be seen, and why"),
@@ -82,7 +82,7 @@ def rules_page(up: str) -> str:
     )
 
 
-def rule_row(rule: Rule, up: str, *, stated: bool) -> tuple[str, ...]:
+def rule_row(rule: Rule, *, stated: bool) -> tuple[str, ...]:
     """A rule's cells; bounds that a setting states are named, not numbered."""
     side = "below" if rule.below else "above"
     bounds = "; ".join(
@@ -92,7 +92,7 @@ def rule_row(rule: Rule, up: str, *, stated: bool) -> tuple[str, ...]:
         for b in rule.bounds
     )
     return (
-        f"[`{rule.id}`]({up}rules/{rule.id}.md)",
+        f"[`{rule.id}`](../rules/{rule.id}.md)",
         f"`{rule.signal}`",
         bounds,
         f"{rule.for_s:g} s",
@@ -101,7 +101,7 @@ def rule_row(rule: Rule, up: str, *, stated: bool) -> tuple[str, ...]:
 
 
 def signals_page() -> str:
-    """collector/README.md: every signal with unit, help, source and PromQL."""
+    """docs/reference/signals.md: every signal with unit, help, source and PromQL."""
     dialect = Dialect(range_s=60.0, by=("instance", "model_name", "engine"))
     stated = configured(
         ttft_slo_s=1.0, itl_slo_s=0.05, gpus=8, peak_flop_per_s=989e12, peak_bytes_per_s=3.35e12
@@ -134,7 +134,7 @@ def promql(signal: Signal, dialect: Dialect) -> str:
 
 
 def settings_page() -> str:
-    """agent/README.md: every setting."""
+    """docs/reference/settings.md: every setting."""
     rows = ((f"`{s.key}`", str(s.default), f"`{s.env}`", f"`{s.option}`", s.help) for s in SETTINGS)
     return (
         f"{HEAD}\n# Settings\n\nDefaults < TOML file (`--config`) < environment < flags; "
@@ -152,30 +152,6 @@ def diagnosis_schema() -> str:
     return before + ID_ENUM + "".join(f"\n        {line}" for line in ids) + "\n      " + after
 
 
-def server_schema() -> str:
-    """reports/server.schema.json: the key `server` of a diagnosis as a document of its own."""
-    diagnosis = json.loads((ROOT / "reports" / "diagnosis.schema.json").read_text())
-    definitions = diagnosis["$defs"]
-    server = definitions["server"]
-    number, text = {"type": "number"}, {"type": "string", "minLength": 1}
-    schema = {
-        "$schema": diagnosis["$schema"],
-        "$id": "urn:kneewatch:server:1",
-        "title": "kneewatch.server/1",
-        "description": "What is known about one server: `kneewatch inspect --format json`.",
-        "type": "object",
-        "required": ["schema", "t", "target", *server["required"]],
-        "properties": {
-            "schema": {"description": "The format and its version.", "const": "kneewatch.server/1"},
-            "t": {"description": "When it was read, in Unix seconds.", **number},
-            "target": {"description": "The target's name, without credentials.", **text},
-            **server["properties"],
-        },
-        "$defs": {name: definitions[name] for name in ("fact", "missing_fact")},
-    }
-    return json.dumps(schema, indent=2) + "\n"
-
-
 def commands_page() -> str:
     """docs/reference/commands.md: the help text of every command."""
     parts = [f"{HEAD}\n# Commands\n"]
@@ -186,18 +162,15 @@ def commands_page() -> str:
     return "\n".join(parts)
 
 
-SCHEMAS = ("diagnosis", "fleet", "report", "server", "size")
-
-
 def schemas_page() -> str:
     """docs/reference/schemas.md: the objects of each JSON document with their keys."""
     parts = [
-        f"{HEAD}\n# JSON documents\n\nKeys are only ever added. The JSON schemas are files in "
-        "`reports/`.\n"
+        f"{HEAD}\n# JSON documents\n\nKeys are only ever added. "
+        "`kneewatch export json-schemas DIR` writes the JSON schemas.\n"
     ]
-    for name in SCHEMAS:
-        schema = json.loads((ROOT / "reports" / f"{name}.schema.json").read_text())
-        parts.append(f"## kneewatch.{name}/1\n\n`reports/{name}.schema.json`\n")
+    for file, text in schema_files().items():
+        name, schema = file.removesuffix(".schema.json"), json.loads(text)
+        parts.append(f"## kneewatch.{name}/1\n\n`{file}`\n")
         for title, part in {"document": schema, **schema.get("$defs", {})}.items():
             if "properties" in part:
                 rows = (
@@ -212,17 +185,12 @@ def schemas_page() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/commands.md": commands_page,
-    "docs/reference/rules.md": partial(rules_page, "../"),
+    "docs/reference/rules.md": rules_page,
     "docs/reference/schemas.md": schemas_page,
     "docs/reference/settings.md": settings_page,
     "docs/reference/signals.md": signals_page,
     "agent/api/examples.json": api_examples,
-    "rules/README.md": partial(rules_page, "../docs/"),
-    "collector/README.md": signals_page,
-    "agent/README.md": settings_page,
-    "reports/report.schema.json": report_schema,
     "reports/diagnosis.schema.json": diagnosis_schema,
-    "reports/server.schema.json": server_schema,
 }
 CHECKED_IN = "dashboards/generated"
 

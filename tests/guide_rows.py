@@ -1,4 +1,4 @@
-"""The rows of the guide's other tables, and all rows: `rules/README.md` is generated from them."""
+"""The rows of the guide's other tables, and all rows; docs/reference/rules.md is made of them."""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ COMMANDS: tuple[tuple[int, str, tuple[str, ...]], ...] = (
     (0, "rules", ("export", "prometheus-rules", "rules")),
     (0, "tests", ("export", "prometheus-tests", "tests")),
     (0, "dcgm", ("export", "dcgm", "dcgm")),
+    (0, "report.schema.json", ("export", "json-schemas", "schemas")),
 )
 """Exit status, a word of stdout, and the command."""
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.cli import cli
+from kneewatch.agent.cli import FLAVORS, cli
 from kneewatch.agent.report.schedule import LIBRARIES
+from kneewatch.reports.json_schemas import SCHEMAS
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -129,6 +130,14 @@ def test_an_image_needs_everything_but_what_only_reports_need() -> None:
     assert any(line.startswith("kubernetes") for line in more)
     with pytest.raises(KeyError):
         requirements(project, "[reports]")
+
+
+def test_a_release_has_the_rules_of_every_flavor_and_the_schemas(tmp_path: Path) -> None:
+    exports = runpy.run_path(str(ROOT / "packaging" / "release.py"))["exports"]
+    texts: dict[str, bytes] = exports(sys.executable, tmp_path)
+    assert {Path(name).parts[0] for name in texts} == {*FLAVORS, "json-schemas"}
+    assert {f"json-schemas/{name}.schema.json" for name in SCHEMAS} < texts.keys()
+    assert all(texts.values())
 
 
 def folder_code(folder: Path) -> list[Path]:

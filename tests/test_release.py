@@ -66,3 +66,10 @@ def test_the_changelog_has_notes_for_this_version(release: ModuleType) -> None:
     notes = release.release_notes((ROOT / "CHANGELOG.md").read_text(), "0.1.0")
     assert notes.startswith("# kneewatch 0.1.0")
     assert "### Added" in notes
+
+
+def test_archives_of_the_same_files_are_alike(release: ModuleType) -> None:
+    packed = release.tarred({"b/c": b"x", "a": b"y"}, 500)
+    assert packed == release.tarred({"a": b"y", "b/c": b"x"}, 500)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        assert [(member.name, member.mtime) for member in tar] == [("a", 500), ("b/c", 500)]

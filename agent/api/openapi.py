@@ -1,7 +1,7 @@
 """Completes the OpenAPI document: FastAPI cannot derive the JSON schemas, the inputs of `size` and
 the examples.
 
-Schemas and examples are files of the package. This module is imported at the first request for the
+Examples are a file of the package. This module is imported at the first request for the
 document, because most daemons never serve it.
 """
 
@@ -18,19 +18,14 @@ from kneewatch.agent.api.responses import COMPONENTS, JSON, MEDIA_TYPES
 from kneewatch.agent.api.sizing import BY_NAME, LARGEST, LONGEST_TEXT
 from kneewatch.agent.settings.table import SPAN
 from kneewatch.agent.size_options import Flag
+from kneewatch.reports.json_schemas import schema as document_schema
 
 JsonObject = dict[str, Any]
 
-SCHEMAS = {
-    "Alertmanager": ("kneewatch.agent.api", "alertmanager.schema.json"),
-    "Alerts": ("kneewatch.agent.api", "alerts.schema.json"),
-    "Diagnosis": ("kneewatch.reports", "diagnosis.schema.json"),
-    "Fleet": ("kneewatch.reports", "fleet.schema.json"),
-    "Problem": ("kneewatch.agent.api", "problem.schema.json"),
-    "Readiness": ("kneewatch.agent.api", "readiness.schema.json"),
-    "Size": ("kneewatch.reports", "size.schema.json"),
-    "Triage": ("kneewatch.agent.api", "triage.schema.json"),
-}
+DOCUMENTS = ("Diagnosis", "Fleet", "Size")
+OF_REQUESTS = ("Alertmanager", "Alerts", "Problem", "Readiness", "Triage")
+"""Schemas that are files of this package."""
+
 TYPES: Mapping[object, str] = {int: "integer", float: "number", bool: "boolean"}
 """JSON types of flags by their Python type. Flags of other types are strings in JSON."""
 
@@ -73,14 +68,19 @@ def schemas() -> JsonObject:
     """The JSON schemas by name. A definition in the `$defs` of a schema becomes
     `Name_definition`."""
     components: JsonObject = {}
-    for name, (package, file) in SCHEMAS.items():
-        text = (files(package) / file).read_text("utf-8")
-        text = text.replace("#/$defs/", f"{COMPONENTS}{name}_")
+    for name in sorted((*DOCUMENTS, *OF_REQUESTS)):
+        text = _schema(name).replace("#/$defs/", f"{COMPONENTS}{name}_")
         schema = orjson.loads(text.replace("urn:kneewatch:diagnosis:1", f"{COMPONENTS}Diagnosis"))
         for part, definition in schema.get("$defs", {}).items():
             components[f"{name}_{part}"] = definition
         components[name] = {key: value for key, value in schema.items() if key not in LOCAL}
     return components
+
+
+def _schema(name: str) -> str:
+    if name in DOCUMENTS:
+        return orjson.dumps(document_schema(name.lower())).decode()
+    return (files("kneewatch.agent.api") / f"{name.lower()}.schema.json").read_text("utf-8")
 
 
 def size_inputs() -> JsonObject:

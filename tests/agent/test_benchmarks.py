@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
@@ -13,13 +12,14 @@ import pytest
 from kneewatch.agent.stated_deployment import sweeps_of
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
+from kneewatch.reports.json_schemas import schema as schema_of
 from kneewatch.rules.facts import NO_TARGETS
 from tests.agent.running import Main
 from tests.diagnose.sizing.test_benchmark import AIPERF, AIPERF_CSV, VLLM, guidellm_run
 from tests.recordings import CAPTURES
 
 HEALTHY = str(CAPTURES / "healthy_light.jsonl.gz")
-SIZE_SCHEMA = json.loads(files("kneewatch.reports").joinpath("size.schema.json").read_text())
+SIZE_SCHEMA = schema_of("size")
 FLAG = "--benchmark-by-tensor-parallel"
 
 

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,9 +19,10 @@ import pytest
 from kneewatch.agent import cli
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
+from kneewatch.reports.json_schemas import schema as schema_of
 from tests.waiting import PATIENCE_S
 
-SCHEMA = json.loads(files("kneewatch.reports").joinpath("size.schema.json").read_text())
+SCHEMA = schema_of("size")
 LLAMA = ("--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100-sxm")
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
-from typing import Any, cast
+from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
+
+from kneewatch.reports.json_schemas import schema as schema_of
 
 
 @cache
 def schema() -> dict[str, Any]:
-    """The schema as it is shipped."""
-    text = (files("kneewatch.reports") / "diagnosis.schema.json").read_text()
-    return cast("dict[str, Any]", json.loads(text))
+    """The schema of a diagnosis."""
+    return schema_of("diagnosis")
 
 
 @cache

@@ -6,7 +6,6 @@ import json
 import time
 import urllib.error
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
 from kneewatch.reports.fleet_rendering import document
+from kneewatch.reports.json_schemas import schema as schema_of
 from tests import fleets
 from tests.agent.daemon.running import Daemon
 from tests.agent.fleet.prometheus_fleet import watched
@@ -112,9 +112,7 @@ def test_a_prometheus_that_is_killed_and_comes_back(tmp_path: Path, taker: Taker
             causes = {cause["id"]: cause["replicas"] for cause in shown["causes"]}
             for cause in ("bad_node", "routing_dilution", "replica_imbalance"):
                 assert sorted(causes[cause]) == sorted(fleet.planted(cause)), cause
-            schema = json.loads(
-                files("kneewatch.reports").joinpath("fleet.schema.json").read_bytes()
-            )
+            schema = schema_of("fleet")
             validator: Any = Draft202012Validator(schema)  # its stubs leave an argument untyped
             validator.validate(shown)
             assert shown["watch"]["queries_per_s"] == shown["load"]["queries"]

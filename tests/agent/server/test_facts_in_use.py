@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from kneewatch.diagnose.deployment.server_facts import SourceReading, Value
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.reports.diagnosis_json import diagnosis_of, document
 from kneewatch.reports.diagnosis_text import server_words
+from kneewatch.reports.json_schemas import schema as schema_of
 from tests.agent.running import Main, bodies, capture
 from tests.agent.server.test_probe import ALL
 from tests.agent.server.vllm_server import ROOT, asked, vllm_answers, vllm_server
@@ -73,7 +73,7 @@ def test_inspect_lists_facts_and_what_is_missing(serving: Start, main: Main) -> 
     assert "0.30.0 from setting is used, not 0.32.0 from server" in " ".join(ended.out.split())
     assert "gpu: set gpu (--gpu)" in ended.out
     document = json.loads(main("inspect", server.url, "--server-probe", "--format", "json").out)
-    schema = json.loads(files("kneewatch.reports").joinpath("server.schema.json").read_text())
+    schema = schema_of("server")
     validator: Any = Draft202012Validator(schema)
     validator.validate(document)
     assert document["schema"] == "kneewatch.server/1"

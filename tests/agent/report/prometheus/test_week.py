@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from kneewatch.agent.report.prometheus.source import METHODS
 from kneewatch.agent.report.schedule import ReportJob
 from kneewatch.agent.settings.effective import load
 from kneewatch.agent.store.database import connect
+from kneewatch.reports.json_schemas import schema as schema_of
 from kneewatch.reports.weekly.observed import Tally
 from tests.agent.fleet.test_trouble import between
 from tests.agent.running import Ended, Main
@@ -139,7 +139,7 @@ def test_the_planted_is_named_and_nothing_else_and_the_figures_are_those_made(
     assert "scrapes every 60 s" in notes
     assert "gauges as means of 2 min" in notes
 
-    schema = json.loads((files("kneewatch.reports") / "report.schema.json").read_text())
+    schema = schema_of("report")
     validator: Any = Draft202012Validator(schema)  # its stubs leave an argument untyped
     assert [error.message for error in validator.iter_errors(report)] == []
 
