@@ -1,4 +1,4 @@
-"""The Jinja environment for HTML pages, and the colours of pages. Pure, except that files are read
+"""The Jinja environment for pages, and the colours of pages. Pure, except that files are read
 once."""
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from kneewatch.rules.formatting import printable
 
 
 def environment(
-    read: Callable[[str], str], filters: Mapping[str, Any], names: Mapping[str, Any]
+    read: Callable[[str], str],
+    filters: Mapping[str, Any],
+    names: Mapping[str, Any],
+    shown: Callable[[Any], Any] | None = None,
 ) -> Environment:
     """A Jinja environment that escapes all values and raises an error for an undefined one.
 
-    `read` returns the text of a template by name. `names` are available in all templates.
+    `read` returns the text of a template by name. `names` are available in all templates. `shown`
+    returns a value for output; it returns Markup to escape for another language than HTML.
     """
     environment = Environment(
         loader=FunctionLoader(read),
@@ -27,7 +31,7 @@ def environment(
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,
-        finalize=_shown,
+        finalize=shown or _shown,
     )
     environment.filters.update(filters)
     environment.globals.update(names)

@@ -301,25 +301,36 @@ def render(report: WeeklyReport, *, docs_url: str = "", plots: bool = True) -> s
     With `docs_url`, incidents link to the pages of their causes. `plots`: include the charts that
     matplotlib draws, which takes half a second.
     """
+    css = _stylesheet()
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            template_values(report, docs_url=docs_url, plots=plots),
+            css=Markup(css),
+            icons=Markup(read_template("icons.html.j2", "kneewatch.reports.triage")),
+            policy=_policy(css),
+        )
+    )
+
+
+def template_values(report: WeeklyReport, *, docs_url: str, plots: bool) -> dict[str, Any]:
+    """What the templates of HTML and Markdown show, by name."""
     calendar = Calendar(report.timezone, report.period)
     tiers = tier_parts(report, calendar, plots=plots)
-    css = _stylesheet()
-    return _environment().get_template("report.html.j2").render(
-        report=report,
-        docs_url=docs_url,
-        calendar=calendar,
-        tiers=[part for part in tiers if part.watched],
-        worst_first=sorted(tiers, key=lambda part: _badness(part.verdict), reverse=True),
-        incidents=incident_parts(report, calendar),
-        methods=methods(report),
-        rest=[part for part in tiers if part.watched and not part.full],
-        headline=headline(report),
-        title=title(report),
-        sections=SECTIONS,
-        css=Markup(css),
-        icons=Markup(_read("icons.html.j2", "kneewatch.reports.triage")),
-        policy=_policy(css),
-    )  # fmt: skip
+    return {
+        "report": report,
+        "docs_url": docs_url,
+        "calendar": calendar,
+        "tiers": [part for part in tiers if part.watched],
+        "worst_first": sorted(tiers, key=lambda part: _badness(part.verdict), reverse=True),
+        "incidents": incident_parts(report, calendar),
+        "methods": methods(report),
+        "rest": [part for part in tiers if part.watched and not part.full],
+        "headline": headline(report),
+        "title": title(report),
+        "sections": SECTIONS,
+    }
 
 
 def _policy(css: str) -> str:
@@ -336,7 +347,7 @@ def _policy(css: str) -> str:
 def _stylesheet() -> str:
     """The minified stylesheet. Many mail clients drop declarations with variables. Each of these is
     therefore preceded by the same declaration with a plain value."""
-    source = re.sub(r"/\*.*?\*/", "", palette() + _read("report.css"), flags=re.DOTALL)
+    source = re.sub(r"/\*.*?\*/", "", palette() + read_template("report.css"), flags=re.DOTALL)
     source = re.sub(r"\s*([{};,>])\s*", r"\1", re.sub(r"\s+", " ", source))
     light, _, _ = source.partition("@media")
     roles = dict(re.findall(r"--([\w-]+): ?([^;}]+)", light))
@@ -350,10 +361,11 @@ def _stylesheet() -> str:
     ).strip()
 
 
-def _read(name: str, package: str = __package__ or "") -> str:
+def read_template(name: str, package: str = __package__ or "") -> str:
+    """The text of a template or stylesheet."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
 def _environment() -> Environment:
-    return environment(_read, FILTERS, GLOBALS)
+    return environment(read_template, FILTERS, GLOBALS)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.reports.weekly.page.html import SECTIONS
+from kneewatch.reports.diagnosis_text import escaped
+from kneewatch.reports.weekly.page.html import SECTIONS, render
 from kneewatch.reports.weekly.page.markdown import render_markdown
 from tests.reports.weekly.page import examples
 from tests.reports.weekly.page.hostile_report import hostile
@@ -78,6 +80,21 @@ def test_the_same_figures_as_in_html() -> None:
         "`ttft_p99_s`, Before 31.2 s, Predicted 1.3 s, Measured 1.5 s, Off by +15% |",
     ):
         assert words in document, words
+
+
+@pytest.mark.parametrize("name", [name for name in REPORTS if name != "hostile"])
+def test_the_headings_captions_and_columns_of_html(name: str) -> None:
+    report = REPORTS[name]()
+    page = re.sub(r"<(details|figure|head)\b.*?</\1>", "", render(report), flags=re.DOTALL)
+    words = {
+        unescape(re.sub(r"<[^>]+>", "", inner)).strip()
+        for tag in ("h3", "h4", "caption", 'th scope="col"')
+        for inner in re.findall(rf"<{tag}[^>]*>(.*?)</{tag.split()[0]}>", page)
+    }
+    document = render_markdown(report)
+    hidden = set(re.findall(r'<caption class="unseen">(.*?)<', page))
+    missing = {word for word in words - hidden - {"Trend"} if escaped(word) not in document}
+    assert not missing
 
 
 def test_without_drawings_and_folded_parts() -> None:
