@@ -281,32 +281,52 @@ def run(*, form: str, **given: Any) -> int:  # noqa: ANN401 - one keyword a flag
     """Print the size or plan. Returns the exit status: 0 fits, 1 does not fit, 2 cannot be
     sized."""
     try:
-        answer = _plan(given) if given["plan"] else _sized(given)
+        answer = _plan(given) if given["plan"] else sized(given)
     except SizingError as error:
         say(error_text(error))
         return NO_DATA
     if form == "json":
-        click.echo(orjson.dumps(answer.document, option=orjson.OPT_INDENT_2))
+        click.echo(orjson.dumps(answer.document(), option=orjson.OPT_INDENT_2))
     elif form == "markdown":
-        click.echo("\n".join(answer.markdown))
+        click.echo("\n".join(answer.markdown()))
     else:
-        click.echo("\n".join(answer.text))
-    return OK if answer.document["fits"] else DOES_NOT_FIT
+        click.echo("\n".join(answer.text(text_width())))
+    return OK if answer.fits else DOES_NOT_FIT
 
 
 class Answer(Struct, frozen=True):
-    """An answer in every output format."""
+    """The answer to the flags of `size`: a launch's size, or None for a plan or a search without a
+    result. `extra` and `lines` are what is said beside the size, as JSON and as text."""
 
-    document: Mapping[str, Any]
-    text: Sequence[str]
-    markdown: Sequence[str]
+    size: Size | None
+    extra: Mapping[str, Any]
+    lines: Sequence[str]
+    fits: bool
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document kneewatch.size/1."""
+        if self.size is None:
+            return nothing_document(self.extra, fits=self.fits)
+        return size_document(self.size) | dict(self.extra)
+
+    def text(self, width: int) -> Sequence[str]:
+        """Lines of text of at most this width."""
+        return size_text(self.size, extra=self.lines, width=width) if self.size else self.lines
+
+    def markdown(self) -> Sequence[str]:
+        """Lines of Markdown."""
+        return size_markdown(self.size, extra=self.lines) if self.size else self.lines
 
 
-def _sized(given: dict[str, Any]) -> Answer:
+def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> Answer:
     """The size of one launch; with `--search`, of the cheapest launch. With a benchmark, the launch
-    is sized for the usable requests/s that the benchmark shows."""
+    is sized for the usable requests/s that the benchmark shows. `find` returns a model by name.
+
+    Raises:
+        SizingError: the value of a flag is invalid; the error has the flag's name.
+    """
     sweeps = sweeps_of(given["benchmark_by_tensor_parallel"])
-    plain = stated_question(given)
+    plain = stated_question(given, find)
     point = _operating_point(given, plain.targets, _measured(given, sweeps, plain))
     question = plain
     if point is not None and point.usable_requests_per_s is not None:
@@ -322,7 +342,6 @@ def _sized(given: dict[str, Any]) -> Answer:
     if point is not None:
         extra["operating_point"] = operating_point_document(point)
         lines += operating_point_lines(point)
-    answer: Size | None
     if given["search"]:
         result = search(question, choices_of(given))
         extra["search"] = document(result)
@@ -330,13 +349,7 @@ def _sized(given: dict[str, Any]) -> Answer:
         answer = size(question_of(question, result.winner)) if result.winner else None
     else:
         answer = size(question)
-    if answer is None:
-        return Answer(nothing_document(extra), lines, lines)
-    return Answer(
-        size_document(answer) | extra,
-        size_text(answer, extra=lines, width=text_width()),
-        size_markdown(answer, extra=lines),
-    )
+    return Answer(answer, extra, lines, fits=answer is not None and answer.fits)
 
 
 def _measured(
@@ -391,8 +404,7 @@ def _plan(given: dict[str, Any]) -> Answer:
     models = {name: named_model(name) for name in profile.models}
     result = plan(profile, models=models, benchmarks=texts)
     members = {"plan": plan_document(result)}
-    lines = plan_lines(result)
-    return Answer(nothing_document(members, fits=result.gpus is not None), lines, lines)
+    return Answer(None, members, plan_lines(result), fits=result.gpus is not None)
 
 
 def error_text(error: SizingError) -> str:

@@ -39,7 +39,6 @@ def api_examples() -> str:
     ):
         triage = {form: client.get(TRIAGE, accept=form).text for form in (TEXT, MARKDOWN)}
         document = client.get(f"{TRIAGE}?since=-2h", accept=JSON).json()
-        diagnoses = {"get": _answers({**triage, JSON: document})}
         texts = {form: client.get("/api/v1/fleet", accept=form).text for form in (TEXT, MARKDOWN)}
         overview = client.get("/api/v1/fleet", accept=JSON).json()
         size = client.post("/api/v1/size", SIZE).json()
@@ -52,12 +51,10 @@ def api_examples() -> str:
                 )
             },
             "/metrics": {"get": _answers({TEXT: _metrics(client)})},
-            TRIAGE: diagnoses,
-            f"{TRIAGE}/{{target}}": diagnoses,
+            TRIAGE: {"get": _answers({**triage, JSON: document})},
             "/api/v1/fleet": {"get": _answers({**texts, JSON: overview})},
             "/api/v1/size": {
-                "get": _answers({JSON: size}),
-                "post": _answers({JSON: size}) | {"requestBody": _content({JSON: SIZE})},
+                "post": _answers({JSON: size}) | {"requestBody": _content({JSON: SIZE})}
             },
             "/api/v1/alerts": {
                 "post": _answers({JSON: client.post("/api/v1/alerts", ALERT).json()})

@@ -48,6 +48,9 @@ def completed(document: JsonObject) -> JsonObject:
     examples: JsonObject = orjson.loads(
         (files("kneewatch.agent.api") / "examples.json").read_bytes()
     )
+    examples["/api/v1/triage/{target}"] = examples["/api/v1/triage"]
+    size_answers = {"responses": examples["/api/v1/size"]["post"]["responses"]}
+    examples["/api/v1/size"]["get"] = size_answers
     deep_dict_update(paths, {path: examples[path] for path in examples.keys() & paths.keys()})
     size = paths["/api/v1/size"]
     example: JsonObject = size["post"]["requestBody"]["content"][MEDIA_TYPES[JSON]]["example"]

@@ -127,12 +127,8 @@ def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     given = {flag.parameter: flag.default for flag in FLAGS}
     given |= {name: _value(name, value) for name, value in parameters.items()}
     # Imported here to save memory: most daemons never compute a size.
-    from kneewatch.agent.size_command import choices_of, stated_question
+    from kneewatch.agent.size_command import sized
     from kneewatch.diagnose.catalogue.models import Model, model
-    from kneewatch.diagnose.sizing.configuration_search import search
-    from kneewatch.diagnose.sizing.search_results import document, question_of
-    from kneewatch.diagnose.sizing.size import size
-    from kneewatch.reports.size_rendering import nothing_document, size_document
 
     def catalogued(name: str) -> Model:
         try:
@@ -143,14 +139,7 @@ def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     if given["model"] is None:
         raise _wrong("model", NOT_IN_CATALOGUE)
     try:
-        question = stated_question(given, catalogued)
-        if not given["search"]:
-            return size_document(size(question))
-        result = search(question, choices_of(given))
-        extra = {"search": document(result)}
-        if result.winner is None:
-            return nothing_document(extra)
-        return size_document(size(question_of(question, result.winner))) | extra
+        return sized(given, catalogued).document()
     except SizingError as error:
         choices = f"; choices: {', '.join(error.choices)}" if error.choices else ""
         raise _wrong(error.name, f"{error}{choices}") from error
