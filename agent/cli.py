@@ -338,27 +338,32 @@ def config(**given: Any) -> int:  # noqa: ANN401
     "gpu_joins",
     multiple=True,
     metavar="LABEL=DCGM_LABEL",
-    help="labels of servers and of DCGM series with equal values: pod=exported_pod",
+    help="without effect: the alerts about GPUs have DCGM's labels",
 )
-@click.option(
-    "--lean", is_flag=True, help="fewer series: causes, stages and targets, but no findings"
-)
+@click.option("--lean", is_flag=True, help="alerts only, no recorded series for dashboards")
 @click.option("--gpu-selector", default="", metavar="MATCHERS", help="only matching DCGM series")
 @click.option(
     "--flavor",
     type=click.Choice(FLAVORS),
     default=FLAVORS[0],
     show_default=True,
-    help="what evaluates the rules; without-keep-firing is for Prometheus before 2.42",
+    help="what evaluates the rules",
 )
-def export_command(kind: str, folder: Path, flavor: str, **given: Any) -> int:  # noqa: ANN401
+def export_command(
+    kind: str,
+    folder: Path,
+    flavor: str,
+    gpu_joins: tuple[str, ...],
+    **given: Any,  # noqa: ANN401
+) -> int:
     """Write recording and alerting rules, their promtool tests, Grafana dashboards,
     dcgm-exporter's configuration, or the schemas of JSON documents to FOLDER.
 
-    The rules use the same signals, thresholds and durations as the daemon.
+    The rules record the signals that the dashboards draw. Each alert is one expression.
     """
     from kneewatch.agent import export
 
+    del gpu_joins  # accepted because scripts state it
     settings = effective(given)
     return export.export(kind, folder, export.plan_of(settings, **given), flavor)
 

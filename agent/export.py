@@ -18,7 +18,6 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.names.dcgm_fields import field_table
 from kneewatch.collector.names.vllm_metrics import PREFIXES
 from kneewatch.collector.signals.expr import NAME
-from kneewatch.dashboards.prometheus.causes import inhibition_files
 from kneewatch.dashboards.prometheus.promtool_tests import promtool_files
 from kneewatch.dashboards.prometheus.rule_files import HEAD, Flavor, rule_files, too_rare
 from kneewatch.dashboards.prometheus.rule_group import LABELS, Plan
@@ -91,7 +90,7 @@ def _dashboards() -> dict[str, str]:
 
 
 KINDS: Mapping[str, Files] = {
-    "prometheus-rules": lambda plan, flavor: {**rule_files(plan, flavor), **inhibition_files(plan)},
+    "prometheus-rules": rule_files,
     "prometheus-tests": lambda plan, flavor: {**rule_files(plan, flavor), **promtool_files(plan)},
     "grafana": lambda _plan, _flavor: _dashboards(),
     "dcgm": lambda _plan, _flavor: dcgm_files(),
@@ -114,7 +113,6 @@ def plan_of(
     labels: tuple[str, ...],
     triage_url: str,
     grafana_url: str,
-    gpu_joins: tuple[str, ...],
     gpu_selector: str,
     lean: bool,
 ) -> Plan:
@@ -122,8 +120,7 @@ def plan_of(
 
     Raises:
         SettingsError: the window is too short for the evaluation interval, scrapes are too rare, a
-            threshold names no rule, the label of a GPU join is not kept, or a name or selector is
-            invalid.
+            threshold names no rule, or a name or selector is invalid.
     """
     profile = settings.profile()
     if not 0 < scrape_s <= SCRAPE_MAX_S:
@@ -143,35 +140,20 @@ def plan_of(
     for label in labels:
         if not LABEL.fullmatch(label) or label in RESERVED_LABELS:
             raise SettingsError(f"--label: {label!r} is not a label name such as zone")
-    kept_labels = (*LABELS, *(label for label in labels if label not in LABELS))
     return Plan(
         **asdict(profile),
         interval_s=evaluation_s,
         scrape_s=scrape_s,
         objective_ratio=settings["slo.objective_ratio"],
-        labels=kept_labels,
+        labels=(*LABELS, *(label for label in labels if label not in LABELS)),
         prefix=prefix,
         selector=checked_selector(selector, "--selector"),
         triage_url=triage_url,
         grafana_url=grafana_url,
         docs_url=settings.docs_url,
-        gpu_join=tuple(_join(text, kept_labels) for text in gpu_joins),
         gpu_selector=checked_selector(gpu_selector, "--gpu-selector"),
         lean=lean,
     )
-
-
-def _join(text: str, labels: tuple[str, ...]) -> tuple[str, str]:
-    """Parse `LABEL=DCGM_LABEL`: the label of the server's series, and the label of DCGM's
-    series."""
-    label, _, other = text.partition("=")
-    if not (LABEL.fullmatch(label) and LABEL.fullmatch(other)):
-        raise SettingsError(
-            f"--gpu-join: {text!r} is not LABEL=DCGM_LABEL, such as pod=exported_pod"
-        )
-    if label not in labels:
-        raise SettingsError(f"--gpu-join: the rules do not keep {label!r}: add --label {label}")
-    return label, other
 
 
 def export(kind: str, folder: Path, plan: Plan, flavor: str) -> int:

@@ -7,6 +7,9 @@ from kneewatch.diagnose.causes.ranking import BY_ID
 OWN_DOCS = "/docs"
 """Where the daemon itself serves these pages; used for links if `docs_url` is not set."""
 
+DEFAULT_DOCS = f"http://127.0.0.1:9877{OWN_DOCS}"
+"""The address of these pages at the daemon's default address, for links of exported alerts."""
+
 
 def cause_page(docs_url: str, cause_id: str) -> str:
     """The address of a cause's page below `docs_url`; empty if there is no base or no page."""

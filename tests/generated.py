@@ -13,14 +13,12 @@ import click
 from kneewatch.agent.cli import cli
 from kneewatch.agent.export import dcgm_files
 from kneewatch.agent.settings.table import SETTINGS
-from kneewatch.collector.signals.expr import Dialect
+from kneewatch.collector.signals.expr import Dialect, HereOnly
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.signal import Signal
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
+from kneewatch.collector.signals.vllm import ONE_ENGINE, VLLM_SIGNALS, configured
 from kneewatch.dashboards.grafana.build import dashboards
-from kneewatch.dashboards.prometheus.causes import inhibition_files
-from kneewatch.dashboards.prometheus.recording_rules import why_inexpressible
-from kneewatch.dashboards.prometheus.rule_files import OBJECT_FILE, Flavor, rule_files
+from kneewatch.dashboards.prometheus.rule_files import Flavor, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.learned.derived_signals import DERIVED
@@ -128,9 +126,9 @@ def row(signal: Signal) -> tuple[str, ...]:
 def promql(signal: Signal, dialect: Dialect) -> str:
     """A list item with a signal's PromQL."""
     query = signal.expr.promql(dialect)
-    return f"- `{signal.key}`: " + (
-        f"`{query}`" if query else f"no PromQL: {why_inexpressible(signal)}"
-    )
+    of_engine = not isinstance(signal.expr, HereOnly) and signal.needs != ONE_ENGINE
+    why = "a number inside a label" if of_engine else "its metric has no engine label"
+    return f"- `{signal.key}`: " + (f"`{query}`" if query else f"no PromQL: {why}")
 
 
 def settings_page() -> str:
@@ -195,32 +193,35 @@ PAGES: dict[str, Callable[[], str]] = {
 CHECKED_IN = "dashboards/generated"
 
 
-def kustomizations() -> dict[str, str]:
-    """What lets packaging/kubernetes use the dashboards and the PrometheusRule object."""
+KUBERNETES = "packaging/kubernetes/rules"
+"""Where the PrometheusRule object is: `kubectl apply -k` needs it without a build."""
+
+
+def kustomization() -> str:
+    """What lets packaging/kubernetes use the dashboards."""
     head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
     boards = "".join(
         f"  - {{name: dashboard-{Path(name).stem}, files: [{name}]}}\n" for name in dashboards()
     )
-    return {
-        f"{Flavor.OPERATOR}/kustomization.yaml": f"{head}resources: [{OBJECT_FILE}]\n",
-        "grafana/kustomization.yaml": f"{head}generatorOptions:\n  disableNameSuffixHash: true\n"
+    return (
+        f"{head}generatorOptions:\n  disableNameSuffixHash: true\n"
         '  labels: {app.kubernetes.io/name: kneewatch, grafana_dashboard: "1"}\n'
-        f"configMapGenerator:\n{boards}",
-    }
+        f"configMapGenerator:\n{boards}"
+    )
 
 
 def pages() -> dict[str, str]:
     """Every generated file's text by its path."""
     texts = {name: page() for name, page in PAGES.items()}
     folders = {
-        "": {**inhibition_files(Plan()), **kustomizations()},
-        "grafana/": dashboards(),
-        "dcgm/": dcgm_files(),
-        **{f"{flavor}/": rule_files(Plan(), flavor) for flavor in Flavor},
+        KUBERNETES: rule_files(Plan(), Flavor.OPERATOR),
+        f"{CHECKED_IN}/prometheus": rule_files(Plan()),
+        f"{CHECKED_IN}/grafana": {**dashboards(), "kustomization.yaml": kustomization()},
+        f"{CHECKED_IN}/dcgm": dcgm_files(),
     }
     texts |= reference_pages()
     return texts | {
-        f"{CHECKED_IN}/{folder}{name}": text
+        f"{folder}/{name}": text
         for folder, files in folders.items()
         for name, text in files.items()
     }

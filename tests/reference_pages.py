@@ -12,10 +12,8 @@ from kneewatch.collector.names.dcgm_fields import field_table
 from kneewatch.collector.names.vllm_metrics import metric_table
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.dashboards.prometheus.alerts import alert_name, expressible
-from kneewatch.dashboards.prometheus.causes import cause_name, cause_queries, left_out
-from kneewatch.dashboards.prometheus.recording_rules import FOUND
-from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.dashboards.prometheus.alerts import alert_group
+from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from kneewatch.diagnose.causes import availability
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW, chance
 from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES
@@ -50,6 +48,7 @@ from kneewatch.rules.conditions import (
     WithDefault,
     nodes,
 )
+from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.quantities import (
     BaselineValue,
@@ -292,7 +291,7 @@ def strings(constants: Iterable[object]) -> Iterator[str]:
 
 
 def facts_list(record: CauseRecord) -> list[str]:
-    """Times, what follows, and whether PromQL sees it, as a list."""
+    """Times, what follows, and which alerts are exported, as a list."""
     onset_s, clear_s = record.onset_s.value, record.clear_s.value
     begins = f"once it has held for {onset_s:g} s" if onset_s else "at once"
     ends = f"once it has not held for {clear_s:g} s" if clear_s else "as soon as it does not hold"
@@ -320,24 +319,16 @@ def facts_list(record: CauseRecord) -> list[str]:
         ("Levers, best first", [f"`{lever}`" for lever in record.levers]),
     )
     lines += [f"- {name}: {', '.join(values)}." for name, values in rows if values]
-    return [*lines, f"- PromQL: {in_promql(record)}"]
+    return [*lines, f"- {exported('cause', record.id)}"]
 
 
-def in_promql(record: CauseRecord) -> str:
-    """Whether the exported rules conclude a cause, by which alert, and what they cannot see."""
-    plan = Plan()
-    why = left_out(plan).get(record.id)
-    if why is not None:
-        return f"no exported alert: {why}."
-    if record.id not in {query.record.id for query in cause_queries(plan)}:
-        return "the exported alert `KneewatchTargetDown` concludes it from `up`."
-    unseen = [form.sidecar for form in record.forms if form.sidecar]
-    unseen += [term.sidecar for form in record.forms for term in form.terms if term.sidecar]
-    text = f"the exported alert `{cause_name(record.id)}` concludes it"
-    reasons = list(dict.fromkeys(unseen))
-    if reasons:
-        text += f", without what only the daemon sees ({'; '.join(reasons)})"
-    return f"{text}."
+def exported(label: str, about: str) -> str:
+    """The exported alerts about a cause or a rule."""
+    alerts = alert_group(Plan(targets=Targets(1.0, 1.0))).rules
+    names = [a.name for a in alerts if isinstance(a, Alert) and a.labels.get(label) == about]
+    if not names:
+        return "No exported alert: only kneewatch concludes it."
+    return f"Exported alerts: {', '.join(f'`{name}`' for name in dict.fromkeys(names))}."
 
 
 def cause_link(cause: str) -> str:
@@ -508,18 +499,7 @@ def rule_block(rule: Rule) -> str:
         lines.append(f"- Not reported by itself beside the causes that cover it: {links}.")
     if rule.id in SETTING_BOUNDS:
         lines.append("- Exists only if the setting is stated.")
-    return "\n".join([*lines, f"- PromQL: {rule_in_promql(rule)}"])
-
-
-def rule_in_promql(rule: Rule) -> str:
-    """Whether the exported rules have a rule, or what they lack."""
-    _, lacking = expressible(Plan())
-    for other, signal in lacking:
-        if other.id == rule.id and signal in FOUND:
-            return f"the exported alert `{alert_name(rule.id)}`, with `--gpu-join` only."
-        if other.id == rule.id:
-            return f"no exported alert: only the daemon computes `{signal}`."
-    return f"the exported alert `{alert_name(rule.id)}`."
+    return "\n".join([*lines, f"- {exported('rule', rule.id)}"])
 
 
 def guard_words(guard: Guard) -> str:

@@ -33,6 +33,10 @@ ENGINES: Described = {
     "health": ("1 for the engine's health, 0 for the other states.", (*ENGINE, "health")),
     "stage": ("Stage of the KV cascade, 0 to 4.", ENGINE),
     "cause": ("1 while a cause is concluded, else 0.", (*ENGINE, "cause")),
+    "cause_severity": (
+        "Severity of a concluded cause: 1 info, 2 warning, 3 critical; no series for the others.",
+        (*ENGINE, "cause"),
+    ),
     "cause_confidence": ("Confidence of a cause, 0 to 1.", (*ENGINE, "cause")),
     "finding_severity": (
         "A rule's state: 0 ok, 1 info, 2 warning, 3 critical; no series where it is unknown.",
@@ -206,11 +210,13 @@ def _add_verdict(families: Families, diagnosis: Diagnosis, labels: Sequence[str]
     for word in RANKS:
         families.add("health", diagnosis.health == word, *labels, word)
     stage = diagnosis.stage if diagnosis.health != UNKNOWN else None
-    active = {cause.id: cause.confidence for cause in diagnosis.causes}
+    active = {cause.id: cause for cause in diagnosis.causes}
     # An unreadable page does not prove that a cause is absent.
     for cause in active if stage is None else dict.fromkeys((*BY_ID, *active)):
         families.add("cause", cause in active, *labels, cause)
-        families.add("cause_confidence", active.get(cause), *labels, cause)
+    for cause, concluded in active.items():
+        families.add("cause_severity", concluded.severity, *labels, cause)
+        families.add("cause_confidence", concluded.confidence, *labels, cause)
     judged = [finding for finding in diagnosis.findings if finding.state != UNKNOWN]
     for finding in judged:
         families.add("finding_severity", finding.severity, *labels, finding.rule.id)

@@ -73,8 +73,7 @@ def alert(event: Event, labels: Labels, *, severity: Severity, base: str) -> dic
 
 
 def alert_name(cause: str) -> str:
-    """The name of an alert, such as KneewatchCauseKvPressure. The exported Prometheus rules use the
-    same names."""
+    """The name of an alert, such as KneewatchCauseKvPressure."""
     return "KneewatchCause" + "".join(part.capitalize() for part in cause.split("_"))
 
 

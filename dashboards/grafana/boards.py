@@ -77,6 +77,11 @@ def signal(key: str) -> str:
     return f"{recorded(key)}{{{SELECTOR}}}"
 
 
+def own(name: str) -> str:
+    """A PromQL selector for one of kneewatch's own metrics, of the chosen models."""
+    return f'kneewatch_{name}{{model=~"$model"}}'
+
+
 def unit_of(key: str) -> str:
     """Grafana's unit for a signal."""
     return next((unit for end, unit in UNITS if key.endswith(end)), "short")
@@ -116,6 +121,22 @@ def lines(
         width=width,
         triage=True,
     )
+
+
+def day_before(title: str, description: str, key: str) -> Panel:
+    """A panel with a signal now and a day earlier."""
+    queries = (
+        Query(signal(key), f"now {OF_REPLICA}"),
+        Query(f"{signal(key)} offset 1d", f"a day earlier {OF_REPLICA}"),
+    )
+    return Panel(title, description, queries, unit_of(key), triage=True)
+
+
+def tail(title: str, description: str, name: str) -> Panel:
+    """A panel with a latency's P99 divided by its P50, with the bounds of that signal's rule."""
+    bounds, _ = bounds_of(f"{name}_p99_p50_ratio")
+    ratio = Query(f"{signal(f'{name}_p99_s')} / ({signal(f'{name}_p50_s')} > 0)")
+    return Panel(title, description, (ratio,), bounds=bounds, triage=True)
 
 
 # --- The dashboard of GPUs ------------------------------------------------------------------------
@@ -192,6 +213,8 @@ TIER = "by (namespace, tier, model_name)"
 NAMED = "{{namespace}} {{model_name}} {{tier}}"
 ADAPTERS_INFO = any_of("__name__", (f"{prefix}lora_requests_info" for prefix in PREFIXES))
 STAGES = ((1.0, "info"), (2.0, "warning"), (4.0, "critical"))
+IN_FLIGHT = f"{signal('running')} + {signal('waiting')}"
+DAEMON = "Needs a running kneewatch that Prometheus scrapes."
 WORST = "A mean would hide the worst replica."
 
 FLEET = Board(
@@ -205,13 +228,13 @@ FLEET = Board(
                 Panel("Replicas", "Replicas whose metrics are scraped, by tier.",
                       (Query(f"count {TIER} ({signal('running')})", NAMED),),
                       kind="number", width=6),
-                Panel("Worst stage", "The highest stage of the KV cascade in each tier.",
-                      (Query(f"max {TIER} ({signal('cascade_stage')})", NAMED),),
+                Panel("Worst stage", f"The highest stage of the KV cascade by model. {DAEMON}",
+                      (Query(f"max by (model) ({own('stage')})", "{{model}}"),),
                       kind="number", bounds=STAGES, width=6),
-                Panel("Causes", "Causes in force by replica: 1 info, 2 warning, 3 critical.",
-                      (Query(f"{signal('cause')} or on () vector(0)",
-                             "{{cause}} {{namespace}} {{pod}} {{instance}}"),),
-                      kind="rows", width=12, triage=True),
+                Panel("Causes", f"Causes by target: 1 info, 2 warning, 3 critical. {DAEMON}",
+                      (Query(f"{own('cause_severity')} or on () vector(0)",
+                             "{{cause}} {{target}} {{model}}"),),
+                      kind="rows", width=12),
             ),
         ),
         Row(
@@ -264,7 +287,7 @@ REPLICA = Board(
         Row(
             "Latency and memory",
             (
-                lines("TTFT", "Time to the first token.", "ttft_p50_s", "ttft_p95_s", "ttft_p99_s"),
+                lines("TTFT", "Time to the first token.", "ttft_p50_s", "ttft_p99_s"),
                 lines("ITL", "Time between outputs of a stream.", "itl_p50_s", "itl_p99_s"),
                 lines("KV usage",
                       "Share of blocks that running requests hold; cached ones count as free.",
@@ -288,9 +311,10 @@ CASCADE = Board(
         Row(
             "Stage",
             (
-                Panel("Stage", "0 steady, 1 filling, 2 evicting, 3 queueing, 4 collapsing.",
-                      (Query(signal("cascade_stage")),), kind="states",
-                      bounds=STAGES, width=24, triage=True),
+                Panel("Stage",
+                      f"0 steady, 1 filling, 2 evicting, 3 queueing, 4 collapsing. {DAEMON}",
+                      (Query(own("stage"), "{{target}} {{engine}}"),), kind="states",
+                      bounds=STAGES, width=24),
             ),
         ),
         Row(
@@ -302,12 +326,9 @@ CASCADE = Board(
                       "preemption_ratio_per_s"),
                 lines("Queued for capacity", "Stage 3: the queue behind the full cache.",
                       "waiting_by_capacity"),
-                lines("TTFT against its baseline", "Stage 3: P99 divided by its quiet baseline.",
-                      "ttft_p99_drift_ratio"),
+                day_before("TTFT P99", "Stage 3: P99 now, and a day earlier.", "ttft_p99_s"),
                 lines("Generated tokens/s", "Stage 4: falls while the load holds.",
                       "generation_tokens_per_s"),
-                lines("Long pauses", "Share of decode time in pauses of 0.5 s or more.",
-                      "itl_stall_time_ratio"),
             ),
         ),
     ),
@@ -339,8 +360,8 @@ CACHE = Board(
                 lines("Saved", "Share of prompt tokens that were not computed.",
                       "prefix_saved_ratio"),
                 lines("Prompt tokens looked up", "Tokens/s.", "prefix_query_per_s"),
-                lines("Hit ratio against its baseline", "The hit ratio and its baseline.",
-                      "prefix_hit_ratio", "prefix_hit_quiet_ratio"),
+                day_before("Hit ratio, a day apart", "The hit ratio now, and a day earlier.",
+                           "prefix_hit_ratio"),
             ),
         ),
     ),
@@ -365,10 +386,9 @@ LATENCY = Board(
                 lines("Queue", "Time until first scheduled.", "queue_mean_s", "queue_p99_s"),
                 lines("Prefill", "Time to compute the prompt.", "prefill_mean_s", "prefill_p99_s"),
                 lines("Decode", "Time from first to last token.", "decode_mean_s", "decode_p99_s"),
-                lines("Whole request", "End to end.", "e2e_p50_s", "e2e_p95_s", "e2e_p99_s"),
-                lines("Tail of TTFT", "P99 divided by P50; it grows at the knee.",
-                      "ttft_p99_p50_ratio"),
-                lines("Tail of ITL", "P99 divided by P50.", "itl_p99_p50_ratio"),
+                lines("Whole request", "End to end.", "e2e_p50_s", "e2e_p99_s"),
+                tail("Tail of TTFT", "P99 divided by P50; it grows at the knee.", "ttft"),
+                tail("Tail of ITL", "P99 divided by P50.", "itl"),
             ),
         ),
     ),
@@ -427,8 +447,8 @@ CAPACITY = Board(
             "Capacity",
             (
                 Panel("Peak in flight, 7 days", "The busiest five minutes of each tier.",
-                      (Query(f"max_over_time((sum {TIER} ({signal('in_flight_avg')}))[7d:5m])",
-                             NAMED),), kind="number"),
+                      (Query(f"max_over_time((sum {TIER} ({IN_FLIGHT}))[7d:5m])", NAMED),),
+                      kind="number"),
                 Panel("KV usage at the peak", "Highest of the week on the worst replica.",
                       (Query(f"max {TIER} (max_over_time({signal('kv_usage_max_ratio')}[7d:5m]))",
                              NAMED),),

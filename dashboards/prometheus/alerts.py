@@ -1,394 +1,553 @@
-"""Alerting rules for findings, stages and error budgets, with their links. Pure."""
+"""Alerts on the series of vLLM, DCGM and routers. Each is one expression that reads no recorded
+series, and has the labels of the replica, GPU or pool that it is about. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from msgspec import Struct
-from msgspec.structs import replace
+from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
+from kneewatch.collector.signals.expr import bound_matcher
+from kneewatch.collector.signals.vllm import within_ttft
+from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, span
+from kneewatch.diagnose.fleet.routers import IDLE_KV, QUEUED_MIN, ROUTERS
+from kneewatch.rules.facts import number
+from kneewatch.rules.rule import Severity
 
-from kneewatch.collector.signals.vllm import ARRIVALS, within_ttft
-from kneewatch.dashboards.prometheus.recording_rules import Recorded
-from kneewatch.dashboards.prometheus.rule_group import (
-    CAUSE,
-    CAUSE_SEVERITY,
-    FINDING,
-    POOL,
-    WHERE,
-    WORST_NAME,
-    Alert,
-    Group,
-    Lasts,
-    Plan,
-    Record,
-    affected,
-    count_text,
-    firing,
-    in_force_records,
-    met,
-    worst_text,
+CRITICAL, WARNING, INFO = Severity.CRITICAL, Severity.WARNING, Severity.INFO
+
+WHO = "{{ or $labels.pod $labels.instance }}"
+"""A template for the name of a replica: its pod, or its address outside of Kubernetes."""
+
+PLACE = (
+    "{{ with $labels.model_name }} ({{ . }}){{ end }}"
+    "{{ with $labels.namespace }} in {{ . }}{{ end }}"
 )
-from kneewatch.diagnose.causes.ranking import CAUSES
-from kneewatch.diagnose.doc_links import cause_page, rule_page
-from kneewatch.rules.cascade import NAMES
-from kneewatch.rules.facts import duration, number, recorded
-from kneewatch.rules.rule import Bound, Guard, Rule, Severity
+GPU = "GPU {{ $labels.gpu }} of {{ $labels.Hostname }}{{ $labels.hostname }}"
 
-STAGE = "cascade_stage"
+SEEN_S = 3600.0
+"""Seconds for which a replica that served counts as one that should serve."""
 
-SEEN_ELSEWHERE = {"lora_max": "lora_requests_info"}
-"""Guards on a number inside a label, which PromQL cannot read. Instead, the rule checks that this
-metric exists."""
+DOWN_S = 120.0
+LOADING_S = 900.0
+"""Seconds that a pod may take to load its model."""
 
+CRASHES, CRASHES_S = 3, 1800.0
+"""Restarts within CRASHES_S from which on a server is in a crash loop."""
 
-def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
-    """The rules that PromQL can evaluate; then the other rules, each with the first signal that the
-    plan lacks."""
-    recorded_keys = Recorded(plan).keys | SEEN_ELSEWHERE.keys()
-    can: list[Rule] = []
-    cannot: list[tuple[Rule, str]] = []
-    for rule in plan.rules():
-        lacking = [
-            s for s in (rule.signal, *(g.signal for g in rule.guards)) if s not in recorded_keys
-        ]
-        if lacking:
-            cannot.append((rule, lacking[0]))
-        else:
-            can.append(rule)
-    return can, cannot
+FULL_FROM = 0.95
+WAIT_FROM_S = 10.0
+"""Seconds that the requests of a queue wait at the present pace, from which an alert fires."""
 
+ERRORS_MIN = 3.0
+HITS_FELL = 0.2
+"""How far the prefix cache's hit ratio must fall below that of the hours before."""
 
-def finding_groups(plan: Plan) -> tuple[Group, Group]:
-    """Two groups: the recording rules for active findings per engine, and an alert for each
-    severity of each rule."""
-    rules, _ = expressible(plan)
-    lasts = {rule.id: _lasts(plan, rule) for rule in rules}
-    records = (
-        *(Record(met(FINDING), _met(plan, rule), {"rule": rule.id}) for rule in rules),
-        *in_force_records(plan, FINDING, "rule", lasts),
-    )
-    alerts = tuple(_alert(plan, rule, bound) for rule in rules for bound in rule.bounds)
-    return Group("kneewatch-findings", records), Group("kneewatch-finding-alerts", alerts)
+LOOKED_UP_PER_S = 100.0
+"""Minimum prompt tokens/s for a judgement of the prefix cache."""
+
+TIMES_ITS_SHARE = 3.0
+"""A replica takes too much of its pool's requests from this multiple of the mean on."""
+
+BUSY_RUNNING = 4.0
+
+PROGRAMS_XIDS = (13, 31, 43, 45, 63, 92)
+"""XIDs that are no reason to act: errors of a program, and notes about repaired memory."""
+
+HOT_C, HELD_BELOW, GPU_BUSY = 80.0, 0.75, 0.5
+"""A GPU that is busy and this hot is throttled if its SM clock is below this share of its
+maximum."""
 
 
-def _lasts(plan: Plan, rule: Rule) -> Lasts:
-    ends = any(guard.ends for guard in rule.guards)
-    return Lasts(rule.for_s * plan.scale, 0.0 if ends else rule.clear_s * plan.scale)
-
-
-def finding_of(rule: Rule) -> str:
-    """A selector for the recorded series of a rule's active findings."""
-    return f'{FINDING}{{rule="{rule.id}"}}'
-
-
-def _met(plan: Plan, rule: Rule) -> str:
-    """A PromQL expression for the severity of the worst bound that is crossed. An active finding
-    keeps its severity until the value is back inside the bound by a margin, `clear_ratio`."""
-    worst_first = sorted(rule.bounds, key=lambda bound: bound.severity, reverse=True)
-    levels = " or ".join(
-        f"(({_crossed(plan, rule, bound)}) * 0 + {int(bound.severity)})" for bound in worst_first
-    )
-    guards = "".join(f" and {_guard(plan, guard)}" for guard in rule.guards)
-    return f"({levels}){guards}" if guards else levels
-
-
-def _crossed(plan: Plan, rule: Rule, bound: Bound) -> str:
-    signal, sign = recorded(rule.signal), "<" if rule.below else ">"
-    margin = abs(bound.threshold) * rule.clear_ratio
-    relaxed = bound.threshold + margin if rule.below else bound.threshold - margin
-    crossed = f"{signal} {sign} {number(bound.threshold)}"
-    if margin:
-        in_force = f"({finding_of(rule)} >= {int(bound.severity)})"
-        crossed = (
-            f"({crossed}) or (({signal} {sign} {number(relaxed)}) and on ({plan.engine})"
-            f" {in_force})"
-        )
-    if not rule.below and bound.threshold - margin <= 0:
-        crossed = f"({crossed}) > 0"
-    return crossed
-
-
-def _guard(plan: Plan, guard: Guard) -> str:
-    if guard.signal in SEEN_ELSEWHERE:
-        series = plan.dialect.series(SEEN_ELSEWHERE[guard.signal])
-        return f"on ({plan.process}) {series}"
-    sign = "<=" if guard.below else ">="
-    return f"on ({plan.engine}) ({recorded(guard.signal)} {sign} {number(guard.value)})"
-
-
-def _alert(plan: Plan, rule: Rule, bound: Bound) -> Alert:
-    covering = [record.id for record in CAUSES if rule.id in record.covers]
-    return Alert(
-        name=alert_name(rule.id),
-        expr=uncovered(plan, finding_of(rule), bound.severity, covering),
-        for_s=plan.settles_s if covering or bound.severity < Severity.CRITICAL else 0.0,
-        labels={"severity": bound.severity.word, "kneewatch": "finding", "rule": rule.id},
-        annotations=_annotations(plan, rule, bound),
+def alert_group(plan: Plan) -> Group:
+    """All alerts about servers, GPUs and routers."""
+    series = _Series(plan)
+    return Group(
+        "kneewatch-alerts",
+        (
+            *_targets(plan, series),
+            *_engines(plan, series),
+            *_latencies(plan, series),
+            *_gpus(plan, series),
+            *_routers(plan, series),
+        ),
     )
 
 
-def uncovered(plan: Plan, in_force: str, severity: Severity, covering: Sequence[str]) -> str:
-    """A PromQL expression for the number of a pool's replicas at this severity that have none of
-    the causes in `covering`.
+class _Series:
+    """vLLM's series as PromQL selectors, and the range over which alerts look back."""
 
-    It has no value if a replica of the pool has such a cause and the cause is at least as severe.
-    """
-    if not covering:
-        return firing(plan, in_force, severity)
-    causes = _lately_concluded(plan, covering)
-    alone = f"({in_force} unless on ({plan.engine}) ({causes} >= {int(Severity.WARNING)}))"
-    as_bad = f"({causes} >= {int(max(severity, Severity.WARNING))})"
-    return f"({firing(plan, alone, severity)}) unless on ({plan.pool}) {as_bad}"
+    def __init__(self, plan: Plan) -> None:
+        dialect = plan.dialect
+        self.range = span(max(2 * plan.window_s, plan.range_s))
+        self.present = dialect.series("kv_cache_usage_perc")
+        """A series that each engine has, and no router."""
+        self.running = dialect.series("num_requests_running")
+        self.waiting = dialect.series("num_requests_waiting")
+        self.tokens = dialect.series("generation_tokens", "_total")
+        self.first_tokens = dialect.series("time_to_first_token_seconds", "_count")
+        self.preempted = f"rate({dialect.series('num_preemptions', '_total')}[{self.range}])"
+        self.served = f"on (job, instance) max_over_time({self.present}[{span(SEEN_S)}])"
+        """The condition that a target served vLLM lately."""
 
-
-def _lately_concluded(plan: Plan, causes: Sequence[str]) -> str:
-    """A PromQL expression for the severities of causes within the last two windows. The time is
-    that long because a finding may last longer than the cause that covers it."""
-    series = f'{recorded(CAUSE_SEVERITY)}{{cause=~"({"|".join(causes)})(:.*)?"}}'
-    return f"max_over_time({series}[{duration(2 * plan.range_s)}])"
-
-
-def alert_name(rule_id: str) -> str:
-    """The name of the alert for a rule: `KV-EVICT` becomes `KneewatchKvEvict`."""
-    return "Kneewatch" + "".join(part.capitalize() for part in rule_id.split("-"))
+    def least(self, gauge: str) -> str:
+        """The minimum of a gauge."""
+        return f"min_over_time({gauge}[{self.range}])"
 
 
-def firing_of(alert: str, severity: str) -> str:
-    """A selector for the series of ALERTS that exists while an alert fires."""
-    return f'ALERTS{{alertname="{alert}", severity="{severity}", alertstate="firing"}}'
-
-
-def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
-    sign, unit = "below" if rule.below else "above", unit_of(rule.signal)
-    pick = "bottomk" if rule.below else "topk"
-    engines = f'{FINDING}{{rule="{rule.id}", {POOL}}}'
-    worst = f"{pick}(1, {recorded(rule.signal)}{{{POOL}}} and on ({plan.engine}) {engines})"
-    description = (
-        f"{rule.signal} is {unit.text('value $worst')} on {WORST_NAME}, the worst replica "
-        f"(threshold: {sign} {unit.threshold(bound.threshold)})."
-    )
+def alert(
+    plan: Plan,
+    name: str,
+    severity: Severity,
+    expr: str,
+    for_s: float,
+    summary: str,
+    description: str,
+    action: str,
+    page: str,
+    **labels: str,
+) -> Alert:
+    """An alert with its labels and links. `page` is the page about its cause or rule, such as
+    causes/target_down; labels name the cause or rule too."""
+    of, _, about = page.partition("/")
+    kind = {"kneewatch": "cause" if of == "causes" else "finding", of.removesuffix("s"): about}
     annotations = {
-        "summary": f"{rule.summary}: {count_text(plan)}",
-        "description": worst_text(plan, worst, description),
-        "action": rule.advice,
+        "summary": summary,
+        "description": description,
+        "action": action,
+        "runbook_url": f"{plan.runbooks}/{page}",
     }
-    return annotations | link_annotations(plan, rule_page(plan.runbooks, rule.id), worst)
-
-
-class Unit(Struct, frozen=True):
-    """How alerts print the value of a signal.
-
-    A value is passed through `functions` of Go templates and followed by `after`. A bound is
-    printed as a number, multiplied by `scale` and followed by `symbol`.
-    """
-
-    functions: str
-    after: str = ""
-    scale: float = 1.0
-    symbol: str = ""
-
-    def text(self, value: str) -> str:
-        """A template for a value with its unit."""
-        return f"{{{{ {value} | {self.functions} }}}}{self.after}"
-
-    def threshold(self, bound: float) -> str:
-        """A bound of a signal with its unit."""
-        return f"{self.scale * bound:g}{self.symbol}"
-
-
-UNITS: tuple[tuple[tuple[str, ...], Unit], ...] = (
-    (("_drift_ratio", "_tail_ratio"), Unit('printf "%.1f"', "x", symbol="x")),
-    (("_ratio_per_s",), Unit("humanizePercentage", "/s", 100.0, "%/s")),
-    (("_ratio", "_points"), Unit("humanizePercentage", "", 100.0, "%")),
-    (("_per_s",), Unit('printf "%.3g"', "/s", symbol="/s")),
-    (("_s",), Unit("humanizeDuration", symbol="s")),
-)
-"""Units by the suffix of a signal's name. Longer suffixes come first."""
-
-PLAIN = Unit('printf "%.3g"')
-
-
-def unit_of(signal: str) -> Unit:
-    """The unit of a signal, according to the suffix of its name."""
-    return next((unit for ends, unit in UNITS if signal.endswith(ends)), PLAIN)
-
-
-def link_annotations(plan: Plan, runbook: str, worst: str = "") -> dict[str, str]:
-    """The links of an alert about a pool: to the runbook, the triage page and the dashboard. A link
-    is left out if its address is not set.
-
-    `worst` is a query for the replica that the triage page and the dashboard should show. Without
-    `worst` they show all replicas.
-    """
-    links = runbook_annotation(runbook)
-    if plan.triage_url:
-        page = worst_text(plan, worst, '{{ label "instance" $worst }}') if worst else ""
-        links["triage"] = f"{plan.triage_url.rstrip('/')}{'/' if page else ''}{page}"
-    if plan.grafana_url and worst:
-        chosen = worst_text(plan, worst, '{{ label "instance" $worst | urlquery }}')
-        links["dashboard_url"] = dashboard_of(plan, f"kneewatch-replica?var-replica={chosen}")
-        return links
-    return links | dashboard_annotation(plan, "kneewatch-fleet", model="model_name")
-
-
-def dashboard_annotation(plan: Plan, board: str, **variables: str) -> dict[str, str]:
-    """An annotation with the link to a dashboard. The dashboard's `variables` are set from labels
-    of the alert. Empty if Grafana's address is not set."""
-    if not plan.grafana_url:
-        return {}
-    chosen = "&".join(
-        f"var-{name}={{{{ $labels.{label} | urlquery }}}}" for name, label in variables.items()
+    return Alert(
+        name,
+        expr,
+        for_s,
+        {"severity": severity.word} | kind | labels,
+        annotations | _links(plan, labels.get("kneewatch", "")),
     )
-    return {"dashboard_url": dashboard_of(plan, f"{board}?{chosen}")}
 
 
-def dashboard_of(plan: Plan, board: str) -> str:
-    """The address of a dashboard."""
-    return f"{plan.grafana_url.rstrip('/')}/d/{board}"
+def _links(plan: Plan, kind: str) -> dict[str, str]:
+    """The links of an alert of a kind to its triage page and dashboard, as far as the addresses are
+    known."""
+    links: dict[str, str] = {}
+    if plan.triage_url and not kind:
+        links["triage"] = f"{plan.triage_url.rstrip('/')}/{{{{ $labels.instance }}}}"
+    if plan.grafana_url:
+        board, variable, label = {
+            "": ("replica", "replica", "instance"),
+            "gpu": ("gpus", "node", "Hostname"),
+        }.get(kind, ("fleet", "model", "model_name"))
+        links["dashboard_url"] = (
+            f"{plan.grafana_url.rstrip('/')}/d/kneewatch-{board}"
+            f"?var-{variable}={{{{ $labels.{label} | urlquery }}}}"
+        )
+    return links
 
 
-def runbook_annotation(runbook: str) -> dict[str, str]:
-    """An annotation with the link to the runbook. Empty without an address."""
-    return {"runbook_url": runbook} if runbook else {}
+# --- Servers that are down, restart, or have no metrics -------------------------------------------
 
 
-# --- Multi-window burn-rate alerts for the TTFT error budget --------------------------------------
-#
-# The budget is 1 minus the objective: 1% of requests at 99%. Alerts need current traffic, so that a
-# quiet night does not burn, and both windows, so that they resolve soon after the problem ends. A
-# stalled engine sends no first token and burns no budget: KneewatchCauseEngineStalled covers it.
+def _targets(plan: Plan, series: _Series) -> Iterator[Alert]:
+    # A target that service discovery dropped shows its last sample for a while.
+    down_s, fresh_s = max(DOWN_S, 2 * plan.scrape_s), max(75.0, 1.25 * plan.scrape_s)
+    gone_s = max(5 * plan.window_s, 5 * plan.scrape_s)
+    restarts = f"changes({_started(plan)}[{span(CRASHES_S)}])"
+    observed = {"kneewatch": "observer"}
+    yield alert(
+        plan,
+        "KneewatchTargetDown",
+        CRITICAL,
+        f"up == 0 and timestamp(up) > time() - {number(fresh_s)} and {series.served}"
+        " unless on (namespace, pod) kube_pod_deletion_timestamp"
+        f" unless on (namespace, pod) kube_pod_created > time() - {number(LOADING_S)}",
+        down_s,
+        f"vLLM server is not reachable: {WHO}{PLACE}",
+        f"All scrapes of {WHO} have failed for {span(down_s)}. It served within the last hour.",
+        "Check the vLLM process and its log, then `curl` its /metrics.",
+        "causes/target_down",
+    )
+    yield alert(
+        plan,
+        "KneewatchCrashLoop",
+        CRITICAL,
+        f"{restarts} >= {CRASHES} and {series.served}",
+        0.0,
+        f"vLLM server restarts again and again: {WHO}{PLACE}",
+        f"{WHO} started {{{{ $value }}}} times within {span(CRASHES_S)}.",
+        "Read the end of the log before each restart (kubectl logs --previous).",
+        "causes/engine_died",
+    )
+    yield alert(
+        plan,
+        "KneewatchRestarted",
+        INFO,
+        f"{restarts} > 0 < {CRASHES} and {series.served}",
+        0.0,
+        f"vLLM server restarted: {WHO}{PLACE}",
+        f"{WHO} started anew {{{{ $value }}}} times within {span(CRASHES_S)}.",
+        "If nobody restarted it, read the end of its log before the restart.",
+        "causes/engine_restarted",
+    )
+    yield alert(
+        plan,
+        "KneewatchNoMetrics",
+        CRITICAL,
+        f"absent({series.running}) and absent({_prompts(plan)})",
+        gone_s,
+        "No vLLM server is scraped",
+        "Prometheus has no vLLM series, so no other alert can fire.",
+        "Check the Prometheus targets page and vLLM's /metrics.",
+        "causes/metrics_missing",
+        **observed,
+    )
+    yield alert(
+        plan, "KneewatchMetricsVanished", WARNING,
+        # With several API servers vLLM has no gauges before the first request.
+        f"up == 1 and {series.served} unless on (job, instance) {series.present}"
+        f" unless on (job, instance) {_prompts(plan)} == 0",
+        gone_s,
+        f"vLLM's metrics are missing on a page that answers: {WHO}{PLACE}",
+        f"The page of {WHO} lacks series that it had within the last hour.",
+        "Check whether an engine died or --disable-log-stats was set.",
+        "causes/metrics_missing", **observed,
+    )  # fmt: skip
+    yield from _pools(plan, series)
 
 
-WINDOWS_S = (300.0, 1800.0, 3600.0, 21600.0)
+def _started(plan: Plan) -> str:
+    return plan.dialect.labelled(
+        "process_start_time_seconds", [plan.selector] if plan.selector else []
+    ).removeprefix(plan.prefix)
+
+
+def _prompts(plan: Plan) -> str:
+    return plan.dialect.series("prompt_tokens", "_total")
+
+
+def _pools(plan: Plan, series: _Series) -> Iterator[Alert]:
+    """Alerts for a pool that has no replica left: at once where its job has no target either, and
+    where all targets are new, after the time that loading takes."""
+    pool, wanted = "namespace, job, model_name", "kube_deployment_spec_replicas"
+    gone = (
+        f"max by ({pool}) (max_over_time({series.present}[{span(SEEN_S)}]))"
+        f" unless on ({pool}) {series.present}"
+    )
+    to_zero = f"({wanted} == 0 < max_over_time({wanted}[{span(SEEN_S)}]))"
+    for how, expr, for_s in (
+        (
+            "gone",
+            # A ruler that outlives its Prometheus sees no target at all.
+            f"{gone} unless on (namespace, job) up unless on (namespace) {to_zero} and on () up",
+            2 * plan.scrape_s,
+        ),
+        (
+            "replaced",
+            f"{gone} and on (namespace, job) (up == 0 unless {series.served})",
+            LOADING_S,
+        ),
+    ):
+        yield alert(
+            plan, "KneewatchPoolVanished", CRITICAL, expr, for_s,
+            "No replica serves {{ $labels.model_name }}{{ with $labels.namespace }} in {{ . }}"
+            "{{ end }} (job {{ $labels.job }})",
+            "It was served within the last hour and has no replica now.",
+            "Check the workload's pods and events, and the monitor that selects them.",
+            "causes/target_down", kneewatch="observer", how=how,
+        )  # fmt: skip
+
+
+# --- Engines --------------------------------------------------------------------------------------
+
+
+def _engines(plan: Plan, series: _Series) -> Iterator[Alert]:
+    range_, settles_s = series.range, plan.settles_s
+    yield alert(
+        plan,
+        "KneewatchCauseEngineStalled",
+        CRITICAL,
+        f"{series.least(series.running)} > 0 and rate({series.tokens}[{range_}]) == 0",
+        2 * plan.scrape_s,
+        f"Engine generates no token: {WHO}{PLACE}",
+        f"{{{{ $value }}}} requests run on {WHO}, and for {range_} no token came out.",
+        "Save the log and stacks (py-spy dump), then restart this replica.",
+        "causes/engine_stalled",
+    )
+    per_running = f"{series.preempted} / avg_over_time({series.running}[{range_}])"
+    for severity, bounds in _bounds(plan, "KV-EVICT"):
+        yield alert(
+            plan,
+            "KneewatchKvEvict",
+            severity,
+            f"{per_running} {bounds}",
+            settles_s,
+            f"vLLM preempts running requests: {WHO}{PLACE}",
+            f"{{{{ $value | humanizePercentage }}}} of the running requests on {WHO} are preempted"
+            " every second and computed again.",
+            "Enlarge the KV cache (fp8 KV cache, --gpu-memory-utilization), or lower"
+            " --max-num-seqs.",
+            "rules/KV-EVICT",
+        )
+    yield alert(
+        plan,
+        "KneewatchKvFull",
+        WARNING,
+        f"{series.least(series.present)} > {number(FULL_FROM)}"
+        f" and {series.least(series.waiting)} > 0 unless {series.preempted} > 0",
+        settles_s,
+        f"KV cache is full and requests wait: {WHO}{PLACE}",
+        f"The KV cache of {WHO} was at least {{{{ $value | humanizePercentage }}}} full for"
+        f" {range_}, with requests in the queue.",
+        "Enlarge the KV cache (fp8 KV cache, --gpu-memory-utilization), or shorten contexts.",
+        "rules/KV-FULL",
+    )
+    yield alert(
+        plan, "KneewatchQueueGrows", WARNING,
+        f"{series.least(series.waiting)} / (rate({series.first_tokens}[{range_}]) > 0)"
+        f" > {number(WAIT_FROM_S)}",
+        settles_s,
+        f"Requests queue: {WHO}{PLACE}",
+        f"The queue of {WHO} takes {{{{ $value | humanizeDuration }}}} at the present pace.",
+        "Check first whether other replicas of the pool are idle (routing) or this one is slow."
+        " Otherwise more requests arrive than are served.",
+        "rules/QUEUE-GROWS",
+    )  # fmt: skip
+    yield from _requests(plan, series)
+    yield from _sharing(plan, series)
+
+
+def _bounds(plan: Plan, rule_id: str) -> Iterator[tuple[Severity, str]]:
+    """For the warning and the critical bound of a rule, milder first: the severity, and a
+    comparison that ends where the next bound begins. So at most one of the alerts fires."""
+    (rule,) = (rule for rule in plan.rules() if rule.id == rule_id)
+    bounds = sorted(
+        (bound for bound in rule.bounds if bound.severity >= WARNING), key=lambda b: b.severity
+    )
+    for at, bound in enumerate(bounds):
+        below = "".join(f" <= {number(worse.threshold)}" for worse in bounds[at + 1 : at + 2])
+        yield bound.severity, f"> {number(bound.threshold)}{below}"
+
+
+def _requests(plan: Plan, series: _Series) -> Iterator[Alert]:
+    over = span(max(300.0, plan.range_s))
+    finished = plan.dialect.series("request_success", "_total")
+    failed = plan.dialect.series("request_success", "_total", (("finished_reason", "error"),))
+    share = (
+        f"rate({failed}[{over}]) / ignoring (finished_reason) group_left"
+        f" sum without (finished_reason) (rate({finished}[{over}]))"
+    )
+    for severity, bounds in _bounds(plan, "ERRORS"):
+        yield alert(
+            plan,
+            "KneewatchErrors",
+            severity,
+            f"{share} {bounds} and increase({failed}[{over}]) >= {number(ERRORS_MIN)}",
+            plan.settles_s,
+            f"Requests end in an error: {WHO}{PLACE}",
+            f"{{{{ $value | humanizePercentage }}}} of the requests on {WHO} failed within {over}.",
+            "Read vLLM's log.",
+            "rules/ERRORS",
+        )
+    deferred = plan.dialect.series("num_requests_waiting_by_reason", "", (("reason", "deferred"),))
+    yield alert(
+        plan, "KneewatchLoraWait", WARNING,
+        f"{series.least(deferred)} > 0"
+        f" and on (job, instance) {plan.dialect.series('lora_requests_info')}",
+        plan.settles_s,
+        f"Requests wait for a LoRA adapter slot: {WHO}{PLACE}",
+        f"{{{{ $value }}}} requests on {WHO} were held back for {series.range}.",
+        "Raise --max-loras, lower the adapters' rank, or spread adapters over replicas.",
+        "rules/LORA-WAIT",
+    )  # fmt: skip
+
+
+def _sharing(plan: Plan, series: _Series) -> Iterator[Alert]:
+    """Alerts for what routing decides: the prefix cache's hits, and how requests are spread."""
+    range_ = series.range
+    hits = plan.dialect.series("prefix_cache_hits", "_total")
+    asked = plan.dialect.series("prefix_cache_queries", "_total")
+    before = f"[{span(3 * SEEN_S)}] offset {span(LOADING_S)}"
+    yield alert(
+        plan,
+        "KneewatchPrefixHitFell",
+        WARNING,
+        f"rate({hits}{before}) / rate({asked}{before})"
+        f" - rate({hits}[{range_}]) / rate({asked}[{range_}]) > {number(HITS_FELL)}"
+        f" and rate({asked}[{range_}]) > {number(LOOKED_UP_PER_S)}",
+        plan.settles_s,
+        f"Prefix cache hits fell: {WHO}{PLACE}",
+        f"The hit ratio of {WHO} is {{{{ $value | humanizePercentage }}}} (points) below that of"
+        " the hours before.",
+        "Check what changed: routing by prefix, the beginning of prompts, the KV cache's size.",
+        "causes/prefix_reuse_lost",
+    )
+    requests = f"rate({series.first_tokens}[{range_}])"
+    yield alert(
+        plan, "KneewatchReplicaImbalance", WARNING,
+        f"{requests} / on ({plan.pool}) group_left avg by ({plan.pool}) ({requests})"
+        f" > {number(TIMES_ITS_SHARE)}"
+        f" and avg_over_time({series.running}[{range_}]) > {number(BUSY_RUNNING)}",
+        plan.settles_s,
+        f"One replica takes most requests of its pool: {WHO}{PLACE}",
+        f'{WHO} gets {{{{ printf "%.1f" $value }}}} times the mean of its pool.',
+        "Check the router: its weights, session affinity, and which endpoints it knows. More"
+        " replicas do not help.",
+        "causes/replica_imbalance",
+    )  # fmt: skip
+
+
+# --- Latency targets ------------------------------------------------------------------------------
+
 SPEEDS = (
-    ("KneewatchTtftBudgetFastBurn", Severity.CRITICAL, 14.4, 3600.0, 300.0, "two days"),
-    ("KneewatchTtftBudgetSlowBurn", Severity.WARNING, 6.0, 21600.0, 1800.0, "five days"),
+    ("KneewatchTtftBudgetFastBurn", CRITICAL, 14.4, 3600.0, 300.0, "two days"),
+    ("KneewatchTtftBudgetSlowBurn", WARNING, 6.0, 21600.0, 1800.0, "five days"),
 )
 """For each burn-rate alert: its name, severity, minimum burn rate, long and short window in
-seconds, and the time after which a month's budget is used up at that burn rate.
+seconds, and the time after which a month's error budget is used up at that burn rate.
 
 Source: Google, The Site Reliability Workbook, chapter 5, table 5-8.
 """
 
-TRAFFIC_S = 300.0
 
-
-def burn_groups(plan: Plan) -> tuple[Group, ...]:
-    """Recording rules for the error ratios of pools, and alerts on them. Empty without a TTFT
-    target."""
+def _latencies(plan: Plan, series: _Series) -> Iterator[Alert]:
+    """Alerts for the latency targets that the user sets."""
+    over = span(max(300.0, plan.range_s))
+    for name, metric, target_s in (
+        ("TTFT", "time_to_first_token_seconds", plan.targets.ttft_p99_s),
+        ("ITL", "inter_token_latency_seconds", plan.targets.itl_p99_s),
+    ):
+        if target_s is not None:
+            buckets = plan.dialect.series(metric, "_bucket")
+            yield alert(
+                plan, f"Kneewatch{name.capitalize()}P99", WARNING,
+                f"histogram_quantile(0.99, rate({buckets}[{over}])) > {number(target_s)}",
+                plan.settles_s,
+                f"{name} P99 is over its target: {WHO}{PLACE}",
+                f"{name} P99 of {WHO} is {{{{ $value | humanizeDuration }}}} (target:"
+                f" {number(target_s)} s).",
+                "Look up the cause on the triage page.",
+                f"rules/{name}-P99",
+            )  # fmt: skip
     within = within_ttft(plan.targets.ttft_p99_s)
-    if within is None:
-        return ()
-    of_pools = replace(plan.dialect, by=plan.pool_labels)
-    rules: list[Record | Alert] = []
-    for window_s in WINDOWS_S:
-        share = within.promql(replace(of_pools, range_s=window_s))
-        rules.append(Record(error_ratio(window_s), f"1 - ({share})"))
-    traffic = ARRIVALS.promql(replace(of_pools, range_s=TRAFFIC_S))
-    rules.append(Record(recorded("arrival_per_s:5m"), traffic or ""))
-    return (Group("kneewatch-burn", (*rules, *_burn_rate_alerts(plan))),)
-
-
-def error_ratio(window_s: float) -> str:
-    """The name of the recorded series for the share of a pool's requests in the window that
-    exceeded the TTFT target."""
-    minutes = round(window_s / 60)
-    window = f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}m"
-    return recorded(f"ttft_error_ratio:{window}")
-
-
-def _burn_rate_alerts(plan: Plan) -> list[Alert]:
-    budget = 1 - plan.objective_ratio
-    alerts: list[Alert] = []
+    if within is None or not plan.serves(SPEEDS[0][4]):
+        return
+    in_time = plan.dialect.series(within.metric, "_bucket", extra=bound_matcher(within.bound))
     for name, severity, speed, long_s, short_s, gone in SPEEDS:
-        bound = number(min(0.999, speed * budget))
-        alerts.append(
-            Alert(
-                name=name,
-                expr=f"({error_ratio(long_s)} > {bound}) and ({error_ratio(short_s)} > {bound})"
-                f" and ({recorded('arrival_per_s:5m')} > 0)"
-                f" unless on ({plan.pool}) ({CAUSE} >= {int(severity)})",
-                for_s=0.0,
-                labels={"severity": severity.word, "kneewatch": "burn"},
-                annotations={
-                    "summary": f"TTFT error budget is burning: {WHERE}",
-                    "description": "{{ $value | humanizePercentage }} of requests in the last "
-                    f"{duration(long_s)} exceeded the TTFT target. At this rate a month's error "
-                    f"budget is used up in {gone}.",
-                    "action": "Find the replicas above the TTFT target on the triage page.",
-                }
-                | link_annotations(plan, rule_page(plan.runbooks, "TTFT-P99")),
-            )
+        least = number(max(0.001, 1 - speed * (1 - plan.objective_ratio)))
+        windows = (
+            f"rate({in_time}[{span(window_s)}]) / ignoring (le)"
+            f" rate({series.first_tokens}[{span(window_s)}]) < {least}"
+            for window_s in (long_s, short_s)
         )
-    return alerts
+        yield alert(
+            plan, name, severity, " and ".join(windows), 0.0,
+            f"TTFT error budget is burning: {WHO}{PLACE}",
+            f"Only {{{{ $value | humanizePercentage }}}} of the requests on {WHO} met the TTFT"
+            f" target within {span(long_s)}. At this rate a month's error budget is used up in"
+            f" {gone}.",
+            "Look up the cause on the triage page.",
+            "rules/TTFT-P99",
+        )  # fmt: skip
 
 
-# --- Alerts for cascade stages --------------------------------------------------------------------
+# --- GPUs -----------------------------------------------------------------------------------------
 
 
-STAGE_ADVICE = {
-    1: "No action needed yet. Plan for more KV cache before the load grows.",
-    2: "Enlarge the KV cache (fp8 KV cache, --gpu-memory-utilization) or admit fewer requests.",
-    3: "Reduce load now: shed requests at the gateway or add replicas. Then enlarge the KV cache.",
-    4: "Shed load at once: most of the work is recomputation of preempted requests.",
-}
-
-
-def stage_group(plan: Plan) -> Group:
-    """A recording rule for the worst stage of each pool, and the alerts about it.
-
-    There is one alert for each stage above 0 and each severity that the stage can have. At most one
-    of them fires for a pool.
-    """
-    alerts = [
-        _stage(plan, number_, severity)
-        for number_, severities in (
-            (1, (Severity.INFO,)),
-            (2, (Severity.INFO, Severity.WARNING, Severity.CRITICAL)),
-            (3, (Severity.WARNING, Severity.CRITICAL)),
-            (4, (Severity.CRITICAL,)),
-        )
-        for severity in severities
-    ]
-    return Group("kneewatch-stages", (Record(POOL_STAGE, _pool_stage(plan)), *alerts))
-
-
-POOL_STAGE = recorded("pool_cascade")
-"""The recorded series for the worst stage of a pool: ten times its severity plus its number.
-Engines with the cause kv_pressure do not count."""
-
-
-def _pool_stage(plan: Plan) -> str:
-    stage = recorded(STAGE)
-    covered = f"({_lately_concluded(plan, ['kv_pressure'])} >= {int(Severity.WARNING)})"
-    engines = f"(10 * {recorded('cascade_severity')} + ({stage} > 0))"
-    return f"max by ({plan.pool}) ({engines} unless on ({plan.engine}) {covered})"
-
-
-def _stage(plan: Plan, number_: int, severity: Severity) -> Alert:
-    name, stage = NAMES[number_], recorded(STAGE)
-    usage = f"{recorded('kv_usage_ratio')}{{{POOL}}}"
-    worst = f"topk(1, {usage} and on ({plan.engine}) {stage}{{{POOL}}} == {number_})"
-    return Alert(
-        name=f"KneewatchCascade{name.capitalize()}",
-        expr=f"{affected(plan, f'{stage} >= {number_}')}"
-        f" and on ({plan.pool}) ({POOL_STAGE} == {10 * int(severity) + number_})",
-        for_s=plan.settles_s,
-        labels={
-            "severity": severity.word,
-            "kneewatch": "stage",
-            "stage": str(number_),
-        },
-        annotations={
-            "summary": f"KV memory pressure, stage {number_} ({name}): {count_text(plan)}",
-            "description": worst_text(
-                plan,
-                worst,
-                f"The KV cache of {WORST_NAME} is "
-                "{{ value $worst | humanizePercentage }} full, the fullest at this stage. Stages "
-                "are concluded from KV cache usage, preemptions and the queue.",
-            ),
-            "action": STAGE_ADVICE[number_],
-        }
-        | link_annotations(plan, cause_page(plan.runbooks, "kv_pressure"), worst),
+def _gpus(plan: Plan, series: _Series) -> Iterator[Alert]:
+    """Alerts on the default fields of dcgm-exporter."""
+    xids, clocks = _dcgm(plan, "DEV_XID_ERRORS"), _dcgm(plan, "DEV_SM_CLOCK")
+    hour, of_board = span(SEEN_S), "max by (Hostname, gpu)"
+    harmless = "".join(f" != {xid}" for xid in PROGRAMS_XIDS)
+    yield alert(
+        plan,
+        "KneewatchGpuFault",
+        CRITICAL,
+        f"{of_board} ({xids}) > 0 < 1000{harmless}"
+        f" unless {of_board} ({xids}) == {of_board} ({xids} offset {hour})",
+        0.0,
+        f"{GPU} reported XID {{{{ $value }}}}",
+        f"A hardware error within the last hour on {GPU}.",
+        "Drain the node, look up the XID, and reset the GPU or reboot the node.",
+        "causes/gpu_fault",
+        kneewatch="gpu",
+        ailment="xid",
     )
+    yield alert(
+        plan,
+        "KneewatchGpuFault",
+        WARNING,
+        f"{_dcgm(plan, 'DEV_ROW_REMAP_FAILURE')} == 1"
+        f" or increase({_dcgm(plan, 'DEV_ECC_DBE_VOL_TOTAL')}[{hour}]) > 0",
+        0.0,
+        f"{GPU} has memory errors that were not corrected",
+        f"A memory row of {GPU} could not be remapped, or double-bit errors rose.",
+        "Drain the node and reset the GPU; replace it if the error returns.",
+        "causes/gpu_fault",
+        kneewatch="gpu",
+        ailment="memory",
+    )
+    yield alert(
+        plan, "KneewatchGpuThrottled", WARNING,
+        f"{clocks} < {number(HELD_BELOW)} * max_over_time({clocks}[6h])"
+        f" and {_dcgm(plan, 'DEV_GPU_TEMP')} >= {number(HOT_C)}"
+        f" and {_dcgm(plan, 'PROF_GR_ENGINE_ACTIVE')} > {number(GPU_BUSY)}",
+        plan.settles_s,
+        f"{GPU} is throttled by heat",
+        f"The SM clock of {GPU} is {{{{ $value }}}} MHz under load, at {number(HOT_C)} C or more.",
+        "Check the node's cooling and airflow, and drain it if tokens come slower.",
+        "causes/gpu_throttled", kneewatch="gpu", reason="heat",
+    )  # fmt: skip
+
+
+def _dcgm(plan: Plan, field: str) -> str:
+    return f"DCGM_FI_{field}{{{plan.gpu_selector}}}" if plan.gpu_selector else f"DCGM_FI_{field}"
+
+
+# --- Routers --------------------------------------------------------------------------------------
+
+
+def _routers(plan: Plan, series: _Series) -> Iterator[Alert]:
+    """Alerts for a router that does not use the engines of its namespace."""
+    place, engines = "namespace", f"and on (namespace) {series.present}"
+    rows = (
+        (
+            "KneewatchRouterUnready", CRITICAL,
+            f"sum by ({place}) ({_of_routers(plan, 'ready')}) == 0 {engines} unless on ({place})"
+            f" sum by ({place}) (rate({series.tokens}[{series.range}])) > 0",
+            "Router has no ready endpoint, while engines can be scraped",
+            "Check the selector and port of the InferencePool or of the router's discovery.",
+        ),
+        (
+            "KneewatchRouterHolds", WARNING,
+            f"max by ({place}) ({_of_routers(plan, 'queue')}) >= {number(QUEUED_MIN)} {engines}"
+            f" < {number(IDLE_KV)} unless on ({place}) {series.waiting} > 0",
+            "Router holds {{ $value }} requests while engines are idle",
+            "Compare the router's limits with the engines' queues and KV usage; restart the router "
+            "if its data is stale.",
+        ),
+        (
+            "KneewatchRouterStale", WARNING,
+            f"sum by ({place}) (rate({_of_routers(plan, 'errors')}[{series.range}])) > 0 {engines}",
+            "Router cannot read its endpoints' metrics",
+            "Read the router's log: metrics port or path, TLS, network policy.",
+        ),
+    )  # fmt: skip
+    for name, severity, expr, summary, action in rows:
+        for_s = 300.0 if name == "KneewatchRouterStale" else 2 * plan.settles_s
+        yield alert(
+            plan, name, severity, expr, for_s,
+            f"{summary}{{{{ with $labels.namespace }}}} in {{{{ . }}}}{{{{ end }}}}",
+            "Read from the router's own metrics and the engines of its namespace.",
+            action,
+            "causes/router_fault", kneewatch="observer",
+        )  # fmt: skip
+
+
+def _of_routers(plan: Plan, question: str) -> str:
+    """A selector for the metric of each known router that answers a question.
+
+    The production-stack router exports metrics under vLLM's own prefix. It is left out if the
+    engines use another prefix.
+    """
+    names = [name for router in ROUTERS if (name := getattr(router, question))]
+    own = plan.prefix == VLLM_PREFIX
+    names = [name for name in names if own or not name.startswith(VLLM_PREFIX)]
+    return names[0] if len(names) == 1 else f'{{__name__=~"{"|".join(names)}"}}'

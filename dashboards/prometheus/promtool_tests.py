@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, yaml_text
-from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS, Plan
+from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.rules.cascade import EVICT_CRITICAL_PER_S
 from kneewatch.rules.facts import duration, number
 
@@ -32,6 +32,7 @@ BLANK = ("DEV_XID_ERRORS", "DEV_PCIE_REPLAY_COUNTER", "DEV_ROW_REMAP_FAILURE", "
          "DEV_ECC_DBE_VOL_TOTAL")  # fmt: skip
 
 WELL, LOST, HOT = "GPUs that are well", "a GPU falls off the bus", "heat holds a GPU down"
+BROKEN = "a memory row cannot be remapped"
 
 Series = Mapping[str, str]
 Fires = frozenset[tuple[str, str]]
@@ -41,10 +42,10 @@ NOTHING: Fires = frozenset()
 
 
 class Scenario(Struct, frozen=True):
-    """Series by metric and labels, and the alerts that must fire after WINDOWS windows.
+    """Series by metric and labels, and the alerts that must fire after LASTS_S seconds.
 
-    No other alert at warning or worse may fire. The names of servers and nodes start with the name
-    of the scenario, because all scenarios run in the same test.
+    No other alert at warning or worse may fire. The namespace of the servers, or the beginning of
+    the nodes' names, is the name of the scenario, because all scenarios run in the same test.
     """
 
     name: str
@@ -52,10 +53,13 @@ class Scenario(Struct, frozen=True):
     fires: Fires = NOTHING
 
 
+# --- Simulated GPUs -------------------------------------------------------------------------------
+
+
 def _with_gpus(plan: Plan) -> Iterator[Scenario]:
-    """Yields scenarios with a serving server and its GPUs. Each GPU has its own node, named after
-    the scenario and the state of the GPU."""
-    steps, scrape_s = round(WINDOWS * plan.range_s / plan.scrape_s), plan.scrape_s
+    """Yields scenarios with GPUs. Each GPU has its own node, named after the scenario and the state
+    of the GPU."""
+    steps = steps_of(plan)
     half = steps // 2
 
     def level(value: float) -> str:
@@ -67,64 +71,55 @@ def _with_gpus(plan: Plan) -> Iterator[Scenario]:
         node = f"{of}: {like}" if like else of
         labels = {"gpu": "0", "UUID": node, "modelName": "NVIDIA H100 80GB HBM3", "Hostname": node}
         labels |= {"GPU_I_ID": mig} if mig else {}
-        labels |= {other: of for _, other in plan.gpu_join}
-        inner = ", ".join(f'{name}="{value}"' for name, value in labels.items())
+        inner = ", ".join(pairs(labels))
         return {f"DCGM_FI_{name}{{{inner}}}": values for name, values in fields_shown.items()}
 
-    replays = f"5000+{number(scrape_s)}x{half} 0x{steps - half}"
     harmless = {
         **gpu("works"),
         **gpu("has no values", **dict.fromkeys(BLANK, level(NO_VALUE))),
         **gpu("XID of a program", DEV_XID_ERRORS=f"0x{half} 43x{half}"),
-        **gpu("began anew", DEV_PCIE_REPLAY_COUNTER=replays, DEV_ECC_DBE_VOL_TOTAL=level(0)),
-        **gpu("idle", PROF_GR_ENGINE_ACTIVE=level(0.01), DEV_SM_CLOCK=level(345)),
+        **gpu("began anew", DEV_ECC_DBE_VOL_TOTAL=f"3x{half} 0x{half}"),
+        **gpu("idle", PROF_GR_ENGINE_ACTIVE=level(0.01), DEV_SM_CLOCK=f"1755x{half} 345x{half}"),
+        **gpu("at its power limit", DEV_SM_CLOCK=f"1755x{half} 1200x{half}"),
         **gpu("MIG", "1"),
         **gpu("MIG", "2"),
     }
-    gone = {
-        f"DEV_{field}": f"{BUSY[f'DEV_{field}']}x{half} 0x{half}"
-        for field in ("SM_CLOCK", "POWER_USAGE")
-    }
-    lost = gpu(of=LOST, DEV_XID_ERRORS=f"0x{half} 79x{half}", **gone)
-    held_ns = f"0+{number(0.4e9 * scrape_s)}x{steps}"
-    hot = gpu(of=HOT, DEV_SM_CLOCK=level(990), DEV_THERMAL_VIOLATION=held_ns)
-    for name, gpus, fires in (
-        (WELL, harmless, NOTHING),
-        (LOST, lost, _of_gpu(plan, "Fault", "critical")),
-        (HOT, hot, _of_gpu(plan, "Throttled", "warning")),
-    ):
-        yield Scenario(name, {**Server(plan, name).busy(running=8), **gpus}, fires)
-
-
-def _of_gpu(plan: Plan, cause: str, severity: str) -> Fires:
-    """The alert about the GPU and, with `gpu_join`, the alert about its engine."""
-    names = [f"KneewatchGpu{cause}", *([f"KneewatchCauseGpu{cause}"] if plan.gpu_join else [])]
-    return frozenset((name, severity) for name in names)
+    lost = gpu(of=LOST, DEV_XID_ERRORS=f"0x{half} 79x{half}")
+    broken = gpu(of=BROKEN, DEV_ROW_REMAP_FAILURE=f"0x{half} 1x{half}")
+    hot = gpu(of=HOT, DEV_SM_CLOCK=f"1755x{half} 990x{half}", DEV_GPU_TEMP=f"80x{half} 88x{half}")
+    yield Scenario(WELL, harmless)
+    yield Scenario(LOST, lost, frozenset({("KneewatchGpuFault", "critical")}))
+    yield Scenario(BROKEN, broken, frozenset({("KneewatchGpuFault", "warning")}))
+    yield Scenario(HOT, hot, frozenset({("KneewatchGpuThrottled", "warning")}))
 
 
 # --- Simulated servers ----------------------------------------------------------------------------
 
 
-WINDOWS = 8
-"""Number of windows that a scenario lasts."""
+LASTS_S = 2400.0
+"""Seconds that a scenario lasts. Its problem begins in the middle."""
+
+
+def steps_of(plan: Plan) -> int:
+    """Number of scrapes in a scenario."""
+    return round(LASTS_S / plan.scrape_s)
 
 
 class Server:
-    """The series of a simulated server, in promtool's notation (start+step x count). Without
-    `model`, the server serves a model named after itself and has no peers."""
+    """The series of a simulated server, in promtool's notation (start+step x count). The servers of
+    a scenario serve the same model in the same namespace; both have the scenario's name."""
 
-    def __init__(self, plan: Plan, name: str, *, model: str = "") -> None:
-        self._plan, self._name = plan, name
-        self._process = {"instance": name, "job": "vllm"}
-        for label, _ in plan.gpu_join:
-            self._process[label] = (model or name) if label in POOL_LABELS else name
-        self._engine = self._process | {"model_name": model or name, "engine": "0"}
-        self.steps = round(WINDOWS * plan.range_s / plan.scrape_s)
+    def __init__(self, plan: Plan, scenario: str, *, name: str = "") -> None:
+        self._plan, self._scenario = plan, scenario
+        self._process = {"instance": name or scenario, "job": "vllm", "namespace": scenario}
+        self._engine = self._process | {"model_name": scenario, "engine": "0"}
+        self.steps = steps_of(plan)
+        self.half = self.steps // 2
 
     def scenario(self, series: Series, *fires: tuple[str, str]) -> Scenario:
         """A scenario with this server's name, made of its series and of the alerts (name, severity)
         that must fire."""
-        return Scenario(self._name, series, frozenset(fires))
+        return Scenario(self._scenario, series, frozenset(fires))
 
     def level(self, value: float) -> str:
         """The values of a constant gauge."""
@@ -139,10 +134,20 @@ class Server:
         spelled = Dialect(self._plan.range_s, prefix=self._plan.prefix)
         return spelled.labelled(metric, [", ".join((*pairs(self._engine), *labels))])
 
+    def turns(self, before_per_s: float, after_per_s: float) -> str:
+        """The values of a counter whose rate changes in the middle."""
+        before, after = (per_s * self._plan.scrape_s for per_s in (before_per_s, after_per_s))
+        middle = number(before * (self.half + 1))
+        return f"0+{number(before)}x{self.half} {middle}+{number(after)}x{self.half}"
+
+    def page(self, metric: str, *labels: str) -> str:
+        """A series that has no labels of an engine."""
+        return f"{metric}{{{', '.join((*pairs(self._process), *labels))}}}"
+
     @property
     def up(self) -> str:
         """The series `up` of the server."""
-        return f"up{{{', '.join(pairs(self._process))}}}"
+        return self.page("up")
 
     def busy(
         self,
@@ -208,8 +213,8 @@ for rule files does not match it."""
 
 HEAD = "# Generated by `kneewatch export prometheus-tests`: promtool test rules {}\n"
 
-STATED = "BREAKER|TTFT-P.*|ITL-P.*|BENCH-.*"
-"""A pattern for the rules that have bounds only if the user sets them."""
+STATED = "TTFT-P99|ITL-P99"
+"""A pattern for the rules whose alerts exist only if the user sets targets."""
 
 FEW = 4
 """Number of steps after which a server's metrics end, in scenarios whose alert has a long `for`."""
@@ -217,7 +222,14 @@ FEW = 4
 
 def scenarios(plan: Plan) -> tuple[Scenario, ...]:
     """All scenarios: those with problems, and those that only look like a problem."""
-    return (*_calm(plan), *_troubled(plan), *_with_peers(plan), *_with_gpus(plan))
+    return (
+        *_calm(plan),
+        *_troubled(plan),
+        *_absent(plan),
+        *_with_peers(plan),
+        *_with_gpus(plan),
+        *_own(plan),
+    )
 
 
 def _calm(plan: Plan) -> Iterator[Scenario]:
@@ -228,10 +240,11 @@ def _calm(plan: Plan) -> Iterator[Scenario]:
     server = Server(plan, "a full cache without harm")
     yield server.scenario(server.busy(running=16, usage=0.97))
     server = Server(plan, "counters that begin anew")
-    half, step = server.steps // 2, number(4 * plan.scrape_s)
+    half, step = server.half, number(4 * plan.scrape_s)
     reset = {
         server.named("generation_tokens_total"): f"5000+{step}x{half} 0+{step}x{half}",
         server.named("num_preemptions_total"): f"9x{half} 0x{half}",
+        server.page("process_start_time_seconds"): f"1x{half} 900x{half}",
     }
     yield server.scenario(server.busy(running=8) | reset)
     server = Server(plan, "started anew and not used yet")
@@ -241,37 +254,57 @@ def _calm(plan: Plan) -> Iterator[Scenario]:
 
 
 def _troubled(plan: Plan) -> Iterator[Scenario]:
-    server = Server(plan, "running requests are preempted and queue")
     critical = plan.thresholds.get("KV-EVICT", {}).get("critical", EVICT_CRITICAL_PER_S)
+    server = Server(plan, "running requests are preempted and queue")
     evicting = server.busy(
         running=16, usage=0.99, preempted_per_s=1.25 * 16 * critical, waiting=server.level(30)
     )
-    yield server.scenario(evicting, ("KneewatchCauseKvPressure", "critical"))
+    yield server.scenario(evicting, ("KneewatchKvEvict", "critical"))
+    server = Server(plan, "a full cache holds requests back")
+    full = server.busy(running=16, usage=0.98, waiting=server.level(9))
+    yield server.scenario(full, ("KneewatchKvFull", "warning"))
     server = Server(plan, "more requests arrive than are served")
     growing = server.busy(running=16, waiting=server.rate(0.11))
-    yield server.scenario(growing, ("KneewatchCauseAdmissionLimit", "warning"))
+    yield server.scenario(growing, ("KneewatchQueueGrows", "warning"))
     server = Server(plan, "no token comes out")
     stalled = server.busy(running=8, served_per_s=0.0, tokens_per_s=0.0)
     yield server.scenario(stalled, ("KneewatchCauseEngineStalled", "critical"))
-    server = Server(plan, "KV blocks that no request holds")
-    leaking = server.busy(running=0, served_per_s=0.0, tokens_per_s=0.0)
-    yield server.scenario(leaking, ("KneewatchCauseKvLeak", "warning"))
-    server = Server(plan, "a speculation that does not pay")
-    drafts = {"drafts": 50.0, "draft_tokens": 150.0, "accepted_tokens": 10.0}
-    counted = {
-        server.named(f"spec_decode_num_{part}_total"): server.rate(per_s)
-        for part, per_s in drafts.items()
+    server = Server(plan, "requests fail")
+    failing = {server.named("request_success_total", 'finished_reason="error"'): server.rate(1.0)}
+    yield server.scenario(server.busy(running=8) | failing, ("KneewatchErrors", "critical"))
+    server = Server(plan, "adapters wait for a slot")
+    deferred = server.named("num_requests_waiting_by_reason", 'reason="deferred"')
+    adapters = {deferred: server.level(3), server.named("lora_requests_info"): server.level(1)}
+    yield server.scenario(server.busy(running=8) | adapters, ("KneewatchLoraWait", "warning"))
+    server = Server(plan, "prompts stop hitting the cache")
+    hits = {
+        server.named("prefix_cache_queries_total"): server.rate(4000.0),
+        server.named("prefix_cache_hits_total"): server.turns(2800.0, 400.0),
     }
-    poor = ("KneewatchCauseSpecDecodePoor", "warning")
-    yield server.scenario(server.busy(running=8) | counted, poor)
+    yield server.scenario(server.busy(running=8) | hits, ("KneewatchPrefixHitFell", "warning"))
+    server = Server(plan, "a router without endpoints")
+    unrouted = server.busy(running=0, usage=0, served_per_s=0, tokens_per_s=0)
+    unrouted |= {server.page("llm_d_epp_ready_endpoints"): server.level(0)}
+    yield server.scenario(unrouted, ("KneewatchRouterUnready", "critical"))
+
+
+def _absent(plan: Plan) -> Iterator[Scenario]:
     server = Server(plan, "a server that does not answer")
-    half = server.steps // 2
-    down = {server.up: f"1x{half} 0x{half}"}
-    yield server.scenario(_gone(server, until=half) | down, ("KneewatchTargetDown", "critical"))
+    down = {server.up: f"1x{server.half} 0x{server.half}"}
+    yield server.scenario(
+        _gone(server, until=server.half) | down, ("KneewatchTargetDown", "critical")
+    )
+    server = Server(plan, "a server that crashes again and again")
+    starts = " ".join(f"{600 * at}x{server.steps // 8}" for at in range(9))
+    crashing = {server.page("process_start_time_seconds"): starts}
+    yield server.scenario(server.busy(running=8) | crashing, ("KneewatchCrashLoop", "critical"))
     server = Server(plan, "a page that has lost vLLM's metrics")
     answers = {server.up: server.level(1)}
     vanished = ("KneewatchMetricsVanished", "warning")
     yield server.scenario(_gone(server, until=FEW) | answers, vanished)
+    server = Server(plan, "a pool whose pods are deleted")
+    left = _gone(server, until=server.half) | {server.up: f"1x{server.half} stale"}
+    yield server.scenario(left, ("KneewatchPoolVanished", "critical"))
 
 
 def _gone(server: Server, *, until: int) -> dict[str, str]:
@@ -283,17 +316,29 @@ def _gone(server: Server, *, until: int) -> dict[str, str]:
 
 
 def _with_peers(plan: Plan) -> Iterator[Scenario]:
-    """Yields scenarios with four servers of the same model. Each has its own ITL in seconds."""
-    slow = frozenset({("KneewatchCauseBadNode", "warning")})
-    for name, itls_s, fires in (
-        ("one of four is slow", (0.02, 0.02, 0.02, 0.06), slow),
-        ("two kinds of GPU", (0.02, 0.02, 0.06, 0.06), NOTHING),
+    """Yields scenarios with four servers of the same model. Each has its own requests/s."""
+    for name, served, fires in (
+        ("one of four gets all", (0.0, 0.0, 0.0, 8.0), {("KneewatchReplicaImbalance", "warning")}),
+        ("requests are spread", (4.0, 2.0, 3.0, 5.0), set[tuple[str, str]]()),
     ):
         series: dict[str, str] = {}
-        for at, itl_s in enumerate(itls_s):
-            server = Server(plan, f"{name}, {at}", model=name)
-            series |= server.busy(running=8, itl_s=itl_s)
-        yield Scenario(name, series, fires)
+        for at, per_s in enumerate(served):
+            server = Server(plan, name, name=f"{name}, {at}")
+            series |= server.busy(running=2 * per_s, served_per_s=per_s, tokens_per_s=200 * per_s)
+        yield Scenario(name, series, frozenset(fires))
+
+
+def _own(plan: Plan) -> Iterator[Scenario]:
+    """Yields scenarios with kneewatch's own metrics."""
+    for name, series, fires in (
+        ("kneewatch concludes a cause", 'cause_severity{cause="kv_pressure",%s} 3',
+         ("KneewatchCause", "critical")),
+        ("kneewatch sees a queue", "stage{%s} 3", ("KneewatchCascadeQueueing", "warning")),
+        ("kneewatch has no fresh page", "late{%s} 1", ("KneewatchStale", "warning")),
+    ):  # fmt: skip
+        labels = f'namespace="{name}",instance="kneewatch",target="r0",model="m",engine="0"'
+        key, _, value = (series % labels).rpartition(" ")
+        yield Scenario(name, {f"kneewatch_{key}": f"{value}x{steps_of(plan)}"}, frozenset({fires}))
 
 
 def promtool_files(plan: Plan) -> dict[str, str]:
@@ -321,14 +366,14 @@ def promtool_files(plan: Plan) -> dict[str, str]:
 def _expected(plan: Plan, scenario: Scenario) -> dict[str, Any]:
     """The expectation for promtool: exactly these alerts fire for the scenario's servers and
     GPUs."""
-    firing = 'alertname=~"Kneewatch.*", alertstate="firing", severity=~"warning|critical"'
+    firing = 'alertname=~"Kneewatch.+", alertstate="firing", severity=~"warning|critical"'
     alerts = " or ".join(
         f'ALERTS{{{label}=~"{scenario.name}.*", {firing}, rule!~"{STATED}"}}'
-        for label in ("model_name", "Hostname")
+        for label in ("namespace", "Hostname")
     )
     return {
         "expr": f"count by (alertname, severity) ({alerts})",
-        "eval_time": duration((WINDOWS - 1) * plan.range_s),
+        "eval_time": duration(LASTS_S - plan.scrape_s),
         "exp_samples": [
             {"labels": f'{{alertname="{name}", severity="{severity}"}}', "value": 1}
             for name, severity in sorted(scenario.fires)

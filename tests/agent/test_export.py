@@ -31,9 +31,9 @@ def test_rules_and_their_tests(main: Main, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flavor", "wanted", "absent"),
     [
-        ("prometheus", "keep_firing_for", "increase_prometheus("),
+        ("prometheus", "rate(vllm:", "increase_prometheus("),
         ("victoriametrics", "increase_prometheus(", "keep_firing_for"),
-        ("without-keep-firing", "last_over_time((", "keep_firing_for"),
+        ("without-keep-firing", "rate(vllm:", "keep_firing_for"),
         ("prometheus-operator", "kind: PrometheusRule", "increase_prometheus("),
     ],
 )
@@ -41,11 +41,10 @@ def test_a_folder_holds_the_rules_once(
     flavor: str, wanted: str, absent: str, main: Main, tmp_path: Path
 ) -> None:
     exported = main("export", "prometheus-rules", str(tmp_path), "--flavor", flavor)
-    rules, inhibition = (Path(line) for line in exported.out.splitlines())
+    (rules,) = (Path(line) for line in exported.out.splitlines())
     assert [*tmp_path.glob("*.yml"), *tmp_path.glob("*.yaml"), *tmp_path.glob("*.rules")] == [rules]
     assert wanted in rules.read_text()
     assert absent not in rules.read_text()
-    assert "inhibit_rules:" in inhibition.read_text()
     assert exported.err == ""
 
 
@@ -86,8 +85,9 @@ def test_flags_reach_the_rules(main: Main, tmp_path: Path) -> None:
     text = (tmp_path / "kneewatch.rules.yml").read_text()
     assert 'ray_vllm_num_requests_running{env="prod",model_name!=""}' in text
     assert "[120s]" in text
+    assert "[4m]" in text
     assert "engine, team)" in text
-    assert "kneewatch:itl_p99_s > 0.05" in text
+    assert 'ray_vllm_inter_token_latency_seconds_bucket{env="prod"}[5m])) > 0.05' in text
 
 
 def test_rules_for_names_with_a_dot_are_rules_that_a_server_loads(
@@ -100,19 +100,16 @@ def test_rules_for_names_with_a_dot_are_rules_that_a_server_loads(
     subprocess.run(check, check=True, capture_output=True)
 
 
-def test_gpus_are_joined_as_stated(main: Main, tmp_path: Path) -> None:
-    join = ("--gpu-join", "pod=exported_pod", "--gpu-selector", 'cluster="a"')
-    main("export", "prometheus-rules", str(tmp_path), *join)
-    text = (tmp_path / "kneewatch.rules.yml").read_text()
-    assert 'DCGM_FI_DEV_SM_CLOCK{cluster="a",exported_pod!=""}' in text
-    assert "KneewatchCauseGpuThrottled" in text
+def test_gpus_are_selected_as_stated(main: Main, tmp_path: Path) -> None:
+    main("export", "prometheus-rules", str(tmp_path), "--gpu-selector", 'cluster="a"')
+    assert 'DCGM_FI_DEV_SM_CLOCK{cluster="a"}' in (tmp_path / "kneewatch.rules.yml").read_text()
 
 
-@pytest.mark.parametrize(("join", "said"), [("pod", "LABEL=DCGM"), ("rack=host", "--label rack")])
-def test_a_join_that_cannot_be_is_refused(join: str, said: str, main: Main, tmp_path: Path) -> None:
-    ended = main("export", "prometheus-rules", str(tmp_path), "--gpu-join", join)
-    assert ended.status == 2
-    assert said in ended.err
+def test_a_join_of_gpus_is_accepted_and_changes_nothing(main: Main, tmp_path: Path) -> None:
+    main("export", "prometheus-rules", str(tmp_path / "joined"), "--gpu-join", "pod=exported_pod")
+    main("export", "prometheus-rules", str(tmp_path / "plain"))
+    joined, plain = (tmp_path / name / "kneewatch.rules.yml" for name in ("joined", "plain"))
+    assert joined.read_text() == plain.read_text()
 
 
 def test_a_window_of_too_few_evaluations_is_refused(main: Main, tmp_path: Path) -> None:
@@ -129,9 +126,8 @@ def test_ranges_follow_the_scrape_interval(main: Main, tmp_path: Path) -> None:
     assert "ranges are 240 s" in ended.err
     text = (tmp_path / "kneewatch.rules.yml").read_text()
     assert "ranges are 240 s" in text
-    assert "Cause engine_stalled: its condition must hold for 240 s, not 30 s" in text
-    assert "rate(vllm:generation_tokens_total[240s])" in text
-    assert not re.search(r"vllm:\w+(\{[^}]*\})?\[60s\]", text)
+    assert "rate(vllm:generation_tokens_total[4m])" in text
+    assert not re.search(r"vllm:\w+(\{[^}]*\})?\[(60s|1m|2m)\]", text)
 
 
 def test_what_an_interval_cannot_serve_is_named(main: Main, tmp_path: Path) -> None:

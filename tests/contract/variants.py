@@ -7,15 +7,11 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.dashboards.prometheus.recording_rules import Recorded
-from kneewatch.dashboards.prometheus.rule_group import Plan
-from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.rules.conditions import Compare, Quantity, nodes
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.quantities import (
-    RECENT,
     BaselineValue,
     Configured,
     Held,
@@ -28,8 +24,6 @@ from tests.contract.situations import SITUATIONS
 from tests.diagnose.situations import WINDOW_S, Situation
 
 TARGETS = Targets(ttft_p99_s=1.0, itl_p99_s=0.1)
-PLAN = Plan(targets=TARGETS)
-UNTARGETED = Plan()
 NEAR = 1e-3
 """How far beside an edge a value lies, as a share of it."""
 
@@ -83,14 +77,6 @@ def _shown(value: float | str | None) -> str:
 
 def _without_unknown(values: Mapping[str, float | None]) -> dict[str, float]:
     return {key: value for key, value in values.items() if value is not None}
-
-
-def recorded_of(facts: Facts, *, targets: bool) -> dict[str, float]:
-    """The facts as recorded series, by key."""
-    keys = Recorded(PLAN if targets else UNTARGETED).keys
-    series = {key: value for key, value in facts.values.items() if key in keys}
-    series |= {RECENT[key]: value for key, value in facts.recent.items()}
-    return {key: value for key, value in series.items() if value is not None}
 
 
 def bases() -> Iterator[tuple[str, CauseRecord, Situation]]:

@@ -3,7 +3,8 @@
     python -m tests.dashboards.cost [REPLICAS...]
 
 Every replica is a page of its own, scraped every 15 s; half of them are a server under KV pressure.
-CPU is measured before the rules are loaded and after.
+CPU is measured before the rules are loaded and after; what the rules add is divided by evaluations
+(one every 15 s) and replicas.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from msgspec import Struct
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
-from tests.dashboards.parity import STEP_S
-from tests.dashboards.playing import Play, prometheus, staged
+from tests.dashboards.playing import STEP_S, Play, prometheus, staged
 from tests.recordings import CAPTURES
 
 SCRAPING_S = 30.0
@@ -38,7 +38,7 @@ MEASURED_S = 120.0
 PAGES = (("healthy_light", 10), ("kv_pressure_cascade", 40))
 """Recordings, and the page from which they are under the load that they are named after."""
 
-ROW = "{:>5} {:>8} {:>10} {:>12} {:>12} {:>11} {:>9}"
+ROW = "{:>6} {:>8} {:>9} {:>12} {:>12} {:>11} {:>12} {:>9}"
 
 
 class Cost(Struct, frozen=True):
@@ -50,6 +50,11 @@ class Cost(Struct, frozen=True):
     scraping_cores: float
     all_cores: float
     resident_bytes: float
+
+    @property
+    def replica_s(self) -> float:
+        """CPU seconds of the rules for one replica and evaluation."""
+        return (self.all_cores - self.scraping_cores) * Plan().interval_s / self.replicas
 
 
 def measured(replicas: int, folder: Path, plan: Plan) -> Cost:
@@ -95,10 +100,19 @@ def _metric(url: str, name: str) -> float:
 def main() -> None:
     """Measure the sizes that the command line names."""
     print(
-        ROW.format("rules", "replicas", "series", "evaluation", "scraping", "with rules", "memory")
+        ROW.format(
+            "rules",
+            "replicas",
+            "series",
+            "evaluation",
+            "scraping",
+            "with rules",
+            "a replica",
+            "memory",
+        )
     )
     for count in [int(argument) for argument in sys.argv[1:]] or [10, 100, 1000]:
-        for flavour, plan in (("all", Plan()), ("lean", Plan(lean=True))):
+        for flavour, plan in (("all", Plan()), ("alerts", Plan(lean=True))):
             with tempfile.TemporaryDirectory(prefix="kneewatch-cost-") as folder:
                 cost = measured(count, Path(folder), plan)
             print(ROW.format(flavour, *_cells(cost)), flush=True)
@@ -111,6 +125,7 @@ def _cells(cost: Cost) -> tuple[str, ...]:
         f"{cost.group_s:.3f} s",
         f"{cost.scraping_cores:.3f} cores",
         f"{cost.all_cores:.3f} cores",
+        f"{cost.replica_s * 1000:.2f} ms",
         f"{cost.resident_bytes / 2**20:,.0f} MiB",
     )
 

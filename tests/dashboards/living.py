@@ -8,15 +8,14 @@ once, and operations by nothing.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import yaml
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.samples import Series
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
@@ -25,7 +24,6 @@ from tests.dashboards.promtool import evaluate
 from tests.living_fleet import MIN_S, LivingFleet, operated, with_faults
 
 FIRING = 'ALERTS{alertstate="firing", severity=~"warning|critical"}'
-GROUPS = ("kneewatch", "kneewatch-observer", "kneewatch-gpus")
 NAME = re.compile(r"[a-zA-Z_:][\w:]*")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -39,7 +37,8 @@ class Firing(Struct, frozen=True):
 
     def __str__(self) -> str:
         ends = "-" if self.ends_s is None else f"{self.ends_s / MIN_S:.2f}"
-        named = ("namespace", "alertname", "severity", "reason", "ailment", "how", "model_name")
+        named = ("namespace", "alertname", "severity", "ailment", "how", "model_name", "pod",
+                 "Hostname")  # fmt: skip
         words = " ".join(self.labels[name] for name in named if name in self.labels)
         return f"{self.begins_s / MIN_S:6.2f} to {ends:>6} min: {words}"
 
@@ -51,8 +50,7 @@ def living(scrape_s: int) -> LivingFleet:
 
 def fired(fleet: LivingFleet, plan: Plan, folder: Path, *, to_s: float) -> list[Firing]:
     """The alerts at warning or worse from the beginning of a fleet's life on."""
-    document = yaml.load(rule_files(plan)[RULES_FILE], yaml.CSafeLoader)
-    rules = json.dumps({"groups": [g for g in document["groups"] if g["name"] in GROUPS]})
+    rules = rule_files(replace(plan, lean=True))[RULES_FILE]
     read = set(NAME.findall(rules))
     series: dict[Series, str] = {}
     steps = int(to_s // fleet.scrape_s) + 1

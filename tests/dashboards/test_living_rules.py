@@ -1,4 +1,5 @@
-"""A fleet that lives under the exported rules: faults during a rollout are told in time and once.
+"""A fleet that lives under the exported alerts: faults during a rollout are told in time and once,
+with the replica's name, and operations are not told.
 
 `python -m tests.dashboards.living` plays operations too, at each scrape interval.
 """
@@ -8,18 +9,19 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kneewatch.dashboards.prometheus.causes import inhibit_rules
+import pytest
+from msgspec.structs import replace
+
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.agent.notify.test_alertmanager_receiver import Manager
 from tests.agent.notify.web import Taker
 from tests.dashboards.living import Firing, fired, living
-from tests.dashboards.test_inhibition import STACK
-from tests.living_fleet import FAULTS_S, MIN_S, with_faults
+from tests.living_fleet import FAULTS_S, MIN_S, LivingFleet, operated, with_faults
 from tests.programs import require
 
 SCRAPE_S = 60
@@ -27,35 +29,77 @@ WITHIN_S = 6 * MIN_S
 TOLD = {
     "code": "KneewatchCauseEngineStalled",
     "big": "KneewatchGpuFault",
-    "rag": "KneewatchCauseKvPressure",
-    "late": "KneewatchCauseQueueSaturation",
+    "rag": "KneewatchKvEvict",
+    "late": "KneewatchQueueGrows",
     "chat": "KneewatchTargetDown",
     "lost": "KneewatchPoolVanished",
 }
 """The alert for each fault of `with_faults`, by namespace."""
 
+STACK: dict[str, Any] = {
+    "inhibit_rules": [
+        {
+            "source_matchers": ['severity = "critical"'],
+            "target_matchers": ['severity =~ "warning|info"'],
+            "equal": ["namespace", "alertname"],
+        }
+    ]
+}
+"""What kube-prometheus-stack mutes by default."""
+
 
 def test_faults_during_a_rollout_are_one_notification_each(tmp_path: Path) -> None:
     require("promtool")
+    fleet = with_faults(living(SCRAPE_S))
     plan = Plan(scrape_s=SCRAPE_S, interval_s=SCRAPE_S)
-    firings = fired(with_faults(living(SCRAPE_S)), plan, tmp_path, to_s=27 * MIN_S)
-    alerts = sorted((firing.labels["namespace"], firing.labels["alertname"]) for firing in firings)
-    assert alerts == sorted(TOLD.items())
+    firings = [placed(firing, fleet) for firing in fired(fleet, plan, tmp_path, to_s=27 * MIN_S)]
+    alerts = {(firing.labels["namespace"], firing.labels["alertname"]) for firing in firings}
+    assert alerts == set(TOLD.items())
+    told = [(firing.labels["namespace"], firing.labels.get("pod", "")) for firing in firings]
+    assert sorted(told) == sorted(afflicted(fleet))
     late = [str(firing) for firing in firings if firing.begins_s - FAULTS_S[0] > WITHIN_S]
     assert late == []
     assert [str(firing) for firing in firings if firing.ends_s is None] == []
-    assert notified(firings, plan, tmp_path) == Counter(
+    assert notified(firings, tmp_path) == Counter(
         (namespace, status) for namespace in TOLD for status in ("firing", "resolved")
     )
 
 
-def notified(firings: Iterable[Firing], plan: Plan, folder: Path) -> Counter[tuple[str, str]]:
-    """What a real Alertmanager in kube-prometheus-stack's default sends: the notifications with
-    alerts that fire and that are resolved, by namespace. Only its waiting is shortened."""
+@pytest.mark.parametrize("scrape_s", [15, 60])
+def test_operations_fire_nothing(scrape_s: int, tmp_path: Path) -> None:
+    require("promtool")
+    plan = Plan(scrape_s=scrape_s, interval_s=scrape_s)
+    firings = fired(operated(living(scrape_s)), plan, tmp_path, to_s=50 * MIN_S)
+    assert [str(firing) for firing in firings] == []
+
+
+def placed(firing: Firing, fleet: LivingFleet) -> Firing:
+    """An alert about a GPU with the namespace and pod of its node."""
+    pods = {pod.node: (pool, pod) for pool in fleet.pools for pod in pool.pods}
+    node = firing.labels.get("Hostname")
+    if node is None:
+        return firing
+    pool, pod = pods[node]
+    return replace(firing, labels={**firing.labels, "namespace": pool.namespace, "pod": pod.name})
+
+
+def afflicted(fleet: LivingFleet) -> Iterator[tuple[str, str]]:
+    """Yields the namespace and pod of each planted fault; of a lost pool, no pod."""
+    for pool in fleet.pools:
+        if pool.namespace == "lost":
+            yield pool.namespace, ""
+        for pod in pool.pods:
+            crashed = pool.namespace == "chat" and pod.silent_s == FAULTS_S[0]
+            if pod.faults or crashed:
+                yield pool.namespace, pod.name
+
+
+def notified(firings: Iterable[Firing], folder: Path) -> Counter[tuple[str, str]]:
+    """What a real Alertmanager in kube-prometheus-stack's default sends: the messages about alerts
+    that fire and that are resolved, by namespace. Only its waiting is shortened."""
     taker = Taker()
     settings: dict[str, Any] = {
         **STACK,
-        "inhibit_rules": [*STACK["inhibit_rules"], *inhibit_rules(plan)],
         "route": {
             "group_by": ["namespace"],
             "receiver": "hook",
@@ -69,27 +113,24 @@ def notified(firings: Iterable[Firing], plan: Plan, folder: Path) -> Counter[tup
         count = 0
         for posted in _posts(firings):
             manager.ask("/api/v2/alerts", posted)
-            count += len(posted)
+            count += len({alert["labels"]["namespace"] for alert in posted})
             taker.wait(count)
         time.sleep(1.0)  # what comes beyond them would come with the next interval of the group
     finally:
         manager.close()
         taker.close()
     return Counter(
-        (post.body["commonLabels"]["namespace"], alert["status"])
-        for post in taker.posts
-        for alert in post.body["alerts"]
+        (post.body["commonLabels"]["namespace"], post.body["status"]) for post in taker.posts
     )
 
 
 def _posts(firings: Iterable[Firing]) -> list[list[dict[str, Any]]]:
-    """The alerts as Prometheus posts them, in the order in which they begin and end."""
+    """The alerts as Prometheus posts them: those that begin or end at the same moment together."""
     now = datetime.now(UTC).isoformat()
-    events: list[tuple[float, dict[str, Any]]] = []
+    posts: dict[float, list[dict[str, Any]]] = {}
     for firing in firings:
-        alert = {"labels": dict(firing.labels)}
-        events += [
-            (firing.begins_s, alert),
-            (firing.ends_s or 0.0, {**alert, "startsAt": now, "endsAt": now}),
-        ]
-    return [[alert] for _, alert in sorted(events, key=lambda event: event[0])]
+        begun = {"labels": dict(firing.labels)}
+        posts.setdefault(firing.begins_s, []).append(begun)
+        ended = {**begun, "startsAt": now, "endsAt": now}
+        posts.setdefault(firing.ends_s or 0.0, []).append(ended)
+    return [posts[at_s] for at_s in sorted(posts)]

@@ -8,22 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import yaml
 
 from kneewatch.collector.samples import Series
-from kneewatch.dashboards.prometheus.observer_alerts import observer_group
+from kneewatch.dashboards.prometheus.alerts import alert_group
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
-from tests.dashboards.promtool import evaluate, needed
+from tests.dashboards.promtool import evaluate
 from tests.programs import require
 
 IN = 'namespace="prod"'
-ENGINE = f'{{{IN},pod="r0",engine="0"}}'
+ENGINE = f'{{{IN},pod="r0",model_name="m",engine="0"}}'
 IDLE = {
-    f"kneewatch:running{ENGINE}": "0x40",
-    f"kneewatch:waiting{ENGINE}": "0x40",
-    f"kneewatch:kv_usage_ratio{ENGINE}": "0x40",
-    f"kneewatch:arrival_per_s{ENGINE}": "0x40",
+    f"vllm:num_requests_waiting{ENGINE}": "0x40",
+    f"vllm:kv_cache_usage_perc{ENGINE}": "0x40",
+    f"vllm:generation_tokens_total{ENGINE}": "5x40",
 }
 READY, QUEUE = f'llm_d_epp_ready_endpoints{{{IN},name="pool"}}', "llm_d_epp_flow_control_queue_size"
 ERRORS = f"llm_d_epp_datalayer_poll_errors_total{{{IN}}}"
@@ -34,14 +32,14 @@ ERRORS = f"llm_d_epp_datalayer_poll_errors_total{{{IN}}}"
     [
         pytest.param({READY: "0x40"}, "KneewatchRouterUnready", id="no endpoint"),
         pytest.param({READY: "2x40"}, "", id="endpoints"),
-        pytest.param({READY: "0x40", f"kneewatch:arrival_per_s{ENGINE}": "1x40"}, "",
+        pytest.param({READY: "0x40", f"vllm:generation_tokens_total{ENGINE}": "0+15x40"}, "",
                      id="served another way"),
         pytest.param({f"{QUEUE}{{{IN}}}": "5x40"}, "KneewatchRouterHolds", id="held"),
         pytest.param({f"ray_serve_deployment_queued_queries{{{IN}}}": "5x40"},
                      "KneewatchRouterHolds", id="held by Ray"),
-        pytest.param({f"{QUEUE}{{{IN}}}": "5x40", f"kneewatch:waiting{ENGINE}": "3x40"}, "",
+        pytest.param({f"{QUEUE}{{{IN}}}": "5x40", f"vllm:num_requests_waiting{ENGINE}": "3x40"}, "",
                      id="the engine has a queue"),
-        pytest.param({f"{QUEUE}{{{IN}}}": "5x40", f"kneewatch:kv_usage_ratio{ENGINE}": "0.9x40"},
+        pytest.param({f"{QUEUE}{{{IN}}}": "5x40", f"vllm:kv_cache_usage_perc{ENGINE}": "0.9x40"},
                      "", id="the engine is full"),
         pytest.param({f'{QUEUE}{{namespace="other"}}': "5x40"}, "", id="another namespace"),
         pytest.param({ERRORS: "0+3x40"}, "KneewatchRouterStale", id="errors go on"),
@@ -53,7 +51,7 @@ def test_an_alert_fires_where_engines_could_serve(
 ) -> None:
     alerts = [
         rule
-        for rule in observer_group(Plan()).rules
+        for rule in alert_group(Plan()).rules
         if isinstance(rule, Alert) and rule.name.startswith("KneewatchRouter")
     ]
     rules = [
@@ -87,15 +85,7 @@ def test_an_alert_fires_where_engines_could_serve(
 
 def test_what_a_router_counts_of_its_servers_is_no_engine(tmp_path: Path) -> None:
     require("promtool")
-    plan = Plan(interval_s=15.0, scrape_s=15.0)
-    document = yaml.load(rule_files(plan)[RULES_FILE], yaml.CSafeLoader)
-    groups = needed(
-        document["groups"],
-        lambda rule: (
-            rule.get("record") == "kneewatch:running"
-            or rule.get("alert") in ("KneewatchMetricsVanished", "KneewatchPoolVanished")
-        ),
-    )
+    rules = rule_files(Plan())[RULES_FILE]
     engine = (("job", "vllm"), ("instance", "r0"), ("engine", "0"), ("model_name", "llama"))
     router = (("job", "router"), ("instance", "router"))
     steps = 80
@@ -106,9 +96,6 @@ def test_what_a_router_counts_of_its_servers_is_no_engine(tmp_path: Path) -> Non
         Series("vllm:num_requests_running", (*router, ("server", "http://r1"))): "2x9 stale",
     }
     running, firing = "kneewatch:running", 'ALERTS{alertstate="firing"}'
-    answers = evaluate(
-        tmp_path, json.dumps({"groups": groups}), series, [running, firing],
-        step_s=15.0, steps=steps,
-    )  # fmt: skip
+    answers = evaluate(tmp_path, rules, series, [running, firing], step_s=15.0, steps=steps)
     assert all(len(now) == 1 and 'model_name="llama"' in now[0].labels for now in answers[running])
     assert not any(answers[firing])

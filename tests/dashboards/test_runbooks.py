@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from msgspec.structs import replace
 
+from kneewatch.agent.settings.table import BY_KEY
 from kneewatch.dashboards.grafana.boards import BOARDS
 from kneewatch.dashboards.grafana.build import VARIABLES
 from kneewatch.dashboards.prometheus.rule_files import groups
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
+from kneewatch.rules.facts import Targets
+
+DOCS = Path(__file__).parents[2] / "docs"
+TARGETS = Targets(2.0, 0.1)
 
 
 def alerts_of(plan: Plan) -> list[Alert]:
@@ -18,11 +24,9 @@ def alerts_of(plan: Plan) -> list[Alert]:
 
 
 def test_every_alert_links_to_its_dashboard() -> None:
-    plan = Plan(grafana_url="https://grafana/", gpu_join=(("pod", "pod"),))
+    plan = Plan(grafana_url="https://grafana/", targets=TARGETS)
     variables = {board.uid: {name for name, *_ in VARIABLES} for board in BOARDS}
     for alert in alerts_of(plan):
-        if alert.name == "KneewatchNoMetrics":
-            continue
         link = urlsplit(alert.annotations["dashboard_url"])
         board, chosen = link.path.removeprefix("/d/"), parse_qs(link.query)
         assert {name.removeprefix("var-") for name in chosen} <= variables[board], alert.name
@@ -30,17 +34,24 @@ def test_every_alert_links_to_its_dashboard() -> None:
     assert not any("dashboard_url" in alert.annotations for alert in alerts_of(Plan()))
 
 
-def test_every_alert_about_a_cause_or_rule_links_to_its_page() -> None:
-    plan = Plan(triage_url="https://gpu-7:9877/triage", gpu_join=(("pod", "pod"),))
+def test_every_alert_links_to_a_page_that_exists() -> None:
+    plan = Plan(targets=TARGETS)
+    daemon = replace(plan, triage_url="https://gpu-7:9877/triage")
+    default = f"http://{BY_KEY['listen'].default}/docs"
     for base, of in (
-        ("https://gpu-7:9877/docs", plan),
-        ("https://wiki/kneewatch", replace(plan, docs_url="https://wiki/kneewatch")),
+        (default, plan),
+        ("https://gpu-7:9877/docs", daemon),
+        ("https://wiki/kneewatch", replace(daemon, docs_url="https://wiki/kneewatch")),
     ):
         for alert in alerts_of(of):
-            cause = alert.labels.get("cause")
-            link = alert.annotations.get("runbook_url", "")
-            if cause:
-                assert link == f"{base}/causes/{cause}", alert.name
-            elif alert.name != "KneewatchNoMetrics":
-                assert link.startswith(base), alert.name
-    assert not any("runbook_url" in alert.annotations for alert in alerts_of(Plan()))
+            page = alert.annotations["runbook_url"].removeprefix(f"{base}/")
+            if "{{" not in page:
+                assert (DOCS / f"{page}.md").exists(), alert.name
+
+
+def test_an_alert_about_a_replica_links_to_its_triage_page() -> None:
+    plan = Plan(triage_url="https://gpu-7:9877/triage", targets=TARGETS)
+    for alert in alerts_of(plan):
+        if alert.labels["kneewatch"] in ("cause", "finding"):
+            link = alert.annotations["triage"]
+            assert link == "https://gpu-7:9877/triage/{{ $labels.instance }}", alert.name

@@ -51,8 +51,8 @@ class Timeline:
     ) -> dict[str, str]:
         """A pod's `up` and load."""
         where = f'namespace="{namespace}", job="vllm", pod="{pod}", instance="{instance or pod}"'
-        running = f'vllm:num_requests_running{{{where}, model_name="llama", engine="0"}}'
-        return {f"up{{{where}}}": up, running: serving}
+        usage = f'vllm:kv_cache_usage_perc{{{where}, model_name="llama", engine="0"}}'
+        return {f"up{{{where}}}": up, usage: serving}
 
     def serving(self, namespace: str, pod: str) -> dict[str, str]:
         """A pod that serves throughout."""
@@ -105,13 +105,9 @@ def operations(at: Timeline) -> Iterator[Mapping[str, str]]:
     yield at.serving("draining", "chat-1")
     ends = f"{level('_', at.served)} {level(SERVED_S, at.after)}"
     yield at.state("kube_pod_deletion_timestamp", "draining", 'pod="chat-0"', ends)
-    for namespace, pod, series in (
-        ("to-zero", "chat-7d9f8b6c5-a1b2c", 'kube_deployment_spec_replicas, deployment="chat"'),
-        ("to-zero-too", "chat-0", 'kube_statefulset_replicas, statefulset="chat"'),
-    ):
-        yield at.leaving(namespace, pod)
-        name, _, labels = series.partition(", ")
-        yield at.state(name, namespace, labels, f"{level(1, at.served)} {level(0, at.after)}")
+    yield at.leaving("to-zero", "chat-7d9f8b6c5-a1b2c")
+    wanted = f"{level(1, at.served)} {level(0, at.after)}"
+    yield at.state("kube_deployment_spec_replicas", "to-zero", 'deployment="chat"', wanted)
 
 
 def renamed(at: Timeline) -> Iterator[Mapping[str, str]]:

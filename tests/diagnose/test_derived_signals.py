@@ -1,11 +1,9 @@
-"""Derived signals: one record each, evaluated here and compiled to PromQL."""
+"""Derived signals: one record each."""
 
 from __future__ import annotations
 
 import pytest
 
-from kneewatch.dashboards.prometheus.recording_rules import derived
-from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.engine_state import coverage
 from kneewatch.diagnose.learned.derived_signals import DERIVED, MOMENTARY, evaluated
@@ -57,10 +55,3 @@ def test_what_one_moment_gives_a_fleet_has_too() -> None:
     reasons = [left_out.get(rule.id, "") for rule in Profile().rules() if rule.signal in MOMENTARY]
     assert len(reasons) >= 3
     assert all(not reason or reason.startswith("must hold for") for reason in reasons)
-
-
-def test_promql_has_what_its_inputs_allow() -> None:
-    """What lacks: the KV capacity is a number in a label, and calls have no engine."""
-    plan = Plan(targets=TARGETS)
-    lacking = EXPRESSIONS.keys() - derived(plan).keys()
-    assert lacking == {"prompt_p99_kv_share_ratio", "accepted_in_window"}

@@ -15,8 +15,7 @@ import pytest
 
 from kneewatch.agent.notify.alert_state import StateFile
 from kneewatch.agent.notify.channel import RetryPolicy
-from kneewatch.agent.notify.notifier import AlertmanagerChannel, alert_name
-from kneewatch.dashboards.prometheus.causes import cause_name
+from kneewatch.agent.notify.notifier import AlertmanagerChannel
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import healthy, receiver, sick, state
@@ -206,8 +205,3 @@ def test_tls_and_a_bearer_token(
 def test_alerts_of_alertmanager_are_not_sent_back(taking: Taking, tmp_path: Path) -> None:
     configured = receiver(tmp_path, table(taking().url).partition("\n")[2])
     assert not configured.alerts
-
-
-def test_alerts_have_the_names_of_the_exported_rules() -> None:
-    for name in ("kv_pressure", "bad_node", "target_down"):
-        assert alert_name(name) == cause_name(name)
