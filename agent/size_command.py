@@ -40,9 +40,6 @@ from kneewatch.diagnose.sizing.memory.weights import (
     Draft,
     Parallel,
 )
-from kneewatch.diagnose.sizing.plan.plan_result import plan_document, plan_lines
-from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
-from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.search_results import document, explain, question_of
@@ -395,6 +392,11 @@ def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
 
 def _plan(given: dict[str, Any]) -> Answer:
     """The result of the sizing guide's thirteen steps for a workload profile."""
+    # Lazy: slow to import, and most sizes have no profile.
+    from kneewatch.diagnose.sizing.plan.plan_result import plan_document, plan_lines
+    from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
+    from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
+
     path = given["plan"]
     text = profile_text(path, "plan")
     refuse_ignored_by_plan(given)

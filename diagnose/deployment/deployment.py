@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -18,7 +19,6 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     oldest_version,
     supports_flag,
 )
-from kneewatch.diagnose.learned.length_drift import StatedWorkload
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
@@ -29,6 +29,9 @@ from kneewatch.diagnose.sizing.memory.launch_setup import (
     defaults,
 )
 from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, RANKS, Adapters, Parallel
+
+if TYPE_CHECKING:  # a size needs no live workload, nor the windows that it is measured in
+    from kneewatch.diagnose.learned.length_drift import StatedWorkload
 
 KV_SIZE_LABEL = "kv_cache_size_tokens"
 _UNSET_LABELS = ("", "None", "none", "null")
