@@ -57,7 +57,7 @@ def _replayed(
     """Yields the diagnoses of each scrape. Raises SettingsError for a wrong threshold before the
     first scrape."""
     from kneewatch.agent.stream import TargetStream
-    from kneewatch.diagnose.engine.engine_monitor import Catalogue
+    from kneewatch.diagnose.engine.judge import Catalogue
 
     catalogue, limits = Catalogue.of(profile), settings.limits()
     streams = [TargetStream(name, profile, limits, catalogue) for name in capture_names(paths)]

@@ -16,12 +16,13 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.samples import Page
-from kneewatch.diagnose.deployment.server_facts import NO_STATE
+from kneewatch.diagnose.deployment.server_state import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
-from kneewatch.diagnose.gpu import NO_GPUS, GpuMonitor, GpuReading
+from kneewatch.diagnose.gpu import GpuMonitor
+from kneewatch.diagnose.gpu_state import NO_GPUS, GpuReading
 
 if TYPE_CHECKING:
     from kneewatch.agent.server.watch import ServerWatch

@@ -1,12 +1,11 @@
-"""GPU signals, the health of each GPU, and the meaning of NVIDIA's XID errors. Pure."""
+"""GPU signals and the health of each GPU over time, from pages of DCGM fields. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.collector.names.dcgm_fields import (
@@ -23,85 +22,12 @@ from kneewatch.collector.scrape_history import NAN, History
 from kneewatch.collector.signals.gpu import DEV, GPU_SIGNALS, PROF, health_signals
 from kneewatch.collector.signals.signal import Reading, SignalSet
 from kneewatch.collector.window import Window
+from kneewatch.diagnose.gpu_state import NO_GPUS, GpuReading, GpuState, XidSeen, gpu_name
 from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import LONG_WINDOWS
 
 if TYPE_CHECKING:
     from kneewatch.collector.gpu.page import GpuNote, GpuPage
-
-# --- XID errors -----------------------------------------------------------------------------------
-
-RESET = "reset the GPU"
-REBOOT = "reboot the node"
-RESTART = "restart the server; the GPU can wait for its next reset"
-DRAINED = "reset the GPU once it is drained"
-REPLACE = "reset the GPU; replace it if the error returns"
-LINK = "reset all GPUs of that NVLink fabric; check cables, bridges and NVSwitches if it returns"
-
-
-class Xid(Struct, frozen=True):
-    """An XID error number, what it means and what to do about it.
-
-    `urgent`: until the action is taken, work on that GPU is lost or its results are wrong. `halts`:
-    until then the GPU does nothing at all. So if such a GPU works, the action has been taken and
-    the number is old.
-    """
-
-    code: int
-    meaning: str
-    action: str
-    urgent: bool = True
-    halts: bool = False
-
-
-TABLE = (
-    Xid(46, "the GPU stopped processing", RESET, halts=True),
-    Xid(48, "an uncorrectable (double bit) memory error", RESET),
-    Xid(61, "the GPU's microcontroller hit a breakpoint", RESET),
-    Xid(62, "the GPU's microcontroller halted", RESET, halts=True),
-    Xid(63, "a memory row was marked to be remapped", DRAINED, False),
-    Xid(64, "a memory row could not be remapped", REPLACE),
-    Xid(74, "an NVLink error", LINK),
-    Xid(79, "the GPU has fallen off the bus", REBOOT, halts=True),
-    Xid(92, "many single bit memory errors", DRAINED, False),
-    Xid(94, "an uncorrectable memory error, contained to one program", RESTART),
-    Xid(95, "an uncorrectable memory error, not contained", RESET),
-    Xid(109, "the GPU did not switch contexts in time", RESET),
-    Xid(110, "a security fault", RESET),
-    Xid(119, "the GPU's system processor (GSP) did not answer", RESET, halts=True),
-    Xid(120, "an error of the GPU's system processor (GSP)", RESET),
-    Xid(140, "a memory error that could not be recovered", RESET),
-    Xid(143, "the GPU could not be initialised", RESET, halts=True),
-    *(
-        Xid(code, f"an NVLink error ({unit})", LINK)
-        for code, unit in (
-            (144, "SAW"),
-            (145, "RLW"),
-            (146, "TLW"),
-            (147, "TREX"),
-            (148, "NVLPW"),
-            (149, "NETIR"),
-            (150, "MSE"),
-        )
-    ),
-)
-
-XIDS: Mapping[int, Xid] = MappingProxyType({xid.code: xid for xid in TABLE})
-"""XIDs that are about the GPU itself rather than a program, by number."""
-
-RECOVERY: Mapping[int, str] = MappingProxyType(
-    {
-        1: RESET,
-        2: REBOOT,
-        3: "drain peer-to-peer work",
-        4: "drain the GPU, then reset it",
-    }
-)
-"""The recovery action that the driver requests; 0 means none.
-
-nvmlDeviceGpuRecoveryAction_t of nvml.h.
-"""
-
 
 # --- Health of each GPU over time -----------------------------------------------------------------
 
@@ -114,49 +40,6 @@ LOADS = (PROF + "GR_ENGINE_ACTIVE", DEV + "GPU_UTIL")
 
 XID_KEPT_S = 600.0
 """Seconds for which an XID still counts after the gauge shows a newer XID."""
-
-
-class XidSeen(Struct, frozen=True):
-    """An XID that a GPU reported.
-
-    `since_s`: when it was first seen; None if the first scrape already had it. `worked_since`: the
-    GPU has done work since then.
-    """
-
-    code: int
-    since_s: float | None
-    worked_since: bool = False
-
-
-class GpuState(Struct, frozen=True):
-    """One GPU now.
-
-    `values` are the signals of collector/signals/gpu.py; None for unknown. `is_awake`: the GPU
-    reports its clock and power, and uses energy.
-    """
-
-    index: str
-    uuid: str
-    node: str
-    model: str
-    values: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    xids: Sequence[XidSeen] = ()
-    is_awake: bool = False
-
-    @property
-    def name(self) -> str:
-        """The GPU's name in messages: `GPU 3 of node-7`."""
-        return gpu_name(GpuKey(self.uuid, self.index, self.model, self.node, ""))
-
-    def get(self, signal: str) -> float:
-        """A signal's value; 0 if it has none."""
-        return self.values.get(signal) or 0.0
-
-
-def gpu_name(key: GpuKey) -> str:
-    """A GPU's name in messages: `GPU 3 of node-7`."""
-    gpu = f"GPU {key.index or key.uuid}"
-    return f"{gpu} of {key.hostname}" if key.hostname else gpu
 
 
 def board_of(key: GpuKey) -> str:
@@ -285,28 +168,6 @@ SCRAPES_IN_WINDOW = 2.2
 OF_AN_INSTANCE = ("DCGM_FI_DEV_FB_", "DCGM_FI_PROF_")
 """Fields of a MIG instance itself. All other fields are its board's, repeated for each instance."""
 
-
-class GpuReading(Struct, frozen=True):
-    """GPU signals now.
-
-    - `unknown`: a line for each signal that could not be read.
-    - `joined`: how the GPUs were matched to the target. `guess`: the match is assumed.
-    - `states`: the state of each GPU.
-    - `lost`: a line for each GPU that no longer answers.
-    - `models`: product names of the target's GPUs; empty if the match is a guess, and for MIG
-      instances.
-    """
-
-    values: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    unknown: tuple[str, ...] = ("gpu_*: no GPU source",)
-    joined: str = ""
-    guess: bool = False
-    states: Sequence[GpuState] = ()
-    lost: Sequence[str] = ()
-    models: tuple[str, ...] = ()
-
-
-NO_GPUS = GpuReading()
 
 VANISHED_READINGS = 2
 """A GPU counts as lost if this many readings in a row lack it but contain other GPUs."""
@@ -455,7 +316,10 @@ class GpuMonitor:
     def _vanished(self, t_s: float, choice: GpuChoice, page: Gpus) -> Iterator[str]:
         """A line for each of the target's GPUs that left the page while the page shows others."""
         present = {board_of(gpu.key) for gpu in page}
-        own = {board_of(gpu.key): gpu_name(gpu.key) for gpu in choice.gpus}
+        own = {
+            board_of(key): gpu_name(key.uuid, key.index, key.hostname)
+            for key in (gpu.key for gpu in choice.gpus)
+        }
         for board, name in own.items():
             self._absences[board] = GpuAbsence(name, t_s)
         for board, absence in list(self._absences.items()):

@@ -37,6 +37,14 @@ RECENT = {
 }
 """Recorded series of the signals that are also read over the newest part of the window."""
 
+RECENT_SHARE = 0.25
+RECENT_SCRAPES = 2.2
+"""The newest part of the window: a share of it, and at least this many scrape intervals."""
+
+RECENT_REQUESTS_MIN = 4.0
+OF_REQUESTS = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
+"""Signals of RECENT that are meaningless with fewer than RECENT_REQUESTS_MIN requests."""
+
 
 class Recent(Quantity, Struct, frozen=True):
     """A signal over the newest part of the window."""

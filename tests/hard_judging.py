@@ -19,7 +19,7 @@ from kneewatch.collector.samples import Page
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.gpu import GpuChoice, GpuMonitor
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import WINDOW_S, Severity

@@ -23,7 +23,7 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import Launch as Stating
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.rules.facts import Targets
 from tests.ramps import BROKEN_S, Outcome, Rate, ramp, steady
 from tests.recordings import diagnoses, phases

@@ -36,7 +36,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.samples import Layout, Page, Series
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.rules.facts import Targets
 from tests.recordings import CAPTURES
 
@@ -277,8 +277,8 @@ class Server:
 
     def _unjudged(self, t_s: float, page: Page, said: tuple[EngineCycle, ...]) -> Cycle:
         monitor = next(iter(self._stream.monitor.engines))
-        columns = monitor.counters()[0]
-        values = tuple(monitor.history.counters.read([*page.values, math.nan]))
+        columns = monitor.reader.counters()[0]
+        values = tuple(monitor.reader.history.counters.read([*page.values, math.nan]))
         engines = tuple(
             replace(
                 replayed,

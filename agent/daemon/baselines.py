@@ -230,13 +230,15 @@ class KneeLoader(Job):
 
     def request(self, target: str, engine: EngineMonitor) -> None:
         """Queue an engine to have its knee loaded. Thread-safe."""
-        first_s = engine.learned.knee.first_s
+        first_s = engine.judge.learned.knee.first_s
         if first_s is None:
             return
-        engine.learned.knee.history_requested = True
+        engine.judge.learned.knee.history_requested = True
         window_s = engine.profile.window_s
         self._requests.append(
-            KneeRequest(target, engine.key, engine.learned.knee, window_s, first_s, engine.config)
+            KneeRequest(
+                target, engine.key, engine.judge.learned.knee, window_s, first_s, engine.config
+            )
         )
 
     def cycle(self) -> float | None:

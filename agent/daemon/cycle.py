@@ -34,7 +34,7 @@ from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS, ServerFacts
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX, TargetMonitor
-from kneewatch.diagnose.gpu import NO_GPUS, GpuReading
+from kneewatch.diagnose.gpu_state import NO_GPUS, GpuReading
 from kneewatch.rules.rule import Severity
 
 log = logging.getLogger(__name__)
@@ -275,10 +275,12 @@ class TargetWatch:
         before = self._stream.monitor
         if self._sinks.peaks:
             for engine in before.engines:
-                engine.set_weekly_peak(self._sinks.peaks.peak_requests(self.spec.name, engine.key))
+                engine.judge.set_weekly_peak(
+                    self._sinks.peaks.peak_requests(self.spec.name, engine.key)
+                )
         if self._sinks.seasons:
             for engine in before.engines:
-                engine.set_usual(self._sinks.seasons.usual(self.spec.name, engine.key, t_s))
+                engine.judge.set_usual(self._sinks.seasons.usual(self.spec.name, engine.key, t_s))
         page = self._pages.take(self._stream, t_s)
         if self._canary is not None:
             before.set_canary(self._canary.state)
@@ -288,7 +290,7 @@ class TargetWatch:
         # A recording that starts over must not learn from its own past rounds.
         if self._sinks.knees and not self.spec.played:
             for engine in self._stream.monitor.engines:
-                if not engine.learned.knee.history_requested:
+                if not engine.judge.learned.knee.history_requested:
                     self._sinks.knees.request(self.spec.name, engine)
         restart = Restart(t_s, STARTED_OVER) if self._stream.monitor is not before else None
         with self._stream.computing():
@@ -445,9 +447,9 @@ def engine_cycle(
         return EngineCycle(diagnosis, replica=replica)
     return EngineCycle(
         diagnosis,
-        RawCounters(*engine.counters()),
+        RawCounters(*engine.reader.counters()),
         engine.config,
-        engine.history.started_s,
+        engine.reader.history.started_s,
         engine.restart or restart,
         replica,
     )

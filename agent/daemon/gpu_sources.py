@@ -32,7 +32,8 @@ from kneewatch.collector.gpu.nvml_calls import Nvml, load_nvml
 from kneewatch.collector.gpu.page import GPUS_LOST, DcgmCollector, GpuCollector, GpuPage
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch_settings import FetchSettings
-from kneewatch.diagnose.gpu import NO_GPUS, GpuMonitor, GpuReading
+from kneewatch.diagnose.gpu import GpuMonitor
+from kneewatch.diagnose.gpu_state import NO_GPUS, GpuReading
 from kneewatch.rules.formatting import span
 
 log = logging.getLogger(__name__)

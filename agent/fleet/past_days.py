@@ -26,13 +26,13 @@ from kneewatch.diagnose.fleet.inventory import (
     usual_of,
 )
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS
-from kneewatch.diagnose.learned.length_drift import Buckets
+from kneewatch.diagnose.values import Histogram
 
 PARTS = 4
 """Number of parallel queries for a long range: a server evaluates each query on one core."""
 
-Lengths = dict[Group, dict[str, tuple[Buckets, Buckets]]]
-Recent = dict[Group, dict[str, Buckets]]
+Lengths = dict[Group, dict[str, tuple[Histogram, Histogram]]]
+Recent = dict[Group, dict[str, Histogram]]
 
 
 class _Groups:
@@ -136,7 +136,7 @@ def _lengths(
     answers, missing = _complete(source, query_by_key, at_s)
     if missing:
         return {}, {}, f"lengths of requests: {missing}"
-    read: dict[str, Mapping[Group, Buckets]] = {
+    read: dict[str, Mapping[Group, Histogram]] = {
         key: _buckets(samples, groups) for key, samples in answers.items()
     }
     lengths: Lengths = {}

@@ -21,21 +21,19 @@ from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.server_facts import (
     DEGREES_MAX,
-    LOOP_S,
     MAX_MODEL_LEN,
     MODEL_PATH,
-    NO_STATE,
     PROCESS,
     SERVER,
     TENSOR_PARALLEL,
     TEXT_MAX_CHARS,
     VERSION,
-    ServerState,
     SourceReading,
     Value,
     printable,
     version_of,
 )
+from kneewatch.diagnose.deployment.server_state import LOOP_S, NO_STATE, ServerState
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST
 
 BODY_MAX_BYTES = 512 * 1024

@@ -18,16 +18,15 @@ from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import (
     LOG,
-    NO_STATE,
     SERVER_GPUS,
-    ServerState,
     SourceReading,
     merge,
     models_reading,
 )
+from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.deployment.startup_log import Failure
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
-from kneewatch.diagnose.gpu import GpuReading
+from kneewatch.diagnose.gpu_state import GpuReading
 
 if TYPE_CHECKING:
     from kneewatch.agent.server.probe import Liveness

@@ -45,7 +45,8 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.doc_links import OWN_DOCS
-from kneewatch.diagnose.engine.engine_monitor import SCRAPES_IN_WINDOW, Catalogue
+from kneewatch.diagnose.engine.judge import Catalogue
+from kneewatch.diagnose.engine.reader import SCRAPES_IN_WINDOW
 from kneewatch.reports.diagnosis_text import who
 from kneewatch.rules.formatting import clock
 from kneewatch.rules.rule import Severity

@@ -11,7 +11,7 @@ from kneewatch.collector.signals.vllm import PREFILL
 from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Cause, Evidence, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
-from kneewatch.diagnose.deployment.server_facts import NO_STATE, CanaryState, ServerState
+from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.learned.derived_signals import (
     ABORTED,
     FILLED_MIN,

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from kneewatch.diagnose.causes.lora_adapters import AdapterUse
-from kneewatch.diagnose.gpu import GpuState
+from kneewatch.diagnose.gpu_state import GpuState
 from kneewatch.diagnose.learned.knee import CurveLearner, LearnedKnee
 from kneewatch.diagnose.learned.length_drift import Departure, Drift
 from kneewatch.diagnose.learned.live_workload import LiveWorkload
 from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison
+from kneewatch.diagnose.values import AdapterUse
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.rule import INFO, OK, Finding, Severity

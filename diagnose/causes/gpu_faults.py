@@ -11,7 +11,8 @@ from typing import NamedTuple
 from kneewatch.diagnose.causes.common_conditions import SLOW_GPU
 from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.gpu import DRAINED, LINK, RECOVERY, REPLACE, RESET, XIDS, GpuState
+from kneewatch.diagnose.causes.xid_errors import DRAINED, LINK, RECOVERY, REPLACE, RESET, XIDS
+from kneewatch.diagnose.gpu_state import GpuState
 from kneewatch.rules.rule import Severity
 
 LINK_ERRORS_PER_S = 100.0

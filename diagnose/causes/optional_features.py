@@ -18,17 +18,17 @@ from kneewatch.diagnose.causes.common_conditions import (
     QUEUES,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.lora_adapters import AdapterUse
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
-from kneewatch.diagnose.learned.derived_signals import RECENT_SHARE
 from kneewatch.diagnose.sizing.speed.speculation import (
     break_even_acceptance_ratio,
     per_token_acceptance_ratio,
 )
+from kneewatch.diagnose.values import AdapterUse
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
 from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import (
+    RECENT_SHARE,
     Exposed,
     FirstOf,
     Recent,

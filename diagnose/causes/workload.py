@@ -32,6 +32,7 @@ from kneewatch.diagnose.causes.record import (
 from kneewatch.diagnose.learned.length_drift import (
     ENDLESS,
     KEYS,
+    LENGTH_POINTS,
     RATE_MIN,
     WORDS,
     Departure,
@@ -146,7 +147,6 @@ WORKLOAD_DRIFT = CauseRecord(
 
 AT_LIMIT, AT_LIMIT_BEFORE = Signal("finished_length_ratio"), BaselineValue("finished_length_ratio")
 MORE_AT_LIMIT = Signal("finished_length_drift_points")
-LENGTH_POINTS = 0.2
 MANY_FINISHED = SERVED * WINDOW_S >= 40.0
 """With fewer finished requests, the share varies by more than LENGTH_POINTS by chance."""
 

@@ -15,16 +15,13 @@ from kneewatch.collector.samples import Page
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.startup import ENGINE_DIED
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.server_facts import (
-    NO_STATE,
-    CanaryState,
-    ServerFacts,
-    ServerState,
-)
+from kneewatch.diagnose.deployment.server_facts import ServerFacts
+from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis, LogFailure
-from kneewatch.diagnose.engine.engine_monitor import Catalogue, EngineMonitor
-from kneewatch.diagnose.gpu import NO_GPUS, GpuReading
+from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
+from kneewatch.diagnose.engine.judge import Catalogue
+from kneewatch.diagnose.gpu_state import NO_GPUS, GpuReading
 from kneewatch.rules.formatting import duration
 
 if TYPE_CHECKING:
@@ -106,7 +103,7 @@ class TargetMonitor:
         """
         self._server = facts, stated
         for engine in self._engines.values():
-            engine.set_server(facts, stated)
+            engine.judge.set_server(facts, stated)
 
     @property
     def server(self) -> ServerFacts | None:
@@ -123,7 +120,7 @@ class TargetMonitor:
         self._log_failure = failure
         died = failure is not None and failure.cause.id == ENGINE_DIED.id and not past
         for engine in self._engines.values():
-            engine.died = failure.cause if failure is not None and died else None
+            engine.judge.died = failure.cause if failure is not None and died else None
 
     def set_canary(self, state: CanaryState) -> None:
         """Set the results of the canary requests, from the next page on.
@@ -147,7 +144,7 @@ class TargetMonitor:
         engine = EngineMonitor(self.name, key, self.profile, self._catalogue)
         engine.host = self._host
         if self._server is not None:
-            engine.set_server(*self._server)
+            engine.judge.set_server(*self._server)
         return engine
 
     def page(
@@ -194,7 +191,9 @@ class TargetMonitor:
             self._data_parallel = DataParallelEngines(scale=self.profile.scale)
         replicas = Counter((engine.key.model, engine.key.replica) for engine in engines)
         for engine in engines:
-            engine.learned.workload.set_engines(replicas[engine.key.model, engine.key.replica])
+            engine.judge.learned.workload.set_engines(
+                replicas[engine.key.model, engine.key.replica]
+            )
         by_newest = {id(engine.newest): engine for engine in engines}
         compared = self._data_parallel.compared(t_s, diagnoses)
         for before, after in zip(diagnoses, compared, strict=True):
@@ -259,7 +258,7 @@ class TargetMonitor:
 
         0 if the last pages had requests, or if scrapes have failed for longer than that.
         """
-        if not self._engines or not all(engine.was_idle for engine in self._engines.values()):
+        if not self._engines or not all(engine.judge.was_idle for engine in self._engines.values()):
             return 0.0
         patience_s = observer.restart_patience_s(self._longest_start_s)
         return patience_s if t_s - self._failing_since_s < patience_s else 0.0

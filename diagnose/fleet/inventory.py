@@ -12,8 +12,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.gpu import GpuState
-from kneewatch.diagnose.learned.length_drift import Buckets
+from kneewatch.diagnose.gpu_state import GpuState
+from kneewatch.diagnose.values import Histogram
 from kneewatch.rules.rule import Severity
 
 if TYPE_CHECKING:
@@ -291,12 +291,12 @@ class Past(Struct, frozen=True):
     """
 
     peaks: Mapping[Group, Peak] = field(default_factory=dict[Group, Peak])
-    lengths: Mapping[Group, Mapping[str, tuple[Buckets, Buckets]]] = field(
-        default_factory=dict[Group, Mapping[str, tuple[Buckets, Buckets]]]
+    lengths: Mapping[Group, Mapping[str, tuple[Histogram, Histogram]]] = field(
+        default_factory=dict[Group, Mapping[str, tuple[Histogram, Histogram]]]
     )
     missing: str = ""
-    recent: Mapping[Group, Mapping[str, Buckets]] = field(
-        default_factory=dict[Group, Mapping[str, Buckets]]
+    recent: Mapping[Group, Mapping[str, Histogram]] = field(
+        default_factory=dict[Group, Mapping[str, Histogram]]
     )
     usual: Mapping[Group, Usual] = field(default_factory=dict[Group, Usual])
 

@@ -11,7 +11,7 @@ from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.inventory import HOUR_S, Past, Usual
 from kneewatch.diagnose.fleet.outliers import COLD_S
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
-from kneewatch.diagnose.learned.length_drift import Buckets
+from kneewatch.diagnose.values import Histogram
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent, span
 from kneewatch.rules.quantities import RECENT
@@ -203,7 +203,7 @@ def _weigh_chance(case: Case, hits: float, chance: float, replicas: int) -> None
     )
 
 
-def _weigh_lengths(case: Case, engines: Sequence[Engine], recent: Buckets) -> None:
+def _weigh_lengths(case: Case, engines: Sequence[Engine], recent: Histogram) -> None:
     """Add evidence on whether prompts are as long as in the last hour: changed prompts share
     less."""
     median_tokens = middle(engine.get("prompt_tokens_p50") for engine in engines)
@@ -221,7 +221,7 @@ def _weigh_lengths(case: Case, engines: Sequence[Engine], recent: Buckets) -> No
     )
 
 
-def share_below(value: float, buckets: Buckets) -> float | None:
+def share_below(value: float, buckets: Histogram) -> float | None:
     """Share of observations below a value, interpolated linearly within its bucket.
 
     None without observations.

@@ -6,20 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from operator import sub
-from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
-from kneewatch.collector.scrape_history import Columns, History
-from kneewatch.collector.signals.signal import BoundSignals
-from kneewatch.collector.signals.vllm import PREFILL, PROMPT_LENGTH, TTFT, VLLM_SIGNALS
-from kneewatch.collector.window import Window
 from kneewatch.diagnose.learned import slow_trends
+from kneewatch.diagnose.values import Signals, Values
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.conditions import Quantity, each_value, nodes
 from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.quantities import (
-    RECENT,
     BaselineValue,
     Signal,
     Target,
@@ -29,7 +24,6 @@ from kneewatch.rules.quantities import (
 
 NO_BASELINE = "no baseline from quiet times yet"
 NO_TARGET = "no TTFT target (slo.ttft_p99_s)"
-GENERATED, ANSWERED = "generation_tokens", "request_success"
 ABORTED = ("finished_reason", "abort")
 """Aborted requests are no progress: a stalled engine still counts requests that clients give up."""
 
@@ -38,10 +32,6 @@ CALLS_MIN = 4.0
 
 FILLED_MIN = 0.005
 """A prefill is progress if it raises KV usage above its maximum by this share of the cache."""
-
-RECENT_REQUESTS_MIN = 4.0
-RECENT_SHARE = 0.25
-RECENT_SCRAPES = 2.2
 
 STALL, PREFILL_SILENCE = "stalled_s", "prefill_silence_s"
 HIT_SPREAD = "prefix_hit_spread_sigmas"
@@ -53,6 +43,9 @@ TYPICAL = 3.0
 
 The share of requests that hit then says nothing about the share of tokens that hit.
 """
+
+COMPUTED_AT_MOST = 0.25
+"""A request that computes at most this share of a median prompt has hit almost fully."""
 
 SPREAD_STEPS_MIN = 4
 """Fewest scrapes with requests for computing a spread."""
@@ -209,67 +202,42 @@ MOMENTARY: Mapping[str, Quantity] = {
 }
 """Expressions of the derived signals that can be computed from one moment, by key."""
 
-evaluated = each_value({signal.key: signal.of for signal in DERIVED if signal.of is not None})
-"""Values of the derived signals that have an expression, by key."""
+BLANK: Mapping[str, float | None] = {
+    signal.key: None for signal in DERIVED if signal.of is not None
+}
+"""The derived signals with an expression, in order, without values."""
+
+momentary = each_value(MOMENTARY)
+"""Values of the derived signals that one moment suffices for, by key."""
+
+against_baseline = each_value(
+    {signal.key: signal.of for signal in DERIVED if signal.of and not signal.momentary}
+)
+"""Values of the derived signals that compare a signal with its baseline, by key."""
 
 _GAPS = {signal.key: signal.gap for signal in DERIVED if signal.gap}
 
 
 def derive(
-    values: Mapping[str, float | None], window: Window, baseline: Baseline, targets: Targets
+    values: Values, baseline: Baseline, targets: Targets
 ) -> tuple[dict[str, float | None], dict[str, str]]:
-    """The derived signals of one window, from its signals and the baseline.
+    """The signals, with those added that compare a signal with its baseline.
 
     Also returns the reasons for missing values, where known.
     """
-    derived = evaluated(Moment(values, targets, baseline=baseline, window_s=window.range_s))
+    signals = dict(values.signals)
+    signals |= against_baseline(
+        Moment(values.signals, targets, baseline=baseline, window_s=values.window_s)
+    )
     notes = {
         key: gap
         for key, gap in _GAPS.items()
-        if derived[key] is None and (gap is NO_BASELINE or targets.ttft_p99_s is None)
+        if signals[key] is None and (gap is NO_BASELINE or targets.ttft_p99_s is None)
     }
-    derived["prefill_hit_share"], derived["prefill_miss_share"] = _prefill_sides(values, window)
-    hit_ratio, quiet = values.get("prefix_hit_ratio"), baseline.get("prefix_hit_ratio")
+    hit_ratio, quiet = signals.get("prefix_hit_ratio"), baseline.get("prefix_hit_ratio")
     if hit_ratio is not None and quiet is not None and hit_ratio < NEAR_BASELINE * quiet:
-        derived[HIT_SPREAD] = _hit_spread(window)
-    return derived, notes
-
-
-RECENT_SIGNALS = tuple(signal for signal in VLLM_SIGNALS if signal.key in RECENT)
-OF_REQUESTS = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
-"""Signals of RECENT that are meaningless while few requests arrive."""
-
-
-_bound: WeakKeyDictionary[Columns, BoundSignals] = WeakKeyDictionary()
-"""RECENT_SIGNALS bound to columns in use; nothing else keeps them from scrape to scrape."""
-
-
-def recent(history: History, now_s: float, window_s: float) -> dict[str, float | None]:
-    """The signals of RECENT over the newest quarter of the window.
-
-    If the quarter has too few requests, signals of requests are computed over the newest half. If
-    the half also has too few, they are None.
-    """
-    frames = history.times
-    interval_s = frames[-1] - frames[-2] if len(frames) > 1 else window_s
-    range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
-    bound = _bound.get(history.columns)
-    if bound is None:
-        bound = _bound[history.columns] = BoundSignals.of(RECENT_SIGNALS, history.columns)
-    quarter = Window(history, now_s=now_s, range_s=range_s, few=True)
-    values = dict.fromkeys(RECENT) | {key: value(quarter) for key, value in bound.valued}
-    if not _enough_requests(quarter):
-        half_s = max(range_s, 2 * RECENT_SHARE * window_s)
-        half = Window(history, now_s=now_s, range_s=half_s, few=True)
-        enough = _enough_requests(half)
-        of_half = {key: value(half) for key, value in bound.valued} if enough else {}
-        values |= {key: of_half.get(key) for key in OF_REQUESTS}
-    return values
-
-
-def _enough_requests(window: Window) -> bool:
-    started_per_s = window.part_rate(TTFT, "count") or 0.0
-    return started_per_s * window.range_s >= RECENT_REQUESTS_MIN
+        signals[HIT_SPREAD] = hit_spread(values.prefix_counts)
+    return signals, notes
 
 
 UNFORGIVING = frozenset({"stalled"})
@@ -280,7 +248,7 @@ class Streaks:
     """How long conditions have held. A single scrape to the contrary does not end a streak.
 
     `conditions` are the conditions that causes use. Whether the engine is stalled is computed from
-    the history instead.
+    scrape to scrape instead.
     """
 
     def __init__(self, conditions: Callable[[Moment], dict[str, bool]], targets: Targets) -> None:
@@ -295,13 +263,10 @@ class Streaks:
         self._since_s.clear()
         self._doubted.clear()
 
-    def update(
-        self, now_s: float, history: History, values: Mapping[str, float | None]
-    ) -> dict[str, float]:
+    def update(self, now_s: float, values: Values, signals: Signals) -> dict[str, float]:
         """Seconds for which each condition has held; conditions that do not hold are left out."""
-        moment = Moment(values, self._targets)
-        holds = self._conditions(moment)
-        holds["stalled"] = not self._progress.update(history, values)
+        holds = self._conditions(Moment(signals, self._targets))
+        holds["stalled"] = not self._progress.update(now_s, values, signals)
         for name, holding in holds.items():
             if holding:
                 self._since_s.setdefault(name, now_s)
@@ -312,9 +277,9 @@ class Streaks:
                 self._doubted.add(name)
         return {name: now_s - since_s for name, since_s in self._since_s.items()}
 
-    def prefill_silence_s(self, history: History, values: Mapping[str, float | None]) -> float:
+    def prefill_silence_s(self, values: Values, signals: Signals) -> float:
         """Seconds for which one prefill may delay the next token; 0 after a token."""
-        return self._progress.prefill_silence_s(history, values)
+        return self._progress.prefill_silence_s(values, signals)
 
 
 class Progress:
@@ -333,156 +298,56 @@ class Progress:
         self._filled = self._held = 0.0
         self._token_s = self._silent_s = self._longest_pause_s = 0.0
 
-    def update(self, history: History, values: Mapping[str, float | None]) -> bool:
+    def update(self, now_s: float, values: Values, signals: Signals) -> bool:
         """Whether there was progress since the previous scrape.
 
         True without requests, and if the page has no token counters.
         """
-        running, usage = values.get("running") or 0.0, values.get("kv_usage_ratio") or 0.0
-        generated = _step(history, GENERATED)
-        in_flight = running + (values.get("waiting") or 0.0) >= 1
-        has_requests = in_flight or _unanswered(values)
-        if not has_requests or generated is None or generated > 0 or _has_answered(history):
-            if self._silent_s and _gained(
-                history, history.columns.counter_columns(TTFT, part="count")
-            ):
+        running, usage = signals.get("running") or 0.0, signals.get("kv_usage_ratio") or 0.0
+        generated = values.generated
+        in_flight = running + (signals.get("waiting") or 0.0) >= 1
+        has_requests = in_flight or _unanswered(signals)
+        if not has_requests or generated is None or generated > 0 or values.answered:
+            if self._silent_s and values.arrivals:
                 self._longest_pause_s = max(self._longest_pause_s, self._silent_s)
             self._filled = self._held = usage
-            self._token_s, self._silent_s = history.times[-1], 0.0
+            self._token_s, self._silent_s = now_s, 0.0
             return True
-        self._silent_s = history.times[-1] - self._token_s
+        self._silent_s = now_s - self._token_s
         if running and usage >= self._filled + FILLED_MIN:
             self._filled = usage
             return True
         return False
 
-    def prefill_silence_s(self, history: History, values: Mapping[str, float | None]) -> float:
+    def prefill_silence_s(self, values: Values, signals: Signals) -> float:
         """Seconds for which one prefill may delay the next token; 0 after a token or while nothing
         runs."""
-        if not self._silent_s or not values.get("running"):
+        if not self._silent_s or not signals.get("running"):
             return 0.0
-        taken_tokens = (self._filled - self._held) * (values.get("kv_capacity_tokens") or 0.0)
+        taken_tokens = (self._filled - self._held) * (signals.get("kv_capacity_tokens") or 0.0)
         explained_s = max(
             PAUSE_MARGIN * self._longest_pause_s,
-            _longest_s(history, PREFILL),
-            SPEED_MARGIN * taken_tokens * _prefill_s_per_token(history),
+            values.longest_prefill_s,
+            SPEED_MARGIN * taken_tokens * values.prefill_s_per_token,
         )
         return min(explained_s, LONGEST_PREFILL_S)
 
 
-def _longest_s(history: History, metric: str) -> float:
-    """Upper bound of a histogram's highest bucket with an observation since the process started.
-
-    0 if there is no observation.
-    """
-    newest, buckets = history.frames[-1].counters, history.columns.buckets_of(metric)
-    counts = [sum(newest[at] for at in columns) for columns in buckets.columns]
-    bounds = [le for le, count in zip(buckets.bounds, counts, strict=True) if count < counts[-1]]
-    return buckets.bounds[len(bounds)] if counts and counts[-1] > 0 else 0.0
-
-
-def _prefill_s_per_token(history: History) -> float:
-    """Mean seconds of prefill per prompt token since the process started; 0 if unknown."""
-    newest = history.frames[-1].counters
-    tokens = sum(newest[at] for at in history.columns.counter_columns(PROMPT_LENGTH, part="sum"))
-    prefill_s = sum(newest[at] for at in history.columns.counter_columns(PREFILL, part="sum"))
-    return prefill_s / tokens if tokens > 0 else 0.0
-
-
-def _unanswered(values: Mapping[str, float | None]) -> bool:
+def _unanswered(signals: Signals) -> bool:
     """Whether HTTP calls ended in the window, but no request finished and no token was generated.
 
     A stalled engine may show no request at all.
     """
-    out = (values.get("completed_per_s") or 0.0) + (values.get("generation_tokens_per_s") or 0.0)
-    return (values.get("accepted_in_window") or 0.0) >= CALLS_MIN and not out
+    out = (signals.get("completed_per_s") or 0.0) + (signals.get("generation_tokens_per_s") or 0.0)
+    return (signals.get("accepted_in_window") or 0.0) >= CALLS_MIN and not out
 
 
-def unused(history: History) -> bool:
-    """Whether the process has had no tokens to work on since it started; false if unknown."""
-    columns = [
-        history.counters.by_metric.get(metric, ()) for metric in (GENERATED, "prompt_tokens")
-    ]
-    newest = history.frames[-1].counters
-    return all(columns) and not any(
-        newest[at] for metric_columns in columns for _, at in metric_columns
-    )
-
-
-def increase_since_last(history: History, metric: str) -> float:
-    """The increase of a counter between the last two scrapes; 0 if unknown."""
-    return _step(history, metric) or 0.0
-
-
-def arrivals_since_last(history: History) -> float | None:
-    """Requests that got their first token between the last two scrapes; None if unknown."""
-    return _gained(history, history.columns.counter_columns(TTFT, part="count"))
-
-
-def _step(history: History, metric: str) -> float | None:
-    """The increase of a counter between the last two scrapes; None if unknown."""
-    return _gained(history, history.columns.counter_columns(metric))
-
-
-def _has_answered(history: History) -> bool:
-    """Whether a request ended between the last two scrapes without being aborted."""
-    rows = history.counters.by_metric.get(ANSWERED, ())
-    ended = _gained(history, [at for column, at in rows if ABORTED not in column.labels])
-    return (ended or 0.0) > 0
-
-
-def _gained(history: History, columns: Sequence[int]) -> float | None:
-    """The increase of counter columns between the last two scrapes; None if unknown."""
-    if len(history.frames) < 2:
-        return None
-    before, now = history.frames[-2], history.frames[-1]
-    gained: float | None = None
-    for at in columns:
-        value, was = now.counters[at], before.counters[at]
-        # A counter that went back was reset: what it shows is what it gained.
-        step = value if value < was else value - was
-        if step == step:
-            gained = step if gained is None else gained + step
-    return gained
-
-
-def _prefill_sides(
-    values: Mapping[str, float | None], window: Window
-) -> tuple[float | None, float | None]:
-    """Shares of requests that hit almost fully and that miss fully; None if unknown.
-
-    A request that misses computes its whole prompt. So it computes more tokens than a bound exactly
-    if its prompt is longer than the bound.
-    """
-    prompt, mean = values.get("prompt_tokens_p50"), values.get("prompt_tokens_mean")
-    computed = window.buckets("request_prefill_kv_computed_tokens")
-    prompts = window.buckets("request_prompt_tokens")
-    if prompt is None or mean is None or mean > TYPICAL * prompt:
-        return None, None
-    if computed is None or prompts is None:
-        return None, None
-    at_most, shorter = computed.share_at_most(prompt), prompts.share_at_most(prompt)
-    if at_most is None or shorter is None or shorter >= 1:
-        return None, None  # at 1, the buckets contradict each other
-    return computed.share_at_most(0.25 * prompt), min(1.0, (1 - at_most) / (1 - shorter))
-
-
-def _hit_spread(window: Window) -> float | None:
+def hit_spread(counts: Sequence[tuple[float, ...]]) -> float | None:
     """The spread of hits in standard deviations; see `spread_sigmas`.
 
     It is the lower of the whole window's and its newest half's spread: the newest half shows a fall
     first.
     """
-    columns = window.history.columns
-    selected = [
-        columns.counter_columns("prefix_cache_queries"),
-        columns.counter_columns("prefix_cache_hits"),
-        columns.counter_columns(TTFT, (), "count"),
-    ]
-    counts = [
-        tuple(sum(frame.counters[at] for at in part) for part in selected)
-        for frame in window.frames
-    ]
     half = counts[min(len(counts) // 2, len(counts) - SPREAD_STEPS_MIN - 1) :]
     spreads = [spread_sigmas(part) for part in (counts, half)]
     return min((spread for spread in spreads if spread is not None), default=None)

@@ -17,8 +17,7 @@ from math import inf, isfinite, log, sqrt
 
 from msgspec import Struct
 
-from kneewatch.collector.scrape_history import History
-from kneewatch.collector.window import Window
+from kneewatch.diagnose.values import Histogram, Values
 
 FALSE_ALARM = 1e-4
 """Upper bound on the probability that unchanged lengths are reported as changed."""
@@ -35,9 +34,6 @@ For a stated P95: 0.15 of the requests are above it instead of 0.05.
 ALIKE = 10.0
 """Requests of one session or job have similar lengths: this many count as one independent
 request."""
-
-Buckets = Mapping[float, float]
-"""Number of observations up to each upper edge, as in Prometheus; `inf` has all of them."""
 
 
 class Drift(Struct, frozen=True):
@@ -58,7 +54,7 @@ class Drift(Struct, frozen=True):
 
 
 def drift(
-    before: Buckets, now: Buckets, *, false_alarm: float = FALSE_ALARM, alike: float = ALIKE
+    before: Histogram, now: Histogram, *, false_alarm: float = FALSE_ALARM, alike: float = ALIKE
 ) -> Drift | None:
     """The distance of `now` from `before`.
 
@@ -127,7 +123,7 @@ class Departure(Struct, frozen=True):
 
 def departure(
     points: Sequence[Point],
-    now: Buckets,
+    now: Histogram,
     *,
     false_alarm: float = FALSE_ALARM,
     alike: float = ALIKE,
@@ -154,7 +150,7 @@ def departure(
 
 
 def _sides(
-    point: Point, now: Buckets, edges: Sequence[float], chance: float
+    point: Point, now: Histogram, edges: Sequence[float], chance: float
 ) -> tuple[Departure, Departure]:
     """The departures above and below the point.
 
@@ -273,6 +269,9 @@ WINDOWS_MAX = 60
 ANSWERS_MIN = 40.0
 """Fewer quiet answers than this are not a distribution."""
 
+LENGTH_POINTS = 0.2
+"""From this share of answers that end at their limit on, lengths are compared."""
+
 FEW = 150.0
 """With fewer answers than this the band is too wide, so the longest window is tested as well."""
 
@@ -297,12 +296,12 @@ ENDLESS = 2.0
 class OutputLengths:
     """The lengths of one engine's answers.
 
-    `window_s` is the short window; `longest_s` is the length of its history. `stated` are
-    percentiles that a size was computed for; empty if there are none.
+    `window_s` is the short window. `stated` are percentiles that a size was computed for; empty if
+    there are none.
     """
 
-    def __init__(self, *, window_s: float, longest_s: float, stated: Sequence[Point] = ()) -> None:
-        self._window_s, self._longest_s = window_s, longest_s
+    def __init__(self, *, window_s: float, stated: Sequence[Point] = ()) -> None:
+        self._window_s = window_s
         self._endless = tuple(
             Point(point.ratio, point.least, ENDLESS * point.most) for point in stated[-1:]
         )
@@ -310,20 +309,18 @@ class OutputLengths:
         self._quiet: deque[array[float]] = deque(maxlen=WINDOWS_MAX)
         self._last_s = float("-inf")
 
-    def learn(self, now_s: float, window: Window) -> None:
+    def learn(self, now_s: float, answers: Histogram | None) -> None:
         """Add a quiet window; at most one per window's length."""
-        if 0 <= now_s - self._last_s < self._window_s:
-            return
-        buckets = window.buckets(METRICS[ANSWERS])
-        if buckets is None:
+        if 0 <= now_s - self._last_s < self._window_s or answers is None:
             return
         self._last_s = now_s
-        if buckets.bounds != self._bounds:
-            self._bounds = buckets.bounds
+        bounds = tuple(answers)
+        if bounds != self._bounds:
+            self._bounds = bounds
             self._quiet.clear()
-        self._quiet.append(array("d", [rate * window.range_s for rate in buckets.lifted]))
+        self._quiet.append(array("d", answers.values()))
 
-    def drift(self, history: History, window: Window) -> Drift | None:
+    def drift(self, values: Values) -> Drift | None:
         """The distance of the window's answers from quiet answers; None if too few are known."""
         before = [sum(counts) for counts in zip(*self._quiet, strict=True)]
         if not before or before[-1] < ANSWERS_MIN:
@@ -331,40 +328,27 @@ class OutputLengths:
         quiet = dict(zip(self._bounds, before, strict=True))
         looks = [
             drift(quiet, now, false_alarm=OUTPUT_FALSE_ALARM / LOOKS, alike=OUTPUTS_ALIKE)
-            for now in self._looks(history, window)
+            for now in _looks(values)
             if tuple(now) == self._bounds
         ]
         return max(filter(None, looks), key=_margin_ratio, default=None)
 
-    def endless(self, history: History, window: Window) -> Departure | None:
+    def endless(self, values: Values) -> Departure | None:
         """How far the share of very long answers exceeds the stated share.
 
         None if nothing is stated or no request was answered.
         """
-        looks = self._looks(history, window) if self._endless else []
+        looks = _looks(values) if self._endless else []
         if not looks:
             return None
         return departure(
             self._endless, looks[-1], false_alarm=OUTPUT_FALSE_ALARM, alike=OUTPUTS_ALIKE
         )
 
-    def _looks(self, history: History, window: Window) -> list[dict[float, float]]:
-        """Answers by upper bound, for the window and, if it has few answers, for the longest
-        window."""
-        looks = [_answers(window)]
-        if looks[0] is not None and looks[0][inf] < FEW:
-            longest = Window(history, now_s=window.now_s, range_s=self._longest_s, few=True)
-            looks.append(_answers(longest))
-        return [now for now in looks if now is not None]
 
-
-def _answers(window: Window) -> dict[float, float] | None:
-    """Number of the window's answers up to each bound (in tokens); None if unknown."""
-    buckets = window.buckets(METRICS[ANSWERS])
-    if buckets is None:
-        return None
-    counts = (rate * window.range_s for rate in buckets.lifted)
-    return dict(zip(buckets.bounds, counts, strict=True))
+def _looks(values: Values) -> list[Histogram]:
+    """Answers by upper bound, in the window and, if it has few answers, in the longest window."""
+    return [now for now in (values.answers, values.more_answers) if now is not None]
 
 
 def _margin_ratio(shift: Drift) -> float:

@@ -6,18 +6,16 @@ since the engine was first seen, from snapshots of its counters.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Mapping
 from operator import sub
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from kneewatch.collector.scrape_history import History
-from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.collector.window import Buckets
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.learned.length_drift import METRICS, WORDS, Departure, Point, departure
+from kneewatch.diagnose.learned.length_drift import WORDS, Departure, Point, departure
+from kneewatch.diagnose.values import RequestCounts
 
 STEP_WINDOWS = 5.0
 STEPS = 12
@@ -58,28 +56,6 @@ class LiveWorkload(Struct, frozen=True):
         return values
 
 
-class _Counts(Struct, frozen=True):
-    """Counters at one moment: requests with a first token, and request lengths by side and
-    bound."""
-
-    t_s: float
-    requests: float
-    bounds: Mapping[str, tuple[float, ...]]
-    lengths: Mapping[str, array[float]] = field(default_factory=dict[str, "array[float]"])
-
-    def follows(self, other: _Counts) -> bool:
-        """Whether these counters may be later values of `other`, without a reset in between."""
-        return (
-            self.bounds == other.bounds
-            and self.requests >= other.requests
-            and all(gained >= 0 for side in self.bounds for gained in self.since(other, side))
-        )
-
-    def since(self, other: _Counts, side: str) -> tuple[float, ...]:
-        """Number of requests since `other`, by bound."""
-        return tuple(map(sub, self.lengths[side], other.lengths[side]))
-
-
 class WorkloadWatch:
     """Compares one engine's requests over an hour; does nothing without a stated workload."""
 
@@ -91,7 +67,7 @@ class WorkloadWatch:
         self._peak_per_s = _peak_per_s(stated)
         self._engines = _stated_engines(stated)
         self._step_s = STEP_WINDOWS * window_s
-        self._kept: deque[_Counts] = deque(maxlen=STEPS + 1)
+        self._kept: deque[tuple[float, RequestCounts]] = deque(maxlen=STEPS + 1)
 
     def set_engines(self, engines: int) -> None:
         """Set how many engines of the page share the replica's requests."""
@@ -101,29 +77,27 @@ class WorkloadWatch:
         """Drop all snapshots, because the process was replaced and its counters restart at 0."""
         self._kept.clear()
 
-    def update(self, t_s: float, history: History) -> LiveWorkload | None:
+    def update(self, t_s: float, now: RequestCounts | None) -> LiveWorkload | None:
         """The comparison after a scrape; None without a stated workload or an earlier snapshot."""
-        if not self.points and self._peak_per_s is None:
+        if now is None or (not self.points and self._peak_per_s is None):
             return None
-        now = _counts(t_s, history)
-        if self._kept and not now.follows(self._kept[-1]):
+        if self._kept and not _follows(now, self._kept[-1][1]):
             self._kept.clear()
-        if not self._kept or t_s - self._kept[-1].t_s >= self._step_s:
-            self._kept.append(now)
-        first = self._kept[0]
-        return None if first is now else self._compared(first, now)
+        if not self._kept or t_s - self._kept[-1][0] >= self._step_s:
+            self._kept.append((t_s, now))
+        first_s, first = self._kept[0]
+        return None if first is now else self._compared(first, now, t_s - first_s)
 
-    def _compared(self, first: _Counts, now: _Counts) -> LiveWorkload:
+    def _compared(self, first: RequestCounts, now: RequestCounts, span_s: float) -> LiveWorkload:
         lengths: dict[str, Departure] = {}
         live: dict[str, tuple[float | None, ...]] = {}
         for side, points in self.points.items():
             bounds = now.bounds.get(side, ())
-            counts = now.since(first, side) if bounds else ()
+            counts = _since(now, first, side) if bounds else ()
             length_departure = departure(points, dict(zip(bounds, counts, strict=True)))
             if length_departure is not None:
                 lengths[side] = length_departure
                 live[side] = tuple(_quantile(bounds, counts, q) for q in QUANTILES)
-        span_s = now.t_s - first.t_s
         peak_per_s = self._peak_per_s if span_s >= self._step_s and now.requests else None
         return LiveWorkload(
             self._origin,
@@ -183,16 +157,15 @@ def _stated_engines(stated: Stated) -> int:
     return (stated.launch and stated.launch.count("--data-parallel-size")) or 1
 
 
-def _counts(t_s: float, history: History) -> _Counts:
-    row = history.frames[-1].counters
-
-    def total(columns: tuple[int, ...]) -> float:
-        return sum(value for at in columns if (value := row[at]) == value)
-
-    buckets = {side: history.columns.buckets_of(metric) for side, metric in METRICS.items()}
-    return _Counts(
-        t_s,
-        total(history.columns.counter_columns(TTFT, (), "count")),
-        {side: histogram.bounds for side, histogram in buckets.items()},
-        {side: array("d", map(total, histogram.columns)) for side, histogram in buckets.items()},
+def _follows(counts: RequestCounts, before: RequestCounts) -> bool:
+    """Whether these counters may be later values of `before`, without a reset in between."""
+    return (
+        counts.bounds == before.bounds
+        and counts.requests >= before.requests
+        and all(gained >= 0 for side in counts.bounds for gained in _since(counts, before, side))
     )
+
+
+def _since(counts: RequestCounts, before: RequestCounts, side: str) -> tuple[float, ...]:
+    """Number of requests since `before`, by bound."""
+    return tuple(map(sub, counts.lengths[side], before.lengths[side]))

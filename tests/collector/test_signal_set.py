@@ -34,7 +34,7 @@ from kneewatch.collector.signals.expr import (
 from kneewatch.collector.signals.signal import Reading, Signal, SignalSet, metrics_of
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.collector.window import Window
-from kneewatch.diagnose.engine.engine_monitor import METRICS_READ
+from kneewatch.diagnose.engine.reader import METRICS_READ
 from tests.collector.histories import Handmade, Scraped
 from tests.collector.name_pages import only_engine
 from tests.examples import examples

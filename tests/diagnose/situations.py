@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Cause, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.ranking import conclude
-from kneewatch.diagnose.gpu import GpuState, XidSeen
-from kneewatch.diagnose.learned.derived_signals import evaluated
+from kneewatch.diagnose.gpu_state import GpuState, XidSeen
+from kneewatch.diagnose.learned.derived_signals import against_baseline, momentary
 from kneewatch.diagnose.learned.knee import CurveLearner, LearnedKnee
 from kneewatch.diagnose.learned.length_drift import PROMPTS, Departure, Drift, Point
 from kneewatch.diagnose.learned.live_workload import SHIFTS, LiveWorkload
@@ -138,15 +138,14 @@ class Situation(Struct, frozen=True):
             for rule_id, severity in self.findings.items()
         }
         # What the sidecar derives of the values, the baseline and the cascade.
+        moment = Moment(self.values, self.targets, baseline=baseline)
         derived: dict[str, float | None] = {
             "cascade_stage": float(self.stage),
             "cascade_severity": float(self.worst),
             "expected_wait_s": self._wait_s(),
             **{
                 key: value
-                for key, value in evaluated(
-                    Moment(self.values, self.targets, baseline=baseline)
-                ).items()
+                for key, value in {**momentary(moment), **against_baseline(moment)}.items()
                 if "_drift_" in key or key == "prompt_p99_kv_share_ratio"
             },
         }

@@ -14,7 +14,7 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.causes.evidence import Cause, Facts
 from kneewatch.diagnose.causes.ranking import BY_ID, conclude
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine import engine_monitor as engine
+from kneewatch.diagnose.engine import judge
 from kneewatch.diagnose.engine.counterfactual import counterfactuals, with_gpu_signal
 from tests.diagnose.situations import CALM, on_gpu
 from tests.recordings import CAPTURES, WINDOW_S
@@ -29,7 +29,7 @@ def concluded(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Facts, C
         conclusions.extend((facts, cause) for cause in causes)
         return causes
 
-    monkeypatch.setattr(engine, "conclude", noting)
+    monkeypatch.setattr(judge, "conclude", noting)
     stream = TargetStream(name, Profile(window_s=WINDOW_S), Limits())
     for entry in CaptureReader(CAPTURES / f"{name}.jsonl.gz"):
         stream.replay(entry)
@@ -105,7 +105,7 @@ def test_a_verdict_is_of_one_snapshot(
         seen[facts.now_s] = snapshot, {cause.id: cause for cause in causes}
         return causes
 
-    monkeypatch.setattr(engine, "conclude", noting)
+    monkeypatch.setattr(judge, "conclude", noting)
     stream = TargetStream(recording, Profile(window_s=WINDOW_S), Limits())
     entries = CaptureReader(CAPTURES / f"{recording}.jsonl.gz")
     diagnoses = [diagnosis for entry in entries for diagnosis in stream.replay(entry)]

@@ -6,7 +6,12 @@ import pytest
 
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.engine_state import coverage
-from kneewatch.diagnose.learned.derived_signals import DERIVED, MOMENTARY, evaluated
+from kneewatch.diagnose.learned.derived_signals import (
+    DERIVED,
+    MOMENTARY,
+    against_baseline,
+    momentary,
+)
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.conditions import nodes
 from kneewatch.rules.facts import Moment, Targets
@@ -33,23 +38,23 @@ def learned(key: str, *values: float) -> Baseline:
 @pytest.mark.parametrize(("drift", "of"), DRIFTS.items())
 def test_a_drift_is_the_value_over_its_own_median(drift: str, of: str) -> None:
     quiet = learned(of, 2.0, 2.0)
-    assert evaluated(Moment({of: 6.0}, TARGETS, baseline=quiet))[drift] == 3.0
-    assert evaluated(Moment({of: None}, TARGETS, baseline=quiet))[drift] is None
-    assert evaluated(Moment({}, TARGETS, baseline=quiet))[drift] is None
+    assert against_baseline(Moment({of: 6.0}, TARGETS, baseline=quiet))[drift] == 3.0
+    assert against_baseline(Moment({of: None}, TARGETS, baseline=quiet))[drift] is None
+    assert against_baseline(Moment({}, TARGETS, baseline=quiet))[drift] is None
     for lacking in (learned(of, 2.0), learned(of, 0.0, 0.0)):
-        assert evaluated(Moment({of: 6.0}, TARGETS, baseline=lacking))[drift] is None
+        assert against_baseline(Moment({of: 6.0}, TARGETS, baseline=lacking))[drift] is None
 
 
 def test_a_drift_is_held_against_the_usual_hour_where_that_is_worse() -> None:
     baseline = learned("ttft_p99_s", 0.5, 0.5)
     baseline.season = {"ttft_p99_s": 1.6}
-    values = evaluated(Moment({"ttft_p99_s": 8.0}, TARGETS, baseline=baseline))
+    values = against_baseline(Moment({"ttft_p99_s": 8.0}, TARGETS, baseline=baseline))
     assert values["ttft_p99_drift_ratio"] == 5.0
 
 
 def test_what_one_moment_gives_a_fleet_has_too() -> None:
     inputs = {key for of in MOMENTARY.values() for key in signals_of(of)}
-    values = evaluated(Moment(dict.fromkeys(inputs, 3.0), TARGETS, window_s=60.0))
+    values = momentary(Moment(dict.fromkeys(inputs, 3.0), TARGETS, window_s=60.0))
     assert {key for key, value in values.items() if value is not None} == MOMENTARY.keys()
     left_out = coverage(Profile(targets=TARGETS)).left_out
     reasons = [left_out.get(rule.id, "") for rule in Profile().rules() if rule.signal in MOMENTARY]

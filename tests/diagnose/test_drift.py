@@ -14,12 +14,12 @@ from kneewatch.diagnose.learned.length_drift import (
     ALIKE,
     SHIFT_MIN,
     TAIL_SHIFT_MIN,
-    Buckets,
     Point,
     departure,
     drift,
     more_than_chance,
 )
+from kneewatch.diagnose.values import Histogram
 
 EDGES = (1.0, 10.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, inf)
 Draw = Callable[[random.Random], float]
@@ -32,7 +32,7 @@ KINDS: dict[str, Draw] = {
 }
 
 
-def sample(draw: Draw, dice: random.Random, count: int, *, each: int) -> Buckets:
+def sample(draw: Draw, dice: random.Random, count: int, *, each: int) -> Histogram:
     """So many independent requests, each seen `each` times."""
     values = [draw(dice) for _ in range(count)]
     return {edge: float(each * sum(value <= edge for value in values)) for edge in EDGES}
@@ -100,7 +100,7 @@ def test_few_requests_tell_nothing() -> None:
         pytest.param({1.0: 1.0, inf: float("nan")}, {1.0: 1.0, inf: 2.0}, id="no number"),
     ],
 )
-def test_what_cannot_be_compared(before: Buckets, now: Buckets) -> None:
+def test_what_cannot_be_compared(before: Histogram, now: Histogram) -> None:
     assert drift(before, now) is None
 
 
@@ -205,7 +205,7 @@ def test_requests_that_are_all_of_the_stated_length_are_as_stated() -> None:
     [{}, {1.0: 1.0}, {1.0: 0.0, inf: 0.0}, {1.0: 1.0, inf: float("nan")}],
     ids=["nothing", "no histogram", "empty", "no number"],
 )
-def test_what_cannot_be_held_against_what_is_stated(now: Buckets) -> None:
+def test_what_cannot_be_held_against_what_is_stated(now: Histogram) -> None:
     assert departure(STATED, now) is None
     assert departure((), {1.0: 1.0, inf: 2.0}) is None
 

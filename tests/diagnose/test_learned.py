@@ -10,7 +10,7 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.engine_monitor import Learned
+from kneewatch.diagnose.engine.judge import Learned
 from kneewatch.rules.baseline import ITL, LENGTHS, LOAD, PREFIX, TRACKED, TTFT
 from tests.diagnose.test_knee import values_at_load
 from tests.recordings import WINDOW_S, Phase, phases
@@ -87,7 +87,7 @@ def test_a_trouble_that_never_ends_hides_its_own_signals_only(
         if phase.from_s <= entry.t_s <= phase.to_s:
             stream.replay(entry)
     (engine,) = stream.monitor.engines
-    baseline = engine.learned.baseline
+    baseline = engine.judge.learned.baseline
     assert all(key in TRACKED[family] for family, key in OF_FAMILY.items())
     unknown = {family for family, key in OF_FAMILY.items() if baseline.get(key) is None}
     assert unknown == set(moved)

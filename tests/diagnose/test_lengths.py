@@ -9,36 +9,29 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.collector.scrape_history import History
-from kneewatch.collector.window import Buckets, Window
 from kneewatch.diagnose.causes.workload import RUNAWAY_GENERATION
 from kneewatch.diagnose.learned.length_drift import (
-    ANSWERS,
     ANSWERS_MIN,
-    METRICS,
     Drift,
     OutputLengths,
 )
+from kneewatch.diagnose.values import Histogram, Values
 from tests.diagnose.situations import CONCLUSIVE
 
 WINDOW_S = 60.0
 EDGES = (50.0, 100.0, 200.0, 500.0, 1000.0, inf)
 
 
-class Counted(Window):
-    """A window in which answers of these lengths were finished."""
-
-    def __init__(self, lengths: Sequence[float], now_s: float = 0.0) -> None:
-        super().__init__(History(keep_s=WINDOW_S), now_s=now_s, range_s=WINDOW_S)
-        rates = tuple(sum(length <= edge for length in lengths) / WINDOW_S for edge in EDGES)
-        self._buckets[METRICS[ANSWERS]] = Buckets.of(EDGES, rates)
+def counted(lengths: Sequence[float]) -> Histogram:
+    """Answers of these lengths, by upper edge."""
+    return {edge: float(sum(length <= edge for length in lengths)) for edge in EDGES}
 
 
 def learned(windows: Sequence[Sequence[float]]) -> OutputLengths:
     """Quiet windows with answers of these lengths."""
-    lengths = OutputLengths(window_s=WINDOW_S, longest_s=5 * WINDOW_S)
+    lengths = OutputLengths(window_s=WINDOW_S)
     for turn, answers in enumerate(windows):
-        lengths.learn(WINDOW_S * turn, Counted(answers))
+        lengths.learn(WINDOW_S * turn, counted(answers))
     return lengths
 
 
@@ -50,7 +43,7 @@ def drawn(dice: random.Random, count: int, *, capped_ratio: float = 0.0) -> list
 
 
 def length_drift(lengths: OutputLengths, answers: Sequence[float]) -> Drift | None:
-    return lengths.drift(History(keep_s=WINDOW_S), Counted(answers))
+    return lengths.drift(Values({}, answers=counted(answers)))
 
 
 def test_few_answers_that_are_plainly_longer_are_told_by_the_window_alone() -> None:
@@ -92,9 +85,9 @@ def test_too_few_quiet_answers_say_nothing() -> None:
 
 
 def test_neighbouring_windows_count_once() -> None:
-    lengths = OutputLengths(window_s=WINDOW_S, longest_s=5 * WINDOW_S)
+    lengths = OutputLengths(window_s=WINDOW_S)
     for turn in range(5):
-        lengths.learn(5.0 * turn, Counted([100.0] * 30))
+        lengths.learn(5.0 * turn, counted([100.0] * 30))
     assert length_drift(lengths, [100.0] * 300) is None, "thirty answers, five times seen"
 
 

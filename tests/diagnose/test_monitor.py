@@ -11,7 +11,7 @@ import pytest
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.causes.availability import START_S as PATIENCE_S
-from kneewatch.diagnose.deployment.server_facts import NO_STATE, ServerState
+from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import VANISHED_KEPT_S
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX, TargetMonitor

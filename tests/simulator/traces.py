@@ -23,7 +23,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.rules.rule import Severity
 from tests.simulator.cases import MACHINES
 from tests.simulator.days import DAY_S, KINDS, WEEK_S, load, operations, setting_of

@@ -35,7 +35,7 @@ from kneewatch.collector.samples import Layout, Page, Series
 from kneewatch.collector.scrape_history import Column
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import Key, Member
 from kneewatch.diagnose.intervals import UNWATCHED, IntervalBook, Open, Verdict, verdict_of
@@ -113,7 +113,7 @@ def replay_samples(
         recorder.take(
             verdict_of(diagnosis, restarted=read is not None and read.restart is not None),
             diagnosis,
-            read.counters() if read is not None else None,
+            read.reader.counters() if read is not None else None,
         )
     return recorder.finish()
 

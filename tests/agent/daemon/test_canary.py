@@ -15,7 +15,7 @@ from kneewatch.agent.daemon.scraping import Canary, CanarySettings, canary_setti
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.http.fetch_settings import FetchSettings
-from kneewatch.diagnose.deployment.server_facts import CanaryState
+from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from tests.agent.daemon.factories import Kept, settings, target, watch

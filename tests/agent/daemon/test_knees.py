@@ -31,7 +31,8 @@ from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.engine_monitor import Catalogue, EngineMonitor
+from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
+from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.learned.knee import (
     LOAD_SIGNALS,
     WINDOW_SIGNALS,
@@ -90,8 +91,8 @@ def cycles(
 def engine(first_s: float = NOW_S, config: Mapping[str, str] = LAUNCH) -> EngineMonitor:
     """An engine that has just been seen for the first time."""
     seen = EngineMonitor("a", KEY, PROFILE, CATALOGUE)
-    seen.history.info = {"cache_config_info": config}
-    seen.learned.knee.update(first_s, {})
+    seen.reader.history.info = {"cache_config_info": config}
+    seen.judge.learned.knee.update(first_s, {})
     return seen
 
 
@@ -103,7 +104,7 @@ def recalled(path: Path, seen: EngineMonitor) -> LearnedKnee | None:
     while knees.cycle() is not None:
         pass
     reader.close()
-    return seen.learned.knee.update((seen.learned.knee.first_s or 0.0) + 5.0, {})
+    return seen.judge.learned.knee.update((seen.judge.learned.knee.first_s or 0.0) + 5.0, {})
 
 
 def test_it_is_what_was_learned_before(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_step_times_are_those_of_the_process_before(tmp_path: Path) -> None:
     path, seen = tmp_path / "store.db", engine()
     written(path, *cycles(rows))
     recalled(path, seen)
-    own = StepTimes.of(seen.learned.knee.curve, NOW_S)
+    own = StepTimes.of(seen.judge.learned.knee.curve, NOW_S)
     assert own is not None
     assert (own.least_running, own.most_running) == (1, 64)
     assert own.itl_s(32.0, 350.0) == pytest.approx(0.02)
@@ -171,7 +172,7 @@ def test_only_what_came_before_the_first_scrape_counts(tmp_path: Path) -> None:
     seen = engine(first_s=NOW_S - 30.0)
     for t_s, values in rows:
         if t_s >= NOW_S:
-            seen.learned.knee.update(t_s, values)
+            seen.judge.learned.knee.update(t_s, values)
     live = LiveKnee(window_s=60.0, targets=Targets(None, None))
     for t_s, values in rows:
         live.update(t_s, values)
@@ -188,8 +189,8 @@ def test_other_models_and_older_weeks_say_nothing(tmp_path: Path) -> None:
     seen = engine(first_s=NOW_S - 14 * DAY_S)
     assert recalled(path, seen) is not None
     other = EngineMonitor("a", EngineKey("other", "0"), PROFILE, CATALOGUE)
-    other.history.info = {"cache_config_info": LAUNCH}
-    other.learned.knee.update(NOW_S - 14 * DAY_S, {})
+    other.reader.history.info = {"cache_config_info": LAUNCH}
+    other.judge.learned.knee.update(NOW_S - 14 * DAY_S, {})
     assert recalled(path, other) is None
 
 
@@ -251,8 +252,8 @@ def test_days_are_read_one_at_a_time_with_rests_between() -> None:
     assert history.whole == 1, "all days are alike: the newest has enough windows of each load"
     assert history.reads == 14
     assert all(rest_s is not None and rest_s > 0.01 for rest_s in rests)
-    assert seen.learned.knee.history_requested
-    assert seen.learned.knee.update(NOW_S + 5.0, {}) is not None
+    assert seen.judge.learned.knee.history_requested
+    assert seen.judge.learned.knee.update(NOW_S + 5.0, {}) is not None
 
 
 def test_a_history_that_takes_long_is_read_in_part() -> None:
@@ -278,7 +279,7 @@ def test_a_history_that_is_gone_is_asked_again_later(caplog: pytest.LogCaptureFi
     assert "cannot read past windows, retrying" in caplog.text
     history.broken = False
     list(iter(knees.cycle, None))
-    assert seen.learned.knee.update(NOW_S + 5.0, {}) is not None
+    assert seen.judge.learned.knee.update(NOW_S + 5.0, {}) is not None
 
 
 def test_no_window_reaches_into_another() -> None:

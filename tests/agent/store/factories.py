@@ -126,8 +126,8 @@ def recorded(name: str) -> list[Cycle]:
             if engine is None or not verdict.was_read:
                 engines.append(EngineCycle(verdict))
                 continue
-            raw = RawCounters(*engine.counters())
-            started_s = engine.history.started_s
+            raw = RawCounters(*engine.reader.counters())
+            started_s = engine.reader.history.started_s
             engines.append(EngineCycle(verdict, raw, engine.config, started_s, engine.restart))
         error = stream.monitor.last_error
         said = None if error is None else str(error)

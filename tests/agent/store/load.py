@@ -196,9 +196,9 @@ class Server:
         engines = tuple(
             EngineCycle(
                 diagnosis,
-                RawCounters(*engine.counters()),
+                RawCounters(*engine.reader.counters()),
                 engine.config,
-                engine.history.started_s,
+                engine.reader.history.started_s,
                 engine.restart,
             )
             for diagnosis, engine in zip(diagnoses, self._stream.monitor.engines, strict=True)

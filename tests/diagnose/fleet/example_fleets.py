@@ -19,8 +19,8 @@ from kneewatch.diagnose.fleet.inventory import (
     shape_of,
 )
 from kneewatch.diagnose.fleet.routers import RouterState
-from kneewatch.diagnose.gpu import GpuState
-from kneewatch.diagnose.learned.length_drift import Buckets
+from kneewatch.diagnose.gpu_state import GpuState
+from kneewatch.diagnose.values import Histogram
 
 USUAL: Mapping[str, float] = {
     "running": 8.0,
@@ -79,8 +79,8 @@ def verdict(
     failed: Mapping[str, str] | None = None,
     lacking: Sequence[str] = (),
     peaks: Mapping[Group, Peak] | None = None,
-    lengths: Mapping[Group, Mapping[str, tuple[Buckets, Buckets]]] | None = None,
-    recent: Mapping[Group, Mapping[str, Buckets]] | None = None,
+    lengths: Mapping[Group, Mapping[str, tuple[Histogram, Histogram]]] | None = None,
+    recent: Mapping[Group, Mapping[str, Histogram]] | None = None,
     usual: Mapping[Group, Usual] | None = None,
     profile: Profile | None = None,
     streaks_s: Mapping[str, Mapping[str, float]] | None = None,

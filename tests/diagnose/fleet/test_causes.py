@@ -11,8 +11,8 @@ from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Gone, Group, Usual, Why, usual_of
-from kneewatch.diagnose.gpu import GpuState, XidSeen
-from kneewatch.diagnose.learned.length_drift import Buckets
+from kneewatch.diagnose.gpu_state import GpuState, XidSeen
+from kneewatch.diagnose.values import Histogram
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.example_fleets import DILUTED, Row, causes, fleet, pod, verdict
@@ -207,7 +207,7 @@ GROUP = ("prod/m", "", "")
 USUALLY: Mapping[Group, Usual] = {
     GROUP: Usual(hit_ratio=0.64, query_per_s=12_000.0, ttft_p50_s=0.107)
 }
-LENGTHS: Mapping[Group, Mapping[str, Buckets]] = {
+LENGTHS: Mapping[Group, Mapping[str, Histogram]] = {
     GROUP: {"prompt_tokens_mean": {1000.0: 2e4, 2000.0: 8e4, inf: 1e5}}
 }
 FALLEN = {"prefix_hit_ratio": 0.19, "ttft_p50_s": 0.2, "kv_capacity_tokens": 1e6}

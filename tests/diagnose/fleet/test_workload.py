@@ -10,23 +10,23 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Group
-from kneewatch.diagnose.learned.length_drift import Buckets
+from kneewatch.diagnose.values import Histogram
 from tests.diagnose.fleet.example_fleets import Row, causes, fleet, pod, verdict
 from tests.diagnose.workloads import stated
 
 PROMPTS, ANSWERS = "prompt_tokens_mean", "output_tokens_mean"
 GROUP = ("prod/m", "", "")
-FITS: Buckets = {500.0: 6e3, 1000.0: 1.5e4, 5000.0: 2.9e4, inf: 3e4}
-LONGER: Buckets = {500.0: 1e3, 1000.0: 3e3, 5000.0: 2.7e4, inf: 3e4}
+FITS: Histogram = {500.0: 6e3, 1000.0: 1.5e4, 5000.0: 2.9e4, inf: 3e4}
+LONGER: Histogram = {500.0: 1e3, 1000.0: 3e3, 5000.0: 2.7e4, inf: 3e4}
 LARGE, SMALL = "meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
 
 
 def drifted(
-    now: Buckets,
+    now: Histogram,
     *rows: Row,
     group: Group = GROUP,
     signal: str = PROMPTS,
-    week_ago: Buckets | None = None,
+    week_ago: Histogram | None = None,
 ) -> FleetDiagnosis:
     """The verdict where a group had these requests in the last hour."""
     return verdict(
@@ -102,7 +102,7 @@ def test_a_profile_that_is_of_no_pool_is_noted() -> None:
 
 def test_a_prefill_server_answers_with_one_token() -> None:
     rows: list[Row] = [(pod("p", role="prefill"), {}), (pod("d", role="decode"), {})]
-    short: Buckets = {1.0: 1e4, inf: 1e4}
+    short: Histogram = {1.0: 1e4, inf: 1e4}
     for role, expected in (("prefill", False), ("decode", True)):
         diagnosis = drifted(short, *rows, group=("prod/m", "", role), signal=ANSWERS)
         assert ("workload_drift" in causes(diagnosis)) == expected

@@ -18,7 +18,7 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.collector.prometheus.responses import Track
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
 from kneewatch.reports.weekly.observed import Held
 from tests.agent.store.factories import EVER, recorded, written

@@ -1,0 +1,491 @@
+"""Judges one engine over time: from its values and what was learned to its diagnosis. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kneewatch.collector.names.vllm_metrics import EngineKey
+from kneewatch.collector.signals.signal import Signal
+from kneewatch.diagnose.causes import availability as observer
+from kneewatch.diagnose.causes.bottleneck import unseen_host
+from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts, ReplacedProcess
+from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, moved_families, over, ranked
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.server_facts import ServerFacts
+from kneewatch.diagnose.deployment.server_state import CanaryState
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.counterfactual import counterfactuals
+from kneewatch.diagnose.engine.diagnosis import (
+    NO_STAGE,
+    CauseTracker,
+    Diagnosis,
+    LogFailure,
+    health,
+    judged_against,
+    symptoms,
+    worst_of,
+)
+from kneewatch.diagnose.learned.derived_signals import PREFILL_SILENCE, STALL, Streaks, derive
+from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
+from kneewatch.diagnose.learned.kv_forecast import KvForecaster
+from kneewatch.diagnose.learned.length_drift import (
+    ANSWERS,
+    LENGTH_POINTS,
+    Departure,
+    Drift,
+    OutputLengths,
+)
+from kneewatch.diagnose.learned.live_workload import LiveWorkload, WorkloadWatch
+from kneewatch.diagnose.learned.slo_forecast import SloForecaster
+from kneewatch.diagnose.learned.slow_trends import SlowTrends
+from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison
+from kneewatch.diagnose.values import Signals, Values
+from kneewatch.rules.baseline import (
+    FAMILIES,
+    LENGTHS,
+    QUEUE_MOVES,
+    QUIET_WAITING,
+    STAGE_MOVES,
+    Baseline,
+)
+from kneewatch.rules.cascade import EVICTS, Cascade, lacking
+from kneewatch.rules.formatting import quantity
+from kneewatch.rules.rule import WARNING, Rule, RuleBook
+
+if TYPE_CHECKING:
+    from kneewatch.diagnose.recommend.adviser import Adviser
+
+
+class Learned:
+    """What was learned about one engine: baselines, knee, output lengths, forecasts.
+
+    Baselines and the knee survive a restart of the server. A changed launch configuration resets
+    the knee.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        window_s = profile.window_s
+        self._profile = profile
+        expected = profile.expected_prefix_hit_ratio
+        self.baseline = Baseline(
+            window_s=window_s, stated={} if expected is None else {"prefix_hit_ratio": expected}
+        )
+        self.workload = WorkloadWatch(profile.stated, window_s=window_s)
+        self.knee = self._new_knee()
+        self._launch: Mapping[str, str] = {}
+        self.slow_trends = SlowTrends()
+        self._lengths = OutputLengths(
+            window_s=window_s,
+            stated=self.workload.points.get(ANSWERS, ()),
+        )
+        self._forecaster = KvForecaster(window_s=window_s, ahead_s=profile.kv_horizon_s)
+        self._slo_forecaster = SloForecaster(
+            window_s=window_s, ttft_p99_s=profile.targets.ttft_p99_s, seats=profile.stated.seats
+        )
+
+    def _new_knee(self) -> LiveKnee:
+        return LiveKnee(window_s=self._profile.window_s, targets=self._profile.targets)
+
+    def forecasts(self, t_s: float, values: Values) -> dict[str, float | None]:
+        """The forecast signals after a scrape."""
+        exhausted = self._forecaster.update(t_s, values.signals, arrivals=values.arrivals)
+        return exhausted | self._slo_forecaster.update(t_s, values.signals)
+
+    def set_seats(self, seats: float | None) -> None:
+        """Set the launch's limit on running requests; None if unknown."""
+        self._slo_forecaster.seats = seats
+
+    def output_drift(self, values: Values, signals: Signals) -> Drift | None:
+        """How far output lengths moved from quiet times; None unless more outputs end at their
+        limit."""
+        points = signals.get("finished_length_drift_points") or 0.0
+        return self._lengths.drift(values) if points >= LENGTH_POINTS else None
+
+    def endless_outputs(self, values: Values) -> Departure | None:
+        """How many outputs far exceed the stated lengths; None unless many outputs end at their
+        limit."""
+        at_limit = values.signals.get("finished_length_ratio") or 0.0
+        return self._lengths.endless(values) if at_limit >= LENGTH_POINTS else None
+
+    def learn(
+        self, t_s: float, values: Values, signals: Signals, families: Collection[str]
+    ) -> None:
+        """Add a scrape during which nothing disturbs these families of signals."""
+        self.baseline.learn(t_s, signals, families)
+        if LENGTHS in families:
+            self._lengths.learn(t_s, values.answers)
+
+    def set_launch(self, config: Mapping[str, str]) -> None:
+        """Set the launch configuration that the server exports; if it changed, the knee is
+        reset."""
+        if config == self._launch:
+            return
+        if config and self._launch and not same_launch(config, self._launch):
+            self.knee = self._new_knee()
+        self._launch = config or self._launch
+
+    def reset(self) -> None:
+        """Forget trends and durations, because the process was replaced or the clock was set
+        back."""
+        self._forecaster.forget()
+        self._slo_forecaster.forget()
+        self.slow_trends.forget()
+        self.workload.forget()
+
+
+# --- Judging one engine ---------------------------------------------------------------------------
+
+
+RESTARTS_KEPT = 16
+LAST_PAGE = (
+    ("running", "{} running"),
+    ("waiting", "{} waiting"),
+    ("kv_usage_ratio", "KV {}"),
+)
+"""Signals of a process's last page that are kept after the process was replaced."""
+
+
+class Catalogue(Struct, frozen=True):
+    """The signals and rules of a profile, built once and shared by all engines."""
+
+    signals: tuple[Signal, ...]
+    rules: tuple[Rule, ...]
+    core: tuple[str, ...]
+    unstated: Mapping[str, str]
+    split: Comparison | None = None
+
+    @classmethod
+    def of(cls, profile: Profile) -> Catalogue:
+        """The catalogue of a profile."""
+        signals = profile.signals()
+        core = tuple(signal.key for signal in signals if signal.core)
+        return cls(signals, profile.rules(), core, profile.unstated(), profile.split())
+
+
+class Judge:
+    """Judges one engine over time. It reads only values, never a page."""
+
+    def __init__(self, target: str, key: EngineKey, profile: Profile, catalogue: Catalogue) -> None:
+        self._target, self._key, self._profile = target, key, profile
+        self._catalogue = catalogue
+        self._rules = RuleBook(catalogue.rules, scale=profile.scale)
+        evicting = next(rule for rule in catalogue.rules if rule.id == "KV-EVICT")
+        self._cascade = Cascade(scale=profile.scale, targets=profile.targets, evicting=evicting)
+        self.learned = Learned(profile)
+        self._streaks = Streaks(STREAKS, profile.targets)
+        self._tracker = CauseTracker(scale=profile.scale)
+        self._adviser: Adviser | None = None
+        self._stated: Stated = profile.stated
+        self._weekly_peak_requests: float | None = None
+        self._unless: tuple[str, tuple[Counterfactual, ...]] = ("", ())
+        self._restarts: deque[ReplacedProcess] = deque(maxlen=RESTARTS_KEPT)
+        self._newest_read: Diagnosis | None = None
+        self._started_s: float | None = None
+        self._blind = 0
+        self._disturbed_s = dict.fromkeys(FAMILIES, float("-inf"))
+        self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
+        self.died: Cause | None = None
+        """Why the engine died, by the server's log; None again after a token or a restart."""
+        self._server: ServerFacts | None = None
+        self._server_gpus = profile.stated.server_gpus
+
+    def set_weekly_peak(self, peak_requests: float | None) -> None:
+        """Set the most requests that ran or waited at once within the last week; None if
+        unknown."""
+        self._weekly_peak_requests = peak_requests
+
+    def set_server(self, facts: ServerFacts, stated: Stated) -> None:
+        """Set the facts about the server; used from the next page on."""
+        self._server = facts
+        self._stated = stated
+        if self._adviser is not None:
+            self._adviser.set_stated(stated)
+        self._server_gpus = stated.server_gpus
+        self.learned.set_seats(stated.seats)
+
+    def set_usual(self, usual: Mapping[str, float]) -> None:
+        """Set the usual values, at this hour of the week, of the signals with a baseline."""
+        self.learned.baseline.season = usual
+
+    @property
+    def was_idle(self) -> bool:
+        """Whether the newest readable page showed no requests and no problem."""
+        newest = self._newest_read
+        return newest is not None and newest.values.get("running") == 0 and not _broke_off(newest)
+
+    def step(self, t_s: float, values: Values) -> Diagnosis:
+        """The diagnosis at `t_s`, which is after that of the step before."""
+        if values.starts_over:
+            self._start_over(t_s, values)
+        self._started_s = values.started_s
+        if self.died is not None and (values.restarted or self._works_since(self.died, values)):
+            self.died = None
+        facts, missing = self._facts(t_s, values)
+        causes, lacks_core = self._causes(facts, values)
+        stage = None if missing else facts.stage
+        findings = list(facts.findings.values())
+        readable = not lacks_core and values.scrapes > 1
+        targets, canary = self._profile.targets, values.canary
+        self._newest_read = Diagnosis(
+            t_s=t_s,
+            target=self._target,
+            engine=self._key.engine,
+            model=self._key.model,
+            tier=None,
+            health=health(worst_of(causes, stage, findings), readable=readable),
+            stage=stage,
+            causes=causes,
+            symptoms=symptoms(facts, causes),
+            findings=findings,
+            values=facts.values,
+            unknown=[
+                *_without_stage(missing, values.scrapes),
+                *_canary_words(canary),
+                *unseen_host(facts),
+                *self._unknowns(values),
+                *values.gpus.unknown,
+            ],
+            window_s=values.window_s,
+            judged_against=judged_against(
+                targets, has_baseline=facts.baseline.get("ttft_p99_s") is not None
+            ),
+            recommendations=self._advised(facts, causes) if causes else (),
+            server=self._server,
+        )
+        return self._newest_read
+
+    def unreadable(
+        self,
+        t_s: float,
+        cause: Cause,
+        why: str,
+        seen: str,
+        *,
+        canary: CanaryState | None,
+        log: LogFailure | None = None,
+    ) -> Diagnosis:
+        """The diagnosis after a scrape without data of this engine.
+
+        `log` is the failure that the server's log shows; None if it shows none.
+        """
+        concluded = [cause] if log is None else [cause, log.cause]
+        causes = ranked([replace(concluded_, seen_s=t_s) for concluded_ in concluded])
+        return Diagnosis(
+            t_s, self._target, self._key.engine, self._key.model, None,
+            health(causes[0].severity, readable=False), None, causes, [], [], {},
+            [f"every signal: {why}", *_canary_words(canary), *(log.unknown if log else ())],
+            0.0, f"nothing: {seen}",
+            recommendations=log.recommendations if log else (), server=self._server,
+        )  # fmt: skip
+
+    def _works_since(self, died: Cause, values: Values) -> bool:
+        """Whether the engine generated a token between two scrapes after it was said to have
+        died."""
+        last = self._newest_read
+        return last is not None and last.t_s >= died.since_s and bool(values.generated)
+
+    def _start_over(self, t_s: float, values: Values) -> None:
+        """Forget trends and durations: the process was replaced or the clock was set back."""
+        if values.restarted:
+            self._restarts.append(_replaced(t_s, self._started_s, self._newest_read))
+        self._disturbed_s = dict.fromkeys(FAMILIES, t_s)
+        self._rules.forget()
+        self._cascade.forget()
+        self._streaks.forget()
+        self._tracker.forget()
+        if self._adviser is not None:
+            self._adviser.restarted()
+        self.learned.reset()
+
+    def _signals(
+        self, t_s: float, values: Values
+    ) -> tuple[dict[str, float | None], dict[str, str], LiveWorkload | None]:
+        """All signals at this moment: those of the values, and those learned over time.
+
+        Also returns why some are unknown, and the comparison with the stated workload.
+        """
+        learned = self.learned
+        learned.set_launch(values.config)
+        compared, notes = derive(values, learned.baseline, self._profile.targets)
+        workload = learned.workload.update(t_s, values.request_counts)
+        signals = {**compared, **learned.forecasts(t_s, values), **values.gpus.values}
+        signals |= workload.values() if workload else {}
+        if values.canary is not None:
+            signals["canary_s"] = values.canary.latency_s
+        signals |= values.host
+        signals |= learned.slow_trends.update(t_s, signals)
+        return signals, notes, workload
+
+    def _facts(self, t_s: float, values: Values) -> tuple[Facts, tuple[str, ...]]:
+        """What causes are concluded from, and the signals that are missing to judge the stage."""
+        profile, learned = self._profile, self.learned
+        signals, notes, workload = self._signals(t_s, values)
+        idle = not (signals.get("running_max") or signals.get("waiting"))
+        stage = self._cascade.judge(t_s, signals, preempted=values.preempted or 0.0)
+        missing = lacking(stage, signals)
+        signals["cascade_stage"] = None if missing else float(stage.number)
+        signals["cascade_severity"] = None if missing else float(stage.severity)
+        streaks_s = self._streaks.update(t_s, values, signals)
+        signals[STALL] = streaks_s.get("stalled", 0.0)
+        signals[PREFILL_SILENCE] = self._streaks.prefill_silence_s(values, signals)
+        findings = self._rules.judge(t_s, signals, values.missing, notes, idle=idle)
+        gpus = values.gpus
+        facts = Facts(
+            now_s=t_s,
+            window_s=values.window_s,
+            scale=profile.scale,
+            observed_s=values.observed_s,
+            values=signals,
+            recent=values.recent,
+            streaks_s=streaks_s,
+            missing=values.missing,
+            findings={finding.rule.id: finding for finding in findings},
+            stage=stage,
+            baseline=learned.baseline,
+            config=values.config,
+            targets=profile.targets,
+            restarts=self._restarts,
+            gpus=gpus.states,
+            gpus_guessed=gpus.guess and len(gpus.states) != self._server_gpus,
+            gpus_lost=gpus.lost,
+            adapters=values.adapters,
+            knee=learned.knee.update(t_s, signals),
+            curve=learned.knee.curve,
+            split=self._catalogue.split,
+            lengths=learned.output_drift(values, signals),
+            endless=learned.endless_outputs(values),
+            workload=workload,
+        )
+        return facts, missing
+
+    def _causes(self, facts: Facts, values: Values) -> tuple[list[Cause], bool]:
+        """The causes, ranked, and whether core metrics are missing."""
+        concluded = conclude(facts)
+        if self.died is not None:
+            concluded.append(self.died)
+        unanswered = None if values.canary is None else observer.unanswered(values.canary, facts)
+        if unanswered is not None and all(cause.id != unanswered.id for cause in concluded):
+            concluded.append(unanswered)
+        self._blind = self._blind + 1 if observer.is_blind(facts) else 0
+        missing = observer.metrics_missing(
+            facts,
+            self._catalogue.core,
+            values.impossible,
+            blind=self._blind,
+            unused=self._blind > 0 and values.unused,
+        )
+        if missing is not None:
+            concluded.append(missing)
+        causes = ranked(self._tracker.update(facts.now_s, concluded, over(facts)))
+        if causes:
+            causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))
+        # Learn last: the counterfactuals need the baseline that the causes were concluded from.
+        self._learn(facts, values, concluded)
+        return causes, missing is not None
+
+    def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:
+        """Counterfactuals of the first cause.
+
+        During its clear time, those of the last scrape at which the cause was concluded.
+        """
+        cause, last_points = self._unless
+        points = last_points if cause == first.id else ()
+        if first.seen_s == facts.now_s:
+            points = counterfactuals(BY_ID[first.id].stands, facts, first, points)
+        self._unless = (first.id, points)
+        return points
+
+    def _learn(self, facts: Facts, values: Values, concluded: list[Cause]) -> None:
+        """Add the scrape to the baselines of the families that no recent problem disturbed."""
+        disturbed = moved_families(concluded, facts)
+        disturbed.update(
+            family
+            for finding in facts.findings.values()
+            if finding.severity and finding.held >= WARNING
+            for family in finding.rule.moves
+        )
+        if facts.stage.number >= EVICTS:
+            disturbed.update(STAGE_MOVES)
+        if facts.get("waiting_avg") >= QUIET_WAITING:
+            disturbed.update(QUEUE_MOVES)
+        for family in disturbed:
+            self._disturbed_s[family] = facts.now_s
+        if facts.observed_s < self._profile.window_s / 2 or not facts.get("arrival_per_s"):
+            return
+        settled_s = facts.now_s - facts.window_s
+        families = [family for family, t_s in self._disturbed_s.items() if t_s < settled_s]
+        if families:
+            self.learned.learn(facts.now_s, values, facts.values, families)
+
+    def _advised(self, facts: Facts, causes: list[Cause]) -> tuple[Recommendation, ...]:
+        """The recommendations for these causes."""
+        if self._adviser is None:
+            # Imported here: most servers need no advice, and this import is slow.
+            from kneewatch.diagnose.recommend.adviser import Adviser
+
+            self._adviser = Adviser(self._stated)
+        self._adviser.weekly_peak_requests = self._weekly_peak_requests
+        return self._adviser.advise(facts, causes)
+
+    def _unknowns(self, values: Values) -> list[str]:
+        if self._unknown[0] is not values.missing:
+            signals = {s.key: s for s in self._catalogue.signals}
+            lines = [
+                f"{key}: {observer.lack_words(metrics, values.impossible)}"
+                + (f" (needs {signals[key].needs})" if signals[key].needs else "")
+                for key, metrics in values.missing.items()
+            ]
+            lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]
+            self._unknown = (values.missing, lines)
+        return self._unknown[1]
+
+
+def _replaced(t_s: float, started_s: float | None, newest: Diagnosis | None) -> ReplacedProcess:
+    """A description of the replaced process, from its last diagnosis.
+
+    `t_s` is when the next process was first seen.
+    """
+    if newest is None:
+        return ReplacedProcess(t_s)
+    numbers = [
+        words.format(quantity(key, value))
+        for key, words in LAST_PAGE
+        if (value := newest.values.get(key)) is not None
+    ]
+    uptime_s = None if started_s is None else max(0.0, newest.t_s - started_s)
+    return ReplacedProcess(
+        t_s, uptime_s, ", ".join([*numbers, *_problems(newest)]), broke_off=_broke_off(newest)
+    )
+
+
+def _problems(diagnosis: Diagnosis) -> list[str]:
+    return [cause.id for cause in diagnosis.causes if cause.severity >= WARNING]
+
+
+def _broke_off(last: Diagnosis) -> bool:
+    """Whether a process that ended after this diagnosis had requests or a problem.
+
+    If so, it was not drained on purpose.
+    """
+    in_flight = (last.values.get("running") or 0.0) + (last.values.get("waiting") or 0.0)
+    return in_flight >= 1 or bool(_problems(last))
+
+
+def _canary_words(canary: CanaryState | None) -> list[str]:
+    refused = "" if canary is None else canary.refused
+    return [f"canary: {refused}"] if refused else []
+
+
+def _without_stage(unjudged: Sequence[str], scrapes: int) -> list[str]:
+    """A line with the reason for an unknown stage; none if the stage is known."""
+    if not unjudged:
+        return []
+    if scrapes < 2:
+        return [f"{NO_STAGE}the window holds one scrape, it needs two"]
+    return [f"{NO_STAGE}it needs {', '.join(unjudged)}"]
