@@ -38,7 +38,8 @@ def schema_files() -> dict[str, str]:
 
 
 def _of_file(document: str) -> JsonObject:
-    return json.loads((files("kneewatch.reports") / f"{document}.schema.json").read_text("utf-8"))
+    text = (files("kneewatch.reports") / f"{document}.schema.json").read_text("utf-8")
+    return cast("JsonObject", json.loads(text))
 
 
 def _server() -> JsonObject:
