@@ -18,6 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.rules.facts import Targets
 from tests.agent.notify.test_alertmanager_receiver import Manager
 from tests.agent.notify.web import Taker
 from tests.dashboards.living import Firing, fired, living
@@ -63,6 +64,35 @@ def test_faults_during_a_rollout_are_one_notification_each(tmp_path: Path) -> No
     assert notified(firings, tmp_path) == Counter(
         (namespace, status) for namespace in TOLD for status in ("firing", "resolved")
     )
+
+
+def test_symptoms_are_told_of_the_right_replicas(tmp_path: Path) -> None:
+    require("promtool")
+    from_s, to_s = 20.0 * MIN_S, 30.0 * MIN_S
+    fleet = living(30)
+    uneven, prefix, full, late = (
+        fleet.pool("Deployment", name, 4) for name in ("uneven", "prefix", "full", "late")
+    )
+    for pod in uneven.pods:
+        pod.ails(from_s, to_s, arrival_per_s=0.01, running=0.1)
+    uneven.pods[0].ails(from_s, to_s, arrival_per_s=8.0, running=30.0)
+    prefix.overload(from_s, to_s, hit_share=0.1)
+    full.pods[0].ails(from_s, to_s, kv_usage_ratio=0.99, waiting=6.0)
+    late.pods[0].ails(from_s, to_s, ttft_s=4.0, itl_s=0.3)
+    plan = Plan(scrape_s=30, interval_s=30, targets=Targets(2.0, 0.1))
+    firings = fired(fleet, plan, tmp_path, to_s=40 * MIN_S)
+    told = {(firing.labels["alertname"], firing.labels["pod"]) for firing in firings}
+    assert told == {
+        ("KneewatchReplicaImbalance", uneven.pods[0].name),
+        *(("KneewatchPrefixHitFell", pod.name) for pod in prefix.pods),
+        ("KneewatchKvFull", full.pods[0].name),
+        ("KneewatchTtftP99", late.pods[0].name),
+        ("KneewatchTtftBudgetFastBurn", late.pods[0].name),
+        ("KneewatchTtftBudgetSlowBurn", late.pods[0].name),
+        ("KneewatchItlP99", late.pods[0].name),
+    }
+    quick = [f for f in firings if "Burn" not in f.labels["alertname"]]
+    assert [str(firing) for firing in quick if firing.begins_s - from_s > 5 * MIN_S] == []
 
 
 @pytest.mark.parametrize("scrape_s", [15, 60])

@@ -259,3 +259,32 @@ def test_names_and_selector_reach_every_series() -> None:
 )
 def test_a_duration_is_written_in_its_largest_unit(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ({"pod": "chat-0", "instance": "10.0.0.1:8000", "namespace": "chat"},
+         "vLLM preempts running requests: chat-0 (llama) in chat"),
+        ({"instance": "gpu-7:8000"}, "vLLM preempts running requests: gpu-7:8000 (llama)"),
+    ],
+)  # fmt: skip
+def test_the_text_of_an_alert_names_the_replica(
+    labels: Mapping[str, str], says: str, tmp_path: Path
+) -> None:
+    inner = ", ".join(f'{k}="{v}"' for k, v in {**labels, "model_name": "llama"}.items())
+    test = {
+        "interval": "15s",
+        "input_series": [
+            {"series": f"vllm:num_preemptions_total{{{inner}}}", "values": "0+75x40"},
+            {"series": f"vllm:num_requests_running{{{inner}}}", "values": "16x40"},
+        ],
+        "alert_rule_test": [{"eval_time": "9m", "alertname": "KneewatchKvEvict"}],
+    }
+    write(tmp_path, "alerts only")
+    (tmp_path / "tests.yml").write_text(json.dumps({"rule_files": [RULES_FILE], "tests": [test]}))
+    ran = promtool("test", "rules", str(tmp_path / "tests.yml"))
+    said = ran.stdout + ran.stderr
+    assert says in said
+    name = labels.get("pod", labels["instance"])
+    assert f"31.25% of the running requests on {name} are preempted every second" in said
