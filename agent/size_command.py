@@ -49,7 +49,6 @@ from kneewatch.reports.size_rendering import (
     nothing_document,
     operating_point_document,
     operating_point_lines,
-    price_of,
     scaling_document,
     scaling_lines,
     size_document,
@@ -385,7 +384,7 @@ def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
     return scaling(
         sweeps,
         question.targets,
-        usd_per_gpu_hour=price_of(question),
+        usd_per_gpu_hour=question.price_usd_per_gpu_hour,
         utilization_ratio=question.full_load_ratio,
     )
 

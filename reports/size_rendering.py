@@ -91,7 +91,7 @@ def _inputs(question: Question, answer: Size) -> dict[str, Any]:
         "ttft_slo_s": question.targets.ttft_p99_s,
         "itl_slo_s": question.targets.itl_p99_s,
         "safety": question.safety,
-        "usd_per_gpu_hour": price_of(question),
+        "usd_per_gpu_hour": question.price_usd_per_gpu_hour,
         "utilization_ratio": question.full_load_ratio,
         "max_loras": setup.adapters.slots if setup.adapters else None,
         "max_lora_rank": setup.adapters.rank if setup.adapters else None,
@@ -101,15 +101,6 @@ def _inputs(question: Question, answer: Size) -> dict[str, Any]:
         "mfu_ratio": question.efficiency.mfu_ratio,
         "mbu_ratio": question.efficiency.mbu_ratio,
     }
-
-
-def price_of(question: Question) -> float | None:
-    """Price in USD per GPU-hour: the price in the question, else the catalogue's. None if both are
-    unknown."""
-    if question.usd_per_gpu_hour is not None:
-        return question.usd_per_gpu_hour
-    gpu = question.setup.gpu
-    return gpu.usd_per_hour if gpu else None
 
 
 def _memory(answer: Size) -> dict[str, Any]:

@@ -66,6 +66,13 @@ class Question(Struct, frozen=True, kw_only=True):
         return self.replicas * self.setup.parallel.data
 
     @property
+    def price_usd_per_gpu_hour(self) -> float | None:
+        """The stated price, else the catalogue's. None if both are unknown."""
+        if self.usd_per_gpu_hour is not None:
+            return self.usd_per_gpu_hour
+        return None if self.setup.gpu is None else self.setup.gpu.usd_per_hour
+
+    @property
     def full_load_ratio(self) -> float:
         """The stated average share of the capacity in use; 1 if none is stated."""
         return 1.0 if self.utilization_ratio is None else self.utilization_ratio

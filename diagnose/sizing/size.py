@@ -500,13 +500,10 @@ def _fleet(question: Question, usable: float | None) -> FleetSize | None:
 def _cost(
     question: Question, fleet: FleetSize | None, usable: float | None, shared: Utilization
 ) -> tuple[TokenCost | None, YearlyCost | None]:
-    setup, outputs = question.setup, question.output_tokens
-    price = question.usd_per_gpu_hour
+    outputs, price = question.output_tokens, question.price_usd_per_gpu_hour
     if price is None:
-        if setup.gpu is None:
-            return None, None
-        price = setup.gpu.usd_per_hour
-    gpus_per_replica = setup.parallel.gpus
+        return None, None
+    gpus_per_replica = question.setup.parallel.gpus
     gpus = fleet.gpus if fleet is not None else gpus_per_replica * question.replicas
     per_year = yearly_cost(gpus=gpus, usd_per_gpu_hour=price)
     if usable is None or outputs is None:

@@ -81,12 +81,8 @@ SOME_IN_FULL incidents are: the file is sent by mail and must stay small. A repo
 INCIDENTS_IN_FULL = 20
 
 
-class SparkTable(Struct, frozen=True):
-    """The values behind sparklines as a table: headings and, for each step, its start and the
-    values."""
-
-    heads: tuple[str, ...]
-    rows: tuple[tuple[float, tuple[str, ...]], ...]
+SparkTable = tuple[list[str], list[tuple[float, list[str]]]]
+"""The values behind sparklines: headings and, for each step, its start and the values."""
 
 
 class TablePart(Struct, frozen=True):
@@ -190,22 +186,16 @@ NEEDS = re.compile(r"on the page \((needs .+)\)$")
 """Matches the reason that a server exports a signal's metrics only if it uses a feature."""
 
 
-class UnknownGroup(Struct, frozen=True):
-    """Signals that have no data for the same reason on the same engines."""
-
-    why: str
-    engines: tuple[str, ...]
-    signals: tuple[str, ...]
-
-
-def unknown_groups(unknown: Sequence[UnknownSignal]) -> list[UnknownGroup]:
-    """The signals without data, grouped by reason and engines. All metrics of an optional feature
-    get the same reason."""
+def unknown_groups(
+    unknown: Sequence[UnknownSignal],
+) -> list[tuple[str, tuple[str, ...], list[str]]]:
+    """The signals without data: a reason, engines, and the signals that have no data for that
+    reason on these engines. All metrics of an optional feature get the same reason."""
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in unknown:
         needs = NEEDS.search(row.why)
         groups.setdefault((needs[1] if needs else row.why, row.engines), []).append(row.signal)
-    return [UnknownGroup(why, engines, tuple(keys)) for (why, engines), keys in groups.items()]
+    return [(why, engines, keys) for (why, engines), keys in groups.items()]
 
 
 ENDINGS = {
@@ -251,16 +241,10 @@ def _steps(row: TableRow) -> tuple[float, float, int]:
 def _spark_table(rows: Sequence[TableRow]) -> SparkTable:
     sparks = [row.spark for row in rows if row.spark is not None]
     first = sparks[0]
-    return SparkTable(
-        tuple(row.subject for row in rows),
-        tuple(
-            (
-                first.from_s + at * first.step_s,
-                tuple(bare(spark.values[at], spark.unit) for spark in sparks),
-            )
-            for at in range(len(first.values))
-        ),
-    )
+    return [row.subject for row in rows], [
+        (first.from_s + at * first.step_s, [bare(s.values[at], s.unit) for s in sparks])
+        for at in range(len(first.values))
+    ]
 
 
 # --- Rendering ------------------------------------------------------------------------------------

@@ -156,10 +156,10 @@ def test_signals_without_data_are_grouped_by_what_the_server_needs() -> None:
             UnknownSignal("lora_waiting", f"lora_requests_info {lora}", ("b, engine 0",)),
         ]
     )
-    assert [(group.why, group.signals) for group in groups] == [
-        ("needs --enable-lora", ("lora_max", "lora_running")),
-        ("no GPU source", ("gpu_*",)),
-        ("needs --enable-lora", ("lora_waiting",)),
+    assert [(why, signals) for why, _, signals in groups] == [
+        ("needs --enable-lora", ["lora_max", "lora_running"]),
+        ("no GPU source", ["gpu_*"]),
+        ("needs --enable-lora", ["lora_waiting"]),
     ]
 
 
