@@ -23,7 +23,7 @@ from kneewatch.diagnose.causes.availability import stalled_from_s
 from kneewatch.diagnose.deployment.server_facts import LOG, ServerFacts
 from kneewatch.diagnose.deployment.startup_log import LogFact, StartupLog
 from kneewatch.diagnose.engine.diagnosis import Diagnosis, log_diagnosis
-from kneewatch.diagnose.learned.derived_signals import STALL
+from kneewatch.diagnose.values import STALL
 from kneewatch.reports.diagnosis_timeline import WorstState
 
 GPU_INTERVAL_S = 10.0

@@ -13,7 +13,8 @@ import orjson
 
 from kneewatch.agent.console import FOUND, NO_DATA, OK, columns, say, text_width
 from kneewatch.collector.errors import CaptureError
-from kneewatch.diagnose.deployment.startup_log import LogFact, Value, title
+from kneewatch.diagnose.deployment.log_failure import Value
+from kneewatch.diagnose.deployment.startup_log import LogFact, title
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports import diagnosis_timeline as timeline
 from kneewatch.reports.diagnosis_json import document

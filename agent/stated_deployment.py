@@ -24,7 +24,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Setup, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 
 if TYPE_CHECKING:
-    from kneewatch.diagnose.learned.length_drift import StatedWorkload
+    from kneewatch.diagnose.lengths import StatedWorkload
     from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 
 

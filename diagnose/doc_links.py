@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.diagnose.causes.ranking import BY_ID
+from kneewatch.diagnose.ranking import BY_ID
 
 OWN_DOCS = "/docs"
 """Where the daemon itself serves these pages; used for links if `docs_url` is not set."""

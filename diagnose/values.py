@@ -10,6 +10,10 @@ from msgspec import Struct, field
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.gpu_state import NO_GPUS, GpuReading
 
+STALL, PREFILL_SILENCE = "stalled_s", "prefill_silence_s"
+HIT_SPREAD = "prefix_hit_spread_sigmas"
+"""Keys of signals that are followed from scrape to scrape."""
+
 Signals = Mapping[str, float | None]
 """Signals by key; None for unknown."""
 

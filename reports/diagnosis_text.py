@@ -12,7 +12,6 @@ from kneewatch.collector.signals.expr import Gauge
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual
-from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.server_facts import (
     KV_TOKENS,
     MAX_MODEL_LEN,
@@ -26,6 +25,7 @@ from kneewatch.diagnose.deployment.server_facts import (
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import BASIS as LOG_BASIS
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
+from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
 from kneewatch.rules.formatting import (

@@ -8,8 +8,8 @@ from functools import cache
 from importlib.resources import files
 
 from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.recommendation import (
     Change,

@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, seconds
-from kneewatch.diagnose.sizing.benchmark.latency_curve import BenchmarkPoint
+from kneewatch.diagnose.measured_degrees import BenchmarkPoint
+from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
 from kneewatch.diagnose.sizing.memory.budget import Memory, Range
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
@@ -19,7 +19,7 @@ from kneewatch.diagnose.sizing.replica_count import FleetSize
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import Scaled, Scaling
 from kneewatch.diagnose.sizing.size import Size, start_failure, steps
-from kneewatch.rules.formatting import WIDTH, percent, wrapped
+from kneewatch.rules.formatting import WIDTH, figure, percent, plural, wrapped
 
 SCHEMA = "kneewatch.size/1"
 
@@ -357,7 +357,7 @@ def _price(answer: Size) -> list[str]:
     replicas = answer.question.replicas if fleet is None else fleet.deployed_instances
     purpose = "" if fleet is None else " for the peak"
     parts = [
-        f"{counted(replicas, 'replica')}, {counted(answer.gpus, 'GPU')}{purpose}: "
+        f"{plural(replicas, 'replica')}, {plural(answer.gpus, 'GPU')}{purpose}: "
         f"{figure(round(per_year.usd_per_year))} USD a year"
     ]
     if per_token is not None:
@@ -378,7 +378,7 @@ def _verdict(answer: Size) -> str:
     per = " on each engine" if question.engines > 1 else ""
     low, expected, high = (floor(value) for value in (held.low, held.expected, held.high))
     between = f" ({low:,} to {high:,})" if low < high else ""
-    holds = f"holds {counted(expected, 'request')} of {memory.setup.context:,} tokens{between}{per}"
+    holds = f"holds {plural(expected, 'request')} of {memory.setup.context:,} tokens{between}{per}"
     if answer.fits:
         sure = memory.concurrency.low >= concurrency
         return f"{'FITS' if sure else 'PROBABLY FITS'}: {holds}"

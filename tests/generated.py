@@ -20,8 +20,8 @@ from kneewatch.collector.signals.vllm import ONE_ENGINE, VLLM_SIGNALS, configure
 from kneewatch.dashboards.grafana.build import dashboards
 from kneewatch.dashboards.prometheus.rule_files import Flavor, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
-from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.learned.derived_signals import DERIVED
+from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.reports.json_schemas import schema_files
 from kneewatch.rules.library import RULES, slo_rules
 from kneewatch.rules.rule import Rule

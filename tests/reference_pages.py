@@ -16,7 +16,6 @@ from kneewatch.dashboards.prometheus.alerts import alert_group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from kneewatch.diagnose.causes import availability
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW, chance
-from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES
 from kneewatch.diagnose.causes.record import (
     CauseRecord,
     Finds,
@@ -29,6 +28,7 @@ from kneewatch.diagnose.causes.record import (
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.diagnose.fleet import outliers, routers, routing
 from kneewatch.diagnose.learned.derived_signals import DERIVED
+from kneewatch.diagnose.ranking import BY_ID, CAUSES
 from kneewatch.rules.conditions import (
     ALWAYS,
     OPPOSITE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.diagnose.causes.ranking import CAUSES
+from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.rules.library import RULES
 from tests.reference_pages import (
     BEGIN,

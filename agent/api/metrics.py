@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from kneewatch.agent.api.responses import clean
 from kneewatch.agent.api.service import UNKNOWN, Service, late, rank, shown
 from kneewatch.agent.target_state import TargetState
-from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 from kneewatch.reports.triage.view_model import RANKS
 

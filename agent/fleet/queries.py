@@ -29,7 +29,7 @@ from kneewatch.diagnose import gpu as health
 from kneewatch.diagnose.fleet.engine_state import Coverage, held_queries
 from kneewatch.diagnose.fleet.inventory import HITS, HOUR_S, USUAL_SIGNALS, WEEK_S, Labels
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
-from kneewatch.diagnose.learned.length_drift import METRICS
+from kneewatch.diagnose.lengths import METRICS
 from kneewatch.rules.facts import Spelling, Targets, duration, recorded
 from kneewatch.rules.quantities import RECENT
 from kneewatch.rules.rule import WINDOW_S

@@ -49,7 +49,7 @@ from kneewatch.agent.mcp.backends import (
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.causes.ranking import CAUSES
+from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.rules.formatting import moment as time_words
 from kneewatch.rules.formatting import span
 from kneewatch.rules.library import RULES

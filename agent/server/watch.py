@@ -16,6 +16,7 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.log_failure import Failure
 from kneewatch.diagnose.deployment.server_facts import (
     LOG,
     SERVER_GPUS,
@@ -24,7 +25,6 @@ from kneewatch.diagnose.deployment.server_facts import (
     models_reading,
 )
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
-from kneewatch.diagnose.deployment.startup_log import Failure
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.gpu_state import GpuReading
 

@@ -12,17 +12,12 @@ from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUN
 from kneewatch.diagnose.causes.evidence import Cause, Evidence, Facts, ReplacedProcess
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
-from kneewatch.diagnose.learned.derived_signals import (
-    ABORTED,
-    FILLED_MIN,
-    LONGEST_PREFILL_S,
-    PREFILL_SILENCE,
-)
-from kneewatch.diagnose.sizing.arithmetic import counted
+from kneewatch.diagnose.learned.derived_signals import ABORTED, FILLED_MIN, LONGEST_PREFILL_S
+from kneewatch.diagnose.values import PREFILL_SILENCE
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number, Scope
 from kneewatch.rules.facts import WIDE_RANGE_S, Spelling, duration, number, range_s
-from kneewatch.rules.formatting import percent, span
+from kneewatch.rules.formatting import percent, plural, span
 from kneewatch.rules.quantities import FirstOf, Signal
 from kneewatch.rules.rule import Severity
 
@@ -158,7 +153,7 @@ def _still(facts: Facts) -> str:
 
 def _stalled(facts: Facts) -> str:
     counts = [
-        f"{counted(round(count), 'request')} {state}"
+        f"{plural(round(count), 'request')} {state}"
         for signal, state in (("running", "running"), ("waiting", "queued"))
         if (count := facts.values.get(signal)) is not None
     ]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from kneewatch.diagnose.causes.common_conditions import SERVED, WINDOW_S
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
-from kneewatch.diagnose.learned.derived_signals import CALLS_MIN
 from kneewatch.rules.baseline import LOAD
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
+
+CALLS_MIN = 4.0
+"""Least number of calls in the window for computing a share of them."""
 
 ACCEPTED, GIVEN_UP = Signal("accepted_per_s"), Signal("given_up_per_s")
 GIVEN_UP_SHARE = Signal("given_up_ratio")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from kneewatch.diagnose.learned.slow_trends import WORK, SlowQuantity
+from kneewatch.diagnose.slow_quantities import WORK, SlowQuantity
 from kneewatch.rules.conditions import Condition, Number
 from kneewatch.rules.quantities import BaselineValue, Held, Signal, Target, WindowSeconds
 

@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from kneewatch.diagnose.gpu_state import GpuState
-from kneewatch.diagnose.learned.knee import CurveLearner, LearnedKnee
-from kneewatch.diagnose.learned.length_drift import Departure, Drift
-from kneewatch.diagnose.learned.live_workload import LiveWorkload
-from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison
+from kneewatch.diagnose.learned_knee import LearnedKnee
+from kneewatch.diagnose.lengths import Departure, Drift, LiveWorkload
+from kneewatch.diagnose.measured_degrees import Comparison
 from kneewatch.diagnose.values import AdapterUse
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import Moment
@@ -78,8 +77,7 @@ class Facts(Moment, frozen=True):
       limit.
     - `workload`: the requests of an hour compared with the stated workload. Like `endless`, None if
       no workload is stated.
-    - `knee`: the load that this engine can carry, learned from its own windows; these are in
-      `curve`.
+    - `knee`: the load that this engine can carry, learned from its own windows.
     - `split`: what the stated benchmarks show about its tensor-parallel degree.
     """
 
@@ -96,7 +94,6 @@ class Facts(Moment, frozen=True):
     endless: Departure | None = None
     workload: LiveWorkload | None = None
     knee: LearnedKnee | None = None
-    curve: CurveLearner | None = None
     split: Comparison | None = None
 
     def get(self, signal: str, default: float = 0.0) -> float:

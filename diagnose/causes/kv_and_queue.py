@@ -32,11 +32,10 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Finds, Form, Level, Say, term
-from kneewatch.diagnose.sizing.arithmetic import counted
 from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
 from kneewatch.rules.cascade import EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, Condition, Number
-from kneewatch.rules.formatting import duration, percent
+from kneewatch.rules.formatting import duration, percent, plural
 from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
@@ -346,7 +345,7 @@ FAST_STEPS = (
 
 def _expected_wait(facts: Facts) -> str:
     queued, wait_s = (
-        f"{counted(round(facts.get('waiting_by_capacity')), 'request')} queued",
+        f"{plural(round(facts.get('waiting_by_capacity')), 'request')} queued",
         facts.values.get("expected_wait_s"),
     )
     if wait_s is not None:
@@ -368,8 +367,8 @@ def _pinned(facts: Facts) -> str:
     batch, queued = (round(facts.get(key)) for key in ("running_max", "waiting_by_capacity"))
     fast = " and fast steps" if batch != 1 else ""
     return (
-        f"Batch pinned at {counted(batch, 'request')} with room in the KV cache{fast}: "
-        f"{counted(queued, 'request')} queued."
+        f"Batch pinned at {plural(batch, 'request')} with room in the KV cache{fast}: "
+        f"{plural(queued, 'request')} queued."
     )
 
 

@@ -11,7 +11,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Term, term
-from kneewatch.diagnose.learned.derived_signals import HIT_SPREAD
+from kneewatch.diagnose.values import HIT_SPREAD
 from kneewatch.rules.baseline import ITL, PREFIX, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from kneewatch.diagnose.causes.evidence import Cause, Evidence
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.deployment import startup_log as log
-from kneewatch.diagnose.deployment.startup_log import Failure
+from kneewatch.diagnose.deployment import log_failure as log
+from kneewatch.diagnose.deployment.log_failure import Failure
 from kneewatch.rules.conditions import Number
 from kneewatch.rules.rule import Severity
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN, QUEUED_SHARE
 from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.sizing.arithmetic import figure
-from kneewatch.diagnose.sizing.benchmark.operating_point import FAR_BELOW, Comparison, Degree, alike
-from kneewatch.rules.formatting import duration, percent
+from kneewatch.diagnose.measured_degrees import FAR_BELOW, Comparison, Degree, alike
+from kneewatch.rules.formatting import duration, figure, percent
 from kneewatch.rules.rule import Severity
 
 SWEEPS = "benchmark.by_tensor_parallel"

@@ -29,17 +29,19 @@ from kneewatch.diagnose.causes.record import (
     SidecarHolds,
     term,
 )
-from kneewatch.diagnose.learned.length_drift import (
+from kneewatch.diagnose.lengths import (
     ENDLESS,
     KEYS,
     LENGTH_POINTS,
+    RATE,
     RATE_MIN,
+    SHIFTS,
     WORDS,
     Departure,
+    LiveWorkload,
     more_than_chance,
 )
-from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS, LiveWorkload
-from kneewatch.diagnose.learned.slow_trends import HOUR_S, SPEC_ACCEPTED, STEPS
+from kneewatch.diagnose.slow_quantities import HOUR_S, SPEC_ACCEPTED, STEPS
 from kneewatch.rules.baseline import LENGTHS, LOAD
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.formatting import percent, span

@@ -31,7 +31,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import (
 from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, RANKS, Adapters, Parallel
 
 if TYPE_CHECKING:  # a size needs no live workload, nor the windows that it is measured in
-    from kneewatch.diagnose.learned.length_drift import StatedWorkload
+    from kneewatch.diagnose.lengths import StatedWorkload
 
 KV_SIZE_LABEL = "kv_cache_size_tokens"
 _UNSET_LABELS = ("", "None", "none", "null")

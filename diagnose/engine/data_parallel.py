@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.causes.ranking import ranked
 from kneewatch.diagnose.engine.diagnosis import CauseTracker, Diagnosis, health, worst_of
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.inventory import Member
 from kneewatch.diagnose.fleet.outliers import replica_imbalance
 from kneewatch.diagnose.fleet.tier import Tier
+from kneewatch.diagnose.ranking import ranked
 
 
 class DataParallelEngines:

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.causes.bottleneck import FEW_REQUESTS, has_spare_compute
 from kneewatch.diagnose.causes.evidence import Cause, Facts
-from kneewatch.diagnose.causes.ranking import BY_ID, EXPLAINS
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.causes.startup import failed
 from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.log_failure import Failure
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
-from kneewatch.diagnose.deployment.startup_log import Failure, StartupLog, title
+from kneewatch.diagnose.deployment.startup_log import StartupLog, title
+from kneewatch.diagnose.ranking import BY_ID, EXPLAINS
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import Targets

@@ -14,7 +14,6 @@ from kneewatch.collector.signals.signal import Signal
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts, ReplacedProcess
-from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, moved_families, over, ranked
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.deployment.server_state import CanaryState
@@ -30,22 +29,18 @@ from kneewatch.diagnose.engine.diagnosis import (
     symptoms,
     worst_of,
 )
-from kneewatch.diagnose.learned.derived_signals import PREFILL_SILENCE, STALL, Streaks, derive
+from kneewatch.diagnose.learned.derived_signals import Streaks, derive
 from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
 from kneewatch.diagnose.learned.kv_forecast import KvForecaster
-from kneewatch.diagnose.learned.length_drift import (
-    ANSWERS,
-    LENGTH_POINTS,
-    Departure,
-    Drift,
-    OutputLengths,
-)
-from kneewatch.diagnose.learned.live_workload import LiveWorkload, WorkloadWatch
+from kneewatch.diagnose.learned.length_drift import OutputLengths
+from kneewatch.diagnose.learned.live_workload import WorkloadWatch
 from kneewatch.diagnose.learned.slo_forecast import SloForecaster
 from kneewatch.diagnose.learned.slow_trends import SlowTrends
+from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, Departure, Drift, LiveWorkload
+from kneewatch.diagnose.measured_degrees import Comparison
+from kneewatch.diagnose.ranking import BY_ID, STREAKS, conclude, moved_families, over, ranked
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison
-from kneewatch.diagnose.values import Signals, Values
+from kneewatch.diagnose.values import PREFILL_SILENCE, STALL, Signals, Values
 from kneewatch.rules.baseline import (
     FAMILIES,
     LENGTHS,
@@ -356,7 +351,6 @@ class Judge:
             gpus_lost=gpus.lost,
             adapters=values.adapters,
             knee=learned.knee.update(t_s, signals),
-            curve=learned.knee.curve,
             split=self._catalogue.split,
             lengths=learned.output_drift(values, signals),
             endless=learned.endless_outputs(values),
@@ -431,7 +425,7 @@ class Judge:
 
             self._adviser = Adviser(self._stated)
         self._adviser.weekly_peak_requests = self._weekly_peak_requests
-        return self._adviser.advise(facts, causes)
+        return self._adviser.advise(facts, causes, self.learned.knee.curve)
 
     def _unknowns(self, values: Values) -> list[str]:
         if self._unknown[0] is not values.missing:

@@ -25,7 +25,8 @@ from kneewatch.diagnose.learned.derived_signals import (
     TYPICAL,
     momentary,
 )
-from kneewatch.diagnose.learned.length_drift import ANSWERS, FEW, LENGTH_POINTS, METRICS
+from kneewatch.diagnose.learned.length_drift import FEW
+from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, METRICS
 from kneewatch.diagnose.values import AdapterUse, Histogram, RequestCounts, Values
 from kneewatch.rules.facts import Moment
 from kneewatch.rules.quantities import (

@@ -16,10 +16,10 @@ from kneewatch.collector.signals.signal import Signal as CatalogueSignal
 from kneewatch.diagnose.causes.availability import STALLED_S, Stalled
 from kneewatch.diagnose.causes.evidence import Cause, Facts
 from kneewatch.diagnose.causes.gpu_faults import GPU_FAULT
-from kneewatch.diagnose.causes.ranking import CAUSES, conclude, ranked
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.inventory import HOUR_S, Labels, Member, Observed, Values
 from kneewatch.diagnose.learned.derived_signals import MOMENTARY
+from kneewatch.diagnose.ranking import CAUSES, conclude, ranked
 from kneewatch.rules.cascade import (
     EVIDENCE,
     FILLING_FROM_RATIO,

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.catalogue.models import known_model
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.deployment import Deployment, Stated, deployment
 from kneewatch.diagnose.deployment.server_facts import (
     GPU,
@@ -30,6 +29,7 @@ from kneewatch.diagnose.deployment.server_facts import (
 from kneewatch.diagnose.deployment.vllm_flags import image_version
 from kneewatch.diagnose.fleet.inventory import DAY_S, Observed, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
+from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand
 from kneewatch.diagnose.recommend.levers_replicas import fewer_replicas, more_replicas, used_ratio

@@ -14,20 +14,20 @@ from kneewatch.diagnose.causes.workload import departure_text, drift_text
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.fleet.inventory import HOUR_S, Past
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed
-from kneewatch.diagnose.learned.length_drift import (
+from kneewatch.diagnose.learned.length_drift import departure, drift
+from kneewatch.diagnose.lengths import (
     ANSWERS,
     PROMPTS,
+    RATE,
     RATE_MIN,
     SHIFT_MIN,
+    SHIFTS,
     WORDS,
     Departure,
     Drift,
     StatedWorkload,
-    departure,
-    drift,
     more_than_chance,
 )
-from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import Severity
 

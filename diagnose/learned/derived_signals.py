@@ -9,8 +9,10 @@ from operator import sub
 
 from msgspec import Struct
 
+from kneewatch.diagnose.causes.clients import CALLS_MIN
 from kneewatch.diagnose.learned import slow_trends
-from kneewatch.diagnose.values import Signals, Values
+from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED
+from kneewatch.diagnose.values import HIT_SPREAD, PREFILL_SILENCE, STALL, Signals, Values
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.conditions import Quantity, each_value, nodes
 from kneewatch.rules.facts import Moment, Targets
@@ -27,14 +29,9 @@ NO_TARGET = "no TTFT target (slo.ttft_p99_s)"
 ABORTED = ("finished_reason", "abort")
 """Aborted requests are no progress: a stalled engine still counts requests that clients give up."""
 
-CALLS_MIN = 4.0
-"""Least number of calls in the window for computing a share of them."""
-
 FILLED_MIN = 0.005
 """A prefill is progress if it raises KV usage above its maximum by this share of the cache."""
 
-STALL, PREFILL_SILENCE = "stalled_s", "prefill_silence_s"
-HIT_SPREAD = "prefix_hit_spread_sigmas"
 NEAR_BASELINE = 0.9
 """A hit ratio of at least this share of its baseline has not fallen."""
 
@@ -190,7 +187,7 @@ DERIVED: tuple[DerivedSignal, ...] = (
     DerivedSignal(
         "spec_accepted_usual_tokens",
         "spec_accepted_per_draft_tokens at this hour in earlier weeks",
-        UsualValue(slow_trends.SPEC_ACCEPTED.signal),
+        UsualValue(SPEC_ACCEPTED.signal),
     ),
     *(DerivedSignal(key, text) for key, text in FOLLOWED.items()),
 )

@@ -13,6 +13,7 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from kneewatch.diagnose.learned_knee import STEPS_PER_DOUBLING, LearnedKnee, Range
 from kneewatch.rules.facts import Targets
 
 MEASURED = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})
@@ -51,10 +52,6 @@ def _alike(text: str, other_text: str) -> bool:
 # by a step. With targets C_max is the last step that keeps them. Only steps that were seen count:
 # nothing is extrapolated.
 
-
-STEPS_PER_DOUBLING = 2
-HALF_A_STEP = 2 ** (0.5 / STEPS_PER_DOUBLING)
-"""Factor from the middle of a step to its edge."""
 
 POINTS_KEPT = 48
 POINTS_MIN = 3
@@ -120,43 +117,6 @@ WINDOW_SIGNALS = (
     *("preemption_per_s", "ttft_mean_s", "queue_mean_s"),
 )
 """Signals that `point_of` reads, for the curve and for the step times."""
-
-
-class Range(Struct, frozen=True):
-    """A value with the range of the middle half of its windows."""
-
-    low: float
-    expected: float
-    high: float
-
-
-class LearnedKnee(Struct, frozen=True):
-    """The concurrency that one engine can serve, learned from its own history.
-
-    `c_max` is in requests in flight: up to `low` is safe, above `high` is past the knee. If no load
-    past the knee was seen, `reached` is False and C_max is a lower bound. `basis` says how the knee
-    was found.
-    """
-
-    c_max: Range
-    usable_requests_per_s: Range
-    reached: bool
-    basis: str
-    points: int
-    steps: int
-
-    @property
-    def past_from(self) -> float | None:
-        """Requests in flight above which the engine is certainly overloaded.
-
-        None if no overload was seen.
-        """
-        return self.c_max.high * HALF_A_STEP if self.reached else None
-
-    @property
-    def before_to(self) -> float:
-        """Requests in flight up to which the engine is certainly not overloaded."""
-        return self.c_max.low * HALF_A_STEP
 
 
 class _Step(Struct, frozen=True):

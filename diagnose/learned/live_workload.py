@@ -10,11 +10,10 @@ from collections import deque
 from collections.abc import Mapping
 from operator import sub
 
-from msgspec import Struct
-
 from kneewatch.collector.window import Buckets
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.learned.length_drift import WORDS, Departure, Point, departure
+from kneewatch.diagnose.learned.length_drift import departure
+from kneewatch.diagnose.lengths import RATE, SHIFTS, WORDS, Departure, LiveWorkload, Point
 from kneewatch.diagnose.values import RequestCounts
 
 STEP_WINDOWS = 5.0
@@ -23,37 +22,6 @@ STEPS = 12
 s."""
 
 QUANTILES = (0.5, 0.95, 0.99)
-SHIFTS = {side: f"{side}_shift_ratio" for side in WORDS}
-RATE = "arrival_peak_ratio"
-
-
-class LiveWorkload(Struct, frozen=True):
-    """Requests of the last `span_s`, compared with the stated workload.
-
-    - `origin` and `grown`: those of the stated workload.
-    - `lengths`: the departures by side (`length_drift.WORDS`).
-    - `live`: P50, P95 and P99 of the requests; None beyond the histogram's last finite bound.
-    - `expected`: requests at this engine's share of the stated peak. 0 if that share is unknown or
-      too little time has passed.
-    """
-
-    origin: str
-    grown: bool
-    span_s: float
-    lengths: Mapping[str, Departure]
-    live: Mapping[str, tuple[float | None, ...]]
-    requests: float
-    expected: float
-
-    def values(self) -> dict[str, float | None]:
-        """The derived signals by key: shifts in length, and arrivals divided by the stated peak."""
-        values: dict[str, float | None] = {
-            SHIFTS[side]: abs(length_departure.shift_ratio)
-            for side, length_departure in self.lengths.items()
-        }
-        if self.expected:
-            values[RATE] = self.requests / self.expected
-        return values
 
 
 class WorkloadWatch:

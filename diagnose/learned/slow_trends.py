@@ -9,75 +9,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Literal
 
-from msgspec import Struct
-
-from kneewatch.collector.signals.expr import average
-
-LEVELS = 7
-STEPS = LEVELS - 1
-HALF_HOUR_S, HOUR_S = 1800.0, 3600.0
-
-TREND_S = STEPS * HALF_HOUR_S
-"""Seconds between the first and the last level of most trends."""
-
-WORK_TOKENS, HOST_MEMORY_USED = "work_tokens", "host_memory_used_bytes"
-
-Values = Mapping[str, float | None]
-
-
-class SlowQuantity(Struct, frozen=True):
-    """A quantity whose trend is followed: the `fold` of a signal over each span.
-
-    The keys of its derived signals begin with `name` and end with `unit`.
-    """
-
-    name: str
-    signal: str
-    unit: str
-    fold: Literal["min", "avg"]
-    span_s: float = HALF_HOUR_S
-
-    @property
-    def level(self) -> str:
-        """Key of the level of the newest span."""
-        return f"{self.name}_level_{self.unit}"
-
-    @property
-    def before(self) -> str:
-        """Key of the trend line's value at its start."""
-        return f"{self.name}_before_{self.unit}"
-
-    @property
-    def growth(self) -> str:
-        """Key of the trend line's change from start to end; negative if it falls."""
-        return f"{self.name}_growth_{self.unit}"
-
-    @property
-    def straight(self) -> str:
-        """Key of the share of the levels' variance that a straight line explains."""
-        return f"{self.name}_straight_ratio"
-
-    @property
-    def late(self) -> str:
-        """Key of the newest step between two levels, divided by the line's step."""
-        return f"{self.name}_late_ratio"
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Keys of all derived signals."""
-        return self.level, self.before, self.growth, self.straight, self.late
-
-
-HOST_MEMORY = SlowQuantity("host_memory", HOST_MEMORY_USED, "bytes", "min")
-KV_FLOOR = SlowQuantity("kv_floor", "kv_usage_ratio", "ratio", "min")
-WORK = SlowQuantity("work", WORK_TOKENS, "tokens", "avg")
-SPEC_ACCEPTED = SlowQuantity(
-    "spec_accepted", "spec_accepted_per_draft_tokens", "tokens", "avg", HOUR_S
+from kneewatch.diagnose.slow_quantities import (
+    HOST_MEMORY_USED,
+    HOUR_S,
+    LEVELS,
+    SLOW,
+    STEPS,
+    WORK,
+    WORK_TOKENS,
+    SlowQuantity,
 )
-SLOW = (HOST_MEMORY, KV_FLOOR, WORK, SPEC_ACCEPTED)
-"""The quantities whose trends over hours are followed."""
+from kneewatch.diagnose.values import Signals
 
 
 def _help(slow: SlowQuantity) -> dict[str, str]:
@@ -103,7 +46,7 @@ HELP: Mapping[str, str] = {
 """Help texts of the derived signals."""
 
 
-def work_tokens(values: Values) -> float | None:
+def work_tokens(values: Signals) -> float | None:
     """Tokens of the running requests if they have the mean lengths of the finished ones."""
     running = values.get("running_avg")
     prompt, answer = values.get("prompt_tokens_mean"), values.get("output_tokens_mean")
@@ -123,7 +66,7 @@ class SlowTrends:
         for trend in self._trends:
             trend.forget()
 
-    def update(self, now_s: float, values: Values) -> dict[str, float | None]:
+    def update(self, now_s: float, values: Signals) -> dict[str, float | None]:
         """The derived signals after a scrape with these values; None before seven spans have
         passed."""
         used_bytes = values.get(HOST_MEMORY_USED)
@@ -178,7 +121,7 @@ class _Trend:
         derived[slow.level] = levels[-1]
         if len(levels) < LEVELS:
             return derived
-        middle, half = average(levels), STEPS // 2
+        middle, half = sum(levels) / len(levels), STEPS // 2
         steps = [at - half for at in range(LEVELS)]
         squares = sum(step * step for step in steps)
         slope = sum(step * level for step, level in zip(steps, levels, strict=True)) / squares

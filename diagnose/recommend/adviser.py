@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.availability import STALL_NOTED_S
 from kneewatch.diagnose.causes.evidence import Cause, Facts
-from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.deployment import NOTHING, Deployment, Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST
+from kneewatch.diagnose.learned.knee import CurveLearner
+from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend import (
     levers_kv_cache,
     levers_limits,
@@ -283,6 +284,7 @@ def recommend(
     peaks: CausePeaks | None = None,
     *,
     weekly_peak_requests: float | None = None,
+    curve: CurveLearner | None = None,
 ) -> list[Recommendation]:
     """Recommendations against these causes (ids), in the order of the causes, best first.
 
@@ -306,6 +308,7 @@ def recommend(
             server,
             peaks.peak(cause, ahead(demand_now, facts.values) if cause == KV_AHEAD else demand_now),
             weekly_peak_requests=weekly_peak_requests,
+            curve=curve,
         )
         recommendations: list[Recommendation] = []
         for name in BY_ID[cause].levers:
@@ -358,8 +361,11 @@ class Adviser:
         self._causes, self._recommendations = (), ()
         self._incidents.keep(())
 
-    def advise(self, facts: Facts, causes: Sequence[Cause]) -> tuple[Recommendation, ...]:
-        """The recommendations for these causes now."""
+    def advise(
+        self, facts: Facts, causes: Sequence[Cause], curve: CurveLearner | None = None
+    ) -> tuple[Recommendation, ...]:
+        """The recommendations for these causes now. `curve` has the windows that this engine was
+        measured in."""
         if self._restarted and facts.config:
             self._tracker.restarted(facts.now_s, facts.config, before=self._config)
             self._restarted = False
@@ -389,6 +395,7 @@ class Adviser:
             self._server,
             self._incidents,
             weekly_peak_requests=self.weekly_peak_requests,
+            curve=curve,
         )
         running = facts.values.get("running_max") or 0.0
         allowed = self._tracker.allowed(

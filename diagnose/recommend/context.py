@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.deployment.deployment import Deployment
 from kneewatch.diagnose.deployment.vllm_flags import LARGEST, NUMBERS
+from kneewatch.diagnose.learned.knee import CurveLearner
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 from kneewatch.rules.formatting import percent, span
@@ -46,6 +47,7 @@ SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"
 class LeverContext(Struct, frozen=True):
     """One cause on one engine: the cause's id, the signals, the server and the load.
 
+    `curve` has the windows that this engine was measured in; None for an engine without history.
     `memo` caches values that several levers need. `weekly_peak_requests` is the most requests that
     ran or waited on this engine at once within the last week; None without a week of history.
     """
@@ -56,6 +58,7 @@ class LeverContext(Struct, frozen=True):
     demand: Demand
     memo: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     weekly_peak_requests: float | None = None
+    curve: CurveLearner | None = None
 
     @property
     def for_kv(self) -> bool:

@@ -23,9 +23,8 @@ from kneewatch.diagnose.recommend.prediction import (
     resized_tokens,
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.sizing.arithmetic import figure
 from kneewatch.diagnose.sizing.memory.weights import Adapters
-from kneewatch.rules.formatting import duration, percent, span
+from kneewatch.rules.formatting import duration, figure, percent, span
 
 SEATS_GROWTH = 4.0
 """Largest growth of the batch in one change; ITL must be measured before growing further."""

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.tensor_parallel import degree_text
 from kneewatch.diagnose.deployment.deployment import memory_of
+from kneewatch.diagnose.measured_degrees import Comparison, Degree
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.prediction import (
@@ -19,13 +20,11 @@ from kneewatch.diagnose.recommend.prediction import (
     resized_tokens,
 )
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
-from kneewatch.diagnose.sizing.arithmetic import figure
-from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison, Degree
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT, remapped_ratio
-from kneewatch.rules.formatting import duration, percent, span
+from kneewatch.rules.formatting import duration, figure, percent, span
 
 DRAIN_S = 300.0
 """Seconds within which a backlog should drain. Replicas that only shorten the drain are extra."""

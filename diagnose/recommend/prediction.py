@@ -338,9 +338,9 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     None if the server has not run such batches, or if the change makes its steps different.
     """
     facts, demand = context.facts, context.demand
-    if facts.curve is None or not demand.input_tokens or not demand.output_tokens:
+    if context.curve is None or not demand.input_tokens or not demand.output_tokens:
         return None
-    steps = StepTimes.of(facts.curve, facts.now_s)
+    steps = StepTimes.of(context.curve, facts.now_s)
     if steps is None or change.other_steps or change.saved_ratio is not None:
         return None
     context.memo[OWN_STEPS] = {

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.startup import ENGINE_DIED, STARTUP_FAILED
-from kneewatch.diagnose.deployment import startup_log as log
+from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.startup_log import Failure, StartupLog
+from kneewatch.diagnose.deployment.log_failure import Failure
+from kneewatch.diagnose.deployment.startup_log import StartupLog
 from kneewatch.diagnose.deployment.vllm_flags import Launch
 from kneewatch.diagnose.recommend.levers_kv_cache import UTILIZATION_MOST
 from kneewatch.diagnose.recommend.levers_replicas import MOST_TENSOR_PARALLEL

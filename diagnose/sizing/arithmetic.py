@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 from functools import lru_cache
 
 from msgspec import Struct
+
+from kneewatch.rules.formatting import figure
 
 
 class Step(Struct, frozen=True):
@@ -38,17 +39,6 @@ class Step(Struct, frozen=True):
         return f"{self.title}: {self.formula} = {self.values} = {self.result}{self.cited}"
 
 
-def figure(value: float) -> str:
-    """A number as people write it: whole numbers in full, others with four significant digits."""
-    if not math.isfinite(value):
-        return str(value)
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
-
-
 def gigabytes(amount_bytes: float) -> str:
     """Bytes as text in GB, or in MB below 1 GB."""
     gigabyte, megabyte = 1e9, 1e6
@@ -60,11 +50,6 @@ def gigabytes(amount_bytes: float) -> str:
 def seconds(value_s: float) -> str:
     """Seconds as text, in ms below 1 s."""
     return f"{figure(value_s)} s" if value_s >= 1 else f"{figure(value_s * 1e3)} ms"
-
-
-def counted(count: int, noun: str) -> str:
-    """A count with its noun: 1 GPU, 2 GPUs."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import exact, figure, seconds
+from kneewatch.diagnose.sizing.arithmetic import exact, seconds
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import V1, Setup
@@ -36,6 +36,7 @@ from kneewatch.diagnose.sizing.speed.slo_capacity import (
     capacity,
     drafting_of,
 )
+from kneewatch.rules.formatting import figure
 
 _TENSOR_PARALLELS = (1, 2, 4, 8)
 _PIPELINE_PARALLELS = (2, 4)

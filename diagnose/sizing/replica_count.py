@@ -9,8 +9,8 @@ from fractions import Fraction
 from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.arithmetic import Step, counted, exact, figure, gigabytes, seconds
-from kneewatch.rules.formatting import duration, percent
+from kneewatch.diagnose.sizing.arithmetic import Step, exact, gigabytes, seconds
+from kneewatch.rules.formatting import duration, figure, percent, plural
 
 SAFETY_DEFAULT = 1.3
 """The factor in the guide's worked example (figure 8.2).
@@ -292,7 +292,7 @@ def warm_minimum(
         formula="max(ceil(lowest RPS x burst / usable), ceil(lowest RPS / usable) + standby)",
         values=f"max(ceil({figure(lowest_requests_per_s)} x {figure(burst_ratio)} / "
         f"{figure(usable_requests_per_s)}), {base} + 1)",
-        result=counted(instances, "replica"),
+        result=plural(instances, "replica"),
         source="guide 9.2, 8.2",
     )
 

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import over_pcie, size, steps
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import figure, percent, plural
 
 
 class Reason(StrEnum):
@@ -250,7 +250,7 @@ def _cause(result: SearchResult, winner: Candidate, candidate: Candidate) -> str
     if candidate.gpus > winner.gpus:
         alike = candidate.setup.parallel.gpus == winner.setup.parallel.gpus
         added = candidate.replicas - winner.replicas if alike else candidate.gpus - winner.gpus
-        return f"needs {counted(added, 'replica' if alike else 'GPU').replace(' ', ' more ')} "
+        return f"needs {plural(added, 'replica' if alike else 'GPU').replace(' ', ' more ')} "
     price = figure(candidate.usd_per_hour / candidate.gpus)
     return f"needs {candidate.gpus} GPUs at {price} USD/h each "
 
@@ -293,8 +293,8 @@ def explain(result: SearchResult) -> tuple[str, ...]:
 
 def _headline(candidate: Candidate) -> str:
     return (
-        f"{counted(candidate.replicas, 'replica')} on {name_of(candidate.setup)}: "
-        f"{counted(candidate.gpus, 'GPU')}, {figure(candidate.usd_per_hour)} USD/h, "
+        f"{plural(candidate.replicas, 'replica')} on {name_of(candidate.setup)}: "
+        f"{plural(candidate.gpus, 'GPU')}, {figure(candidate.usd_per_hour)} USD/h, "
         f"{figure(candidate.usd_per_million_output_tokens)} USD per million output tokens"
     )
 

@@ -7,16 +7,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
-from kneewatch.diagnose.sizing.benchmark.operating_point import (
-    Degree,
-    Sweep,
-    Unit,
-    compared,
-    degrees_of,
-)
+from kneewatch.diagnose.measured_degrees import Degree, Unit
+from kneewatch.diagnose.sizing.arithmetic import Step
+from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import figure, percent
 
 HOURS_PER_YEAR = 8760
 """365 days; GPUs are paid around the clock."""

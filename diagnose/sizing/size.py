@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.layers import SlidingStates
-from kneewatch.diagnose.sizing.arithmetic import Step, figure, gigabytes, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import (
     FewestGpus,
     Memory,
@@ -44,7 +44,7 @@ from kneewatch.diagnose.sizing.speed.slo_capacity import (
     drafting_of,
     performance_steps,
 )
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import figure, percent
 
 # A stated rate gets a note if the predicted one is this many times as high, or if it is itself
 # this many times the predicted one.

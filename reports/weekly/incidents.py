@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
 from kneewatch.diagnose.causes.evidence import Evidence
-from kneewatch.diagnose.causes.ranking import BY_ID, EXPLAINS
+from kneewatch.diagnose.ranking import BY_ID, EXPLAINS
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import advised
 from kneewatch.reports.weekly.figures import Line
@@ -36,7 +36,7 @@ def title(cause: str) -> str:
 
 # --- Grouping: the intervals of one engine become incidents --------------------------------------
 #
-# Downstream effects are reported under their root cause (EXPLAINS in diagnose/causes/ranking.py):
+# Downstream effects are reported under their root cause (EXPLAINS in diagnose/ranking.py):
 # a queue that starts 30 s before the preemptions that caused it is not a separate incident.
 # Causes below warning are not incidents, except those in NOTED.
 

@@ -10,8 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.deployment.deployment import Deployment, deployment
+from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.diagnose.sizing.configuration_search import search
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU
 from kneewatch.diagnose.sizing.replica_count import size_fleet

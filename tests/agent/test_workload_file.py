@@ -12,7 +12,7 @@ from kneewatch.agent.daemon.discovery import TargetProfiles
 from kneewatch.agent.report.period_source import stated_of
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.targets import table_specs
-from kneewatch.diagnose.learned.length_drift import PROMPTS
+from kneewatch.diagnose.lengths import PROMPTS
 from tests.agent.running import Main
 from tests.diagnose.workloads import PROFILE
 from tests.recordings import CAPTURES

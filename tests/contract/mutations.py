@@ -12,8 +12,8 @@ from typing import Any, cast
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from kneewatch.diagnose.causes.ranking import EXAMINED
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Term
+from kneewatch.diagnose.ranking import EXAMINED
 from kneewatch.rules.conditions import Number
 from tests.contract import golden
 

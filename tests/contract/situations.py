@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.learned.knee import LearnedKnee, Range
-from kneewatch.diagnose.learned.length_drift import Departure, Drift, Point
+from kneewatch.diagnose.learned_knee import LearnedKnee, Range
+from kneewatch.diagnose.lengths import Departure, Drift, Point
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, SAME_WORK, SLOW, Situation

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.rules.conditions import Compare, Quantity, nodes
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.quantities import (

@@ -9,13 +9,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Cause, Facts, ReplacedProcess
-from kneewatch.diagnose.causes.ranking import conclude
 from kneewatch.diagnose.gpu_state import GpuState, XidSeen
 from kneewatch.diagnose.learned.derived_signals import against_baseline, momentary
-from kneewatch.diagnose.learned.knee import CurveLearner, LearnedKnee
-from kneewatch.diagnose.learned.length_drift import PROMPTS, Departure, Drift, Point
-from kneewatch.diagnose.learned.live_workload import SHIFTS, LiveWorkload
-from kneewatch.diagnose.sizing.benchmark.operating_point import Comparison, compared, degrees_of
+from kneewatch.diagnose.learned.knee import CurveLearner
+from kneewatch.diagnose.learned_knee import LearnedKnee
+from kneewatch.diagnose.lengths import PROMPTS, SHIFTS, Departure, Drift, LiveWorkload, Point
+from kneewatch.diagnose.measured_degrees import Comparison
+from kneewatch.diagnose.ranking import conclude
+from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.facts import NO_TARGETS, Moment, Targets
@@ -171,7 +172,6 @@ class Situation(Struct, frozen=True):
             endless=self.endless,
             lengths=self.lengths,
             knee=self.knee,
-            curve=self.curve,
             workload=self.workload,
         )
 

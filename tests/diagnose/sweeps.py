@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kneewatch.diagnose.sizing.benchmark.latency_curve import BenchmarkPoint, ordered
+from kneewatch.diagnose.measured_degrees import BenchmarkPoint
+from kneewatch.diagnose.sizing.benchmark.latency_curve import ordered
 from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
 
 LOADS = (1.0, 8.0, 32.0, 64.0, 80.0)

@@ -9,16 +9,9 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.bottleneck import unseen_host
 from kneewatch.diagnose.causes.evidence import ReplacedProcess
-from kneewatch.diagnose.causes.ranking import (
-    BY_ID,
-    CAUSES,
-    EXAMINED,
-    conclude,
-    moved_families,
-    ranked,
-)
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.learned.knee import LearnedKnee, Range
+from kneewatch.diagnose.learned_knee import LearnedKnee, Range
+from kneewatch.diagnose.ranking import BY_ID, CAUSES, EXAMINED, conclude, moved_families, ranked
 from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW, Case, Cause, strength
-from kneewatch.diagnose.causes.ranking import EXPLAINS, ROOTS, ranked
+from kneewatch.diagnose.ranking import EXPLAINS, ROOTS, ranked
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, Situation

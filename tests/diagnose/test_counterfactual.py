@@ -12,10 +12,10 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.causes.evidence import Cause, Facts
-from kneewatch.diagnose.causes.ranking import BY_ID, conclude
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine import judge
 from kneewatch.diagnose.engine.counterfactual import counterfactuals, with_gpu_signal
+from kneewatch.diagnose.ranking import BY_ID, conclude
 from tests.diagnose.situations import CALM, on_gpu
 from tests.recordings import CAPTURES, WINDOW_S
 

@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.learned.length_drift import (
-    ALIKE,
-    SHIFT_MIN,
-    TAIL_SHIFT_MIN,
-    Point,
-    departure,
-    drift,
-    more_than_chance,
-)
+from kneewatch.diagnose.learned.length_drift import departure, drift
+from kneewatch.diagnose.lengths import ALIKE, SHIFT_MIN, TAIL_SHIFT_MIN, Point, more_than_chance
 from kneewatch.diagnose.values import Histogram
 
 EDGES = (1.0, 10.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, inf)

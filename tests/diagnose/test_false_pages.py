@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.evidence import ReplacedProcess
-from kneewatch.diagnose.causes.ranking import BY_ID
+from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.rules.cascade import Cascade
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Bound, Severity

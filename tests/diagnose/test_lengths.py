@@ -10,11 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.workload import RUNAWAY_GENERATION
-from kneewatch.diagnose.learned.length_drift import (
-    ANSWERS_MIN,
-    Drift,
-    OutputLengths,
-)
+from kneewatch.diagnose.learned.length_drift import ANSWERS_MIN, OutputLengths
+from kneewatch.diagnose.lengths import Drift
 from kneewatch.diagnose.values import Histogram, Values
 from tests.diagnose.situations import CONCLUSIVE
 

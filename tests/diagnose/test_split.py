@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.causes.ranking import ranked
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import symptoms
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
+from kneewatch.diagnose.ranking import ranked
 from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import demand
 from kneewatch.diagnose.recommend.levers_replicas import lower_tensor_parallel

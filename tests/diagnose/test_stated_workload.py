@@ -13,15 +13,14 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.causes.ranking import BY_ID, ranked
 from kneewatch.diagnose.causes.workload import RUNAWAY_GENERATION
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.diagnose.learned.length_drift import ANSWERS, PROMPTS, Departure, Point
-from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS
+from kneewatch.diagnose.lengths import ANSWERS, PROMPTS, RATE, SHIFTS, Departure, Point
+from kneewatch.diagnose.ranking import BY_ID, ranked
 from kneewatch.rules.rule import Severity
 from tests.collector.name_pages import labelled
 from tests.diagnose.situations import CALM, CONCLUSIVE

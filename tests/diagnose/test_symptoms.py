@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.ranking import ranked
 from kneewatch.diagnose.engine.diagnosis import symptoms
+from kneewatch.diagnose.ranking import ranked
 from kneewatch.rules.facts import Targets
 from tests.diagnose.situations import CALM, CONCLUSIVE, Situation
 

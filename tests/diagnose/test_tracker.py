@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.ranking import over
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
+from kneewatch.diagnose.ranking import over
 from kneewatch.rules.facts import Targets
 from tests.diagnose.situations import CONCLUSIVE, NOW_S
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from math import exp, inf, log
 
-from kneewatch.diagnose.learned.length_drift import ANSWERS, METRICS, PROMPTS, Point, StatedWorkload
+from kneewatch.diagnose.lengths import ANSWERS, METRICS, PROMPTS, Point, StatedWorkload
 from kneewatch.diagnose.sizing.plan.plan_result import watched
 from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
 from tests.diagnose.streams import bodies

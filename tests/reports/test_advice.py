@@ -7,7 +7,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.causes.ranking import BY_ID
+from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.recommend.recommendation import MEASURED, Change, Recommendation
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, markdown, text

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.diagnose.causes.evidence import Evidence
-from kneewatch.diagnose.causes.ranking import EXPLAINS
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
 from kneewatch.diagnose.learned.derived_signals import DERIVED
+from kneewatch.diagnose.ranking import EXPLAINS
 from kneewatch.reports.diagnosis_json import document, rounded
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.library import RULES

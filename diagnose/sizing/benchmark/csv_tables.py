@@ -9,13 +9,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from kneewatch.diagnose.sizing.benchmark.latency_curve import (
-    Benchmark,
-    BenchmarkPoint,
-    ordered,
-    point_of,
-    refuse,
-)
+from kneewatch.diagnose.measured_degrees import BenchmarkPoint
+from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, ordered, point_of, refuse
 
 ACCEPTED = (
     "concurrency",

@@ -11,28 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
-from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, seconds
-from kneewatch.rules.formatting import percent
-
-
-class BenchmarkPoint(Struct, frozen=True):
-    """One run at one concurrency. A field is None if the report does not contain it.
-
-    `requests` is the number of completed requests, `failed` of failed ones. `origin` names the row
-    or document. `latency_mean_s` is the time from sending a request to its last token.
-    """
-
-    concurrency: float
-    requests_per_s: float
-    ttft_p99_s: float
-    itl_p99_s: float
-    ttft_p50_s: float | None = None
-    itl_p50_s: float | None = None
-    latency_mean_s: float | None = None
-    output_tokens_per_s: float | None = None
-    requests: int | None = None
-    failed: int | None = None
-    origin: str = ""
+from kneewatch.diagnose.measured_degrees import BenchmarkPoint
+from kneewatch.diagnose.sizing.arithmetic import Step, seconds
+from kneewatch.rules.formatting import figure, percent, plural
 
 
 class Benchmark(Struct, frozen=True):
@@ -418,7 +399,7 @@ def _runs(benchmark: Benchmark) -> Iterator[RedFlag]:
             "few_requests",
             f"{len(few)} of {len(benchmark.points)} runs have fewer than {MIN_REQUESTS} requests "
             f"(the smallest {min(few)}): P99 rests on the "
-            f"slowest {counted(max(1, min(few) // 100), 'request')}",
+            f"slowest {plural(max(1, min(few) // 100), 'request')}",
         )
     failed = [f"{point.concurrency:g}" for point in benchmark.points if point.failed]
     if failed:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive
-from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
+from kneewatch.diagnose.measured_degrees import (
+    FAR_BELOW,
+    BenchmarkPoint,
+    Comparison,
+    Degree,
+    Unit,
+    alike,
+)
+from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     Benchmark,
-    BenchmarkPoint,
     Knee,
     RedFlag,
     knee,
@@ -21,6 +27,7 @@ from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     worst_per_concurrency,
 )
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.formatting import figure
 
 BRACKET_RATIO = 1.25
 """If the next measured point is at most this far above C_max, no point between them is needed."""
@@ -197,15 +204,6 @@ def _place_flags(points: Sequence[BenchmarkPoint], bend: Knee) -> Iterator[RedFl
 # Source: guide 5.1, 8.2, 8.5 (S5).
 
 
-FAR_BELOW = 0.75
-"""Throughput per GPU, divided by that of the smaller degree: below this, too much is lost.
-
-The all-reduce explains only a loss of 20 to 30% of a step on PCIe (guide 5.1).
-"""
-
-ALIKE = 1.5
-"""Sweeps are comparable up to this ratio of their tokens per request."""
-
 LEVEL_FROM = 0.95
 """Throughput has levelled off if the second-last point has at least this share of the last
 one's."""
@@ -216,8 +214,6 @@ AS_LOADED_FROM = 0.9
 It is below 1, because the concurrency that a tool measures is a mean.
 """
 
-Unit = Literal["tokens", "requests"]
-
 
 class Sweep(Struct, frozen=True):
     """The benchmark of one engine at a tensor-parallel degree. `origin` names its files."""
@@ -225,63 +221,6 @@ class Sweep(Struct, frozen=True):
     tensor_parallel: int
     benchmark: Benchmark
     origin: str = ""
-
-
-class Degree(Struct, frozen=True):
-    """The measured throughput of one engine at a tensor-parallel degree.
-
-    - `per_s`: tokens/s or requests/s, the same unit for all compared degrees. With latency targets,
-      at the highest load that meets them; without, the highest measured.
-    - `most_per_s`: throughput at the next load, which missed a target. The limit is between the
-      two.
-    - `reached`: throughput had stopped growing with the load.
-    - `point`: None if no measured load met the targets; `missed` then names the target.
-    """
-
-    tensor_parallel: int
-    point: BenchmarkPoint | None
-    per_s: float
-    most_per_s: float
-    reached: bool
-    missed: str = ""
-
-    @property
-    def per_s_per_gpu(self) -> float:
-        """Throughput per GPU, in the unit of `per_s`."""
-        return self.per_s / self.tensor_parallel
-
-    @property
-    def in_flight_per_gpu(self) -> float:
-        """Requests in flight per GPU."""
-        return 0.0 if self.point is None else self.point.concurrency / self.tensor_parallel
-
-    @property
-    def tokens_per_request(self) -> float | None:
-        """Generated tokens per request; None if the report does not contain them."""
-        if self.point is None or not self.point.output_tokens_per_s:
-            return None
-        return self.point.output_tokens_per_s / self.point.requests_per_s
-
-
-class Comparison(Struct, frozen=True):
-    """A tensor-parallel degree, `wide`, compared with the best smaller one, `narrow`.
-
-    `share_ratio` is throughput per GPU of `wide` divided by that of `narrow`. It may be as high as
-    `most_ratio` if the sweep has a gap at its limit. Both are None if the degrees cannot be
-    compared; `why` then has the reason.
-    """
-
-    unit: Unit
-    wide: Degree | None = None
-    narrow: Degree | None = None
-    share_ratio: float | None = None
-    most_ratio: float | None = None
-    why: str = ""
-
-    @property
-    def far_below(self) -> bool:
-        """Whether the wider split certainly loses more than the guide expects on PCIe."""
-        return self.most_ratio is not None and self.most_ratio < FAR_BELOW
 
 
 def degrees_of(sweeps: Sequence[Sweep], targets: Targets) -> tuple[Unit, tuple[Degree, ...]]:
@@ -376,12 +315,3 @@ def _doubt(wide: Degree, narrow: Degree) -> str:
             f"GPU, {of_narrow} up to {narrow.in_flight_per_gpu:.3g}: extend the sweep of {of_wide}"
         )
     return ""
-
-
-def alike(tokens: float | None, other_tokens: float | None) -> bool:
-    """Whether two request lengths are about the same; true if either is unknown."""
-    return (
-        tokens is None
-        or other_tokens is None
-        or max(tokens, other_tokens) <= ALIKE * min(tokens, other_tokens)
-    )

@@ -16,7 +16,7 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingStates,
 )
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step
 from kneewatch.diagnose.sizing.memory.budget import Memory, kv_layout_of
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     Group,
@@ -29,6 +29,7 @@ from kneewatch.diagnose.sizing.memory.kv_cache import (
 )
 from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat
 from kneewatch.diagnose.sizing.memory.weights import Weights
+from kneewatch.rules.formatting import figure
 
 _MEBI = 1 << 20
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, gigabytes, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.launch_setup import (
     Setup,
     check_tensor_parallel,
@@ -40,6 +40,7 @@ from kneewatch.diagnose.sizing.speed.speculation import (
     break_even_acceptance_ratio,
     speculative_speedup,
 )
+from kneewatch.rules.formatting import figure, plural
 
 PCIE_TENSOR_PARALLEL = 2
 """Largest TP degree to plan without NVLink (guide 9.1 step 2)."""
@@ -113,7 +114,7 @@ def choose_split(pool: Pool, floor: Floor, *, quantization: str, kv_cache_dtype:
     if not fitting:
         raise SizingError(
             f"{pool.model.id} does not fit on {pool.gpu.id} with "
-            f"{counted(planned_concurrency(pool), 'request')} of {pool.tail_tokens:,} tokens: "
+            f"{plural(planned_concurrency(pool), 'request')} of {pool.tail_tokens:,} tokens: "
             f"{'; '.join(refused)}",
             name="tensor_parallel" if pool.deployment.tensor_parallel else "gpus",
         )
@@ -127,9 +128,9 @@ def _misfit(pool: Pool, floor: Floor, setup: Setup) -> str:
     floor."""
     gpus, concurrency = setup.parallel.gpus, planned_concurrency(pool)
     if gpus < floor.gpus and pool.deployment.tensor_parallel is None:
-        return f"below the memory floor of {counted(floor.gpus, 'GPU')}"
+        return f"below the memory floor of {plural(floor.gpus, 'GPU')}"
     if not fits(pool, setup, concurrency=concurrency):
-        return f"the KV cache would not hold {counted(concurrency, 'request')} of P95 length"
+        return f"the KV cache would not hold {plural(concurrency, 'request')} of P95 length"
     return ""
 
 
@@ -178,7 +179,7 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
     step = PlanStep(
         number=6,
         title="Select the parallelism",
-        decision=f"{_name(parallel)}: {counted(parallel.gpus, 'GPU')} per replica, over {link}",
+        decision=f"{_name(parallel)}: {plural(parallel.gpus, 'GPU')} per replica, over {link}",
         output={
             "tensor_parallel": parallel.tensor,
             "pipeline_parallel": stages,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, gigabytes, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import (
     ACTIVATION_RATIO,
     FRAMEWORK_HIGH_RATIO,
@@ -36,6 +36,7 @@ from kneewatch.diagnose.sizing.plan.plan_result import (
     longest_request_tokens,
 )
 from kneewatch.diagnose.sizing.plan.replica_curve import Serving, at, serving
+from kneewatch.rules.formatting import figure, plural
 
 _ROUNDING = 1e-9  # a need that fits exactly must not cost one more GPU
 
@@ -61,7 +62,7 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
     Activations keep the checkpoint's own precision.
 
     Raises:
-        SizingError: the parameters cannot be counted, or the dtype is unknown.
+        SizingError: the parameters cannot be plural, or the dtype is unknown.
 
     Source: guide 2.1 to 2.6.
     """
@@ -162,7 +163,7 @@ def floor_step(pool: Pool, floor: Floor) -> PlanStep:
     step = PlanStep(
         number=4,
         title="Calculate the memory floor",
-        decision=f"at least {counted(floor.gpus, 'GPU')} ({pool.gpu.id}) before optimization",
+        decision=f"at least {plural(floor.gpus, 'GPU')} ({pool.gpu.id}) before optimization",
         to_measure=["weights and KV cache memory in the first start-up log"],
         tier=pool.name,
     )

@@ -17,11 +17,11 @@ from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.learned.length_drift import ANSWERS, KEYS, PROMPTS, StatedWorkload
-from kneewatch.diagnose.learned.length_drift import Part as DriftPart
-from kneewatch.diagnose.learned.length_drift import Point as DriftPoint
-from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure, gigabytes, seconds
-from kneewatch.diagnose.sizing.benchmark.latency_curve import BenchmarkPoint
+from kneewatch.diagnose.lengths import ANSWERS, KEYS, PROMPTS, StatedWorkload
+from kneewatch.diagnose.lengths import Part as DriftPart
+from kneewatch.diagnose.lengths import Point as DriftPoint
+from kneewatch.diagnose.measured_degrees import BenchmarkPoint
+from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.plan.workload_profile import (
@@ -31,7 +31,7 @@ from kneewatch.diagnose.sizing.plan.workload_profile import (
     WorkloadProfile,
 )
 from kneewatch.diagnose.sizing.replica_count import input_limit
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import figure, percent, plural
 
 Value = float | int | str | bool | None
 
@@ -242,7 +242,7 @@ def plan_lines(plan: Plan) -> tuple[str, ...]:
     cards = dict.fromkeys(str(gpu) for name, gpu in chosen if name.rpartition(".")[2] == "gpu")
     lines += _folded(f"GPU: {' and '.join(cards)}. Cost: {cost}.", "  ", "  ")
     open_ends = sum(len(step.to_measure) for step in plan.steps)
-    lines.append(f"  To measure before you rely on it: {counted(open_ends, 'figure')}, see below.")
+    lines.append(f"  To measure before you rely on it: {plural(open_ends, 'figure')}, see below.")
     for step in plan.steps:
         lines += ["", *_step_lines(step)]
     return tuple(lines)

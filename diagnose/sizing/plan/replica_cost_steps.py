@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.sizing.arithmetic import Step, counted, figure
+from kneewatch.diagnose.sizing.arithmetic import Step
 from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Sized, Value
 from kneewatch.diagnose.sizing.plan.workload_profile import (
     SAFETY_BY_PREDICTABILITY,
@@ -30,7 +30,7 @@ from kneewatch.diagnose.sizing.serving_cost import (
     utilization_trap,
     yearly_cost,
 )
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import figure, percent, plural
 
 
 def safety_factor(profile: WorkloadProfile) -> float:
@@ -66,7 +66,7 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
         notes=_notes(profile, sized),
     )
     if complete:
-        step.decision = f"{counted(instances, 'replica')}, {counted(gpus, 'GPU')}"
+        step.decision = f"{plural(instances, 'replica')}, {plural(gpus, 'GPU')}"
         step.output |= {"instances": instances, "gpus": gpus}
     for tier, fleet in zip(sized, fleets, strict=True):
         prefix = f"{tier.pool.name}." if several else ""

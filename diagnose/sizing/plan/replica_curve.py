@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
-from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, BenchmarkPoint, littles_gap
+from kneewatch.diagnose.measured_degrees import BenchmarkPoint
+from kneewatch.diagnose.sizing.arithmetic import Step, seconds
+from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, littles_gap
 from kneewatch.diagnose.sizing.benchmark.operating_point import operating_point
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
@@ -27,6 +28,7 @@ from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performa
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import step_arithmetic
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.formatting import figure
 
 BUDGETS_TOKENS = (4096, 2048, 1024, 512, 256)
 """Token budgets to try besides vLLM's own (guide 6.4: 256 in its example, 512 or 1,024 in use)."""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import GPU_SHORTFALL_LIMIT, TTFT_EXCESS_LIMIT
 from kneewatch.diagnose.sizing.plan.launch_steps import batching_step, choose_split, parallel_step
 from kneewatch.diagnose.sizing.plan.memory_steps import (
@@ -57,7 +57,7 @@ from kneewatch.diagnose.sizing.plan.workload_steps import (
 )
 from kneewatch.diagnose.sizing.replica_count import circuit_breaker, input_limit
 from kneewatch.diagnose.sizing.serving_cost import HOURS_PER_YEAR
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import figure, percent
 
 _SOURCE = "guide 9.1 step 13"
 

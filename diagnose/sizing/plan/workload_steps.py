@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
-from kneewatch.diagnose.sizing.arithmetic import Step, figure, gigabytes
+from kneewatch.diagnose.sizing.arithmetic import Step, gigabytes
 from kneewatch.diagnose.sizing.plan.plan_result import (
     PlanStep,
     Pool,
@@ -24,7 +24,7 @@ from kneewatch.diagnose.sizing.plan.workload_profile import (
     Lengths,
     WorkloadProfile,
 )
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import figure, percent
 
 WORTH_FROM_GPUS = 8
 """Routing is worth its complexity if the large model alone needs more GPUs than this (guide

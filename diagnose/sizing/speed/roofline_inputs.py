@@ -19,11 +19,12 @@ from kneewatch.diagnose.catalogue.layers import (
 )
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
-from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.arithmetic import Step
 from kneewatch.diagnose.sizing.memory.kv_cache import index_bytes
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import attention_parameters
+from kneewatch.rules.formatting import figure
 
 
 class Efficiency(Struct, frozen=True, kw_only=True):

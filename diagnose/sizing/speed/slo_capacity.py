@@ -6,7 +6,7 @@ from math import floor, inf, isfinite
 
 from msgspec import Struct
 
-from kneewatch.diagnose.sizing.arithmetic import Step, figure, seconds
+from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
@@ -29,6 +29,7 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     costs,
 )
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.formatting import figure
 
 
 def drafting_of(question: Question, setup: Setup, target: Costs) -> Drafting | None:

@@ -36,11 +36,11 @@ from kneewatch.diagnose.engine.judge import Catalogue
 from kneewatch.diagnose.learned.knee import (
     LOAD_SIGNALS,
     WINDOW_SIGNALS,
-    LearnedKnee,
     LiveKnee,
     StepTimes,
     same_launch,
 )
+from kneewatch.diagnose.learned_knee import LearnedKnee
 from kneewatch.rules.facts import Targets
 from tests.agent.daemon.factories import Kept, target
 from tests.agent.daemon.running import Daemon

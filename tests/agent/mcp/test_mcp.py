@@ -16,7 +16,7 @@ from kneewatch.agent.mcp.backends import DaemonClient, HistoryRow, history_docum
 from kneewatch.agent.mcp.server import TEXT_MAX, daemon_tools, instructions, server_of
 from kneewatch.agent.store.reader import Reader
 from kneewatch.collector.errors import CollectError
-from kneewatch.diagnose.causes.ranking import CAUSES
+from kneewatch.diagnose.ranking import CAUSES
 from tests.agent.api.memory_history import Remembered
 from tests.agent.api.serving import SICK_NAME, SICK_STATE, WELL_STATE, served, service_of
 from tests.reports.diagnoses import NOW_S, SICK

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.deployment import startup_log as log
-from kneewatch.diagnose.deployment.startup_log import LONGEST_LINE, StartupLog
+from kneewatch.diagnose.deployment import log_failure as log
+from kneewatch.diagnose.deployment.startup_log import LONGEST_LINE, SHOWN_CHARACTERS, StartupLog
 from tests.diagnose.deployment import logs
 
 
@@ -428,7 +428,7 @@ def test_control_characters_and_length_of_a_kept_line() -> None:
     failure = read(start(ERROR + "RuntimeError: NCCL error \x07\x00" + "x" * 5000)).failure
     assert failure is not None
     assert failure.line.isprintable()
-    assert len(failure.line) == log.SHOWN_CHARACTERS
+    assert len(failure.line) == SHOWN_CHARACTERS
 
 
 def test_a_line_without_an_end_is_cut_and_the_next_one_read() -> None:
@@ -480,7 +480,7 @@ def test_no_bytes_make_it_fail(pieces: list[bytes]) -> None:
     reader.close()
     assert len(reader.facts) < 40
     assert all(log_fact.line.isprintable() for log_fact in reader.facts.values())
-    assert all(len(log_fact.line) <= log.SHOWN_CHARACTERS for log_fact in reader.facts.values())
+    assert all(len(log_fact.line) <= SHOWN_CHARACTERS for log_fact in reader.facts.values())
     assert reader.failure is None or reader.failure.line.isprintable()
     assert reader.version is None or len(reader.version) == 3
     assert isinstance(reader.not_logged, list)

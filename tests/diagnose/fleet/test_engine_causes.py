@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, FleetDiagnosis
 from kneewatch.diagnose.fleet.engine_state import LEFT_OUT
+from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import text
 from kneewatch.rules.rule import Severity

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated, deployment
+from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.diagnose.recommend.adviser import recommend
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.rule import Severity
@@ -78,7 +78,7 @@ def advised(
     """What is recommended, by id, in its order."""
     config = {**page, **labels}
     facts = replace(situation, config=config).facts()
-    recommendations = recommend(facts, causes, deployment(config, stated))
+    recommendations = recommend(facts, causes, deployment(config, stated), curve=situation.curve)
     assert len({advice.id for advice in recommendations}) == len(recommendations)
     return {advice.id: advice for advice in recommendations}
 

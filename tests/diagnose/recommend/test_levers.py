@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
-from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.diagnose.recommend.adviser import LEVERS
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, advised, changes

@@ -8,14 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, BenchmarkPoint
-from kneewatch.diagnose.sizing.benchmark.operating_point import (
-    FAR_BELOW,
-    Comparison,
-    Sweep,
-    compared,
-    degrees_of,
-)
+from kneewatch.diagnose.measured_degrees import FAR_BELOW, BenchmarkPoint, Comparison
+from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
+from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
 from kneewatch.diagnose.sizing.serving_cost import scaling
 from kneewatch.rules.facts import NO_TARGETS, Targets
 from tests.diagnose.sweeps import LOADS, sweep

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.arithmetic import exact, figure
+from kneewatch.diagnose.sizing.arithmetic import exact
 from kneewatch.diagnose.sizing.replica_count import (
     STORAGE_PATHS,
     circuit_breaker,
@@ -20,6 +20,7 @@ from kneewatch.diagnose.sizing.replica_count import (
     size_fleet,
     warm_minimum,
 )
+from kneewatch.rules.formatting import figure
 
 GB = 1e9
 

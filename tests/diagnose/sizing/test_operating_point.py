@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.measured_degrees import BenchmarkPoint
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     Benchmark,
-    BenchmarkPoint,
     knee,
     littles_gap,
     ordered,

@@ -1,0 +1,104 @@
+"""Tensor-parallel degrees as benchmark sweeps measured them, as records. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+FAR_BELOW = 0.75
+"""Throughput per GPU, divided by that of the smaller degree: below this, too much is lost.
+
+The all-reduce explains only a loss of 20 to 30% of a step on PCIe (guide 5.1).
+"""
+
+ALIKE = 1.5
+"""Sweeps are comparable up to this ratio of their tokens per request."""
+
+Unit = Literal["tokens", "requests"]
+
+
+class BenchmarkPoint(Struct, frozen=True):
+    """One run at one concurrency. A field is None if the report does not contain it.
+
+    `requests` is the number of completed requests, `failed` of failed ones. `origin` names the row
+    or document. `latency_mean_s` is the time from sending a request to its last token.
+    """
+
+    concurrency: float
+    requests_per_s: float
+    ttft_p99_s: float
+    itl_p99_s: float
+    ttft_p50_s: float | None = None
+    itl_p50_s: float | None = None
+    latency_mean_s: float | None = None
+    output_tokens_per_s: float | None = None
+    requests: int | None = None
+    failed: int | None = None
+    origin: str = ""
+
+
+class Degree(Struct, frozen=True):
+    """The measured throughput of one engine at a tensor-parallel degree.
+
+    - `per_s`: tokens/s or requests/s, the same unit for all compared degrees. With latency targets,
+      at the highest load that meets them; without, the highest measured.
+    - `most_per_s`: throughput at the next load, which missed a target. The limit is between the
+      two.
+    - `reached`: throughput had stopped growing with the load.
+    - `point`: None if no measured load met the targets; `missed` then names the target.
+    """
+
+    tensor_parallel: int
+    point: BenchmarkPoint | None
+    per_s: float
+    most_per_s: float
+    reached: bool
+    missed: str = ""
+
+    @property
+    def per_s_per_gpu(self) -> float:
+        """Throughput per GPU, in the unit of `per_s`."""
+        return self.per_s / self.tensor_parallel
+
+    @property
+    def in_flight_per_gpu(self) -> float:
+        """Requests in flight per GPU."""
+        return 0.0 if self.point is None else self.point.concurrency / self.tensor_parallel
+
+    @property
+    def tokens_per_request(self) -> float | None:
+        """Generated tokens per request; None if the report does not contain them."""
+        if self.point is None or not self.point.output_tokens_per_s:
+            return None
+        return self.point.output_tokens_per_s / self.point.requests_per_s
+
+
+class Comparison(Struct, frozen=True):
+    """A tensor-parallel degree, `wide`, compared with the best smaller one, `narrow`.
+
+    `share_ratio` is throughput per GPU of `wide` divided by that of `narrow`. It may be as high as
+    `most_ratio` if the sweep has a gap at its limit. Both are None if the degrees cannot be
+    compared; `why` then has the reason.
+    """
+
+    unit: Unit
+    wide: Degree | None = None
+    narrow: Degree | None = None
+    share_ratio: float | None = None
+    most_ratio: float | None = None
+    why: str = ""
+
+    @property
+    def far_below(self) -> bool:
+        """Whether the wider split certainly loses more than the guide expects on PCIe."""
+        return self.most_ratio is not None and self.most_ratio < FAR_BELOW
+
+
+def alike(tokens: float | None, other_tokens: float | None) -> bool:
+    """Whether two request lengths are about the same; true if either is unknown."""
+    return (
+        tokens is None
+        or other_tokens is None
+        or max(tokens, other_tokens) <= ALIKE * min(tokens, other_tokens)
+    )
